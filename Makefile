@@ -1,0 +1,42 @@
+# Every target sets up what it needs on a fresh Debian machine: see scripts/setup.sh.
+#   make demo        show the log and Spark at work, checked       DEMO_SECONDS=30 make demo
+#   make test        linters, types and tests, in their short forms
+#   make test-all    the same with every test at full length
+#   make bench       the benchmarks, one JSON line a result        make bench ONLY=log
+#   make lint        linters and types only
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+VENV := .venv
+PYTHON_IN_VENV := $(VENV)/bin/python
+STAMP := $(VENV)/.headrace-ready
+DEMO_SECONDS ?= 15
+PYTEST_ARGS ?=
+
+.PHONY: demo test test-all bench lint setup clean
+.DEFAULT_GOAL := test
+
+$(STAMP): pyproject.toml scripts/setup.sh
+	@scripts/setup.sh $(VENV)
+	@touch $@
+
+setup: $(STAMP)
+
+demo: $(STAMP)
+	@$(PYTHON_IN_VENV) -m headrace.cli demo --seconds $(DEMO_SECONDS)
+
+lint: $(STAMP)
+	@$(PYTHON_IN_VENV) -m ruff check src tests benchmarks examples
+	@$(PYTHON_IN_VENV) -m mypy --strict
+
+test: lint
+	@$(PYTHON_IN_VENV) -m pytest -m "not slow" --durations=15 $(PYTEST_ARGS)
+
+test-all: lint
+	@$(PYTHON_IN_VENV) -m pytest --durations=15 $(PYTEST_ARGS)
+
+bench: $(STAMP)
+	@$(PYTHON_IN_VENV) -m benchmarks $(ONLY)
+
+clean:
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Brings a fresh Debian machine to where `make demo` and `make test` work: Python and a virtual environment, the
+# package with its dependencies, Java for Spark, and Maven, which fetches the tests' Kafka broker.
+# Usage: scripts/setup.sh VENV_DIRECTORY        (called by the Makefile; safe to run again)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=${1:-.venv}
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+die() { say "$1"; say "To fix: $2"; exit 1; }
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# How this user may install packages: directly as root, by sudo without a password, or not at all.
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+can_install() { have apt-get && { [ "$(id -u)" = 0 ] || { have sudo && sudo -n true 2>/dev/null; }; }; }
+
+updated=
+apt_install() {
+    can_install || return 1
+    say "installing $*"
+    if [ -z "$updated" ]; then as_root apt-get update -qq >&2 || return 1; updated=yes; fi
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+}
+
+is_recent_python() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+find_python() {
+    local name
+    for name in "${PYTHON:-python3}" python3 python3.13 python3.12 python3.11; do
+        if have "$name" && is_recent_python "$name"; then command -v "$name"; return 0; fi
+    done
+    return 1
+}
+
+ensure_python() {
+    find_python >/dev/null || apt_install python3 python3-venv || true
+    python=$(find_python) || die "no Python 3.11 or newer was found" "apt-get install python3 python3-venv, or set PYTHON=/path/to/python3"
+}
+
+ensure_venv() {
+    if [ -x "$venv/bin/python" ] && is_recent_python "$venv/bin/python" && "$venv/bin/python" -m pip --version >/dev/null 2>&1; then return; fi
+    if ! "$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+        apt_install python3-venv || die "this Python cannot make virtual environments" "apt-get install python3-venv"
+    fi
+    say "making a virtual environment in $venv with $python"
+    "$python" -m venv --clear "$venv"
+}
+
+install_package() {
+    say "installing headrace and its dependencies"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[dev,kafka]' >&2
+}
+
+java_version() { java -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1; }
+has_java() { have java && [ "$(java_version)" -ge 17 ] 2>/dev/null; }
+
+# The demo and the Spark tests need Java; the log does not. So a machine without it is told, and goes on.
+ensure_java() {
+    if has_java; then return; fi
+    apt_install openjdk-17-jre-headless || say "Java 17 or newer is missing: whatever needs Spark will say so. To fix: apt-get install openjdk-17-jre-headless"
+}
+
+ensure_maven() {
+    if have mvn; then return; fi
+    apt_install maven || say "Maven is missing: tests against a real Kafka broker are skipped. To fix: apt-get install maven"
+}
+
+ensure_python
+ensure_venv
+install_package
+ensure_java
+ensure_maven
+say "ready"

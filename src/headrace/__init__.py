@@ -1,0 +1,78 @@
+"""The public names of Headrace, and nothing else. Importing it starts no JVM and loads no optional package.
+
+A name is loaded when it is first used (PEP 562), so that a script which only appends to a log never pays for Spark.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from headrace import errors
+from headrace._version import __version__
+
+if TYPE_CHECKING:
+    from headrace.log import open_log
+    from headrace.log.api import (
+        Batches,
+        Consumer,
+        GroupInfo,
+        Log,
+        Message,
+        PartitionLag,
+        Position,
+        Positions,
+        Producer,
+        Queue,
+        TopicInfo,
+        Transaction,
+    )
+    from headrace.spark_session import spark
+
+_HOMES = {"open_log": "headrace.log", "spark": "headrace.spark_session"}
+_API = (
+    "Batches",
+    "Consumer",
+    "GroupInfo",
+    "Log",
+    "Message",
+    "PartitionLag",
+    "Position",
+    "Positions",
+    "Producer",
+    "Queue",
+    "TopicInfo",
+    "Transaction",
+)
+_HOMES |= dict.fromkeys(_API, "headrace.log.api")
+
+__all__ = [
+    "Batches",
+    "Consumer",
+    "GroupInfo",
+    "Log",
+    "Message",
+    "PartitionLag",
+    "Position",
+    "Positions",
+    "Producer",
+    "Queue",
+    "TopicInfo",
+    "Transaction",
+    "__version__",
+    "errors",
+    "open_log",
+    "spark",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}: {errors.nearest(name, __all__)}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
