@@ -1,0 +1,62 @@
+"""The command `headrace`: one file a command group, all of them against the log's interface (`headrace.log.api`).
+
+Exit codes, for scripts: 0 done, 1 an error (what happened and what to do is on standard error), 2 wrong usage, 3 a lag threshold was passed,
+4 `log verify` found damage, 130 ended by Ctrl-C. A reader that closes our output early, such as `head`, ends a command quietly with 0.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headrace._version import __version__
+from headrace.cli import consume, dead, demo, group, lag, log, produce, queue, topic
+from headrace.cli.output import emit, say
+from headrace.cli.quiet import QuietGroup
+from headrace.cli.settings import JsonOption, Settings
+
+app = typer.Typer(
+    name="headrace",
+    cls=QuietGroup,
+    help="A durable log for Python: topics, groups and queues in a directory, or on Kafka.\n\n"
+    "Say which log with --log or HEADRACE_LOG: file:PATH is a directory, kafka://HOST:PORT a broker.\n\n"
+    "Exit codes: 0 done, 1 error, 2 wrong usage, 3 a lag threshold was passed, 4 damage was found.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(topic.app, name="topic")
+app.command("produce")(produce.produce)
+app.command("consume")(consume.consume)
+app.add_typer(group.app, name="group")
+app.command("lag")(lag.lag)
+app.add_typer(queue.app, name="queue")
+app.add_typer(dead.app, name="dead")
+app.add_typer(log.app, name="log")
+app.command("demo")(demo.demo)
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    log: Annotated[str | None, typer.Option("--log", metavar="ADDRESS", help="The log: file:PATH or kafka://HOST:PORT.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    context.obj = Settings(log=log, debug=debug)
+
+
+@app.command()
+def version(json: JsonOption = False) -> None:
+    """Show the version.
+
+    Example: headrace version
+    """
+    if json:
+        emit({"headrace": __version__})
+    else:
+        say(f"headrace {__version__}")
+
+
+def main() -> None:
+    """The entry point of the installed command."""
+    app()

@@ -1,0 +1,108 @@
+"""`headrace lag`: how far groups are behind, in rows and seconds; once, or watched; with thresholds that set the exit code."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from headrace.cli.output import console, emit, iso, say, seconds_text, table
+from headrace.cli.settings import EXIT_ALERT, JsonOption, LogOption, opened
+from headrace.log.api import Log, PartitionLag
+
+Place = tuple[str, str, int]
+
+
+@dataclass
+class Alerts:
+    """Which partitions are behind by more than a threshold allows: tells when that begins and when it ends."""
+
+    rows: int | None
+    seconds: float | None
+    active: dict[Place, PartitionLag] = field(default_factory=dict)
+    ever: bool = False
+
+    def passed(self, lag: PartitionLag) -> bool:
+        too_many = self.rows is not None and lag.rows > self.rows
+        too_old = self.seconds is not None and lag.rows > 0 and lag.seconds > self.seconds
+        return too_many or too_old
+
+    def update(self, lags: list[PartitionLag]) -> tuple[list[PartitionLag], list[PartitionLag]]:
+        """Take in what is known now; returns the alerts that start and those that end. A partition that is gone has ended."""
+        now = {(lag.group, lag.topic, lag.partition): lag for lag in lags}
+        passed = {place: lag for place, lag in now.items() if self.passed(lag)}
+        started = [lag for place, lag in passed.items() if place not in self.active]
+        ended = [now.get(place, lag) for place, lag in self.active.items() if place not in passed]
+        self.active = passed
+        self.ever = self.ever or bool(passed)
+        return started, ended
+
+
+def lag(
+    context: typer.Context,
+    group: Annotated[str | None, typer.Argument(help="Only this group.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option(min=0.05, metavar="SECONDS", help="How often --watch looks.")] = 2.0,
+    stop_after: Annotated[float | None, typer.Option("--for", min=0, metavar="SECONDS", help="End --watch after this long.")] = None,
+    alert_rows: Annotated[int | None, typer.Option(min=0, metavar="N", help="Alert when a partition is more than N rows behind.")] = None,
+    alert_seconds: Annotated[float | None, typer.Option(min=0, metavar="S", help="Alert when the next row has waited longer than S seconds.")] = None,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show how far groups are behind. Exits with 3 when a threshold is passed (with --watch: was passed).
+
+    With --watch, alerts are printed when they start and when they end.
+
+    Example: headrace lag billing --alert-rows 10000 --alert-seconds 60 --log file:data
+    """
+    alerts = Alerts(alert_rows, alert_seconds)
+    with opened(context, log) as opened_log:
+        if watch:
+            _watch(opened_log, group, alerts, every, stop_after, json=json)
+        else:
+            lags = opened_log.lag(group)
+            alerts.update(lags)
+            _show(lags, alerts, json=json)
+    if alerts.ever:
+        raise typer.Exit(EXIT_ALERT)
+
+
+def _watch(log: Log, group: str | None, alerts: Alerts, every: float, stop_after: float | None, *, json: bool) -> None:
+    deadline = None if stop_after is None else time.monotonic() + stop_after
+    on_screen = not json and console().is_terminal
+    while True:
+        lags = log.lag(group)
+        started, ended = alerts.update(lags)
+        if json or on_screen:
+            if on_screen:
+                console().clear()
+            _show(lags, alerts, json=json)
+        for event, changed in (("alert_start", started), ("alert_end", ended)):
+            for each in changed:
+                _tell(event, each, json=json)
+        if deadline is not None and time.monotonic() + every > deadline:
+            return
+        time.sleep(every)
+
+
+def _show(lags: list[PartitionLag], alerts: Alerts, *, json: bool) -> None:
+    if json:
+        for each in lags:
+            emit({"event": "lag", **asdict(each), "alert": alerts.passed(each), "at": iso(datetime.now(UTC))})
+        return
+    rows = [
+        (each.group, each.topic, each.partition, each.committed, each.end, each.rows, seconds_text(each.seconds), "ALERT" if alerts.passed(each) else "")
+        for each in lags
+    ]
+    table(["group", "topic", "partition", "committed", "end", "lag", "behind", ""], rows, empty="No group has read anything yet.")
+
+
+def _tell(event: str, lag: PartitionLag, *, json: bool) -> None:
+    if json:
+        emit({"event": event, **asdict(lag), "at": iso(datetime.now(UTC))})
+        return
+    state = "ALERT" if event == "alert_start" else "ok again"
+    say(f"{iso(datetime.now(UTC))}  {state}: {lag.group} on {lag.topic}[{lag.partition}] is {lag.rows:,} rows, {seconds_text(lag.seconds)} behind")

@@ -1,0 +1,127 @@
+"""Tables for people and JSON lines for programs.
+
+JSON follows the log's own rules: times in ISO 8601, bytes in base64, decimals and non-finite floats as strings.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+PIPED_WIDTH = 100_000  # a table that nobody sees in a window is not cut to fit one
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that prints what it is given as it is."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, markup=False, highlight=False, width=None if stream.isatty() else PIPED_WIDTH)
+
+
+def say(text: str) -> None:
+    print(text)
+
+
+def emit(value: Any) -> None:
+    """One JSON line."""
+    print(json.dumps(plain(value), ensure_ascii=False))
+
+
+def plain(value: Any) -> Any:
+    """A value in terms that JSON has."""
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value) if not isinstance(getattr(value, each.name), pa.Schema)}
+    if isinstance(value, Iterable) and not isinstance(value, bytes | bytearray):
+        return [plain(each) for each in value]
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value // timedelta(microseconds=1)
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    return str(value)
+
+
+def iso(moment: datetime) -> str:
+    """With microseconds, and `Z` when it has a zone."""
+    if moment.tzinfo is None:
+        return moment.isoformat(timespec="microseconds")
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def cell(value: Any) -> str:
+    """A value as a table shows it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, str):
+        return value
+    shown = plain(value)
+    return shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str = "Nothing there.", title: str | None = None) -> None:
+    """Print rows under headings; numbers on the right."""
+    rows = list(rows)
+    if not rows:
+        say(empty)
+        return
+    console().print(as_table(headings, rows, title=title))
+
+
+def as_table(headings: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str | None = None) -> Table:
+    drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    for position, heading in enumerate(headings):
+        numbers = all(isinstance(row[position], int | float | None) for row in rows)
+        drawn.add_column(heading, justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*map(cell, row))
+    return drawn
+
+
+def seconds_text(seconds: float) -> str:
+    """A length of time for people: `0.4 s`, `3 min 20 s`, `2 h 5 min`, `4 d 3 h`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    days, hours, minutes, rest = whole // 86400, whole // 3600 % 24, whole // 60 % 60, whole % 60
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def bytes_text(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

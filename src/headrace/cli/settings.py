@@ -1,0 +1,57 @@
+"""What every command shares: which log it speaks to, the options they have in common, and how a place in a topic is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from headrace.log.api import Log
+
+LOG_VARIABLE = "HEADRACE_LOG"
+EXIT_ALERT = 3
+EXIT_DAMAGE = 4
+
+LogOption = Annotated[str | None, typer.Option("--log", metavar="ADDRESS", help=f"The log: file:PATH or kafka://HOST:PORT.  [env var: {LOG_VARIABLE}]")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was said before the command's name."""
+
+    log: str | None = None
+    debug: bool = False
+
+
+@contextmanager
+def opened(context: typer.Context, address: str | None) -> Iterator[Log]:
+    """The log that was chosen: behind the command, before it, or in the environment, in this order."""
+    settings = context.find_object(Settings) or Settings()
+    chosen = address or settings.log or os.environ.get(LOG_VARIABLE)
+    if not chosen:
+        raise typer.BadParameter(f"Which log? Say --log file:PATH (a directory) or --log kafka://HOST:PORT, or set {LOG_VARIABLE}.", param_hint="--log")
+    from headrace.log import open_log
+
+    with open_log(chosen) as log:
+        yield log
+
+
+def place(text: str, *, option: str) -> str | int | datetime:
+    """`earliest`, `latest`, an offset, or a time in ISO 8601 (UTC unless it names a zone)."""
+    if text in {"earliest", "latest"}:
+        return text
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        message = f"{text!r} is neither earliest, latest, an offset nor a time such as 2026-01-31T12:00:00Z."
+        raise typer.BadParameter(message, param_hint=option) from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
