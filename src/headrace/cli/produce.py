@@ -28,10 +28,12 @@ from headrace.cli.row_files import (
 )
 from headrace.cli.settings import JsonOption, LogOption, opened
 from headrace.cli.typed_text import RowTyper
-from headrace.errors import BadRows, HeadraceError, InputError
+from headrace.errors import BadRows, InputError
 from headrace.log.api import CHANGE_TYPE, Position, Producer, TopicInfo
 
 STDIN = Path("-")
+Placed = tuple[str, pa.RecordBatch]
+"""Rows, and where they are from if they do not know themselves."""
 
 
 @dataclass
@@ -121,28 +123,24 @@ def _appender(producer: Producer, info: TopicInfo, sequence: int | None, partiti
 
 
 def _produce_file(path: Path, format: Format | None, info: TopicInfo, append: Callable[[pa.RecordBatch], Position], tally: Tally, reading: _Reading) -> None:
-    before = tally.rows
+    before, place = tally.rows, ""
     try:
-        for batch in _batches(path, format, info, reading):
+        for place, batch in _batches(path, format, info, reading):  # noqa: B007 (an error below names the place)
             tally.add(batch.num_rows, append(batch), info.name)
     except BadRows as error:
-        raise _with_count(error, tally.rows - before) from None
+        stored = tally.rows - before
+        outcome = f"The {stored:,} rows of earlier appends were stored." if stored else "Nothing was stored."
+        raise BadRows(f"{place}{error.message} {outcome}", fix=error.fix) from None
 
 
-def _with_count(error: HeadraceError, stored: int) -> HeadraceError:
-    """A bad row in the middle of a file: say what happened to the rows before it."""
-    before = f"{stored:,} rows before it were stored." if stored else "Nothing was stored."
-    return BadRows(f"{error.message} {before}", fix=error.fix)
-
-
-def _batches(path: Path, format: Format | None, info: TopicInfo, reading: _Reading) -> Iterator[pa.RecordBatch]:
+def _batches(path: Path, format: Format | None, info: TopicInfo, reading: _Reading) -> Iterator[Placed]:
     chosen = format or (Format.jsonl if path == STDIN else format_of(path))
     if chosen is Format.parquet:
-        return _parquet(path, info, reading)
+        return _parquet(path, reading)
     return _text(path, chosen, info, reading)
 
 
-def _text(path: Path, format: Format, info: TopicInfo, reading: _Reading) -> Iterator[pa.RecordBatch]:
+def _text(path: Path, format: Format, info: TopicInfo, reading: _Reading) -> Iterator[Placed]:
     source = "standard input" if path == STDIN else str(path)
     typer_of_rows = RowTyper(info, source)
     stream = sys.stdin.buffer if path == STDIN else opened_file(path)
@@ -154,7 +152,7 @@ def _text(path: Path, format: Format, info: TopicInfo, reading: _Reading) -> Ite
             lines = _lines(stream, waits=path == STDIN and reading.hurry)
             chunks = json_chunks(lines, source, most=reading.batch_rows, decimals=typer_of_rows.has_decimals, told=told)
         for rows in chunks:
-            yield typer_of_rows.batch(rows, csv=format is Format.csv)
+            yield "", typer_of_rows.batch(rows, csv=format is Format.csv)
 
 
 def _lines(stream: BinaryIO, *, waits: bool) -> Iterable[tuple[bytes, bool]]:
@@ -166,27 +164,15 @@ def _lines(stream: BinaryIO, *, waits: bool) -> Iterable[tuple[bytes, bool]]:
     return file_lines(stream)
 
 
-def _parquet(path: Path, info: TopicInfo, reading: _Reading) -> Iterator[pa.RecordBatch]:
+def _parquet(path: Path, reading: _Reading) -> Iterator[Placed]:
     if path == STDIN:
         raise InputError("Parquet cannot be read from standard input: its index is at the end.", fix="name the file.")
     opened_file(path).close()
     told = reading.watched(str(path), parquet_rows(path))
     first = 1
     for batch in parquet_batches(path, most=reading.batch_rows, told=told):
-        yield _fitted(batch, info, f"{path}, rows {first:,} to {first + batch.num_rows - 1:,}")
+        yield f"{path}, rows from {first:,} (row 0) on: ", batch
         first += batch.num_rows
-
-
-def _fitted(batch: pa.RecordBatch, info: TopicInfo, place: str) -> pa.RecordBatch:
-    """Columns with the topic's types where nothing is lost by it (a file has nanoseconds, or narrower integers); the log judges the rest."""
-    arrays = []
-    for name, array in zip(batch.schema.names, batch.columns, strict=True):
-        position = info.arrow_schema.get_field_index(name)
-        try:
-            arrays.append(array if position < 0 else array.cast(info.arrow_schema.field(position).type))
-        except pa.ArrowException as error:
-            raise BadRows(f"{place}, column {name!r}: {error}.", fix="correct the file, or the topic's schema.") from None
-    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
 
 @contextmanager

@@ -52,14 +52,14 @@ def create(
     with opened(context, log) as opened_log:
         if primary_key is None:
             _refuse("--history", history, "only a table (--primary-key) has a history")
-            settings = storage | _given(retention=retention, retention_bytes=_byte_count(retention_bytes), key=_columns(key))
+            settings = storage | _given(retention=retention and _unless_none(retention), retention_bytes=_byte_count(retention_bytes), key=_columns(key))
             info = opened_log.create_topic(name, schema, partitions=partitions, compact=compact, exist_ok=if_missing, **settings)
         else:
             _refuse("--key", key, "a table is partitioned by its primary key")
             _refuse("--retention", retention or retention_bytes, "a table keeps its rows; bound its past with --history")
             _refuse("--compact", compact, "choose a table's compaction with --history")
-            settings = storage | _given(history=history)
-            info = opened_log.create_table(name, schema, primary_key=_columns(primary_key), partitions=partitions, exist_ok=if_missing, **settings)
+            settings = storage | _given(history=history and _unless_none(history))
+            info = opened_log.create_table(name, schema, primary_key=_columns(primary_key) or [], partitions=partitions, exist_ok=if_missing, **settings)
     _report("Created", info, json=json)
 
 

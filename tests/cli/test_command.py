@@ -1,0 +1,139 @@
+"""The installed command, as a shell sees it: exit codes, pipes, signals, and what it says when something is wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import headrace as hr
+from headrace.cli.output import bytes_text, plain, seconds_text
+from tests.cli.conftest import Run
+
+COMMAND = str(Path(sys.executable).with_name("headrace"))
+
+
+def environment(address: str | None) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in {"HEADRACE_LOG", "COLUMNS"}}
+    return kept | ({"HEADRACE_LOG": address} if address else {})
+
+
+def shell(script: str, address: str | None) -> subprocess.CompletedProcess[str]:
+    """Run a line of shell in which `headrace` is the installed command."""
+    path = f"{Path(COMMAND).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", script], env=environment(address) | {"PATH": path}, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_version(run: Run) -> None:
+    assert run("version").out == f"headrace {hr.__version__}\n"
+    assert run("version", "--json").lines == [{"headrace": hr.__version__}]
+
+
+def test_every_command_helps_with_an_example(run: Run) -> None:
+    groups = {
+        "": ["produce", "consume", "lag", "demo", "version"],
+        "topic": ["create", "list", "show", "alter", "delete"],
+        "group": ["list", "show", "reset"],
+        "log": ["verify", "stats", "compact"],
+        "queue": ["receive", "ack", "nack"],
+        "dead": ["list", "show", "replay"],
+    }
+    for group, commands in groups.items():
+        for command in commands:
+            assert f"Example: headrace {group} {command}".replace("  ", " ") in run(*filter(None, [group]), command, "--help").out
+
+
+def test_no_log_is_wrong_usage_and_says_how() -> None:
+    done = shell("headrace topic list", None)
+    assert done.returncode == 2
+    assert "--log" in done.stderr
+    assert "HEADRACE_LOG" in done.stderr
+    assert done.stdout == ""
+
+
+def test_the_log_can_be_named_before_or_behind_the_command(tmp_path: Path) -> None:
+    there, elsewhere = f"file:{tmp_path}/a", f"file:{tmp_path}/b"
+    script = f"headrace topic create t --schema 'n INT' --log {there} && headrace --log {there} topic list --json && headrace topic list --json --log {there}"
+    done = shell(script, elsewhere)
+    assert [json.loads(line)["name"] for line in done.stdout.splitlines()[1:]] == ["t", "t"]
+
+
+def test_an_error_is_short_unless_debugging(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a log")
+    short = shell("headrace topic list", f"file:{tmp_path}/file")
+    assert short.returncode == 1
+    assert short.stderr.startswith("Error: ")
+    assert "Traceback" not in short.stderr
+    assert "Traceback" in shell("headrace --debug topic list", f"file:{tmp_path}/file").stderr
+
+
+def test_a_closed_pipe_ends_quietly(address: str, log: hr.Log) -> None:
+    log.create_topic("t", "n BIGINT, s STRING")
+    with log.producer("t") as producer:
+        producer.append([{"n": n, "s": "x" * 100} for n in range(20_000)])
+    done = shell("set -o pipefail; headrace consume t --json | head -n 1", address)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["n"] == 0
+
+
+def test_rows_nobody_took_are_not_committed(address: str, log: hr.Log) -> None:
+    log.create_topic("t", "n BIGINT, s STRING")
+    with log.producer("t") as producer:
+        for first in range(0, 20_000, 1_000):
+            producer.append([{"n": n, "s": "x" * 100} for n in range(first, first + 1_000)])
+    shell("headrace consume t --json --group g | head -n 1", address)
+    assert log.committed("g").get("t", {}).get(0, 0) < 20_000
+
+
+def start(address: str, *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [COMMAND, *arguments], env=environment(address), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_follow_shows_rows_as_they_come_and_ends_on_ctrl_c(address: str, log: hr.Log) -> None:
+    log.create_topic("t", "n BIGINT")
+    with start(address, "consume", "t", "--follow", "--json") as reader, log.producer("t") as producer:
+        assert reader.stdout is not None
+        for n in range(3):
+            producer.append({"n": n})
+            assert json.loads(reader.stdout.readline())["n"] == n
+        reader.send_signal(signal.SIGINT)
+        out, err = reader.communicate(timeout=30)
+    assert (reader.returncode, out, err) == (130, "", "")
+
+
+def test_produce_does_not_hold_back_rows_while_its_sender_pauses(address: str, log: hr.Log) -> None:
+    log.create_topic("t", "n BIGINT")
+    with start(address, "produce", "t") as writer:
+        assert writer.stdin is not None
+        for n in range(2):
+            writer.stdin.write(json.dumps({"n": n}) + "\n")
+            writer.stdin.flush()
+            deadline = time.monotonic() + 30
+            while log.end_offsets("t")[0] <= n and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert log.end_offsets("t") == {0: n + 1}
+        out, err = writer.communicate(timeout=30)
+    assert (writer.returncode, err) == (0, "")
+    assert "Stored 2 rows" in out
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.44, "0.4 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (4 * 86400 + 3 * 3600, "4 d 3 h")])
+def test_times_for_people(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(999, "999 B"), (64_000_000, "64.0 MB"), (3 * 10**15, "3000.0 TB")])
+def test_sizes_for_people(count: int, text: str) -> None:
+    assert bytes_text(count) == text
+
+
+def test_json_has_no_numbers_that_are_none() -> None:
+    assert plain([float("nan"), float("inf"), -float("inf"), 1.5, True]) == ["NaN", "Infinity", "-Infinity", 1.5, True]

@@ -1,0 +1,207 @@
+"""`headrace produce`: three formats and standard input, typed by the topic's schema, with errors that name the line."""
+
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import headrace as hr
+from tests.cli.conftest import Run
+
+AT = datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
+AT_TEXT = "2026-01-31T12:00:00.123456Z"
+EVERYTHING = (
+    "i INT, big BIGINT, d DOUBLE, f FLOAT, yes BOOLEAN, s STRING, b BINARY, price DECIMAL(10,2), day DATE, at TIMESTAMP, local TIMESTAMP_NTZ, "
+    "tags ARRAY<STRING>, place STRUCT<x: INT, at: TIMESTAMP>, props MAP<STRING, DECIMAL(5,1)>"
+)
+
+
+def order(number: int) -> dict[str, object]:
+    return {"order_id": number, "customer_id": number % 3, "amount": number / 2, "placed_at": AT_TEXT}
+
+
+def jsonl(rows: list[dict[str, object]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def stored(log: hr.Log, topic: str = "orders") -> list[int]:
+    return sorted(log.read(topic).to_table()["order_id"].to_pylist())
+
+
+def test_json_lines_from_standard_input(run: Run, log: hr.Log, orders: str) -> None:
+    said = run("produce", orders, stdin=jsonl([order(n) for n in range(10)]))
+    assert "Stored 10 rows in orders." in said.out
+    assert stored(log) == list(range(10))
+    assert log.read(orders).to_table()["placed_at"][0].as_py() == AT
+
+
+def test_every_type_can_be_written_as_json(run: Run, log: hr.Log) -> None:
+    log.create_topic("t", EVERYTHING)
+    row = {
+        "i": -5,
+        "big": "9007199254740993",
+        "d": 1,
+        "f": "NaN",
+        "yes": True,
+        "s": "ü",
+        "b": "AP8=",
+        "price": 12.30,
+        "day": "2026-01-31",
+        "at": "2026-01-31T13:00:00.123456+01:00",
+        "local": "2026-01-31T13:00:00",
+        "tags": ["a", None],
+        "place": {"x": 1, "at": AT_TEXT},
+        "props": {"w": "1.5", "h": 2},
+    }
+    run("produce", "t", stdin=jsonl([row, dict.fromkeys(row)]))
+    first, second = log.read("t").to_pylist()
+    assert (first["big"], first["d"], first["b"], first["price"], first["at"]) == (9007199254740993, 1.0, b"\x00\xff", Decimal("12.30"), AT)
+    assert first["f"] != first["f"]  # noqa: PLR0124 (NaN)
+    assert (first["local"], first["tags"], first["place"]["at"]) == (datetime(2026, 1, 31, 13, 0), ["a", None], AT)  # noqa: DTZ001
+    assert dict(first["props"]) == {"w": Decimal("1.5"), "h": Decimal("2.0")}
+    assert {second[name] for name in row} == {None}
+
+
+def test_csv_with_empty_fields_and_quoted_newlines(run: Run, log: hr.Log, tmp_path: Path) -> None:
+    log.create_topic("t", EVERYTHING)
+    file = tmp_path / "rows.csv"
+    file.write_text(
+        "\ufeffs,i,big,d,f,yes,b,price,day,at,local,tags,place,props\n"
+        '"two\nlines",1,2,3.5,4.5,TRUE,AA==,5.50,2026-01-31,2026-01-31T12:00:00.123456,2026-01-31T13:00:00,"[""x""]","{""x"": 1, ""at"": null}","{""w"": 1.5}"\n'
+        ",,,,,,,,,,,,,\n"
+    )
+    run("produce", "t", file)
+    first, second = log.read("t").to_pylist()
+    assert (first["s"], first["i"], first["yes"], first["price"], first["at"]) == ("two\nlines", 1, True, Decimal("5.50"), AT)
+    assert (first["tags"], first["place"], dict(first["props"])) == (["x"], {"x": 1, "at": None}, {"w": Decimal("1.5")})
+    assert second["s"] is None
+
+
+def test_parquet_files_with_wider_and_narrower_types(run: Run, log: hr.Log, orders: str, tmp_path: Path) -> None:
+    rows = pa.table(
+        {
+            "placed_at": pa.array([AT, AT], pa.timestamp("ns", tz="UTC")),
+            "order_id": pa.array([1, 2], pa.int32()),
+            "customer_id": pa.array([1, 2]),
+            "amount": [1.0, None],
+        }
+    )
+    pq.write_table(rows, tmp_path / "a.parquet")
+    run("produce", orders, tmp_path / "a.parquet", tmp_path / "a.parquet", "--batch-rows", 1)
+    assert stored(log) == [1, 1, 2, 2]
+    assert set(log.read(orders).to_table()["placed_at"].to_pylist()) == {AT}
+
+
+def test_what_consume_prints_can_be_produced_again(run: Run, log: hr.Log, orders: str) -> None:
+    run("produce", orders, stdin=jsonl([order(n) for n in range(5)]))
+    log.create_topic("copy", log.topic(orders).schema)
+    run("produce", "copy", stdin=run("consume", orders, "--json").out)
+    assert stored(log, "copy") == stored(log)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('{"order_id": 1', "is not JSON"),
+        ("[1]", "holds a list, not an object"),
+        (json.dumps({**order(1), "amont": 1}), "no column 'amont': did you mean 'amount'?"),
+        ('{"order_id": 1, "customer_id": 1, "amount": 2}', "the column 'placed_at' is missing"),
+        (json.dumps({**order(1), "amount": "much"}), "column 'amount': 'much' is not a number"),
+        (json.dumps({**order(1), "order_id": 1.5}), "column 'order_id'"),
+        (json.dumps({**order(1), "order_id": 1 << 70}), "column 'order_id'"),
+        (json.dumps({**order(1), "placed_at": "yesterday"}), "column 'placed_at': 'yesterday' is not a time such as"),
+        (json.dumps({**order(1), "placed_at": "2026-01-31T12:00:00.1234567Z"}), "column 'placed_at'"),
+    ],
+)
+def test_a_bad_line_is_named_and_nothing_of_its_append_is_stored(run: Run, log: hr.Log, orders: str, line: str, expected: str) -> None:
+    failed = run("produce", orders, stdin=jsonl([order(0)]) + "\n" + line + "\n" + jsonl([order(2)]), code=1)
+    assert "standard input, line 3" in failed.err
+    assert expected in failed.err
+    assert "Nothing was stored." in failed.err
+    assert stored(log) == []
+
+
+def test_a_bad_line_says_what_was_stored_before_it(run: Run, log: hr.Log, orders: str, tmp_path: Path) -> None:
+    file = tmp_path / "orders.jsonl"
+    file.write_text(jsonl([order(n) for n in range(6)]) + "oops\n")
+    failed = run("produce", orders, file, "--batch-rows", 2, code=1)
+    assert "line 7" in failed.err
+    assert "The 6 rows of earlier appends were stored." in failed.err
+    assert stored(log) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("order_id,customer_id,amount\n1,2,3\n", "line 2: the column 'placed_at' is missing"),
+        ("order_id,customer_id,amount,placed_at\n1,2\n", "line 2 has 2 fields, but the heading has 4"),
+        ("order_id,order_id\n1,2\n", "names the column 'order_id' twice"),
+        ('order_id,customer_id,amount,placed_at\n1,2,3,\n"a\nb",2,3,\n', "line 4, column 'order_id'"),
+    ],
+)
+def test_bad_csv_is_named(run: Run, log: hr.Log, orders: str, tmp_path: Path, text: str, expected: str) -> None:
+    file = tmp_path / "orders.csv"
+    file.write_text(text)
+    assert expected in run("produce", orders, file, code=1).err
+    assert stored(log) == []
+
+
+def test_files_that_cannot_be_read(run: Run, orders: str, tmp_path: Path) -> None:
+    (tmp_path / "orders.csv").write_text("")
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
+    assert "did you mean 'orders.csv'?" in run("produce", orders, tmp_path / "order.csv", code=1).err
+    assert "--format" in run("produce", orders, tmp_path / "orders.txt", code=1).err
+    assert "Parquet" in run("produce", orders, tmp_path / "broken.parquet", code=1).err
+    assert "standard input" in run("produce", orders, "--format", "parquet", code=1).err
+
+
+def test_numbered_appends_can_be_repeated(run: Run, log: hr.Log, orders: str) -> None:
+    text = jsonl([order(n) for n in range(10)])
+    arguments = "produce", orders, "--id", "loader", "--sequence", 0, "--batch-rows", 4, "--json"
+    (first,) = run(*arguments, stdin=text).lines
+    (again,) = run(*arguments, stdin=text).lines
+    assert (first["rows"], first["appends"], first["duplicates"]) == (10, 3, 0)
+    assert (again["rows"], again["appends"], again["duplicates"]) == (0, 3, 3)
+    assert stored(log) == list(range(10))
+    assert sum(each["stop"] - each["start"] for each in first["partitions"].values()) == 10
+
+
+def test_without_a_number_the_next_one_is_used(run: Run, log: hr.Log, orders: str) -> None:
+    for _ in range(2):
+        run("produce", orders, "--id", "loader", stdin=jsonl([order(7)]))
+    assert stored(log) == [7, 7]
+    with log.producer(orders, id="loader") as producer:
+        assert producer.last_sequence == 1
+
+
+def test_a_number_without_an_id_is_wrong_usage(run: Run, orders: str) -> None:
+    run("produce", orders, "--sequence", 1, stdin="", code=2)
+
+
+def test_a_chosen_partition(run: Run, log: hr.Log, orders: str) -> None:
+    run("produce", orders, "--partition", 1, stdin=jsonl([order(n) for n in range(4)]))
+    assert log.end_offsets(orders) == {0: 0, 1: 4}
+
+
+def test_rows_of_a_table_are_upserts_unless_they_say_otherwise(run: Run, log: hr.Log) -> None:
+    log.create_table("customers", "customer_id BIGINT, name STRING NOT NULL", primary_key="customer_id")
+    run("produce", "customers", stdin=jsonl([{"customer_id": 1, "name": "a"}]))
+    run("produce", "customers", stdin=jsonl([{"customer_id": 2, "name": "b", "_change_type": "insert"}, {"customer_id": 1, "_change_type": "delete"}]))
+    changes = [(row["customer_id"], row["name"], row["_change_type"]) for row in log.read("customers").to_pylist()]
+    assert changes == [(1, "a", "update_postimage"), (2, "b", "insert"), (1, None, "delete")]
+
+
+def test_a_wrong_change_type_is_refused(run: Run, log: hr.Log) -> None:
+    log.create_table("customers", "customer_id BIGINT, name STRING", primary_key="customer_id")
+    failed = run("produce", "customers", stdin=jsonl([{"customer_id": 1, "name": "a", "_change_type": "delet"}]), code=1)
+    assert "did you mean 'delete'?" in failed.err
+    assert log.read("customers").to_pylist() == []
+
+
+def test_nothing_to_produce_is_fine(run: Run, log: hr.Log, orders: str) -> None:
+    assert "Stored 0 rows" in run("produce", orders, stdin="\n\n").out
+    assert stored(log) == []

@@ -1,0 +1,90 @@
+"""`headrace topic` against the embedded log."""
+
+import pytest
+
+import headrace as hr
+from tests.cli.conftest import ORDERS, Run
+
+
+def test_create_makes_the_topic_as_described(run: Run, log: hr.Log) -> None:
+    said = run("topic", "create", "orders", "--schema", ORDERS, "--key", "customer_id", "--partitions", 4, "--retention", "7 days", "--segment-bytes", 1 << 20)
+    info = log.topic("orders")
+    assert (info.key, info.partitions, info.retention_us, info.segment_bytes) == (("customer_id",), 4, 7 * 86_400_000_000, 1 << 20)
+    assert "Created topic orders" in said.out
+
+
+def test_create_makes_a_table_with_a_primary_key(run: Run, log: hr.Log) -> None:
+    (shown,) = run("topic", "create", "prices", "--schema", "shop STRING, item STRING, price DECIMAL(9,2)", "--primary-key", "shop, item", "--json").lines
+    info = log.topic("prices")
+    assert info.is_table
+    assert info.key == ("shop", "item")
+    assert (shown["kind"], shown["key"], shown["history_us"]) == ("table", ["shop", "item"], None)
+
+
+@pytest.mark.parametrize("options", [("--history", "1 day"), ("--primary-key", "id", "--key", "id"), ("--primary-key", "id", "--retention", "1 day")])
+def test_options_that_contradict_each_other_are_wrong_usage(run: Run, log: hr.Log, options: tuple[str, ...]) -> None:
+    run("topic", "create", "t", "--schema", "id BIGINT", *options, code=2)
+    assert log.topics() == []
+
+
+def test_creating_it_twice_is_an_error_unless_missing_is_what_counts(run: Run, orders: str) -> None:
+    again = run("topic", "create", orders, "--schema", ORDERS, code=1)
+    assert "Error:" in again.err
+    assert "Traceback" not in again.err
+    run("topic", "create", orders, "--schema", ORDERS, "--key", "customer_id", "--partitions", 2, "--if-missing")
+
+
+def test_list_shows_topics_but_not_internal_ones(run: Run, log: hr.Log, orders: str) -> None:
+    log.create_table("customers", "customer_id BIGINT, name STRING", primary_key="customer_id")
+    with log.producer(orders) as producer:
+        producer.append({"order_id": 1, "customer_id": 1, "amount": 1.0, "placed_at": None})
+    listed = run("topic", "list", "--json").lines
+    assert [(each["name"], each["kind"], each["offsets"]) for each in listed] == [("customers", "table", 0), ("orders", "topic", 1)]
+    assert "customers" in run("topic", "list").out
+
+
+def test_an_empty_log_says_what_to_do(run: Run) -> None:
+    assert "headrace topic create" in run("topic", "list").out
+
+
+def test_show_names_columns_settings_and_offsets(run: Run, orders: str) -> None:
+    (shown,) = run("topic", "show", orders, "--json").lines
+    assert shown["offsets"] == [{"partition": 0, "earliest": 0, "end": 0}, {"partition": 1, "earliest": 0, "end": 0}]
+    said = run("topic", "show", orders).out
+    for expected in ("placed_at", "customer_id", "retention", "for ever", "earliest"):
+        assert expected in said
+
+
+def test_an_unknown_topic_suggests_the_nearest(run: Run, orders: str) -> None:
+    failed = run("topic", "show", "order", code=1)
+    assert "did you mean 'orders'?" in failed.err
+    assert "To fix:" in failed.err
+    assert failed.out == ""
+
+
+def test_alter_adds_columns_and_changes_retention(run: Run, log: hr.Log, orders: str) -> None:
+    run("topic", "alter", orders, "--add-columns", "note STRING", "--retention", "30 days", "--retention-bytes", 1000)
+    info = log.topic(orders)
+    assert info.columns[-1] == "note"
+    assert (info.retention_us, info.retention_bytes) == (30 * 86_400_000_000, 1000)
+    run("topic", "alter", orders, "--retention", "none", "--retention-bytes", "none")
+    info = log.topic(orders)
+    assert (info.retention_us, info.retention_bytes) == (None, None)
+
+
+def test_adding_partitions_to_a_keyed_topic_must_be_asked_for_by_name(run: Run, log: hr.Log, orders: str) -> None:
+    run("topic", "alter", orders, "--partitions", 4, code=1)
+    assert log.topic(orders).partitions == 2
+    run("topic", "alter", orders, "--partitions", 4, "--allow-moving-keys")
+    assert log.topic(orders).partitions == 4
+
+
+def test_alter_without_a_change_is_wrong_usage(run: Run, orders: str) -> None:
+    run("topic", "alter", orders, code=2)
+
+
+def test_delete_wants_a_yes(run: Run, log: hr.Log, orders: str) -> None:
+    run("topic", "delete", orders, code=2)
+    assert log.topics() == [orders]
+    run("topic", "delete", orders, "--yes")
+    assert log.topics() == []
