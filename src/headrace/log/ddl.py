@@ -16,13 +16,14 @@ from typing import NoReturn, TypeVar
 import pyarrow as pa
 
 from headrace.errors import BadSchema
+from headrace.log.api import TIMESTAMP_TYPE
 
 TYPE_KEY = b"headrace.type"
 SPARK_METADATA_KEY = b"SPARK::metadata::json"
 VARIANT_TYPE = pa.struct(
     [pa.field("value", pa.binary(), nullable=False), pa.field("metadata", pa.binary(), nullable=False, metadata={b"variant": b"true"})]
 )
-TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
+TIMESTAMP_NTZ_TYPE = pa.timestamp("us")
 _MAX_DEPTH = 64
 _T = TypeVar("_T")
 
@@ -41,8 +42,6 @@ _PLAIN: dict[str, pa.DataType] = {
     "DOUBLE": pa.float64(),
     "BINARY": pa.binary(),
     "DATE": pa.date32(),
-    "TIMESTAMP_LTZ": TIMESTAMP_TYPE,
-    "TIMESTAMP_NTZ": pa.timestamp("us"),
     "VARIANT": VARIANT_TYPE,
 }
 _REFUSED = {
@@ -55,13 +54,13 @@ _DAY_TIME = ("DAY", "HOUR", "MINUTE", "SECOND")
 _TOKEN = re.compile(
     r"""(?P<skip>\s+|--[^\n]*|/\*.*?\*/)
       | (?P<quoted>`(?:[^`]|``)*`)
-      | (?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
+      | (?P<string>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")
       | (?P<word>\w+)
       | (?P<mark>.)""",
     re.VERBOSE | re.DOTALL,
 )
-_STRING_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "Z": "\x1a"}
+_STRING_ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[01][0-7]{2}|.)|''|\"\"", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "Z": "\x1a", "%": "\\%", "_": "\\_"}
 
 
 @dataclass(frozen=True)
@@ -107,6 +106,8 @@ class _Parser:
             "VARCHAR": lambda: self._sized("VARCHAR"),
             "TIME": self._time,
             "TIMESTAMP": self._timestamp,
+            "TIMESTAMP_LTZ": lambda: self._microseconds(TIMESTAMP_TYPE),
+            "TIMESTAMP_NTZ": lambda: self._microseconds(TIMESTAMP_NTZ_TYPE),
             "INTERVAL": self._interval,
             "GEOMETRY": lambda: self._spatial("geometry"),
             "GEOGRAPHY": lambda: self._spatial("geography"),
@@ -161,8 +162,8 @@ class _Parser:
         if token.kind == "quoted":
             self.at += 1
             return token.text[1:-1].replace("``", "`")
-        if token.kind != "word" or token.text.isdigit():
-            self._fail("a column name", note="a name with other characters than letters, digits and _ must stand in `backquotes`.")
+        if token.kind != "word" or token.text.isdigit() or not token.text.isascii():
+            self._fail("a column name", note="a name with other characters than a to z, digits and _ must stand in `backquotes`.")
         self.at += 1
         return token.text
 
@@ -179,7 +180,7 @@ class _Parser:
             self._fail("a comment in quotes")
         parts = []
         while self.token.kind == "string":
-            parts.append(_STRING_ESCAPE.sub(lambda match: _ESCAPED.get(match[1], match[1]), self.token.text[1:-1]))
+            parts.append(_unescaped(self.token.text))
             self.at += 1
         return "".join(parts)
 
@@ -220,14 +221,21 @@ class _Parser:
     def _time(self) -> _Type:
         start = self.token
         precision = (self._numbers(at_most=1) or [6])[0]
-        if precision > 6:
-            self._fail("a TIME precision from 0 to 6", token=start)
+        if precision > 9:
+            self._fail("a TIME precision from 0 to 9", token=start)
         self._zone_words({"WITHOUT": ("TIME", "ZONE")})
         return _Type(pa.time64("ns"), f"TIME({precision})")
 
     def _timestamp(self) -> _Type:
+        with_zone = self._microseconds(TIMESTAMP_TYPE)
         words = self._zone_words({"WITHOUT": ("TIME", "ZONE"), "WITH": ("LOCAL", "TIME", "ZONE")})
-        return _Type(_PLAIN["TIMESTAMP_NTZ"] if words == "WITHOUT" else TIMESTAMP_TYPE)
+        return _Type(TIMESTAMP_NTZ_TYPE) if words == "WITHOUT" else with_zone
+
+    def _microseconds(self, kind: pa.DataType) -> _Type:
+        start = self.token
+        if self._numbers(at_most=1) not in ([], [6]):
+            self._fail("no precision but (6)", note="a timestamp holds microseconds; write it without a precision.", token=start)
+        return _Type(kind)
 
     def _zone_words(self, allowed: dict[str, tuple[str, ...]]) -> str | None:
         first = self.token.upper
@@ -360,8 +368,25 @@ def refuse_duplicates(fields: list[pa.Field], *, where: str) -> None:
     for field in fields:
         folded = field.name.lower()
         if folded in seen:
-            raise BadSchema(f"{where} has the column {field.name!r} twice (first as {seen[folded]!r}).", fix="rename one; Spark does not tell case apart.")
+            raise BadSchema(
+                f"{where} has the column {field.name!r} twice (first as {seen[folded]!r}).", fix="rename one; Spark does not tell case apart."
+            )
         seen[folded] = field.name
+
+
+def _unescaped(literal: str) -> str:
+    """The text of a literal as Spark reads it: its quote doubled, \\n and the like, octal and Unicode numbers."""
+    quote, inner = literal[0], literal[1:-1]
+
+    def replace(match: re.Match[str]) -> str:
+        escape = match[1]
+        if escape is None:
+            return quote if match[0][0] == quote else match[0]
+        if len(escape) > 1:
+            return chr(int(escape[1:], 16) if escape[0] in "uU" else int(escape, 8))
+        return _ESCAPED.get(escape, escape)
+
+    return _STRING_ESCAPE.sub(replace, inner)
 
 
 def _metadata(type_name: str | None, comment: str | None) -> dict[bytes, bytes] | None:

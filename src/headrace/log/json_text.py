@@ -98,7 +98,9 @@ def _date_text(array: pa.Array) -> pa.StringArray:
 
 
 def _time_text(array: pa.Array) -> pa.StringArray:
-    return _quoted(array.cast(pa.time64("us")).cast(pa.string()))
+    """Microseconds, as everywhere; nanoseconds only in those values that have any."""
+    text = array.cast(pa.time64("ns")).cast(pa.string())
+    return _quoted(pc.replace_substring_regex(text, r"000$", ""))
 
 
 def _timestamp_text(array: pa.Array) -> pa.StringArray:

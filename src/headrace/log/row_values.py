@@ -31,14 +31,10 @@ class Misfit(Exception):
 class Column:
     """How the values of one column become Arrow: `exact` are Python types that need no second look, `convert` looks at one value."""
 
+    name: str
     field: pa.Field
     exact: frozenset[type]
     convert: Convert
-
-    @property
-    def name(self) -> str:
-        name: str = self.field.name
-        return name
 
     def array(self, values: list[Any]) -> pa.Array:
         """The Arrow column. Raises Misfit or one of Arrow's errors if any value does not fit; `culprit` then says which."""
@@ -59,7 +55,7 @@ class Column:
 def column(field: pa.Field) -> Column:
     """The converter of a field."""
     exact = _exact_types(field)
-    return Column(field, exact | {type(None)} if field.nullable else exact, converter(field))
+    return Column(field.name, field, exact | {type(None)} if field.nullable else exact, converter(field))
 
 
 def _exact_types(field: pa.Field) -> frozenset[type]:
@@ -198,7 +194,7 @@ def _local_timestamp(value: Any) -> Any:
 
 
 def _time_converter(precision: int | None) -> Convert:
-    step_us = 10 ** (6 - (6 if precision is None else precision))
+    step_us = 10 ** max(6 - (6 if precision is None else precision), 0)
 
     def convert(value: Any) -> Any:
         if not isinstance(value, time):

@@ -36,6 +36,7 @@ class _Plan:
     schema: pa.Schema
     names: list[str]
     columns: list[Column]
+    struct: pa.StructType
     checked: list[int]
     """The columns that can break the schema although their type is right."""
 
@@ -48,7 +49,7 @@ def _plan(schema: pa.Schema) -> _Plan:
     plan = _plans.get(id(schema))
     if plan is None:
         checked = [position for position, field in enumerate(schema) if needs_check(field)]
-        plan = _Plan(schema, schema.names, [column(field) for field in schema], checked)
+        plan = _Plan(schema, schema.names, [column(field) for field in schema], pa.struct(list(schema)), checked)
         if len(_plans) >= _PLANS_KEPT:
             _plans.clear()
         _plans[id(schema)] = plan
@@ -70,13 +71,14 @@ def to_batch(rows: Rows, schema: pa.Schema, *, topic: str) -> pa.RecordBatch:
         return _from_pandas(rows, plan, topic)
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
         raise BadRows(f"Rows for {topic} cannot be a {type(rows).__name__}.", fix=_ACCEPTED)
-    return _from_mappings(rows if isinstance(rows, list) else list(rows), plan, topic)
+    listed: list[Any] = list(rows)
+    return _from_mappings(listed, plan, topic)
 
 
 _ACCEPTED = "pass a dict, a list of dicts, a pyarrow Table or RecordBatch, or a pandas DataFrame."
 
 
-def _is_pandas(rows: object) -> TypeGuard["pd.DataFrame"]:
+def _is_pandas(rows: object) -> TypeGuard[pd.DataFrame]:
     """Without importing pandas: whoever has a frame has done so."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(rows, pandas.DataFrame)
@@ -86,17 +88,28 @@ def _is_pandas(rows: object) -> TypeGuard["pd.DataFrame"]:
 
 
 def _from_mappings(rows: list[Mapping[str, Any]], plan: _Plan, topic: str) -> pa.RecordBatch:
-    arrays = []
-    try:
-        for each in plan.columns:
-            name = each.name
-            arrays.append(each.array([row[name] for row in rows]))
-        fits = not rows or set(map(len, rows)) == {len(plan.names)}
-    except (KeyError, *_ERRORS):
-        fits = False
-    if not fits:
+    batch = _converted(rows, plan)
+    if batch is None:
         _explain_mappings(rows, plan, topic)
+    return batch
+
+
+def _converted(rows: list[Mapping[str, Any]], plan: _Plan) -> pa.RecordBatch | None:
+    """The batch, or nothing if any row does not fit; which one, and why, is a question for later."""
+    try:
+        if not {len(plan.names)}.issuperset(map(len, rows)):
+            return None
+        if _are_plain(rows, plan):
+            return pa.RecordBatch.from_struct_array(pa.array(rows, plan.struct))
+        arrays = [each.array([row[each.name] for row in rows]) for each in plan.columns]
+    except (KeyError, *_ERRORS):
+        return None
     return pa.RecordBatch.from_arrays(arrays, schema=plan.schema)
+
+
+def _are_plain(rows: list[Mapping[str, Any]], plan: _Plan) -> bool:
+    """Whether all values have types that Arrow takes as they are: then it can take all columns in one go."""
+    return all(each.exact.issuperset([type(row[each.name]) for row in rows]) for each in plan.columns)
 
 
 def _explain_mappings(rows: list[Mapping[str, Any]], plan: _Plan, topic: str) -> NoReturn:

@@ -49,8 +49,28 @@ def parse_schema(ddl: str) -> pa.Schema:
 
 
 def to_ddl(schema: pa.Schema) -> str:
-    """The DDL that `parse_schema` reads back as this schema, and that Spark understands."""
+    """The DDL that `parse_schema` reads back as this schema."""
     return ", ".join(_column_ddl(field, separator=" ") for field in schema)
+
+
+def to_spark_ddl(schema: pa.Schema) -> str:
+    """The DDL for Spark's Python sources: CHAR and VARCHAR are STRING there, because pyspark cannot pass them through Arrow."""
+    return to_ddl(pa.schema([_without_lengths(field) for field in schema]))
+
+
+def _without_lengths(field: pa.Field) -> pa.Field:
+    metadata = {name: value for name, value in (field.metadata or {}).items() if name != TYPE_KEY or not value.startswith((b"CHAR", b"VARCHAR"))}
+    return field.with_type(_type_without_lengths(field.type)).with_metadata(metadata or None)
+
+
+def _type_without_lengths(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_map(kind):
+        return pa.map_(_without_lengths(kind.key_field), _without_lengths(kind.item_field))
+    if pa.types.is_list(kind):
+        return pa.list_(_without_lengths(kind.value_field))
+    if pa.types.is_struct(kind):
+        return pa.struct([_without_lengths(child) for child in kind])
+    return kind
 
 
 def _column_ddl(field: pa.Field, *, separator: str) -> str:
