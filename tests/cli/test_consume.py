@@ -1,6 +1,7 @@
 """`headrace consume`: where it begins and stops, what it prints, and what it commits for a group."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ def six(log: hr.Log) -> str:
     return "six"
 
 
-def ids(ran_lines: list[dict[str, object]]) -> list[object]:
+def ids(ran_lines: list[dict[str, Any]]) -> list[Any]:
     return [line["order_id"] for line in ran_lines]
 
 
@@ -66,7 +67,7 @@ def test_headers_are_shown_when_asked_for(run: Run, log: hr.Log, six: str) -> No
     assert line["_headers"] == [{"key": "trace", "value": "Nw=="}]
 
 
-def test_an_offset_that_does_not_exist_is_an_error(run: Run, six: str) -> None:
+def test_behind_the_end_there_is_nothing_yet(run: Run, six: str) -> None:
     assert run("consume", six, "--json", "--from", 7).lines == []
 
 
