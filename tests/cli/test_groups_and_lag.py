@@ -86,16 +86,16 @@ def test_a_passed_threshold_is_exit_code_3(run: Run, behind: str) -> None:
 
 
 def test_watch_prints_the_start_of_an_alert(run: Run, behind: str) -> None:
-    watched = run("lag", behind, "--watch", "--every", 0.05, "--for", 0.2, "--alert-rows", 5, code=3)
+    watched = run("lag", behind, "--watch", "--every", "50 ms", "--for", "200 ms", "--alert-rows", 5, code=3)
     assert watched.out.count("ALERT") == 1
     assert "6 rows" in watched.out
-    events = [each["event"] for each in run("lag", "--watch", "--every", 0.05, "--for", 0.2, "--alert-rows", 5, "--json", code=3).lines]
+    events = [each["event"] for each in run("lag", "--watch", "--every", "50 ms", "--for", "200 ms", "--alert-rows", 5, "--json", code=3).lines]
     assert events.count("alert_start") == 1
     assert events.count("lag") > 1
 
 
 def test_watch_without_an_alert_ends_well(run: Run, behind: str) -> None:
-    assert run("lag", behind, "--watch", "--every", 0.05, "--for", 0.1, "--alert-rows", 6).out == ""
+    assert run("lag", behind, "--watch", "--every", "50 ms", "--for", "100 ms", "--alert-rows", 6).out == ""
 
 
 def at(rows: int, seconds: float = 0.0, partition: int = 0) -> PartitionLag:

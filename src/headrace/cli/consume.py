@@ -28,7 +28,7 @@ def consume(
     context: typer.Context,
     topic: Annotated[str, typer.Argument(help="The topic to read.")],
     start: Annotated[
-        str | None, typer.Option("--from", metavar="PLACE", help="earliest (the default), latest, an offset, or a time in ISO 8601.")
+        str | None, typer.Option("--from", metavar="PLACE", help='earliest (the default), latest, an offset, or a time (ISO 8601, or "1 hour ago").')
     ] = None,
     group: Annotated[str | None, typer.Option(help="Read as a member of this group, and commit what was printed.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more rows until Ctrl-C.")] = False,

@@ -70,7 +70,7 @@ def reset(
     context: typer.Context,
     name: Name,
     topic: Annotated[str, typer.Option(help="The topic whose positions are moved.")],
-    to: Annotated[str, typer.Option(metavar="PLACE", help="earliest, latest, an offset, or a time in ISO 8601.")],
+    to: Annotated[str, typer.Option(metavar="PLACE", help='earliest, latest, an offset, or a time (ISO 8601, or "1 hour ago").')],
     partition: Annotated[list[int] | None, typer.Option(min=0, help="Only this partition; can be repeated.")] = None,
     log: LogOption = None,
     json: JsonOption = False,

@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from headrace.cli.output import console, emit, iso, say, seconds_text, table
-from headrace.cli.settings import EXIT_ALERT, JsonOption, LogOption, opened
+from headrace.cli.settings import EXIT_ALERT, JsonOption, LogOption, opened, seconds_of
 from headrace.log.api import Log, PartitionLag
 
+SHORTEST_LOOK_SECONDS = 0.05
 Place = tuple[str, str, int]
 
 
@@ -45,8 +46,8 @@ def lag(
     context: typer.Context,
     group: Annotated[str | None, typer.Argument(help="Only this group.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Look again and again until Ctrl-C.")] = False,
-    every: Annotated[float, typer.Option(min=0.05, metavar="SECONDS", help="How often --watch looks.")] = 2.0,
-    stop_after: Annotated[float | None, typer.Option("--for", min=0, metavar="SECONDS", help="End --watch after this long.")] = None,
+    every: Annotated[str, typer.Option(metavar="DURATION", help="How often --watch looks.")] = "2 seconds",
+    stop_after: Annotated[str | None, typer.Option("--for", metavar="DURATION", help="End --watch after this long.")] = None,
     alert_rows: Annotated[int | None, typer.Option(min=0, metavar="N", help="Alert when a partition is more than N rows behind.")] = None,
     alert_seconds: Annotated[float | None, typer.Option(min=0, metavar="S", help="Alert when the next row has waited longer than S seconds.")] = None,
     log: LogOption = None,
@@ -59,9 +60,11 @@ def lag(
     Example: headrace lag billing --alert-rows 10000 --alert-seconds 60 --log file:data
     """
     alerts = Alerts(alert_rows, alert_seconds)
+    every_seconds = max(seconds_of(every, option="--every"), SHORTEST_LOOK_SECONDS)
+    stop_seconds = None if stop_after is None else seconds_of(stop_after, option="--for")
     with opened(context, log) as opened_log:
         if watch:
-            _watch(opened_log, group, alerts, every, stop_after, json=json)
+            _watch(opened_log, group, alerts, every_seconds, stop_seconds, json=json)
         else:
             lags = opened_log.lag(group)
             alerts.update(lags)
@@ -70,8 +73,8 @@ def lag(
         raise typer.Exit(EXIT_ALERT)
 
 
-def _watch(log: Log, group: str | None, alerts: Alerts, every: float, stop_after: float | None, *, json: bool) -> None:
-    deadline = None if stop_after is None else time.monotonic() + stop_after
+def _watch(log: Log, group: str | None, alerts: Alerts, every_seconds: float, stop_seconds: float | None, *, json: bool) -> None:
+    deadline = None if stop_seconds is None else time.monotonic() + stop_seconds
     on_screen = not json and console().is_terminal
     while True:
         lags = log.lag(group)
@@ -83,9 +86,9 @@ def _watch(log: Log, group: str | None, alerts: Alerts, every: float, stop_after
         for event, changed in (("alert_start", started), ("alert_end", ended)):
             for each in changed:
                 _tell(event, each, json=json)
-        if deadline is not None and time.monotonic() + every > deadline:
+        if deadline is not None and time.monotonic() + every_seconds > deadline:
             return
-        time.sleep(every)
+        time.sleep(every_seconds)
 
 
 def _show(lags: list[PartitionLag], alerts: Alerts, *, json: bool) -> None:

@@ -6,10 +6,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from headrace.durations import from_us, to_time_us, to_us
+from headrace.errors import BadDuration
 
 if TYPE_CHECKING:
     from headrace.log.api import Log
@@ -44,14 +47,21 @@ def opened(context: typer.Context, address: str | None) -> Iterator[Log]:
 
 
 def place(text: str, *, option: str) -> str | int | datetime:
-    """`earliest`, `latest`, an offset, or a time in ISO 8601 (UTC unless it names a zone)."""
+    """`earliest`, `latest`, an offset, or a time: in ISO 8601 (UTC unless it names a zone), or back from now, as in "1 hour ago"."""
     if text in {"earliest", "latest"}:
         return text
     if text.isascii() and text.isdigit():
         return int(text)
     try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        message = f"{text!r} is neither earliest, latest, an offset nor a time such as 2026-01-31T12:00:00Z."
+        return from_us(to_time_us(text))
+    except BadDuration:
+        message = f"{text!r} is neither earliest, latest, an offset nor a time such as 2026-01-31T12:00:00Z or '1 hour ago'."
         raise typer.BadParameter(message, param_hint=option) from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def seconds_of(text: str, *, option: str) -> float:
+    """A duration such as "2 seconds", in seconds."""
+    try:
+        return to_us(text) / 1_000_000
+    except BadDuration as error:
+        raise typer.BadParameter(f"{error.message} {error.fix}", param_hint=option) from None

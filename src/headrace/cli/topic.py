@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.output import bytes_text, emit, say, seconds_text, table
+from headrace.cli.output import bytes_text, emit, say, table
 from headrace.cli.settings import JsonOption, LogOption, opened
+from headrace.durations import format_us
 from headrace.log.api import Log, TopicInfo
 
 app = typer.Typer(help="Topics and tables: create, list, show, alter, delete.", no_args_is_help=True)
@@ -250,7 +250,7 @@ def _settings(info: TopicInfo) -> dict[str, str]:
 
 
 def _length(us: int | None) -> str:
-    return "for ever" if us is None else seconds_text(timedelta(microseconds=us).total_seconds())
+    return "for ever" if us is None else format_us(us)
 
 
 def _report(done: str, info: TopicInfo, *, json: bool) -> None:
