@@ -57,7 +57,21 @@ def test_timedeltas_are_read() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    ["", "  ", "soon", "5", "5 lightyears", "seconds", "1 hour 30", "-1 second", "1 -second", "1e3 seconds", "٣ seconds", "0.0000001 seconds", "1 hour; 2 s"],
+    [
+        "",
+        "  ",
+        "soon",
+        "5",
+        "5 lightyears",
+        "seconds",
+        "1 hour 30",
+        "-1 second",
+        "1 -second",
+        "1e3 seconds",
+        "٣ seconds",
+        "0.0000001 seconds",
+        "1 hour; 2 s",
+    ],
 )
 def test_unreadable_texts_are_refused_with_what_is_understood(bad: str) -> None:
     with pytest.raises(BadDuration, match=r"retention.*[\s\S]*To fix: ") as caught:
@@ -152,7 +166,9 @@ def test_times_relative_to_now(text: str, back_us: int) -> None:
     assert 0 <= to_time_us(text) - (now_us - back_us) < 60 * SECOND
 
 
-@pytest.mark.parametrize("bad", ["", "yesterday", "2026-13-01", "ago", "soon ago", "-1 hour ago", True, None, float("nan"), float("inf"), 1e300, 10**30])
+@pytest.mark.parametrize(
+    "bad", ["", "yesterday", "2026-13-01", "ago", "soon ago", "-1 hour ago", True, None, float("nan"), float("inf"), 1e300, 10**30]
+)
 def test_what_is_no_time_is_refused(bad: str | float) -> None:
     with pytest.raises(BadDuration):
         to_time_us(bad)

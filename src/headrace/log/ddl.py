@@ -44,11 +44,7 @@ _PLAIN: dict[str, pa.DataType] = {
     "DATE": pa.date32(),
     "VARIANT": VARIANT_TYPE,
 }
-_REFUSED = {
-    "VOID": "it can hold nothing but null",
-    "NULL": "it can hold nothing but null",
-    "OBJECT": "it is internal to Spark",
-}
+_ONLY_NULL = ("VOID", "NULL")
 _DAY_TIME = ("DAY", "HOUR", "MINUTE", "SECOND")
 
 _TOKEN = re.compile(
@@ -189,8 +185,8 @@ class _Parser:
         name = token.upper
         if token.kind != "word":
             self._fail("a type")
-        if name in _REFUSED:
-            raise BadSchema(f"Column {self.column!r} has the type {name}, which cannot be stored: {_REFUSED[name]}.", fix="choose another type.")
+        if name in _ONLY_NULL:
+            raise BadSchema(f"Column {self.column!r} has the type {name}, which cannot be stored: it holds nothing.", fix="choose another type.")
         if name not in _PLAIN and name not in self.parametric:
             self._fail("a type", note=_nearest_type(name, [*_PLAIN, *self.parametric]))
         self.at += 1
@@ -277,8 +273,7 @@ class _Parser:
         return _Type(pa.struct([pa.field("srid", pa.int32(), nullable=False), pa.field("wkb", pa.binary(), nullable=False, metadata=tag)]))
 
     def _array(self) -> _Type:
-        element = self._in_brackets(lambda: self._inner("element", nullable=True))
-        return _Type(pa.list_(element))
+        return _Type(pa.list_(self._in_brackets(lambda: self._inner("element", nullable=True))))
 
     def _map(self) -> _Type:
         def entries() -> tuple[pa.Field, pa.Field]:
@@ -375,7 +370,7 @@ def refuse_duplicates(fields: list[pa.Field], *, where: str) -> None:
 
 
 def _unescaped(literal: str) -> str:
-    """The text of a literal as Spark reads it: its quote doubled, \\n and the like, octal and Unicode numbers."""
+    """The text of a literal as Spark reads it: its quote doubled, backslashes before letters, octal and Unicode numbers."""
     quote, inner = literal[0], literal[1:-1]
 
     def replace(match: re.Match[str]) -> str:

@@ -12,11 +12,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import BugError
+from headrace.log.lists import compact_offsets, elements, entries
 
 _NEEDS_ESCAPE = r'["\\\x00-\x1f]'
 _NEEDS_RARE_ESCAPE = r"[\x00-\x1f]"
@@ -137,8 +137,7 @@ def _struct_text(array: pa.StructArray) -> pa.StringArray:
 
 def _map_text(array: pa.MapArray) -> pa.StringArray:
     """Keys may not be null, so a map is an object when its keys are strings and an array of pairs otherwise."""
-    entries = array.cast(pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)]))).flatten()
-    keys, values = entries.field(0), entries.field(1)
+    keys, values = entries(array)
     if pa.types.is_string(array.type.key_type):
         return _joined(array, pc.binary_join_element_wise(json_text(keys), json_text_or_null(values), ":"), "{", "}")
     return _joined(array, array_text([keys, values]), "[", "]")
@@ -146,17 +145,9 @@ def _map_text(array: pa.MapArray) -> pa.StringArray:
 
 def _joined(array: pa.Array, texts: pa.StringArray, opening: str, closing: str) -> pa.StringArray:
     """The texts of the elements of each list of `array`, comma-separated in brackets; null lists stay null."""
-    lengths = pc.fill_null(_lengths(array), 0).to_numpy(zero_copy_only=False)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    lists = pa.ListArray.from_arrays(pa.array(offsets), texts)
+    lists = pa.ListArray.from_arrays(compact_offsets(array), texts)
     text = pc.binary_join_element_wise(opening, pc.binary_join(lists, ","), closing, "")
     return text if array.null_count == 0 else pc.if_else(array.is_valid(), text, pa.scalar(None, pa.string()))
-
-
-def _lengths(array: pa.Array) -> pa.Array:
-    if pa.types.is_map(array.type):
-        return pc.list_value_length(array.cast(pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)]))))
-    return pc.list_value_length(array)
 
 
 _TEXTS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.StringArray]], ...] = (
@@ -173,5 +164,5 @@ _TEXTS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Strin
     (pa.types.is_null, lambda array: pa.nulls(len(array), pa.string())),
     (pa.types.is_struct, _struct_text),
     (pa.types.is_map, _map_text),
-    (pa.types.is_list, lambda array: _joined(array, json_text_or_null(array.flatten()), "[", "]")),
+    (pa.types.is_list, lambda array: _joined(array, json_text_or_null(elements(array)), "[", "]")),
 )

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.log.lists import compact_offsets, elements, entries
 from headrace.log.row_values import Misfit, length_limit, time_precision
 
 types = pa.types
@@ -25,16 +26,16 @@ def fit(array: pa.Array, field: pa.Field) -> pa.Array:
     return fitted
 
 
-def culprit(array: pa.Array, field: pa.Field, fits: Callable[[pa.Array, pa.Field], object] = fit) -> tuple[int, str]:
-    """The first row that does not fit, and why, by halving: a look at every row on its own would take long."""
-    reason, low, high = "the column does not fit as a whole", 0, len(array)
+def culprit(array: pa.Array, field: pa.Field, error: Exception, fits: Callable[[pa.Array, pa.Field], object] = fit) -> tuple[int, str]:
+    """The first row that does not fit, and why, by halving: a look at every row on its own would take long. `error` is that of the whole."""
+    reason, low, high = str(error), 0, len(array)
     while low < high:
         middle = (low + high) // 2
         try:
             fits(array.slice(low, middle + 1 - low), field)
             low = middle + 1
-        except (Misfit, pa.ArrowException) as error:
-            reason, high = str(error), middle
+        except (Misfit, pa.ArrowException) as narrower:
+            reason, high = str(narrower), middle
     return min(low, max(len(array) - 1, 0)), reason
 
 
@@ -46,7 +47,9 @@ def needs_check(field: pa.Field) -> bool:
     kind = field.type
     if not field.nullable or length_limit(field) is not None or time_precision(field) is not None:
         return True
-    return types.is_nested(kind) and any(needs_check(kind.field(i)) for i in range(kind.num_fields))
+    if types.is_map(kind):
+        return True  # its keys
+    return bool(types.is_nested(kind)) and any(needs_check(kind.field(position)) for position in range(kind.num_fields))
 
 
 def check(array: pa.Array, field: pa.Field) -> None:
@@ -57,17 +60,25 @@ def check(array: pa.Array, field: pa.Field) -> None:
         raise Misfit(f"it has more than the {limit} characters declared")
     if (precision := time_precision(field)) is not None:
         _check_time(array, precision)
-    kind = field.type
-    if not types.is_nested(kind) or not any(needs_check(kind.field(i)) for i in range(kind.num_fields)):
-        return
-    present = array.drop_null() if array.null_count else array
-    children = present.flatten() if types.is_struct(kind) else [_elements(present)]
-    for position, child in enumerate(children):
-        part = kind.field(position)
+    for child, part in _children(array, field.type):
         try:
             check(child, part)
         except Misfit as error:
             raise Misfit(f"in {part.name!r}: {error}") from None
+
+
+def _children(array: pa.Array, kind: pa.DataType) -> list[tuple[pa.Array, pa.Field]]:
+    """The parts of a nested column that can break the schema. What lies beneath a null does not count."""
+    if types.is_map(kind):
+        parts = list(zip(entries(array), (kind.key_field, kind.item_field), strict=True))
+    elif types.is_list(kind):
+        parts = [(elements(array), kind.value_field)]
+    elif types.is_struct(kind):
+        present = array.drop_null() if array.null_count else array
+        parts = list(zip(present.flatten(), kind, strict=True))
+    else:
+        return []
+    return [(child, part) for child, part in parts if needs_check(part)]
 
 
 def _check_time(array: pa.Array, precision: int) -> None:
@@ -166,11 +177,11 @@ def _cast_nested(array: pa.Array, field: pa.Field) -> pa.Array:
     if types.is_struct(target) and types.is_struct(source):
         return _cast_struct(array, target)
     if types.is_map(target) and types.is_map(source):
-        entries = _elements(array)
-        keys, items = cast(entries.field(0), target.key_field), cast(entries.field(1), target.item_field)
-        return pa.MapArray.from_arrays(_offsets(array), keys, items, type=target, mask=_mask(array))
+        keys, items = entries(array)
+        parts = cast(keys, target.key_field), cast(items, target.item_field)
+        return pa.MapArray.from_arrays(compact_offsets(array), *parts, type=target, mask=_mask(array))
     if types.is_list(target) and not types.is_map(source) and _is_list(source):
-        return pa.ListArray.from_arrays(_offsets(array), cast(array.flatten(), target.value_field), type=target, mask=_mask(array))
+        return pa.ListArray.from_arrays(compact_offsets(array), cast(elements(array), target.value_field), type=target, mask=_mask(array))
     raise _mismatch(source, target)
 
 
@@ -190,20 +201,3 @@ def _cast_struct(array: pa.StructArray, target: pa.StructType) -> pa.StructArray
 
 def _mask(array: pa.Array) -> pa.BooleanArray | None:
     return array.is_null() if array.null_count else None
-
-
-def _as_list(array: pa.Array) -> pa.Array:
-    """A map as the list of structs that it is stored as; a list as it is."""
-    if not types.is_map(array.type):
-        return array
-    return array.cast(pa.list_(pa.struct([pa.field("key", array.type.key_type), pa.field("value", array.type.item_type)])))
-
-
-def _elements(array: pa.Array) -> pa.Array:
-    """The elements of all lists, or the entries of all maps, one after the other."""
-    return _as_list(array).flatten()
-
-
-def _offsets(array: pa.Array) -> pa.Int32Array:
-    lengths = pc.fill_null(pc.list_value_length(_as_list(array)), 0).to_numpy(zero_copy_only=False)
-    return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())

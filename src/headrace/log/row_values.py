@@ -20,6 +20,7 @@ from headrace.errors import BugError
 from headrace.log.ddl import TYPE_KEY
 from headrace.log.schema import is_spatial, is_variant
 
+_MAX_FLOAT = float(np.finfo(np.float32).max)
 Convert = Callable[[Any], Any]
 
 
@@ -46,7 +47,7 @@ class Column:
         """The first value that does not fit, and why."""
         for row, value in enumerate(values):
             try:
-                self.array([value])
+                pa.array([self.convert(value)], self.field.type, from_pandas=False)
             except (Misfit, pa.ArrowException, OverflowError, ValueError, TypeError) as error:
                 return row, str(error)
         return 0, "the column as a whole is too large for one append"
@@ -117,8 +118,12 @@ def _converter(field: pa.Field) -> Convert:
 
 
 def _refuse(value: Any, wanted: str) -> Misfit:
-    shown = repr(value)
-    return Misfit(f"{shown if len(shown) <= 80 else shown[:77] + '...'} is a {type(value).__name__}, not {wanted}")
+    return Misfit(f"{_shown(repr(value))} is a {type(value).__name__}, not {wanted}")
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _bool(value: Any) -> Any:
@@ -127,27 +132,34 @@ def _bool(value: Any) -> Any:
     return value
 
 
-def _integer(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _refuse(value, "an int")
-    return int(value)
+def _integer_converter(kind: pa.DataType) -> Convert:
+    bits = kind.bit_width
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    name = {8: "TINYINT", 16: "SMALLINT", 32: "INT", 64: "BIGINT"}[bits]
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise _refuse(value, "an int")
+        if not low <= value <= high:
+            raise Misfit(f"{_shown(value)} is beyond the range of {name}")
+        return int(value)
+
+    return convert
 
 
-def _float64(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _refuse(value, "a float")
-    return value
+def _float_converter(name: str, digits: int, largest: float) -> Convert:
+    """Digits of a float beyond the type's are rounded, as its name says; an int keeps all of them, and nothing becomes infinite."""
 
+    def convert(value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _refuse(value, "a float")
+        if isinstance(value, int) and abs(value) > 2**digits:
+            raise Misfit(f"{_shown(value)} has more digits than a {name} holds exactly")
+        if math.isfinite(value) and abs(value) > largest:
+            raise Misfit(f"{value!r} is beyond the range of {name}")
+        return float(value)
 
-def _float32(value: Any) -> Any:
-    """Digits beyond a FLOAT's are rounded, as the type says; a value beyond its range is not made infinite."""
-    number = float(_float64(value))
-    if isinstance(value, int) and int(np.float32(number)) != value:
-        raise Misfit(f"{value!r} has more digits than a FLOAT holds")
-    with np.errstate(over="ignore"):
-        if math.isfinite(number) and not math.isfinite(np.float32(number)):
-            raise Misfit(f"{value!r} is beyond the range of FLOAT")
-    return number
+    return convert
 
 
 def _text_converter(limit: int | None) -> Convert:
@@ -156,7 +168,7 @@ def _text_converter(limit: int | None) -> Convert:
             raise _refuse(value, "a str")
         if limit is not None and len(value) > limit:
             raise Misfit(f"it has {len(value)} characters, more than the {limit} declared")
-        return str(value)
+        return str.__str__(value)  # not str(): an Enum of texts would give its own name
 
     return text
 
@@ -167,10 +179,19 @@ def _bytes(value: Any) -> Any:
     return bytes(value)
 
 
-def _decimal(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, decimal.Decimal | int):
-        raise _refuse(value, "a Decimal or an int")
-    return value
+def _decimal_converter(kind: pa.Decimal128Type) -> Convert:
+    precision, scale = kind.precision, kind.scale
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, decimal.Decimal | int):
+            raise _refuse(value, "a Decimal or an int")
+        number = decimal.Decimal(value)
+        whole, _, fraction = f"{number:f}".lstrip("-").partition(".") if number.is_finite() else ("", "", "")
+        if not whole or len(whole.lstrip("0")) > precision - scale or len(fraction.rstrip("0")) > scale:
+            raise Misfit(f"{_shown(number)} does not fit DECIMAL({precision},{scale})")
+        return number
+
+    return convert
 
 
 def _date(value: Any) -> Any:
@@ -182,6 +203,8 @@ def _date(value: Any) -> Any:
 def _timestamp(value: Any) -> Any:
     if not isinstance(value, datetime):
         raise _refuse(value, "a datetime")
+    if value != value:  # noqa: PLR0124 - pandas' NaT is a datetime that is not itself
+        raise Misfit("it is NaT, not a datetime; use None for a missing one")
     if getattr(value, "nanosecond", 0):
         raise Misfit(f"{value} has nanoseconds, and a TIMESTAMP holds microseconds")
     return value
@@ -288,12 +311,12 @@ def _within(place: str, convert: Convert, value: Any) -> Any:
 
 _CONVERTERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Field], Convert]], ...] = (
     (pa.types.is_boolean, lambda _: _bool),
-    (pa.types.is_integer, lambda _: _integer),
-    (pa.types.is_float64, lambda _: _float64),
-    (pa.types.is_float32, lambda _: _float32),
+    (pa.types.is_integer, lambda field: _integer_converter(field.type)),
+    (pa.types.is_float64, lambda _: _float_converter("DOUBLE", 53, math.inf)),
+    (pa.types.is_float32, lambda _: _float_converter("FLOAT", 24, _MAX_FLOAT)),
     (pa.types.is_string, lambda field: _text_converter(length_limit(field))),
     (pa.types.is_binary, lambda _: _bytes),
-    (pa.types.is_decimal, lambda _: _decimal),
+    (pa.types.is_decimal, lambda field: _decimal_converter(field.type)),
     (pa.types.is_date32, lambda _: _date),
     (pa.types.is_timestamp, lambda field: _local_timestamp if field.type.tz is None else _timestamp),
     (pa.types.is_time64, lambda field: _time_converter(time_precision(field))),

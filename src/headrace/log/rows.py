@@ -109,7 +109,7 @@ def _converted(rows: list[Mapping[str, Any]], plan: _Plan) -> pa.RecordBatch | N
 
 def _are_plain(rows: list[Mapping[str, Any]], plan: _Plan) -> bool:
     """Whether all values have types that Arrow takes as they are: then it can take all columns in one go."""
-    return all(each.exact.issuperset([type(row[each.name]) for row in rows]) for each in plan.columns)
+    return {dict}.issuperset(map(type, rows)) and all(each.exact.issuperset([type(row[each.name]) for row in rows]) for each in plan.columns)
 
 
 def _explain_mappings(rows: list[Mapping[str, Any]], plan: _Plan, topic: str) -> NoReturn:
@@ -132,12 +132,12 @@ def _check_names(present: Iterable[str], wanted: list[str], *, where: str) -> No
     missing = [name for name in wanted if name not in names]
     extra = [name for name in names if name not in wanted]
     if extra:
-        raise BadRows(f"{where} has the column {extra[0]!r}, which the topic does not have: {nearest(str(extra[0]), wanted)}", fix=_FIX_NAMES)
+        raise BadRows(f"{where}: the topic has no column {extra[0]!r}: {nearest(str(extra[0]), wanted)}", fix=_FIX_NAMES)
     if missing:
-        raise BadRows(f"{where} misses the column {missing[0]!r}.", fix="give every column of the schema; None where there is no value.")
+        raise BadRows(f"{where}: the column {missing[0]!r} is missing.", fix="give every column of the schema; None where there is no value.")
     if len(names) != len(wanted):
         twice = next(name for name in names if names.count(name) > 1)
-        raise BadRows(f"{where} has the column {twice!r} twice.", fix="rename or drop one.")
+        raise BadRows(f"{where}: the column {twice!r} is there twice.", fix="rename or drop one.")
 
 
 _FIX_NAMES = "give exactly the columns of the schema, or add the column to the topic with alter_topic(add_columns=...)."
@@ -157,7 +157,7 @@ def _from_arrow(rows: pa.Table | pa.RecordBatch, plan: _Plan, topic: str) -> pa.
     if isinstance(rows, pa.RecordBatch) and rows.schema.equals(plan.schema, check_metadata=True):
         _check_columns(rows, plan, topic)
         return rows
-    _check_names(rows.schema.names, plan.names, where=f"The rows for {topic}")
+    _check_names(rows.schema.names, plan.names, where=f"Rows for {topic}")
     arrays = [_fitted(_whole(rows.column(field.name), topic, field.name), field, topic) for field in plan.schema]
     return pa.RecordBatch.from_arrays(arrays, schema=plan.schema)
 
@@ -167,8 +167,8 @@ def _check_columns(batch: pa.RecordBatch, plan: _Plan, topic: str) -> None:
         array, field = batch.column(position), plan.schema.field(position)
         try:
             check(array, field)
-        except Misfit:
-            _refuse(topic, field.name, *culprit(array, field, check))
+        except Misfit as error:
+            _refuse(topic, field.name, *culprit(array, field, error, check))
 
 
 def _whole(values: pa.Array | pa.ChunkedArray, topic: str, name: str) -> pa.Array:
@@ -188,8 +188,8 @@ def _whole(values: pa.Array | pa.ChunkedArray, topic: str, name: str) -> pa.Arra
 def _fitted(array: pa.Array, field: pa.Field, topic: str) -> pa.Array:
     try:
         return fit(array, field)
-    except (Misfit, pa.ArrowException):
-        _refuse(topic, field.name, *culprit(array, field))
+    except (Misfit, pa.ArrowException) as error:
+        _refuse(topic, field.name, *culprit(array, field, error))
 
 
 # pandas
@@ -197,7 +197,7 @@ def _fitted(array: pa.Array, field: pa.Field, topic: str) -> pa.Array:
 
 def _from_pandas(frame: Any, plan: _Plan, topic: str) -> pa.RecordBatch:
     """Column by column: objects value by value, everything typed through Arrow. What pandas calls missing is null."""
-    _check_names(frame.columns, plan.names, where=f"The frame for {topic}")
+    _check_names(frame.columns, plan.names, where=f"Rows for {topic}")
     arrays = [_from_series(frame[each.name], each, topic) for each in plan.columns]
     return pa.RecordBatch.from_arrays(arrays, schema=plan.schema)
 
@@ -205,14 +205,17 @@ def _from_pandas(frame: Any, plan: _Plan, topic: str) -> pa.RecordBatch:
 def _from_series(series: Any, each: Column, topic: str) -> pa.Array:
     if series.dtype == object:
         return _from_objects(series, each, topic)
-    array = _whole(pa.array(series, from_pandas=True), topic, each.name)
+    try:
+        array = _whole(pa.array(series, from_pandas=True), topic, each.name)
+    except (pa.ArrowException, TypeError):
+        _refuse(topic, each.name, 0, f"pandas' {series.dtype} has no counterpart in Arrow")
     if pa.types.is_floating(array.type) and pa.types.is_integer(each.field.type):
         array = _integers(array, each, topic)
     return _fitted(array, each.field, topic)
 
 
 def _from_objects(series: Any, each: Column, topic: str) -> pa.Array:
-    values = series.where(~series.isna(), None).tolist()
+    values = [None if missing else value for value, missing in zip(series, series.isna(), strict=True)]
     try:
         return each.array(values)
     except _ERRORS:
@@ -223,12 +226,14 @@ def _integers(array: pa.Array, each: Column, topic: str) -> pa.Array:
     """Floats are what pandas has for integers with gaps; whole numbers are taken back as what they were."""
 
     def whole(part: pa.Array, field: pa.Field) -> pa.Array:
+        if not pc.all(pc.equal(pc.trunc(part), part), min_count=0).as_py():
+            raise Misfit("it has a fraction, and the column holds whole numbers")
         return part.cast(field.type)
 
     try:
         return whole(array, each.field)
-    except pa.ArrowException:
-        _refuse(topic, each.name, *culprit(array, each.field, whole))
+    except (Misfit, pa.ArrowException) as error:
+        _refuse(topic, each.name, *culprit(array, each.field, error, whole))
 
 
 # Headers and changes
@@ -264,9 +269,9 @@ def with_change_type(batch: pa.RecordBatch, change: str) -> pa.RecordBatch:
 def check_changes(batch: pa.RecordBatch, *, topic: str = "the table") -> None:
     """Refuse a `_change_type` that does not exist, and a null that only a tombstone may have."""
     changes = batch.column(CHANGE_TYPE)
-    known = pc.is_in(changes, pa.array(CHANGE_TYPES))
-    if not pc.all(known).as_py():
-        row = pc.index(known, False).as_py()
+    unknown = pc.invert(pc.is_in(changes, pa.array(CHANGE_TYPES)))
+    if pc.any(unknown).as_py():
+        row = pc.index(unknown, True).as_py()
         change = changes[row].as_py()
         _refuse(topic, CHANGE_TYPE, row, f"{change!r} is not a change: {nearest(str(change), CHANGE_TYPES)}")
     for field in batch.schema:
@@ -282,20 +287,21 @@ def _check_not_null(array: pa.Array, changes: pa.Array, name: str, topic: str) -
 
 def upserts(rows: Rows, schema: pa.Schema, *, topic: str) -> pa.RecordBatch:
     """Rows of a table as the changes that store them. `schema` is the table's stored one; the rows come without `_change_type`."""
-    batch = to_batch(rows, _declared(schema), topic=topic)
+    batch = to_batch(rows, _derived(schema, None), topic=topic)
     return pa.RecordBatch.from_arrays(with_change_type(batch, UPDATE).columns, schema=schema)
 
 
-_declared_schemas: dict[int, tuple[pa.Schema, pa.Schema]] = {}
+_derived_schemas: dict[tuple[int, tuple[str, ...] | None], tuple[pa.Schema, pa.Schema]] = {}
 
 
-def _declared(schema: pa.Schema) -> pa.Schema:
-    """Kept by identity, so that the plan behind it is found again too."""
-    kept = _declared_schemas.get(id(schema))
+def _derived(schema: pa.Schema, key: tuple[str, ...] | None) -> pa.Schema:
+    """What users give for a table stored as `schema`: its key's columns, or all declared ones. Kept by identity, so that the plan is found again."""
+    kept = _derived_schemas.get((id(schema), key))
     if kept is None:
-        if len(_declared_schemas) >= _PLANS_KEPT:
-            _declared_schemas.clear()
-        kept = _declared_schemas[id(schema)] = (schema, declared_schema(schema))
+        if len(_derived_schemas) >= _PLANS_KEPT:
+            _derived_schemas.clear()
+        derived = declared_schema(schema) if key is None else pa.schema([schema.field(name) for name in key])
+        kept = _derived_schemas[id(schema), key] = (schema, derived)
     return kept[1]
 
 
@@ -304,8 +310,7 @@ def tombstones(keys: Any, schema: pa.Schema, key: tuple[str, ...], *, topic: str
 
     Keys are rows with the key's columns alone, or, for a key of one column, plain values.
     """
-    key_schema = pa.schema([schema.field(name) for name in key])
-    batch = to_batch(_key_rows(keys, key), key_schema, topic=topic)
+    batch = to_batch(_key_rows(keys, key), _derived(schema, key), topic=topic)
     count = batch.num_rows
     arrays = [batch.column(field.name) if field.name in key else pa.nulls(count, field.type) for field in schema]
     arrays[schema.get_field_index(CHANGE_TYPE)] = pa.repeat(pa.scalar(DELETE, pa.string()), count)
