@@ -15,7 +15,7 @@ import pyarrow.json as pj
 
 from headrace.errors import BadRows
 from headrace.log.json_text import object_text
-from headrace.log.kafka.json_shape import parse_exactly
+from headrace.log.kafka.json_shape import Parser, parse, parse_exactly
 from headrace.log.kafka.json_wire import fits_iso_years, from_wire, has_every_required_value, is_quick, wire_type
 
 MAX_QUICK_BYTES = 1 << 30  # one block of Arrow's JSON reader; its sizes are 32 bits wide
@@ -46,7 +46,7 @@ def decode(values: Sequence[bytes], schema: pa.Schema, *, ignored: Collection[st
     quick = _decode_quickly(values, schema) if values and all(is_quick(column.type) for column in schema) else None
     if quick is not None:
         return Decoded(quick)
-    return _decode_exactly(values, schema, ignored)
+    return decode_exactly(values, schema, ignored=ignored)
 
 
 def _decode_quickly(values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch | None:
@@ -103,8 +103,9 @@ def _is_finite(column: pa.Array) -> bool:
     return True
 
 
-def _decode_exactly(values: Sequence[bytes], schema: pa.Schema, ignored: Collection[str]) -> Decoded:
-    rows, misfits = parse_exactly(values, schema, ignored)
+def decode_exactly(values: Sequence[bytes], schema: pa.Schema, *, ignored: Collection[str] = (), parser: Parser = parse) -> Decoded:
+    """The slow and exact way. `parser` gives a row's JSON object for a value, or raises Misshapen."""
+    rows, misfits = parse_exactly(values, schema, ignored, parser)
     columns: list[pa.Array] = []
     while len(columns) < len(schema):
         column = schema.field(len(columns))

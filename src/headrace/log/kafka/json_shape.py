@@ -12,6 +12,7 @@ import pyarrow as pa
 from headrace.log.kafka.json_wire import is_text
 
 Shape = Callable[[Any], Any]
+Parser = Callable[[bytes], Any]
 _NOT_FINITE = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
 _RANGES = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
 
@@ -23,14 +24,16 @@ class Misshapen(Exception):
     """A JSON value that is not of the column's type; the text says why."""
 
 
-def parse_exactly(values: Sequence[bytes], schema: pa.Schema, ignored: Collection[str]) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
+def parse_exactly(
+    values: Sequence[bytes], schema: pa.Schema, ignored: Collection[str], parser: Parser
+) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
     """Rows of wire values by index, and the reasons of those that do not fit."""
     shapes = {column.name: shape(column) for column in schema}
     rows: dict[int, dict[str, Any]] = {}
     misfits: dict[int, str] = {}
     for index, value in enumerate(values):
         try:
-            rows[index] = _row(parse(value), shapes, ignored)
+            rows[index] = _row(parser(value), shapes, ignored)
         except Misshapen as error:
             misfits[index] = str(error)
     return rows, misfits

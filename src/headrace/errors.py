@@ -1,0 +1,202 @@
+"""Every error a user can meet. Each says what happened, where, and what to do now.
+
+The families are split by what the caller can do about it: fix the input, fix the configuration, retry, give way to a newer owner,
+or look after damaged data. A message has one form: what happened, then `To fix:` and the way out.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HeadraceError(Exception):
+    """The root of all errors raised on purpose. `fix` says what to do now."""
+
+    def __init__(self, message: str, *, fix: str = "") -> None:
+        super().__init__(f"{message}\n  To fix: {fix}" if fix else message)
+        self.message = message
+        self.fix = fix
+
+
+class InputError(HeadraceError, ValueError):
+    """What was passed in cannot be used; nothing was stored."""
+
+
+class ConfigurationError(HeadraceError):
+    """An address, an option, a directory or an installed package is not as it must be."""
+
+
+class RetryError(HeadraceError):
+    """It may work later; nothing was stored unless the message says so."""
+
+
+class FencedError(HeadraceError):
+    """A newer owner has taken over; this one must stop."""
+
+
+class CorruptionError(HeadraceError):
+    """Stored bytes are not what was written."""
+
+
+class BugError(HeadraceError, AssertionError):
+    """A broken promise of our own."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence that helps with a misspelt name: the nearest known one, or what there is."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    if not known:
+        return "there is none yet."
+    return "there is " + ", ".join(map(repr, known[:10])) + (", …" if len(known) > 10 else ".")
+
+
+class UnknownTopic(InputError, KeyError):
+    """No topic of that name."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"There is no topic {name!r}: {nearest(name, known)}", fix="create it with create_topic or `headrace topic create`.")
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class UnknownColumn(InputError, KeyError):
+    """No column of that name."""
+
+    def __init__(self, name: str, known: Iterable[str], *, where: str) -> None:
+        super().__init__(f"{where} has no column {name!r}: {nearest(name, known)}")
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class UnknownGroup(InputError, KeyError):
+    """No group of that name has ever read or committed."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"There is no group {name!r}: {nearest(name, known)}")
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class TopicExists(InputError):
+    """A topic of that name is there already."""
+
+
+class BadName(InputError):
+    """A name that cannot be used for a topic, group, producer or transaction."""
+
+
+class BadSchema(InputError):
+    """A schema that cannot be parsed or stored."""
+
+
+class BadDuration(InputError):
+    """A duration or time that cannot be read."""
+
+
+class BadRows(InputError):
+    """Rows that do not fit the topic's schema. Names the row and the column; nothing was stored."""
+
+
+class BadPartition(InputError):
+    """A partition that the topic does not have."""
+
+
+class IncompatibleChange(InputError):
+    """A change that would break readers of what is already stored."""
+
+
+class OffsetOutOfRange(InputError):
+    """An offset that is no longer, or not yet, in the log. `earliest` and `end` bound what there is."""
+
+    def __init__(self, topic: str, partition: int, offset: int, earliest: int, end: int) -> None:
+        gone = offset < earliest
+        why = f"was removed by retention; the earliest kept is {earliest}" if gone else f"does not exist yet; the end is {end}"
+        fix = (
+            "go on from what is kept with consumer.seek(...) or `headrace group reset --to earliest`, or open the consumer with on_lost='earliest'."
+            if gone
+            else "read up to the end, or reset the group."
+        )
+        super().__init__(f"Offset {offset} of {topic}[{partition}] {why}.", fix=fix)
+        self.topic, self.partition, self.offset, self.earliest, self.end = topic, partition, offset, earliest, end
+
+
+class LogUnavailable(ConfigurationError):
+    """The address of a log that cannot be opened: missing, read-only, a file, or not reachable."""
+
+
+class NotSupported(ConfigurationError):
+    """Something this backend cannot promise; says what and why."""
+
+
+class MissingExtra(ConfigurationError):
+    """An optional package is needed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"The package {package!r} is not installed.", fix=f"pip install 'headrace[{extra}]'")
+
+
+class NewerFormat(ConfigurationError):
+    """A file written by a newer Headrace."""
+
+
+class DiskFull(RetryError):
+    """There was no room; earlier data is intact."""
+
+
+class ReadOnlyLog(ConfigurationError):
+    """The log can be read but not written here."""
+
+
+class TransactionTimedOut(RetryError):
+    """A transaction was open for longer than its timeout and was given up."""
+
+
+class ProducerFenced(FencedError):
+    """Another producer with the same id was opened later."""
+
+
+class TransactionFenced(FencedError):
+    """Another owner of the same transaction id was opened later."""
+
+
+class MemberFenced(FencedError):
+    """This consumer no longer owns the partition it wants to commit for."""
+
+
+class LeaseLost(FencedError):
+    """A message's visibility ran out, and it may have been given to someone else."""
+
+
+class NoteConflict(FencedError):
+    """A note did not have the value it was expected to have. `current` is what it has."""
+
+    def __init__(self, name: str, expected: str | None, current: str | None) -> None:
+        super().__init__(f"The note {name!r} is {current!r}, not {expected!r} as expected.", fix="read it again and decide anew.")
+        self.current = current
+
+
+class BatchConflict(FencedError):
+    """A streaming writer's batch number is not new and not a replay of the last one."""
+
+
+class CorruptBatch(CorruptionError):
+    """A batch whose bytes changed after they were written. Its neighbours are readable."""
+
+    def __init__(self, *, topic: str, partition: int, first: int, stop: int, file: str, position: int, why: str) -> None:
+        super().__init__(
+            f"Offsets {first} to {stop - 1} of {topic}[{partition}] are corrupt: {why} (file {file}, byte {position}). "
+            "A copy was put into quarantine; nothing was deleted.",
+            fix=f"restore the file from a backup, or go on behind it: read from {stop}, or with on_corrupt='skip'.",
+        )
+        self.topic, self.partition, self.first, self.stop, self.file, self.position = topic, partition, first, stop, file, position
+
+
+class CorruptJournal(CorruptionError):
+    """The commit journal is damaged where it cannot be a torn tail."""

@@ -1,0 +1,501 @@
+"""What a log can do, whichever backend keeps it: the interface of `hr.open_log`, and the small values it speaks in.
+
+`file/` and `kafka/` implement it and pass one contract suite (tests/contract). Nothing here does any I/O.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Rows: TypeAlias = "Mapping[str, Any] | Iterable[Mapping[str, Any]] | pa.Table | pa.RecordBatch | pd.DataFrame"
+"""What can be appended: dicts, an Arrow table or batch, a pandas frame."""
+
+Headers = Sequence[Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | None] | None]
+"""One entry per row: that row's headers."""
+
+Duration = str | timedelta
+"""`"30 seconds"`, or a timedelta."""
+
+Partitioner = Callable[[pa.RecordBatch, int], Any]
+"""A user's choice of partition: (rows, number of partitions) -> one partition number per row."""
+
+CHANGE_TYPE = "_change_type"
+HEADERS_COLUMN = "_headers"
+PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN = "_partition", "_offset", "_timestamp"
+HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
+TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
+SYSTEM_FIELDS = (
+    pa.field(PARTITION_COLUMN, pa.int32(), nullable=False),
+    pa.field(OFFSET_COLUMN, pa.int64(), nullable=False),
+    pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE, nullable=False),
+)
+INSERT, UPDATE_BEFORE, UPDATE, DELETE = "insert", "update_preimage", "update_postimage", "delete"
+CHANGE_TYPES = (INSERT, UPDATE_BEFORE, UPDATE, DELETE)
+
+
+@dataclass(frozen=True)
+class TopicInfo:
+    """A topic as declared. `schema` is the DDL; `arrow_schema` has the stored columns (for a table, `_change_type` too)."""
+
+    name: str
+    schema: str
+    arrow_schema: pa.Schema = field(compare=False)
+    key: tuple[str, ...] = ()
+    partitions: int = 1
+    is_table: bool = False
+    retention_us: int | None = None
+    retention_bytes: int | None = None
+    compact: bool = False
+    history_us: int | None = None
+    tombstone_us: int = 24 * 3600 * 1_000_000
+    segment_bytes: int = 64 << 20
+    segment_us: int = 7 * 24 * 3600 * 1_000_000
+    compression: str = "none"
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.arrow_schema.names)
+
+
+@dataclass(frozen=True)
+class OffsetRange:
+    """Offsets from `start` up to, not including, `stop`."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where an append went: for each topic and partition the offsets it got. `commit` is its number in the log's global order."""
+
+    offsets: Mapping[str, Mapping[int, OffsetRange]]
+    commit: int | None = None
+    duplicate: bool = False
+
+    def partitions(self, topic: str | None = None) -> Mapping[int, OffsetRange]:
+        if topic is None:
+            (topic,) = self.offsets or ("",)
+        return self.offsets.get(topic, {})
+
+
+class Positions(dict[str, dict[int, int]]):
+    """Topic -> partition -> next offset. Taken from a consumer it also carries who it was, so that a commit can be fenced."""
+
+    def __init__(self, offsets: Mapping[str, Mapping[int, int]] = {}, *, member: str | None = None, handle: Any = None) -> None:  # noqa: B006
+        super().__init__({topic: dict(parts) for topic, parts in offsets.items()})
+        self.member = member
+        self.handle = handle
+
+
+@dataclass(frozen=True)
+class Control:
+    """A control batch: it takes one offset, and `read` skips it."""
+
+    partition: int
+    offset: int
+    timestamp: datetime
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class PartitionLag:
+    """How far a group is behind in one partition: in rows, and in seconds since its next row was appended."""
+
+    group: str
+    topic: str
+    partition: int
+    committed: int | None
+    end: int
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class MemberInfo:
+    member: str
+    partitions: tuple[tuple[str, int], ...]
+    host: str = ""
+    seconds_since_heartbeat: float = 0.0
+
+
+@dataclass(frozen=True)
+class GroupInfo:
+    """A consumer group: who reads what (`kind` "group"), or a queue's group (`kind` "queue")."""
+
+    name: str
+    kind: str
+    generation: int
+    members: tuple[MemberInfo, ...]
+    committed: Mapping[str, Mapping[int, int]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something `verify` found: `kind` is "ok", "torn", "corrupt", "missing" or "orphan"."""
+
+    kind: str
+    file: str
+    position: int
+    message: str
+    topic: str = ""
+    partition: int = -1
+    offset: int = -1
+
+
+@dataclass(frozen=True)
+class TopicStats:
+    name: str
+    partitions: int
+    rows: int
+    bytes: int
+    segments: int
+    earliest: Mapping[int, int]
+    end: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Rows put aside by a task (of Spark, say), to be made part of a transaction by its driver. Small, picklable."""
+
+    topic: str
+    partitions: Mapping[int, tuple[str, int]]  # partition -> (file, rows)
+    rows: int
+
+
+class Batches(ABC, Iterable[pa.RecordBatch]):
+    """A lazy read: iterate over its Arrow batches, or take it whole with `to_table()`."""
+
+    schema: pa.Schema
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[pa.RecordBatch]: ...
+
+    def to_table(self) -> pa.Table:
+        return pa.Table.from_batches(list(self), schema=self.schema)
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        return self.to_table().to_pylist()
+
+
+class Closing(ABC):
+    """Something to close, usable in `with`."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Producer(Closing):
+    """Appends to one topic. With an id it is idempotent: its appends are numbered, and a repeated number is not stored again."""
+
+    topic: str
+    id: str | None
+    epoch: int
+
+    @property
+    @abstractmethod
+    def last_sequence(self) -> int:
+        """The last number stored for this id in this topic; -1 if none."""
+
+    @abstractmethod
+    def append(self, rows: Rows, *, sequence: int | None = None, headers: Headers | None = None, partition: int | None = None) -> Position:
+        """Store rows, atomically over partitions. Returns when they are durable."""
+
+    @abstractmethod
+    def upsert(self, rows: Rows, *, sequence: int | None = None, headers: Headers | None = None) -> Position:
+        """On a table's topic: rows that are now the newest for their keys."""
+
+    @abstractmethod
+    def delete(self, keys: Any, *, sequence: int | None = None) -> Position:
+        """On a table's topic: tombstones. Keys are values (one key column), tuples, or rows with the key's columns."""
+
+
+class Transaction(Closing):
+    """Appends to many topics, group offsets and notes, visible at once or never. Leaving `with` commits; an exception aborts."""
+
+    id: str
+
+    @abstractmethod
+    def append(self, topic: str, rows: Rows, *, headers: Headers | None = None, partition: int | None = None) -> None: ...
+
+    @abstractmethod
+    def upsert(self, topic: str, rows: Rows) -> None: ...
+
+    @abstractmethod
+    def delete(self, topic: str, keys: Any) -> None: ...
+
+    @abstractmethod
+    def append_control(self, topic: str, partition: int, payload: bytes) -> None: ...
+
+    @abstractmethod
+    def adopt(self, staged: Staged) -> None:
+        """Make rows that a task staged part of this transaction."""
+
+    @abstractmethod
+    def commit_offsets(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> None: ...
+
+    @abstractmethod
+    def set_note(self, name: str, value: str | None, **expect: str | None) -> None:
+        """Store a small value with the transaction. With `expect=`, the commit fails with NoteConflict if it has another value by then."""
+
+    @abstractmethod
+    def commit(self) -> Position: ...
+
+    @abstractmethod
+    def abort(self) -> None: ...
+
+    def close(self) -> None:
+        self.abort()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.abort()
+
+
+class Consumer(Closing):
+    """One member of a group. Partitions are shared out among members; what is delivered stays the group's until committed."""
+
+    group: str
+    topics: tuple[str, ...]
+
+    @abstractmethod
+    def poll(self, timeout: Duration = "1 second", max_rows: int | None = None) -> list[pa.RecordBatch]:
+        """The next rows of this member's partitions, one batch per topic and partition at a time; empty when none came in time."""
+
+    @abstractmethod
+    def positions(self) -> Positions:
+        """The next offset of each partition this member owns."""
+
+    @abstractmethod
+    def commit(self, positions: Mapping[str, Mapping[int, int]] | None = None) -> None:
+        """Remember positions (of everything delivered, if none are given) for the group. MemberFenced if a partition was lost."""
+
+    @abstractmethod
+    def seek(self, partition: int, offset: int, *, topic: str | None = None) -> None: ...
+
+    @abstractmethod
+    def assignment(self) -> Mapping[str, tuple[int, ...]]: ...
+
+
+class Message(ABC):
+    """One message from a queue, leased until its visibility runs out."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime
+    deliveries: int
+    row: dict[str, Any]
+    headers: list[tuple[str, bytes | None]]
+    receipt: str
+
+    @abstractmethod
+    def ack(self) -> None: ...
+
+    @abstractmethod
+    def nack(self, delay: Duration = "0 seconds") -> None: ...
+
+    @abstractmethod
+    def renew(self, visibility: Duration = "30 seconds") -> None: ...
+
+
+class Queue(Closing):
+    """A topic used as a queue: messages are taken, acknowledged or given back one by one; order is given up."""
+
+    topic: str
+    group: str
+    delivery_limit: int
+
+    @abstractmethod
+    def receive(self, max_messages: int = 1, *, visibility: Duration = "30 seconds", wait: Duration = "0 seconds") -> Sequence[Message]: ...
+
+    @abstractmethod
+    def ack(self, receipts: Iterable[str]) -> None:
+        """Acknowledge by receipt, for scripts."""
+
+    @abstractmethod
+    def nack(self, receipts: Iterable[str], delay: Duration = "0 seconds") -> None: ...
+
+
+class Log(Closing):
+    """A durable, partitioned log: topics, producers, transactions, groups and queues."""
+
+    address: str
+
+    # Topics
+
+    @abstractmethod
+    def create_topic(
+        self,
+        name: str,
+        schema: str,
+        *,
+        key: str | Sequence[str] | None = None,
+        partitions: int = 1,
+        retention: Duration | None = None,
+        retention_bytes: int | None = None,
+        compact: bool = False,
+        tombstones: Duration = "1 day",
+        segment_bytes: int = 64 << 20,
+        segment_age: Duration = "7 days",
+        compression: str = "none",
+        exist_ok: bool = False,
+    ) -> TopicInfo: ...
+
+    @abstractmethod
+    def create_table(
+        self,
+        name: str,
+        schema: str,
+        *,
+        primary_key: str | Sequence[str],
+        history: Duration | None = None,
+        partitions: int = 1,
+        tombstones: Duration = "1 day",
+        segment_bytes: int = 64 << 20,
+        segment_age: Duration = "7 days",
+        compression: str = "none",
+        exist_ok: bool = False,
+    ) -> TopicInfo: ...
+
+    @abstractmethod
+    def alter_topic(
+        self,
+        name: str,
+        *,
+        add_columns: str | None = None,
+        partitions: int | None = None,
+        allow_moving_keys: bool = False,
+        **settings: Any,
+    ) -> TopicInfo:
+        """Add nullable columns, add partitions (a keyed topic only with allow_moving_keys=True), or change retention and the like."""
+
+    @abstractmethod
+    def delete_topic(self, name: str) -> None: ...
+
+    @abstractmethod
+    def topics(self) -> list[str]: ...
+
+    @abstractmethod
+    def topic(self, name: str) -> TopicInfo: ...
+
+    # Writing
+
+    @abstractmethod
+    def producer(self, topic: str, id: str | None = None, *, partitioner: Partitioner | None = None) -> Producer: ...
+
+    @abstractmethod
+    def transaction(self, id: str, *, timeout: Duration = "1 minute") -> Transaction: ...
+
+    @abstractmethod
+    def append_control(self, topic: str, partition: int, payload: bytes) -> Position: ...
+
+    @abstractmethod
+    def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None) -> Staged:
+        """Put rows aside, durably but invisibly, for a transaction of another process to adopt."""
+
+    # Reading
+
+    @abstractmethod
+    def read(
+        self,
+        topic: str,
+        partition: int | None = None,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        headers: bool = False,
+        on_corrupt: str = "raise",
+    ) -> Batches:
+        """Committed rows, with `_partition`, `_offset` and `_timestamp` behind the topic's columns. All partitions if none is named."""
+
+    @abstractmethod
+    def read_control(self, topic: str, partition: int, start: int | None = None, stop: int | None = None) -> list[Control]: ...
+
+    @abstractmethod
+    def start_offsets(self, topic: str) -> dict[int, int]: ...
+
+    @abstractmethod
+    def end_offsets(self, topic: str) -> dict[int, int]: ...
+
+    @abstractmethod
+    def snapshot(self, topics: Iterable[str]) -> Positions:
+        """The ends of several topics at one moment; on the embedded log it never cuts a transaction in two."""
+
+    @abstractmethod
+    def offsets_at(self, topic: str, time: datetime | str | float) -> dict[int, int]:
+        """For each partition the first offset appended at or after a time (the end, if there is none)."""
+
+    # Groups, queues, notes
+
+    @abstractmethod
+    def consumer(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        *,
+        start: str = "earliest",
+        session_timeout: Duration = "10 seconds",
+        max_rows: int = 100_000,
+        on_lost: str = "raise",
+        headers: bool = False,
+    ) -> Consumer: ...
+
+    @abstractmethod
+    def queue(self, topic: str, group: str, *, delivery_limit: int = 5) -> Queue: ...
+
+    @abstractmethod
+    def groups(self) -> list[str]: ...
+
+    @abstractmethod
+    def group(self, name: str) -> GroupInfo: ...
+
+    @abstractmethod
+    def committed(self, group: str) -> Positions: ...
+
+    @abstractmethod
+    def reset_group(
+        self, group: str, topic: str, to: str | int | datetime, *, partitions: Sequence[int] | None = None
+    ) -> Positions:
+        """Move a group that nobody reads with: to "earliest", "latest", an offset, or a time. Returns the new positions."""
+
+    @abstractmethod
+    def lag(self, group: str | None = None) -> list[PartitionLag]: ...
+
+    @abstractmethod
+    def note(self, name: str) -> str | None:
+        """A small value stored by a transaction's `set_note`."""
+
+    # Care
+
+    @abstractmethod
+    def verify(self, topic: str | None = None) -> list[Finding]: ...
+
+    @abstractmethod
+    def stats(self, topic: str | None = None) -> list[TopicStats]: ...
+
+    @abstractmethod
+    def maintain(self, topic: str | None = None) -> dict[str, Any]:
+        """Apply retention and compaction now. Returns what was removed."""

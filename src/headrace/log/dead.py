@@ -1,0 +1,151 @@
+"""Dead letters: rows or bytes that could not be used, with where and why. Everywhere the same, on every backend.
+
+They stand in a topic `<name>.dead`, of the topic, step, sink or gateway that refused them; they can be listed, and replayed after a fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.errors import HeadraceError, InputError
+from headrace.log.api import OFFSET_COLUMN, PARTITION_COLUMN, Log, TopicInfo
+from headrace.log.kafka.json_rows import decode, encode
+
+SUFFIX = ".dead"
+_SCHEMA = (
+    "place STRING, reason STRING, `at` TIMESTAMP, source_partition INT, source_offset BIGINT, tick BIGINT, row STRING, payload BINARY, key BINARY"
+)
+_MOST_ROWS_A_READ = 100_000
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """`row` as JSON text (see `row_to_text`), or `payload` as the bytes that came."""
+
+    place: str
+    reason: str
+    partition: int | None = None
+    offset: int | None = None
+    tick: int | None = None
+    row: str | None = None
+    payload: bytes | None = None
+    key: bytes | None = None
+
+
+@dataclass(frozen=True)
+class DeadTopic:
+    name: str
+    of: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """How many letters went back into their topic, and why the others did not."""
+
+    replayed: int
+    failed: list[tuple[int, int, str]] = field(default_factory=list)  # (partition, offset in the dead topic, reason)
+
+
+def dead_name(topic: str) -> str:
+    return topic + SUFFIX
+
+
+def ensure_topic(log: Log, topic: str) -> str:
+    """The dead-letter topic of a topic, made if it is missing."""
+    name = dead_name(topic)
+    if name not in log.topics():
+        log.create_topic(name, _SCHEMA, exist_ok=True)
+    return name
+
+
+def letters_to_rows(letters: Iterable[DeadLetter]) -> list[dict[str, Any]]:
+    at = datetime.now(UTC)
+    return [
+        {
+            "place": letter.place, "reason": letter.reason, "at": at, "source_partition": letter.partition, "source_offset": letter.offset,
+            "tick": letter.tick, "row": letter.row, "payload": letter.payload, "key": letter.key,
+        }
+        for letter in letters
+    ]  # fmt: skip
+
+
+def divert(log: Log, topic: str, letters: Sequence[DeadLetter] | Sequence[Mapping[str, Any]]) -> None:
+    """Put letters into the dead-letter topic of a topic."""
+    if letters:
+        entries = [letter if isinstance(letter, DeadLetter) else DeadLetter(**letter) for letter in letters]
+        with log.producer(ensure_topic(log, topic)) as producer:
+            producer.append(letters_to_rows(entries))
+
+
+def topics(log: Log) -> list[DeadTopic]:
+    """Every dead-letter topic with how many letters it holds."""
+    found = []
+    for name in log.topics():
+        if name.endswith(SUFFIX):
+            start, end = log.start_offsets(name), log.end_offsets(name)
+            found.append(DeadTopic(name, name[: -len(SUFFIX)], sum(end[p] - start[p] for p in end)))
+    return found
+
+
+def letters(log: Log, topic: str, start: int | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+    """The letters of a topic (named with or without `.dead`), oldest first."""
+    name = topic if topic.endswith(SUFFIX) else dead_name(topic)
+    rows: list[dict[str, Any]] = []
+    for batch in log.read(name, start=start):
+        rows += batch.to_pylist()
+        if limit is not None and len(rows) >= limit:
+            return rows[:limit]
+        if len(rows) > _MOST_ROWS_A_READ:
+            raise InputError(f"{name} has more than {_MOST_ROWS_A_READ} letters.", fix="name a limit.")
+    return rows
+
+
+def replay(log: Log, topic: str, offsets: Iterable[int] | None = None) -> ReplayResult:
+    """Append letters to their topic again, each once: a letter that was replayed before is left out."""
+    name = topic if topic.endswith(SUFFIX) else dead_name(topic)
+    of = name[: -len(SUFFIX)]
+    info = log.topic(of)
+    wanted = None if offsets is None else set(offsets)
+    replayed, failed = 0, []
+    for letter in letters(log, name):
+        at = (letter[PARTITION_COLUMN], letter[OFFSET_COLUMN])
+        if wanted is not None and at[1] not in wanted:
+            continue
+        try:
+            replayed += _replay_one(log, info, letter, f"{at[0]}.{at[1]}")
+        except HeadraceError as error:
+            failed.append((*at, error.message))
+    return ReplayResult(replayed, failed)
+
+
+def _replay_one(log: Log, info: TopicInfo, letter: Mapping[str, Any], identity: str) -> int:
+    """A note, set in the same transaction, remembers that it was done."""
+    note = f"replayed.{info.name}{SUFFIX}.{identity}"
+    if log.note(note) is not None:
+        return 0
+    text = letter["row"] if letter["row"] is not None else (letter["payload"] or b"").decode(errors="replace")
+    batch = row_from_text(text, info.arrow_schema, info.name)
+    with log.transaction(f"replay.{info.name}") as tx:
+        tx.append(info.name, batch)
+        tx.set_note(note, "done", expect=None)
+    return 1
+
+
+def row_from_text(text: str, schema: pa.Schema, topic: str) -> pa.RecordBatch:
+    """A row from its JSON text, by the topic's schema."""
+    decoded = decode([text.encode()], schema)
+    if decoded.misfits:
+        raise InputError(f"The letter still does not fit {topic!r}: {decoded.misfits[0]}", fix="mend the topic or the row, and replay it again.")
+    return decoded.batch
+
+
+def row_to_text(batch: pa.RecordBatch) -> list[str]:
+    """Each row's JSON text, as `row_from_text` reads it."""
+    return [value.decode() for value in encode(batch)]
+

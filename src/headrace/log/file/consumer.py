@@ -1,0 +1,231 @@
+"""The embedded log's consumer: a member of a group that reads its partitions in turn."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.durations import to_us
+from headrace.errors import BadPartition, InputError, OffsetOutOfRange
+from headrace.log.api import Consumer, Duration, Positions
+from headrace.log.file.draft import Draft
+from headrace.log.file.groups import check_owner, coordinate, leave, parse_partition_key, partition_key
+from headrace.log.file.reader import FileBatches
+from headrace.log.names import check_name
+
+if TYPE_CHECKING:
+    from headrace.log.file.log import FileLog
+    from headrace.log.file.state import GroupState, State
+
+_SHORTEST_NAP_S, _LONGEST_NAP_S = 0.001, 0.01
+_LONGEST_WITHOUT_POLL_S = 300.0
+TOPIC_METADATA = b"headrace.topic"
+
+
+class Heartbeat:
+    """Says that a member is alive, by touching a file; for as long as its owner polls at all."""
+
+    def __init__(self, path: Path, timeout_us: int) -> None:
+        self.path = path
+        self.polled = time.monotonic()
+        self._stop = Event()
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        self._thread = Thread(target=self._beat, args=(timeout_us / 3_000_000,), daemon=True, name=f"heartbeat {path.name}")
+        self._thread.start()
+
+    def _beat(self, every_s: float) -> None:
+        while not self._stop.wait(every_s):
+            if time.monotonic() - self.polled < _LONGEST_WITHOUT_POLL_S:
+                try:
+                    os.utime(self.path)
+                except FileNotFoundError:
+                    self.path.touch()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)
+        self.path.unlink(missing_ok=True)
+
+
+def heartbeat_path(root: Path, group: str, member: str) -> Path:
+    return root / "groups" / f"{group}~{member}"
+
+
+def heartbeat_age_s(root: Path, group: str, member: str) -> float:
+    try:
+        return max(0.0, time.time() - heartbeat_path(root, group, member).stat().st_mtime)
+    except FileNotFoundError:
+        return float("inf")
+
+
+def dead_members(root: Path, name: str, group: GroupState) -> list[str]:
+    """Members that have not been heard of for longer than they promised."""
+    return [member for member, about in group.members.items() if heartbeat_age_s(root, name, member) > about["timeout_us"] / 1e6]
+
+
+class FileConsumer(Consumer):
+    def __init__(
+        self, log: FileLog, topics: tuple[str, ...], group: str, *, start: str, session_timeout: Duration, max_rows: int, on_lost: str, headers: bool
+    ) -> None:
+        if start not in {"earliest", "latest"} or on_lost not in {"raise", "earliest", "latest"}:
+            raise InputError(f"start={start!r}, on_lost={on_lost!r}.", fix="start is 'earliest' or 'latest'; on_lost is 'raise', 'earliest' or 'latest'.")
+        self.log, self.topics, self.group = log, topics, check_name(group, what="group")
+        self._start, self._max_rows, self._on_lost, self._headers = start, max_rows, on_lost, headers
+        for topic in topics:
+            log.topic_state(topic)
+        timeout_us = to_us(session_timeout, what="session_timeout")
+        self.member = f"{socket.gethostname()[:40]}-{os.getpid()}-{os.urandom(4).hex()}"
+        self._about = {"topics": sorted(topics), "timeout_us": timeout_us, "host": socket.gethostname()}
+        self._check_every_s = timeout_us / 3e6
+        self._heartbeat = Heartbeat(heartbeat_path(log.store.root, group, self.member), timeout_us)
+        self._generation = -1
+        self._counts: tuple[int, ...] = ()
+        self._checked = 0.0
+        self._positions: dict[str, int] = {}  # partition's key -> next offset
+        self._turn = 0
+        self._closed = False
+        self._coordinate()
+
+    # Membership
+
+    def _coordinate(self) -> None:
+        state = self.log.store.view()
+        known = state.groups.get(self.group)
+        dead = [member for member in dead_members(self.log.store.root, self.group, known) if member != self.member] if known else []
+        self._generation, owned = self.log.committer.submit(lambda draft: coordinate(draft, self.group, self.member, self._about, dead))
+        self._checked = time.monotonic()
+        self._counts = self._partition_counts(state)
+        self._positions = {key: offset for key, offset in self._positions.items() if key in owned}
+        for key in owned - set(self._positions):
+            self._positions[key] = self._first_position(key)
+
+    def _partition_counts(self, state: State) -> tuple[int, ...]:
+        return tuple(len(state.topics[topic].partitions) if topic in state.topics else 0 for topic in self.topics)
+
+    def _first_position(self, key: str) -> int:
+        topic, number = parse_partition_key(key)
+        state = self.log.store.view()
+        group = state.groups.get(self.group)
+        committed = group.committed.get(topic, {}).get(number) if group else None
+        if committed is not None:
+            return committed
+        partition = state.topic(topic).partitions[number]
+        return partition.start if self._start == "earliest" else partition.end
+
+    def _keep_up(self) -> State:
+        """Notice that the group or its topics changed, or that a member died."""
+        state = self.log.store.view()
+        group = state.groups.get(self.group)
+        changed = group is None or group.generation != self._generation or self._partition_counts(state) != self._counts
+        if not changed and group is not None and time.monotonic() - self._checked > self._check_every_s:
+            self._checked = time.monotonic()
+            changed = any(member != self.member for member in dead_members(self.log.store.root, self.group, group))
+        if changed:
+            self._coordinate()
+            state = self.log.store.view()
+        return state
+
+    # Reading
+
+    def poll(self, timeout: Duration = "1 second", max_rows: int | None = None) -> list[pa.RecordBatch]:
+        self._check_open()
+        deadline = time.monotonic() + to_us(timeout, what="timeout") / 1e6
+        nap = _SHORTEST_NAP_S
+        while True:
+            self._heartbeat.polled = time.monotonic()
+            batches = self._read(self._keep_up(), max_rows or self._max_rows)
+            if batches or time.monotonic() >= deadline:
+                return batches
+            time.sleep(min(nap, max(0.0, deadline - time.monotonic())))
+            nap = min(2 * nap, _LONGEST_NAP_S)
+
+    def _read(self, state: State, room: int) -> list[pa.RecordBatch]:
+        """What is there, a partition at a time, each in its turn first."""
+        keys = sorted(self._positions)
+        self._turn += 1
+        batches: list[pa.RecordBatch] = []
+        for index in range(len(keys)):
+            if room <= 0:
+                break
+            key = keys[(index + self._turn) % len(keys)]
+            taken = self._read_partition(state, key, room)
+            room -= sum(batch.num_rows for batch in taken)
+            batches += taken
+        return batches
+
+    def _read_partition(self, state: State, key: str, room: int) -> list[pa.RecordBatch]:
+        topic, number = parse_partition_key(key)
+        known = state.topics.get(topic)
+        if known is None:
+            return []
+        start, end = self._found(key, known.partitions[number].start, known.partitions[number].end), known.partitions[number].end
+        if start >= end:
+            return []
+        reader = self.log.partition_reader(known, number)
+        stop = min(end, start + room)
+        rows = FileBatches(known.info, [(reader, start, stop)], headers=self._headers)
+        metadata = {TOPIC_METADATA: topic.encode()}
+        batches = [batch.replace_schema_metadata(metadata) for batch in rows]
+        self._positions[key] = stop
+        return batches
+
+    def _found(self, key: str, start: int, end: int) -> int:
+        """The position to go on from, when retention may have overtaken it."""
+        position = self._positions[key]
+        if start <= position:
+            return position
+        topic, number = parse_partition_key(key)
+        if self._on_lost == "raise":
+            raise OffsetOutOfRange(topic, number, position, start, end)
+        self._positions[key] = start if self._on_lost == "earliest" else end
+        return self._positions[key]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InputError("This consumer was closed.", fix="open another one with log.consumer(...).")
+
+    # Positions
+
+    def positions(self) -> Positions:
+        offsets: dict[str, dict[int, int]] = {}
+        for key, offset in sorted(self._positions.items()):
+            topic, number = parse_partition_key(key)
+            offsets.setdefault(topic, {})[number] = offset
+        return Positions(offsets, member=self.member)
+
+    def commit(self, positions: Mapping[str, Mapping[int, int]] | None = None) -> None:
+        self._check_open()
+        wanted = self.positions() if positions is None else positions
+
+        def decide(draft: Draft) -> None:
+            check_owner(draft.state, self.group, wanted, self.member)
+            for topic, offsets in wanted.items():
+                draft.do("offsets", self.group, topic, {str(partition): offset for partition, offset in offsets.items()})
+
+        if any(wanted.values()):
+            self.log.committer.submit(decide)
+
+    def seek(self, partition: int, offset: int, *, topic: str | None = None) -> None:
+        topic = topic or self.topics[0]
+        key = partition_key(topic, partition)
+        if key not in self._positions:
+            raise BadPartition(f"This member does not own {topic}[{partition}].", fix=f"it owns {sorted(self._positions)}.")
+        self.log.partition_reader(self.log.topic_state(topic), partition).check_start(offset)
+        self._positions[key] = offset
+
+    def assignment(self) -> Mapping[str, tuple[int, ...]]:
+        return {topic: tuple(offsets) for topic, offsets in self.positions().items()}
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._heartbeat.stop()
+            self.log.committer.submit(lambda draft: leave(draft, self.group, self.member))

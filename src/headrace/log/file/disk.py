@@ -1,0 +1,152 @@
+"""The file layer: every change the embedded log makes to a disk goes through here.
+
+One place, so that a test can record each write, sync and rename and replay any crash between them (headrace.testing.crash), and a
+benchmark can pretend that the disk is slow.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.errors import DiskFull
+
+Buffer = bytes | bytearray | memoryview
+_MOST_BUFFERS_A_WRITE = 512  # below every system's IOV_MAX
+
+
+class DiskFile:
+    """An open file that is written at given positions only."""
+
+    def __init__(self, disk: Disk, path: Path, descriptor: int) -> None:
+        self.disk, self.path, self.descriptor = disk, path, descriptor
+
+    def read(self, length: int, position: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file."""
+        data = os.pread(self.descriptor, length, position)
+        while len(data) < length:
+            more = os.pread(self.descriptor, length - len(data), position + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def write(self, buffers: Sequence[Buffer], position: int) -> int:
+        """Write all buffers one behind the other; returns the position behind them."""
+        for first in range(0, len(buffers), _MOST_BUFFERS_A_WRITE):
+            position = self._write_some(buffers[first : first + _MOST_BUFFERS_A_WRITE], position)
+        return position
+
+    def _write_some(self, buffers: Sequence[Buffer], position: int) -> int:
+        total = sum(map(len, buffers))
+        try:
+            written = os.pwritev(self.descriptor, buffers, position)
+            while written < total:  # a signal or a nearly full disk can cut a write short
+                rest = b"".join(buffers)[written:]
+                written += os.pwrite(self.descriptor, rest, position + written)
+        except OSError as error:
+            raise _explained(error, self.path) from error
+        return position + total
+
+    def sync(self) -> None:
+        try:
+            os.fsync(self.descriptor)
+        except OSError as error:
+            raise _explained(error, self.path) from error
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self.descriptor, size)
+
+    def size(self) -> int:
+        return os.fstat(self.descriptor).st_size
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+    @contextmanager
+    def locked(self, *, wait: bool = True) -> Iterator[bool]:
+        """Hold this file's lock against other processes and other handles; yields False if it is taken and `wait` is false."""
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+
+
+class Disk:
+    """The real disk. Subclasses record, slow down or break what it does."""
+
+    def open(self, path: Path, *, create: bool = False, write: bool = True) -> DiskFile:
+        flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        try:
+            return DiskFile(self, path, os.open(path, flags, 0o644))
+        except OSError as error:
+            raise _explained(error, path) from error
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory and the ones above it that are missing, each durable in its parent."""
+        if path.is_dir():
+            return
+        self.make_directory(path.parent)
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            return
+        except OSError as error:
+            raise _explained(error, path) from error
+        self.sync_directory(path.parent)
+
+    def sync_directory(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def remove_directory(self, path: Path) -> None:
+        os.rmdir(path)
+
+    def replace_file(self, path: Path, content: bytes) -> None:
+        """Give a file new content, whole or not at all, durably."""
+        fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        file = self.open(fresh, create=True)
+        try:
+            file.write([content], 0)
+            file.sync()
+        finally:
+            file.close()
+        self.rename(fresh, path)
+        self.sync_directory(path.parent)
+
+    def boot(self) -> bytes:
+        """16 bytes that change when the machine was restarted: what was written but not synced may be gone then."""
+        try:
+            return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
+        except OSError:  # not Linux: assume the worst at each start of a process
+            return os.getpid().to_bytes(16, "little")
+
+
+def _explained(error: OSError, path: Path) -> OSError | DiskFull:
+    """A full disk is an error of its own: the caller may make room and go on."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return DiskFull(f"There is no room left on the disk for {path}; what was stored earlier is intact.", fix="make room, then append again.")
+    return error

@@ -1,0 +1,220 @@
+"""Keeping house: checkpoints, retention, and sweeping what nobody needs. In the background of any writer, and by command.
+
+One process at a time does it. It takes the log's lock for moments only; files go after the journal has said that they may.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+from headrace.errors import HeadraceError
+from headrace.log.file import checkpoint, staging
+from headrace.log.file.compaction import compact_partition
+from headrace.log.file.draft import Draft
+from headrace.log.file.journal import FILE_HEADER_BYTES, ROLL, encode_record
+from headrace.log.file.segment import INDEX_SUFFIX, SegmentPlace, segments_in
+from headrace.log.file.store import now_us
+
+if TYPE_CHECKING:
+    from headrace.log.file.log import FileLog
+    from headrace.log.file.state import TopicState
+
+logger = logging.getLogger("headrace.log")
+CHECKPOINT_RECORDS = 5_000
+CHECKPOINT_BYTES = 16 << 20
+_EVERY_S = 30.0
+
+
+class Housekeeper:
+    """Runs in a thread of a process that writes."""
+
+    def __init__(self, log: FileLog) -> None:
+        self.log = log
+        self._wake, self._stopped = Event(), False
+        self._thread: Thread | None = None
+
+    def note_commit(self) -> None:
+        """Called behind each commit: begin to run, and hurry if a checkpoint is due."""
+        if self._thread is None:
+            self._thread = Thread(target=self._run, daemon=True, name="headrace housekeeping")
+            self._thread.start()
+        if checkpoint_due(self.log):
+            self._wake.set()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._wake.wait(_EVERY_S * random.uniform(0.8, 1.2))
+            self._wake.clear()
+            if self._stopped:
+                return
+            try:
+                keep_house(self.log)
+            except (HeadraceError, OSError) as error:  # the next writer or the next turn will do it
+                logger.warning("Housekeeping in %s failed: %s", self.log.store.root, error)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout=30)
+
+
+def checkpoint_due(log: FileLog) -> bool:
+    return log.committer.records_since_checkpoint >= CHECKPOINT_RECORDS or log.committer.bytes_since_checkpoint >= CHECKPOINT_BYTES
+
+
+def keep_house(log: FileLog, topic: str | None = None) -> dict[str, int]:
+    """Do what is due, for one topic or all. Returns what was removed."""
+    done = {"segments_deleted": 0, "segments_compacted": 0, "rows_removed": 0, "staging_swept": 0}
+    lock = log.store.disk.open(log.store.root / "journal" / "housekeeping", create=True)
+    with lock.locked(wait=False) as mine:
+        if mine:
+            if checkpoint_due(log):
+                make_checkpoint(log)
+            for name in [topic] if topic is not None else list(log.store.view().topics):
+                _keep_topic(log, name, done)
+            with log.store.locked():
+                done["staging_swept"] = staging.sweep(log.store, now_us())
+            _remove_deleted_topics(log)
+    lock.close()
+    return done
+
+
+def make_checkpoint(log: FileLog) -> None:
+    """The steps:
+
+    1. under the lock: end the journal's file, begin the next one, and take the state as of there
+    2. sync every segment that was written since the last checkpoint
+    3. store the checkpoint, whole or not at all
+    4. say in the journal that this is done
+    5. forget older checkpoints, and journal files that only they needed
+    """
+    store = log.store
+    with store.locked() as newest:  # 1
+        mark = store.marker.read()
+        file = newest.journal.file_at(newest.base)
+        file.write(encode_record(ROLL, 0, mark.lsn if mark else 0, {}), newest.lsn - newest.base)
+        file.sync()
+        newest.base += file.size()
+        newest.lsn = newest.base + FILE_HEADER_BYTES
+        newest.journal.create_file(newest.base)
+        store.marker.publish(newest.lsn)
+        newest.state.rolled()
+        newest.records_since_checkpoint = 0
+        lsn, base, state = newest.lsn, newest.base, newest.state.dump()
+        touched = set(newest.state.dirty_before)
+    for directory, partition, name in touched:  # 2
+        _sync_segment(log, directory, partition, name)
+    checkpoint.save(store.disk, store.journal_directory, lsn, base, state)  # 3
+    log.committer.submit(lambda draft: draft.do("checkpointed"))  # 4
+    checkpoint.forget_old(store.disk, store.journal_directory, newest.journal.bases())  # 5
+
+
+def _sync_segment(log: FileLog, directory: str, partition: int, name: str) -> None:
+    path = log.store.partition_directory(directory, partition) / name
+    try:
+        file = log.store.disk.open(path)
+    except FileNotFoundError:  # removed meanwhile
+        return
+    file.sync()
+    file.close()
+    log.store.disk.sync_directory(path.parent)
+
+
+def _keep_topic(log: FileLog, name: str, done: dict[str, int]) -> None:
+    topic = log.store.view().topics.get(name)
+    if topic is None:
+        return
+    for number in range(len(topic.partitions)):
+        done["segments_deleted"] += retain(log, topic, number)
+        compacted, rows = compact_partition(log, topic, number)
+        done["segments_compacted"] += compacted
+        done["rows_removed"] += rows
+
+
+def retain(log: FileLog, topic: TopicState, number: int) -> int:
+    """Remove segments that are too old or too many. The journal says so first; a crash in between leaves files for the next sweep."""
+    _end_old_segment(log, topic, number)
+    places = segments_in(log.store.partition_directory(topic.directory, number))
+    start = _new_start(log, topic, number, places)
+
+    def decide(draft: Draft) -> int:
+        current = draft.state.topic(topic.name)
+        if start > current.partitions[number].start:
+            draft.do("start", topic.name, number, start)
+        return current.partitions[number].start
+
+    true_start = log.committer.submit(decide) if start > topic.partitions[number].start else topic.partitions[number].start
+    return _remove_before(log, topic, number, places, true_start)
+
+
+def _end_old_segment(log: FileLog, topic: TopicState, number: int) -> None:
+    """A segment that nobody writes any more must still grow too old some day."""
+    info, partition = topic.info, topic.partitions[number]
+    age_us = now_us() - partition.opened_us
+    lifetime_us = min(info.segment_us, info.retention_us if info.retention_us is not None else info.segment_us)
+    if partition.position and partition.end > partition.segment and age_us > lifetime_us:
+
+        def decide(draft: Draft) -> None:
+            current = draft.state.topic(topic.name)
+            if current.partitions[number].segment == partition.segment:
+                draft.roll(current, number)
+
+        log.committer.submit(decide)
+
+
+def _new_start(log: FileLog, topic: TopicState, number: int, places: list[SegmentPlace]) -> int:
+    """The first offset to be kept, by age and by size. The segment being written always stays."""
+    info = topic.info
+    partition = log.store.view().topic(topic.name).partitions[number]
+    sealed = [place for place in places if place.base < partition.segment]
+    bases = [place.base for place in places if place.base <= partition.segment] + [partition.segment]
+    start = partition.start
+    if info.retention_us is not None:
+        limit = log.partition_reader(log.store.view().topic(topic.name), number).first_since(now_us() - info.retention_us)
+        start = max([start, *(after for place, after in zip(sealed, bases[1:], strict=False) if after <= limit)])
+    if info.retention_bytes is not None:
+        sizes = [_size(log, topic, number, place) for place in places]
+        total = sum(sizes)
+        for place, after, size in zip(sealed, bases[1:], sizes, strict=False):
+            if total <= info.retention_bytes:
+                break
+            total -= size
+            start = max(start, after) if place.base >= 0 else start
+    return start
+
+
+def _size(log: FileLog, topic: TopicState, number: int, place: SegmentPlace) -> int:
+    try:
+        return (log.store.partition_directory(topic.directory, number) / place.name).stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _remove_before(log: FileLog, topic: TopicState, number: int, places: list[SegmentPlace], start: int) -> int:
+    """Unlink segments all of whose offsets are below the start."""
+    directory = log.store.partition_directory(topic.directory, number)
+    removed = 0
+    for place, following in zip(places, places[1:] + [None], strict=True):
+        after = following.base if following else topic.partitions[number].segment
+        if after <= start and place.base < after:
+            path = directory / place.name
+            log.store.disk.unlink(path.with_suffix(INDEX_SUFFIX))
+            log.store.disk.unlink(path)
+            removed += 1
+    if removed:
+        log.cache.forget(topic.directory, number)
+    return removed
+
+
+def _remove_deleted_topics(log: FileLog) -> None:
+    """Directories of topics that were deleted. Under the lock, so that none is being made."""
+    with log.store.locked() as newest:
+        known = {topic.directory for topic in newest.state.topics.values()}
+        found = [path for path in (log.store.root / "topics").glob("*~*") if path.name not in known]
+    for path in found:
+        shutil.rmtree(path, ignore_errors=True)

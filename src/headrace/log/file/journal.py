@@ -1,0 +1,195 @@
+"""The commit journal: the one place where something becomes true, and the order in which it did.
+
+A journal is a stream of records in files named by the position (LSN) at which they start. A record has a small JSON part (the operations
+that `state` applies) and a blob (the frames of small appends, so that one sync makes them durable wherever they belong). Each record
+says how far the journal was known to be durable when it was written: what is broken behind that point is a torn tail, before it is rot.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import CorruptJournal, NewerFormat
+from headrace.log.file.disk import Buffer, Disk, DiskFile
+
+FILE_MAGIC, RECORD_MAGIC = b"HRJL", b"HRR\xf3"
+VERSION = 1
+COMMIT, ROLL = 0, 1
+_FILE = struct.Struct("<4sHHQ")
+FILE_HEADER_BYTES = 64
+_RECORD = struct.Struct("<4sHHIIIIQQ")
+_CRC_AT = 16
+_CHUNK = 1 << 20
+SUFFIX = ".journal"
+
+
+@dataclass(slots=True)
+class Record:
+    lsn: int
+    end: int
+    kind: int
+    durable: int
+    commit: int
+    meta: dict[str, Any]
+    blob: memoryview
+
+
+@dataclass(slots=True)
+class Damage:
+    """Bytes that are no record. `after` is where the next sound one starts, or None; `proven` what later records say was durable."""
+
+    lsn: int
+    after: int | None
+    proven: int
+    file: str
+    position: int
+
+
+class MissingJournal(Exception):
+    """The journal no longer reaches back to a position: start again from a checkpoint."""
+
+
+def encode_record(kind: int, commit: int, durable: int, meta: dict[str, Any], blob: Sequence[Buffer] = ()) -> list[Buffer]:
+    """A record's buffers, padded to a multiple of 8."""
+    text = json.dumps(meta, separators=(",", ":")).encode()
+    blob_bytes = sum(map(len, blob))
+    crc = zlib.crc32(text, zlib.crc32(_RECORD.pack(RECORD_MAGIC, VERSION, kind, len(text), blob_bytes, 0, 0, durable, commit)))
+    for buffer in blob:
+        crc = zlib.crc32(buffer, crc)
+    header = _RECORD.pack(RECORD_MAGIC, VERSION, kind, len(text), blob_bytes, crc, 0, durable, commit)
+    return [header, text, *blob, b"\0" * (-(len(text) + blob_bytes) % 8)]
+
+
+def decode_record(data: memoryview, at: int, lsn: int) -> Record | None:
+    """The record at a place in `data`, or None if it is not whole and sound there."""
+    if len(data) - at < _RECORD.size:
+        return None
+    magic, version, kind, text_bytes, blob_bytes, crc, _, durable, commit = _RECORD.unpack_from(data, at)
+    if magic != RECORD_MAGIC:
+        return None
+    text_at = at + _RECORD.size
+    stop = text_at + text_bytes + blob_bytes
+    if stop > len(data):
+        return None
+    blank = _RECORD.pack(magic, version, kind, text_bytes, blob_bytes, 0, 0, durable, commit)
+    if zlib.crc32(data[text_at:stop], zlib.crc32(blank)) != crc:
+        return None
+    if version > VERSION:
+        raise NewerFormat(f"The journal was written in format {version}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
+    meta = json.loads(bytes(data[text_at : text_at + text_bytes]))
+    end = lsn + (stop - at) + (-(stop - at - _RECORD.size) % 8)
+    return Record(lsn, end, kind, durable, commit, meta, data[text_at + text_bytes : stop])
+
+
+def record_length(data: memoryview, at: int) -> int | None:
+    """How long the record at a place claims to be, padding included; None if its header is not there."""
+    if len(data) - at < _RECORD.size or bytes(data[at : at + 4]) != RECORD_MAGIC:
+        return None
+    _, _, _, text_bytes, blob_bytes, *_ = _RECORD.unpack_from(data, at)
+    length = _RECORD.size + text_bytes + blob_bytes
+    return length + (-(length - _RECORD.size) % 8)
+
+
+def journal_name(lsn: int) -> str:
+    return f"{lsn:020d}{SUFFIX}"
+
+
+class Journal:
+    """The files of a journal. Knows nothing of what records mean."""
+
+    def __init__(self, disk: Disk, directory: Path, *, write: bool) -> None:
+        self.disk, self.directory, self.writable = disk, directory, write
+        self._file: DiskFile | None = None
+        self._base = -1
+
+    def bases(self) -> list[int]:
+        """Where the files start, oldest first."""
+        return sorted(int(path.name[: -len(SUFFIX)]) for path in self.directory.glob(f"*{SUFFIX}") if path.name[0] != ".")
+
+    def create_file(self, lsn: int) -> None:
+        """Begin a file at a position; harmless if it is there."""
+        path = self.directory / journal_name(lsn)
+        if not path.exists() or path.stat().st_size < FILE_HEADER_BYTES:
+            file = self.disk.open(path, create=True)
+            file.write([_FILE.pack(FILE_MAGIC, VERSION, 0, lsn).ljust(FILE_HEADER_BYTES, b"\0")], 0)
+            file.sync()
+            file.close()
+            self.disk.sync_directory(self.directory)
+
+    def file_at(self, base: int) -> DiskFile:
+        """The open file that starts at a position."""
+        if self._base == base and self._file is not None:
+            return self._file
+        try:
+            file = self.disk.open(self.directory / journal_name(base), write=self.writable)
+        except FileNotFoundError:
+            raise MissingJournal(str(base)) from None
+        self._check_file_header(file, base)
+        self._file, self._base = file, base  # the old one is closed when nobody syncs it any more
+        return file
+
+    @staticmethod
+    def _check_file_header(file: DiskFile, base: int) -> None:
+        data = file.read(_FILE.size, 0)
+        magic, version, _, lsn = _FILE.unpack(data) if len(data) == _FILE.size else (b"", 0, 0, -1)
+        if magic == FILE_MAGIC and version > VERSION:
+            file.close()
+            raise NewerFormat(f"{file.path} has format {version}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
+        if magic != FILE_MAGIC or lsn != base:
+            path = file.path
+            file.close()
+            raise CorruptJournal(f"{path} does not begin as a journal does (byte 0).", fix="restore it from a backup; `headrace log verify` lists all damage.")
+
+    def end_of(self, base: int) -> int:
+        """The position behind the last byte of a file."""
+        return base + self.file_at(base).size()
+
+    def records(self, base: int, lsn: int, limit: int) -> Iterator[Record | Damage]:
+        """What one file holds from `lsn` up to `limit`. Stops behind the file's last byte."""
+        file = self.file_at(base)
+        while lsn < limit:
+            chunk = memoryview(file.read(min(_CHUNK, limit - lsn), lsn - base))
+            used = 0
+            while (record := decode_record(chunk, used, lsn + used)) is not None:
+                yield record
+                used = record.end - lsn
+            if used:
+                lsn += used
+                continue
+            length = record_length(chunk, 0) or 0
+            whole = memoryview(file.read(length, lsn - base)) if len(chunk) < length <= limit - lsn else chunk
+            record = decode_record(whole, 0, lsn)
+            if record is None:
+                damage = self._damage(file, base, lsn, limit)
+                yield damage
+                if damage.after is None:
+                    return
+                lsn = damage.after
+            else:
+                yield record
+                lsn = record.end
+
+    @staticmethod
+    def _damage(file: DiskFile, base: int, lsn: int, limit: int) -> Damage:
+        """Look for the next sound record, and for what the later ones prove."""
+        rest = memoryview(file.read(limit - lsn, lsn - base))
+        haystack, after, proven = bytes(rest), None, 0
+        at = haystack.find(RECORD_MAGIC, 8)
+        while at >= 0:
+            record = decode_record(rest, at, lsn + at) if at % 8 == 0 else None
+            if record is not None:
+                after = lsn + at if after is None else after
+                proven = max(proven, record.durable)
+            at = haystack.find(RECORD_MAGIC, at + 8 if record is None else record.end - lsn)
+        return Damage(lsn, after, proven, str(file.path), lsn - base)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

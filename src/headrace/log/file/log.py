@@ -1,0 +1,392 @@
+"""The embedded log: the API of `headrace.log.api` over a directory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.durations import to_time_us
+from headrace.errors import InputError, MemberFenced, UnknownGroup, UnknownTopic
+from headrace.log.api import (
+    Batches, Consumer, Control, Duration, Finding, GroupInfo, Log, MemberInfo, OffsetRange, Partitioner, PartitionLag, Position, Positions,
+    Producer, Queue, Staged, TopicInfo, TopicStats, Transaction,
+)  # fmt: skip
+from headrace.log.file import staging
+from headrace.log.file.committer import Committer
+from headrace.log.file.consumer import FileConsumer, dead_members, heartbeat_age_s
+from headrace.log.file.disk import Disk
+from headrace.log.file.draft import Draft, PreparedRows, StaleTopic
+from headrace.log.file.frame import Frame, control_frame
+from headrace.log.file.groups import parse_partition_key
+from headrace.log.file.housekeeping import Housekeeper, keep_house, make_checkpoint
+from headrace.log.file.prepare import PartitionChooser, prepare, prepare_control, rows_to_batch
+from headrace.log.file.producer import FileProducer
+from headrace.log.file.queue import FileQueue
+from headrace.log.file.reader import FileBatches, PartitionReader, SegmentCache
+from headrace.log.file.segment import segments_in
+from headrace.log.file.state import State, TopicState
+from headrace.log.file.store import Store, now_us
+from headrace.log.file.transaction import FileTransaction
+from headrace.log.file.verify import verify_log
+from headrace.log.names import check_name
+from headrace.log.settings import altered, check_same, declared
+
+_STAGED_FOR_US = 24 * 3600 * 1_000_000
+_CHECKPOINT_AT_CLOSE = 200
+
+
+class FileLog(Log):
+    """`durability` is "disk" (an acknowledged append survives power loss) or "os" (it survives the process, not the machine)."""
+
+    def __init__(self, path: str | Path, *, create: bool = True, durability: str = "disk", disk: Disk | None = None) -> None:
+        if durability not in {"disk", "os"}:
+            raise InputError(f"durability is {durability!r}.", fix="use 'disk' (the default) or 'os'.")
+        self.address = f"file:{path}"
+        self.store = Store(Path(path).expanduser().absolute(), disk=disk or Disk(), create=create, durability=durability)
+        self.cache = SegmentCache(self.store)
+        self.housekeeper = Housekeeper(self)
+        self.committer = Committer(self.store, after=self.housekeeper.note_commit)
+        self._closed = False
+
+    # Topics
+
+    def create_topic(self, name: str, schema: str, *, key: str | Sequence[str] | None = None, partitions: int = 1, exist_ok: bool = False, **options: Any) -> TopicInfo:
+        return self._create(declared(name, schema, key, partitions=partitions, is_table=False, options=options), exist_ok=exist_ok)
+
+    def create_table(self, name: str, schema: str, *, primary_key: str | Sequence[str], partitions: int = 1, exist_ok: bool = False, **options: Any) -> TopicInfo:
+        return self._create(declared(name, schema, primary_key, partitions=partitions, is_table=True, options=options), exist_ok=exist_ok)
+
+    def _create(self, info: TopicInfo, *, exist_ok: bool) -> TopicInfo:
+        def decide(draft: Draft) -> TopicInfo:
+            known = draft.state.topics.get(info.name)
+            if known is not None:
+                return check_same(known.info, info, exist_ok=exist_ok)
+            draft.do("topic", info.name, _settings(info))
+            return draft.state.topics[info.name].info
+
+        return self.committer.submit(decide)
+
+    def alter_topic(
+        self, name: str, *, add_columns: str | None = None, partitions: int | None = None, allow_moving_keys: bool = False, **settings: Any
+    ) -> TopicInfo:
+        def decide(draft: Draft) -> TopicInfo:
+            topic = draft.state.topic(name)
+            changed = altered(topic.info, columns=add_columns, partitions=partitions, allow_moving_keys=allow_moving_keys, settings=settings)
+            if changed.schema != topic.info.schema:  # a segment has one schema
+                for number in range(len(topic.partitions)):
+                    draft.roll(topic, number)
+            draft.do("topic", name, _settings(changed))
+            return draft.state.topics[name].info
+
+        return self.committer.submit(decide)
+
+    def delete_topic(self, name: str) -> None:
+        def decide(draft: Draft) -> None:
+            draft.state.topic(name)
+            draft.do("drop", name)
+
+        self.committer.submit(decide)
+
+    def topics(self) -> list[str]:
+        return sorted(self.store.view().topics)
+
+    def topic(self, name: str) -> TopicInfo:
+        return self.topic_state(name).info
+
+    def topic_state(self, name: str) -> TopicState:
+        return self.store.view().topic(name)
+
+    # Writing
+
+    def producer(self, topic: str, id: str | None = None, *, partitioner: Partitioner | None = None) -> Producer:
+        return FileProducer(self, topic, id, partitioner)
+
+    def transaction(self, id: str, *, timeout: Duration = "1 minute") -> Transaction:
+        return FileTransaction(self, id, timeout)
+
+    def append_control(self, topic: str, partition: int, payload: bytes) -> Position:
+        while True:
+            known = self.topic_state(topic)
+            PartitionReader(self.cache, known, partition)  # checks the number
+            rows = prepare_control(known, partition, control_frame(payload))
+            try:
+                return self.committer.submit(lambda draft: _append(draft, rows), size=rows.size)
+            except StaleTopic:
+                continue
+
+    def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None) -> Staged:
+        known = self.topic_state(topic)
+        writer = staging.StagingWriter(self.store, known, directory or staging.staging_name(now_us() + _STAGED_FOR_US))
+        chooser = PartitionChooser()
+        for rows in batches:
+            batch = rows_to_batch(rows, known, None)
+            writer.write(prepare(known, batch, chooser.choose(batch, known, None)))
+        return writer.finish()
+
+    def stage_prepared(self, rows: PreparedRows) -> Staged:
+        """Put a large append aside before it takes the lock."""
+        writer = staging.StagingWriter(self.store, self.topic_state(rows.topic), staging.staging_name(now_us() + _STAGED_FOR_US))
+        writer.write(rows)
+        return writer.finish()
+
+    def load_staged(self, draft: Draft, staged: Staged) -> dict[int, list[Frame] | None]:
+        """Look at staged files under the lock, before anything is done: what is small will be copied, the rest moved."""
+        topic = draft.state.topic(staged.topic)
+        return {number: staging.load_if_small(self.store, file, topic) for number, (file, _) in staged.partitions.items()}
+
+    def adopt_loaded(self, draft: Draft, staged: Staged, loaded: dict[int, list[Frame] | None]) -> None:
+        topic = draft.state.topic(staged.topic)
+        for number, (file, rows) in staged.partitions.items():
+            frames = loaded[number]
+            if frames is None:
+                draft.adopt(topic, number, file, rows)
+            else:
+                draft.append(PreparedRows(topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), {number: frames}))
+
+    def adopt_into(self, draft: Draft, staged: Staged) -> None:
+        self.adopt_loaded(draft, staged, self.load_staged(draft, staged))
+
+    def discard_staged(self, staged: Staged) -> None:
+        staging.discard(self.store, [file for file, _ in staged.partitions.values()])
+
+    def find_repeated(self, topic: str, producer: int, sequence: int) -> Position:
+        """Where a number that was stored long ago went: its frames say so."""
+        known = self.topic_state(topic)
+        found: dict[int, OffsetRange] = {}
+        for number, partition in enumerate(known.partitions):
+            for piece in self.partition_reader(known, number).pieces(partition.start, partition.end, on_corrupt="skip"):
+                if (piece.header.producer, piece.header.sequence) == (producer, sequence):
+                    first = found[number].start if number in found else piece.first
+                    found[number] = OffsetRange(first, piece.stop)
+        return Position({topic: found}, None, duplicate=True)
+
+    # Reading
+
+    def read(
+        self,
+        topic: str,
+        partition: int | None = None,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        headers: bool = False,
+        on_corrupt: str = "raise",
+    ) -> Batches:
+        known = self.topic_state(topic)
+        ranges = []
+        for number in range(len(known.partitions)) if partition is None else [partition]:
+            reader = self.partition_reader(known, number)
+            first = reader.state.start if start is None else start
+            if partition is not None or start is not None:
+                reader.check_start(first)
+            ranges.append((reader, first, reader.state.end if stop is None else min(stop, reader.state.end)))
+        return FileBatches(known.info, ranges, columns=columns, headers=headers, on_corrupt=on_corrupt)
+
+    def partition_reader(self, topic: TopicState, number: int) -> PartitionReader:
+        return PartitionReader(self.cache, topic, number)
+
+    def read_control(self, topic: str, partition: int, start: int | None = None, stop: int | None = None) -> list[Control]:
+        reader = self.partition_reader(self.topic_state(topic), partition)
+        first = reader.state.start if start is None else start
+        return list(reader.controls(first, reader.state.end if stop is None else min(stop, reader.state.end)))
+
+    def start_offsets(self, topic: str) -> dict[int, int]:
+        return {number: partition.start for number, partition in enumerate(self.topic_state(topic).partitions)}
+
+    def end_offsets(self, topic: str) -> dict[int, int]:
+        return {number: partition.end for number, partition in enumerate(self.topic_state(topic).partitions)}
+
+    def snapshot(self, topics: Iterable[str]) -> Positions:
+        with self.store.still_view() as state:
+            return Positions({name: {n: p.end for n, p in enumerate(state.topic(name).partitions)} for name in topics})
+
+    def offsets_at(self, topic: str, time: datetime | str | float) -> dict[int, int]:
+        known, time_us = self.topic_state(topic), to_time_us(time)
+        return {number: self.partition_reader(known, number).first_since(time_us) for number in range(len(known.partitions))}
+
+    # Groups, queues, notes
+
+    def consumer(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        *,
+        start: str = "earliest",
+        session_timeout: Duration = "10 seconds",
+        max_rows: int = 100_000,
+        on_lost: str = "raise",
+        headers: bool = False,
+    ) -> Consumer:
+        names = (topics,) if isinstance(topics, str) else tuple(topics)
+        return FileConsumer(self, names, group, start=start, session_timeout=session_timeout, max_rows=max_rows, on_lost=on_lost, headers=headers)
+
+    def queue(self, topic: str, group: str, *, delivery_limit: int = 5) -> Queue:
+        return FileQueue(self, topic, group, delivery_limit)
+
+    def groups(self) -> list[str]:
+        state = self.store.view()
+        return sorted({*state.groups, *(key.split("\0")[0] for key in state.queues)})
+
+    def group(self, name: str) -> GroupInfo:
+        state = self._state_with_group(name)
+        group = state.groups.get(name)
+        if group is None:
+            return GroupInfo(name, "queue", 0, (), {topic: dict(floors) for topic, floors in self._queue_floors(state, name).items()})
+        owned: dict[str, list[tuple[str, int]]] = {member: [] for member in group.members}
+        for key, member in sorted(group.owners.items()):
+            owned[member].append(parse_partition_key(key))
+        members = tuple(
+            MemberInfo(member, tuple(owned[member]), about["host"], heartbeat_age_s(self.store.root, name, member)) for member, about in group.members.items()
+        )
+        return GroupInfo(name, "group", group.generation, members, {topic: dict(offsets) for topic, offsets in group.committed.items()})
+
+    def _state_with_group(self, name: str) -> State:
+        state = self.store.view()
+        if name not in self.groups():
+            raise UnknownGroup(name, self.groups())
+        return state
+
+    @staticmethod
+    def _queue_floors(state: State, group: str) -> dict[str, dict[int, int]]:
+        floors: dict[str, dict[int, int]] = {}
+        for key, queue in state.queues.items():
+            owner, topic = key.split("\0")
+            if owner == group:
+                floors[topic] = {number: partition.floor for number, partition in queue.partitions.items()}
+        return floors
+
+    def committed(self, group: str) -> Positions:
+        return Positions(self.group(group).committed)
+
+    def reset_group(self, group: str, topic: str, to: str | int | datetime, *, partitions: Sequence[int] | None = None) -> Positions:
+        check_name(group, what="group")
+        known = self.topic_state(topic)
+        targets = self._targets(known, to)
+        numbers = range(len(known.partitions)) if partitions is None else partitions
+        for number in numbers:
+            self.partition_reader(known, number)  # checks the number
+        wanted = {number: targets[number] for number in numbers}
+
+        def decide(draft: Draft) -> None:
+            self._check_nobody_reads(draft.state, group)
+            if f"{group}\0{topic}" in draft.state.queues:
+                for number, offset in wanted.items():
+                    draft.do("queue", group, topic, "reset", number, offset)
+            else:
+                draft.do("offsets", group, topic, {str(number): offset for number, offset in wanted.items()})
+
+        self.committer.submit(decide)
+        return Positions({topic: wanted})
+
+    def _targets(self, topic: TopicState, to: str | int | datetime) -> dict[int, int]:
+        """Where a reset leads, partition by partition; never outside of what there is."""
+        if to == "earliest":
+            return {number: partition.start for number, partition in enumerate(topic.partitions)}
+        if to == "latest":
+            return {number: partition.end for number, partition in enumerate(topic.partitions)}
+        if isinstance(to, int):
+            return {number: min(max(to, partition.start), partition.end) for number, partition in enumerate(topic.partitions)}
+        return self.offsets_at(topic.name, to)
+
+    def _check_nobody_reads(self, state: State, name: str) -> None:
+        group = state.groups.get(name)
+        if group is None:
+            return
+        alive = set(group.members) - set(dead_members(self.store.root, name, group))
+        if alive:
+            raise MemberFenced(f"The group {name!r} is being read by {len(alive)} member(s): {', '.join(sorted(alive))}.", fix="stop them, then reset it.")
+
+    def lag(self, group: str | None = None) -> list[PartitionLag]:
+        if group is not None:
+            self._state_with_group(group)
+        with self.store.still_view() as state:
+            behind = list(self._behind(state, group))
+        now = time.time()
+        times: dict[tuple[str, int, int], float] = {}
+        found = []
+        for name, topic, number, committed, rows in behind:
+            partition = topic.partitions[number]
+            place = max(partition.start if committed is None else committed, partition.start)
+            if rows and (topic.name, number, place) not in times:
+                time_us = self.partition_reader(topic, number).time_of(place)
+                times[topic.name, number, place] = now if time_us is None else time_us / 1e6
+            seconds = max(0.0, now - times[topic.name, number, place]) if rows else 0.0
+            found.append(PartitionLag(name, topic.name, number, committed, partition.end, rows, seconds))
+        return found
+
+    @staticmethod
+    def _behind(state: State, only: str | None) -> Iterable[tuple[str, TopicState, int, int | None, int]]:
+        """(group, topic, partition, committed, rows behind) of every group, also where it has not committed yet."""
+        for name, group in sorted(state.groups.items()):
+            wanted = {*group.committed, *(topic for about in group.members.values() for topic in about["topics"])}
+            for topic in sorted(wanted & set(state.topics)) if only in {None, name} else ():
+                committed = group.committed.get(topic, {})
+                for number, partition in enumerate(state.topics[topic].partitions):
+                    offset = committed.get(number)
+                    yield name, state.topics[topic], number, offset, partition.end - max(partition.start if offset is None else offset, partition.start)
+        for key, queue in sorted(state.queues.items()):
+            name, topic = key.split("\0")
+            for number, partition in enumerate(state.topics[topic].partitions) if only in {None, name} else ():
+                known = queue.partitions.get(number)
+                waiting = known.waiting(partition.end) if known else partition.end - partition.start
+                yield name, state.topics[topic], number, known.floor if known else None, waiting
+
+    def note(self, name: str) -> str | None:
+        return self.store.view().notes.get(name)
+
+    # Care
+
+    def verify(self, topic: str | None = None) -> list[Finding]:
+        return verify_log(self, topic)
+
+    def stats(self, topic: str | None = None) -> list[TopicStats]:
+        state = self.store.view()
+        names = [topic] if topic is not None else sorted(state.topics)
+        return [self._topic_stats(state.topic(name)) for name in names]
+
+    def _topic_stats(self, topic: TopicState) -> TopicStats:
+        size = segments = 0
+        for number in range(len(topic.partitions)):
+            directory = self.store.partition_directory(topic.directory, number)
+            for place in segments_in(directory):
+                segments += 1
+                size += (directory / place.name).stat().st_size
+        starts = {number: partition.start for number, partition in enumerate(topic.partitions)}
+        ends = {number: partition.end for number, partition in enumerate(topic.partitions)}
+        return TopicStats(topic.name, len(topic.partitions), sum(ends.values()) - sum(starts.values()), size, segments, starts, ends)
+
+    def maintain(self, topic: str | None = None) -> dict[str, Any]:
+        if topic is not None and topic not in self.topics():
+            raise UnknownTopic(topic, self.topics())
+        make_checkpoint(self)  # so that every sealed segment may be compacted
+        return dict(keep_house(self, topic))
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.housekeeper.stop()
+        if self.store.writable and self.committer.records_since_checkpoint > _CHECKPOINT_AT_CLOSE:
+            make_checkpoint(self)
+        self.cache.close()
+        self.store.close()
+
+
+def _append(draft: Draft, rows: PreparedRows) -> Position:
+    draft.check_fresh(rows)
+    draft.append(rows)
+    return draft.position()
+
+
+def _settings(info: TopicInfo) -> dict[str, Any]:
+    """A topic's settings as the journal stores them."""
+    names = (
+        "partitions", "is_table", "retention_us", "retention_bytes", "compact", "history_us", "tombstone_us", "segment_bytes", "segment_us", "compression",
+    )  # fmt: skip
+    return {"ddl": info.schema, "key": list(info.key)} | {name: getattr(info, name) for name in names}

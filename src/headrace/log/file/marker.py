@@ -1,0 +1,64 @@
+"""The durable marker: how far the journal is known to be on disk. Readers go up to it and no further.
+
+It is written behind each sync of the journal and never synced itself: an old value is only modest, never wrong. It also says in which life of
+the machine it was written; in another one, what was not synced may be gone, and the log must be recovered before use.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.log.file.disk import Disk, DiskFile
+
+_MARK = struct.Struct("<4sHHIQ16sQ")
+_MAGIC, _VERSION = b"HRDM", 1
+
+
+@dataclass(frozen=True)
+class Mark:
+    lsn: int
+    boot: bytes
+    inode: int  # a copied directory is a new life too
+
+
+class DurableMarker:
+    def __init__(self, disk: Disk, path: Path, *, write: bool) -> None:
+        self.disk = disk
+        self._file: DiskFile = disk.open(path, create=write, write=write)
+        self._inode = path.stat().st_ino
+
+    def read(self) -> Mark | None:
+        """The mark, or None if there is none that is whole."""
+        for _ in range(20):  # a reader may catch a writer in the middle
+            data = self._file.read(_MARK.size, 0)
+            if len(data) < _MARK.size:
+                return None
+            magic, version, _, crc, lsn, boot, inode = _MARK.unpack(data)
+            if magic == _MAGIC and zlib.crc32(_MARK.pack(magic, version, 0, 0, lsn, boot, inode)) == crc:
+                return Mark(lsn, boot, inode)
+        return None
+
+    def is_current(self, mark: Mark | None) -> bool:
+        """Whether a mark was written in this life of the machine, to this very file."""
+        return mark is not None and mark.boot == self.disk.boot() and mark.inode == self._inode
+
+    def publish(self, lsn: int, *, anew: bool = False) -> None:
+        """Move the mark forward; never back, unless a recovery sets it anew."""
+        with self._file.locked():
+            mark = self.read()
+            if anew or mark is None or mark.lsn < lsn:
+                self._write(lsn)
+
+    def _write(self, lsn: int) -> None:
+        boot = self.disk.boot()
+        blank = _MARK.pack(_MAGIC, _VERSION, 0, 0, lsn, boot, self._inode)
+        self._file.write([_MARK.pack(_MAGIC, _VERSION, 0, zlib.crc32(blank), lsn, boot, self._inode)], 0)
+
+    def sync(self) -> None:
+        self._file.sync()
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,147 @@
+"""The embedded log's producer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from headrace.errors import BadName, BadRows, InputError, ProducerFenced
+from headrace.log.api import Headers, OffsetRange, Partitioner, Position, Producer, Rows
+from headrace.log.file.draft import Draft, PreparedRows, StaleTopic
+from headrace.log.file.frame import producer_hash
+from headrace.log.file.prepare import PartitionChooser, label, prepare, refit, rows_to_batch
+from headrace.log.file.state import ProducerState, TopicState
+from headrace.log.names import check_name
+from headrace.log.rows import tombstones, upserts, with_headers
+
+if TYPE_CHECKING:
+    from headrace.log.file.log import FileLog
+
+MOST_BYTES_A_COMMIT = 8 << 20
+"""A larger append is staged first, so that it does not hold the log's lock while it is written."""
+
+
+class FileProducer(Producer):
+    def __init__(self, log: FileLog, topic: str, id: str | None, partitioner: Partitioner | None) -> None:
+        self.log, self.topic, self.id = log, topic, id
+        self._chooser = PartitionChooser(partitioner)
+        self._topic: TopicState = log.topic_state(topic)
+        self._last = -1
+        self.epoch = 0
+        if id is not None:
+            check_name(id, what="producer id", error=BadName)
+            self._name = f"{topic}\0{id}"
+            self._hash = producer_hash(topic, id)
+            self.epoch, self._last = log.committer.submit(self._register)
+        self._closed = False
+
+    def _register(self, draft: Draft) -> tuple[int, int]:
+        """Take the id over: an older producer with it is refused from now on."""
+        draft.state.topic(self.topic)
+        known = draft.state.producers.get(self._name) or ProducerState()
+        draft.do("epoch", "producer", self._name, known.epoch + 1)
+        return known.epoch + 1, known.last
+
+    @property
+    def last_sequence(self) -> int:
+        return self._last
+
+    def append(self, rows: Rows, *, sequence: int | None = None, headers: Headers | None = None, partition: int | None = None) -> Position:
+        return self._store(self._checked(rows, headers), sequence, partition)
+
+    def _checked(self, rows: Rows, headers: Headers | None) -> pa.RecordBatch:
+        """Rows are checked against the topic as we know it; before they are refused, as it is now."""
+        if not isinstance(rows, pa.Table | pa.RecordBatch | dict) and not hasattr(rows, "columns"):
+            rows = list(rows)
+        try:
+            return rows_to_batch(rows, self._topic, headers)
+        except BadRows:
+            self._topic = self.log.topic_state(self.topic)
+            return rows_to_batch(rows, self._topic, headers)
+
+    def upsert(self, rows: Rows, *, sequence: int | None = None, headers: Headers | None = None) -> Position:
+        self._check_table("upsert")
+        self._topic = self.log.topic_state(self.topic)
+        batch = upserts(rows, self._topic.info.arrow_schema, topic=self.topic)
+        return self._store(with_headers(batch, headers), sequence, None)
+
+    def delete(self, keys: Any, *, sequence: int | None = None) -> Position:
+        self._check_table("delete")
+        info = self._topic.info
+        return self._store(tombstones(keys, info.arrow_schema, info.key, topic=self.topic), sequence, None)
+
+    def _check_table(self, what: str) -> None:
+        if not self._topic.info.is_table:
+            raise InputError(f"{what} needs a table, and {self.topic!r} is a plain topic.", fix="use append, or create it with create_table.")
+
+    def _store(self, batch: pa.RecordBatch, sequence: int | None, partition: int | None) -> Position:
+        self._check_usable(sequence)
+        prepared = prepare(self._topic, batch, self._chooser.choose(batch, self._topic, partition))
+        if self.id is not None:
+            sequence = self._last + 1 if sequence is None else sequence
+            label(prepared, producer=self._hash, epoch=self.epoch, sequence=sequence)
+        while True:
+            try:
+                position = self._commit(prepared, sequence)
+                break
+            except StaleTopic:
+                old, self._topic = self._topic, self.log.topic_state(self.topic)
+                prepared = refit(prepared, old.info.arrow_schema, self._topic, self._chooser)
+        if sequence is not None:
+            self._last = max(self._last, sequence)
+        return position
+
+    def _check_usable(self, sequence: int | None) -> None:
+        if self._closed:
+            raise InputError(f"This producer of {self.topic!r} was closed.", fix="open another one with log.producer(...).")
+        if sequence is not None and self.id is None:
+            raise InputError("A sequence number needs a producer with an id.", fix=f"open it with log.producer({self.topic!r}, id='…').")
+        if sequence is not None and sequence < 0:
+            raise InputError(f"A sequence number is 0 or more, not {sequence}.", fix="use producer.last_sequence + 1.")
+
+    def _commit(self, rows: PreparedRows, sequence: int | None) -> Position:
+        staged = self.log.stage_prepared(rows) if rows.size > MOST_BYTES_A_COMMIT else None
+
+        def decide(draft: Draft) -> Position:
+            draft.check_fresh(rows)
+            if sequence is not None:
+                repeated = self._repeated(draft, sequence)
+                if repeated is not None:
+                    return repeated
+            if staged is None:
+                draft.append(rows)
+            else:
+                self.log.adopt_into(draft, staged)
+            if sequence is not None and draft.operations:
+                places = {str(p): [r.start, r.stop] for p, r in draft.offsets.get(self.topic, {}).items()}
+                draft.do("sequence", self._name, sequence, places)
+            return draft.position()
+
+        try:
+            position = self.log.committer.submit(decide, size=rows.size)
+        finally:
+            if staged is not None:
+                self.log.discard_staged(staged)
+        if position.duplicate and not position.offsets:
+            return self.log.find_repeated(self.topic, self._hash, sequence or 0)
+        return position
+
+    def _repeated(self, draft: Draft, sequence: int) -> Position | None:
+        """Whether a number was stored already. Refuses an older producer of the same id."""
+        known = draft.state.producers.get(self._name) or ProducerState()
+        if known.epoch != self.epoch:
+            raise ProducerFenced(
+                f"The producer {self.id!r} of {self.topic!r} was opened again elsewhere (epoch {known.epoch}, this one has {self.epoch}).",
+                fix="stop this one; if it should go on, open it again and look at last_sequence.",
+            )
+        if sequence > known.last:
+            return None
+        for number, commit, places in known.recent:
+            if number == sequence:
+                offsets = {int(p): OffsetRange(*place) for p, place in places.items()}
+                return Position({self.topic: offsets}, commit, duplicate=True)
+        return Position({}, None, duplicate=True)
+
+    def close(self) -> None:
+        self._closed = True

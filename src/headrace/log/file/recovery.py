@@ -1,0 +1,175 @@
+"""Recovery: after power was lost, make the files agree with the journal again.
+
+The journal is the truth. Its torn tail is cut; each small append since the last checkpoint is written again from the journal's copy; staged
+files that had become segments are moved again; what lies behind the true end of a segment is cut off. All of it can be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.errors import CorruptionError
+from headrace.log.file.disk import DiskFile
+from headrace.log.file.draft import Adoption
+from headrace.log.file.frame import DATA, body_is_sound
+from headrace.log.file.journal import COMMIT, FILE_HEADER_BYTES, MissingJournal, Record, encode_record
+from headrace.log.file.replica import Replica
+from headrace.log.file.segment import COMPACTED, read_frames, read_segment_header
+
+if TYPE_CHECKING:
+    from headrace.log.file.state import Operation
+    from headrace.log.file.store import Store
+
+logger = logging.getLogger("headrace.log")
+
+
+def recover(store: Store) -> None:
+    """The steps, under the log's lock:
+
+    1. start from the newest sound checkpoint
+    2. read the journal on, doing again what each record says
+    3. cut the journal's torn tail
+    4. cut each touched segment at its true end, and sync it
+    5. sync the journal, then publish its end
+    """
+    store.journal_directory.joinpath("lock").touch()
+    replica = Replica(store._newest_journal, store.journal_directory)  # 1
+    redo = _Redo(store, replica)
+    torn = _replay(store, replica, redo)  # 2
+    if torn is not None:  # 3
+        logger.warning("The journal of %s ended in a torn record; cut at position %d. Nothing acknowledged was lost.", store.root, torn)
+        replica.journal.file_at(replica.base).truncate(torn - replica.base)
+    redo.finish()  # 4
+    if replica.damage:
+        reconcile(store, replica)
+    replica.journal.file_at(replica.base).sync()  # 5
+    store.disk.sync_directory(store.journal_directory)
+    store.marker.publish(replica.lsn, anew=True)
+
+
+def _replay(store: Store, replica: Replica, redo: _Redo) -> int | None:
+    mark = store.marker.read()
+    while True:
+        try:
+            return replica.advance(proven=mark.lsn if mark else 0, each=redo.record)
+        except MissingJournal as missing:
+            replica.journal.create_file(int(str(missing)))
+
+
+class _Redo:
+    """Does again what records say, and remembers where each touched segment truly ends."""
+
+    def __init__(self, store: Store, replica: Replica) -> None:
+        self.store, self.replica = store, replica
+        self.ends: dict[tuple[str, int, int], int] = {}
+        self.adopted: set[Path] = set()
+
+    def record(self, record: Record) -> None:
+        at = 0
+        for operation in record.meta["ops"]:
+            if operation[0] == "append":
+                at = self._append(operation, record, at)
+            elif operation[0] == "adopt":
+                self._adopt(operation)
+
+    def _append(self, operation: Operation, record: Record, at: int) -> int:
+        _, name, partition, _, _, segment, position, size, inline = operation
+        directory = self._directory(name)
+        if directory is not None:
+            self.ends[directory, partition, segment] = position + size
+            file = self._open(directory, partition, segment, create=True) if inline else None
+            if file is not None:
+                if not _is_compacted(file):
+                    file.write([record.blob[at : at + size]], position)
+                file.close()
+        return at + size if inline else at
+
+    def _adopt(self, operation: Operation) -> None:
+        _, name, partition, _, _, staged, file = operation
+        directory = self._directory(name)
+        if directory is not None:
+            self.store.adopt(Adoption(directory, partition, staged, file))
+            path = self.store.partition_directory(directory, partition)
+            if path.is_dir():
+                self.adopted.add(path)
+
+    def _directory(self, name: str) -> str | None:
+        """A topic that was deleted later may be gone already; its rows then matter to nobody."""
+        topic = self.replica.state.topics.get(name)
+        return topic.directory if topic else None
+
+    def _open(self, directory: str, partition: int, segment: int, *, create: bool) -> DiskFile | None:
+        path = self.store.segment_path(directory, partition, segment)
+        if not create and not path.exists():
+            return None
+        self.store.disk.make_directory(path.parent)
+        return self.store.disk.open(path, create=True)
+
+    def finish(self) -> None:
+        for (directory, partition, segment), end in self.ends.items():
+            file = self._open(directory, partition, segment, create=False)
+            if file is not None:
+                if file.size() > end and not _is_compacted(file):
+                    file.truncate(end)
+                file.sync()
+                file.close()
+                self.store.disk.sync_directory(self.store.partition_directory(directory, partition))
+        for path in self.adopted:
+            self.store.disk.sync_directory(path)
+
+
+def _is_compacted(file: DiskFile) -> bool:
+    """A segment that was compacted is older than any checkpoint it could have been written after: what it should hold, it holds."""
+    try:
+        return bool(read_segment_header(file).flags & COMPACTED)
+    except CorruptionError:
+        return False
+
+
+def reconcile(store: Store, replica: Replica) -> None:
+    """A record in the middle of the journal rotted: find rows that lie in the segments and that the journal no longer speaks of."""
+    operations: list[Operation] = []
+    for topic in replica.state.topics.values():
+        for number, partition in enumerate(topic.partitions):
+            path = store.segment_path(topic.directory, number, partition.segment)
+            if path.exists():
+                file = store.disk.open(path, write=False)
+                try:
+                    start = partition.position or read_segment_header(file).size
+                    span, end = _sound_rows(file, start, partition.end - partition.segment)
+                finally:
+                    file.close()
+                if span:
+                    position = partition.position
+                    operations.append(["append", topic.name, number, partition.end, span, partition.segment, position, end - position, 0])
+    replica.damage.clear()
+    if operations:
+        logger.error("Rows of %d partitions were found behind the journal's damage and kept.", len(operations))
+        append_record(store, replica, operations)
+
+
+def _sound_rows(file: DiskFile, start: int, relative: int) -> tuple[int, int]:
+    """How many offsets of whole, sound frames lie from a place on, and where they end."""
+    expected, end = relative, start
+    for position, header, body in read_frames(file, start, file.size()):
+        if header is None or header.relative != expected or not body_is_sound(header, body) or header.kind < DATA:
+            break
+        expected += header.span
+        end = position + header.frame_bytes
+    return expected - relative, end
+
+
+def append_record(store: Store, replica: Replica, operations: list[Operation]) -> None:
+    """Write and sync one record outside the committer, under the log's lock."""
+    state = replica.state
+    mark = store.marker.read()
+    commit = state.commit + 1
+    record = encode_record(COMMIT, commit, mark.lsn if mark else 0, {"t": state.time_us, "ops": operations})
+    journal = replica.journal.file_at(replica.base)
+    end = journal.size()
+    journal.write(record, max(end, FILE_HEADER_BYTES))
+    journal.sync()
+    state.apply(commit, state.time_us, operations)
+    replica.lsn = replica.base + journal.size()

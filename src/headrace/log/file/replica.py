@@ -1,0 +1,85 @@
+"""A replica: one process's copy of the state, kept up by reading the journal from a checkpoint on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace.errors import CorruptJournal
+from headrace.log.file import checkpoint
+from headrace.log.file.journal import FILE_HEADER_BYTES, ROLL, Damage, Journal, Record
+from headrace.log.file.state import State
+
+logger = logging.getLogger("headrace.log")
+
+
+class Replica:
+    """`state` as of position `lsn` of the journal, in the file that starts at `base`."""
+
+    def __init__(self, journal: Journal, directory: Path) -> None:
+        self.journal, self.directory = journal, directory
+        self.damage: list[Damage] = []
+        self.state, self.lsn, self.base = State(), 0, 0
+        self.records_since_checkpoint = 0
+        self.load()
+
+    def load(self, skip: int = 0) -> None:
+        """Start from the newest checkpoint that is sound and that the journal goes on from."""
+        bases = self.journal.bases()
+        for lsn in checkpoint.positions(self.directory)[skip:]:
+            content = checkpoint.load(self.directory, lsn)
+            if content is None:
+                logger.warning("The checkpoint at %d in %s is damaged; going back to the one before.", lsn, self.directory)
+            elif content["base"] in bases:
+                self.state, self.lsn, self.base = State.load(content["state"]), lsn, content["base"]
+                return
+        if bases and bases[0] != 0:
+            raise CorruptJournal(
+                f"No checkpoint in {self.directory} is sound, and the journal does not reach back to the beginning.",
+                fix="restore the journal directory from a backup.",
+            )
+        self.state, self.lsn, self.base = State(), FILE_HEADER_BYTES, 0
+        self.records_since_checkpoint = 0
+
+    def advance(self, limit: int | None = None, *, proven: int = 0, each: Callable[[Record], None] | None = None) -> int | None:
+        """Apply records up to `limit` (all there are, if None). Returns where a torn tail begins, or None if there is none.
+
+        `proven` is how far the journal is known to have been durable: damage before it is rot, which is reported and stepped over.
+        """
+        while True:
+            end = self.journal.end_of(self.base)
+            stop = end if limit is None else min(end, limit)
+            rolled = False
+            for item in self.journal.records(self.base, self.lsn, stop):
+                if isinstance(item, Damage):
+                    if item.lsn >= max(proven, item.proven):
+                        return item.lsn
+                    self._step_over(item, stop)
+                    continue
+                proven = max(proven, item.durable)
+                rolled = self._apply(item, each)
+            if not rolled or (limit is not None and self.lsn >= limit):
+                return None
+
+    def _apply(self, record: Record, each: Callable[[Record], None] | None) -> bool:
+        """Returns whether the journal goes on in another file."""
+        if record.kind == ROLL:
+            self.state.rolled()
+            self.records_since_checkpoint = 0
+            self.base = record.end
+            self.lsn = record.end + FILE_HEADER_BYTES
+            return True
+        if each is not None:
+            each(record)
+        self.state.apply(record.commit, record.meta["t"], record.meta["ops"])
+        self.lsn = record.end
+        self.records_since_checkpoint += 1
+        return False
+
+    def _step_over(self, damage: Damage, stop: int) -> None:
+        """Remember the damage: a writer must look for the rows that the lost record spoke of before it appends (`recovery.reconcile`)."""
+        if all(known.lsn != damage.lsn for known in self.damage):
+            self.damage.append(damage)
+            logger.error("The journal is corrupt at byte %d of %s; going on behind it.", damage.position, damage.file)
+        self.lsn = damage.after if damage.after is not None else stop

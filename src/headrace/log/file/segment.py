@@ -1,0 +1,289 @@
+"""A segment: a file of frames of one partition, with a header that says whose it is and what its columns are.
+
+Its index (where each frame starts, and when it was appended) is a cache: built by whoever needs it first, kept beside a sealed segment,
+thrown away and built again whenever it does not fit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+import pyarrow as pa
+
+from headrace.errors import CorruptionError, NewerFormat
+from headrace.log.file.disk import Disk, DiskFile
+from headrace.log.file.frame import HEADER_BYTES, MAGIC, FrameHeader, read_header
+
+SEGMENT_MAGIC, INDEX_MAGIC = b"HRSG", b"HRIX"
+VERSION = 1
+COMPACTED = 1
+SUFFIX, INDEX_SUFFIX = ".segment", ".index"
+_FIXED = struct.Struct("<4sHHIIII")
+_CRC_AT = 12
+_INDEX_FIXED = struct.Struct("<4sHHI16sQQ")
+_HEADER_WINDOW = 64 << 10
+_READ_CHUNK = 4 << 20
+_MOST_HEADER_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class SegmentHeader:
+    """Whose rows a file has. Where they stand in the partition is said by the file's name, which a staged file gets last."""
+
+    topic: str
+    partition: int
+    id: str
+    schema: pa.Schema
+    flags: int = 0
+    size: int = 0
+
+    def encode(self) -> bytes:
+        meta = json.dumps({"topic": self.topic, "id": self.id}).encode()
+        columns = self.schema.serialize().to_pybytes()
+        size = -(-(_FIXED.size + len(meta) + len(columns)) // 64) * 64
+        tail = (meta + columns).ljust(size - _FIXED.size, b"\0")
+        fields = (self.partition, len(meta))
+        blank = _FIXED.pack(SEGMENT_MAGIC, VERSION, self.flags, size, 0, *fields) + tail
+        return _FIXED.pack(SEGMENT_MAGIC, VERSION, self.flags, size, zlib.crc32(blank), *fields) + tail
+
+
+def new_header(topic: str, partition: int, schema: pa.Schema, *, flags: int = 0) -> SegmentHeader:
+    return SegmentHeader(topic, partition, os.urandom(8).hex(), schema, flags)
+
+
+def read_segment_header(file: DiskFile) -> SegmentHeader:
+    """The header, checked. CorruptionError if it is not what was written."""
+    fixed = file.read(_FIXED.size, 0)
+    if len(fixed) < _FIXED.size or fixed[:4] != SEGMENT_MAGIC:
+        raise CorruptionError(f"{file.path} does not begin as a segment does (byte 0).", fix="restore the file from a backup; `headrace log verify` lists all damage.")
+    _, version, flags, size, crc, partition, meta_bytes = _FIXED.unpack(fixed)
+    data = bytearray(file.read(min(size, _MOST_HEADER_BYTES), 0))
+    data[_CRC_AT : _CRC_AT + 4] = b"\0\0\0\0"
+    if len(data) != size or zlib.crc32(data) != crc:
+        raise CorruptionError(f"The header of {file.path} is corrupt (byte 0 to {size}).", fix="restore the file from a backup; `headrace log verify` lists all damage.")
+    if version > VERSION:
+        raise NewerFormat(f"{file.path} has format {version}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
+    meta_end = _FIXED.size + meta_bytes
+    meta = json.loads(data[_FIXED.size : meta_end])
+    schema = pa.ipc.read_schema(pa.py_buffer(bytes(data[meta_end:])))
+    return SegmentHeader(meta["topic"], partition, meta["id"], schema, flags, size)
+
+
+def segment_name(base: int, commit: int = 0, time_us: int = 0) -> str:
+    """A segment's file name. One that was staged as a whole also says in which commit and when; otherwise each frame does."""
+    return f"{base:020d}.{commit}.{time_us}{SUFFIX}" if commit else f"{base:020d}{SUFFIX}"
+
+
+@dataclass(frozen=True)
+class SegmentPlace:
+    """What a segment's file name says."""
+
+    name: str
+    base: int
+    commit: int = 0
+    time_us: int = 0
+
+    @classmethod
+    def parse(cls, name: str) -> SegmentPlace:
+        base, *staged = name[: -len(SUFFIX)].split(".")
+        return cls(name, int(base), *map(int, staged))
+
+
+def segments_in(directory: Path) -> list[SegmentPlace]:
+    """A partition's segments in order, from its directory."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    places = (SegmentPlace.parse(name) for name in names if name.endswith(SUFFIX) and name[0] != ".")
+    return sorted(places, key=lambda place: place.base)
+
+
+def scan_headers(file: DiskFile, start: int, end: int) -> Iterator[tuple[int, FrameHeader | None, int]]:
+    """(position, header, next position) of each frame without reading bodies; None for bytes that are no frame, up to the next one."""
+    position, window, window_at = start, b"", start
+    while position < end:
+        if position + HEADER_BYTES > window_at + len(window):
+            window, window_at = file.read(min(_HEADER_WINDOW, end - position), position), position
+        header = read_header(window, position - window_at)
+        after = position + header.frame_bytes if header else end
+        if header is None or after > end:
+            header, after = None, find_frame(file, position + 8, end)
+        yield position, header, after
+        position = after
+
+
+def find_frame(file: DiskFile, start: int, end: int) -> int:
+    """The place of the next sound header at or behind `start`; `end` if there is none."""
+    position = start
+    while position < end:
+        chunk = file.read(min(_READ_CHUNK, end - position), position)
+        at = chunk.find(MAGIC)
+        while at >= 0:
+            place = position + at
+            if place % 8 == 0 and read_header(file.read(HEADER_BYTES, place)):
+                return place
+            at = chunk.find(MAGIC, at + 1)
+        if position + len(chunk) >= end:
+            break
+        position += max(1, len(chunk) - len(MAGIC))
+    return end
+
+
+def read_frames(file: DiskFile, start: int, end: int) -> Iterator[tuple[int, FrameHeader | None, memoryview]]:
+    """(position, header, body) of each frame, read in large pieces; header None and empty body for bytes that are no frame."""
+    position = start
+    while position < end:
+        chunk = memoryview(file.read(min(_READ_CHUNK, end - position), position))
+        used = 0
+        while used < len(chunk):
+            header = read_header(chunk, used)
+            if header is None or position + used + header.frame_bytes > end:
+                if header is None and len(chunk) - used < HEADER_BYTES and position + len(chunk) < end and used:
+                    break  # the header goes on in the next piece
+                after = find_frame(file, position + used + 8, end)
+                yield position + used, None, memoryview(b"")
+                used = after - position
+                continue
+            if used + header.frame_bytes > len(chunk):
+                if used == 0:
+                    chunk = memoryview(file.read(header.frame_bytes, position))
+                    if len(chunk) < header.frame_bytes:
+                        yield position, None, memoryview(b"")
+                        used = end - position
+                        continue
+                else:
+                    break
+            body = used + HEADER_BYTES
+            yield position + used, header, chunk[body : body + header.body_bytes]
+            used += header.frame_bytes
+        position += used
+
+
+class FrameIndex:
+    """Where the frames of a segment start: relative offset, position and append time of each, in order."""
+
+    def __init__(self) -> None:
+        self.relatives, self.positions, self.times = array("q"), array("q"), array("q")
+        self.end = 0  # up to which position of the file this index knows
+
+    def extend(self, file: DiskFile, end: int, *, default_us: int) -> None:
+        """Add the frames between what is known and `end`."""
+        for position, header, _ in scan_headers(file, self.end, end):
+            if header is not None:
+                self.relatives.append(header.relative)
+                self.positions.append(position)
+                self.times.append(header.first_us or default_us)
+        self.end = max(self.end, end)
+
+    def position_of(self, relative: int, first: int) -> int:
+        """Where to start reading for an offset; `first` if it is before all frames."""
+        at = bisect_right(self.relatives, relative) - 1
+        return self.positions[at] if at >= 0 else first
+
+    def time_of(self, relative: int) -> int | None:
+        """When the row at an offset (or, if it is gone, the next one) was appended."""
+        at = max(0, bisect_right(self.relatives, relative) - 1)
+        return self.times[at] if at < len(self.times) else None
+
+    def first_since(self, time_us: int) -> int | None:
+        """The relative offset of the first frame appended at or after a time."""
+        at = bisect_left(self.times, time_us)
+        return self.relatives[at] if at < len(self.times) else None
+
+    def to_bytes(self, segment_id: str) -> bytes:
+        body = b"".join(column.tobytes() for column in (self.relatives, self.positions, self.times))
+        blank = _INDEX_FIXED.pack(INDEX_MAGIC, VERSION, 0, 0, segment_id.encode(), self.end, len(self.relatives)) + body
+        crc = zlib.crc32(blank)
+        return _INDEX_FIXED.pack(INDEX_MAGIC, VERSION, 0, crc, segment_id.encode(), self.end, len(self.relatives)) + body
+
+    @classmethod
+    def from_bytes(cls, data: bytes, segment_id: str, end: int) -> FrameIndex | None:
+        """The stored index, or None if it is damaged, of another version, or of another file."""
+        if len(data) < _INDEX_FIXED.size:
+            return None
+        magic, version, _, crc, name, stored_end, count = _INDEX_FIXED.unpack_from(data)
+        body = memoryview(data)[_INDEX_FIXED.size :]
+        blank = _INDEX_FIXED.pack(magic, version, 0, 0, name, stored_end, count) + body
+        if magic != INDEX_MAGIC or version != VERSION or name != segment_id.encode() or stored_end != end or len(body) != 24 * count:
+            return None
+        if zlib.crc32(blank) != crc:
+            return None
+        index = cls()
+        index.end = stored_end
+        for number, column in enumerate((index.relatives, index.positions, index.times)):
+            column.frombytes(body[8 * count * number : 8 * count * (number + 1)])
+        return index
+
+
+class Segment:
+    """A segment opened for reading."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self.disk, self.path, self.place = disk, path, SegmentPlace.parse(path.name)
+        self.file = disk.open(path, write=False)
+        try:
+            self.header = read_segment_header(self.file)
+        except BaseException:
+            self.file.close()
+            raise
+        self._index: FrameIndex | None = None
+        self._guard = Lock()
+
+    def index(self, end: int, *, sealed: bool) -> FrameIndex:
+        """The index up to `end`. A sealed segment's is kept on disk for the next one who needs it."""
+        with self._guard:
+            return self._index_up_to(end, sealed=sealed)
+
+    def _index_up_to(self, end: int, *, sealed: bool) -> FrameIndex:
+        if self._index is None or self._index.end > end:
+            self._index = (self._stored_index(end) if sealed else None) or self._empty_index()
+        if self._index.end < end:
+            self._index.extend(self.file, end, default_us=self.place.time_us)
+            if sealed:
+                self._store_index()
+        return self._index
+
+    def _empty_index(self) -> FrameIndex:
+        index = FrameIndex()
+        index.end = self.header.size
+        return index
+
+    def _index_path(self) -> Path:
+        return self.path.with_suffix(INDEX_SUFFIX)
+
+    def _stored_index(self, end: int) -> FrameIndex | None:
+        try:
+            data = self._index_path().read_bytes()
+        except OSError:
+            return None
+        return FrameIndex.from_bytes(data, self.header.id, end)
+
+    def _store_index(self) -> None:
+        """Best effort and not synced: a lost or torn index is noticed and built again."""
+        fresh = self.path.with_name(f".{self.path.stem}.{os.getpid()}.index")
+        try:
+            file = self.disk.open(fresh, create=True)
+            try:
+                file.write([self._index.to_bytes(self.header.id)], 0)  # type: ignore[union-attr]
+            finally:
+                file.close()
+            self.disk.rename(fresh, self._index_path())
+        except OSError:
+            return
+
+    def frames(self, relative: int, end: int, *, sealed: bool) -> Iterator[tuple[int, FrameHeader | None, memoryview]]:
+        """Frames from the one that has an offset, up to byte `end`."""
+        return read_frames(self.file, self.index(end, sealed=sealed).position_of(relative, self.header.size), end)
+
+    def close(self) -> None:
+        self.file.close()

@@ -1,0 +1,113 @@
+"""Staging: rows of open transactions and of Spark's tasks, on disk but not part of any topic yet.
+
+A staging directory is named by the time up to which its owner may be believed alive; what is older is swept. A staged file has a segment's
+format, so a large one becomes a segment by being moved.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from headrace.errors import TransactionTimedOut
+from headrace.log.api import Staged
+from headrace.log.file.disk import Buffer, DiskFile
+from headrace.log.file.draft import PreparedRows
+from headrace.log.file.frame import Frame, body_is_sound
+from headrace.log.file.segment import new_header, read_frames, read_segment_header
+from headrace.log.file.state import TopicState
+from headrace.log.file.store import Store
+
+MOST_COPIED_BYTES = 1 << 20
+"""A staged file up to this size is copied into the partition's segment; a larger one becomes a segment of its own."""
+
+
+class StagingWriter:
+    """Writes frames of one topic into one file per partition."""
+
+    def __init__(self, store: Store, topic: TopicState, directory: str) -> None:
+        self.store, self.topic, self.directory = store, topic, directory
+        self._files: dict[int, tuple[DiskFile, int, int]] = {}  # partition -> (file, bytes, rows)
+
+    def write(self, rows: PreparedRows) -> None:
+        for number, frames in rows.frames.items():
+            file, position, count = self._files.get(number) or self._begin(number)
+            buffers: list[Buffer] = []
+            for frame in frames:
+                buffers += frame.buffers(count, commit=0, first_us=0, last_us=0)
+                count += frame.span or frame.count
+            self._files[number] = (file, file.write(buffers, position), count)
+
+    def _begin(self, number: int) -> tuple[DiskFile, int, int]:
+        path = self.store.root / "staging" / self.directory
+        self.store.disk.make_directory(path)
+        file = self.store.disk.open(path / f"{self.topic.directory}.{number}.segment", create=True)
+        header = new_header(self.topic.name, number, self.topic.info.arrow_schema).encode()
+        return file, file.write([header], 0), 0
+
+    def finish(self) -> Staged:
+        """Make it durable; returns what a transaction adopts."""
+        for file, _, _ in self._files.values():
+            if self.store.durable:
+                file.sync()
+        if self._files and self.store.durable:
+            self.store.disk.sync_directory(self.store.root / "staging" / self.directory)
+        partitions = {number: (f"{self.directory}/{file.path.name}", rows) for number, (file, _, rows) in self._files.items()}
+        for file, _, _ in self._files.values():
+            file.close()
+        return Staged(self.topic.name, partitions, sum(rows for _, rows in partitions.values()))
+
+
+def staging_name(deadline_us: int) -> str:
+    return f"{deadline_us:017d}.{os.urandom(6).hex()}"
+
+
+def staged_path(store: Store, file: str) -> Path:
+    """Where a staged file is. TransactionTimedOut if it was swept."""
+    path = store.root / "staging" / file
+    if not path.exists():
+        raise TransactionTimedOut(f"Rows that were staged in {path} are gone: their transaction took too long.", fix="run it again, with a longer timeout.")
+    return path
+
+
+def load_if_small(store: Store, file: str, topic: TopicState) -> list[Frame] | None:
+    """A small staged file's frames, to be copied; None if it is better moved as it is."""
+    opened = store.disk.open(staged_path(store, file), write=False)
+    try:
+        header = read_segment_header(opened)
+        size = opened.size()
+        if size > MOST_COPIED_BYTES or not header.schema.equals(topic.info.arrow_schema, check_metadata=True):
+            return None
+        frames = []
+        for position, head, body in read_frames(opened, header.size, size):
+            if head is None or not body_is_sound(head, body):
+                raise TransactionTimedOut(f"The staged file {opened.path} is damaged at byte {position}.", fix="run the transaction again.")
+            frames.append(Frame(head.kind, head.flags, head.count, body, head.body_crc))
+        return frames
+    finally:
+        opened.close()
+
+
+def discard(store: Store, files: Iterable[str]) -> None:
+    """Remove staged files, and their directories once empty."""
+    directories = set()
+    for file in files:
+        path = store.root / "staging" / file
+        store.disk.unlink(path)
+        directories.add(path.parent)
+    for directory in directories:
+        if directory.is_dir() and not any(directory.iterdir()):
+            store.disk.remove_directory(directory)
+
+
+def sweep(store: Store, now_us: int) -> int:
+    """Remove what dead owners left. Under the log's lock, since a commit may be adopting."""
+    removed = 0
+    for directory in (store.root / "staging").glob("*.*"):
+        if int(directory.name.split(".")[0]) < now_us:
+            for path in directory.iterdir():
+                store.disk.unlink(path)
+            store.disk.remove_directory(directory)
+            removed += 1
+    return removed

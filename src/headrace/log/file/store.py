@@ -1,0 +1,246 @@
+"""The store: a log's directory opened by one process. Its lock, journal, marker, replicas and segment files.
+
+    headrace.json        what this directory is, and its format
+    journal/             the commit journal, checkpoints, the lock, the durable marker
+    topics/NAME~N/P/     the segments of partition P of topic NAME (created in commit N)
+    staging/             rows of open transactions and tasks
+    groups/              heartbeats of group members
+    quarantine/          copies of damaged bytes, for a person to look at
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+
+from headrace.errors import LogUnavailable, NewerFormat, ReadOnlyLog
+from headrace.log.file.disk import Disk, DiskFile
+from headrace.log.file.draft import Adoption, Seal, SegmentWrite
+from headrace.log.file.journal import FILE_HEADER_BYTES, Journal, MissingJournal, Record
+from headrace.log.file.marker import DurableMarker
+from headrace.log.file.replica import Replica
+from headrace.log.file.segment import segment_name
+from headrace.log.file.state import State
+
+FORMAT = 1
+_MOST_OPEN_SEGMENTS = 256
+
+
+class Store:
+    """Everything below the API that touches the directory."""
+
+    def __init__(self, root: Path, *, disk: Disk, create: bool, durability: str) -> None:
+        self.root, self.disk, self.durable = root, disk, durability == "disk"
+        self.writable = _prepare(root, disk, create=create)
+        self.journal_directory = root / "journal"
+        self._lock_file: DiskFile | None = disk.open(self.journal_directory / "lock", create=True) if self.writable else None
+        self._lock_guard = Lock()  # never taken twice: the file's lock would be gone after the inner one
+        self.marker = DurableMarker(disk, self.journal_directory / "durable", write=self.writable)
+        self._view_guard = Lock()
+        self._view: Replica | None = None
+        self._view_journal = Journal(disk, self.journal_directory, write=False)
+        self._newest: Replica | None = None
+        self._newest_journal = Journal(disk, self.journal_directory, write=self.writable)
+        self._segments: OrderedDict[tuple[str, int], tuple[int, DiskFile]] = OrderedDict()
+        self._recover_if_needed()
+
+    # What is true
+
+    def view(self) -> State:
+        """The state as readers may see it: everything durable, nothing else."""
+        mark = self.marker.read()
+        limit = mark.lsn if mark else 0
+        with self._view_guard:
+            if self._view is None:
+                self._view = Replica(self._view_journal, self.journal_directory)
+            if self._view.lsn < limit:
+                self._advance_view(self._view, limit)
+            return self._view.state
+
+    @contextmanager
+    def still_view(self) -> Iterator[State]:
+        """The same, and nobody moves it on meanwhile: several topics as of one commit."""
+        state = self.view()
+        with self._view_guard:
+            yield state
+
+    def _advance_view(self, view: Replica, limit: int) -> None:
+        for _ in range(10):
+            try:
+                view.advance(limit, proven=limit)
+            except MissingJournal:  # the journal was cut behind a checkpoint while this process slept
+                view.load()
+            else:
+                return
+        raise LogUnavailable(f"The journal of {self.root} moves on faster than it can be read.", fix="try again.")
+
+    @contextmanager
+    def locked(self) -> Iterator[Replica]:
+        """Hold the log's lock; yields the newest state, durable or not."""
+        with self._lock_guard, self.lock_file().locked():
+            yield self._caught_up()
+
+    def lock_file(self) -> DiskFile:
+        if self._lock_file is None:
+            raise ReadOnlyLog(f"The log in {self.root} cannot be written: the directory is read-only.", fix="check its permissions, or read only.")
+        return self._lock_file
+
+    def _caught_up(self) -> Replica:
+        if self._newest is None:
+            self._newest = Replica(self._newest_journal, self.journal_directory)
+        newest = self._newest
+        if newest.lsn < newest.journal.end_of(newest.base) or newest.lsn == newest.base + FILE_HEADER_BYTES:
+            self._catch_up(newest)
+        return newest
+
+    def _catch_up(self, newest: Replica) -> None:
+        mark = self.marker.read()
+        while True:
+            try:
+                torn = newest.advance(proven=mark.lsn if mark else 0, each=self._finish_adoptions)
+            except MissingJournal as missing:
+                self._open_missing(newest, int(str(missing)))
+                continue
+            if torn is not None:  # we hold the lock, so nobody is writing it: its writer died
+                newest.journal.file_at(newest.base).truncate(torn - newest.base)
+            break
+        if newest.damage:
+            from headrace.log.file.recovery import reconcile  # noqa: PLC0415 - recovery stands on the store
+
+            reconcile(self, newest)
+
+    def _finish_adoptions(self, record: Record) -> None:
+        """Whoever wrote a record may have died before it moved its staged files."""
+        for operation in record.meta["ops"]:
+            if operation[0] == "adopt" and self._newest is not None:
+                _, topic, partition, _, _, staged, name = operation
+                known = self._newest.state.topics.get(topic)
+                if known is not None:
+                    self.adopt(Adoption(known.directory, partition, staged, name))
+
+    def _open_missing(self, newest: Replica, base: int) -> None:
+        """The journal's next file is not there: its maker died before it made it, or others have gone on and cleaned up."""
+        if max(newest.journal.bases(), default=-1) < base:
+            newest.journal.create_file(base)
+        else:
+            newest.load()
+
+    def forget_newest(self) -> None:
+        """After a failed commit: what this process believes may be ahead of the journal."""
+        self._newest = None
+        for _, file in self._segments.values():
+            file.close()
+        self._segments.clear()
+
+    # Recovery
+
+    def _recover_if_needed(self) -> None:
+        if not self.writable or self.marker.is_current(self.marker.read()):
+            return
+        with self._lock_guard, self.lock_file().locked():
+            if not self.marker.is_current(self.marker.read()):
+                from headrace.log.file.recovery import recover  # noqa: PLC0415 - recovery stands on the store
+
+                recover(self)
+
+    # Segments
+
+    def partition_directory(self, directory: str, partition: int) -> Path:
+        return self.root / "topics" / directory / str(partition)
+
+    def segment_path(self, directory: str, partition: int, segment: int) -> Path:
+        return self.partition_directory(directory, partition) / segment_name(segment)
+
+    def write_segment(self, write: SegmentWrite) -> DiskFile:
+        """Put bytes where a draft says. What lies behind the place is not true and is cut off."""
+        file = self._segment_file(write.directory, write.partition, write.segment)
+        if file.size() > write.position:
+            file.truncate(write.position)
+        file.write(write.buffers, write.position)
+        return file
+
+    def _segment_file(self, directory: str, partition: int, segment: int) -> DiskFile:
+        known = self._segments.get((directory, partition))
+        if known is not None:
+            if known[0] == segment:
+                self._segments.move_to_end((directory, partition))
+                return known[1]
+            known[1].close()
+        path = self.segment_path(directory, partition, segment)
+        self.disk.make_directory(path.parent)
+        file = self.disk.open(path, create=True)
+        self.disk.sync_directory(path.parent)
+        self._segments[directory, partition] = (segment, file)
+        if len(self._segments) > _MOST_OPEN_SEGMENTS:
+            self._segments.popitem(last=False)[1][1].close()
+        return file
+
+    def seal(self, seal: Seal) -> None:
+        path = self.segment_path(seal.directory, seal.partition, seal.segment)
+        file = self.disk.open(path)
+        if file.size() > seal.size:
+            file.truncate(seal.size)
+        file.close()
+
+    def adopt(self, adoption: Adoption) -> None:
+        """Make a staged file a segment by moving it. Can be repeated, also when the segment was removed since."""
+        staged = self.root / "staging" / adoption.file
+        if staged.exists():
+            target = self.partition_directory(adoption.directory, adoption.partition) / adoption.name
+            self.disk.make_directory(target.parent)
+            self.disk.rename(staged, target)
+
+    def close(self) -> None:
+        self.forget_newest()
+        self._view_journal.close()
+        self._newest_journal.close()
+        self.marker.close()
+        if self._lock_file is not None:
+            self._lock_file.close()
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _prepare(root: Path, disk: Disk, *, create: bool) -> bool:
+    """See that there is a log at a path, or make one. Returns whether it can be written."""
+    about = root / "headrace.json"
+    if root.exists() and not root.is_dir():
+        raise LogUnavailable(f"{root} is a file; a log is a directory.", fix="name a directory, such as file:data.")
+    if not about.exists():
+        _check_makeable(root, create=create)
+        _make(root, about, disk)
+    try:
+        version = json.loads(about.read_bytes())["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise LogUnavailable(f"{about} is damaged: it does not say which format the log has.", fix='restore it; for this version it reads {"format": 1}.') from error
+    except PermissionError as error:
+        raise LogUnavailable(f"{about} cannot be read: permission denied.", fix="check the directory's owner and permissions.") from error
+    if version > FORMAT:
+        raise NewerFormat(f"The log in {root} has format {version}; this Headrace knows {FORMAT}.", fix="upgrade Headrace.")
+    return os.access(root, os.W_OK) and os.access(root / "journal", os.W_OK)
+
+
+def _check_makeable(root: Path, *, create: bool) -> None:
+    if not create:
+        raise LogUnavailable(f"There is no log in {root}.", fix="check the address; `headrace topic create` makes a new log.")
+    if not root.parent.is_dir():
+        raise LogUnavailable(f"The directory {root.parent} does not exist.", fix=f"create it (mkdir -p {root.parent}), or check the address.")
+    if root.is_dir() and any(name != "journal" for name in os.listdir(root)):
+        raise LogUnavailable(f"{root} is a directory with other things in it, and no log.", fix="name an empty or new directory.")
+    if not os.access(root if root.is_dir() else root.parent, os.W_OK):
+        raise LogUnavailable(f"{root} cannot be created: the directory is read-only.", fix="check permissions, or name another directory.")
+
+
+def _make(root: Path, about: Path, disk: Disk) -> None:
+    """Lay out a new log. The file that says that it is one comes last."""
+    disk.make_directory(root / "journal")
+    Journal(disk, root / "journal", write=True).create_file(0)
+    disk.replace_file(about, json.dumps({"format": FORMAT, "what": "Headrace log"}).encode() + b"\n")

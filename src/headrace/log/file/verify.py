@@ -1,0 +1,108 @@
+"""Checking everything a log has stored, byte by byte: the journal, its checkpoints, every segment and index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from headrace.errors import CorruptionError
+from headrace.log.api import Finding
+from headrace.log.file import checkpoint
+from headrace.log.file.frame import body_is_sound
+from headrace.log.file.journal import ROLL, Damage, Journal
+from headrace.log.file.segment import INDEX_SUFFIX, FrameIndex, SegmentPlace, read_frames, read_segment_header, segments_in
+
+if TYPE_CHECKING:
+    from headrace.log.file.log import FileLog
+    from headrace.log.file.state import TopicState
+
+
+def verify_log(log: FileLog, topic: str | None) -> list[Finding]:
+    """Every damage there is; an empty list is a sound log."""
+    state = log.store.view()
+    topics = [state.topic(topic)] if topic is not None else list(state.topics.values())
+    findings = [] if topic is not None else [*_journal(log), *_checkpoints(log)]
+    for each in topics:
+        for number in range(len(each.partitions)):
+            findings += _partition(log, each, number)
+    return findings
+
+
+def _journal(log: FileLog) -> Iterator[Finding]:
+    journal = Journal(log.store.disk, log.store.journal_directory, write=False)
+    mark = log.store.marker.read()
+    durable = mark.lsn if mark else 0
+    bases = journal.bases()
+    for base in bases:
+        try:
+            for item in journal.records(base, base + 64, min(journal.end_of(base), max(durable, base + 64))):
+                if isinstance(item, Damage):
+                    yield Finding("corrupt", item.file, item.position, "the commit journal is damaged here")
+                elif item.kind == ROLL:
+                    break
+        except CorruptionError as error:
+            yield Finding("corrupt", str(log.store.journal_directory), 0, error.message)
+    journal.close()
+
+
+def _checkpoints(log: FileLog) -> Iterator[Finding]:
+    directory = log.store.journal_directory
+    for lsn in checkpoint.positions(directory):
+        if checkpoint.load(directory, lsn) is None:
+            path = directory / f"{lsn:020d}{checkpoint.SUFFIX}"
+            if path.exists():  # not just forgotten
+                yield Finding("corrupt", str(path), 0, "this checkpoint is damaged; the one before it will be used")
+
+
+def _partition(log: FileLog, topic: TopicState, number: int) -> Iterator[Finding]:
+    partition = topic.partitions[number]
+    directory = log.store.partition_directory(topic.directory, number)
+    places = [place for place in segments_in(directory) if place.base < partition.end]
+    if partition.end > partition.start and not places:
+        yield Finding("missing", str(directory), 0, "there are no segments", topic.name, number, partition.start)
+    stops = [after.base for _, after in pairwise(places)] + [partition.end]
+    for place, stop in zip(places, stops, strict=True):
+        if stop > partition.start:
+            yield from _segment(log, topic, number, place, stop)
+
+
+def _segment(log: FileLog, topic: TopicState, number: int, place: SegmentPlace, stop: int) -> Iterator[Finding]:
+    partition = topic.partitions[number]
+    path = log.store.partition_directory(topic.directory, number) / place.name
+    is_active = place.base == partition.segment and not place.commit
+    gaps = topic.info.compact or topic.info.history_us is not None
+
+    def found(kind: str, position: int, message: str, offset: int) -> Finding:
+        return Finding(kind, str(path), position, message, topic.name, number, offset)
+
+    file = log.store.disk.open(path, write=False)
+    try:
+        header = read_segment_header(file)
+        end = partition.position if is_active else file.size()
+        expected = place.base
+        for position, frame, body in read_frames(file, header.size, end):
+            if expected >= stop:
+                break
+            if frame is None:
+                yield found("corrupt", position, "there is no batch where one should be", expected)
+                continue
+            first = place.base + frame.relative
+            if not body_is_sound(frame, body):
+                yield found("corrupt", position, f"the checksum of offsets {first} to {first + frame.span - 1} does not fit", first)
+            if first < expected or (first > expected and not gaps):
+                yield found("missing", position, f"offsets {expected} to {first - 1} are not there", expected)
+            expected = first + frame.span
+        if expected < stop and not gaps:
+            yield found("missing", end, f"the file ends before offset {stop}", expected)
+        yield from _index(path.with_suffix(INDEX_SUFFIX), header.id, file.size(), found, is_active=is_active)
+    except CorruptionError as error:
+        yield found("corrupt", 0, error.message, place.base)
+    finally:
+        file.close()
+
+
+def _index(path, segment_id, size, found, *, is_active):  # type: ignore[no-untyped-def]
+    """A damaged index is only a nuisance: it will be built again."""
+    if not is_active and path.exists() and FrameIndex.from_bytes(path.read_bytes(), segment_id, size) is None:
+        yield Finding("stale", str(path), 0, "this index does not fit its segment; it will be built again", *list(vars(found("", 0, "", -1)).values())[4:])

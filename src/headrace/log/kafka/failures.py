@@ -1,0 +1,89 @@
+"""What Kafka calls an error, in this project's words: which family it is in, and what to do now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import KafkaError, KafkaException
+
+from headrace.errors import ConfigurationError, HeadraceError, RetryError
+
+FENCED = {
+    KafkaError._FENCED,  # noqa: SLF001  (confluent_kafka's names for librdkafka's own errors begin with an underscore)
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
+    KafkaError.TRANSACTION_COORDINATOR_FENCED,
+}
+LOST_MEMBERSHIP = {
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.FENCED_INSTANCE_ID,
+    KafkaError.FENCED_MEMBER_EPOCH,
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError._ASSIGNMENT_LOST,  # noqa: SLF001
+}
+UNREACHABLE = {
+    KafkaError._TRANSPORT,  # noqa: SLF001
+    KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+    KafkaError._RESOLVE,  # noqa: SLF001
+    KafkaError._TIMED_OUT,  # noqa: SLF001
+    KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001
+    KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
+    KafkaError.REQUEST_TIMED_OUT,
+}
+NOT_ALLOWED = {
+    KafkaError._AUTHENTICATION,  # noqa: SLF001
+    KafkaError._SSL,  # noqa: SLF001
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+BAD_CONFIG = {
+    KafkaError._INVALID_ARG,  # noqa: SLF001
+    KafkaError._CONFLICT,  # noqa: SLF001
+    KafkaError.INVALID_CONFIG,
+    KafkaError.INVALID_REPLICATION_FACTOR,
+    KafkaError.INVALID_PARTITIONS,
+    KafkaError.INVALID_TRANSACTION_TIMEOUT,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.UNSUPPORTED_VERSION,
+}
+NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001
+NO_GROUP = {KafkaError.GROUP_ID_NOT_FOUND, KafkaError.COORDINATOR_NOT_AVAILABLE}
+
+
+
+def cause(error: KafkaException) -> KafkaError:
+    """The KafkaError inside an exception."""
+    inner = error.args[0] if error.args else None
+    return inner if isinstance(inner, KafkaError) else KafkaError(KafkaError._FAIL, str(error))  # noqa: SLF001
+
+
+def code(error: KafkaException) -> int:
+    return cause(error).code()
+
+
+def translated(error: KafkaException, what: str) -> HeadraceError:
+    """An error of ours for one of Kafka's. `what` is what was being done: "create the topic 'orders'"."""
+    inner = cause(error)
+    number, text = inner.code(), f"Kafka could not {what}: {inner.str()}"
+    if number in UNREACHABLE:
+        return RetryError(f"{text}.", fix="check that the brokers are up and can be reached, and try again.")
+    if number in NOT_ALLOWED:
+        return ConfigurationError(f"{text}.", fix="check the user, its rights (ACLs) and the security options.")
+    if number in BAD_CONFIG:
+        return ConfigurationError(f"{text}.", fix="change the setting that it names.")
+    return RetryError(f"{text} ({inner.name()}).", fix="try again; if it stays, look into the brokers' logs.")
+
+
+@contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Turn Kafka's exceptions into ours."""
+    try:
+        yield
+    except KafkaException as error:
+        raise translated(error, what) from error

@@ -1,0 +1,221 @@
+"""Rows of a topic as Kafka's records, and records as rows: keys, JSON values, headers, tombstones, control records.
+
+A record is plain to anyone: the value is the row as JSON, a table's deletion is a null value. What only we need rides in headers whose names begin with
+`headrace.`: the change type where it is not the usual one, and the payload of a control record.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import Message
+
+from headrace.errors import BadRows
+from headrace.log.api import (
+    CHANGE_TYPE,
+    CHANGE_TYPES,
+    DELETE,
+    HEADERS_COLUMN,
+    HEADERS_TYPE,
+    SYSTEM_FIELDS,
+    TIMESTAMP_TYPE,
+    UPDATE,
+    TopicInfo,
+)
+from headrace.log.kafka.json_rows import Decoded, decode, encode
+from headrace.log.kafka.record_keys import key_columns
+from headrace.log.kafka.sending import Record, RecordHeaders
+from headrace.log.keys import key_bytes
+from headrace.log.schema import declared_schema
+
+RESERVED = "headrace."
+CHANGE_HEADER = "headrace.change"
+CONTROL_HEADER = "headrace.control"
+RECORD_OVERHEAD_BYTES = 512
+
+
+# Rows to records
+
+
+def to_records(info: TopicInfo, batch: pa.RecordBatch, partitions: npt.NDArray[np.int32], max_bytes: int) -> list[Record]:
+    """One record a row, in the rows' order. Refuses what Kafka would refuse later, so that nothing of an append is stored."""
+    headers = _record_headers(batch)
+    columns = batch.select(declared_schema(info.arrow_schema).names)
+    values: list[bytes | None] = list(encode(columns))
+    if info.is_table:
+        headers = _mark_changes(batch.column(CHANGE_TYPE), values, headers)
+    keys = key_bytes(columns, info.key).to_pylist() if info.key else itertools.repeat(None, len(values))
+    records = [Record(info.name, *parts) for parts in zip(partitions.tolist(), keys, values, headers, strict=True)]
+    _check_records(info, records, max_bytes)
+    return records
+
+
+def _record_headers(batch: pa.RecordBatch) -> list[RecordHeaders | None]:
+    if HEADERS_COLUMN not in batch.schema.names:
+        return [None] * batch.num_rows
+    return [
+        [(pair["key"], pair["value"]) for pair in pairs] if pairs else None for pairs in batch.column(HEADERS_COLUMN).to_pylist()
+    ]  # headers are rare, and Kafka's client wants Python's tuples
+
+
+def _mark_changes(changes: pa.StringArray, values: list[bytes | None], headers: list[RecordHeaders | None]) -> list[RecordHeaders | None]:
+    """A deletion has no value; an upsert needs no word; only the other kinds are named in a header."""
+    if pc.all(pc.equal(changes, UPDATE)).as_py():
+        return headers
+    for row, change in enumerate(changes.to_pylist()):
+        if change == DELETE:
+            values[row] = None
+        elif change != UPDATE:
+            headers[row] = [*(headers[row] or []), (CHANGE_HEADER, change.encode())]
+    return headers
+
+
+def _check_records(info: TopicInfo, records: Sequence[Record], max_bytes: int) -> None:
+    for row, record in enumerate(records):
+        if info.compact and record.key is None:
+            raise BadRows(f"Row {row} for {info.name} has no key, and the topic is compacted by key.", fix="give every row a key.")
+        size = len(record.value or b"") + len(record.key or b"") + RECORD_OVERHEAD_BYTES
+        if record.headers:
+            _check_headers(info, row, record.headers)
+            size += sum(len(name) + len(value or b"") for name, value in record.headers)
+        if size > max_bytes:
+            raise BadRows(
+                f"Row {row} for {info.name} takes {size:,} bytes as JSON, more than the {max_bytes:,} that a record may have.",
+                fix="store large values elsewhere and append where they are, or raise message.max.bytes here and max.message.bytes of the topic.",
+            )
+
+
+def _check_headers(info: TopicInfo, row: int, headers: RecordHeaders) -> None:
+    for name, value in headers:
+        if name.startswith(RESERVED) and (name, value) not in _OUR_HEADERS:
+            raise BadRows(f"Row {row} for {info.name} has a header {name!r}; names that begin with {RESERVED!r} are reserved.", fix="rename it.")
+
+
+_OUR_HEADERS = {(CHANGE_HEADER, change.encode()) for change in CHANGE_TYPES}
+
+
+def control_record(topic: str, partition: int, payload: bytes) -> Record:
+    """A record that `read` skips. It has a key of its own, as a compacted topic takes none without."""
+    return Record(topic, partition, b"headrace.control:" + os.urandom(8).hex().encode(), None, [(CONTROL_HEADER, payload)])
+
+
+# Records to rows
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A record that does not fit the topic's schema."""
+
+    partition: int
+    offset: int
+    payload: bytes | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of some records of one partition, and the records that are none."""
+
+    batch: pa.RecordBatch
+    misfits: list[Misfit] = field(default_factory=list)
+
+
+def full_schema(info: TopicInfo, *, headers: bool) -> pa.Schema:
+    """The columns a reader can ask for."""
+    fields = [*info.arrow_schema, *SYSTEM_FIELDS]
+    return pa.schema([*fields, pa.field(HEADERS_COLUMN, HEADERS_TYPE)] if headers else fields)
+
+
+def control_payload(headers: Any) -> bytes | None:
+    """The payload of a control record; None if it is none."""
+    return next((value or b"" for name, value in headers or () if name == CONTROL_HEADER), None)
+
+
+def to_rows(info: TopicInfo, messages: Sequence[Message], *, headers: bool = False, ignored: Sequence[str] = ()) -> Rows:
+    """Records of one partition as rows with the system's columns, without control records."""
+    given = [message.headers() for message in messages]
+    if any(given):
+        rows = [row for row, pairs in enumerate(given) if control_payload(pairs) is None]
+        messages, given = [messages[row] for row in rows], [given[row] for row in rows]
+    decoded = _decode_table(info, messages, given, ignored) if info.is_table else _decode_values(info, messages, ignored)
+    misfits = [_misfit(messages[row], reason) for row, reason in decoded.misfits.items()]
+    if decoded.kept is not None:
+        messages, given = [messages[row] for row in decoded.kept], [given[row] for row in decoded.kept]
+    columns = [*decoded.batch.columns, *_system_columns(messages)]
+    if headers:
+        columns.append(pa.array([_shown_headers(pairs) for pairs in given], HEADERS_TYPE))
+    return Rows(pa.RecordBatch.from_arrays(columns, schema=full_schema(info, headers=headers)), misfits)
+
+
+def _misfit(message: Message, reason: str) -> Misfit:
+    return Misfit(message.partition() or 0, message.offset() or 0, message.value(), reason)
+
+
+def _shown_headers(pairs: Any) -> list[tuple[str, bytes | None]] | None:
+    shown = [(name, value) for name, value in pairs or () if not name.startswith(RESERVED)]
+    return shown or None
+
+
+def _system_columns(messages: Sequence[Message]) -> list[pa.Array]:
+    count = len(messages)
+    partitions = np.fromiter((message.partition() for message in messages), np.int32, count)
+    offsets = np.fromiter((message.offset() for message in messages), np.int64, count)
+    times_ms = np.fromiter((message.timestamp()[1] for message in messages), np.int64, count)
+    return [pa.array(partitions), pa.array(offsets), pa.array(times_ms * 1000).cast(TIMESTAMP_TYPE)]
+
+
+def _decode_values(info: TopicInfo, messages: Sequence[Message], ignored: Sequence[str]) -> Decoded:
+    values = [message.value() for message in messages]
+    if None not in values:
+        return decode([value for value in values if value is not None], info.arrow_schema, ignored=ignored)
+    return _decode_some(values, [row for row, value in enumerate(values) if value is not None], info.arrow_schema, ignored)
+
+
+def _decode_some(values: Sequence[bytes | None], rows: list[int], schema: pa.Schema, ignored: Sequence[str]) -> Decoded:
+    """Some of the values; the others, which are null, are misfits."""
+    decoded = decode([values[row] or b"" for row in rows], schema, ignored=ignored)
+    misfits = {row: "it has no value, and the topic is no table" for row, value in enumerate(values) if value is None}
+    misfits |= {rows[row]: reason for row, reason in decoded.misfits.items()}
+    kept = rows if decoded.kept is None else [rows[row] for row in decoded.kept]
+    return Decoded(decoded.batch, kept, dict(sorted(misfits.items())))
+
+
+def _decode_table(info: TopicInfo, messages: Sequence[Message], given: Sequence[Any], ignored: Sequence[str]) -> Decoded:
+    """Changes: those with a value as rows, tombstones from their keys, put back into order."""
+    values = [message.value() for message in messages]
+    alive = [row for row, value in enumerate(values) if value is not None]
+    dead = [row for row, value in enumerate(values) if value is None]
+    rows = decode([values[row] or b"" for row in alive], declared_schema(info.arrow_schema), ignored=ignored)
+    keys = key_columns([messages[row].key() for row in dead], info)
+    misfits = {alive[row]: reason for row, reason in rows.misfits.items()} | {dead[row]: reason for row, reason in keys.misfits.items()}
+    kept_alive = alive if rows.kept is None else [alive[row] for row in rows.kept]
+    kept_dead = dead if keys.kept is None else [dead[row] for row in keys.kept]
+    batch = _merged(info, rows.batch, [_change(given[row]) for row in kept_alive], keys.batch, kept_alive + kept_dead)
+    return Decoded(batch, sorted(kept_alive + kept_dead) if misfits else None, dict(sorted(misfits.items())))
+
+
+def _change(headers: Any) -> str:
+    """The kind of a change that has a value: an upsert, unless a header says otherwise."""
+    named = next((value for name, value in headers or () if name == CHANGE_HEADER), b"") or b""
+    change = named.decode("utf-8", "replace")
+    return change if change in CHANGE_TYPES and change != DELETE else UPDATE
+
+
+def _merged(info: TopicInfo, rows: pa.RecordBatch, changes: list[str], keys: pa.RecordBatch, order: list[int]) -> pa.RecordBatch:
+    schema = info.arrow_schema
+    alive = pa.RecordBatch.from_arrays([*rows.columns, pa.array(changes, pa.string())], schema=schema)
+    if not keys.num_rows:
+        return alive
+    count = keys.num_rows
+    arrays = [keys.column(each.name) if each.name in info.key else pa.nulls(count, each.type) for each in schema]
+    arrays[schema.get_field_index(CHANGE_TYPE)] = pa.repeat(pa.scalar(DELETE, pa.string()), count)
+    both = pa.concat_batches([alive, pa.RecordBatch.from_arrays(arrays, schema=schema)])
+    return both.take(pa.array(np.argsort(np.array(order, np.int64))))

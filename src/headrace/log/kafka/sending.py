@@ -1,0 +1,131 @@
+"""Records on their way to the brokers: what is sent, and where it went. Producers, transactions and our own topics send with this."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from headrace.errors import FencedError, RetryError
+from headrace.log.api import OffsetRange
+from headrace.log.kafka.cluster import ANSWER_SECONDS
+from headrace.log.kafka.config import SEND_TIMEOUT_MS, TRANSACTION_TIMEOUT_MS, Cluster
+from headrace.log.kafka.failures import FENCED, cause, code, doing, translated
+
+RecordHeaders = list[tuple[str, bytes | None]]
+FLUSH_SECONDS = SEND_TIMEOUT_MS / 1000 + 5
+_SERVED_EVERY = 1_000
+
+
+class Record(NamedTuple):
+    """One record for one partition. A value of None is a tombstone."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: RecordHeaders | None = None
+
+
+class Delivery:
+    """Collects what became of records: the offsets they got, or the first error."""
+
+    def __init__(self) -> None:
+        self.error: KafkaError | None = None
+        self.pending = 0
+        self._spans: dict[tuple[str | None, int | None], list[int]] = {}
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        self.pending -= 1
+        if error is not None:
+            self.error = self.error or error
+            return
+        offset = message.offset() or 0
+        span = self._spans.setdefault((message.topic(), message.partition()), [offset, offset])
+        span[1] = offset
+
+    def ranges(self) -> dict[str, dict[int, OffsetRange]]:
+        """For each topic and partition, from the first offset to behind the last. Records of others may lie between."""
+        ranges: dict[str, dict[int, OffsetRange]] = {}
+        for (topic, partition), (first, last) in sorted(self._spans.items()):
+            ranges.setdefault(topic or "", {})[partition or 0] = OffsetRange(first, last + 1)
+        return ranges
+
+
+def send(producer: Producer, records: Iterable[Record], delivery: Delivery) -> None:
+    """Send records and wait until all are acknowledged. Raises KafkaException if any was not."""
+    for number, (topic, partition, key, value, headers) in enumerate(records):
+        _produce(producer, topic, partition, key, value, headers, delivery)
+        if number % _SERVED_EVERY == 0:
+            producer.poll(0)
+    deadline = time.monotonic() + FLUSH_SECONDS
+    while delivery.pending and time.monotonic() < deadline:
+        producer.flush(0.5)
+    if delivery.error is not None:
+        raise KafkaException(delivery.error)
+    if delivery.pending:
+        raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT, "the brokers did not acknowledge in time"))  # noqa: SLF001
+
+
+def _produce(
+    producer: Producer, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: RecordHeaders | None, delivery: Delivery
+) -> None:
+    delivery.pending += 1
+    while True:
+        try:
+            if headers:
+                producer.produce(topic, value, key, partition, on_delivery=delivery, headers=headers)
+            else:
+                producer.produce(topic, value, key, partition, on_delivery=delivery)
+        except BufferError:  # the bounded buffer is full: wait for acknowledgements
+            producer.poll(0.1)
+        else:
+            return
+
+
+# Transactions of Kafka's
+
+
+def open_transactional(cluster: Cluster, transactional_id: str, timeout_ms: int = TRANSACTION_TIMEOUT_MS) -> Producer:
+    """A transactional producer. Whoever used the id before is fenced from now on, and what it left open is rolled back."""
+    with doing("open a transactional producer"):
+        producer = Producer(cluster.transactional(transactional_id, timeout_ms))
+        producer.list_topics("__headrace.topics", timeout=ANSWER_SECONDS)  # with a connection at hand, the next step does not wait half a second for one
+        producer.init_transactions(ANSWER_SECONDS)
+    return producer
+
+
+@contextmanager
+def fenced_as(error_class: type[FencedError], message: str, fix: str, what: str) -> Iterator[None]:
+    """Turn Kafka's word that a newer owner exists into one of ours, and any other of its errors too."""
+    try:
+        yield
+    except KafkaException as error:
+        if code(error) in FENCED:
+            raise error_class(message, fix=fix) from None
+        raise translated(error, what) from error
+
+
+def abort_quietly(producer: Producer) -> None:
+    """Roll back. If that fails too, the coordinator rolls back when the transaction's time is up or its id is used again."""
+    try:
+        producer.abort_transaction(ANSWER_SECONDS)
+    except KafkaException as error:
+        if not cause(error).fatal() and code(error) not in FENCED:
+            raise RetryError(f"A transaction could not be rolled back: {cause(error).str()}.", fix="open it again; that rolls it back.") from error
+
+
+def commit(producer: Producer, seconds: float) -> None:
+    """Commit, asking again while Kafka says that it may work. Raises KafkaException."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            producer.commit_transaction(max(deadline - time.monotonic(), 0.1))
+        except KafkaException as error:
+            if not cause(error).retriable() or time.monotonic() >= deadline:
+                raise
+        else:
+            return

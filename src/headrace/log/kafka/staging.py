@@ -1,0 +1,107 @@
+"""Rows put aside for a transaction of another process: one Arrow file per partition, on storage that both can see.
+
+Kafka has no place for rows that nobody may see yet, so a task of Spark writes them to a file, durably, and the driver's transaction sends them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.errors import LogUnavailable, NewerFormat, TransactionTimedOut
+from headrace.log.api import HEADERS_COLUMN, Staged, TopicInfo
+from headrace.log.kafka.partitioning import Chooser
+from headrace.log.kafka.row_batches import appended
+
+FORMAT_KEY, FORMAT = b"headrace.staged", b"1"
+
+
+class StagingWriter:
+    """Writes batches of one topic into one file per partition; each file begins with its format's version."""
+
+    def __init__(self, info: TopicInfo, directory: str | None) -> None:
+        self._info = info
+        self._directory = Path(directory or Path(tempfile.gettempdir()) / "headrace-staging") / uuid.uuid4().hex
+        self._chooser = Chooser()
+        self._files: dict[int, tuple[Path, pa.RecordBatchFileWriter, int]] = {}
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        numbers = self._chooser.partitions(self._info, batch, None)
+        for number in np.unique(numbers).tolist():
+            part = batch.filter(pa.array(numbers == number))
+            path, writer, rows = self._files.get(number) or self._begin(number, batch.schema)
+            writer.write_batch(part)
+            self._files[number] = (path, writer, rows + part.num_rows)
+
+    def _begin(self, number: int, schema: pa.Schema) -> tuple[Path, pa.RecordBatchFileWriter, int]:
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LogUnavailable(f"Rows cannot be staged in {self._directory}: {error.strerror}.", fix="name a directory that can be written.") from None
+        path = self._directory / f"{self._info.name}.{number}.arrow"
+        return path, pa.ipc.new_file(path, schema.with_metadata({FORMAT_KEY: FORMAT})), 0
+
+    def finish(self) -> Staged:
+        for path, writer, _ in self._files.values():
+            writer.close()
+            _sync(path)
+        if self._files:
+            _sync(self._directory)
+        partitions = {number: (str(path), rows) for number, (path, _, rows) in self._files.items()}
+        return Staged(self._info.name, partitions, sum(rows for _, rows in partitions.values()))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def stage(info: TopicInfo, batches: Iterable[pa.RecordBatch], directory: str | None) -> Staged:
+    writer = StagingWriter(info, directory)
+    for batch in batches:
+        writer.write(_checked(batch, info))
+    return writer.finish()
+
+
+def _checked(batch: pa.RecordBatch, info: TopicInfo) -> pa.RecordBatch:
+    """A batch may bring `_headers` along."""
+    at = batch.schema.get_field_index(HEADERS_COLUMN)
+    if at < 0:
+        return appended(batch, info, None)
+    rows = appended(batch.remove_column(at), info, None)
+    return rows.append_column(batch.schema.field(at), batch.column(at))
+
+
+def staged_batches(staged: Staged) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """What was staged: partition and rows."""
+    for number, (file, _) in sorted(staged.partitions.items()):
+        if not Path(file).exists():
+            raise TransactionTimedOut(f"Rows that were staged in {file} are gone.", fix="run the batch again; stage on storage that all machines share.")
+        with pa.OSFile(file) as source, pa.ipc.open_file(source) as reader:
+            _check_format(file, reader.schema.metadata or {})
+            for index in range(reader.num_record_batches):
+                yield number, reader.get_batch(index)
+
+
+def _check_format(file: str, metadata: Mapping[bytes, bytes]) -> None:
+    if metadata.get(FORMAT_KEY) != FORMAT:
+        raise NewerFormat(f"{file} is not a staged file that this version reads.", fix="use one version of headrace on all machines.")
+
+
+def discard(staged: Staged) -> None:
+    """Remove staged files, and their directories once empty."""
+    files = [Path(file) for file, _ in staged.partitions.values()]
+    for file in files:
+        file.unlink(missing_ok=True)
+    for directory in {file.parent for file in files}:
+        if directory.is_dir() and not any(directory.iterdir()):
+            directory.rmdir()

@@ -1,0 +1,158 @@
+"""The topics of a cluster, and what is known about them: schema, key, kind. Kafka knows nothing of these, so they are kept in a compacted topic.
+
+A topic that somebody else created is listed too; it can be used once it has been given a schema.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import ResourceType
+
+from headrace.errors import BadSchema, IncompatibleChange, InputError, TopicExists, UnknownTopic
+from headrace.log.api import TopicInfo
+from headrace.log.kafka.cluster import Broker
+from headrace.log.kafka.compacted import CompactedPartition, ensure_topic
+from headrace.log.kafka.failures import code, translated
+from headrace.log.kafka.sending import Delivery, Record, send
+from headrace.log.kafka.topic_settings import dump, kafka_config, load, setting_fields
+from headrace.log.schema import add_columns, parse_schema, table_schema, to_ddl
+
+TOPICS_TOPIC = "__headrace.topics"
+OURS = "__headrace."
+TRUSTED_SECONDS = 5.0
+
+Described = tuple[TopicInfo, str]
+"""A topic and its unique id."""
+
+
+class TopicStore:
+    """All topics. Safe for several threads."""
+
+    def __init__(self, broker: Broker, producer: Producer) -> None:
+        self._broker, self._producer = broker, producer
+        self._stored = CompactedPartition(broker, TOPICS_TOPIC, 0)
+        self._guard = Lock()
+        self._recent: dict[str, tuple[float, Described]] = {}
+
+    # Looking
+
+    def names(self) -> list[str]:
+        """What a user created, and what others did; without the internals of Kafka and of this log."""
+        described = self._descriptions()
+        return sorted(name for name in self._broker.partition_counts() if self._is_shown(name, described))
+
+    def _is_shown(self, name: str, described: dict[bytes, bytes]) -> bool:
+        return not name.startswith(OURS) and (not name.startswith("__") or name.encode() in described)
+
+    def _descriptions(self) -> dict[bytes, bytes]:
+        return self._stored.values() if self._broker.partitions(TOPICS_TOPIC) else {}
+
+    def info(self, name: str) -> TopicInfo:
+        return self.described(name)[0]
+
+    def described(self, name: str) -> Described:
+        """A topic as it is now."""
+        partitions = self._broker.partitions(name)
+        stored = self._descriptions().get(name.encode())
+        if partitions is None:
+            raise UnknownTopic(name, self.names())
+        if stored is None:
+            raise BadSchema(
+                f"The topic {name!r} was not created by Headrace and has no schema.",
+                fix=f"give it one: create_topic({name!r}, schema='...', exist_ok=True).",
+            )
+        found = load(name, stored, partitions)
+        with self._guard:
+            self._recent[name] = (time.monotonic(), found)
+        return found
+
+    def recent(self, name: str) -> Described:
+        """A topic as it was a few seconds ago at most: for the way of every append."""
+        known = self._recent.get(name)
+        if known is not None and time.monotonic() - known[0] < TRUSTED_SECONDS:
+            return known[1]
+        return self.described(name)
+
+    # Changing
+
+    def create(self, info: TopicInfo, *, exist_ok: bool) -> TopicInfo:
+        """1. create the topic in Kafka, which decides between two creators; 2. describe it. A crash between the two leaves a topic without a schema."""
+        try:
+            self._broker.create(info.name, info.partitions, kafka_config(info))
+        except KafkaException as error:
+            if code(error) != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise translated(error, f"create the topic {info.name!r}") from error
+            return self._existing(info, exist_ok=exist_ok)
+        return self._describe(info)
+
+    def _existing(self, info: TopicInfo, *, exist_ok: bool) -> TopicInfo:
+        known = self._descriptions().get(info.name.encode())
+        if not exist_ok:
+            raise TopicExists(f"There is a topic {info.name!r} already.", fix="choose another name, or pass exist_ok=True.")
+        if known is None:
+            return self._describe(replace(info, partitions=self._broker.partitions(info.name) or info.partitions))
+        found, _ = load(info.name, known, self._broker.partitions(info.name) or info.partitions)
+        if (found.schema, found.key, found.is_table) != (info.schema, info.key, info.is_table):
+            raise TopicExists(
+                f"There is a topic {info.name!r} already, with another schema or key: {found.schema} (key: {', '.join(found.key) or 'none'}).",
+                fix="choose another name, or declare it as it is; columns are added with alter_topic.",
+            )
+        return found
+
+    def _describe(self, info: TopicInfo, uid: str | None = None) -> TopicInfo:
+        self._store(info.name, dump(info, uid or uuid.uuid4().hex))
+        return self.info(info.name)
+
+    def _store(self, name: str, value: bytes | None) -> None:
+        ensure_topic(self._broker, TOPICS_TOPIC, 1)
+        send(self._producer, [Record(TOPICS_TOPIC, 0, name.encode(), value)], Delivery())
+        with self._guard:
+            self._recent.pop(name, None)
+
+    def alter(self, name: str, *, columns: str | None, partitions: int | None, allow_moving_keys: bool, settings: dict[str, Any]) -> TopicInfo:
+        """1. check everything; 2. change Kafka's settings and partitions; 3. store the new description."""
+        info, uid = self.described(name)
+        changed = replace(info, **setting_fields(settings))
+        if columns is not None:
+            changed = _with_columns(changed, columns)
+        if changed.compact and not changed.key:
+            raise InputError(f"The topic {name!r} has no key, and compaction keeps the newest row of each key.", fix="leave out compact.")
+        if partitions is not None:
+            _check_partitions(info, partitions, allow_moving_keys=allow_moving_keys)
+        if settings:
+            self._broker.configure(ResourceType.TOPIC, name, kafka_config(changed))
+        if partitions is not None and partitions > info.partitions:
+            self._broker.add_partitions(name, partitions)
+        return self._describe(changed, uid)
+
+    def delete(self, name: str) -> None:
+        if self._broker.partitions(name) is None:
+            raise UnknownTopic(name, self.names())
+        self._broker.delete(name)
+        if name.encode() in self._descriptions():
+            self._store(name, None)
+
+
+def _with_columns(info: TopicInfo, columns: str) -> TopicInfo:
+    schema = add_columns(parse_schema(info.schema), columns)
+    return replace(info, schema=to_ddl(schema), arrow_schema=table_schema(schema, info.key) if info.is_table else schema)
+
+
+def _check_partitions(info: TopicInfo, partitions: int, *, allow_moving_keys: bool) -> None:
+    if partitions < info.partitions:
+        raise IncompatibleChange(
+            f"The topic {info.name!r} has {info.partitions} partitions; they cannot become {partitions}, as rows would be lost.",
+            fix="create another topic and copy the rows.",
+        )
+    if partitions > info.partitions and info.key and not allow_moving_keys:
+        raise IncompatibleChange(
+            f"More partitions for {info.name!r} would send most keys to another partition: rows of one key would no longer be in one partition, in order, "
+            "and a table's older rows would not be found beside the newer ones.",
+            fix="create another topic, or pass allow_moving_keys=True if nobody relies on it.",
+        )
