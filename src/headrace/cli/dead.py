@@ -73,8 +73,11 @@ def replay(
     with opened(context, log) as opened_log:
         result = dead.replay(opened_log, topic, offsets=offset or None)
     if json:
-        emit({"replayed": result.replayed, "failed": result.failed})
+        failed = [{"partition": partition, "offset": at, "reason": reason} for partition, at, reason in result.failed]
+        emit({"replayed": result.replayed, "failed": failed})
     else:
-        say(f"{result.replayed:,} replayed, {result.failed:,} failed again.")
+        say(f"{result.replayed:,} replayed, {len(result.failed):,} failed again.")
+        if result.failed:
+            table(["partition", "offset", "reason"], result.failed)
     if result.failed:
         raise typer.Exit(1)

@@ -26,7 +26,7 @@ from headrace.log.api import Consumer, Log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 ORDERS = "order_id BIGINT, customer_id BIGINT, amount DOUBLE, placed_at TIMESTAMP"
 CUSTOMERS = 97
@@ -95,7 +95,7 @@ class Shop:
             query = self._live(log, spark, actors, started)
             self._close(log, query, actors)
             failed = self._check(log)
-            query.sparkSession.stop()
+            self.spark.stop()
         say(f"{'FAILED: ' + ', '.join(failed) if failed else 'All as it should be'}, in {seconds_text(time.monotonic() - started)}.")
         return failed
 
@@ -157,7 +157,8 @@ class Shop:
     def _start_spark(self) -> StreamingQuery:
         import headrace
 
-        return self._stream(headrace.spark())
+        self.spark: SparkSession = headrace.spark()
+        return self._stream(self.spark)
 
     def _stream(self, spark: SparkSession) -> StreamingQuery:
         """Large orders into a topic of their own, batch after batch, exactly once."""

@@ -34,15 +34,19 @@ class Settings:
 
 
 @contextmanager
-def opened(context: typer.Context, address: str | None) -> Iterator[Log]:
-    """The log that was chosen: behind the command, before it, or in the environment, in this order."""
+def opened(context: typer.Context, address: str | None, *, create: bool = False) -> Iterator[Log]:
+    """The log that was chosen: behind the command, before it, or in the environment, in this order.
+
+    A directory is made only with `create`, so that a misspelt address does not leave an empty log behind.
+    """
     settings = context.find_object(Settings) or Settings()
     chosen = address or settings.log or os.environ.get(LOG_VARIABLE)
     if not chosen:
         raise typer.BadParameter(f"Which log? Say --log file:PATH (a directory) or --log kafka://HOST:PORT, or set {LOG_VARIABLE}.", param_hint="--log")
     from headrace.log import open_log
 
-    with open_log(chosen) as log:
+    options = {"create": create} if chosen.startswith("file:") else {}
+    with open_log(chosen, **options) as log:
         yield log
 
 

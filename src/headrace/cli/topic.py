@@ -49,7 +49,7 @@ def create(
     Example: headrace topic create orders --schema "id BIGINT, amount DOUBLE" --key id --partitions 4 --retention "7 days"
     """
     storage = _given(tombstones=tombstones, segment_bytes=segment_bytes, segment_age=segment_age, compression=compression)
-    with opened(context, log) as opened_log:
+    with opened(context, log, create=True) as opened_log:
         if primary_key is None:
             _refuse("--history", history, "only a table (--primary-key) has a history")
             settings = storage | _given(retention=retention and _unless_none(retention), retention_bytes=_byte_count(retention_bytes), key=_columns(key))

@@ -145,7 +145,7 @@ class GroupInfo:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something `verify` found: `kind` is "ok", "torn", "corrupt", "missing" or "orphan"."""
+    """Something `verify` found: `kind` is "corrupt", "missing", or "stale" (a cache that will be built again)."""
 
     kind: str
     file: str

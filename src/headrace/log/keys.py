@@ -6,7 +6,6 @@ Both backends partition with this, so a topic's rows land in the same partition 
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -136,10 +135,10 @@ def partitions_by_key(batch: pa.RecordBatch, key: tuple[str, ...], partitions: i
 
 def _one_key(batch: pa.RecordBatch, key: tuple[str, ...]) -> bytes:
     """The key of a batch of one row, without Arrow's cost per call where the text is plain."""
-    if len(key) == 1:
-        value: Any = batch.column(key[0])[0].as_py()
-        if type(value) is int:
-            return b"%d" % value
-        if type(value) is str:
-            return value.encode()
+    array = batch.column(key[0])
+    if len(key) == 1 and array.null_count == 0:
+        if pa.types.is_integer(array.type):
+            return b"%d" % array[0].as_py()
+        if pa.types.is_string(array.type):
+            return bytes(array[0].as_buffer())
     return key_bytes(batch, key)[0].as_py() or b""

@@ -34,7 +34,7 @@ class Housekeeper:
 
     def __init__(self, log: FileLog) -> None:
         self.log = log
-        self._wake, self._stopped = Event(), False
+        self._wake, self._stopped = Event(), Event()
         self._thread: Thread | None = None
 
     def note_commit(self) -> None:
@@ -46,18 +46,18 @@ class Housekeeper:
             self._wake.set()
 
     def _run(self) -> None:
-        while not self._stopped:
+        while True:
             self._wake.wait(_EVERY_S * random.uniform(0.8, 1.2))
             self._wake.clear()
-            if self._stopped:
+            if self._stopped.is_set():
                 return
             try:
                 keep_house(self.log)
-            except (HeadraceError, OSError) as error:  # the next writer or the next turn will do it
+            except (HeadraceError, OSError) as error:  # the next turn, or the next writer, will do it
                 logger.warning("Housekeeping in %s failed: %s", self.log.store.root, error)
 
     def stop(self) -> None:
-        self._stopped = True
+        self._stopped.set()
         self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout=30)
@@ -199,8 +199,8 @@ def _remove_before(log: FileLog, topic: TopicState, number: int, places: list[Se
     """Unlink segments all of whose offsets are below the start."""
     directory = log.store.partition_directory(topic.directory, number)
     removed = 0
-    for place, following in zip(places, places[1:] + [None], strict=True):
-        after = following.base if following else topic.partitions[number].segment
+    for index, place in enumerate(places):
+        after = places[index + 1].base if index + 1 < len(places) else topic.partitions[number].segment
         if after <= start and place.base < after:
             path = directory / place.name
             log.store.disk.unlink(path.with_suffix(INDEX_SUFFIX))

@@ -92,7 +92,7 @@ def record_length(data: memoryview, at: int) -> int | None:
     if len(data) - at < _RECORD.size or bytes(data[at : at + 4]) != RECORD_MAGIC:
         return None
     _, _, _, text_bytes, blob_bytes, *_ = _RECORD.unpack_from(data, at)
-    length = _RECORD.size + text_bytes + blob_bytes
+    length: int = _RECORD.size + text_bytes + blob_bytes
     return length + (-(length - _RECORD.size) % 8)
 
 

@@ -26,9 +26,8 @@ class Mark:
 
 class DurableMarker:
     def __init__(self, disk: Disk, path: Path, *, write: bool) -> None:
-        self.disk = disk
         self._file: DiskFile = disk.open(path, create=write, write=write)
-        self._inode = path.stat().st_ino
+        self._inode, self._boot = path.stat().st_ino, disk.boot()
 
     def read(self) -> Mark | None:
         """The mark, or None if there is none that is whole."""
@@ -43,7 +42,7 @@ class DurableMarker:
 
     def is_current(self, mark: Mark | None) -> bool:
         """Whether a mark was written in this life of the machine, to this very file."""
-        return mark is not None and mark.boot == self.disk.boot() and mark.inode == self._inode
+        return mark is not None and mark.boot == self._boot and mark.inode == self._inode
 
     def publish(self, lsn: int, *, anew: bool = False) -> None:
         """Move the mark forward; never back, unless a recovery sets it anew."""
@@ -53,9 +52,8 @@ class DurableMarker:
                 self._write(lsn)
 
     def _write(self, lsn: int) -> None:
-        boot = self.disk.boot()
-        blank = _MARK.pack(_MAGIC, _VERSION, 0, 0, lsn, boot, self._inode)
-        self._file.write([_MARK.pack(_MAGIC, _VERSION, 0, zlib.crc32(blank), lsn, boot, self._inode)], 0)
+        blank = _MARK.pack(_MAGIC, _VERSION, 0, 0, lsn, self._boot, self._inode)
+        self._file.write([_MARK.pack(_MAGIC, _VERSION, 0, zlib.crc32(blank), lsn, self._boot, self._inode)], 0)
 
     def sync(self) -> None:
         self._file.sync()

@@ -48,7 +48,7 @@ class SegmentHeader:
 
     def encode(self) -> bytes:
         meta = json.dumps({"topic": self.topic, "id": self.id}).encode()
-        columns = self.schema.serialize().to_pybytes()
+        columns: bytes = self.schema.serialize().to_pybytes()
         size = -(-(_FIXED.size + len(meta) + len(columns)) // 64) * 64
         tail = (meta + columns).ljust(size - _FIXED.size, b"\0")
         fields = (self.partition, len(meta))

@@ -95,14 +95,12 @@ def _segment(log: FileLog, topic: TopicState, number: int, place: SegmentPlace, 
             expected = first + frame.span
         if expected < stop and not gaps:
             yield found("missing", end, f"the file ends before offset {stop}", expected)
-        yield from _index(path.with_suffix(INDEX_SUFFIX), header.id, file.size(), found, is_active=is_active)
+        index = path.with_suffix(INDEX_SUFFIX)
+        if not is_active and index.exists() and FrameIndex.from_bytes(index.read_bytes(), header.id, file.size()) is None:
+            message = "this index does not fit its segment; it will be built again"
+            yield Finding("stale", str(index), 0, message, topic.name, number, place.base)
     except CorruptionError as error:
         yield found("corrupt", 0, error.message, place.base)
     finally:
         file.close()
 
-
-def _index(path, segment_id, size, found, *, is_active):  # type: ignore[no-untyped-def]
-    """A damaged index is only a nuisance: it will be built again."""
-    if not is_active and path.exists() and FrameIndex.from_bytes(path.read_bytes(), segment_id, size) is None:
-        yield Finding("stale", str(path), 0, "this index does not fit its segment; it will be built again", *list(vars(found("", 0, "", -1)).values())[4:])
