@@ -39,7 +39,7 @@ def sections(page: str) -> list[Section]:
     """The sections with snippets that run: ```python and ```bash. Others (```console) are for reading."""
     found: dict[str, list[tuple[str, int, str]]] = {}
     title = ""
-    for match in re.finditer(r"^## (.+)$|^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+    for match in re.finditer(r"^## ([^\n]+)$|^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         heading, language, text = match.groups()
         title = heading or title
         if language in {"python", "bash"}:

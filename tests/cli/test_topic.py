@@ -1,5 +1,7 @@
 """`headrace topic` against the embedded log."""
 
+from pathlib import Path
+
 import pytest
 
 import headrace as hr
@@ -43,8 +45,17 @@ def test_list_shows_topics_but_not_internal_ones(run: Run, log: hr.Log, orders: 
     assert "customers" in run("topic", "list").out
 
 
-def test_an_empty_log_says_what_to_do(run: Run) -> None:
+def test_an_empty_log_says_what_to_do(run: Run, log: hr.Log) -> None:
+    assert log.topics() == []
     assert "headrace topic create" in run("topic", "list").out
+
+
+def test_only_create_makes_a_log(run: Run, tmp_path: Path) -> None:
+    for command in (("topic", "list"), ("produce", "orders"), ("lag",), ("log", "verify")):
+        assert "Error:" in run(*command, stdin="", code=1).err
+    assert list(tmp_path.iterdir()) == []
+    run("topic", "create", "orders", "--schema", ORDERS)
+    assert [each["name"] for each in run("topic", "list", "--json").lines] == ["orders"]
 
 
 def test_show_names_columns_settings_and_offsets(run: Run, orders: str) -> None:
