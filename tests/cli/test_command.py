@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -123,6 +124,19 @@ def test_produce_does_not_hold_back_rows_while_its_sender_pauses(address: str, l
         out, err = writer.communicate(timeout=30)
     assert (writer.returncode, err) == (0, "")
     assert "Stored 2 rows" in out
+
+
+def test_a_person_who_waits_sees_progress(address: str, log: hr.Log, tmp_path: Path) -> None:
+    log.create_topic("t", "n BIGINT")
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(1000)))
+    terminal, its_end = pty.openpty()
+    with os.fdopen(terminal, "rb", buffering=0) as screen:
+        done = subprocess.run([COMMAND, "produce", "t", str(file)], env=environment(address), stdout=subprocess.PIPE, stderr=its_end, timeout=60, check=True)
+        os.close(its_end)
+        shown = screen.read(100_000)
+    assert done.stdout == b"Stored 1,000 rows in t.\n"
+    assert str(file.stat().st_size).encode() in shown
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.44, "0.4 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (4 * 86400 + 3 * 3600, "4 d 3 h")])

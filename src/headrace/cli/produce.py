@@ -144,7 +144,7 @@ def _text(path: Path, format: Format, info: TopicInfo, reading: _Reading) -> Ite
     source = "standard input" if path == STDIN else str(path)
     typer_of_rows = RowTyper(info, source)
     stream = sys.stdin.buffer if path == STDIN else opened_file(path)
-    told = reading.watched(source, None if path == STDIN else path.stat().st_size)
+    told = reading.watched(source if path == STDIN else path.name, None if path == STDIN else path.stat().st_size)
     with stream:
         if format is Format.csv:
             chunks = csv_chunks(stream, source, most=reading.batch_rows, told=told)
@@ -168,7 +168,7 @@ def _parquet(path: Path, reading: _Reading) -> Iterator[Placed]:
     if path == STDIN:
         raise InputError("Parquet cannot be read from standard input: its index is at the end.", fix="name the file.")
     opened_file(path).close()
-    told = reading.watched(str(path), parquet_rows(path))
+    told = reading.watched(path.name, parquet_rows(path))
     first = 1
     for batch in parquet_batches(path, most=reading.batch_rows, told=told):
         yield f"{path}, rows from {first:,} (row 0) on: ", batch
