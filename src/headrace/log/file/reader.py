@@ -17,7 +17,7 @@ from headrace.durations import from_us
 from headrace.errors import BadPartition, CorruptBatch, CorruptionError, InputError, OffsetOutOfRange, UnknownColumn
 from headrace.log.api import HEADERS_COLUMN, HEADERS_TYPE, OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, Batches, Control, TopicInfo
 from headrace.log.file.frame import CONTROL, SPARSE, FrameHeader, body_is_sound, decode_batch
-from headrace.log.file.segment import Segment, SegmentPlace, segments_in
+from headrace.log.file.segment import Segment, SegmentPlace, segment_name, segment_names
 from headrace.log.file.state import PartitionState, TopicState
 from headrace.log.file.store import Store
 
@@ -52,14 +52,14 @@ class SegmentCache:
         self.store = store
         self._guard = Lock()
         self._open: OrderedDict[tuple[str, int, str], Segment] = OrderedDict()
-        self._listed: dict[tuple[str, int], tuple[tuple[int, bool], list[SegmentPlace]]] = {}
+        self._listed: dict[tuple[str, int], tuple[tuple[int, bool], list[str]]] = {}
 
-    def places(self, directory: str, partition: int, state: PartitionState) -> list[SegmentPlace]:
-        """A partition's segments. Looked up again when the one being written is another, for only then can there be new ones."""
+    def names(self, directory: str, partition: int, state: PartitionState) -> list[str]:
+        """A partition's segments in order. Looked up again when the one being written is another, for only then can there be new ones."""
         tag = (state.segment, state.position > 0)
         known = self._listed.get((directory, partition))
         if known is None or known[0] != tag:
-            known = self._listed[directory, partition] = (tag, segments_in(self.store.partition_directory(directory, partition)))
+            known = self._listed[directory, partition] = (tag, segment_names(self.store.partition_directory(directory, partition)))
         return known[1]
 
     def segment(self, directory: str, partition: int, name: str) -> Segment:
@@ -110,15 +110,17 @@ class PartitionReader:
                 yield from self._pieces_of(place, offset, min(stop, segment_stop), on_corrupt)
             offset = max(segment_stop, offset + 1)
 
-    def _places(self) -> list[SegmentPlace]:
-        return self.cache.places(self.topic.directory, self.number, self.state)
+    def _names(self) -> list[str]:
+        return self.cache.names(self.topic.directory, self.number, self.state)
 
     def _place_of(self, offset: int) -> tuple[SegmentPlace | None, int]:
         """The segment that has an offset, and the offset at which the next one begins."""
-        places = self._places()
-        at = bisect_right(places, offset, key=lambda place: place.base) - 1
-        following = places[at + 1].base if at + 1 < len(places) else self.state.end
-        return places[at] if at >= 0 else None, min(following, self.state.end)
+        if self.state.position and offset >= self.state.segment:  # the newest rows: no need to list the others
+            return SegmentPlace(segment_name(self.state.segment), self.state.segment), self.state.end
+        names = self._names()
+        at = bisect_right(names, f"{offset:020d}/") - 1  # a slash sorts behind the dot that follows the base
+        following = SegmentPlace.parse(names[at + 1]).base if at + 1 < len(names) else self.state.end
+        return SegmentPlace.parse(names[at]) if at >= 0 else None, min(following, self.state.end)
 
     def _segment(self, place: SegmentPlace) -> Segment:
         """Open a segment. If retention removed it under our eyes, say so."""
@@ -185,13 +187,14 @@ class PartitionReader:
 
     def first_since(self, time_us: int) -> int:
         """The first offset appended at or after a time; the end, if there is none."""
-        places = [place for place in self._places() if place.base < self.state.end]
-        low, high = 0, len(places)
+        names = self._names()
+        low, high = 0, bisect_right(names, f"{max(0, self.state.end - 1):020d}/")
         while low < high:  # the last segment that begins before the time
             middle = (low + high) // 2
-            first = self._time_at_start(places[middle])
+            first = self._time_at_start(SegmentPlace.parse(names[middle]))
             low, high = (middle + 1, high) if first is not None and first < time_us else (low, middle)
-        for place in places[max(0, low - 1) :]:
+        for name in names[max(0, low - 1) :]:
+            place = SegmentPlace.parse(name)
             segment = self._segment(place)
             limit, sealed = self._limit(segment)
             relative = segment.index(limit, sealed=sealed).first_since(time_us)

@@ -98,14 +98,18 @@ class SegmentPlace:
         return cls(name, int(base), *map(int, staged))
 
 
-def segments_in(directory: Path) -> list[SegmentPlace]:
-    """A partition's segments in order, from its directory."""
+def segment_names(directory: Path) -> list[str]:
+    """The file names of a partition's segments, in order: they begin with the base in 20 digits."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
         return []
-    places = (SegmentPlace.parse(name) for name in names if name.endswith(SUFFIX) and name[0] != ".")
-    return sorted(places, key=lambda place: place.base)
+    return sorted(name for name in names if name.endswith(SUFFIX) and name[0] != ".")
+
+
+def segments_in(directory: Path) -> list[SegmentPlace]:
+    """A partition's segments in order, from its directory."""
+    return [SegmentPlace.parse(name) for name in segment_names(directory)]
 
 
 def scan_headers(file: DiskFile, start: int, end: int) -> Iterator[tuple[int, FrameHeader | None, int]]:
