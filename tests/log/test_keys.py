@@ -56,6 +56,15 @@ def test_small_and_empty_columns(values: list[bytes | None]) -> None:
     assert result.tolist() == hashes(array)
 
 
+def test_bytes_beneath_a_null_do_not_count() -> None:
+    visible = pa.array([b"hidden", b"seen"] * 20, pa.binary())
+    _, offsets, values = visible.buffers()
+    validity = pa.array([0b10101010] * 5, pa.uint8()).buffers()[1]
+    masked = pa.Array.from_buffers(pa.binary(), 40, [validity, offsets, values])
+    assert masked.to_pylist() == [None, b"seen"] * 20
+    assert murmur2_array(masked).tolist() == [murmur2(b""), murmur2(b"seen")] * 20
+
+
 def test_one_long_key_among_many_short_ones_costs_only_its_own_bytes() -> None:
     short = [b"%d" % number for number in range(10_000)]
     array = pa.array([*short, b"x" * 1_000_003], pa.binary())

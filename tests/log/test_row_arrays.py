@@ -202,6 +202,12 @@ def test_a_batch_of_the_right_type_is_still_looked_into() -> None:
         to_batch(pa.RecordBatch.from_arrays([hidden, pa.array(["a", "bcd"])], schema=schema), schema, topic="t")
 
 
+def test_the_schema_comes_out_with_its_metadata() -> None:
+    schema = parse_schema("x VARCHAR(9) COMMENT 'c'")
+    batch = to_batch(pa.record_batch({"x": ["a"]}), schema, topic="t")
+    assert batch.schema.equals(schema, check_metadata=True)
+
+
 def test_a_length_of_another_schema_does_not_count() -> None:
     """Schemas that differ only in metadata are equal to Arrow; their lengths are not the same to us."""
     long, short = parse_schema("x VARCHAR(9)"), parse_schema("x VARCHAR(2)")

@@ -106,7 +106,7 @@ def _time_text(array: pa.Array) -> pa.StringArray:
 def _timestamp_text(array: pa.Array) -> pa.StringArray:
     zone = array.type.tz
     naive = array.cast(pa.timestamp("us", tz=zone)).cast(pa.timestamp("us"))  # values are stored in UTC: only the label goes
-    text = pc.replace_substring(naive.cast(pa.string()), " ", "T", max_replacements=1)
+    text = pc.replace_substring(naive.cast(pa.string()), " ", "T")
     return pc.binary_join_element_wise('"', text, '"' if zone is None else 'Z"', "")
 
 
