@@ -1,1 +1,0 @@
-"""Numbered, runnable examples, each run by the tests."""

@@ -1,0 +1,25 @@
+"""Every example runs, in an empty directory, and says what it should."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+EXPECTED = {
+    "01_produce_and_consume": "stored 1000\nfast read 1000\nslow read 300\nslow is behind by 700\n",
+    "02_exactly_once": "crashed with 300 receipts\nin the end 1000 receipts for 1000 payments\n",
+    "03_queue": 'sent to ada@example.com\nsent to grace@example.com\ndead: {"recipient":"nobody","body":"Hello"}\n',
+    "04_spark": "after run 1: 40 hot readings\nafter run 2: 40 hot readings\n",
+}
+
+
+def test_every_example_is_tested() -> None:
+    assert sorted(EXPECTED) == sorted(path.stem for path in EXAMPLES.glob("[0-9]*.py"))
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.spark if "spark" in name else ()) for name in EXPECTED])
+def test_examples_run(name: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, EXPECTED[name]), done.stderr
