@@ -77,6 +77,7 @@ class Shop:
         self.checkpoint = checkpoint
         self.seconds = seconds
         self.closing = threading.Event()
+        self.spark: SparkSession | None = None
         self.sent = 0
         self.repeats = 0
         self.invoiced = 0
@@ -89,13 +90,17 @@ class Shop:
 
         started = time.monotonic()
         with open_log(self.address) as log, ThreadPoolExecutor(max_workers=4) as pool:
-            self._create_topics(log)
-            spark = pool.submit(self._start_spark)
-            actors = [pool.submit(self._guarded, act, log) for act in (self._till, self._invoicing, self._reports)]
-            query = self._live(log, spark, actors, started)
-            self._close(log, query, actors)
-            failed = self._check(log)
-            self.spark.stop()
+            try:
+                self._create_topics(log)
+                spark = pool.submit(self._start_spark)
+                actors = [pool.submit(self._guarded, act, log) for act in (self._till, self._invoicing, self._reports)]
+                query = self._live(log, spark, actors, started)
+                self._close(log, query, actors)
+                failed = self._check(log)
+            finally:
+                self.closing.set()
+                if self.spark is not None:
+                    self.spark.stop()
         say(f"{'FAILED: ' + ', '.join(failed) if failed else 'All as it should be'}, in {seconds_text(time.monotonic() - started)}.")
         return failed
 
@@ -157,7 +162,7 @@ class Shop:
     def _start_spark(self) -> StreamingQuery:
         import headrace
 
-        self.spark: SparkSession = headrace.spark()
+        self.spark = headrace.spark()
         return self._stream(self.spark)
 
     def _stream(self, spark: SparkSession) -> StreamingQuery:
@@ -176,7 +181,7 @@ class Shop:
         deadline = started + self.seconds
         while not self.closing.is_set() and (query is None or time.monotonic() < deadline):
             time.sleep(min(1.0, self.seconds / 5))
-            self._show(log, time.monotonic() - started, "yes" if query else "starting")
+            self._show(log, time.monotonic() - started, "running" if query else "starting")
             if query is None and (spark.done() or time.monotonic() > deadline):
                 query = spark.result()
                 deadline = max(deadline, time.monotonic() + LIVE_SECONDS)

@@ -1,0 +1,77 @@
+"""`headrace demo`: it ends well, in about the time it was given, and its checks notice what is wrong."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from headrace.cli.demo import Checks, in_order, orders, same_set
+
+# A till that forgets an append, and one that sends an order nobody placed.
+SABOTAGE = """
+import sys
+from pathlib import Path
+from headrace.cli import demo
+
+class Dishonest(demo.Shop):
+    def _check(self, log):
+        with log.producer("orders") as producer:
+            producer.append(demo.orders(10**9, 1))
+        self.sent += 7
+        return super()._check(log)
+
+directory = Path(sys.argv[1])
+sys.exit(len(Dishonest(directory / "log", directory / "checkpoint", 1).run()))
+"""
+
+
+@pytest.mark.spark
+def test_the_demo_ends_well(tmp_path: Path) -> None:
+    command = [Path(sys.executable).with_name("headrace"), "demo", "--keep", tmp_path / "log"]
+    started = time.monotonic()
+    done = subprocess.run(command, env={**os.environ, "DEMO_SECONDS": "6"}, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "All as it should be" in done.stdout
+    assert "BAD" not in done.stdout
+    assert time.monotonic() - started < 60
+    assert (tmp_path / "log").is_dir()
+
+
+@pytest.mark.spark
+def test_the_demo_notices_what_is_wrong(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", SABOTAGE, tmp_path], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode >= 4, done.stdout + done.stderr
+    for what in ("BAD orders stored", "BAD each once, and none invented", "BAD each order has one invoice", "BAD orders in the slow group's report"):
+        assert what in done.stdout
+
+
+def test_sets_are_compared_with_their_repeats() -> None:
+    one, two = pa.chunked_array([[1, 2]]), pa.chunked_array([[2], [1]])
+    assert same_set(one, two)
+    assert not same_set(one, pa.chunked_array([[1, 2, 2]]))
+    assert not same_set(one, pa.chunked_array([[1, 3]]))
+
+
+def test_order_is_judged_for_each_customer() -> None:
+    rows = orders(0, 500)
+    stored = rows.append_column("_partition", pa.array([0] * 500)).append_column("_offset", pa.array(range(500)))
+    assert in_order(stored)
+    backwards = stored.set_column(stored.schema.get_field_index("_offset"), "_offset", pa.array(range(500, 0, -1)))
+    assert not in_order(backwards)
+
+
+def test_an_order_is_known_by_its_number() -> None:
+    assert orders(3, 4).equals(orders(0, 10).slice(3, 4))
+
+
+def test_a_failed_check_is_remembered(capsys: pytest.CaptureFixture[str]) -> None:
+    checks = Checks()
+    checks.equal("right", 1, 1)
+    checks.equal("wrong", 1, 2)
+    checks.true("false", good=False)
+    assert checks.failed == ["wrong", "false"]
+    assert "BAD wrong: 1, not 2" in capsys.readouterr().out
