@@ -17,11 +17,11 @@ def open_log(address: str | Path, **options: Any) -> Log:
     """
     text = str(address)
     if text.startswith("kafka://"):
-        from headrace.log.kafka.log import KafkaLog  # noqa: PLC0415 - needs an optional package
+        from headrace.log.kafka.log import KafkaLog
 
         return KafkaLog(text, **options)
     if text.startswith("file:"):
-        from headrace.log.file.log import FileLog  # noqa: PLC0415 - keeps `import headrace` light
+        from headrace.log.file.log import FileLog
 
         return FileLog(text.removeprefix("file:"), **options)
     raise LogUnavailable(f"{text!r} is not the address of a log.", fix="use file:PATH, such as file:data, or kafka://host:port.")

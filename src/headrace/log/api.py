@@ -95,7 +95,7 @@ class Position:
 class Positions(dict[str, dict[int, int]]):
     """Topic -> partition -> next offset. Taken from a consumer it also carries who it was, so that a commit can be fenced."""
 
-    def __init__(self, offsets: Mapping[str, Mapping[int, int]] = {}, *, member: str | None = None, handle: Any = None) -> None:  # noqa: B006
+    def __init__(self, offsets: Mapping[str, Mapping[int, int]] = {}, *, member: str | None = None, handle: Any = None) -> None:
         super().__init__({topic: dict(parts) for topic, parts in offsets.items()})
         self.member = member
         self.handle = handle

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace.log.file.replica import Replica
 
 T = TypeVar("T")
-INLINE_BYTES = 64 << 10
+INLINE_BYTES = 1 << 20
 """Up to this many bytes a commit's rows also go into the journal, and need no sync of their own."""
 MOST_REQUESTS_A_GROUP = 1024
 _LONGEST_WAIT_S = 0.005
@@ -156,7 +156,7 @@ class Committer:
         if end > before:
             if not adoptions:
                 self._sync(journal)  # 4
-            self.store.marker.publish(end)  # 5
+            self.store.marker.publish(end, synced=self.store.durable)  # 5
             self._after()
 
     def _check_usable(self) -> None:
@@ -199,7 +199,7 @@ class Committer:
         if not drafts:
             return newest.lsn
         mark = self.store.marker.read()
-        durable = mark.lsn if mark else 0
+        durable = mark.lsn if mark and self.store.durable else 0
         buffers: list[Buffer] = []
         for draft in drafts:
             blob = [buffer for write in draft.writes for buffer in write.buffers] if draft.inline else []

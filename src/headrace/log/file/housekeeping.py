@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.log")
 CHECKPOINT_RECORDS = 5_000
-CHECKPOINT_BYTES = 16 << 20
+CHECKPOINT_BYTES = 64 << 20
 _EVERY_S = 30.0
 
 
@@ -95,9 +95,8 @@ def make_checkpoint(log: FileLog) -> None:
     """
     store = log.store
     with store.locked() as newest:  # 1
-        mark = store.marker.read()
         file = newest.journal.file_at(newest.base)
-        file.write(encode_record(ROLL, 0, mark.lsn if mark else 0, {}), newest.lsn - newest.base)
+        file.write(encode_record(ROLL, 0, store.marker.proven(), {}), newest.lsn - newest.base)
         file.sync()
         newest.base += file.size()
         newest.lsn = newest.base + FILE_HEADER_BYTES

@@ -52,7 +52,11 @@ class Damage:
 
 
 class MissingJournal(Exception):
-    """The journal no longer reaches back to a position: start again from a checkpoint."""
+    """There is no file that starts at `base`: it was not made yet, or is not needed any more."""
+
+    def __init__(self, base: int) -> None:
+        super().__init__(base)
+        self.base = base
 
 
 def encode_record(kind: int, commit: int, durable: int, meta: dict[str, Any], blob: Sequence[Buffer] = ()) -> list[Buffer]:
@@ -113,14 +117,23 @@ class Journal:
         return sorted(int(path.name[: -len(SUFFIX)]) for path in self.directory.glob(f"*{SUFFIX}") if path.name[0] != ".")
 
     def create_file(self, lsn: int) -> None:
-        """Begin a file at a position; harmless if it is there."""
+        """Begin a file at a position; harmless if it is there. One that has no records may have been left unfinished."""
         path = self.directory / journal_name(lsn)
-        if not path.exists() or path.stat().st_size < FILE_HEADER_BYTES:
+        if not path.exists() or path.stat().st_size <= FILE_HEADER_BYTES:
             file = self.disk.open(path, create=True)
             file.write([_FILE.pack(FILE_MAGIC, VERSION, 0, lsn).ljust(FILE_HEADER_BYTES, b"\0")], 0)
             file.sync()
             file.close()
             self.disk.sync_directory(self.directory)
+
+    def create_next(self, base: int) -> None:
+        """Begin the file that the last record of the one before asks for."""
+        if max(self.bases(), default=-1) > base:
+            raise CorruptJournal(
+                f"The file {journal_name(base)} of the journal in {self.directory} is missing, and later ones are there.",
+                fix="restore it from a backup.",
+            )
+        self.create_file(base)
 
     def file_at(self, base: int) -> DiskFile:
         """The open file that starts at a position."""
@@ -129,7 +142,7 @@ class Journal:
         try:
             file = self.disk.open(self.directory / journal_name(base), write=self.writable)
         except FileNotFoundError:
-            raise MissingJournal(str(base)) from None
+            raise MissingJournal(base) from None
         self._check_file_header(file, base)
         self._file, self._base = file, base  # the old one is closed when nobody syncs it any more
         return file
@@ -142,8 +155,10 @@ class Journal:
             file.close()
             raise NewerFormat(f"{file.path} has format {version}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
         if magic != FILE_MAGIC or lsn != base:
-            path = file.path
+            path, size = file.path, file.size()
             file.close()
+            if size <= FILE_HEADER_BYTES:
+                raise MissingJournal(base)
             raise CorruptJournal(f"{path} does not begin as a journal does (byte 0).", fix="restore it from a backup; `headrace log verify` lists all damage.")
 
     def end_of(self, base: int) -> int:

@@ -13,8 +13,25 @@ import pyarrow as pa
 from headrace.durations import to_time_us
 from headrace.errors import InputError, MemberFenced, UnknownGroup, UnknownTopic
 from headrace.log.api import (
-    Batches, Consumer, Control, Duration, Finding, GroupInfo, Log, MemberInfo, OffsetRange, Partitioner, PartitionLag, Position, Positions,
-    Producer, Queue, Staged, TopicInfo, TopicStats, Transaction,
+    Batches,
+    Consumer,
+    Control,
+    Duration,
+    Finding,
+    GroupInfo,
+    Log,
+    MemberInfo,
+    OffsetRange,
+    Partitioner,
+    PartitionLag,
+    Position,
+    Positions,
+    Producer,
+    Queue,
+    Staged,
+    TopicInfo,
+    TopicStats,
+    Transaction,
 )  # fmt: skip
 from headrace.log.file import staging
 from headrace.log.file.committer import Committer
@@ -37,7 +54,7 @@ from headrace.log.names import check_name
 from headrace.log.settings import altered, check_same, declared
 
 _STAGED_FOR_US = 24 * 3600 * 1_000_000
-_CHECKPOINT_AT_CLOSE = 200
+_CHECKPOINT_AT_CLOSE_RECORDS, _CHECKPOINT_AT_CLOSE_BYTES = 200, 4 << 20
 
 
 class FileLog(Log):
@@ -372,10 +389,16 @@ class FileLog(Log):
             return
         self._closed = True
         self.housekeeper.stop()
-        if self.store.writable and self.committer.records_since_checkpoint > _CHECKPOINT_AT_CLOSE:
+        if self._much_to_read_again():
             make_checkpoint(self)
         self.cache.close()
         self.store.close()
+
+
+    def _much_to_read_again(self) -> bool:
+        """Whether the next one to open this log would have to read much of the journal."""
+        records, size = self.committer.records_since_checkpoint, self.committer.bytes_since_checkpoint
+        return records > _CHECKPOINT_AT_CLOSE_RECORDS or size > _CHECKPOINT_AT_CLOSE_BYTES
 
 
 def _append(draft: Draft, rows: PreparedRows) -> Position:

@@ -22,6 +22,7 @@ class Mark:
     lsn: int
     boot: bytes
     inode: int  # a copied directory is a new life too
+    synced: bool  # whether it was written behind a sync; otherwise it proves nothing after power was lost
 
 
 class DurableMarker:
@@ -35,25 +36,27 @@ class DurableMarker:
             data = self._file.read(_MARK.size, 0)
             if len(data) < _MARK.size:
                 return None
-            magic, version, _, crc, lsn, boot, inode = _MARK.unpack(data)
-            if magic == _MAGIC and zlib.crc32(_MARK.pack(magic, version, 0, 0, lsn, boot, inode)) == crc:
-                return Mark(lsn, boot, inode)
+            magic, version, synced, crc, lsn, boot, inode = _MARK.unpack(data)
+            if magic == _MAGIC and zlib.crc32(_MARK.pack(magic, version, synced, 0, lsn, boot, inode)) == crc:
+                return Mark(lsn, boot, inode, bool(synced))
         return None
 
     def is_current(self, mark: Mark | None) -> bool:
         """Whether a mark was written in this life of the machine, to this very file."""
         return mark is not None and mark.boot == self._boot and mark.inode == self._inode
 
-    def publish(self, lsn: int, *, anew: bool = False) -> None:
+    def proven(self) -> int:
+        """Up to where the journal was certainly on disk, in whatever life that was."""
+        mark = self.read()
+        return mark.lsn if mark is not None and (mark.synced or self.is_current(mark)) else 0
+
+    def publish(self, lsn: int, *, synced: bool = True, anew: bool = False) -> None:
         """Move the mark forward; never back, unless a recovery sets it anew."""
         with self._file.locked():
             mark = self.read()
             if anew or mark is None or mark.lsn < lsn:
-                self._write(lsn)
-
-    def _write(self, lsn: int) -> None:
-        blank = _MARK.pack(_MAGIC, _VERSION, 0, 0, lsn, self._boot, self._inode)
-        self._file.write([_MARK.pack(_MAGIC, _VERSION, 0, zlib.crc32(blank), lsn, self._boot, self._inode)], 0)
+                blank = _MARK.pack(_MAGIC, _VERSION, synced, 0, lsn, self._boot, self._inode)
+                self._file.write([_MARK.pack(_MAGIC, _VERSION, synced, zlib.crc32(blank), lsn, self._boot, self._inode)], 0)
 
     def sync(self) -> None:
         self._file.sync()

@@ -50,12 +50,11 @@ def recover(store: Store) -> None:
 
 
 def _replay(store: Store, replica: Replica, redo: _Redo) -> int | None:
-    mark = store.marker.read()
     while True:
         try:
-            return replica.advance(proven=mark.lsn if mark else 0, each=redo.record)
-        except MissingJournal as missing:
-            replica.journal.create_file(int(str(missing)))
+            return replica.advance(proven=store.marker.proven(), each=redo.record)
+        except MissingJournal as missing:  # its maker was stopped before it was durable
+            replica.journal.create_next(missing.base)
 
 
 class _Redo:
@@ -164,9 +163,8 @@ def _sound_rows(file: DiskFile, start: int, relative: int) -> tuple[int, int]:
 def append_record(store: Store, replica: Replica, operations: list[Operation]) -> None:
     """Write and sync one record outside the committer, under the log's lock."""
     state = replica.state
-    mark = store.marker.read()
     commit = state.commit + 1
-    record = encode_record(COMMIT, commit, mark.lsn if mark else 0, {"t": state.time_us, "ops": operations})
+    record = encode_record(COMMIT, commit, store.marker.proven(), {"t": state.time_us, "ops": operations})
     journal = replica.journal.file_at(replica.base)
     end = journal.size()
     journal.write(record, max(end, FILE_HEADER_BYTES))

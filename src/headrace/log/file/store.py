@@ -1,11 +1,11 @@
 """The store: a log's directory opened by one process. Its lock, journal, marker, replicas and segment files.
 
-    headrace.json        what this directory is, and its format
-    journal/             the commit journal, checkpoints, the lock, the durable marker
-    topics/NAME~N/P/     the segments of partition P of topic NAME (created in commit N)
-    staging/             rows of open transactions and tasks
-    groups/              heartbeats of group members
-    quarantine/          copies of damaged bytes, for a person to look at
+headrace.json        what this directory is, and its format
+journal/             the commit journal, checkpoints, the lock, the durable marker
+topics/NAME~N/P/     the segments of partition P of topic NAME (created in commit N)
+staging/             rows of open transactions and tasks
+groups/              heartbeats of group members
+quarantine/          copies of damaged bytes, for a person to look at
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
-from headrace.errors import LogUnavailable, NewerFormat, ReadOnlyLog
+from headrace.errors import ConfigurationError, LogUnavailable, NewerFormat, ReadOnlyLog
 from headrace.log.file.disk import Disk, DiskFile
 from headrace.log.file.draft import Adoption, Seal, SegmentWrite
-from headrace.log.file.journal import FILE_HEADER_BYTES, Journal, MissingJournal, Record
+from headrace.log.file.journal import Journal, MissingJournal, Record
 from headrace.log.file.marker import DurableMarker
 from headrace.log.file.replica import Replica
 from headrace.log.file.segment import segment_name
@@ -37,6 +37,7 @@ class Store:
 
     def __init__(self, root: Path, *, disk: Disk, create: bool, durability: str) -> None:
         self.root, self.disk, self.durable = root, disk, durability == "disk"
+        self._process = os.getpid()
         self.writable = _prepare(root, disk, create=create)
         self.journal_directory = root / "journal"
         self._lock_file: DiskFile | None = disk.open(self.journal_directory / "lock", create=True) if self.writable else None
@@ -83,6 +84,8 @@ class Store:
     @contextmanager
     def locked(self) -> Iterator[Replica]:
         """Hold the log's lock; yields the newest state, durable or not."""
+        if os.getpid() != self._process:  # the lock would be shared with the parent, and exclude nobody
+            raise ConfigurationError("This log was opened before the process forked.", fix="open it again in the child process.")
         with self._lock_guard, self.lock_file().locked():
             yield self._caught_up()
 
@@ -95,23 +98,26 @@ class Store:
         if self._newest is None:
             self._newest = Replica(self._newest_journal, self.journal_directory)
         newest = self._newest
-        if newest.lsn < newest.journal.end_of(newest.base) or newest.lsn == newest.base + FILE_HEADER_BYTES:
+        try:
+            is_behind = newest.lsn < newest.journal.end_of(newest.base)
+        except MissingJournal:
+            is_behind = True
+        if is_behind:
             self._catch_up(newest)
         return newest
 
     def _catch_up(self, newest: Replica) -> None:
-        mark = self.marker.read()
         while True:
             try:
-                torn = newest.advance(proven=mark.lsn if mark else 0, each=self._finish_adoptions)
+                torn = newest.advance(proven=self.marker.proven(), each=self._finish_adoptions)
             except MissingJournal as missing:
-                self._open_missing(newest, int(str(missing)))
+                self._open_missing(newest, missing.base)
                 continue
             if torn is not None:  # we hold the lock, so nobody is writing it: its writer died
                 newest.journal.file_at(newest.base).truncate(torn - newest.base)
             break
         if newest.damage:
-            from headrace.log.file.recovery import reconcile  # noqa: PLC0415 - recovery stands on the store
+            from headrace.log.file.recovery import reconcile
 
             reconcile(self, newest)
 
@@ -125,11 +131,10 @@ class Store:
                     self.adopt(Adoption(known.directory, partition, staged, name))
 
     def _open_missing(self, newest: Replica, base: int) -> None:
-        """The journal's next file is not there: its maker died before it made it, or others have gone on and cleaned up."""
-        if max(newest.journal.bases(), default=-1) < base:
-            newest.journal.create_file(base)
-        else:
-            newest.load()
+        """The journal's next file is not there: others have gone on and cleaned up, or its maker died before it made it."""
+        newest.load()
+        if newest.base <= base:
+            newest.journal.create_next(base)
 
     def forget_newest(self) -> None:
         """After a failed commit: what this process believes may be ahead of the journal."""
@@ -145,7 +150,7 @@ class Store:
             return
         with self._lock_guard, self.lock_file().locked():
             if not self.marker.is_current(self.marker.read()):
-                from headrace.log.file.recovery import recover  # noqa: PLC0415 - recovery stands on the store
+                from headrace.log.file.recovery import recover
 
                 recover(self)
 
@@ -197,6 +202,8 @@ class Store:
             self.disk.rename(staged, target)
 
     def close(self) -> None:
+        if self._lock_file is not None:
+            self.marker.sync()
         self.forget_newest()
         self._view_journal.close()
         self._newest_journal.close()
