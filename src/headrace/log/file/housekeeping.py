@@ -6,7 +6,7 @@ One process at a time does it. It takes the log's lock for moments only; files g
 from __future__ import annotations
 
 import logging
-import random
+import os
 import shutil
 from threading import Event, Thread
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ class Housekeeper:
         self.log = log
         self._wake, self._stopped = Event(), Event()
         self._thread: Thread | None = None
+        self._every_s = _EVERY_S * (0.8 + os.getpid() % 100 / 250)  # not all processes at once
 
     def note_commit(self) -> None:
         """Called behind each commit: begin to run, and hurry if a checkpoint is due."""
@@ -47,7 +48,7 @@ class Housekeeper:
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(_EVERY_S * random.uniform(0.8, 1.2))
+            self._wake.wait(self._every_s)
             self._wake.clear()
             if self._stopped.is_set():
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ class FileLog(Log):
             PartitionReader(self.cache, known, partition)  # checks the number
             rows = prepare_control(known, partition, control_frame(payload))
             try:
-                return self.committer.submit(lambda draft: _append(draft, rows), size=rows.size)
+                return self.committer.submit(partial(_append, rows=rows), size=rows.size)
             except StaleTopic:
                 continue
 

@@ -14,7 +14,7 @@ from headrace.errors import CorruptionError
 from headrace.log.file.disk import DiskFile
 from headrace.log.file.draft import Adoption
 from headrace.log.file.frame import DATA, body_is_sound
-from headrace.log.file.journal import COMMIT, FILE_HEADER_BYTES, MissingJournal, Record, encode_record
+from headrace.log.file.journal import COMMIT, FILE_HEADER_BYTES, Journal, MissingJournal, Record, encode_record
 from headrace.log.file.replica import Replica
 from headrace.log.file.segment import COMPACTED, read_frames, read_segment_header
 
@@ -34,8 +34,7 @@ def recover(store: Store) -> None:
     4. cut each touched segment at its true end, and sync it
     5. sync the journal, then publish its end
     """
-    store.journal_directory.joinpath("lock").touch()
-    replica = Replica(store._newest_journal, store.journal_directory)  # 1
+    replica = Replica(Journal(store.disk, store.journal_directory, write=True), store.journal_directory)  # 1
     redo = _Redo(store, replica)
     torn = _replay(store, replica, redo)  # 2
     if torn is not None:  # 3

@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigEntry, ConfigResource, IsolationLevel, NewPartitions, NewTopic, OffsetSpec, ResourceType
-from confluent_kafka.admin import AlterConfigOpType as Operation
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import admin as kafka_admin
 
 from headrace.errors import ConfigurationError, LogUnavailable, RetryError
 from headrace.log.kafka.config import Cluster
@@ -29,7 +28,7 @@ class Broker:
         self.cluster = cluster
         self._complaints: list[str] = []
         try:
-            self.admin = AdminClient(cluster.admin() | {"error_cb": lambda error: self._complaints.append(error.str())})
+            self.admin = kafka_admin.AdminClient(cluster.admin() | {"error_cb": lambda error: self._complaints.append(error.str())})
         except KafkaException as error:
             raise ConfigurationError(f"The options of the Kafka log are not right: {cause(error).str()}.", fix="correct or remove the option.") from None
 

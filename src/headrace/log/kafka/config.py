@@ -41,7 +41,9 @@ QUEUED_KB = 32 << 10
 SEND_TIMEOUT_MS = 30_000
 TRANSACTION_TIMEOUT_MS = 60_000
 FETCH_WAIT_MS = 10
+LINGER_MS = 1
 POLL_INTERVAL_MS = 300_000
+HEARTBEAT_MS = 500  # a change in the group is noticed with a heartbeat
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Cluster:
             "client.id": "headrace",
             "allow.auto.create.topics": False,
             "logger": logger,
+            "error_cb": _note_error,
             **self.options,
         }
 
@@ -70,6 +73,7 @@ class Cluster:
         """Acknowledged by all replicas in sync, each record once, with a bounded buffer."""
         return {
             "queue.buffering.max.kbytes": QUEUED_KB,
+            "linger.ms": LINGER_MS,
             "message.timeout.ms": SEND_TIMEOUT_MS,
             **self.client(),
             "enable.idempotence": True,
@@ -90,7 +94,7 @@ class Cluster:
         return {
             "fetch.wait.max.ms": 100,
             "max.poll.interval.ms": max(POLL_INTERVAL_MS, session_ms),
-            "heartbeat.interval.ms": max(session_ms // 4, 1),
+            "heartbeat.interval.ms": max(min(session_ms // 4, HEARTBEAT_MS), 1),
             **self._consumer(),
             "group.id": group,
             "session.timeout.ms": session_ms,
@@ -113,6 +117,11 @@ class Cluster:
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
         }
+
+
+def _note_error(error: object) -> None:
+    """Errors are met where something is asked for and fails; without this, the client would raise fatal ones in the middle of its own calls."""
+    logger.info("Kafka's client reports: %s", error)
 
 
 def parse_address(address: str, options: Mapping[str, Any]) -> Cluster:

@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.log.lists import compact_offsets, entries
+
 _DAY_US = 24 * 3600 * 1_000_000
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31: outside them ISO 8601 needs more than four digits
 
@@ -74,8 +76,7 @@ def _time_of_day(array: pa.StringArray) -> pa.Array:
 
 
 def _list_from_wire(array: pa.ListArray, kind: pa.DataType) -> pa.Array:
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    offsets = compact_offsets(array)
     mask = array.is_null() if array.null_count else None
     items = array.flatten()
     if pa.types.is_list(kind):
@@ -108,7 +109,7 @@ def has_every_required_value(array: pa.Array, field: pa.Field) -> bool:
         return False
     kind = field.type
     if pa.types.is_map(kind):
-        return has_every_required_value(array.items if not array.null_count else array.drop_null().items, kind.item_field)
+        return has_every_required_value(entries(array)[1], kind.item_field)
     if pa.types.is_list(kind):
         return has_every_required_value(array.flatten(), kind.value_field)
     if pa.types.is_struct(kind):
@@ -125,7 +126,7 @@ def fits_iso_years(array: pa.Array) -> bool:
     if pa.types.is_timestamp(kind):
         return _within(array.cast(pa.int64()), _FIRST_DAY * _DAY_US, (_LAST_DAY + 1) * _DAY_US - 1)
     if pa.types.is_map(kind):
-        return fits_iso_years(array.keys) and fits_iso_years(array.items)
+        return all(map(fits_iso_years, entries(array)))
     if pa.types.is_list(kind):
         return fits_iso_years(array.flatten())
     if pa.types.is_struct(kind):

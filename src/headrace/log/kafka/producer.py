@@ -25,7 +25,7 @@ from headrace.log.kafka.notes import Ledger
 from headrace.log.kafka.partitioning import Chooser
 from headrace.log.kafka.records import to_records
 from headrace.log.kafka.row_batches import appended, deleted, repeatable, upserted
-from headrace.log.kafka.sending import Delivery, Record, abort_quietly, commit, fenced_as, open_transactional, send
+from headrace.log.kafka.sending import Delivery, Record, commit, fenced_as, open_transactional, roll_back, send
 from headrace.log.names import check_name
 
 TRANSACTION_MS = SEND_TIMEOUT_MS
@@ -153,9 +153,8 @@ class KafkaProducer(Producer):
                 if ledger is not None:
                     ledger = ledger if sequence is None else ledger.with_append(sequence, offsets.get(self.topic, {}))
                     send(client, [self._connection.notes.ledger_record(self._uid, self.id or "", ledger)], delivery)
-            except (KafkaException, BufferError):
-                abort_quietly(client)
-                raise
+            except KafkaException as error:
+                raise roll_back(client, error) from error
             self._commit(client, ledger)
         self._ledger = ledger or self._ledger
         self._connection.await_visible(delivery.ranges())
@@ -168,8 +167,7 @@ class KafkaProducer(Producer):
             if code(error) in FENCED:
                 raise
             if cause(error).txn_requires_abort():
-                abort_quietly(client)
-                raise
+                raise roll_back(client, error) from error
             self._find_out(error, ledger)
 
     def _find_out(self, error: KafkaException, ledger: Ledger | None) -> None:

@@ -116,6 +116,7 @@ class Misfit:
 
     partition: int
     offset: int
+    key: bytes | None
     payload: bytes | None
     reason: str
 
@@ -156,7 +157,7 @@ def to_rows(info: TopicInfo, messages: Sequence[Message], *, headers: bool = Fal
 
 
 def _misfit(message: Message, reason: str) -> Misfit:
-    return Misfit(message.partition() or 0, message.offset() or 0, message.value(), reason)
+    return Misfit(message.partition() or 0, message.offset() or 0, message.key(), message.value(), reason)
 
 
 def _shown_headers(pairs: Any) -> list[tuple[str, bytes | None]] | None:

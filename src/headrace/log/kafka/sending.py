@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from headrace.errors import FencedError, RetryError
+from headrace.errors import FencedError
 from headrace.log.api import OffsetRange
 from headrace.log.kafka.cluster import ANSWER_SECONDS
-from headrace.log.kafka.config import SEND_TIMEOUT_MS, TRANSACTION_TIMEOUT_MS, Cluster
+from headrace.log.kafka.config import SEND_TIMEOUT_MS, TRANSACTION_TIMEOUT_MS, Cluster, logger
 from headrace.log.kafka.failures import FENCED, cause, code, doing, translated
 
-RecordHeaders = list[tuple[str, bytes | None]]
+RecordHeaders = list[tuple[str, str | bytes | None]]
 FLUSH_SECONDS = SEND_TIMEOUT_MS / 1000 + 5
 _SERVED_EVERY = 1_000
 
@@ -63,7 +63,7 @@ def send(producer: Producer, records: Iterable[Record], delivery: Delivery) -> N
             producer.poll(0)
     deadline = time.monotonic() + FLUSH_SECONDS
     while delivery.pending and time.monotonic() < deadline:
-        producer.flush(0.5)
+        producer.poll(0.1)  # not flush(): it goes on calling back after a fatal error, which Python cannot bear
     if delivery.error is not None:
         raise KafkaException(delivery.error)
     if delivery.pending:
@@ -109,13 +109,17 @@ def fenced_as(error_class: type[FencedError], message: str, fix: str, what: str)
         raise translated(error, what) from error
 
 
-def abort_quietly(producer: Producer) -> None:
-    """Roll back. If that fails too, the coordinator rolls back when the transaction's time is up or its id is used again."""
+def roll_back(producer: Producer, reason: KafkaException) -> KafkaException:
+    """Abort because of an error; returns the error to raise: that the client was fenced outweighs what followed from it.
+
+    If aborting fails, the coordinator rolls back when the transaction's time is up or its id is used again.
+    """
     try:
         producer.abort_transaction(ANSWER_SECONDS)
     except KafkaException as error:
-        if not cause(error).fatal() and code(error) not in FENCED:
-            raise RetryError(f"A transaction could not be rolled back: {cause(error).str()}.", fix="open it again; that rolls it back.") from error
+        logger.info("A transaction could not be rolled back: %s", error)
+        return error if code(error) in FENCED else reason
+    return reason
 
 
 def commit(producer: Producer, seconds: float) -> None:

@@ -1,65 +1,18 @@
-"""A topic's settings in their three forms: what a user asks for, what is stored beside the topic, and what Kafka calls it."""
+"""A topic's settings in the two forms that Kafka needs: what is stored beside the topic, and what Kafka calls it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
 
-import pyarrow as pa
-
-from headrace.durations import to_us
-from headrace.errors import CorruptionError, InputError, NewerFormat, nearest
+from headrace.errors import CorruptionError, NewerFormat
 from headrace.log.api import TopicInfo
-from headrace.log.names import check_name
-from headrace.log.schema import check_key, parse_schema, table_schema, to_ddl
+from headrace.log.schema import parse_schema
+from headrace.log.settings import stored_schema
 
 VERSION = 1
-COMPRESSIONS = {"none": "producer", "lz4": "lz4", "zstd": "zstd", "gzip": "gzip", "snappy": "snappy"}
+COMPRESSIONS = {"none": "producer", "lz4": "lz4", "zstd": "zstd"}
 _STORED = [each.name for each in fields(TopicInfo) if each.name not in {"name", "schema", "arrow_schema", "partitions"}]
-# The option of create_topic and alter_topic, and the field of TopicInfo that holds it.
-_DURATIONS = {"retention": "retention_us", "history": "history_us", "tombstones": "tombstone_us", "segment_age": "segment_us"}
-_PLAIN = {"retention_bytes", "compact", "segment_bytes", "compression"}
-
-
-def declared(name: str, schema: str, key: str | Sequence[str] | None, *, partitions: int, is_table: bool, options: Mapping[str, Any]) -> TopicInfo:
-    """The topic that a user asks for."""
-    check_name(name, what="topic")
-    columns = parse_schema(schema)
-    names = check_key(columns, key, where=f"The topic {name!r}")
-    if partitions < 1:
-        raise InputError(f"The topic {name!r} cannot have {partitions} partitions.", fix="give it one or more.")
-    if options.get("compact") and not names:
-        raise InputError(f"The topic {name!r} has no key, and compaction keeps the newest row of each key.", fix="name its key, or leave out compact.")
-    return TopicInfo(
-        name=name,
-        schema=to_ddl(columns),
-        arrow_schema=_stored_schema(columns, names, is_table),
-        key=names,
-        partitions=partitions,
-        is_table=is_table,
-        **setting_fields(options),
-    )
-
-
-def _stored_schema(columns: pa.Schema, key: tuple[str, ...], is_table: bool) -> pa.Schema:
-    return table_schema(columns, key) if is_table else columns
-
-
-def setting_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as fields of TopicInfo: durations in microseconds."""
-    known = {}
-    for option, value in options.items():
-        if option in _DURATIONS:
-            known[_DURATIONS[option]] = None if value is None else to_us(value, what=option)
-        elif option in _PLAIN:
-            known[option] = value
-        else:
-            raise InputError(f"A topic has no setting {option!r}: {nearest(option, [*_DURATIONS, *_PLAIN])}")
-    if known.get("compression", "none") not in COMPRESSIONS:
-        raise InputError(f"The compression {known['compression']!r} is not known: {nearest(str(known['compression']), COMPRESSIONS)}")
-    return known
 
 
 def dump(info: TopicInfo, uid: str) -> bytes:
@@ -83,7 +36,7 @@ def load(name: str, value: bytes, partitions: int) -> tuple[TopicInfo, str]:
         raise CorruptionError(
             f"What is stored about the topic {name!r} cannot be read: {error!r}.", fix="declare it again: create_topic(..., exist_ok=True)."
         ) from error
-    schema = _stored_schema(columns, key, rest["is_table"])
+    schema = stored_schema(columns, key, is_table=rest["is_table"])
     return TopicInfo(name=name, schema=stored["ddl"], arrow_schema=schema, key=key, partitions=partitions, **rest), uid
 
 

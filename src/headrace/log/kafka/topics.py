@@ -14,14 +14,14 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import ResourceType
 
-from headrace.errors import BadSchema, IncompatibleChange, InputError, TopicExists, UnknownTopic
+from headrace.errors import BadSchema, UnknownTopic
 from headrace.log.api import TopicInfo
 from headrace.log.kafka.cluster import Broker
 from headrace.log.kafka.compacted import CompactedPartition, ensure_topic
 from headrace.log.kafka.failures import code, translated
 from headrace.log.kafka.sending import Delivery, Record, send
-from headrace.log.kafka.topic_settings import dump, kafka_config, load, setting_fields
-from headrace.log.schema import add_columns, parse_schema, table_schema, to_ddl
+from headrace.log.kafka.topic_settings import dump, kafka_config, load
+from headrace.log.settings import altered, check_same
 
 TOPICS_TOPIC = "__headrace.topics"
 OURS = "__headrace."
@@ -92,18 +92,13 @@ class TopicStore:
         return self._describe(info)
 
     def _existing(self, info: TopicInfo, *, exist_ok: bool) -> TopicInfo:
+        """A topic that is there but has no schema is given one, if that was asked for."""
         known = self._descriptions().get(info.name.encode())
-        if not exist_ok:
-            raise TopicExists(f"There is a topic {info.name!r} already.", fix="choose another name, or pass exist_ok=True.")
-        if known is None:
-            return self._describe(replace(info, partitions=self._broker.partitions(info.name) or info.partitions))
-        found, _ = load(info.name, known, self._broker.partitions(info.name) or info.partitions)
-        if (found.schema, found.key, found.is_table) != (info.schema, info.key, info.is_table):
-            raise TopicExists(
-                f"There is a topic {info.name!r} already, with another schema or key: {found.schema} (key: {', '.join(found.key) or 'none'}).",
-                fix="choose another name, or declare it as it is; columns are added with alter_topic.",
-            )
-        return found
+        partitions = self._broker.partitions(info.name) or info.partitions
+        if known is None and exist_ok:
+            return self._describe(replace(info, partitions=partitions))
+        found = info if known is None else load(info.name, known, partitions)[0]
+        return check_same(found, info, exist_ok=exist_ok)
 
     def _describe(self, info: TopicInfo, uid: str | None = None) -> TopicInfo:
         self._store(info.name, dump(info, uid or uuid.uuid4().hex))
@@ -118,17 +113,11 @@ class TopicStore:
     def alter(self, name: str, *, columns: str | None, partitions: int | None, allow_moving_keys: bool, settings: dict[str, Any]) -> TopicInfo:
         """1. check everything; 2. change Kafka's settings and partitions; 3. store the new description."""
         info, uid = self.described(name)
-        changed = replace(info, **setting_fields(settings))
-        if columns is not None:
-            changed = _with_columns(changed, columns)
-        if changed.compact and not changed.key:
-            raise InputError(f"The topic {name!r} has no key, and compaction keeps the newest row of each key.", fix="leave out compact.")
-        if partitions is not None:
-            _check_partitions(info, partitions, allow_moving_keys=allow_moving_keys)
+        changed = altered(info, columns=columns, partitions=partitions, allow_moving_keys=allow_moving_keys, settings=settings)
         if settings:
             self._broker.configure(ResourceType.TOPIC, name, kafka_config(changed))
-        if partitions is not None and partitions > info.partitions:
-            self._broker.add_partitions(name, partitions)
+        if changed.partitions > info.partitions:
+            self._broker.add_partitions(name, changed.partitions)
         return self._describe(changed, uid)
 
     def delete(self, name: str) -> None:
@@ -137,22 +126,3 @@ class TopicStore:
         self._broker.delete(name)
         if name.encode() in self._descriptions():
             self._store(name, None)
-
-
-def _with_columns(info: TopicInfo, columns: str) -> TopicInfo:
-    schema = add_columns(parse_schema(info.schema), columns)
-    return replace(info, schema=to_ddl(schema), arrow_schema=table_schema(schema, info.key) if info.is_table else schema)
-
-
-def _check_partitions(info: TopicInfo, partitions: int, *, allow_moving_keys: bool) -> None:
-    if partitions < info.partitions:
-        raise IncompatibleChange(
-            f"The topic {info.name!r} has {info.partitions} partitions; they cannot become {partitions}, as rows would be lost.",
-            fix="create another topic and copy the rows.",
-        )
-    if partitions > info.partitions and info.key and not allow_moving_keys:
-        raise IncompatibleChange(
-            f"More partitions for {info.name!r} would send most keys to another partition: rows of one key would no longer be in one partition, in order, "
-            "and a table's older rows would not be found beside the newer ones.",
-            fix="create another topic, or pass allow_moving_keys=True if nobody relies on it.",
-        )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from headrace.durations import format_us, to_us
 from headrace.errors import HeadraceError, InputError, MemberFenced, NoteConflict, RetryError, TransactionFenced, TransactionTimedOut
@@ -24,7 +24,7 @@ from headrace.log.kafka.notes import NOTES_TOPIC
 from headrace.log.kafka.partitioning import Chooser, Numbers, check_partition
 from headrace.log.kafka.records import control_record, to_records
 from headrace.log.kafka.row_batches import appended, deleted, upserted
-from headrace.log.kafka.sending import Delivery, Record, abort_quietly, commit, open_transactional, send
+from headrace.log.kafka.sending import Delivery, Record, commit, open_transactional, roll_back, send
 from headrace.log.kafka.staging import discard, staged_batches
 from headrace.log.names import check_name
 
@@ -147,11 +147,18 @@ class KafkaTransaction(Transaction):
         return Position({topic: spans for topic, spans in offsets.items() if topic != NOTES_TOPIC})
 
     def abort(self) -> None:
-        if self._open:
-            self._open = False
-            if self._begun:
-                abort_quietly(self._client)
-            self._release()
+        self._abort(None)
+
+    def _abort(self, reason: KafkaException | None) -> KafkaException | None:
+        """Leave nothing behind; returns the error that explains best why."""
+        if not self._open:
+            return reason
+        self._open = False
+        if self._begun:
+            told = roll_back(self._client, reason or KafkaException(KafkaError(KafkaError.NO_ERROR)))
+            reason = told if reason is not None else None
+        self._release()
+        return reason
 
     def _release(self) -> None:
         self._plan.records = []
@@ -162,8 +169,7 @@ class KafkaTransaction(Transaction):
         try:
             step()
         except KafkaException as error:
-            self.abort()
-            raise self._explained(error) from error
+            raise self._explained(self._abort(error) or error) from error
         except HeadraceError:
             self.abort()
             raise
@@ -222,7 +228,7 @@ class KafkaTransaction(Transaction):
     def _after_failed_commit(self, error: KafkaException, token: str) -> None:
         """A new owner of the id settles a commit whose outcome is unknown; the token then says what it was."""
         if cause(error).txn_requires_abort():
-            abort_quietly(self._client)
+            error = roll_back(self._client, error)
         if code(error) in FENCED or cause(error).txn_requires_abort():
             self._release()
             raise self._explained(error) from error
