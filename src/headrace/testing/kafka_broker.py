@@ -11,6 +11,7 @@ process, data in a temporary directory. Nothing of it is fit for production.
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import signal
@@ -98,7 +99,7 @@ def _copy_dependencies(maven: str, scratch: Path) -> None:
     (scratch / "pom.xml").write_text(POM)
     command = [maven, "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars"]
     try:
-        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=FETCH_SECONDS)
+        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         raise BrokerUnavailable(f"Maven did not fetch Kafka {KAFKA_VERSION} within {FETCH_SECONDS} seconds.") from None
     if done.returncode or not (scratch / "jars").is_dir():
@@ -204,13 +205,13 @@ class KafkaBroker:
 
     def _format(self, java: str, jars: Path, config: Path) -> None:
         command = self._command(java, jars, "kafka.tools.StorageTool", "format", "--standalone", "-t", _cluster_id(), "-c", str(config))
-        done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=False)
         if done.returncode:
             raise BrokerUnavailable(f"Kafka's storage could not be formatted: {(done.stdout + done.stderr).strip()[-2000:]}")
 
     def _launch(self, java: str, jars: Path, config: Path) -> None:
         assert self._directory is not None
-        with open(self._directory / "output.txt", "wb") as output:
+        with (self._directory / "output.txt").open("wb") as output:
             self._process = subprocess.Popen(
                 self._command(java, jars, "kafka.Kafka", str(config)),
                 stdin=subprocess.DEVNULL,
@@ -241,6 +242,4 @@ class KafkaBroker:
 
 def _cluster_id() -> str:
     """Kafka wants the 22 characters of a URL-safe base64 UUID that does not begin with a dash."""
-    import base64
-
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")

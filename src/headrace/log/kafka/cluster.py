@@ -1,5 +1,8 @@
 """What one log shares with the cluster: one admin client, what topics there are, and how far each partition goes."""
 
+# mypy: disable-error-code="attr-defined, no-untyped-call"
+# (confluent_kafka.admin does not say which of its names are public, nor the types of its offset specifications.)
+
 from __future__ import annotations
 
 import time
@@ -7,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
-from confluent_kafka import admin as kafka_admin
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, OffsetSpec, ResourceType
 
 from headrace.errors import ConfigurationError, LogUnavailable, RetryError
 from headrace.log.kafka.config import Cluster
-from headrace.log.kafka.failures import BAD_CONFIG, NO_TOPIC, cause, code, doing
+from headrace.log.kafka.failures import NO_TOPIC, cause, doing
 
 ANSWER_SECONDS = 15.0
 SETTLE_SECONDS = 15.0
@@ -28,9 +31,11 @@ class Broker:
         self.cluster = cluster
         self._complaints: list[str] = []
         try:
-            self.admin = kafka_admin.AdminClient(cluster.admin() | {"error_cb": lambda error: self._complaints.append(error.str())})
+            self.admin = AdminClient(cluster.admin() | {"error_cb": lambda error: self._complaints.append(error.str())})
         except KafkaException as error:
-            raise ConfigurationError(f"The options of the Kafka log are not right: {cause(error).str()}.", fix="correct or remove the option.") from None
+            raise ConfigurationError(
+                f"The options of the Kafka log are not right: {cause(error).str()}.", fix="correct or remove the option."
+            ) from None
 
     def check_reachable(self) -> None:
         try:
@@ -39,7 +44,8 @@ class Broker:
             self.admin.poll(0)
             why = self._complaints[-1] if self._complaints else cause(error).str()
             raise LogUnavailable(
-                f"No Kafka broker answers at {self.cluster.bootstrap}: {why}", fix="check the address, that the broker runs, and the security options."
+                f"No Kafka broker answers at {self.cluster.bootstrap}: {why}",
+                fix="check the address, that the broker runs, and the security options.",
             ) from None
 
     # Topics
@@ -89,17 +95,23 @@ class Broker:
 
     # Settings
 
-    def configure(self, kind: ResourceType, name: str, config: Mapping[str, str]) -> None:
-        """Change settings of a topic or a group, leaving the others as they are."""
-        entries = [ConfigEntry(key, value, incremental_operation=Operation.SET) for key, value in config.items()]
+    def configure_topic(self, topic: str, config: Mapping[str, str]) -> None:
+        self._configure(ResourceType.TOPIC, topic, config)
+
+    def configure_group(self, group: str, config: Mapping[str, str]) -> None:
+        self._configure(ResourceType.GROUP, group, config)
+
+    def _configure(self, kind: ResourceType, name: str, config: Mapping[str, str]) -> None:
+        """Change settings, leaving the others as they are."""
+        entries = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in config.items()]
         resource = ConfigResource(kind, name, incremental_configs=entries)
         with doing(f"change the settings of {name!r}"):
             for future in self.admin.incremental_alter_configs([resource]).values():
                 future.result()
 
-    def settings(self, kind: ResourceType, name: str) -> dict[str, str]:
-        with doing(f"read the settings of {name!r}"):
-            (future,) = self.admin.describe_configs([ConfigResource(kind, name)]).values()
+    def group_settings(self, group: str) -> dict[str, str]:
+        with doing(f"read the settings of {group!r}"):
+            (future,) = self.admin.describe_configs([ConfigResource(ResourceType.GROUP, group)]).values()
             return {key: entry.value for key, entry in future.result().items()}
 
     # Offsets
@@ -139,7 +151,3 @@ class Broker:
             if waiting:
                 time.sleep(POLL_SECONDS)
         return True
-
-
-def is_bad_config(error: KafkaException) -> bool:
-    return code(error) in BAD_CONFIG

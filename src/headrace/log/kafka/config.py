@@ -131,7 +131,8 @@ def parse_address(address: str, options: Mapping[str, Any]) -> Cluster:
         raise LogUnavailable(f"{address!r} is not the address of a Kafka log.", fix="write kafka://host:port, with more brokers after commas.")
     if "@" in url.netloc or url.path.strip("/"):
         raise ConfigurationError(
-            "The address of a Kafka log has a user or a path in it.", fix="write kafka://host:port, and pass sasl.username and sasl.password as options."
+            "The address of a Kafka log has a user or a path in it.",
+            fix="write kafka://host:port, and pass sasl.username and sasl.password as options.",
         )
     named = {unquote(name): value for name, value in parse_qsl(url.query, keep_blank_values=True)} | _flattened(options)
     for name in named:

@@ -56,7 +56,6 @@ NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaEr
 NO_GROUP = {KafkaError.GROUP_ID_NOT_FOUND, KafkaError.COORDINATOR_NOT_AVAILABLE}
 
 
-
 def cause(error: KafkaException) -> KafkaError:
     """The KafkaError inside an exception."""
     inner = error.args[0] if error.args else None

@@ -14,7 +14,7 @@ from headrace.log.kafka.json_wire import is_text
 Shape = Callable[[Any], Any]
 Parser = Callable[[bytes], Any]
 _NOT_FINITE = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
-_RANGES = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
+_RANGES: dict[pa.DataType, int] = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
 
 _FLOAT_BOUND = (1 << 128) - (1 << 103)  # halfway from the largest number to the next that there would be: from here on, infinity is nearer
 _DOUBLE_BOUND = (1 << 1024) - (1 << 970)
@@ -78,7 +78,7 @@ def _shape(kind: pa.DataType) -> Shape:
     if pa.types.is_boolean(kind):
         return _boolean
     if pa.types.is_integer(kind) or pa.types.is_duration(kind):
-        return _integer(_RANGES.get(kind, 63))
+        return _integer(int(_RANGES.get(kind, 63)))
     if pa.types.is_floating(kind):
         return _float(_FLOAT_BOUND if kind.bit_width == 32 else _DOUBLE_BOUND)
     if pa.types.is_decimal(kind):
@@ -131,7 +131,7 @@ def _float(bound: int) -> Shape:
             return _NOT_FINITE[value]
         if isinstance(value, bool) or not isinstance(value, int | Decimal):
             raise _refuse(value, "a number")
-        if abs(value) >= bound:
+        if not -bound < value < bound:
             raise Misshapen(f"{value:.6g} is beyond the column's range")
         return str(value)
 

@@ -30,7 +30,9 @@ def wire_type(kind: pa.DataType, *, exact: bool = False) -> pa.DataType:
     if pa.types.is_duration(kind):
         return pa.int64()
     if pa.types.is_map(kind):
-        return pa.list_(pa.struct([pa.field("key", wire_type(kind.key_type, exact=exact)), pa.field("value", wire_type(kind.item_type, exact=exact))]))
+        return pa.list_(
+            pa.struct([pa.field("key", wire_type(kind.key_type, exact=exact)), pa.field("value", wire_type(kind.item_type, exact=exact))])
+        )
     if pa.types.is_list(kind):
         return pa.list_(pa.field(kind.value_field.name, wire_type(kind.value_type, exact=exact)))
     if pa.types.is_struct(kind):

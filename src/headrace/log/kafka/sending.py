@@ -93,7 +93,9 @@ def open_transactional(cluster: Cluster, transactional_id: str, timeout_ms: int 
     """A transactional producer. Whoever used the id before is fenced from now on, and what it left open is rolled back."""
     with doing("open a transactional producer"):
         producer = Producer(cluster.transactional(transactional_id, timeout_ms))
-        producer.list_topics("__headrace.topics", timeout=ANSWER_SECONDS)  # with a connection at hand, the next step does not wait half a second for one
+        producer.list_topics(
+            "__headrace.topics", timeout=ANSWER_SECONDS
+        )  # with a connection at hand, the next step does not wait half a second for one
         producer.init_transactions(ANSWER_SECONDS)
     return producer
 

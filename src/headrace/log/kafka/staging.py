@@ -43,7 +43,9 @@ class StagingWriter:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise LogUnavailable(f"Rows cannot be staged in {self._directory}: {error.strerror}.", fix="name a directory that can be written.") from None
+            raise LogUnavailable(
+                f"Rows cannot be staged in {self._directory}: {error.strerror}.", fix="name a directory that can be written."
+            ) from None
         path = self._directory / f"{self._info.name}.{number}.arrow"
         return path, pa.ipc.new_file(path, schema.with_metadata({FORMAT_KEY: FORMAT})), 0
 
@@ -85,7 +87,9 @@ def staged_batches(staged: Staged) -> Iterator[tuple[int, pa.RecordBatch]]:
     """What was staged: partition and rows."""
     for number, (file, _) in sorted(staged.partitions.items()):
         if not Path(file).exists():
-            raise TransactionTimedOut(f"Rows that were staged in {file} are gone.", fix="run the batch again; stage on storage that all machines share.")
+            raise TransactionTimedOut(
+                f"Rows that were staged in {file} are gone.", fix="run the batch again; stage on storage that all machines share."
+            )
         with pa.OSFile(file) as source, pa.ipc.open_file(source) as reader:
             _check_format(file, reader.schema.metadata or {})
             for index in range(reader.num_record_batches):

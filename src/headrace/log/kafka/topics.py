@@ -12,7 +12,6 @@ from threading import Lock
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import ResourceType
 
 from headrace.errors import BadSchema, UnknownTopic
 from headrace.log.api import TopicInfo
@@ -115,7 +114,7 @@ class TopicStore:
         info, uid = self.described(name)
         changed = altered(info, columns=columns, partitions=partitions, allow_moving_keys=allow_moving_keys, settings=settings)
         if settings:
-            self._broker.configure(ResourceType.TOPIC, name, kafka_config(changed))
+            self._broker.configure_topic(name, kafka_config(changed))
         if changed.partitions > info.partitions:
             self._broker.add_partitions(name, changed.partitions)
         return self._describe(changed, uid)

@@ -1,0 +1,219 @@
+"""The log on Kafka: the API of `headrace.log.api` over a cluster. Each part has a file of its own; this is where they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.errors import MissingExtra
+
+try:
+    import confluent_kafka  # noqa: F401
+except ImportError as error:
+    raise MissingExtra("confluent-kafka", "kafka") from error
+
+from headrace.durations import to_time_us
+from headrace.log.api import (
+    Batches,
+    Consumer,
+    Control,
+    Duration,
+    Finding,
+    GroupInfo,
+    Log,
+    Partitioner,
+    PartitionLag,
+    Position,
+    Positions,
+    Producer,
+    Queue,
+    Staged,
+    TopicInfo,
+    TopicStats,
+    Transaction,
+)
+from headrace.log.kafka import care, staging
+from headrace.log.kafka.cluster import Place
+from headrace.log.kafka.connection import Connection
+from headrace.log.kafka.consumer import KafkaConsumer
+from headrace.log.kafka.failures import doing
+from headrace.log.kafka.groups import Groups, since
+from headrace.log.kafka.misfits import DeadLetters
+from headrace.log.kafka.partitioning import check_partition
+from headrace.log.kafka.producer import KafkaProducer
+from headrace.log.kafka.queue import KafkaQueue
+from headrace.log.kafka.reader import KafkaBatches, controls, ranges
+from headrace.log.kafka.records import control_record
+from headrace.log.kafka.sending import Delivery, send
+from headrace.log.kafka.transaction import KafkaTransaction
+from headrace.log.names import check_name
+from headrace.log.settings import declared
+
+
+class KafkaLog(Log):
+    """Options are librdkafka's: `open_log("kafka://host:9093", **{"security.protocol": "SSL"})`. Safe for several threads."""
+
+    def __init__(self, address: str, **options: Any) -> None:
+        self.address = address
+        self._connection = Connection(address, options)
+        self._topics = self._connection.topics
+        self._groups = Groups(self._connection)
+        self._letters = DeadLetters(self)
+        self._closed = False
+
+    # Topics
+
+    def create_topic(
+        self, name: str, schema: str, *, key: str | Sequence[str] | None = None, partitions: int = 1, exist_ok: bool = False, **options: Any
+    ) -> TopicInfo:
+        return self._topics.create(declared(name, schema, key, partitions=partitions, is_table=False, options=options), exist_ok=exist_ok)
+
+    def create_table(
+        self, name: str, schema: str, *, primary_key: str | Sequence[str], partitions: int = 1, exist_ok: bool = False, **options: Any
+    ) -> TopicInfo:
+        return self._topics.create(declared(name, schema, primary_key, partitions=partitions, is_table=True, options=options), exist_ok=exist_ok)
+
+    def alter_topic(
+        self, name: str, *, add_columns: str | None = None, partitions: int | None = None, allow_moving_keys: bool = False, **settings: Any
+    ) -> TopicInfo:
+        return self._topics.alter(name, columns=add_columns, partitions=partitions, allow_moving_keys=allow_moving_keys, settings=settings)
+
+    def delete_topic(self, name: str) -> None:
+        self._topics.delete(name)
+
+    def topics(self) -> list[str]:
+        return self._topics.names()
+
+    def topic(self, name: str) -> TopicInfo:
+        return self._topics.info(name)
+
+    # Writing
+
+    def producer(self, topic: str, id: str | None = None, *, partitioner: Partitioner | None = None) -> Producer:
+        return KafkaProducer(self._connection, topic, id, partitioner)
+
+    def transaction(self, id: str, *, timeout: Duration = "1 minute") -> Transaction:
+        return KafkaTransaction(self._connection, id, timeout)
+
+    def append_control(self, topic: str, partition: int, payload: bytes) -> Position:
+        check_partition(self.topic(topic), partition)
+        delivery = Delivery()
+        with doing(f"append to {topic!r}"):
+            send(self._connection.plain, [control_record(topic, partition, payload)], delivery)
+        return Position(delivery.ranges())
+
+    def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None) -> Staged:
+        return staging.stage(self.topic(topic), batches, directory)
+
+    # Reading
+
+    def read(
+        self,
+        topic: str,
+        partition: int | None = None,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        headers: bool = False,
+        on_corrupt: str = "raise",
+    ) -> Batches:
+        info = self.topic(topic)
+        spans = ranges(self._connection, info, partition, start, stop)
+        return KafkaBatches(self._connection, self._letters, info, spans, columns=columns, headers=headers, on_corrupt=on_corrupt)
+
+    def read_control(self, topic: str, partition: int, start: int | None = None, stop: int | None = None) -> list[Control]:
+        (span,) = ranges(self._connection, self.topic(topic), partition, start, stop)
+        return controls(self._connection, topic, span)
+
+    def start_offsets(self, topic: str) -> dict[int, int]:
+        return _by_partition(self._connection.broker.earliest(self._places(topic)))
+
+    def end_offsets(self, topic: str) -> dict[int, int]:
+        return _by_partition(self._connection.broker.ends(self._places(topic)))
+
+    def snapshot(self, topics: Iterable[str]) -> Positions:
+        """One question to the cluster, but not one moment: a transaction that is just being committed may be cut in two."""
+        names = list(topics)
+        ends = self._connection.broker.ends([place for name in names for place in self._places(name)])
+        return Positions({name: _by_partition({place: end for place, end in ends.items() if place[0] == name}) for name in names})
+
+    def offsets_at(self, topic: str, time: datetime | str | float) -> dict[int, int]:
+        places, time_us = self._places(topic), to_time_us(time)
+        return _by_partition(since(self._connection, places, time_us, self._connection.broker.ends(places)))
+
+    def _places(self, topic: str) -> list[Place]:
+        return [(topic, partition) for partition in range(self.topic(topic).partitions)]
+
+    # Groups, queues, notes
+
+    def consumer(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        *,
+        start: str = "earliest",
+        session_timeout: Duration = "10 seconds",
+        max_rows: int = 100_000,
+        on_lost: str = "raise",
+        headers: bool = False,
+    ) -> Consumer:
+        names = (topics,) if isinstance(topics, str) else tuple(topics)
+        return KafkaConsumer(
+            self._connection,
+            self._letters,
+            names,
+            group,
+            start=start,
+            session_timeout=session_timeout,
+            max_rows=max_rows,
+            on_lost=on_lost,
+            headers=headers,
+        )
+
+    def queue(self, topic: str, group: str, *, delivery_limit: int = 5) -> Queue:
+        return KafkaQueue(self._connection, self, self._letters, topic, group, delivery_limit)
+
+    def groups(self) -> list[str]:
+        return self._groups.names()
+
+    def group(self, name: str) -> GroupInfo:
+        return self._groups.info(name)
+
+    def committed(self, group: str) -> Positions:
+        return self._groups.committed(group)
+
+    def reset_group(self, group: str, topic: str, to: str | int | datetime, *, partitions: Sequence[int] | None = None) -> Positions:
+        check_name(group, what="group")
+        return self._groups.reset(group, topic, to, partitions)
+
+    def lag(self, group: str | None = None) -> list[PartitionLag]:
+        return self._groups.lag(group)
+
+    def note(self, name: str) -> str | None:
+        return self._connection.notes.note(name)
+
+    # Care
+
+    def verify(self, topic: str | None = None) -> list[Finding]:
+        return care.verify(self._connection, [topic] if topic is not None else self.topics())
+
+    def stats(self, topic: str | None = None) -> list[TopicStats]:
+        return care.stats(self._connection, [topic] if topic is not None else self.topics())
+
+    def maintain(self, topic: str | None = None) -> dict[str, Any]:
+        if topic is not None:
+            self.topic(topic)
+        return {"note": "Nothing to do: on Kafka the brokers apply retention and compaction themselves."}
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._connection.close()
+
+
+def _by_partition(offsets: dict[Place, int]) -> dict[int, int]:
+    return {partition: offset for (_, partition), offset in sorted(offsets.items())}

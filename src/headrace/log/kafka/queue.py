@@ -1,0 +1,230 @@
+"""Queues on Kafka: share groups, with what they lack built on top or refused by name.
+
+- A negative acknowledgement with a delay holds the message here and gives it back when the delay is over; longer than its visibility is refused.
+- Messages delivered too often go to dead letters here, before Kafka's own limit drops them in silence.
+- Visibility is a setting of the group: the last one asked for counts for all its receivers, within the bounds that the brokers set.
+- Refused: renewing (the client cannot ask for it), and receipts of another process (a lease belongs to the client that fetched).
+- Kafka hands out whole batches as they were written. What is more than was asked for waits here for the next `receive`; its delivery counts from the fetch.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from threading import RLock
+from typing import Any
+
+from confluent_kafka import AcknowledgeType
+from confluent_kafka import Message as Fetched
+
+from headrace.durations import to_us
+from headrace.errors import InputError, NotSupported, RetryError
+from headrace.log import dead
+from headrace.log.api import HEADERS_COLUMN, OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN, Duration, Log, Message, Queue
+from headrace.log.kafka.connection import Connection
+from headrace.log.kafka.misfits import DeadLetters, RowReader
+from headrace.log.kafka.share_group import ShareGroup
+from headrace.log.kafka.share_hand import Hand, Spot, lost, spot_of
+from headrace.log.names import check_name
+from headrace.log.rows import to_batch
+
+MOST_HANDS = 16
+LEAST_WAIT_SECONDS = 0.1
+JOIN_SECONDS = 1.0
+
+
+@dataclass
+class KafkaMessage(Message):
+    queue: KafkaQueue = field(repr=False)
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime
+    deliveries: int
+    row: dict[str, Any]
+    headers: list[tuple[str, bytes | None]]
+    receipt: str
+
+    def ack(self) -> None:
+        self.queue.ack([self.receipt])
+
+    def nack(self, delay: Duration = "0 seconds") -> None:
+        self.queue.nack([self.receipt], delay)
+
+    def renew(self, visibility: Duration = "30 seconds") -> None:  # noqa: ARG002  (the name is the interface's)
+        raise NotSupported(
+            f"A message of {self.topic!r} cannot be renewed: Kafka's Python client has no way to prolong a share group's lock.",
+            fix="receive with a visibility that is long enough for the work.",
+        )
+
+
+class KafkaQueue(Queue):
+    """Safe for several threads; one fetches at a time."""
+
+    def __init__(self, connection: Connection, log: Log, letters: DeadLetters, topic: str, group: str, delivery_limit: int) -> None:
+        if delivery_limit < 1:
+            raise InputError(f"delivery_limit is {delivery_limit}.", fix="use 1 or more.")
+        self._connection, self._log, self.topic, self.group = connection, log, topic, check_name(group, what="group")
+        self.delivery_limit = delivery_limit
+        self._rows = RowReader(connection, letters, connection.topics.info(topic), headers=True, follows=True)
+        self._settings = ShareGroup(connection.broker, group, delivery_limit)
+        self._receiver = os.urandom(6).hex()
+        self._guard = RLock()
+        self._hands: list[Hand] = []
+        self._waiting: deque[KafkaMessage] = deque()
+
+    # Receiving
+
+    def receive(self, max_messages: int = 1, *, visibility: Duration = "30 seconds", wait: Duration = "0 seconds") -> Sequence[KafkaMessage]:
+        visibility_us = to_us(visibility, what="visibility")
+        deadline = time.monotonic() + to_us(wait, what="wait") / 1e6
+        with self._guard:
+            self._settings.set_visibility(visibility_us)
+            while True:
+                self._keep_house()
+                ready = self._take_waiting(max_messages)
+                if ready:
+                    return ready
+                hand = self._free_hand(max_messages)
+                least = JOIN_SECONDS if hand.is_fresh else LEAST_WAIT_SECONDS
+                self._fetch(hand, self._patience(deadline, least), visibility_us / 1e6)
+                hand.is_fresh = False
+                if not self._waiting and time.monotonic() >= deadline:
+                    return []
+
+    def _patience(self, deadline: float, least: float) -> float:
+        """How long to wait for messages: not beyond the moment when one that was given back with a delay is due."""
+        now = time.monotonic()
+        due = [when - now for when in (hand.next_give_back() for hand in self._hands) if when is not None]
+        return max(min([deadline - now, *due]), least)
+
+    def _take_waiting(self, most: int) -> list[KafkaMessage]:
+        """What was fetched before, as long as it is still ours."""
+        taken: list[KafkaMessage] = []
+        while self._waiting and len(taken) < most:
+            message = self._waiting.popleft()
+            if self._hand_of((message.partition, message.offset)) is not None:
+                taken.append(message)
+        return taken
+
+    def _keep_house(self) -> None:
+        now = time.monotonic()
+        for hand in self._hands:
+            hand.drop_expired(now)
+            hand.give_back_due(now)
+
+    def _free_hand(self, size: int) -> Hand:
+        """One that holds nothing and fetches as many as are asked for."""
+        for hand in [hand for hand in self._hands if not hand.leases]:
+            if hand.size == size:
+                return hand
+            self._hands.remove(hand)
+            hand.close()
+        if len(self._hands) >= MOST_HANDS:
+            raise RetryError(
+                f"{MOST_HANDS} receives from {self.topic!r} have unsettled messages.",
+                fix="acknowledge or give back what was received before receiving more.",
+            )
+        self._hands.append(Hand(self._connection.cluster, self.topic, self.group, size))
+        return self._hands[-1]
+
+    def _hand_of(self, spot: Spot) -> Hand | None:
+        return next((hand for hand in self._hands if spot in hand.leases), None)
+
+    def _fetch(self, hand: Hand, seconds: float, visibility_seconds: float) -> None:
+        arrived = hand.fetch(seconds, visibility_seconds)
+        by_partition: dict[int, list[Fetched]] = {}
+        for message in arrived:
+            by_partition.setdefault(message.partition() or 0, []).append(message)
+        deliveries = {spot_of(message): message.delivery_count() or 1 for message in arrived}
+        messages = [self._message(row, deliveries) for part in by_partition.values() for row in self._rows.rows(part).to_pylist()]
+        rows = {(message.partition, message.offset) for message in messages}
+        no_rows = [spot for spot in deliveries if spot not in rows]
+        if no_rows:  # control records, and misfits, which are in the dead letters now
+            hand.settle(no_rows, AcknowledgeType.ACCEPT)
+        poison = [message for message in messages if message.deliveries > self.delivery_limit]
+        if poison:
+            self._bury(hand, poison)
+        self._waiting.extend(message for message in messages if message.deliveries <= self.delivery_limit)
+
+    def _message(self, row: dict[str, Any], deliveries: dict[Spot, int]) -> KafkaMessage:
+        partition, offset, timestamp = row.pop(PARTITION_COLUMN), row.pop(OFFSET_COLUMN), row.pop(TIMESTAMP_COLUMN)
+        headers = [(entry["key"], entry["value"]) for entry in row.pop(HEADERS_COLUMN) or []]
+        count = deliveries[partition, offset]
+        receipt = f"{partition}:{offset}:{count}:{self._receiver}"
+        return KafkaMessage(self, self.topic, partition, offset, timestamp, count, row, headers, receipt)
+
+    def _bury(self, hand: Hand, poison: Sequence[KafkaMessage]) -> None:
+        """Dead letters first, then the rejection: after a crash between the two, the letter may be there twice, but never not at all."""
+        place, reason = f"queue {self.group}", f"delivered {self.delivery_limit} times without being acknowledged"
+        texts = dead.row_to_text(to_batch([each.row for each in poison], self._rows.info.arrow_schema, topic=self.topic))
+        letters = [
+            dead.DeadLetter(place=place, reason=reason, partition=each.partition, offset=each.offset, row=text)
+            for each, text in zip(poison, texts, strict=True)
+        ]
+        dead.divert(self._log, self.topic, letters)
+        hand.settle([(each.partition, each.offset) for each in poison], AcknowledgeType.REJECT)
+
+    # Settling
+
+    def ack(self, receipts: Iterable[str]) -> None:
+        with self._guard:
+            for hand, spots in self._held(receipts):
+                hand.settle(spots, AcknowledgeType.ACCEPT)
+
+    def nack(self, receipts: Iterable[str], delay: Duration = "0 seconds") -> None:
+        seconds = to_us(delay, what="delay") / 1e6
+        with self._guard:
+            for hand, spots in self._held(receipts):
+                if seconds:
+                    self._delay(hand, spots, seconds)
+                else:
+                    hand.settle(spots, AcknowledgeType.RELEASE)
+
+    def _delay(self, hand: Hand, spots: Sequence[Spot], seconds: float) -> None:
+        when = time.monotonic() + seconds
+        for spot in spots:
+            if when > hand.leases[spot].until:
+                raise NotSupported(
+                    f"A message of {self.topic!r} cannot be given back with a delay of {seconds:g} seconds: Kafka takes it back before, when its visibility ends.",
+                    fix="use a shorter delay, or receive with a longer visibility.",
+                )
+        for spot in spots:
+            hand.leases[spot].give_back_at = when
+
+    def _held(self, receipts: Iterable[str]) -> list[tuple[Hand, list[Spot]]]:
+        """Receipts by the hand that holds the messages. All of them are checked before any is settled."""
+        now = time.monotonic()
+        held: dict[int, tuple[Hand, list[Spot]]] = {}
+        for receipt in receipts:
+            spot = self._spot(receipt)
+            hand = self._hand_of(spot)
+            if hand is None or hand.leases[spot].until <= now or hand.leases[spot].give_back_at is not None:
+                raise lost(self.topic, [spot])
+            held.setdefault(id(hand), (hand, []))[1].append(spot)
+        return list(held.values())
+
+    def _spot(self, receipt: str) -> Spot:
+        try:
+            partition, offset, _, receiver = receipt.split(":")
+            spot = int(partition), int(offset)
+        except ValueError:
+            raise InputError(f"{receipt!r} is not a receipt.", fix="use message.receipt.") from None
+        if receiver != self._receiver:
+            raise NotSupported(
+                "This receipt was given to another receiver. On Kafka a message can be settled only by the queue object that received it.",
+                fix="settle messages where they were received; they come back when their visibility ends.",
+            )
+        return spot
+
+    def close(self) -> None:
+        """What was received and not settled goes back to the queue at once."""
+        with self._guard:
+            self._waiting.clear()
+            hands, self._hands = self._hands, []
+            for hand in hands:
+                hand.close()
