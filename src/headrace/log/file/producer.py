@@ -40,8 +40,9 @@ class FileProducer(Producer):
         """Take the id over: an older producer with it is refused from now on."""
         draft.state.topic(self.topic)
         known = draft.state.producers.get(self._name) or ProducerState()
-        draft.do("epoch", "producer", self._name, known.epoch + 1)
-        return known.epoch + 1, known.last
+        epoch = known.epoch + 1
+        draft.do("epoch", "producer", self._name, epoch)
+        return epoch, known.last
 
     @property
     def last_sequence(self) -> int:
