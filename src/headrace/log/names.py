@@ -10,6 +10,6 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
 def check_name(name: str, *, what: str, error: type[HeadraceError] = BadName) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in {".", ".."}:
+    if not _NAME.fullmatch(name) or name in {".", ".."}:
         raise error(f"{name!r} cannot be a {what}.", fix="use 1 to 200 letters, digits, dots, hyphens and underscores.")
     return name

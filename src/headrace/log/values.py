@@ -1,0 +1,171 @@
+"""The small values a log speaks in: what goes in, what comes out, and the names of the columns it adds. Part of `api`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Rows: TypeAlias = "Mapping[str, Any] | Iterable[Mapping[str, Any]] | pa.Table | pa.RecordBatch | pd.DataFrame"
+"""What can be appended: dicts, an Arrow table or batch, a pandas frame."""
+
+Headers = Sequence[Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | None] | None]
+"""One entry per row: that row's headers."""
+
+Duration = str | timedelta
+"""`"30 seconds"`, or a timedelta."""
+
+Partitioner = Callable[[pa.RecordBatch, int], Any]
+"""A user's choice of partition: (rows, number of partitions) -> one partition number per row."""
+
+CHANGE_TYPE = "_change_type"
+HEADERS_COLUMN = "_headers"
+PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN = "_partition", "_offset", "_timestamp"
+HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
+TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
+SYSTEM_FIELDS = (
+    pa.field(PARTITION_COLUMN, pa.int32(), nullable=False),
+    pa.field(OFFSET_COLUMN, pa.int64(), nullable=False),
+    pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE, nullable=False),
+)
+INSERT, UPDATE_BEFORE, UPDATE, DELETE = "insert", "update_preimage", "update_postimage", "delete"
+CHANGE_TYPES = (INSERT, UPDATE_BEFORE, UPDATE, DELETE)
+
+
+@dataclass(frozen=True)
+class TopicInfo:
+    """A topic as declared. `schema` is the DDL; `arrow_schema` has the stored columns (for a table, `_change_type` too)."""
+
+    name: str
+    schema: str
+    arrow_schema: pa.Schema = field(compare=False)
+    key: tuple[str, ...] = ()
+    partitions: int = 1
+    is_table: bool = False
+    retention_us: int | None = None
+    retention_bytes: int | None = None
+    compact: bool = False
+    history_us: int | None = None
+    tombstone_us: int = 24 * 3600 * 1_000_000
+    segment_bytes: int = 64 << 20
+    segment_us: int = 7 * 24 * 3600 * 1_000_000
+    compression: str = "none"
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.arrow_schema.names)
+
+
+@dataclass(frozen=True)
+class OffsetRange:
+    """Offsets from `start` up to, not including, `stop`."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where an append went: for each topic and partition the offsets it got. `commit` is its number in the log's global order."""
+
+    offsets: Mapping[str, Mapping[int, OffsetRange]]
+    commit: int | None = None
+    duplicate: bool = False
+
+    def partitions(self, topic: str | None = None) -> Mapping[int, OffsetRange]:
+        if topic is None:
+            (topic,) = self.offsets or ("",)
+        return self.offsets.get(topic, {})
+
+
+class Positions(dict[str, dict[int, int]]):
+    """Topic -> partition -> next offset. Taken from a consumer it also carries who it was, so that a commit can be fenced."""
+
+    def __init__(self, offsets: Mapping[str, Mapping[int, int]] = {}, *, member: str | None = None, handle: Any = None) -> None:
+        super().__init__({topic: dict(parts) for topic, parts in offsets.items()})
+        self.member = member
+        self.handle = handle
+
+
+@dataclass(frozen=True)
+class Control:
+    """A control batch: it takes one offset, and `read` skips it."""
+
+    partition: int
+    offset: int
+    timestamp: datetime
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class PartitionLag:
+    """How far a group is behind in one partition: in rows, and in seconds since its next row was appended."""
+
+    group: str
+    topic: str
+    partition: int
+    committed: int | None
+    end: int
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class MemberInfo:
+    member: str
+    partitions: tuple[tuple[str, int], ...]
+    host: str = ""
+    seconds_since_heartbeat: float = 0.0
+
+
+@dataclass(frozen=True)
+class GroupInfo:
+    """A consumer group: who reads what (`kind` "group"), or a queue's group (`kind` "queue")."""
+
+    name: str
+    kind: str
+    generation: int
+    members: tuple[MemberInfo, ...]
+    committed: Mapping[str, Mapping[int, int]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something `verify` found: `kind` is "corrupt", "missing", or "stale" (a cache that will be built again)."""
+
+    kind: str
+    file: str
+    position: int
+    message: str
+    topic: str = ""
+    partition: int = -1
+    offset: int = -1
+
+
+@dataclass(frozen=True)
+class TopicStats:
+    name: str
+    partitions: int
+    rows: int
+    bytes: int
+    segments: int
+    earliest: Mapping[int, int]
+    end: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Rows put aside by a task (of Spark, say), to be made part of a transaction by its driver. Small, picklable."""
+
+    topic: str
+    partitions: Mapping[int, tuple[str, int]]  # partition -> (file, rows)
+    rows: int
