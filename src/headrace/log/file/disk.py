@@ -49,14 +49,14 @@ class DiskFile:
                 rest = b"".join(buffers)[written:]
                 written += os.pwrite(self.descriptor, rest, position + written)
         except OSError as error:
-            raise _explained(error, self.path) from error
+            raise explained(error, self.path) from error
         return position + total
 
     def sync(self) -> None:
         try:
             os.fsync(self.descriptor)
         except OSError as error:
-            raise _explained(error, self.path) from error
+            raise explained(error, self.path) from error
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self.descriptor, size)
@@ -89,12 +89,14 @@ class DiskFile:
 class Disk:
     """The real disk. Subclasses record, slow down or break what it does."""
 
+    file_type = DiskFile
+
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> DiskFile:
         flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
         try:
-            return DiskFile(self, path, os.open(path, flags, 0o644))
+            return self.file_type(self, path, os.open(path, flags, 0o644))
         except OSError as error:
-            raise _explained(error, path) from error
+            raise explained(error, path) from error
 
     def make_directory(self, path: Path) -> None:
         """Create a directory and the ones above it that are missing, each durable in its parent."""
@@ -102,12 +104,15 @@ class Disk:
             return
         self.make_directory(path.parent)
         try:
-            os.mkdir(path)
+            self.make_one_directory(path)
         except FileExistsError:
             return
         except OSError as error:
-            raise _explained(error, path) from error
+            raise explained(error, path) from error
         self.sync_directory(path.parent)
+
+    def make_one_directory(self, path: Path) -> None:
+        os.mkdir(path)
 
     def sync_directory(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -145,7 +150,7 @@ class Disk:
             return os.getpid().to_bytes(16, "little")
 
 
-def _explained(error: OSError, path: Path) -> OSError | DiskFull:
+def explained(error: OSError, path: Path) -> OSError | DiskFull:
     """A full disk is an error of its own: the caller may make room and go on."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return DiskFull(f"There is no room left on the disk for {path}; what was stored earlier is intact.", fix="make room, then append again.")
