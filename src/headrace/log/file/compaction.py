@@ -19,7 +19,7 @@ from headrace.errors import CorruptionError
 from headrace.log.api import CHANGE_TYPE, DELETE, HEADERS_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN, TIMESTAMP_TYPE
 from headrace.log.file.disk import Buffer
 from headrace.log.file.frame import CONTROL, SPARSE, Frame, FrameHeader, body_is_sound, decode_batch, encode_batch
-from headrace.log.file.segment import COMPACTED, Segment, SegmentPlace, new_header, read_frames, segments_in
+from headrace.log.file.segment import COMPACTED, INDEX_SUFFIX, Segment, SegmentPlace, new_header, read_frames, segments_in
 from headrace.log.file.store import now_us
 from headrace.log.keys import key_bytes
 
@@ -163,4 +163,5 @@ def _replace(log: FileLog, segment: Segment, topic: TopicState, number: int, fra
     file.sync()
     file.close()
     disk.rename(fresh, segment.path)
+    disk.unlink(segment.path.with_suffix(INDEX_SUFFIX))
     disk.sync_directory(segment.path.parent)

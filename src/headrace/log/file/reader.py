@@ -105,6 +105,7 @@ class PartitionReader:
         while offset < stop:
             place, segment_stop = self._place_of(offset)
             if place is None:
+                self._check_not_retired(offset)
                 self._damaged(offset, segment_stop, "", 0, "its segment is missing", on_corrupt)
             else:
                 yield from self._pieces_of(place, offset, min(stop, segment_stop), on_corrupt)
@@ -122,16 +123,19 @@ class PartitionReader:
         following = SegmentPlace.parse(names[at + 1]).base if at + 1 < len(names) else self.state.end
         return SegmentPlace.parse(names[at]) if at >= 0 else None, min(following, self.state.end)
 
+    def _check_not_retired(self, offset: int) -> None:
+        """Whether retention has overtaken this reader since it began."""
+        start = self.cache.store.view().topic(self.topic.name).partitions[self.number].start
+        if start > offset:
+            raise OffsetOutOfRange(self.topic.name, self.number, offset, start, self.state.end) from None
+
     def _segment(self, place: SegmentPlace) -> Segment:
         """Open a segment. If retention removed it under our eyes, say so."""
         try:
             return self.cache.segment(self.topic.directory, self.number, place.name)
         except FileNotFoundError:
             self.cache.forget(self.topic.directory, self.number)
-            topic = self.cache.store.view().topic(self.topic.name)
-            start = topic.partitions[self.number].start
-            if start > place.base:
-                raise OffsetOutOfRange(self.topic.name, self.number, place.base, start, self.state.end) from None
+            self._check_not_retired(place.base)
             raise CorruptionError(f"The segment {place.name} of {self.topic.name}[{self.number}] is missing.", fix="restore it from a backup.") from None
 
     def _limit(self, segment: Segment) -> tuple[int, bool]:

@@ -276,6 +276,8 @@ class Segment:
         """Best effort and not synced: a lost or torn index is noticed and built again."""
         fresh = self.path.with_name(f".{self.path.stem}.{os.getpid()}.index")
         try:
+            if os.stat(self.path).st_ino != os.fstat(self.file.descriptor).st_ino:
+                return  # compaction has put another file in our place
             file = self.disk.open(fresh, create=True)
             try:
                 file.write([self._index.to_bytes(self.header.id)], 0)  # type: ignore[union-attr]
