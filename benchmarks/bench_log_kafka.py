@@ -57,7 +57,13 @@ class KafkaSide:
         self.topic = f"t{uuid.uuid4().hex}"
         for created in self.admin.create_topics([NewTopic(self.topic, PARTITIONS, 1)]).values():
             created.result()
-        settings = {"bootstrap.servers": self.servers, "acks": "all", "partitioner": "murmur2_random", "linger.ms": 5, "queue.buffering.max.messages": 1_000_000}
+        settings = {
+            "bootstrap.servers": self.servers,
+            "acks": "all",
+            "partitioner": "murmur2_random",
+            "linger.ms": 5,
+            "queue.buffering.max.messages": 1_000_000,
+        }
         return ROWS / seconds(lambda: self._produce(Producer(settings)))
 
     def _produce(self, producer: Producer) -> None:

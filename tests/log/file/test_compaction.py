@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headrace.log.file import housekeeping
 from headrace.log.file.log import FileLog
+from headrace.log.file.store import now_us
 
 DAY_US = 24 * 3600 * 1_000_000
 
@@ -99,7 +99,7 @@ def test_tombstones_go_only_after_their_time(log: FileLog, monkeypatch: pytest.M
         producer.upsert({"k": 3, "v": "x" * 1500})
     log.maintain()
     assert [(row["k"], row["_change_type"]) for row in read(log)][:1] == [(1, "delete")]
-    later = housekeeping.now_us() + 2 * DAY_US
+    later = now_us() + 2 * DAY_US
     monkeypatch.setattr("headrace.log.file.compaction.now_us", lambda: later)
     log.maintain()
     assert [row["k"] for row in read(log)] == [2, 3]
@@ -110,7 +110,7 @@ def test_history_is_kept_for_as_long_as_declared(log: FileLog, monkeypatch: pyte
     change(log, random.Random(4), 80)
     count = len(read(log))
     assert log.maintain()["rows_removed"] == 0
-    later = housekeeping.now_us() + 31 * DAY_US
+    later = now_us() + 31 * DAY_US
     monkeypatch.setattr("headrace.log.file.compaction.now_us", lambda: later)
     assert log.maintain()["rows_removed"] > 0
     assert len(read(log)) < count

@@ -76,7 +76,9 @@ class FileConsumer(Consumer):
         self, log: FileLog, topics: tuple[str, ...], group: str, *, start: str, session_timeout: Duration, max_rows: int, on_lost: str, headers: bool
     ) -> None:
         if start not in {"earliest", "latest"} or on_lost not in {"raise", "earliest", "latest"}:
-            raise InputError(f"start={start!r}, on_lost={on_lost!r}.", fix="start is 'earliest' or 'latest'; on_lost is 'raise', 'earliest' or 'latest'.")
+            raise InputError(
+                f"start={start!r}, on_lost={on_lost!r}.", fix="start is 'earliest' or 'latest'; on_lost is 'raise', 'earliest' or 'latest'."
+            )
         self.log, self.topics, self.group = log, topics, check_name(group, what="group")
         self._start, self._max_rows, self._on_lost, self._headers = start, max_rows, on_lost, headers
         for topic in topics:

@@ -140,7 +140,10 @@ def encode_batch(batch: pa.RecordBatch, *, compression: str = "none") -> Frame:
         flags |= _CODECS[compression]
         body = pa.py_buffer(body.size.to_bytes(8, "little") + pa.compress(body, codec=compression, asbytes=True))
     if body.size > MOST_BODY_BYTES:
-        raise BadRows(f"A row of {body.size} bytes is larger than the limit of {MOST_BODY_BYTES}.", fix="store the large value elsewhere and append its address.")
+        raise BadRows(
+            f"A row of {body.size} bytes is larger than the limit of {MOST_BODY_BYTES}.",
+            fix="store the large value elsewhere and append its address.",
+        )
     view = memoryview(body)
     return Frame(DATA, flags, batch.num_rows, view, zlib.crc32(view))
 

@@ -159,7 +159,9 @@ class Journal:
             file.close()
             if size <= FILE_HEADER_BYTES:
                 raise MissingJournal(base)
-            raise CorruptJournal(f"{path} does not begin as a journal does (byte 0).", fix="restore it from a backup; `headrace log verify` lists all damage.")
+            raise CorruptJournal(
+                f"{path} does not begin as a journal does (byte 0).", fix="restore it from a backup; `headrace log verify` lists all damage."
+            )
 
     def end_of(self, base: int) -> int:
         """The position behind the last byte of a file."""

@@ -73,10 +73,14 @@ class FileLog(Log):
 
     # Topics
 
-    def create_topic(self, name: str, schema: str, *, key: str | Sequence[str] | None = None, partitions: int = 1, exist_ok: bool = False, **options: Any) -> TopicInfo:
+    def create_topic(
+        self, name: str, schema: str, *, key: str | Sequence[str] | None = None, partitions: int = 1, exist_ok: bool = False, **options: Any
+    ) -> TopicInfo:
         return self._create(declared(name, schema, key, partitions=partitions, is_table=False, options=options), exist_ok=exist_ok)
 
-    def create_table(self, name: str, schema: str, *, primary_key: str | Sequence[str], partitions: int = 1, exist_ok: bool = False, **options: Any) -> TopicInfo:
+    def create_table(
+        self, name: str, schema: str, *, primary_key: str | Sequence[str], partitions: int = 1, exist_ok: bool = False, **options: Any
+    ) -> TopicInfo:
         return self._create(declared(name, schema, primary_key, partitions=partitions, is_table=True, options=options), exist_ok=exist_ok)
 
     def _create(self, info: TopicInfo, *, exist_ok: bool) -> TopicInfo:
@@ -260,7 +264,8 @@ class FileLog(Log):
         for key, member in sorted(group.owners.items()):
             owned[member].append(parse_partition_key(key))
         members = tuple(
-            MemberInfo(member, tuple(owned[member]), about["host"], heartbeat_age_s(self.store.root, name, member)) for member, about in group.members.items()
+            MemberInfo(member, tuple(owned[member]), about["host"], heartbeat_age_s(self.store.root, name, member))
+            for member, about in group.members.items()
         )
         return GroupInfo(name, "group", group.generation, members, {topic: dict(offsets) for topic, offsets in group.committed.items()})
 
@@ -318,7 +323,9 @@ class FileLog(Log):
             return
         alive = set(group.members) - set(dead_members(self.store.root, name, group))
         if alive:
-            raise MemberFenced(f"The group {name!r} is being read by {len(alive)} member(s): {', '.join(sorted(alive))}.", fix="stop them, then reset it.")
+            raise MemberFenced(
+                f"The group {name!r} is being read by {len(alive)} member(s): {', '.join(sorted(alive))}.", fix="stop them, then reset it."
+            )
 
     def lag(self, group: str | None = None) -> list[PartitionLag]:
         if group is not None:
@@ -347,7 +354,13 @@ class FileLog(Log):
                 committed = group.committed.get(topic, {})
                 for number, partition in enumerate(state.topics[topic].partitions):
                     offset = committed.get(number)
-                    yield name, state.topics[topic], number, offset, partition.end - max(partition.start if offset is None else offset, partition.start)
+                    yield (
+                        name,
+                        state.topics[topic],
+                        number,
+                        offset,
+                        partition.end - max(partition.start if offset is None else offset, partition.start),
+                    )
         for key, queue in sorted(state.queues.items()):
             name, topic = key.split("\0")
             for number, partition in enumerate(state.topics[topic].partitions) if only in {None, name} else ():
@@ -394,7 +407,6 @@ class FileLog(Log):
             make_checkpoint(self)
         self.cache.close()
         self.store.close()
-
 
     def _much_to_read_again(self) -> bool:
         """Whether the next one to open this log would have to read much of the journal."""

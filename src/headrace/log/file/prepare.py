@@ -91,7 +91,9 @@ def label(rows: PreparedRows, *, producer: int, epoch: int, sequence: int) -> No
 def refit(rows: PreparedRows, old: pa.Schema, topic: TopicState, chooser: PartitionChooser) -> PreparedRows:
     """Prepare rows again for a topic that got columns or partitions after they were first prepared."""
     if topic.name != rows.topic or len(topic.partitions) < rows.partition_count:
-        raise InputError(f"The topic {rows.topic!r} was deleted while rows for it were on their way.", fix="append them again, if they belong to the new topic.")
+        raise InputError(
+            f"The topic {rows.topic!r} was deleted while rows for it were on their way.", fix="append them again, if they belong to the new topic."
+        )
     fresh = PreparedRows(topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), {})
     for number, frames in rows.frames.items():
         for frame in frames:
@@ -101,7 +103,10 @@ def refit(rows: PreparedRows, old: pa.Schema, topic: TopicState, chooser: Partit
             batch = widened(_decoded(frame, old), topic.info.arrow_schema)
             moved = chooser.choose(batch, topic, None) if topic.info.key and topic.partitions[rows.partition_count :] else number
             for target, part in split(batch, moved):
-                again = [replace(new, producer=frame.producer, epoch=frame.epoch, sequence=frame.sequence) for new in encode_rows(part, compression=topic.info.compression)]
+                again = [
+                    replace(new, producer=frame.producer, epoch=frame.epoch, sequence=frame.sequence)
+                    for new in encode_rows(part, compression=topic.info.compression)
+                ]
                 fresh.frames.setdefault(target, []).extend(again)
     return fresh
 
@@ -116,5 +121,3 @@ def widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     wanted = list(schema) + ([batch.schema.field(HEADERS_COLUMN)] if HEADERS_COLUMN in batch.schema.names else [])
     arrays = [batch.column(f.name) if f.name in batch.schema.names else pa.nulls(batch.num_rows, f.type) for f in wanted]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(wanted))
-
-

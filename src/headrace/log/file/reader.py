@@ -136,7 +136,9 @@ class PartitionReader:
         except FileNotFoundError:
             self.cache.forget(self.topic.directory, self.number)
             self._check_not_retired(place.base)
-            raise CorruptionError(f"The segment {place.name} of {self.topic.name}[{self.number}] is missing.", fix="restore it from a backup.") from None
+            raise CorruptionError(
+                f"The segment {place.name} of {self.topic.name}[{self.number}] is missing.", fix="restore it from a backup."
+            ) from None
 
     def _limit(self, segment: Segment) -> tuple[int, bool]:
         """Up to which byte a segment may be read, and whether it is sealed."""

@@ -64,12 +64,16 @@ def read_segment_header(file: DiskFile) -> SegmentHeader:
     """The header, checked. CorruptionError if it is not what was written."""
     fixed = file.read(_FIXED.size, 0)
     if len(fixed) < _FIXED.size or fixed[:4] != SEGMENT_MAGIC:
-        raise CorruptionError(f"{file.path} does not begin as a segment does (byte 0).", fix="restore the file from a backup; `headrace log verify` lists all damage.")
+        raise CorruptionError(
+            f"{file.path} does not begin as a segment does (byte 0).", fix="restore the file from a backup; `headrace log verify` lists all damage."
+        )
     _, version, flags, size, crc, partition, meta_bytes = _FIXED.unpack(fixed)
     data = bytearray(file.read(min(size, _MOST_HEADER_BYTES), 0))
     data[_CRC_AT : _CRC_AT + 4] = b"\0\0\0\0"
     if len(data) != size or zlib.crc32(data) != crc:
-        raise CorruptionError(f"The header of {file.path} is corrupt (byte 0 to {size}).", fix="restore the file from a backup; `headrace log verify` lists all damage.")
+        raise CorruptionError(
+            f"The header of {file.path} is corrupt (byte 0 to {size}).", fix="restore the file from a backup; `headrace log verify` lists all damage."
+        )
     if version > VERSION:
         raise NewerFormat(f"{file.path} has format {version}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
     meta_end = _FIXED.size + meta_bytes

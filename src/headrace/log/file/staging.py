@@ -67,7 +67,9 @@ def staged_path(store: Store, file: str) -> Path:
     """Where a staged file is. TransactionTimedOut if it was swept."""
     path = store.root / "staging" / file
     if not path.exists():
-        raise TransactionTimedOut(f"Rows that were staged in {path} are gone: their transaction took too long.", fix="run it again, with a longer timeout.")
+        raise TransactionTimedOut(
+            f"Rows that were staged in {path} are gone: their transaction took too long.", fix="run it again, with a longer timeout."
+        )
     return path
 
 

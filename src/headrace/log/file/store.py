@@ -227,7 +227,9 @@ def _prepare(root: Path, disk: Disk, *, create: bool) -> bool:
     try:
         version = json.loads(about.read_bytes())["format"]
     except (ValueError, KeyError, TypeError) as error:
-        raise LogUnavailable(f"{about} is damaged: it does not say which format the log has.", fix='restore it; for this version it reads {"format": 1}.') from error
+        raise LogUnavailable(
+            f"{about} is damaged: it does not say which format the log has.", fix='restore it; for this version it reads {"format": 1}.'
+        ) from error
     except PermissionError as error:
         raise LogUnavailable(f"{about} cannot be read: permission denied.", fix="check the directory's owner and permissions.") from error
     if version > FORMAT:

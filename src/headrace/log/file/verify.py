@@ -103,4 +103,3 @@ def _segment(log: FileLog, topic: TopicState, number: int, place: SegmentPlace, 
         yield found("corrupt", 0, error.message, place.base)
     finally:
         file.close()
-
