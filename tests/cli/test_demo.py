@@ -31,7 +31,7 @@ sys.exit(len(Dishonest(directory / "log", directory / "checkpoint", 1).run()))
 
 @pytest.mark.spark
 def test_the_demo_ends_well(tmp_path: Path) -> None:
-    command = [Path(sys.executable).with_name("headrace"), "demo", "--keep", tmp_path / "log"]
+    command = [str(Path(sys.executable).with_name("headrace")), "demo", "--keep", str(tmp_path / "log")]
     started = time.monotonic()
     done = subprocess.run(command, env={**os.environ, "DEMO_SECONDS": "6"}, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
