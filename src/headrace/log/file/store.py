@@ -242,10 +242,15 @@ def _check_makeable(root: Path, *, create: bool) -> None:
         raise LogUnavailable(f"There is no log in {root}.", fix="check the address; `headrace topic create` makes a new log.")
     if not root.parent.is_dir():
         raise LogUnavailable(f"The directory {root.parent} does not exist.", fix=f"create it (mkdir -p {root.parent}), or check the address.")
-    if root.is_dir() and any(name != "journal" for name in os.listdir(root)):
+    if root.is_dir() and any(not _is_begun(name) for name in os.listdir(root)):
         raise LogUnavailable(f"{root} is a directory with other things in it, and no log.", fix="name an empty or new directory.")
     if not os.access(root if root.is_dir() else root.parent, os.W_OK):
         raise LogUnavailable(f"{root} cannot be created: the directory is read-only.", fix="check permissions, or name another directory.")
+
+
+def _is_begun(name: str) -> bool:
+    """Whether this is of a log that another process is making now, or that was left half made."""
+    return name in {"journal", "headrace.json"} or name.startswith(".headrace.json.")
 
 
 def _make(root: Path, about: Path, disk: Disk) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptionError
@@ -59,10 +58,12 @@ def _partition(log: FileLog, topic: TopicState, number: int) -> Iterator[Finding
     partition = topic.partitions[number]
     directory = log.store.partition_directory(topic.directory, number)
     places = [place for place in segments_in(directory) if place.base < partition.end]
-    if partition.end > partition.start and not places:
-        yield Finding("missing", str(directory), 0, "there are no segments", topic.name, number, partition.start)
-    stops = [after.base for _, after in pairwise(places)] + [partition.end]
-    for place, stop in zip(places, stops, strict=True):
+    first = places[0].base if places else partition.end
+    if partition.start < first:
+        message = f"offsets {partition.start} to {first - 1} are in no segment"
+        yield Finding("missing", str(directory), 0, message, topic.name, number, partition.start)
+    for place, after in zip(places, [*places[1:], None], strict=False):
+        stop = after.base if after else partition.end
         if stop > partition.start:
             yield from _segment(log, topic, number, place, stop)
 
