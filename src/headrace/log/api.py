@@ -326,7 +326,11 @@ class Log(Closing):
 
     @abstractmethod
     def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None) -> Staged:
-        """Put rows aside, durably but invisibly, for a transaction of another process to adopt."""
+        """Put rows aside, durably but invisibly, for a transaction of another process to adopt. If the rows fail on the way, nothing is left."""
+
+    @abstractmethod
+    def discard_staged(self, staged: Staged) -> None:
+        """Remove rows that were put aside and that no transaction will adopt."""
 
     # Reading
 

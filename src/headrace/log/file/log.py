@@ -145,10 +145,14 @@ class FileLog(Log):
         known = self.topic_state(topic)
         writer = staging.StagingWriter(self.store, known, directory or staging.staging_name(now_us() + _STAGED_FOR_US))
         chooser = PartitionChooser()
-        for rows in batches:
-            batch = rows_to_batch(rows, known, None)
-            writer.write(prepare(known, batch, chooser.choose(batch, known, None)))
-        return writer.finish()
+        try:
+            for rows in batches:
+                batch = rows_to_batch(rows, known, None)
+                writer.write(prepare(known, batch, chooser.choose(batch, known, None)))
+            return writer.finish()
+        except BaseException:
+            writer.abandon()
+            raise
 
     def stage_prepared(self, rows: PreparedRows) -> Staged:
         """Put a large append aside before it takes the lock."""

@@ -58,6 +58,12 @@ class StagingWriter:
             file.close()
         return Staged(self.topic.name, partitions, sum(rows for _, rows in partitions.values()))
 
+    def abandon(self) -> None:
+        """Remove what was written: nobody will adopt it."""
+        for file, _, _ in self._files.values():
+            file.close()
+        discard(self.store, [f"{self.directory}/{file.path.name}" for file, _, _ in self._files.values()])
+
 
 def staging_name(deadline_us: int) -> str:
     return f"{deadline_us:017d}.{os.urandom(6).hex()}"

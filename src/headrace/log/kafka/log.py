@@ -108,6 +108,9 @@ class KafkaLog(Log):
     def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None) -> Staged:
         return staging.stage(self.topic(topic), batches, directory)
 
+    def discard_staged(self, staged: Staged) -> None:
+        staging.discard(staged)
+
     # Reading
 
     def read(

@@ -58,6 +58,12 @@ class StagingWriter:
         partitions = {number: (str(path), rows) for number, (path, _, rows) in self._files.items()}
         return Staged(self._info.name, partitions, sum(rows for _, rows in partitions.values()))
 
+    def abandon(self) -> None:
+        """Remove what was written: nobody will adopt it."""
+        for _, writer, _ in self._files.values():
+            writer.close()
+        discard(Staged(self._info.name, {number: (str(path), rows) for number, (path, _, rows) in self._files.items()}, 0))
+
 
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
@@ -69,9 +75,13 @@ def _sync(path: Path) -> None:
 
 def stage(info: TopicInfo, batches: Iterable[pa.RecordBatch], directory: str | None) -> Staged:
     writer = StagingWriter(info, directory)
-    for batch in batches:
-        writer.write(_checked(batch, info))
-    return writer.finish()
+    try:
+        for batch in batches:
+            writer.write(_checked(batch, info))
+        return writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
 
 
 def _checked(batch: pa.RecordBatch, info: TopicInfo) -> pa.RecordBatch:
