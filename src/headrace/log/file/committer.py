@@ -201,9 +201,12 @@ class Committer:
         mark = self.store.marker.read()
         durable = mark.lsn if mark and self.store.durable else 0
         buffers: list[Buffer] = []
+        lsn = newest.lsn
         for draft in drafts:
             blob = [buffer for write in draft.writes for buffer in write.buffers] if draft.inline else []
-            buffers += encode_record(COMMIT, draft.commit, durable, {"t": draft.time_us, "ops": draft.operations}, blob)
+            record = encode_record(lsn, COMMIT, draft.commit, durable, {"t": draft.time_us, "ops": draft.operations}, blob)
+            buffers += record
+            lsn += sum(map(len, record))
         journal = newest.journal.file_at(newest.base)
         newest.lsn = newest.base + journal.write(buffers, newest.lsn - newest.base)
         newest.records_since_checkpoint += len(drafts)

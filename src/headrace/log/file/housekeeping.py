@@ -97,7 +97,7 @@ def make_checkpoint(log: FileLog) -> None:
     store = log.store
     with store.locked() as newest:  # 1
         file = newest.journal.file_at(newest.base)
-        file.write(encode_record(ROLL, 0, store.marker.proven(), {}), newest.lsn - newest.base)
+        file.write(encode_record(newest.lsn, ROLL, 0, store.marker.proven(), {}), newest.lsn - newest.base)
         file.sync()
         newest.base += file.size()
         newest.lsn = newest.base + FILE_HEADER_BYTES

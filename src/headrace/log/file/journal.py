@@ -8,6 +8,7 @@ says how far the journal was known to be durable when it was written: what is br
 from __future__ import annotations
 
 import json
+import logging
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,13 +19,13 @@ from typing import Any
 from headrace.errors import CorruptJournal, NewerFormat
 from headrace.log.file.disk import Buffer, Disk, DiskFile
 
+logger = logging.getLogger("headrace.log")
 FILE_MAGIC, RECORD_MAGIC = b"HRJL", b"HRR\xf3"
 VERSION = 1
 COMMIT, ROLL = 0, 1
-_FILE = struct.Struct("<4sHHQ")
+_FILE = struct.Struct("<4sHHQI")
 FILE_HEADER_BYTES = 64
 _RECORD = struct.Struct("<4sHHIIIIQQ")
-_CRC_AT = 16
 _CHUNK = 1 << 20
 SUFFIX = ".journal"
 
@@ -59,14 +60,14 @@ class MissingJournal(Exception):
         self.base = base
 
 
-def encode_record(kind: int, commit: int, durable: int, meta: dict[str, Any], blob: Sequence[Buffer] = ()) -> list[Buffer]:
-    """A record's buffers, padded to a multiple of 8."""
+def encode_record(lsn: int, kind: int, commit: int, durable: int, meta: dict[str, Any], blob: Sequence[Buffer] = ()) -> list[Buffer]:
+    """A record's buffers, padded to a multiple of 8. It says where it belongs: a copy of it elsewhere, in some row perhaps, is no record."""
     text = json.dumps(meta, separators=(",", ":")).encode()
-    blob_bytes = sum(map(len, blob))
-    crc = zlib.crc32(text, zlib.crc32(_RECORD.pack(RECORD_MAGIC, VERSION, kind, len(text), blob_bytes, 0, 0, durable, commit)))
+    blob_bytes, place = sum(map(len, blob)), lsn & 0xFFFFFFFF
+    crc = zlib.crc32(text, zlib.crc32(_RECORD.pack(RECORD_MAGIC, VERSION, kind, len(text), blob_bytes, 0, place, durable, commit)))
     for buffer in blob:
         crc = zlib.crc32(buffer, crc)
-    header = _RECORD.pack(RECORD_MAGIC, VERSION, kind, len(text), blob_bytes, crc, 0, durable, commit)
+    header = _RECORD.pack(RECORD_MAGIC, VERSION, kind, len(text), blob_bytes, crc, place, durable, commit)
     return [header, text, *blob, b"\0" * (-(len(text) + blob_bytes) % 8)]
 
 
@@ -74,14 +75,14 @@ def decode_record(data: memoryview, at: int, lsn: int) -> Record | None:
     """The record at a place in `data`, or None if it is not whole and sound there."""
     if len(data) - at < _RECORD.size:
         return None
-    magic, version, kind, text_bytes, blob_bytes, crc, _, durable, commit = _RECORD.unpack_from(data, at)
-    if magic != RECORD_MAGIC:
+    magic, version, kind, text_bytes, blob_bytes, crc, place, durable, commit = _RECORD.unpack_from(data, at)
+    if magic != RECORD_MAGIC or place != lsn & 0xFFFFFFFF:
         return None
     text_at = at + _RECORD.size
     stop = text_at + text_bytes + blob_bytes
     if stop > len(data):
         return None
-    blank = _RECORD.pack(magic, version, kind, text_bytes, blob_bytes, 0, 0, durable, commit)
+    blank = _RECORD.pack(magic, version, kind, text_bytes, blob_bytes, 0, place, durable, commit)
     if zlib.crc32(data[text_at:stop], zlib.crc32(blank)) != crc:
         return None
     if version > VERSION:
@@ -89,6 +90,11 @@ def decode_record(data: memoryview, at: int, lsn: int) -> Record | None:
     meta = json.loads(bytes(data[text_at : text_at + text_bytes]))
     end = lsn + (stop - at) + (-(stop - at - _RECORD.size) % 8)
     return Record(lsn, end, kind, durable, commit, meta, data[text_at + text_bytes : stop])
+
+
+def _file_header(lsn: int) -> bytes:
+    fields = FILE_MAGIC, VERSION, 0, lsn
+    return _FILE.pack(*fields, zlib.crc32(_FILE.pack(*fields, 0))).ljust(FILE_HEADER_BYTES, b"\0")
 
 
 def record_length(data: memoryview, at: int) -> int | None:
@@ -121,7 +127,7 @@ class Journal:
         path = self.directory / journal_name(lsn)
         if not path.exists() or path.stat().st_size <= FILE_HEADER_BYTES:
             file = self.disk.open(path, create=True)
-            file.write([_FILE.pack(FILE_MAGIC, VERSION, 0, lsn).ljust(FILE_HEADER_BYTES, b"\0")], 0)
+            file.write([_file_header(lsn)], 0)
             file.sync()
             file.close()
             self.disk.sync_directory(self.directory)
@@ -143,25 +149,28 @@ class Journal:
             file = self.disk.open(self.directory / journal_name(base), write=self.writable)
         except FileNotFoundError:
             raise MissingJournal(base) from None
-        self._check_file_header(file, base)
+        try:
+            self._check_file_header(file, base)
+        except BaseException:
+            file.close()
+            raise
         self._file, self._base = file, base  # the old one is closed when nobody syncs it any more
         return file
 
     @staticmethod
     def _check_file_header(file: DiskFile, base: int) -> None:
-        data = file.read(_FILE.size, 0)
-        magic, version, _, lsn = _FILE.unpack(data) if len(data) == _FILE.size else (b"", 0, 0, -1)
-        if magic == FILE_MAGIC and version > VERSION:
-            file.close()
+        """A damaged header is reported and does no harm, since every record knows its place; without records, the file was left unfinished."""
+        data = file.read(FILE_HEADER_BYTES, 0)
+        magic, version, flags, lsn, crc = _FILE.unpack(data[: _FILE.size].ljust(_FILE.size, b"\0"))
+        if magic == FILE_MAGIC and version > VERSION and crc == zlib.crc32(_FILE.pack(magic, version, flags, lsn, 0)):
             raise NewerFormat(f"{file.path} has format {version}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
-        if magic != FILE_MAGIC or lsn != base:
-            path, size = file.path, file.size()
-            file.close()
-            if size <= FILE_HEADER_BYTES:
+        if data != _file_header(base):
+            if file.size() <= FILE_HEADER_BYTES:
                 raise MissingJournal(base)
-            raise CorruptJournal(
-                f"{path} does not begin as a journal does (byte 0).", fix="restore it from a backup; `headrace log verify` lists all damage."
-            )
+            logger.error("The header of %s is corrupt (byte 0 to %d); going on behind it.", file.path, FILE_HEADER_BYTES)
+
+    def header_is_sound(self, base: int) -> bool:
+        return self.file_at(base).read(FILE_HEADER_BYTES, 0) == _file_header(base)
 
     def end_of(self, base: int) -> int:
         """The position behind the last byte of a file."""

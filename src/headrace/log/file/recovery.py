@@ -14,7 +14,7 @@ from headrace.errors import CorruptionError
 from headrace.log.file.disk import DiskFile
 from headrace.log.file.draft import Adoption
 from headrace.log.file.frame import DATA, body_is_sound
-from headrace.log.file.journal import COMMIT, FILE_HEADER_BYTES, Journal, MissingJournal, Record, encode_record
+from headrace.log.file.journal import COMMIT, Journal, MissingJournal, Record, encode_record
 from headrace.log.file.replica import Replica
 from headrace.log.file.segment import COMPACTED, read_frames, read_segment_header
 
@@ -163,10 +163,9 @@ def append_record(store: Store, replica: Replica, operations: list[Operation]) -
     """Write and sync one record outside the committer, under the log's lock."""
     state = replica.state
     commit = state.commit + 1
-    record = encode_record(COMMIT, commit, store.marker.proven(), {"t": state.time_us, "ops": operations})
+    record = encode_record(replica.lsn, COMMIT, commit, store.marker.proven(), {"t": state.time_us, "ops": operations})
     journal = replica.journal.file_at(replica.base)
-    end = journal.size()
-    journal.write(record, max(end, FILE_HEADER_BYTES))
+    end = journal.write(record, replica.lsn - replica.base)
     journal.sync()
     state.apply(commit, state.time_us, operations)
-    replica.lsn = replica.base + journal.size()
+    replica.lsn = replica.base + end

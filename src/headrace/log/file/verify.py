@@ -9,7 +9,7 @@ from headrace.errors import CorruptionError
 from headrace.log.api import Finding
 from headrace.log.file import checkpoint
 from headrace.log.file.frame import body_is_sound
-from headrace.log.file.journal import ROLL, Damage, Journal
+from headrace.log.file.journal import FILE_HEADER_BYTES, ROLL, Damage, Journal
 from headrace.log.file.segment import INDEX_SUFFIX, FrameIndex, SegmentPlace, read_frames, read_segment_header, segments_in
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ def _journal(log: FileLog) -> Iterator[Finding]:
     bases = journal.bases()
     for base in bases:
         try:
-            for item in journal.records(base, base + 64, min(journal.end_of(base), max(durable, base + 64))):
+            if not journal.header_is_sound(base):
+                yield Finding("corrupt", str(journal.file_at(base).path), 0, "the header of this part of the commit journal is damaged")
+            for item in journal.records(base, base + FILE_HEADER_BYTES, min(journal.end_of(base), max(durable, base + FILE_HEADER_BYTES))):
                 if isinstance(item, Damage):
                     yield Finding("corrupt", item.file, item.position, "the commit journal is damaged here")
                 elif item.kind == ROLL:
