@@ -1,0 +1,86 @@
+"""Packing: rows to their shards as a handful of large Arrow blobs, where a shuffle of single rows would move a million small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.engine.labels import labels
+from headrace.engine.state_files import GROUPS
+from headrace.operators.keys import encode_keys, key_groups
+
+PACKED = "label INT, port INT, blob BINARY"
+PACKED_SCHEMA = pa.schema([("label", pa.int32()), ("port", pa.int32()), ("blob", pa.binary())])
+_BLOB_ROWS = 200_000
+
+
+def shard_groups(shard: int, shards: int) -> range:
+    """The key groups of a shard: more or fewer shards only regroup them."""
+    return range(-(-shard * GROUPS // shards), -(-(shard + 1) * GROUPS // shards))
+
+
+def shards_of(rows: pa.Table | pa.RecordBatch, key: Sequence[str], shards: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The shard of each row, by the key group of its key."""
+    groups = key_groups(encode_keys(rows, list(key))).astype(np.int64)
+    return groups * shards // GROUPS
+
+
+def pack(port: int, batches: Iterable[pa.RecordBatch], key: Sequence[str], shards: int) -> Iterator[pa.RecordBatch]:
+    """Blobs for each shard, of bounded size."""
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        waiting.append(batch)
+        count += batch.num_rows
+        if count >= _BLOB_ROWS:
+            yield from _packed(port, waiting, key, shards)
+            waiting, count = [], 0
+    if count:
+        yield from _packed(port, waiting, key, shards)
+
+
+def _packed(port: int, batches: list[pa.RecordBatch], key: Sequence[str], shards: int) -> Iterator[pa.RecordBatch]:
+    rows = pa.concat_batches(batches)
+    if not rows.num_rows:
+        return
+    shard = shards_of(rows, key, shards)
+    order = np.argsort(shard, kind="stable")
+    in_order = rows.take(pa.array(order))
+    cuts = np.searchsorted(shard[order], np.arange(shards + 1))
+    present = [number for number in range(shards) if cuts[number + 1] > cuts[number]]
+    blobs = [to_blob(in_order.slice(int(cuts[number]), int(cuts[number + 1] - cuts[number]))) for number in present]
+    yield packed_rows([labels(shards)[number] for number in present], port, blobs)
+
+
+def packed_rows(to: Sequence[int], port: int, blobs: Sequence[bytes | None]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array(to, pa.int32()), pa.array([port] * len(to), pa.int32()), pa.array(blobs, pa.binary())], schema=PACKED_SCHEMA
+    )
+
+
+def hello(shards: int) -> pa.RecordBatch:
+    """A row for each shard, so that it runs also when no row is for it."""
+    return packed_rows(labels(shards), -1, [None] * shards)
+
+
+def to_blob(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    blob: bytes = sink.getvalue().to_pybytes()
+    return blob
+
+
+def unpack(batches: Iterable[pa.RecordBatch]) -> tuple[int | None, dict[int, list[pa.Table]]]:
+    """What a shard got: its label, and for each port its tables."""
+    label: int | None = None
+    ports: dict[int, list[pa.Table]] = {}
+    for batch in batches:
+        blobs = batch.column("blob")
+        for row, (to, port) in enumerate(zip(batch.column("label").to_pylist(), batch.column("port").to_pylist(), strict=True)):
+            label = to
+            if port >= 0:
+                ports.setdefault(port, []).append(pa.ipc.open_stream(blobs[row].as_buffer()).read_all())
+    return label, ports

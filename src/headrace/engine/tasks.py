@@ -1,0 +1,79 @@
+"""Reading by ticks: which rows of which partition belong to a batch, and a Spark task that reads them.
+
+A task is an offset range of one topic partition with the ends of the ticks in it; its rows come as Arrow batches with their tick and their place in
+the pipeline's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.engine.ticks import Tick
+from headrace.log.api import OFFSET_COLUMN, PARTITION_COLUMN
+from headrace.log.spark.handles import shared_log
+from headrace.log.spark.options import Address
+
+TICK, RANK = "_tick", "_rank"
+_MOST_ROWS_A_BATCH = 100_000
+ORDER_FIELDS = (
+    pa.field(TICK, pa.int64(), nullable=False),
+    pa.field(RANK, pa.int32(), nullable=False),
+    pa.field(PARTITION_COLUMN, pa.int32(), nullable=False),
+    pa.field(OFFSET_COLUMN, pa.int64(), nullable=False),
+)
+
+
+@dataclass(frozen=True)
+class TopicRange:
+    """Offsets `start` to `stop` of a partition. `ticks[i]` ends at `ends[i]`."""
+
+    port: int
+    topic: str
+    partition: int
+    rank: int
+    columns: tuple[str, ...]
+    start: int
+    stop: int
+    ticks: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    def read(self, log_address: str) -> Iterator[pa.RecordBatch]:
+        """The rows with the user's columns first, then tick, rank, partition and offset."""
+        log = shared_log(Address(log_address))
+        names = [*self.columns, PARTITION_COLUMN, OFFSET_COLUMN]
+        for batch in log.read(self.topic, self.partition, self.start, self.stop, columns=names):
+            for first in range(0, batch.num_rows, _MOST_ROWS_A_BATCH):
+                yield self._placed(batch.slice(first, _MOST_ROWS_A_BATCH))
+
+    def _placed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        offsets = batch.column(OFFSET_COLUMN)
+        at = np.searchsorted(np.array(self.ends), offsets.to_numpy(zero_copy_only=False), side="right")
+        order = [
+            pa.array(np.array(self.ticks)[at]),
+            pa.array(np.full(batch.num_rows, self.rank, np.int32)),
+            batch.column(PARTITION_COLUMN),
+            offsets,
+        ]
+        columns = [batch.column(name) for name in self.columns]
+        fields = [batch.schema.field(name) for name in self.columns]
+        return pa.RecordBatch.from_arrays([*columns, *order], schema=pa.schema([*fields, *ORDER_FIELDS]))
+
+
+def ranges(port: int, topic: str, rank: int, columns: Sequence[str], before: Tick, ticks: Sequence[Tick], *, parts: int) -> list[TopicRange]:
+    """The tasks for one input over ticks: one a partition, or several of about equal size so that at least `parts` can run at once."""
+    found = []
+    last = ticks[-1]
+    partitions = sorted(last.ends.get(topic, {}))
+    pieces = max(1, -(-parts // max(1, len(partitions))))
+    for partition in partitions:
+        start, stop = before.end(topic, partition), last.end(topic, partition)
+        cuts = [start + (stop - start) * piece // pieces for piece in range(pieces + 1)]
+        numbers, ends = tuple(tick.number for tick in ticks), tuple(tick.end(topic, partition) for tick in ticks)
+        found += [
+            TopicRange(port, topic, partition, rank, tuple(columns), a, b, numbers, ends) for a, b in zip(cuts, cuts[1:], strict=False) if b > a
+        ]
+    return found
