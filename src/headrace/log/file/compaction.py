@@ -55,11 +55,11 @@ def _compactable(log: FileLog, topic: TopicState, number: int) -> list[SegmentPl
         state = newest.state
         touched = {name for directory, part, name in state.dirty | state.dirty_before if (directory, part) == (topic.directory, number)}
         active = state.topic(topic.name).partitions[number].segment
-    places = segments_in(log.store.partition_directory(topic.directory, number))
+    places = segments_in(log.store.partition_directory(topic.directory, number), active, begun=False)
     limit_us = now_us() - (topic.info.history_us or 0)
     found = []
     for place in places:
-        if place.base >= active or place.name in touched or not _is_older(log, topic, number, place, limit_us):
+        if place.name in touched or not _is_older(log, topic, number, place, limit_us):
             break
         found.append(place)
     return found

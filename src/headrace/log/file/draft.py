@@ -33,7 +33,7 @@ class SegmentWrite:
 
 @dataclass(slots=True)
 class Seal:
-    """A segment that will not be written any more and ends here."""
+    """A segment that will not be written any more and ends here; of size 0, one that was never begun."""
 
     directory: str
     partition: int
@@ -135,6 +135,7 @@ class Draft:
         """A staged file becomes the partition's next segment, as it is."""
         self.roll(topic, number)
         first = topic.partitions[number].end
+        self.seals.append(Seal(topic.directory, number, first, 0))
         name = segment_name(first, self.commit or self.state.commit + 1, self.time_us)
         self.do("adopt", topic.name, number, first, rows, file, name)
         self.adoptions.append(Adoption(topic.directory, number, file, name))

@@ -139,7 +139,8 @@ def _keep_topic(log: FileLog, name: str, done: dict[str, int]) -> None:
 def retain(log: FileLog, topic: TopicState, number: int) -> int:
     """Remove segments that are too old or too many. The journal says so first; a crash in between leaves files for the next sweep."""
     _end_old_segment(log, topic, number)
-    places = segments_in(log.store.partition_directory(topic.directory, number))
+    partition = topic.partitions[number]
+    places = segments_in(log.store.partition_directory(topic.directory, number), partition.segment, begun=partition.position > 0)
     start = _new_start(log, topic, number, places)
 
     def decide(draft: Draft) -> int:

@@ -389,7 +389,7 @@ class FileLog(Log):
         size = segments = 0
         for number in range(len(topic.partitions)):
             directory = self.store.partition_directory(topic.directory, number)
-            for place in segments_in(directory):
+            for place in segments_in(directory, topic.partitions[number].segment, begun=topic.partitions[number].position > 0):
                 segments += 1
                 size += (directory / place.name).stat().st_size
         starts = {number: partition.start for number, partition in enumerate(topic.partitions)}

@@ -59,7 +59,7 @@ class SegmentCache:
         tag = (state.segment, state.position > 0)
         known = self._listed.get((directory, partition))
         if known is None or known[0] != tag:
-            known = self._listed[directory, partition] = (tag, segment_names(self.store.partition_directory(directory, partition)))
+            known = self._listed[directory, partition] = (tag, segment_names(self.store.partition_directory(directory, partition), tag[0], begun=tag[1]))
         return known[1]
 
     def segment(self, directory: str, partition: int, name: str) -> Segment:

@@ -17,6 +17,7 @@ from headrace.log.file.frame import DATA, body_is_sound
 from headrace.log.file.journal import COMMIT, Journal, MissingJournal, Record, encode_record
 from headrace.log.file.replica import Replica
 from headrace.log.file.segment import COMPACTED, read_frames, read_segment_header
+from headrace.log.file.state import PartitionState
 
 if TYPE_CHECKING:
     from headrace.log.file.state import Operation
@@ -63,6 +64,8 @@ class _Redo:
         self.store, self.replica = store, replica
         self.ends: dict[tuple[str, int, int], int] = {}
         self.adopted: set[Path] = set()
+        self._now: dict[tuple[str, int], PartitionState] = {}  # as of the operation being done again; the state is as of the record before
+        self._strays: set[tuple[str, int, int, int]] = set()
 
     def record(self, record: Record) -> None:
         at = 0
@@ -71,12 +74,29 @@ class _Redo:
                 at = self._append(operation, record, at)
             elif operation[0] == "adopt":
                 self._adopt(operation)
+            elif operation[0] == "roll":
+                self._roll(operation)
+        self._now.clear()
+
+    def _partition(self, name: str, directory: str, number: int) -> PartitionState:
+        return self._now.get((directory, number)) or self.replica.state.topics[name].partitions[number]
+
+    def _roll(self, operation: Operation) -> None:
+        _, name, number = operation
+        directory = self._directory(name)
+        if directory is not None:
+            before = self._partition(name, directory, number)
+            if before.position:
+                self.ends.setdefault((directory, number, before.segment), before.position)
+                self._strays.add((directory, number, before.segment + 1, before.end))
+            self._now[directory, number] = before._replace(segment=before.end, position=0)
 
     def _append(self, operation: Operation, record: Record, at: int) -> int:
-        _, name, partition, _, _, segment, position, size, inline = operation
+        _, name, partition, offset, span, segment, position, size, inline = operation
         directory = self._directory(name)
         if directory is not None:
             self.ends[directory, partition, segment] = position + size
+            self._now[directory, partition] = PartitionState(0, offset + span, segment, position + size)
             file = self._open(directory, partition, segment, create=True) if inline else None
             if file is not None:
                 if not _is_compacted(file):
@@ -85,10 +105,12 @@ class _Redo:
         return at + size if inline else at
 
     def _adopt(self, operation: Operation) -> None:
-        _, name, partition, _, _, staged, file = operation
+        _, name, partition, offset, span, staged, file = operation
         directory = self._directory(name)
         if directory is not None:
             self.store.adopt(Adoption(directory, partition, staged, file))
+            self._now[directory, partition] = PartitionState(0, offset + span, offset + span)
+            self._strays.add((directory, partition, offset, offset + span))
             path = self.store.partition_directory(directory, partition)
             if path.is_dir():
                 self.adopted.add(path)
@@ -106,6 +128,8 @@ class _Redo:
         return self.store.disk.open(path, create=True)
 
     def finish(self) -> None:
+        if not self.replica.damage:  # otherwise they may be what the damaged record spoke of
+            self._remove_strays()
         for (directory, partition, segment), end in self.ends.items():
             file = self._open(directory, partition, segment, create=False)
             if file is not None:
@@ -116,6 +140,14 @@ class _Redo:
                 self.store.disk.sync_directory(self.store.partition_directory(directory, partition))
         for path in self.adopted:
             self.store.disk.sync_directory(path)
+
+    def _remove_strays(self) -> None:
+        """Segments begun by commits that did not happen: between those that did, and behind the last one."""
+        for directory, partition, first, stop in self._strays:
+            self.store.remove_strays(directory, partition, first, stop)
+        for topic in self.replica.state.topics.values():
+            for number, state in enumerate(topic.partitions):
+                self.store.remove_strays(topic.directory, number, state.segment + (state.position > 0))
 
 
 def _is_compacted(file: DiskFile) -> bool:

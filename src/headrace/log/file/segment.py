@@ -102,8 +102,23 @@ class SegmentPlace:
         return cls(name, int(base), *map(int, staged))
 
 
-def segment_names(directory: Path) -> list[str]:
-    """The file names of a partition's segments, in order: they begin with the base in 20 digits."""
+def segment_names(directory: Path, active: int, *, begun: bool) -> list[str]:
+    """The file names of a partition's segments, in order: they begin with the base in 20 digits.
+
+    `active` is the segment that is being written, or will be (not `begun`). Whatever begins behind it is of a commit that is not known yet, or
+    that failed.
+    """
+    limit, last = f"{active:020d}", segment_name(active)
+    return [name for name in _all_names(directory) if name[:20] < limit or (begun and name == last)]
+
+
+def stray_names(directory: Path, first: int, stop: int | None = None) -> list[str]:
+    """Segments that begin at an offset from `first` on, up to `stop`: left by failed commits, if no commit speaks of them."""
+    names = [name for name in _all_names(directory) if int(name[:20]) >= first and (stop is None or int(name[:20]) < stop)]
+    return [name for name in names if name == segment_name(int(name[:20]))]  # a staged file is moved here behind its commit, so it is none
+
+
+def _all_names(directory: Path) -> list[str]:
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -111,9 +126,9 @@ def segment_names(directory: Path) -> list[str]:
     return sorted(name for name in names if name.endswith(SUFFIX) and name[0] != ".")
 
 
-def segments_in(directory: Path) -> list[SegmentPlace]:
+def segments_in(directory: Path, active: int, *, begun: bool) -> list[SegmentPlace]:
     """A partition's segments in order, from its directory."""
-    return [SegmentPlace.parse(name) for name in segment_names(directory)]
+    return [SegmentPlace.parse(name) for name in segment_names(directory, active, begun=begun)]
 
 
 def scan_headers(file: DiskFile, start: int, end: int) -> Iterator[tuple[int, FrameHeader | None, int]]:

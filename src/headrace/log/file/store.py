@@ -25,7 +25,7 @@ from headrace.log.file.draft import Adoption, Seal, SegmentWrite
 from headrace.log.file.journal import Journal, MissingJournal, Record
 from headrace.log.file.marker import DurableMarker
 from headrace.log.file.replica import Replica
-from headrace.log.file.segment import segment_name
+from headrace.log.file.segment import segment_name, stray_names
 from headrace.log.file.state import State
 
 FORMAT = 1
@@ -172,26 +172,33 @@ class Store:
 
     def _segment_file(self, directory: str, partition: int, segment: int) -> DiskFile:
         known = self._segments.get((directory, partition))
-        if known is not None:
-            if known[0] == segment:
-                self._segments.move_to_end((directory, partition))
-                return known[1]
-            known[1].close()
+        if known is not None and known[0] == segment:
+            self._segments.move_to_end((directory, partition))
+            return known[1]
         path = self.segment_path(directory, partition, segment)
         self.disk.make_directory(path.parent)
         file = self.disk.open(path, create=True)
         self.disk.sync_directory(path.parent)
-        self._segments[directory, partition] = (segment, file)
+        self._segments[directory, partition] = (segment, file)  # the old one is closed when nobody syncs it any more
         if len(self._segments) > _MOST_OPEN_SEGMENTS:
-            self._segments.popitem(last=False)[1][1].close()
+            self._segments.popitem(last=False)
         return file
 
     def seal(self, seal: Seal) -> None:
+        """Cut a segment at its true end, and remove files that failed commits began behind it: their place is about to be taken."""
         path = self.segment_path(seal.directory, seal.partition, seal.segment)
-        file = self.disk.open(path)
-        if file.size() > seal.size:
-            file.truncate(seal.size)
-        file.close()
+        if seal.size and path.exists():  # otherwise the same commit is about to write it
+            file = self.disk.open(path)
+            if file.size() > seal.size:
+                file.truncate(seal.size)
+            file.close()
+        self.remove_strays(seal.directory, seal.partition, seal.segment + (seal.size > 0))
+
+    def remove_strays(self, directory: str, partition: int, first: int, stop: int | None = None) -> None:
+        """Unlink segments that no commit speaks of."""
+        path = self.partition_directory(directory, partition)
+        for name in stray_names(path, first, stop):
+            self.disk.unlink(path / name)
 
     def adopt(self, adoption: Adoption) -> None:
         """Make a staged file a segment by moving it. Can be repeated, also when the segment was removed since."""

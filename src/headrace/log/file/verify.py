@@ -59,7 +59,7 @@ def _checkpoints(log: FileLog) -> Iterator[Finding]:
 def _partition(log: FileLog, topic: TopicState, number: int) -> Iterator[Finding]:
     partition = topic.partitions[number]
     directory = log.store.partition_directory(topic.directory, number)
-    places = [place for place in segments_in(directory) if place.base < partition.end]
+    places = segments_in(directory, partition.segment, begun=partition.position > 0)
     first = places[0].base if places else partition.end
     if partition.start < first:
         message = f"offsets {partition.start} to {first - 1} are in no segment"
