@@ -60,6 +60,9 @@ class LocalStore:
         about = {"version": VERSION, "boot": Disk().boot().hex(), "size": (self.directory / "data.mdb").stat().st_size}
         (self.directory / "about.json").write_text(json.dumps(about))
 
+    def database(self, txn: Any) -> Any:
+        return self._env.open_db(None, txn)
+
     def close(self) -> None:
         self._env.close()
 
@@ -117,7 +120,7 @@ class StoreTransaction:
         return name
 
     def _rebuild(self, wanted: Mapping[str, StateIds], steps: Sequence[str], files: Mapping[str, StateFiles]) -> None:
-        self.txn.drop(self.store._env.open_db(None, self.txn), delete=False)
+        self.txn.drop(self.store.database(self.txn), delete=False)
         for number, step in enumerate(steps):
             ids = wanted.get(step, {})
             for group, content in files[step].load(self.store.groups, ids).items():

@@ -68,13 +68,13 @@ class StateFiles:
         self.directory.mkdir(parents=True, exist_ok=True)
         name = new_id()
         fresh = self.directory / f".{name}"
-        with open(fresh, "wb") as file:
+        with fresh.open("wb") as file:
             with pa.ipc.new_file(file, table.schema) as writer:
                 writer.write_table(table)
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
-        os.rename(fresh, self.directory / f"{name}{SUFFIX}")
+        fresh.rename(self.directory / f"{name}{SUFFIX}")
         descriptor = os.open(self.directory, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -74,6 +75,6 @@ def ranges(port: int, topic: str, rank: int, columns: Sequence[str], before: Tic
         cuts = [start + (stop - start) * piece // pieces for piece in range(pieces + 1)]
         numbers, ends = tuple(tick.number for tick in ticks), tuple(tick.end(topic, partition) for tick in ticks)
         found += [
-            TopicRange(port, topic, partition, rank, tuple(columns), a, b, numbers, ends) for a, b in zip(cuts, cuts[1:], strict=False) if b > a
+            TopicRange(port, topic, partition, rank, tuple(columns), a, b, numbers, ends) for a, b in pairwise(cuts) if b > a
         ]
     return found

@@ -1,0 +1,1 @@
+"""Exactly-once outputs, and the ledger that decides what happened."""

@@ -1,0 +1,116 @@
+"""The ledger: for each commit of a pipeline's query the last tick and the state ids. Whatever is not in it never happened.
+
+It is a topic of the log, so outputs in the log commit in the same transaction as their entry; the newest entry of each query also stands in a note, where it is found
+at once. Who may write is decided by an epoch, taken by compare-and-set when a run starts and checked inside every commit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from headrace.errors import FencedError, NewerFormat, NoteConflict
+from headrace.log.api import Log, Position, Transaction
+
+VERSION = 1
+_SCHEMA = "version INT, epoch BIGINT, query STRING, tick BIGINT, states STRING, `at` TIMESTAMP"
+StateIds = Mapping[int, str]
+
+
+class RunnerFenced(FencedError):
+    """A newer run of the same pipeline has taken over."""
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """All inputs up to `tick` are in the outputs; `states` are the ids of every step's key groups as of it."""
+
+    epoch: int
+    query: str
+    tick: int
+    states: Mapping[str, StateIds] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        states = {step: _ranges(ids) for step, ids in self.states.items()}
+        return json.dumps({"version": VERSION, "epoch": self.epoch, "query": self.query, "tick": self.tick, "states": states}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> LedgerEntry:
+        stored = json.loads(text)
+        if stored["version"] > VERSION:
+            raise NewerFormat(f"The ledger has format {stored['version']}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
+        states = {step: {group: name for first, last, name in ranges for group in range(first, last + 1)} for step, ranges in stored["states"].items()}
+        return cls(stored["epoch"], stored["query"], stored["tick"], states)
+
+
+def _ranges(ids: StateIds) -> list[tuple[int, int, str]]:
+    """Neighbouring key groups usually have one id: 128 of them are a few ranges."""
+    found: list[tuple[int, int, str]] = []
+    for group, name in sorted(ids.items()):
+        if found and found[-1][1] == group - 1 and found[-1][2] == name:
+            found[-1] = (found[-1][0], group, name)
+        else:
+            found.append((group, group, name))
+    return found
+
+
+class Ledger:
+    """One pipeline's ledger, as its runner sees it."""
+
+    def __init__(self, log: Log, pipeline: str) -> None:
+        self.log, self.pipeline, self.topic = log, pipeline, f"__ledger.{pipeline}"
+        self._epoch_note = f"epoch.{pipeline}"
+        log.create_topic(self.topic, _SCHEMA, exist_ok=True)
+        self.epoch = -1
+
+    def take_over(self) -> int:
+        """Become the pipeline's runner: an older one is refused from its next commit on."""
+        while True:
+            known = self.log.note(self._epoch_note)
+            epoch = int(known or 0) + 1
+            try:
+                with self.log.transaction(self._transaction_id()) as tx:
+                    tx.set_note(self._epoch_note, str(epoch), expect=known)
+            except NoteConflict:
+                continue
+            self.epoch = epoch
+            return epoch
+
+    def _transaction_id(self) -> str:
+        return f"pipeline.{self.pipeline}"
+
+    def transaction(self) -> Transaction:
+        """A transaction that commits only while this runner is the newest."""
+        tx = self.log.transaction(self._transaction_id())
+        tx.set_note(self._epoch_note, str(self.epoch), expect=str(self.epoch))
+        return tx
+
+    def commit(self, tx: Transaction) -> Position:
+        """Commit, and say clearly if someone else has taken over."""
+        try:
+            return tx.commit()
+        except FencedError as error:
+            raise RunnerFenced(
+                f"Another runner of the pipeline {self.pipeline!r} has taken over (this one has epoch {self.epoch}).",
+                fix="stop this one: two runners of one pipeline cannot both be right. The newer one goes on where this one stopped.",
+            ) from error
+
+    def add(self, tx: Transaction, entry: LedgerEntry) -> None:
+        row = {"version": VERSION, "epoch": entry.epoch, "query": entry.query, "tick": entry.tick, "states": entry.to_json(), "at": datetime.now(UTC)}
+        tx.append(self.topic, [row])
+        tx.set_note(self._note(entry.query), entry.to_json())
+
+    def last(self, query: str) -> LedgerEntry | None:
+        text = self.log.note(self._note(query))
+        return None if text is None else LedgerEntry.from_json(text)
+
+    def _note(self, query: str) -> str:
+        return f"ledger.{self.pipeline}.{query}"
+
+    def entries(self) -> Iterator[LedgerEntry]:
+        """All of them, oldest first."""
+        for batch in self.log.read(self.topic, columns=["states"]):
+            for text in batch.column(0).to_pylist():
+                yield LedgerEntry.from_json(text)
