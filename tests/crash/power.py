@@ -31,13 +31,24 @@ def described(state: State) -> str:
 class Run:
     """A log being worked on. Remembers what was true at each commit, and every row that was ever readable."""
 
-    def __init__(self, directory: Path, **options: Any) -> None:
+    def __init__(self, directory: Path, *, before: Run | None = None, acknowledged: int = 0, **options: Any) -> None:
+        """With `before`, a directory that its crash left, `acknowledged` being the last commit that must be there."""
         self.directory = directory
         self.disk = RecordingDisk(directory, **options)
-        self.states: dict[int, str] = {0: described(State())}
-        self.rows: dict[tuple[str, int, int], Row] = {}
-        self.controls: dict[tuple[str, int, int], bytes] = {}
+        self.states: dict[int, str] = {0: described(State())} if before is None else dict(before.states)
+        self.rows: dict[tuple[str, int, int], Row] = {} if before is None else dict(before.rows)
+        self.controls: dict[tuple[str, int, int], bytes] = {} if before is None else dict(before.controls)
+        self.disk.mark(acknowledged)
         self.log = self._open()
+        self._forget_future()
+
+    def _forget_future(self) -> None:
+        """What the crash undid may now come otherwise."""
+        state = self.log.store.view()
+        ends = {(topic.directory, number): part.end for topic in state.topics.values() for number, part in enumerate(topic.partitions)}
+        self.states = {commit: text for commit, text in self.states.items() if commit <= state.commit}
+        self.rows = {place: row for place, row in self.rows.items() if place[2] < ends.get(place[:2], 0)}
+        self.controls = {place: payload for place, payload in self.controls.items() if place[2] < ends.get(place[:2], 0)}
 
     def _open(self) -> FileLog:
         log = FileLog(self.directory / "log", disk=self.disk)
@@ -106,6 +117,7 @@ class Survivor:
         try:
             self._check_truth(log)
             self._check_use(log)
+            log.maintain()
             before = described(log.store.view()), {topic: rows_of(log, topic) for topic in log.topics()}
         finally:
             log.close()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from headrace.testing.crash import MODES
+from headrace.testing.crash import MODES, ProcessKilled
 from tests.crash.power import Run, check_crash
-from tests.crash.workloads import WORKLOADS, Workload, shrink
+from tests.crash.workloads import WORKLOADS, Workload, everything, shrink
 
 POINTS = 24
 SEEDS = 4
@@ -46,3 +47,58 @@ def test_the_same_at_every_point(workload: Workload, mode: str, tmp_path: Path) 
     for seed in range(1 if mode in {"kept", "dropped"} else SEEDS):
         for after in range(len(trace.changes) + 1):
             check_crash(run, trace, after, tmp_path / "crashed", mode=mode, seed=seed)
+
+
+def killed_and_restarted(directory: Path, after: int) -> Run:
+    """A process that was killed behind so many changes, and another one that went on."""
+    run = Run(directory)
+    run.disk.kill_after = len(run.disk.trace.changes) + after
+    with suppress(ProcessKilled):
+        everything(run)
+    run.after_kill()
+    everything(run)
+    return run
+
+
+def check_kill(tmp_path: Path, kill: int, count: int) -> None:
+    run = killed_and_restarted(tmp_path / f"killed-{kill}", kill)
+    trace = run.finish()
+    for number, after in enumerate(points(len(trace.changes), count)):
+        check_crash(run, trace, after, tmp_path / "crashed", mode=MODES[number % len(MODES)], seed=kill)
+
+
+def test_a_process_is_killed_and_then_power_is_lost(tmp_path: Path) -> None:
+    for kill in range(3, 330, 41):
+        check_kill(tmp_path, kill, 10)
+
+
+@pytest.mark.slow
+def test_a_process_is_killed_anywhere_and_then_power_is_lost(tmp_path: Path) -> None:
+    for kill in range(330):
+        check_kill(tmp_path, kill, 40)
+
+
+def check_generations(tmp_path: Path, seed: int, generations: int, count: int) -> None:
+    """Power is lost again and again, also while the log recovers from the time before."""
+    chance = Random(seed)
+    run = Run(tmp_path / f"{seed}-0")
+    everything(run)
+    for generation in range(1, generations + 1):
+        trace = run.finish()
+        for number, after in enumerate(points(min(len(trace.changes), 60), count)):  # recovery is at the beginning
+            check_crash(run, trace, after, tmp_path / "crashed", mode=MODES[number % len(MODES)], seed=seed)
+        after, mode = chance.randint(0, len(trace.changes)), chance.choice(MODES)
+        trace.cut_power(after, tmp_path / f"{seed}-{generation}", mode=mode, chance=chance)
+        run = Run(tmp_path / f"{seed}-{generation}", before=run, acknowledged=max(trace.marks_before(after), default=0))
+        everything(run)
+
+
+def test_power_is_lost_many_times_in_a_row(tmp_path: Path) -> None:
+    for seed in range(3):
+        check_generations(tmp_path, seed, generations=3, count=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_power_is_lost_many_times_at_many_points(seed: int, tmp_path: Path) -> None:
+    check_generations(tmp_path, seed, generations=6, count=40)

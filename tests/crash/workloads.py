@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace.log.file import committer, producer, staging, transaction
-from headrace.log.file.housekeeping import make_checkpoint
+from headrace.log.file.housekeeping import keep_house, make_checkpoint
 from tests.crash.power import Row, Run
 
 SCHEMA = "n BIGINT, text STRING"
@@ -119,6 +119,20 @@ def retention(run: Run) -> None:
     run.look()
 
 
+def retention_between_checkpoints(run: Run) -> None:
+    """Segments go that the journal still speaks of."""
+    run.log.create_topic("a", SCHEMA, segment_bytes=600, retention_bytes=1500)
+    for n in range(9):
+        run.log.producer("a").append(rows(10 * n, 1, 50))
+        run.log.producer("a").append(rows(10 * n + 1, 1, 100))
+        run.look()
+        if n == 3:
+            make_checkpoint(run.log)
+        if n % 3 == 2:
+            keep_house(run.log)
+    run.look()
+
+
 def compaction(run: Run) -> None:
     run.log.create_topic("a", SCHEMA, key="n", compact=True, segment_bytes=900)
     run.log.create_table("t", SCHEMA, primary_key="n", history="0 seconds", tombstones="0 seconds", segment_bytes=900)
@@ -158,6 +172,29 @@ def groups(run: Run) -> None:
     run.look()
 
 
+def everything(run: Run) -> None:
+    """A little of each, in one log."""
+    log = run.log
+    log.create_topic("a", SCHEMA, partitions=2, segment_bytes=2500, exist_ok=True)
+    log.create_topic("b", SCHEMA, key="n", compact=True, segment_bytes=900, exist_ok=True)
+    for n in range(4):
+        with log.producer("a", id="till") as till:
+            till.append(rows(n, 3), sequence=till.last_sequence + 1)
+        with log.transaction("job") as tx:
+            tx.append("a", rows(10 * n, 4, 1500 if n % 2 else 100))
+            tx.append("b", [{"n": n % 2, "text": f"{n}" * 150}])
+            tx.commit_offsets("readers", {"a": {0: n, 1: n}})
+            tx.set_note("last", str(n))
+        log.producer("a").append(rows(100 * n, 6, 1600))
+        run.look()
+        for message in log.queue("a", "workers").receive(2, visibility="1 hour"):
+            message.ack()
+        if n % 2:
+            log.maintain()
+    run.look()
+
+
 WORKLOADS: tuple[Workload, ...] = (
-    small_appends, large_appends, idempotent_producers, transactions, segment_rolls, checkpoints, retention, compaction, queues, groups,
+    small_appends, large_appends, idempotent_producers, transactions, segment_rolls, checkpoints, retention,
+    retention_between_checkpoints, compaction, queues, groups, everything,
 )  # fmt: skip
