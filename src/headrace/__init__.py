@@ -27,9 +27,18 @@ if TYPE_CHECKING:
         TopicInfo,
         Transaction,
     )
+    from headrace.operators import agg
+    from headrace.pipeline.event_time import EventTime
+    from headrace.pipeline.pipeline import Pipeline
     from headrace.spark_session import spark
 
-_HOMES = {"open_log": "headrace.log", "spark": "headrace.spark_session"}
+_HOMES = {
+    "EventTime": "headrace.pipeline.event_time",
+    "Pipeline": "headrace.pipeline.pipeline",
+    "open_log": "headrace.log",
+    "spark": "headrace.spark_session",
+}
+_MODULES = {"agg": "headrace.operators.agg"}
 _API = (
     "Batches",
     "Consumer",
@@ -49,10 +58,12 @@ _HOMES |= dict.fromkeys(_API, "headrace.log.api")
 __all__ = [
     "Batches",
     "Consumer",
+    "EventTime",
     "GroupInfo",
     "Log",
     "Message",
     "PartitionLag",
+    "Pipeline",
     "Position",
     "Positions",
     "Producer",
@@ -60,6 +71,7 @@ __all__ = [
     "TopicInfo",
     "Transaction",
     "__version__",
+    "agg",
     "errors",
     "open_log",
     "spark",
@@ -67,9 +79,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name in _MODULES:
+        value = import_module(_MODULES[name])
+    elif name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    else:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}: {errors.nearest(name, __all__)}")
-    value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

@@ -112,6 +112,30 @@ class IncompatibleChange(InputError):
     """A change that would break readers of what is already stored."""
 
 
+class PlanError(InputError):
+    """A pipeline that cannot be declared so. Names the step."""
+
+
+class BadExpression(PlanError):
+    """An expression that cannot be read, or that uses what a row-local expression must not use."""
+
+
+class UnfitColumn(PlanError):
+    """A column whose type an operation cannot take. Names the step, the column, its type and what fits."""
+
+
+class DuplicateStep(PlanError):
+    """Two steps, or two outputs, with one name."""
+
+
+class CyclicPlan(PlanError):
+    """A plan in which a step would need its own result."""
+
+
+class StreamOnly(PlanError):
+    """A table given to an operation that only streams have, or the other way round. Says why."""
+
+
 class OffsetOutOfRange(InputError):
     """An offset that is no longer, or not yet, in the log. `earliest` and `end` bound what there is."""
 
@@ -125,6 +149,10 @@ class OffsetOutOfRange(InputError):
         )
         super().__init__(f"Offset {offset} of {topic}[{partition}] {why}.", fix=fix)
         self.topic, self.partition, self.offset, self.earliest, self.end = topic, partition, offset, earliest, end
+
+
+class BadPipelineFile(ConfigurationError):
+    """A file that was to define a pipeline and does not, or that fails when it is run."""
 
 
 class LogUnavailable(ConfigurationError):

@@ -107,6 +107,14 @@ def _type_ddl(field: pa.Field) -> str:
     raise BadSchema(f"Column {field.name!r} has the Arrow type {kind}, which no Spark type stands for.", fix="cast it to a type that Spark has.")
 
 
+def type_name(kind: pa.DataType) -> str:
+    """A type as Spark's DDL spells it, for messages and casts."""
+    try:
+        return _type_ddl(pa.field("", kind))
+    except BadSchema:
+        return "VOID" if pa.types.is_null(kind) else str(kind)
+
+
 def _tagged_ddl(kind: pa.StructType) -> str | None:
     """Types that Arrow carries as marked structs: VARIANT, GEOMETRY, GEOGRAPHY."""
     if is_variant(kind):

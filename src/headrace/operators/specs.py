@@ -1,0 +1,161 @@
+"""What an aggregate is, as a plan holds it: its kind, its column, its options and the type of its result. `hr.agg` builds these, kernels carry them out.
+
+Types follow Spark's own aggregates, so that a pipeline and a Spark query over the same rows agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+SKETCHES = frozenset({"approx_distinct", "quantiles", "heavy_hitters", "bloom"})
+"""Kinds that cannot take a row back, and so take streams only."""
+
+KEEPS_VALUES = frozenset({"min", "max", "first", "last", "collect", "count_distinct"})
+"""Kinds that keep values of a key to be able to take them back, and so have a bound, the option `most`."""
+
+MOST_DECIMAL_DIGITS = 38
+
+
+class UnfitType(Exception):
+    """A type that an aggregate cannot take; `fits` says what it can."""
+
+    def __init__(self, fits: str) -> None:
+        super().__init__(fits)
+        self.fits = fits
+
+
+@dataclass(frozen=True)
+class AggregateSpec:
+    """One aggregate. `column` is a column's name or a Spark SQL expression; in a plan it is a column, or None where rows alone are counted.
+
+    `type` is the type of the result; it is None until the aggregate is bound to its input.
+    """
+
+    kind: str
+    column: str | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    type: pa.DataType | None = None
+
+    def option(self, name: str, default: Any = None) -> Any:
+        return dict(self.options).get(name, default)
+
+    @property
+    def is_sketch(self) -> bool:
+        return self.kind in SKETCHES
+
+    @property
+    def takes_tables(self) -> bool:
+        """Whether it can take rows back."""
+        return bool(self.option("aggregate").retractable) if self.kind == "custom" else not self.is_sketch
+
+    def bound(self, column: str | None, column_type: pa.DataType | None) -> AggregateSpec:
+        """The same over a column of a known type. UnfitType if it cannot take it."""
+        return replace(self, column=column, type=result_type(self, column_type))
+
+    def __str__(self) -> str:
+        arguments = [*([self.column] if self.column is not None else []), *(f"{name}={value!r}" for name, value in self.options)]
+        return f"{self.kind}({', '.join(arguments)})"
+
+
+def result_type(spec: AggregateSpec, column_type: pa.DataType | None) -> pa.DataType:
+    """The type of an aggregate's result. UnfitType if it cannot take such a column."""
+    if spec.kind == "custom":
+        result: pa.DataType = spec.option("aggregate").result_type
+        return result
+    if column_type is None:
+        return pa.int64()
+    return _RESULTS[spec.kind](spec, column_type)
+
+
+def _count(_: AggregateSpec, __: pa.DataType) -> pa.DataType:
+    return pa.int64()
+
+
+def _sum(_: AggregateSpec, kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_integer(kind):
+        return pa.int64()
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(min(kind.precision + 10, MOST_DECIMAL_DIGITS), kind.scale)
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    if pa.types.is_duration(kind):
+        return kind
+    raise UnfitType("numbers and INTERVAL DAY TO SECOND")
+
+
+def _avg(_: AggregateSpec, kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(min(kind.precision + 4, MOST_DECIMAL_DIGITS), min(kind.scale + 4, MOST_DECIMAL_DIGITS))
+    if is_number(kind):
+        return pa.float64()
+    if pa.types.is_duration(kind):
+        return kind
+    raise UnfitType("numbers and INTERVAL DAY TO SECOND")
+
+
+def _stddev(_: AggregateSpec, kind: pa.DataType) -> pa.DataType:
+    if is_number(kind):
+        return pa.float64()
+    raise UnfitType("numbers")
+
+
+def _same_if_ordered(_: AggregateSpec, kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_nested(kind) or pa.types.is_null(kind):
+        raise UnfitType("plain types, which have an order: numbers, STRING, BINARY, BOOLEAN, dates, times and intervals")
+    return kind
+
+
+def _same(_: AggregateSpec, kind: pa.DataType) -> pa.DataType:
+    return kind
+
+
+def _collect(_: AggregateSpec, kind: pa.DataType) -> pa.DataType:
+    return pa.list_(kind)
+
+
+def _distinct(spec: AggregateSpec, kind: pa.DataType) -> pa.DataType:
+    _same_if_ordered(spec, kind)
+    return pa.int64()
+
+
+def _quantiles(spec: AggregateSpec, kind: pa.DataType) -> pa.DataType:
+    _stddev(spec, kind)
+    return pa.list_(pa.float64()) if isinstance(spec.option("at"), tuple) else pa.float64()
+
+
+def _heavy_hitters(spec: AggregateSpec, kind: pa.DataType) -> pa.DataType:
+    _same_if_ordered(spec, kind)
+    fields = [pa.field("value", kind), pa.field("count", pa.int64()), pa.field("at_least", pa.int64()), pa.field("at_most", pa.int64())]
+    return pa.list_(pa.struct(fields))
+
+
+def _bloom(spec: AggregateSpec, kind: pa.DataType) -> pa.DataType:
+    _same_if_ordered(spec, kind)
+    return pa.binary()
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+_RESULTS: dict[str, Callable[[AggregateSpec, pa.DataType], pa.DataType]] = {
+    "count": _count,
+    "sum": _sum,
+    "avg": _avg,
+    "min": _same_if_ordered,
+    "max": _same_if_ordered,
+    "first": _same,
+    "last": _same,
+    "collect": _collect,
+    "count_distinct": _distinct,
+    "stddev": _stddev,
+    "approx_distinct": _distinct,
+    "quantiles": _quantiles,
+    "heavy_hitters": _heavy_hitters,
+    "bloom": _bloom,
+}
+KINDS = (*_RESULTS, "custom")

@@ -1,0 +1,182 @@
+"""`hr.Pipeline`: the inputs and outputs of a pipeline, declared. `plan()` gives the inert plan, `run()` runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.errors import CyclicPlan, DuplicateStep, PlanError, StreamOnly
+from headrace.log.names import check_name
+from headrace.log.schema import parse_schema, to_ddl
+from headrace.log.settings import declared
+from headrace.pipeline.columns import check_columns
+from headrace.pipeline.event_time import EventTime
+from headrace.pipeline.names import with_names
+from headrace.pipeline.plan import Ingest, Output, PipelinePlan, Settings, Step, TopicOutput, TopicStep, ViewOutput, ordered
+from headrace.pipeline.stream import Rows, Stream, Table
+
+_RESERVED = "__"
+
+
+class Pipeline:
+    """A pipeline over one log. Declaring opens nothing and starts nothing.
+
+    `log` is the log's address; it can be left out here and given to `run`, or to the command that runs the file.
+    """
+
+    def __init__(self, name: str, *, log: str | None = None) -> None:
+        self.name = check_name(name, what="pipeline name", error=PlanError)
+        self.log = log
+        self.ingested: dict[str, Any] = {}
+        """The DataFrames given to `ingest`, by the name of their entry in the plan."""
+        self._inputs: dict[str, TopicStep] = {}
+        self._outputs: dict[str, Output] = {}
+        self._ingests: list[Ingest] = []
+
+    # Inputs
+
+    def topic(
+        self,
+        name: str,
+        *,
+        schema: str,
+        key: str | Sequence[str] | None = None,
+        event_time: EventTime | str | None = None,
+        partitions: int = 1,
+        **settings: Any,
+    ) -> Stream:
+        """A topic as a stream. It is made when the pipeline first runs, if it is not there; if it is, it must fit this declaration."""
+        return Stream(self, self._input(name, schema, key, event_time, partitions, settings, is_table=False))
+
+    def table(
+        self,
+        name: str,
+        *,
+        schema: str,
+        key: str | Sequence[str],
+        event_time: EventTime | str | None = None,
+        partitions: int = 1,
+        **settings: Any,
+    ) -> Table:
+        """A table's topic as a table."""
+        return Table(self, self._input(name, schema, key, event_time, partitions, settings, is_table=True))
+
+    def ingest(self, df: Any, topic: Stream | Table | str, *, name: str | None = None) -> None:
+        """Bring a streaming DataFrame in, through a topic that was declared with `topic` or `table`."""
+        step = self._declared_input(topic)
+        entry = Ingest(check_name(name or f"{step.name}.ingest", what="ingest name", error=PlanError), step.topic)
+        if entry.name in self.ingested:
+            raise DuplicateStep(f"Something is ingested under the name {entry.name!r} already.", fix="give it another name with name=….")
+        self._ingests.append(entry)
+        self.ingested[entry.name] = df
+
+    # Outputs
+
+    def write(self, name: str, rows: Stream | Table, *, partitions: int = 1, **settings: Any) -> None:
+        """Write rows to a derived topic, which is keyed as they are; a table becomes a table's topic."""
+        step = self._checked_output(name, rows, "topic")
+        check_columns(step.schema, where=f"The output {name!r}")
+        declared(name, to_ddl(step.schema), step.key, partitions=partitions, is_table=step.is_table, options=settings)
+        self._outputs[name] = TopicOutput(name=name, input=step, partitions=partitions, settings=_as_settings(settings))
+
+    def view(self, name: str, rows: Table) -> None:
+        """Keep a table where it can be asked by key, by range and by SQL."""
+        step = self._checked_output(name, rows, "view")
+        if not step.is_table:
+            raise StreamOnly(
+                f"The view {name!r} was given the stream {step.place}: without a key it would only ever grow.",
+                fix="give it a table: to_table(key) keeps the newest row of each key, group_by(…).aggregate(…) one row for each group.",
+            )
+        self._outputs[name] = ViewOutput(name=name, input=step)
+
+    # What becomes of it
+
+    def plan(self) -> PipelinePlan:
+        """The inert plan: every step with its stable name."""
+        if not self._outputs:
+            raise PlanError(f"The pipeline {self.name!r} has no output.", fix="add write(…) or view(…).")
+        inputs = tuple(self._inputs.values())
+        return PipelinePlan(self.name, inputs, with_names(inputs, tuple(self._outputs.values())), tuple(self._ingests))
+
+    def run(self, **options: Any) -> Any:
+        """Run the pipeline until it is stopped; `headrace run FILE` does the same."""
+        from headrace.pipeline.runner import run
+
+        return run(self, **options)
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {self.name!r}: {len(self._inputs)} inputs, {len(self._outputs)} outputs>"
+
+    def __str__(self) -> str:
+        return str(self.plan()) if self._outputs else repr(self)
+
+    # Checks
+
+    def _input(
+        self,
+        name: str,
+        schema: str,
+        key: str | Sequence[str] | None,
+        event_time: EventTime | str | None,
+        partitions: int,
+        settings: dict[str, Any],
+        *,
+        is_table: bool,
+    ) -> TopicStep:
+        self._refuse_taken(name)
+        info = declared(name, schema, key, partitions=partitions, is_table=is_table, options=settings)
+        columns = check_columns(parse_schema(schema), where=f"The topic {name!r}")
+        times = EventTime(event_time) if isinstance(event_time, str) else event_time
+        if times is not None:
+            times.check(columns, where=f"The topic {name!r}")
+        step = TopicStep(
+            name=name,
+            topic=name,
+            schema=columns,
+            key=info.key,
+            is_table=is_table,
+            event_time=times,
+            partitions=partitions,
+            settings=_as_settings(settings),
+        )
+        self._inputs[name] = step
+        return step
+
+    def _refuse_taken(self, name: str) -> None:
+        if name.startswith(_RESERVED):
+            raise PlanError(f"The name {name!r} is reserved: names that start with {_RESERVED} are Headrace's own.", fix="choose another name.")
+        if name in self._inputs:
+            raise DuplicateStep(f"The topic {name!r} is an input already.", fix="declare it once, and use what topic(…) or table(…) returned.")
+        if name in self._outputs:
+            raise DuplicateStep(f"The pipeline writes an output {name!r}, and cannot read it too.", fix="use the stream or table that is written.")
+
+    def _checked_output(self, name: str, rows: Any, what: str) -> Step:
+        check_name(name, what=f"{what} name", error=PlanError)
+        if not isinstance(rows, Rows):
+            raise PlanError(f"The output {name!r} was given a {type(rows).__name__}.", fix="give it a stream or a table.")
+        if rows.pipeline is not self:
+            raise PlanError(
+                f"The output {name!r} was given rows of another pipeline, {rows.pipeline.name!r}.", fix="write them to a topic there, and read that topic here."
+            )
+        if name in self._inputs:
+            self._refuse_input_as_output(name, rows.step)
+        if name.startswith(_RESERVED):
+            raise PlanError(f"The name {name!r} is reserved: names that start with {_RESERVED} are Headrace's own.", fix="choose another name.")
+        if name in self._outputs:
+            raise DuplicateStep(f"Two outputs have the name {name!r}: a {self._outputs[name].kind} and a {what}.", fix="rename one of them.")
+        return rows.step
+
+    def _refuse_input_as_output(self, name: str, step: Step) -> None:
+        if self._inputs[name] in ordered([step]):
+            raise CyclicPlan(f"The output {name!r} is computed from the input topic {name!r}: the plan would be a cycle.", fix="write to another topic.")
+        raise PlanError(f"The output {name!r} has the name of an input topic.", fix="choose another name; what an input holds comes from outside.")
+
+    def _declared_input(self, topic: Stream | Table | str) -> TopicStep:
+        step = self._inputs.get(topic) if isinstance(topic, str) else topic.step
+        if not isinstance(step, TopicStep) or self._inputs.get(step.name) is not step:
+            raise PlanError(f"{topic!r} is not an input topic of the pipeline {self.name!r}.", fix="declare it with topic(…) or table(…) first.")
+        return step
+
+
+def _as_settings(settings: dict[str, Any]) -> Settings:
+    return tuple(sorted(settings.items()))

@@ -1,0 +1,205 @@
+"""`Stream` and `Table`: what a pipeline's text chains operations on. Each operation checks what it is given and adds a step to the inert plan.
+
+A stream only inserts; a table has a primary key and changes. What an operation needs to know about types and columns it asks `expressions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+
+from headrace.durations import to_us
+from headrace.errors import PlanError, StreamOnly
+from headrace.operators.specs import AggregateSpec
+from headrace.pipeline import columns as cols
+from headrace.pipeline.grouping import aggregated
+from headrace.pipeline.plan import NULL, AggregateStep, ChangesStep, DedupeStep, KeyByStep, SelectStep, Step, ToTableStep, UnionStep, WhereStep
+
+if TYPE_CHECKING:
+    from headrace.pipeline.pipeline import Pipeline
+
+Names = str | Sequence[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What streams and tables have in common. `step` is the last step of the plan so far."""
+
+    pipeline: Pipeline
+    step: Step
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.step.schema
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.step.key
+
+    def select(self, *columns: str, name: str | None = None, errors: str = NULL, **named: str) -> Self:
+        """Only these columns: names, `"*"`, expressions with a name (`"amount * rate AS tax"`), or by keyword (`tax="amount * rate"`)."""
+        return self._select(cols.selected(self.step, columns, named, where=self._place("select", name)), name=name, errors=errors)
+
+    def with_columns(self, *columns: str, name: str | None = None, errors: str = NULL, **named: str) -> Self:
+        """All columns and these; one that is there already is replaced, where it stands."""
+        where = self._place("with_columns", name)
+        return self._select(cols.added(self.step, columns, named, where=where), name=name, errors=errors)
+
+    def where(self, condition: str, *, name: str | None = None, errors: str = NULL) -> Self:
+        """The rows for which a condition is true. Where it is null, the row is left out."""
+        where = self._place("where", name)
+        cols.condition(condition, self.schema, where=where)
+        return self._add(WhereStep, name=name, schema=self.schema, key=self.key, condition=condition, errors=cols.check_errors(errors, where=where))
+
+    def group_by(self, *columns: str, **named: str) -> Grouped:
+        """Groups for `aggregate`, by columns or by named expressions (`day="date(placed_at)"`)."""
+        where = f"{self.step.place}.group_by"
+        if not columns and not named:
+            raise PlanError(f"The step {where} names no columns.", fix="name at least one; for one group of all rows write group_by(everything='true').")
+        rows = self.with_columns(**named) if named else self
+        return Grouped(rows, cols.key((*columns, *named), rows.schema, where=where))
+
+    def _select(self, selection: cols.Selection, *, name: str | None, errors: str) -> Self:
+        where = self._place("select", name)
+        errors = cols.check_errors(errors, where=where)
+        key = selection.key_of(self.step, where=where)
+        return self._add(SelectStep, name=name, schema=selection.schema, key=key, columns=selection.columns, errors=errors)
+
+    def _add(self, kind: type[Step], *, name: str | None, others: Sequence[Rows] = (), **fields: Any) -> Self:
+        fields.setdefault("is_table", self.step.is_table)
+        step = kind(name=name or "", inputs=(self.step, *(each.step for each in others)), **fields)
+        return type(self)(self.pipeline, step)
+
+    def _place(self, operation: str, name: str | None) -> str:
+        """How errors call the step that is being declared."""
+        return cols.check_step_name(name) or f"{self.step.place}.{operation}"
+
+    def _union(self, others: Sequence[Rows], *, name: str | None) -> Self:
+        where = self._place("union", name)
+        for other in others:
+            _check_like(self, other, where=where)
+        return self._add(UnionStep, name=name, others=others, schema=self.schema, key=cols.shared_key([self.step, *(each.step for each in others)]))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.step.place} of the pipeline {self.pipeline.name!r}: {', '.join(self.schema.names)}>"
+
+
+class Stream(Rows):
+    """Rows that come and stay."""
+
+    def key_by(self, *columns: str, name: str | None = None) -> Stream:
+        """The same rows, keyed: a topic they are written to is partitioned by these columns."""
+        where = self._place("key_by", name)
+        return self._add(KeyByStep, name=name, schema=self.schema, key=cols.key(columns, self.schema, where=where))
+
+    def union(self, *others: Stream, name: str | None = None) -> Stream:
+        """The rows of several streams with the same columns."""
+        return self._union(others, name=name)
+
+    def dedupe(self, *, on: Names, within: str | timedelta, name: str | None = None) -> Stream:
+        """The first row of each `on`; one that comes again later than `within` counts as new."""
+        where = self._place("dedupe", name)
+        within_us = to_us(within, what=f"within of the step {where}")
+        if within_us == 0:
+            raise PlanError(f"The step {where} compares rows within no time at all.", fix="give a duration above zero, such as within='1 hour'.")
+        return self._add(DedupeStep, name=name, schema=self.schema, key=self.key, on=cols.key(on, self.schema, where=where), within_us=within_us)
+
+    def to_table(self, key: Names, *, name: str | None = None) -> Table:
+        """The newest row of each key, as a table."""
+        where = self._place("to_table", name)
+        columns = cols.key(key, self.schema, where=where)
+        step = ToTableStep(name=name or "", inputs=(self.step,), schema=self.schema, key=columns, is_table=True)
+        return Table(self.pipeline, step)
+
+    def changes(self, **_: Any) -> Stream:
+        raise StreamOnly(f"{self.step.place} is a stream: it only inserts, so it is its own changes.", fix="leave out changes().")
+
+
+class Table(Rows):
+    """Rows that change, one for each primary key."""
+
+    def key_by(self, *columns: str, name: str | None = None) -> Table:
+        """The same rows under another primary key, which must contain the present one so that it stays unique."""
+        where = self._place("key_by", name)
+        key = cols.key(columns, self.schema, where=where)
+        missing = [each for each in self.key if each not in key]
+        if missing:
+            raise PlanError(
+                f"The step {where} leaves out {', '.join(map(repr, missing))} of the primary key, so several rows could have the same new key.",
+                fix="name the old key's columns too, or use group_by(…).aggregate(…) to make one row of several.",
+            )
+        return self._add(KeyByStep, name=name, schema=self.schema, key=key)
+
+    def union(self, *others: Table, name: str | None = None) -> Table:
+        """The rows of several tables with the same columns and primary key, of which no two may have the same key."""
+        where = self._place("union", name)
+        for other in others:
+            if other.step.is_table and other.key != self.key:
+                raise PlanError(
+                    f"The step {where} unites tables with different primary keys: {', '.join(self.key)} and {', '.join(other.key)}.",
+                    fix="give them the same key with key_by.",
+                )
+        return self._union(others, name=name)
+
+    def changes(self, *, column: str = "change_type", name: str | None = None) -> Stream:
+        """The changes as a stream: the columns and, in `column`, insert, update_preimage, update_postimage or delete."""
+        where = self._place("changes", name)
+        schema = cols.with_column(self.schema, pa.field(column, pa.string(), nullable=False), where=where)
+        return Stream(self.pipeline, ChangesStep(name=name or "", inputs=(self.step,), schema=schema, key=self.key, column=column))
+
+    def dedupe(self, **_: Any) -> Stream:
+        raise StreamOnly(
+            f"{self.step.place} is a table, and dedupe is for streams: a table has one row for each key already.",
+            fix="leave it out, or use group_by(…).aggregate(…) for one row for each value of other columns.",
+        )
+
+    def to_table(self, *_: Any, **__: Any) -> Table:
+        raise StreamOnly(f"{self.step.place} is a table already, keyed by {', '.join(self.key)}.", fix="leave out to_table, or use key_by.")
+
+
+@dataclass(frozen=True, eq=False)
+class Grouped:
+    """What `group_by` gives: waits for `aggregate`."""
+
+    rows: Rows
+    by: tuple[str, ...]
+
+    def aggregate(self, *, name: str | None = None, errors: str = NULL, **aggregates: AggregateSpec) -> Table:
+        """One row for each group, as a table keyed by the group's columns, with these aggregates."""
+        where = self.rows._place("aggregate", name)  # noqa: SLF001
+        errors = cols.check_errors(errors, where=where)
+        aggregation = aggregated(self.rows.step, self.by, aggregates, where=where)
+        rows = self.rows if aggregation.selection is None else self.rows._select(aggregation.selection, name=None, errors=errors)  # noqa: SLF001
+        step = AggregateStep(
+            name=name or "",
+            inputs=(rows.step,),
+            schema=aggregation.schema,
+            key=self.by,
+            is_table=True,
+            by=self.by,
+            aggregates=aggregation.aggregates,
+            errors=errors,
+        )
+        return Table(self.rows.pipeline, step)
+
+
+def _check_like(one: Rows, other: Any, *, where: str) -> None:
+    """That a union's two sides fit together."""
+    if not isinstance(other, Rows):
+        raise PlanError(f"The step {where} was given a {type(other).__name__}.", fix="give it streams, or tables.")
+    if other.pipeline is not one.pipeline:
+        raise PlanError(
+            f"The step {where} unites rows of two pipelines, {one.pipeline.name!r} and {other.pipeline.name!r}.",
+            fix="write one of them to a topic, and read that topic here.",
+        )
+    if other.step.is_table != one.step.is_table:
+        table = (one if one.step.is_table else other).step.place
+        raise StreamOnly(
+            f"The step {where} unites a stream with the table {table}: a table changes rows, a stream only inserts.",
+            fix="use changes() of the table, or to_table(key) of the stream.",
+        )
+    cols.check_same_columns(one.step, other.step, where=where)
