@@ -1,112 +1,16 @@
-"""From a row's key to its partition: the key's bytes and Kafka's murmur2 over them, for whole columns at once.
+"""From a row's key to its partition: the key's bytes, and the partition that Kafka's murmur2 over them gives, for whole columns at once.
 
 Both backends partition with this, so a topic's rows land in the same partition on the embedded log, on Kafka, and from Kafka's Java clients.
 """
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.log.json_text import array_text, json_text
-
-_SEED = 0x9747B28C
-_M = 0x5BD1E995
-_MASK = 0xFFFFFFFF
-_WORD = struct.Struct("<I")
-_FEW_ROWS = 24  # below this many rows numpy's cost per call exceeds that of plain Python
-
-Words = npt.NDArray[np.uint32]
-
-
-def murmur2(data: bytes) -> int:
-    """Kafka's hash of a key: 32 bits, unsigned."""
-    whole = len(data) & ~3
-    hashed = _mix(_SEED ^ len(data), data[:whole])
-    if tail := data[whole:]:
-        hashed = ((hashed ^ int.from_bytes(tail, "little")) * _M) & _MASK
-    hashed ^= hashed >> 13
-    hashed = (hashed * _M) & _MASK
-    return hashed ^ (hashed >> 15)
-
-
-def _mix(hashed: int, data: bytes) -> int:
-    """Mix in whole words, one by one."""
-    for (word,) in _WORD.iter_unpack(data):
-        mixed = (word * _M) & _MASK
-        mixed ^= mixed >> 24
-        hashed = (hashed * _M) & _MASK ^ (mixed * _M) & _MASK
-    return hashed
-
-
-def murmur2_array(array: pa.BinaryArray | pa.StringArray) -> Words:
-    """The hash of each element, a null as the empty key. The work is proportional to the bytes, however long single keys are."""
-    if len(array) < _FEW_ROWS:
-        return np.array([murmur2(value or b"") for value in array.cast(pa.binary()).to_pylist()], np.uint32)
-    starts, lengths, values = _layout(array)
-    hashed = lengths.astype(np.uint32) ^ np.uint32(_SEED)
-    _mix_words(hashed, starts, lengths, values)
-    _mix_tails(hashed, starts, lengths, values)
-    hashed ^= hashed >> np.uint32(13)
-    hashed *= np.uint32(_M)
-    hashed ^= hashed >> np.uint32(15)
-    return hashed
-
-
-def _layout(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Where each element starts, how long it is (nulls: 0), and all bytes, with room to read a whole word at the last one."""
-    if array.null_count:
-        array = pc.fill_null(array, b"" if pa.types.is_binary(array.type) else "")
-    _, offset_buffer, value_buffer = array.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int32, count=len(array) + 1, offset=array.offset * 4).astype(np.int64)
-    first, last = int(offsets[0]), int(offsets[-1])
-    values = np.zeros(last - first + 4, np.uint8)
-    if last > first:
-        values[:-4] = np.frombuffer(value_buffer, np.uint8, count=last - first, offset=first)
-    return offsets[:-1] - first, np.diff(offsets), values
-
-
-def _words_at(values: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64]) -> Words:
-    """The little-endian words that start at any byte positions."""
-    overlapping: Words = np.ndarray(shape=(len(values) - 3,), dtype="<u4", buffer=values.data, strides=(1,))
-    return overlapping[positions]
-
-
-def _mix_words(hashed: Words, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], values: npt.NDArray[np.uint8]) -> None:
-    """One word of every key that still has one, then the next; the last few long keys are finished one by one."""
-    words = lengths >> 2
-    rows = np.flatnonzero(words)
-    step = 0
-    while len(rows) >= _FEW_ROWS:
-        everything = len(rows) == len(hashed)
-        k = _words_at(values, (starts if everything else starts[rows]) + 4 * step)
-        k *= np.uint32(_M)
-        k ^= k >> np.uint32(24)
-        k *= np.uint32(_M)
-        if everything:
-            hashed *= np.uint32(_M)
-            hashed ^= k
-        else:
-            hashed[rows] = hashed[rows] * np.uint32(_M) ^ k
-        step += 1
-        rows = rows[words[rows] > step]
-    for row in rows:
-        start = starts[row] + 4 * step
-        hashed[row] = _mix(int(hashed[row]), values[start : starts[row] + 4 * words[row]].tobytes())
-
-
-def _mix_tails(hashed: Words, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], values: npt.NDArray[np.uint8]) -> None:
-    """The last one to three bytes of the keys whose length is no multiple of four."""
-    rows = np.flatnonzero(lengths & 3)
-    if not len(rows):
-        return
-    tail = _words_at(values, starts[rows] + (lengths[rows] & ~3))
-    tail &= (np.uint32(1) << (8 * (lengths[rows] & 3)).astype(np.uint32)) - np.uint32(1)
-    hashed[rows] = (hashed[rows] ^ tail) * np.uint32(_M)
+from headrace.murmur2 import murmur2, murmur2_array
 
 
 def key_bytes(batch: pa.RecordBatch, key: tuple[str, ...]) -> pa.BinaryArray:

@@ -16,7 +16,7 @@ from headrace.log.api import OffsetRange
 from headrace.log.kafka.cluster import Broker
 from headrace.log.kafka.compacted import PENDING_SECONDS, CompactedPartition, ensure_topic
 from headrace.log.kafka.sending import Record
-from headrace.log.keys import murmur2
+from headrace.murmur2 import murmur2
 
 NOTES_TOPIC = "__headrace.notes"
 PARTITIONS = 8

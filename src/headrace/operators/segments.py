@@ -1,0 +1,153 @@
+"""Rows in order of key, tick and arrival, cut into segments: the rows of one key in one tick. Every keyed kernel works on these, whole columns at a time.
+
+A key's history within a call is a row of *versions*: what it was before, and what it is after each of its segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import BugError
+from headrace.operators.keys import whole
+from headrace.operators.kernel import CHANGE_TYPE, TICK
+
+Ints = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+_WORD_BITS = 64
+
+
+@dataclass(frozen=True)
+class Segments:
+    """`order` lists the rows by key, tick and arrival; the rest describes them in that order."""
+
+    rows: pa.Table
+    order: Ints
+    starts: Ints  # the first row of each segment
+    ticks: Ints  # the tick of each segment
+    firsts: Ints  # the first segment of each key
+    keys: pa.Array  # the distinct keys, in order
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @cached_property
+    def key_of(self) -> Ints:
+        """The key that each segment belongs to, as its number."""
+        return np.repeat(np.arange(len(self.firsts)), np.diff(self.firsts, append=len(self)))
+
+    @cached_property
+    def segment_of(self) -> Ints:
+        """The segment that each row belongs to."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """The number of rows in each segment."""
+        return np.diff(self.starts, append=len(self.order))
+
+    @cached_property
+    def signs(self) -> Ints | None:
+        """1 for a row that comes, -1 for a row that goes; None if all come."""
+        if CHANGE_TYPE not in self.rows.schema.names:
+            return None
+        goes = pc.is_in(whole(self.rows.column(CHANGE_TYPE)), pa.array(["delete", "update_preimage"]))
+        return np.where(goes.to_numpy(zero_copy_only=False)[self.order], -1, 1)
+
+    def column(self, name: str) -> pa.Array:
+        """A column in this order."""
+        return whole(self.rows.column(name)).take(pa.array(self.order))
+
+    # Versions
+
+    @property
+    def versions(self) -> int:
+        return len(self.firsts) + len(self)
+
+    @cached_property
+    def before_all(self) -> Ints:
+        """The version of each key before its first segment."""
+        return self.firsts + np.arange(len(self.firsts))
+
+    @cached_property
+    def after(self) -> Ints:
+        """The version after each segment; the one before it is one less."""
+        return np.arange(len(self)) + self.key_of + 1
+
+    def rounds(self) -> Iterator[Ints]:
+        """Segments that can be worked on together: the first of every key, then the second of those that have one, …"""
+        turn = np.arange(len(self)) - self.firsts[self.key_of]
+        by_turn = np.argsort(turn, kind="stable")
+        yield from np.split(by_turn, np.flatnonzero(np.diff(turn[by_turn])) + 1)
+
+    @property
+    def one_round(self) -> bool:
+        """Whether no key has more than one segment, as when there is but one tick."""
+        return len(self) == len(self.firsts)
+
+
+def cut(rows: pa.Table, keys: pa.Array) -> Segments:
+    """The segments of rows that come in the pipeline's order; `keys` are the rows' key bytes."""
+    ticks = whole(rows.column(TICK)).to_numpy()
+    if len(ticks) and (np.diff(ticks) < 0).any():
+        raise BugError("Rows came to a kernel out of the order of their ticks.")
+    order, new_key = _by_key(keys)
+    ticks = ticks[order]
+    new_segment = new_key.copy()
+    new_segment[1:] |= ticks[1:] != ticks[:-1]
+    starts = np.flatnonzero(new_segment)
+    firsts = np.flatnonzero(new_key[starts])
+    return Segments(rows, order, starts, ticks[starts], firsts, keys.take(pa.array(order[starts[firsts]])))
+
+
+def _by_key(keys: pa.Array) -> tuple[Ints, Mask]:
+    """The rows in order of key, and of arrival within a key; and for each of them whether a new key begins there."""
+    codes = _codes(keys)
+    order, ordered = _stable_sort(codes)
+    new_key = np.ones(len(keys), np.bool_)
+    new_key[1:] = ordered[1:] != ordered[:-1]
+    return order, new_key
+
+
+def _codes(keys: pa.Array) -> Codes:
+    """A number for each key, in the order of the keys' bytes."""
+    if pa.types.is_fixed_size_binary(keys.type) and keys.type.byte_width <= _WORD_BITS // 8:
+        return _as_numbers(keys)
+    encoded = keys.dictionary_encode()
+    ranks = np.empty(len(encoded.dictionary), np.uint64)
+    ranks[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(ranks), dtype=np.uint64)
+    return ranks[encoded.indices.to_numpy()]
+
+
+def _as_numbers(keys: pa.FixedSizeBinaryArray) -> Codes:
+    width: int = keys.type.byte_width
+    data = np.frombuffer(keys.buffers()[1], np.uint8, count=len(keys) * width, offset=keys.offset * width)
+    padded = data
+    if width < 8:
+        padded = np.zeros((len(keys), 8), np.uint8)
+        padded[:, 8 - width :] = data.reshape(-1, width)
+    return padded.view(">u8").astype(np.uint64).reshape(-1)
+
+
+def _stable_sort(codes: Codes) -> tuple[Ints, Codes]:
+    """Where each code of the sorted sequence comes from, equal ones in their old order; and the sorted sequence.
+
+    Sorting numbers is several times as fast as sorting positions by them: where both fit into one word, that is what is done.
+    """
+    if not len(codes):
+        return np.zeros(0, np.int64), codes
+    lowest, highest = int(codes.min()), int(codes.max())
+    position_bits = (len(codes) - 1).bit_length()
+    if (highest - lowest).bit_length() + position_bits > _WORD_BITS:
+        order = np.argsort(codes, kind="stable")
+        return order, codes[order]
+    shift = np.uint64(position_bits)
+    together = np.sort(((codes - np.uint64(lowest)) << shift) | np.arange(len(codes), dtype=np.uint64))
+    return (together & np.uint64((1 << position_bits) - 1)).astype(np.int64), together >> shift
