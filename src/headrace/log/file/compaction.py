@@ -155,9 +155,13 @@ def _replace(log: FileLog, segment: Segment, topic: TopicState, number: int, fra
     """Write, sync, then rename over the old file: a crash leaves one or the other."""
     disk = log.store.disk
     fresh: Path = segment.path.with_name(f".{segment.path.name}.{os.urandom(4).hex()}")
-    buffers: list[Buffer] = [new_header(topic.name, number, segment.header.schema, flags=COMPACTED).encode()]
+    rows_bytes = sum(frame.frame_bytes for frame, *_ in frames)
+    header = new_header(topic.name, number, segment.header.schema, topic.settings, flags=COMPACTED).encode(rows_bytes)
+    buffers: list[Buffer] = [header]
+    at = len(header)
     for frame, relative, time_us, commit in frames:
-        buffers += frame.buffers(relative, commit=commit, first_us=time_us, last_us=time_us)
+        buffers += frame.buffers(relative, at, commit=commit, first_us=time_us, last_us=time_us)
+        at += frame.frame_bytes
     file = disk.open(fresh, create=True)
     file.write(buffers, 0)
     file.sync()

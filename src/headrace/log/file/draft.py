@@ -107,12 +107,13 @@ class Draft:
         segment, position = (partition.segment, partition.position) if partition.position else (partition.end, 0)
         buffers: list[Buffer] = []
         if not position:
-            buffers.append(new_header(topic.name, number, topic.info.arrow_schema).encode())
-        offset = first
+            buffers.append(new_header(topic.name, number, topic.info.arrow_schema, topic.settings).encode())
+        total = size + sum(map(len, buffers))
+        offset, commit, at = first, self.commit or self.state.commit + 1, position + total - size
         for frame in frames:
-            buffers += frame.buffers(offset - segment, commit=self.commit or self.state.commit + 1, first_us=self.time_us, last_us=self.time_us)
+            buffers += frame.buffers(offset - segment, at, commit=commit, first_us=self.time_us, last_us=self.time_us)
             offset += frame.span or frame.count
-        total = size + (len(buffers[0]) if not position else 0)
+            at += frame.frame_bytes
         self.writes.append(SegmentWrite(topic.directory, number, segment, position, buffers, total))
         self.do("append", topic.name, number, first, offset - first, segment, position, total, int(self.inline))
         self._add_offsets(topic.name, number, first, offset)

@@ -71,17 +71,18 @@ class Frame:
     def frame_bytes(self) -> int:
         return HEADER_BYTES + padded(len(self.body))
 
-    def header(self, relative: int, *, commit: int, first_us: int, last_us: int) -> bytes:
+    def header(self, relative: int, position: int, *, commit: int, first_us: int, last_us: int) -> bytes:
         fields = (
             self.body_crc, len(self.body), self.count, self.span or self.count, relative, first_us, last_us, commit,
             self.producer, self.epoch, self.sequence,
         )  # fmt: skip
         blank = _HEADER.pack(MAGIC, VERSION, self.kind, self.flags, 0, *fields)
-        return _HEADER.pack(MAGIC, VERSION, self.kind, self.flags, zlib.crc32(blank), *fields)
+        return _HEADER.pack(MAGIC, VERSION, self.kind, self.flags, zlib.crc32(blank, position & 0xFFFFFFFF), *fields)
 
-    def buffers(self, relative: int, *, commit: int, first_us: int, last_us: int) -> list[bytes | memoryview]:
+    def buffers(self, relative: int, position: int, *, commit: int, first_us: int, last_us: int) -> list[bytes | memoryview]:
+        """The bytes for a place in a file. A frame is bound to it: a copy elsewhere, in some row perhaps, is no frame."""
         padding = padded(len(self.body)) - len(self.body)
-        header = self.header(relative, commit=commit, first_us=first_us, last_us=last_us)
+        header = self.header(relative, position, commit=commit, first_us=first_us, last_us=last_us)
         return [header, self.body, b"\0" * padding] if padding else [header, self.body]
 
 
@@ -94,8 +95,8 @@ def producer_hash(topic: str, producer: str) -> int:
     return int.from_bytes(blake2b(f"{topic}\0{producer}".encode(), digest_size=8).digest(), "little")
 
 
-def read_header(data: bytes | memoryview, at: int = 0) -> FrameHeader | None:
-    """The header at a place, or None if there is no sound one."""
+def read_header(data: bytes | memoryview, at: int, position: int) -> FrameHeader | None:
+    """The header at a place of `data`, which is at `position` in its file; None if there is no sound one."""
     if len(data) - at < HEADER_BYTES:
         return None
     magic, version, kind, flags, crc, *rest = _HEADER.unpack_from(data, at)
@@ -103,7 +104,7 @@ def read_header(data: bytes | memoryview, at: int = 0) -> FrameHeader | None:
         return None
     blank = bytearray(data[at : at + HEADER_BYTES])
     blank[_CRC_AT : _CRC_AT + 4] = b"\0\0\0\0"
-    if zlib.crc32(blank) != crc:
+    if zlib.crc32(blank, position & 0xFFFFFFFF) != crc:
         return None
     if version > VERSION:
         raise NewerFormat(f"A batch was written in format {version}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")

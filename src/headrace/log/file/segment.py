@@ -7,6 +7,7 @@ thrown away and built again whenever it does not fit.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import struct
 import zlib
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import pyarrow as pa
 
@@ -23,63 +25,89 @@ from headrace.errors import CorruptionError, NewerFormat
 from headrace.log.file.disk import Disk, DiskFile
 from headrace.log.file.frame import HEADER_BYTES, MAGIC, FrameHeader, read_header
 
+logger = logging.getLogger("headrace.log")
 SEGMENT_MAGIC, INDEX_MAGIC = b"HRSG", b"HRIX"
 VERSION = 1
 COMPACTED = 1
 SUFFIX, INDEX_SUFFIX = ".segment", ".index"
-_FIXED = struct.Struct("<4sHHIIII")
+_FIXED = struct.Struct("<4sHHIIIIQ")
 _CRC_AT = 12
 _INDEX_FIXED = struct.Struct("<4sHHI16sQQ")
 _HEADER_WINDOW = 64 << 10
 _READ_CHUNK = 4 << 20
-_MOST_HEADER_BYTES = 16 << 20
+_USUAL_HEADER_BYTES, _MOST_HEADER_BYTES = 4 << 10, 16 << 20
 
 
 @dataclass(frozen=True)
 class SegmentHeader:
-    """Whose rows a file has. Where they stand in the partition is said by the file's name, which a staged file gets last."""
+    """Whose rows a file has. Where they stand in the partition is said by the file's name, which a staged file gets last.
+
+    It is stored twice, since every row behind it needs its columns; and with the topic's settings, should the journal lose them.
+    """
 
     topic: str
     partition: int
     id: str
     schema: pa.Schema
+    settings: dict[str, Any]
     flags: int = 0
-    size: int = 0
+    end: int = 0  # of a file that was written as a whole; 0 if it grew
+    size: int = 0  # of both copies
 
-    def encode(self) -> bytes:
-        meta = json.dumps({"topic": self.topic, "id": self.id}).encode()
+    def encode(self, rows_bytes: int | None = None) -> bytes:
+        """Both copies; with `rows_bytes` they say where the file ends."""
+        meta = json.dumps({"topic": self.topic, "id": self.id, "settings": self.settings}).encode()
         columns: bytes = self.schema.serialize().to_pybytes()
         size = -(-(_FIXED.size + len(meta) + len(columns)) // 64) * 64
         tail = (meta + columns).ljust(size - _FIXED.size, b"\0")
-        fields = (self.partition, len(meta))
+        fields = self.partition, len(meta), 2 * size + rows_bytes if rows_bytes is not None else 0
         blank = _FIXED.pack(SEGMENT_MAGIC, VERSION, self.flags, size, 0, *fields) + tail
-        return _FIXED.pack(SEGMENT_MAGIC, VERSION, self.flags, size, zlib.crc32(blank), *fields) + tail
+        return 2 * (_FIXED.pack(SEGMENT_MAGIC, VERSION, self.flags, size, zlib.crc32(blank), *fields) + tail)
 
 
-def new_header(topic: str, partition: int, schema: pa.Schema, *, flags: int = 0) -> SegmentHeader:
-    return SegmentHeader(topic, partition, os.urandom(8).hex(), schema, flags)
+def new_header(topic: str, partition: int, schema: pa.Schema, settings: dict[str, Any], *, flags: int = 0) -> SegmentHeader:
+    return SegmentHeader(topic, partition, os.urandom(8).hex(), schema, settings, flags)
 
 
 def read_segment_header(file: DiskFile) -> SegmentHeader:
-    """The header, checked. CorruptionError if it is not what was written."""
-    fixed = file.read(_FIXED.size, 0)
-    if len(fixed) < _FIXED.size or fixed[:4] != SEGMENT_MAGIC:
-        raise CorruptionError(
-            f"{file.path} does not begin as a segment does (byte 0).", fix="restore the file from a backup; `headrace log verify` lists all damage."
-        )
-    _, version, flags, size, crc, partition, meta_bytes = _FIXED.unpack(fixed)
-    data = bytearray(file.read(min(size, _MOST_HEADER_BYTES), 0))
-    data[_CRC_AT : _CRC_AT + 4] = b"\0\0\0\0"
-    if len(data) != size or zlib.crc32(data) != crc:
-        raise CorruptionError(
-            f"The header of {file.path} is corrupt (byte 0 to {size}).", fix="restore the file from a backup; `headrace log verify` lists all damage."
-        )
+    """The header, from whichever copy is sound. CorruptionError if neither is what was written."""
+    header = _read_copy(file, file.read(_USUAL_HEADER_BYTES, 0), 0)
+    if header is None:
+        data = file.read(_HEADER_WINDOW, 0)
+        places = (at for at in range(64, len(data), 64) if data[at : at + 4] == SEGMENT_MAGIC)
+        header = next(filter(None, (_read_copy(file, data, at) for at in places)), None)
+        if header is None:
+            raise CorruptionError(
+                f"{file.path} does not begin as a segment does (byte 0).", fix="restore the file from a backup; `headrace log verify` lists all damage."
+            )
+        logger.error("The header of %s is corrupt (byte 0); going on with its copy.", file.path)
+    return header
+
+
+def _read_copy(file: DiskFile, data: bytes, at: int) -> SegmentHeader | None:
+    """The copy of a header at a place, if it is sound. The first one is at 0, so the other one says by its place how long they are."""
+    if len(data) - at < _FIXED.size or data[at : at + 4] != SEGMENT_MAGIC:
+        return None
+    _, version, flags, size, crc, partition, meta_bytes, end = _FIXED.unpack_from(data, at)
+    copy = bytearray(data[at : at + size] if at + size <= len(data) else file.read(min(size, _MOST_HEADER_BYTES), at))
+    copy[_CRC_AT : _CRC_AT + 4] = b"\0\0\0\0"
+    if len(copy) != size or zlib.crc32(copy) != crc or at not in {0, size}:
+        return None
     if version > VERSION:
         raise NewerFormat(f"{file.path} has format {version}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
     meta_end = _FIXED.size + meta_bytes
-    meta = json.loads(data[_FIXED.size : meta_end])
-    schema = pa.ipc.read_schema(pa.py_buffer(bytes(data[meta_end:])))
-    return SegmentHeader(meta["topic"], partition, meta["id"], schema, flags, size)
+    meta = json.loads(copy[_FIXED.size : meta_end])
+    schema = pa.ipc.read_schema(pa.py_buffer(bytes(copy[meta_end:])))
+    return SegmentHeader(meta["topic"], partition, meta["id"], schema, meta["settings"], flags, end, 2 * size)
+
+
+def damaged_copy(file: DiskFile) -> int | None:
+    """Where a copy of a segment's header is that does not fit the other one; None if both are sound."""
+    half = read_segment_header(file).size // 2
+    first, second = file.read(half, 0), file.read(half, half)
+    if first == second:
+        return None
+    return half if _read_copy(file, first, 0) else 0
 
 
 def segment_name(base: int, commit: int = 0, time_us: int = 0) -> str:
@@ -133,11 +161,12 @@ def segments_in(directory: Path, active: int, *, begun: bool) -> list[SegmentPla
 
 def scan_headers(file: DiskFile, start: int, end: int) -> Iterator[tuple[int, FrameHeader | None, int]]:
     """(position, header, next position) of each frame without reading bodies; None for bytes that are no frame, up to the next one."""
+    end = min(end, file.size())
     position, window, window_at = start, b"", start
     while position < end:
         if position + HEADER_BYTES > window_at + len(window):
             window, window_at = file.read(min(_HEADER_WINDOW, end - position), position), position
-        header = read_header(window, position - window_at)
+        header = read_header(window, position - window_at, position)
         after = position + header.frame_bytes if header else end
         if header is None or after > end:
             header, after = None, find_frame(file, position + 8, end)
@@ -153,7 +182,7 @@ def find_frame(file: DiskFile, start: int, end: int) -> int:
         at = chunk.find(MAGIC)
         while at >= 0:
             place = position + at
-            if place % 8 == 0 and read_header(file.read(HEADER_BYTES, place)):
+            if place % 8 == 0 and read_header(file.read(HEADER_BYTES, place), 0, place):
                 return place
             at = chunk.find(MAGIC, at + 1)
         if position + len(chunk) >= end:
@@ -164,12 +193,13 @@ def find_frame(file: DiskFile, start: int, end: int) -> int:
 
 def read_frames(file: DiskFile, start: int, end: int) -> Iterator[tuple[int, FrameHeader | None, memoryview]]:
     """(position, header, body) of each frame, read in large pieces; header None and empty body for bytes that are no frame."""
+    end = min(end, file.size())
     position = start
     while position < end:
         chunk = memoryview(file.read(min(_READ_CHUNK, end - position), position))
         used = 0
         while used < len(chunk):
-            header = read_header(chunk, used)
+            header = read_header(chunk, used, position + used)
             if header is None or position + used + header.frame_bytes > end:
                 if header is None and len(chunk) - used < HEADER_BYTES and position + len(chunk) < end and used:
                     break  # the header goes on in the next piece

@@ -34,16 +34,18 @@ class StagingWriter:
         for number, frames in rows.frames.items():
             file, position, count = self._files.get(number) or self._begin(number)
             buffers: list[Buffer] = []
+            at = position
             for frame in frames:
-                buffers += frame.buffers(count, commit=0, first_us=0, last_us=0)
+                buffers += frame.buffers(count, at, commit=0, first_us=0, last_us=0)
                 count += frame.span or frame.count
+                at += frame.frame_bytes
             self._files[number] = (file, file.write(buffers, position), count)
 
     def _begin(self, number: int) -> tuple[DiskFile, int, int]:
         path = self.store.root / "staging" / self.directory
         self.store.disk.make_directory(path)
         file = self.store.disk.open(path / f"{self.topic.directory}.{number}.segment", create=True)
-        header = new_header(self.topic.name, number, self.topic.info.arrow_schema).encode()
+        header = new_header(self.topic.name, number, self.topic.info.arrow_schema, self.topic.settings).encode()
         return file, file.write([header], 0), 0
 
     def finish(self) -> Staged:
