@@ -69,6 +69,18 @@ SETTINGS = {
     "log.segment.delete.delay.ms": "0",
 }
 
+# The broker ends, and its data goes, when this process closes the pipe: by `stop`, or by dying in whatever way.
+WATCHED = """
+directory=$1; shift; exec 3<&0
+"$@" </dev/null 3<&- & broker=$!
+(read -r _ <&3; kill $broker) & watcher=$!
+exec 3<&-
+wait $broker; code=$?
+kill $watcher 2>/dev/null
+[ $code -ne 143 ] || rm -rf "$directory"
+exit $code
+"""
+
 
 class BrokerUnavailable(Exception):
     """No broker can be had here: Java, Maven or the jars are missing. The text says which."""
@@ -163,12 +175,13 @@ class KafkaBroker:
     def stop(self) -> None:
         """End the broker, politely first, and remove its data."""
         process, self._process = self._process, None
-        if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+        if process is not None:
+            assert process.stdin is not None
+            process.stdin.close()
             try:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -213,8 +226,8 @@ class KafkaBroker:
         assert self._directory is not None
         with (self._directory / "output.txt").open("wb") as output:
             self._process = subprocess.Popen(
-                self._command(java, jars, "kafka.Kafka", str(config)),
-                stdin=subprocess.DEVNULL,
+                ["/bin/sh", "-c", WATCHED, "kafka", str(self._directory), *self._command(java, jars, "kafka.Kafka", str(config))],
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from headrace.errors import ConfigurationError, LogUnavailable, RetryError
 from headrace.log.kafka.config import Cluster
-from headrace.log.kafka.failures import NO_TOPIC, cause, doing
+from headrace.log.kafka.failures import LEADER_MOVES, NO_TOPIC, cause, code, doing, translated
 
 ANSWER_SECONDS = 15.0
 SETTLE_SECONDS = 15.0
@@ -135,9 +135,15 @@ class Broker:
         if not wanted:
             return {}
         request = {TopicPartition(*place): spec for place, spec in wanted.items()}
-        with doing("look up offsets"):
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while True:
             answers = self.admin.list_offsets(request, isolation_level=isolation, request_timeout=ANSWER_SECONDS)
-            return {(place.topic, place.partition): future.result().offset for place, future in answers.items()}
+            try:
+                return {(place.topic, place.partition): future.result().offset for place, future in answers.items()}
+            except KafkaException as error:  # a leader that has just been chosen may not know it yet
+                if code(error) not in LEADER_MOVES or time.monotonic() > deadline:
+                    raise translated(error, "look up offsets") from error
+                time.sleep(0.05)
 
     def await_ends(self, targets: Mapping[Place, int], seconds: float) -> bool:
         """Wait until committed rows reach these offsets; False if another open transaction keeps them back for longer."""

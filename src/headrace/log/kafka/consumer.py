@@ -20,6 +20,7 @@ from headrace.log.kafka.cluster import ANSWER_SECONDS, Place
 from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.failures import LOST_MEMBERSHIP, code, doing, translated
 from headrace.log.kafka.fetching import OffsetLost, raise_for
+from headrace.log.kafka.group_admin import is_pending
 from headrace.log.kafka.misfits import DeadLetters, RowReader
 from headrace.log.kafka.reader import explained
 from headrace.log.names import check_name
@@ -79,6 +80,9 @@ class KafkaConsumer(Consumer):
         if not partitions:
             return
         committed = client.committed(partitions, timeout=ANSWER_SECONDS)
+        while any(is_pending(place) for place in committed):
+            time.sleep(0.005)
+            committed = client.committed(partitions, timeout=ANSWER_SECONDS)
         fresh = [(place.topic, place.partition) for place in committed if place.offset < 0]
         broker = self._connection.broker
         starts = broker.earliest(fresh) if self._start == "earliest" else broker.ends(fresh)

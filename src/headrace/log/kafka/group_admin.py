@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin._group import ConsumerGroupDescription
 
 from headrace.errors import MemberFenced
 from headrace.log.kafka.cluster import ANSWER_SECONDS, Broker
-from headrace.log.kafka.failures import LOST_MEMBERSHIP, NO_GROUP, code, doing
+from headrace.log.kafka.failures import LOST_MEMBERSHIP, NO_GROUP, code, doing, translated
 
 Offsets = dict[str, dict[int, int]]
 
@@ -49,25 +52,47 @@ def group_owners(broker: Broker, group: str) -> list[tuple[str, int, str]]:
 
 def committed_offsets(broker: Broker, groups: Iterable[str]) -> dict[str, Offsets]:
     """What each group committed, asked for at once. Offsets of a transaction that is just being committed are waited for."""
-    asked = {
-        group: broker.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], require_stable=True, request_timeout=ANSWER_SECONDS)[
-            group
-        ]
-        for group in groups
-    }
-    return {group: _offsets(group, future) for group, future in asked.items()}
+    asked = {group: _ask(broker, group, None) for group in groups}
+    return {group: _by_topic(_answer(broker, group, None, future)) for group, future in asked.items()}
 
 
-def _offsets(group: str, future: object) -> Offsets:
-    try:
-        answer = future.result()  # type: ignore[attr-defined]
-    except KafkaException as error:
-        if code(error) in NO_GROUP:
-            return {}
-        with doing(f"read the offsets of group {group!r}"):
-            raise
+def await_committed(broker: Broker, group: str, positions: Mapping[str, Mapping[int, int]]) -> None:
+    """Wait until offsets that a transaction committed can be read. While they are pending, they are known only to who asks for them by name."""
+    places = [TopicPartition(topic, partition) for topic, offsets in positions.items() for partition in offsets]
+    if places:
+        _answer(broker, group, places, _ask(broker, group, places))
+
+
+def _ask(broker: Broker, group: str, places: list[TopicPartition] | None) -> Future[Any]:
+    request = [ConsumerGroupTopicPartitions(group, places)]
+    asked: Future[Any] = broker.admin.list_consumer_group_offsets(request, require_stable=True, request_timeout=ANSWER_SECONDS)[group]
+    return asked
+
+
+def _answer(broker: Broker, group: str, places: list[TopicPartition] | None, asked: Future[Any]) -> list[TopicPartition]:
+    """The answer, once nothing is pending any more."""
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while True:
+        try:
+            found: list[TopicPartition] = asked.result().topic_partitions
+        except KafkaException as error:
+            if code(error) in NO_GROUP:
+                return []
+            raise translated(error, f"read the offsets of group {group!r}") from error
+        if not any(is_pending(place) for place in found) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.005)
+        asked = _ask(broker, group, places)
+
+
+def is_pending(place: TopicPartition) -> bool:
+    """Whether a transaction that is being committed is about to change an offset."""
+    return place.error is not None and place.error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT
+
+
+def _by_topic(places: Iterable[TopicPartition]) -> Offsets:
     offsets: Offsets = {}
-    for place in answer.topic_partitions:
+    for place in places:
         if place.offset >= 0:
             offsets.setdefault(place.topic, {})[place.partition] = place.offset
     return offsets

@@ -28,7 +28,7 @@ from headrace.log.api import HEADERS_COLUMN, OFFSET_COLUMN, PARTITION_COLUMN, TI
 from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.misfits import DeadLetters, RowReader
 from headrace.log.kafka.share_group import ShareGroup
-from headrace.log.kafka.share_hand import Hand, Spot, lost, spot_of
+from headrace.log.kafka.share_hand import Hand, Spot, lost
 from headrace.log.names import check_name
 from headrace.log.rows import to_batch
 
@@ -140,7 +140,7 @@ class KafkaQueue(Queue):
         by_partition: dict[int, list[Fetched]] = {}
         for message in arrived:
             by_partition.setdefault(message.partition() or 0, []).append(message)
-        deliveries = {spot_of(message): message.delivery_count() or 1 for message in arrived}
+        deliveries = {spot: lease.deliveries for spot, lease in hand.leases.items()} if arrived else {}
         messages = [self._message(row, deliveries) for part in by_partition.values() for row in self._rows.rows(part).to_pylist()]
         rows = {(message.partition, message.offset) for message in messages}
         no_rows = [spot for spot in deliveries if spot not in rows]
@@ -201,17 +201,19 @@ class KafkaQueue(Queue):
         now = time.monotonic()
         held: dict[int, tuple[Hand, list[Spot]]] = {}
         for receipt in receipts:
-            spot = self._spot(receipt)
+            spot, deliveries = self._parsed(receipt)
             hand = self._hand_of(spot)
-            if hand is None or hand.leases[spot].until <= now or hand.leases[spot].give_back_at is not None:
+            lease = hand.leases[spot] if hand is not None else None
+            if hand is None or lease is None or lease.deliveries != deliveries or lease.until <= now or lease.give_back_at is not None:
                 raise lost(self.topic, [spot])
             held.setdefault(id(hand), (hand, []))[1].append(spot)
         return list(held.values())
 
-    def _spot(self, receipt: str) -> Spot:
+    def _parsed(self, receipt: str) -> tuple[Spot, int]:
+        """Which message a receipt is for, and which of its deliveries."""
         try:
-            partition, offset, _, receiver = receipt.split(":")
-            spot = int(partition), int(offset)
+            partition, offset, count, receiver = receipt.split(":")
+            parsed = (int(partition), int(offset)), int(count)
         except ValueError:
             raise InputError(f"{receipt!r} is not a receipt.", fix="use message.receipt.") from None
         if receiver != self._receiver:
@@ -219,7 +221,7 @@ class KafkaQueue(Queue):
                 "This receipt was given to another receiver. On Kafka a message can be settled only by the queue object that received it.",
                 fix="settle messages where they were received; they come back when their visibility ends.",
             )
-        return spot
+        return parsed
 
     def close(self) -> None:
         """What was received and not settled goes back to the queue at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -122,6 +123,13 @@ def roll_back(producer: Producer, reason: KafkaException) -> KafkaException:
         logger.info("A transaction could not be rolled back: %s", error)
         return error if code(error) in FENCED else reason
     return reason
+
+
+def close_client(producer: Producer) -> None:
+    """Close, without the warning that a fenced client cannot roll back: it need not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        producer.close()
 
 
 def commit(producer: Producer, seconds: float) -> None:

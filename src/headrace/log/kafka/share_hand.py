@@ -21,9 +21,10 @@ LEASE_OVER = {KafkaError.INVALID_RECORD_STATE, KafkaError.SHARE_SESSION_NOT_FOUN
 
 @dataclass
 class Lease:
-    """Until when a message is ours (by our clock), and when to give it back, if that has been asked for."""
+    """Until when a message is ours (by our clock), its how-manieth delivery it is, and when to give it back, if that has been asked for."""
 
     until: float
+    deliveries: int
     give_back_at: float | None = None
 
 
@@ -47,7 +48,7 @@ class Hand:
             self.is_fresh = False
             # Counted from before the fetch if it was quick: our clock may run out early, never late.
             until = max(asked, time.monotonic() - 1.0) + visibility_seconds
-            self.leases = {spot_of(message): Lease(until) for message in arrived}
+            self.leases = {spot_of(message): Lease(until, message.delivery_count() or 1) for message in arrived}
         return arrived
 
     def settle(self, spots: Iterable[Spot], how: AcknowledgeType) -> None:

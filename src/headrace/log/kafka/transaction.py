@@ -20,11 +20,12 @@ from headrace.log.api import Duration, Headers, Position, Positions, Rows, Stage
 from headrace.log.kafka.cluster import ANSWER_SECONDS
 from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.failures import FENCED, LOST_MEMBERSHIP, cause, code, translated
+from headrace.log.kafka.group_admin import await_committed
 from headrace.log.kafka.notes import NOTES_TOPIC
 from headrace.log.kafka.partitioning import Chooser, Numbers, check_partition
 from headrace.log.kafka.records import control_record, to_records
 from headrace.log.kafka.row_batches import appended, deleted, upserted
-from headrace.log.kafka.sending import Delivery, Record, commit, open_transactional, roll_back, send
+from headrace.log.kafka.sending import Delivery, Record, close_client, commit, open_transactional, roll_back, send
 from headrace.log.kafka.staging import discard, staged_batches
 from headrace.log.names import check_name
 
@@ -54,9 +55,9 @@ class KafkaTransaction(Transaction):
     def __init__(self, connection: Connection, id: str, timeout: Duration) -> None:
         self._connection, self.id = connection, check_name(id, what="transaction id")
         self._timeout_us = to_us(timeout, what="timeout")
-        self._deadline = time.monotonic() + self._timeout_us / 1e6
         connection.notes.prepare()
         self._client = open_transactional(connection.cluster, f"headrace.transaction.{id}", max(self._timeout_us // 1000, SHORTEST_TIMEOUT_MS))
+        self._deadline = time.monotonic() + self._timeout_us / 1e6
         self._chooser = Chooser()
         self._plan = _Plan()
         self._delivery = Delivery()
@@ -141,6 +142,8 @@ class KafkaTransaction(Transaction):
             self._after_failed_commit(error, token)
         offsets = self._delivery.ranges()
         self._connection.await_visible(offsets)
+        for group, positions in self._plan.offsets:
+            await_committed(self._connection.broker, group, positions)
         self._release()
         for staged in self._plan.staged:
             discard(staged)
@@ -162,7 +165,7 @@ class KafkaTransaction(Transaction):
 
     def _release(self) -> None:
         self._plan.records = []
-        self._client.close()
+        close_client(self._client)
 
     def _guarded(self, step: Any) -> None:
         """Run a step; if it fails, nothing of the transaction is left."""
@@ -233,7 +236,7 @@ class KafkaTransaction(Transaction):
             self._release()
             raise self._explained(error) from error
         try:
-            open_transactional(self._connection.cluster, f"headrace.transaction.{self.id}").close()
+            close_client(open_transactional(self._connection.cluster, f"headrace.transaction.{self.id}"))
             committed = self._connection.notes.outcome(self.id) == token
         except HeadraceError:
             self._release()

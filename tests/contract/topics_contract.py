@@ -1,0 +1,194 @@
+"""Topics: created, listed, changed, deleted; schemas of every type; names and changes that are refused."""
+
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from math import inf, isnan, nan
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import headrace as hr
+from headrace import errors
+from tests.contract.base import ORDERS, ContractBase, MakeName, append, event, order, rows_of
+
+EVERY_TYPE = """flag BOOLEAN, tiny TINYINT, small SMALLINT, whole INT, big BIGINT, single FLOAT, double DOUBLE, money DECIMAL(20,4), label STRING,
+    bytes BINARY, day DATE, moment TIMESTAMP, wall TIMESTAMP_NTZ, span INTERVAL DAY TO SECOND, list ARRAY<STRING>,
+    nested STRUCT<id: BIGINT NOT NULL, tags: ARRAY<STRUCT<name: STRING, at: TIMESTAMP>>, price: DECIMAL(5,2)>,
+    by_name MAP<STRING, DOUBLE>, by_number MAP<INT, BINARY>"""
+
+FULL_ROW: dict[str, Any] = {
+    "flag": True,
+    "tiny": -128,
+    "small": 32767,
+    "whole": -(2**31),
+    "big": 2**63 - 1,
+    "single": 0.10000000149011612,
+    "double": 0.1,
+    "money": Decimal("-1234567890123456.7891"),
+    "label": 'quote " backslash \\ newline \n null \x00 ünïcödé 🌊',
+    "bytes": bytes(range(256)),
+    "day": date(1969, 12, 31),
+    "moment": datetime(2026, 2, 28, 23, 59, 59, 999999, tzinfo=UTC),
+    "wall": datetime.fromisoformat("0001-01-01T00:00:00.000001"),
+    "span": timedelta(days=-3, microseconds=5),
+    "list": ["a", None, ""],
+    "nested": {"id": 7, "tags": [{"name": "x", "at": datetime(2026, 1, 1, tzinfo=UTC)}, {"name": None, "at": None}, None], "price": Decimal("1.50")},
+    "by_name": [("one", 1.0), ("none", None)],
+    "by_number": [(1, b"\x00\xff"), (2, None)],
+}
+
+
+class TopicsContract(ContractBase):
+    def test_a_topic_is_as_it_was_declared(self, log: hr.Log, other: hr.Log, name: MakeName) -> None:
+        topic = name("declared")
+        made = log.create_topic(topic, ORDERS, key="customer_id", partitions=3, retention="7 days", retention_bytes=1 << 30)
+        assert made == log.topic(topic) == other.topic(topic)
+        assert (made.schema, made.key, made.partitions, made.is_table) == (ORDERS, ("customer_id",), 3, False)
+        assert (made.retention_us, made.retention_bytes, made.compact) == (7 * 24 * 3600 * 1_000_000, 1 << 30, False)
+        assert made.arrow_schema.types == [pa.int64(), pa.int64(), pa.float64()]
+        assert topic in log.topics()
+        assert topic in other.topics()
+        assert log.start_offsets(topic) == log.end_offsets(topic) == {0: 0, 1: 0, 2: 0}
+        assert rows_of(log, topic) == []
+
+    def test_creating_twice_is_refused_unless_it_is_the_same(self, log: hr.Log, orders: str) -> None:
+        with pytest.raises(errors.TopicExists, match="exist_ok"):
+            log.create_topic(orders, ORDERS, key="customer_id", partitions=4)
+        assert log.create_topic(orders, ORDERS, key="customer_id", partitions=4, exist_ok=True) == log.topic(orders)
+        with pytest.raises(errors.TopicExists, match="another schema"):
+            log.create_topic(orders, "something_else STRING", exist_ok=True)
+        with pytest.raises(errors.TopicExists, match="another schema or key"):
+            log.create_topic(orders, ORDERS, key="order_id", exist_ok=True)
+
+    def test_a_deleted_topic_is_gone_and_its_name_is_free(self, log: hr.Log, events: str) -> None:
+        with log.producer(events, id="p") as producer:
+            producer.append(event(1), sequence=5)
+        log.delete_topic(events)
+        assert events not in log.topics()
+        with pytest.raises(errors.UnknownTopic):
+            log.read(events)
+        with pytest.raises(errors.UnknownTopic):
+            log.delete_topic(events)
+        log.create_topic(events, "n BIGINT, text STRING")
+        assert rows_of(log, events) == []
+        with log.producer(events, id="p") as producer:
+            assert producer.last_sequence == -1
+            producer.append(event(2), sequence=0)
+        assert rows_of(log, events) == [event(2)]
+
+    def test_an_unknown_topic_names_the_nearest(self, log: hr.Log, orders: str) -> None:
+        wrong = orders.replace("orders", "ordres")
+        for use in (log.topic, log.read, log.producer, log.end_offsets, log.delete_topic, lambda topic: log.consumer(topic, group="g")):
+            with pytest.raises(errors.UnknownTopic, match=f"did you mean '{orders}'"):
+                use(wrong)
+
+    @pytest.mark.parametrize("bad", ["", "with space", "a/b", "x" * 201, ".", ".."])
+    def test_a_bad_name_is_refused(self, log: hr.Log, bad: str) -> None:
+        with pytest.raises(errors.BadName):
+            log.create_topic(bad, ORDERS)
+
+    def test_a_bad_declaration_is_refused(self, log: hr.Log, name: MakeName) -> None:
+        topic = name("refused")
+        with pytest.raises(errors.BadSchema):
+            log.create_topic(topic, "a NOTATYPE")
+        with pytest.raises(errors.BadSchema, match="reserved"):
+            log.create_topic(topic, "_offset BIGINT")
+        with pytest.raises(errors.UnknownColumn, match="did you mean 'customer_id'"):
+            log.create_topic(topic, ORDERS, key="custmer_id")
+        with pytest.raises(errors.InputError):
+            log.create_topic(topic, ORDERS, partitions=0)
+        with pytest.raises(errors.InputError, match="key"):
+            log.create_topic(topic, ORDERS, compact=True)
+        with pytest.raises(errors.InputError, match="did you mean 'retention'"):
+            log.create_topic(topic, ORDERS, retentoin="1 day")  # type: ignore[call-arg]
+        assert topic not in log.topics()
+
+    # Schemas
+
+    def test_every_type_survives(self, log: hr.Log, name: MakeName) -> None:
+        info = log.create_topic(name("types"), EVERY_TYPE)
+        empty = dict.fromkeys(FULL_ROW)
+        lists = empty | {"list": [], "nested": {"id": 1, "tags": [], "price": None}, "by_name": [], "by_number": []}
+        append(log, info.name, [FULL_ROW, empty, lists])
+        table = log.read(info.name, columns=info.columns).to_table()
+        assert table.schema.equals(info.arrow_schema, check_metadata=True)
+        assert table.to_pylist() == [FULL_ROW, empty, lists]
+
+    def test_numbers_that_are_none(self, log: hr.Log, name: MakeName) -> None:
+        info = log.create_topic(name("floats"), "d DOUBLE, f FLOAT, l ARRAY<DOUBLE>")
+        append(log, info.name, [{"d": nan, "f": nan, "l": [nan, inf]}, {"d": inf, "f": -inf, "l": None}, {"d": -0.0, "f": 5e-324, "l": [1e308]}])
+        first, second, third = rows_of(log, info.name)
+        assert [isnan(value) for value in (first["d"], first["f"], *first["l"])] == [True, True, True, False]
+        assert (second["d"], second["f"], second["l"]) == (inf, -inf, None)
+        assert (str(third["d"]), third["f"], third["l"]) == ("-0.0", 0.0, [1e308])
+
+    def test_arrow_and_pandas_rows_are_taken(self, log: hr.Log, events: str) -> None:
+        table = pa.table({"n": [1, 2], "text": ["a", None]})
+        append(log, events, table)
+        append(log, events, table.to_batches()[0])
+        append(log, events, table.to_pandas())
+        append(log, events, {"n": 3, "text": "c"})
+        append(log, events, (event(n) for n in (4, 5)))
+        assert [row["n"] for row in rows_of(log, events)] == [1, 2, 1, 2, 1, 2, 3, 4, 5]
+
+    # Changes
+
+    def test_added_columns_are_null_in_old_rows(self, log: hr.Log, other: hr.Log, events: str) -> None:
+        append(log, events, event(1))
+        changed = log.alter_topic(events, add_columns="extra DOUBLE, more STRUCT<a: INT>")
+        assert changed.columns == ["n", "text", "extra", "more"]
+        append(other, events, event(2) | {"extra": 2.5, "more": {"a": 1}})
+        expected = [event(1) | {"extra": None, "more": None}, event(2) | {"extra": 2.5, "more": {"a": 1}}]
+        assert rows_of(log, events) == rows_of(other, events) == expected
+
+    def test_an_open_producer_learns_of_added_columns(self, log: hr.Log, other: hr.Log, events: str) -> None:
+        with log.producer(events) as producer:
+            producer.append(event(1))
+            other.alter_topic(events, add_columns="extra BIGINT")
+            producer.append(event(2) | {"extra": 7})
+        assert rows_of(log, events)[-1] == event(2) | {"extra": 7}
+
+    def test_an_open_consumer_goes_on_after_a_column_was_added(self, log: hr.Log, other: hr.Log, events: str, name: MakeName) -> None:
+        append(log, events, event(1))
+        with log.consumer(events, group=name("g")) as consumer:
+            assert sum(batch.num_rows for batch in consumer.poll(timeout="10 seconds")) == 1
+            other.alter_topic(events, add_columns="extra BIGINT")
+            append(other, events, event(2) | {"extra": 7})
+            (batch,) = consumer.poll(timeout="10 seconds")
+            assert batch.column("extra").to_pylist() == [7]
+
+    def test_changes_that_break_readers_are_refused(self, log: hr.Log, events: str) -> None:
+        with pytest.raises(errors.IncompatibleChange, match="already"):
+            log.alter_topic(events, add_columns="n STRING")
+        with pytest.raises(errors.IncompatibleChange, match="NOT NULL"):
+            log.alter_topic(events, add_columns="extra BIGINT NOT NULL")
+        with pytest.raises(errors.IncompatibleChange, match="lost"):
+            log.alter_topic(events, partitions=0)
+        with pytest.raises(errors.InputError, match="did you mean 'retention'"):
+            log.alter_topic(events, retension="1 day")
+        assert log.topic(events).columns == ["n", "text"]
+
+    def test_partitions_are_added_to_a_keyed_topic_only_by_name(self, log: hr.Log, orders: str, events: str) -> None:
+        assert log.alter_topic(events, partitions=3).partitions == 3
+        assert log.end_offsets(events) == {0: 0, 1: 0, 2: 0}
+        with pytest.raises(errors.IncompatibleChange, match="allow_moving_keys"):
+            log.alter_topic(orders, partitions=8)
+        assert log.alter_topic(orders, partitions=8, allow_moving_keys=True).partitions == 8
+        append(log, orders, [order(n, customer=n) for n in range(50)])
+        assert len({row["_partition"] for row in log.read(orders).to_pylist()}) > 4
+
+    def test_settings_can_be_changed(self, log: hr.Log, other: hr.Log, orders: str) -> None:
+        log.alter_topic(orders, retention="2 days", retention_bytes=5 << 20, compact=True, tombstones="1 hour")
+        info = other.topic(orders)
+        assert (info.retention_us, info.retention_bytes, info.compact, info.tombstone_us) == (172_800_000_000, 5 << 20, True, 3_600_000_000)
+        assert log.alter_topic(orders, retention=None, compact=False).retention_us is None
+
+    def test_stats_and_verify(self, log: hr.Log, orders: str) -> None:
+        append(log, orders, [order(n, customer=n) for n in range(20)])
+        (stats,) = log.stats(orders)
+        assert (stats.name, stats.partitions, stats.end) == (orders, 4, log.end_offsets(orders))
+        assert 20 <= stats.rows <= (24 if self.markers_take_offsets else 20)
+        assert [finding for finding in log.verify(orders) if finding.kind != "ok"] == []
+        assert isinstance(log.maintain(orders), dict)
+        assert len(rows_of(log, orders)) == 20
