@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import DiskFull
+from headrace.errors import CorruptBatch, DiskFull
 from headrace.log.file.housekeeping import make_checkpoint
 from headrace.log.file.journal import COMMIT, decode_record, encode_record
 from headrace.log.file.log import FileLog
@@ -142,3 +142,32 @@ def test_large_rows_for_many_partitions_in_one_commit_were_refused(tmp_path: Pat
         log.create_topic("a", SCHEMA, partitions=5)
         fill(log, "a", 0, 10)
         assert sorted(numbers(log, "a")) == list(range(10))
+
+
+def compacted(root: Path) -> FileLog:
+    log = FileLog(root)
+    log.create_topic("a", SCHEMA, key="n", compact=True, segment_bytes=1)
+    for n in (0, 1, 0, 1, 2):
+        fill(log, "a", n, 1)
+    log.maintain()
+    assert numbers(log, "a") == [0, 1, 2]
+    return log
+
+
+def test_rows_were_missed_where_compaction_had_removed_them_once_it_was_switched_off(tmp_path: Path) -> None:
+    with compacted(tmp_path / "log") as log:
+        log.alter_topic("a", compact=False)
+        assert numbers(log, "a") == [0, 1, 2]
+        assert log.verify() == []
+
+
+@pytest.mark.parametrize("rows_compacted", [True, False])
+def test_a_compacted_topics_segment_could_be_cut_short_unnoticed(rows_compacted: bool, tmp_path: Path) -> None:
+    with compacted(tmp_path / "log") as log:
+        *sealed, last = sorted((tmp_path / "log" / "topics").rglob("*.segment"))
+        cut = sealed[0] if rows_compacted else last
+        cut.write_bytes(cut.read_bytes()[:-8])
+        assert [finding.kind for finding in log.verify()] != []
+        log.cache.close()
+        with pytest.raises(CorruptBatch):
+            numbers(log, "a")

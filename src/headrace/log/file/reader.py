@@ -164,20 +164,16 @@ class PartitionReader:
                 continue
             if first >= stop:
                 break
-            if first > expected and broken_at >= 0:
-                self._damaged(expected, first, str(path), broken_at, why, on_corrupt)
+            if first > expected and (broken_at >= 0 or not segment.may_have_gaps):
+                self._damaged(expected, first, str(path), max(broken_at, 0), why or "it is not there", on_corrupt)
             broken_at = -1
             if body_is_sound(header, body):
                 yield Piece(segment, header, body, first)
             else:
                 self._damaged(first, first + header.span, str(path), position, "its checksum does not fit", on_corrupt)
             expected = first + header.span
-        if expected < stop and (broken_at >= 0 or not self._may_have_gaps()):
+        if expected < stop and (broken_at >= 0 or not segment.may_have_gaps or segment.is_cut):
             self._damaged(expected, stop, str(path), max(broken_at, 0), why or "the file is too short", on_corrupt)
-
-    def _may_have_gaps(self) -> bool:
-        """Whether offsets can be missing for a good reason: compaction."""
-        return self.topic.info.compact or self.topic.info.history_us is not None
 
     def _damaged(self, first: int, stop: int, file: str, position: int, why: str, on_corrupt: str) -> None:
         quarantine(self.cache.store, self.topic.name, self.number, first, stop, file, position, why)

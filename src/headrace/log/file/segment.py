@@ -292,6 +292,16 @@ class Segment:
         self._index: FrameIndex | None = None
         self._guard = Lock()
 
+    @property
+    def may_have_gaps(self) -> bool:
+        """Whether offsets can be missing for a good reason: compaction."""
+        return bool(self.header.flags & COMPACTED)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a file that was written as a whole is no longer whole."""
+        return self.file.size() < self.header.end
+
     def index(self, end: int, *, sealed: bool) -> FrameIndex:
         """The index up to `end`. A sealed segment's is kept on disk for the next one who needs it."""
         with self._guard:

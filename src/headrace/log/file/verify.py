@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from headrace.errors import CorruptionError
 from headrace.log.api import Finding
 from headrace.log.file import checkpoint
-from headrace.log.file.frame import body_is_sound
+from headrace.log.file.frame import HEADER_BYTES, body_is_sound
 from headrace.log.file.journal import FILE_HEADER_BYTES, ROLL, Damage, Journal
-from headrace.log.file.segment import INDEX_SUFFIX, FrameIndex, SegmentPlace, read_frames, read_segment_header, segments_in
+from headrace.log.file.segment import INDEX_SUFFIX, FrameIndex, Segment, SegmentPlace, damaged_copy, read_frames, segments_in
 
 if TYPE_CHECKING:
     from headrace.log.file.log import FileLog
@@ -74,35 +74,52 @@ def _segment(log: FileLog, topic: TopicState, number: int, place: SegmentPlace, 
     partition = topic.partitions[number]
     path = log.store.partition_directory(topic.directory, number) / place.name
     is_active = place.base == partition.segment and not place.commit
-    gaps = topic.info.compact or topic.info.history_us is not None
-
-    def found(kind: str, position: int, message: str, offset: int) -> Finding:
-        return Finding(kind, str(path), position, message, topic.name, number, offset)
-
-    file = log.store.disk.open(path, write=False)
     try:
-        header = read_segment_header(file)
-        end = partition.position if is_active else file.size()
-        expected = place.base
-        for position, frame, body in read_frames(file, header.size, end):
-            if expected >= stop:
-                break
-            if frame is None:
-                yield found("corrupt", position, "there is no batch where one should be", expected)
-                continue
-            first = place.base + frame.relative
-            if not body_is_sound(frame, body):
-                yield found("corrupt", position, f"the checksum of offsets {first} to {first + frame.span - 1} does not fit", first)
-            if first < expected or (first > expected and not gaps):
-                yield found("missing", position, f"offsets {expected} to {first - 1} are not there", expected)
-            expected = first + frame.span
-        if expected < stop and not gaps:
-            yield found("missing", end, f"the file ends before offset {stop}", expected)
-        index = path.with_suffix(INDEX_SUFFIX)
-        if not is_active and index.exists() and FrameIndex.from_bytes(index.read_bytes(), header.id, file.size()) is None:
-            message = "this index does not fit its segment; it will be built again"
-            yield Finding("stale", str(index), 0, message, topic.name, number, place.base)
+        segment = Segment(log.store.disk, path)
     except CorruptionError as error:
-        yield found("corrupt", 0, error.message, place.base)
+        yield Finding("corrupt", str(path), 0, error.message, topic.name, number, place.base)
+        return
+    except FileNotFoundError:  # retention was here first, or it will be missed as offsets that are in no segment
+        return
+    try:
+        end = partition.position if is_active else segment.file.size()
+        for kind, position, message, offset in _frames(segment, end, stop):
+            yield Finding(kind, str(path), position, message, topic.name, number, offset)
+        if not is_active:
+            yield from _index(segment, topic.name, number)
     finally:
-        file.close()
+        segment.close()
+
+
+def _frames(segment: Segment, end: int, stop: int) -> Iterator[tuple[str, int, str, int]]:
+    """(kind, position, message, offset) of each damage in a segment that should have offsets up to `stop`."""
+    expected = segment.place.base
+    damaged = damaged_copy(segment.file)
+    if damaged is not None:
+        yield "corrupt", damaged, "one of the two copies of the segment's header is damaged", expected
+    for position, frame, body in read_frames(segment.file, segment.header.size, end):
+        if expected >= stop:
+            return
+        if frame is None:
+            yield "corrupt", position, "there is no batch where one should be", expected
+            continue
+        first = segment.place.base + frame.relative
+        if not body_is_sound(frame, body):
+            yield "corrupt", position, f"the checksum of offsets {first} to {first + frame.span - 1} does not fit", first
+        if any(segment.file.read(frame.frame_bytes - HEADER_BYTES - frame.body_bytes, position + HEADER_BYTES + frame.body_bytes)):
+            yield "corrupt", position + HEADER_BYTES + frame.body_bytes, "the filling behind a batch is not empty; the batch is sound", first
+        if first < expected or (first > expected and not segment.may_have_gaps):
+            yield "missing", position, f"offsets {expected} to {first - 1} are not there", expected
+        expected = first + frame.span
+    if (expected < stop and not segment.may_have_gaps) or segment.is_cut:
+        yield "missing", end, f"the file ends before offset {stop}", expected
+
+
+def _index(segment: Segment, topic: str, number: int) -> Iterator[Finding]:
+    path = segment.path.with_suffix(INDEX_SUFFIX)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    if FrameIndex.from_bytes(data, segment.header.id, segment.file.size()) is None:
+        yield Finding("stale", str(path), 0, "this index does not fit its segment; it will be built again", topic, number, segment.place.base)
