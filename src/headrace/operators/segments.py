@@ -87,6 +87,10 @@ class Segments:
         by_turn = np.argsort(turn, kind="stable")
         yield from np.split(by_turn, np.flatnonzero(np.diff(turn[by_turn])) + 1)
 
+    @cached_property
+    def one_tick(self) -> bool:
+        return len(self) == 0 or bool(self.ticks.min() == self.ticks.max())
+
     @property
     def one_round(self) -> bool:
         """Whether no key has more than one segment, as when there is but one tick."""

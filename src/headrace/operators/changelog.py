@@ -1,0 +1,144 @@
+"""A table as its changes: building them in their order, folding them back into a table, and telling whether a value changed.
+
+Within a tick, changes are in order of key. A key has one of: an insert, a delete with the row that was, or an update_preimage with the row that
+was and an update_postimage with the row that is. Where a tick left a row as it was there is no change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import InputError
+from headrace.operators.kernel import CHANGE_TYPE, TICK
+from headrace.operators.keys import whole
+from headrace.operators.segments import Ints, Mask, Segments
+
+INSERT, UPDATE_PREIMAGE, UPDATE_POSTIMAGE, DELETE = CHANGES = ("insert", "update_preimage", "update_postimage", "delete")
+COMES = frozenset({INSERT, UPDATE_POSTIMAGE})
+_NAMES = pa.array(CHANGES)
+
+
+class MalformedChangelog(InputError):
+    """Changes that no table can have made: a row that goes and was not there, or comes and was there already."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Which changes there are, in order: for each its kind (a number in CHANGES), its segment, and the version of the key that it shows."""
+
+    kinds: Ints
+    segments: Ints
+    versions: Ints
+
+    def names(self) -> pa.Array:
+        return _NAMES.take(pa.array(self.kinds))
+
+
+def changes(segments: Segments, exists: Mask, differs: Mask) -> Changes:
+    """What to tell: `exists` says for each version whether the row is there, `differs` for each segment whether it changed the row."""
+    in_order = np.arange(len(segments)) if segments.one_tick else np.argsort(segments.ticks, kind="stable")
+    after = segments.after[in_order]
+    was, is_ = exists[after - 1], exists[after]
+    updated = was & is_ & differs[in_order]
+    count = np.where(updated, 2, (was != is_).astype(np.int64))
+    which = np.repeat(np.arange(len(in_order)), count)
+    second = np.zeros(len(which), np.int64)
+    second[1:] = which[1:] == which[:-1]
+    kinds = np.where(updated[which], 1 + second, np.where(is_[which], 0, 3))
+    versions = after[which] - 1 + np.where(updated[which], second, is_[which])
+    return Changes(kinds, in_order[which], versions)
+
+
+def differs(before: pa.Array, after: pa.Array) -> Mask:
+    """Where two columns differ, value by value. Null is like null, and NaN like NaN; but 0.0 is not -0.0: they are not the same bytes."""
+    kind = before.type
+    valid = before.is_valid().to_numpy(zero_copy_only=False)
+    unlike: Mask = valid != after.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        return unlike | _lists_differ(before, after, valid & ~unlike)
+    if pa.types.is_struct(kind):
+        children = [differs(pc.struct_field(before, at), pc.struct_field(after, at)) for at in range(kind.num_fields)]
+        return unlike | (np.logical_or.reduce(children) & valid if children else unlike)
+    if pa.types.is_floating(kind):
+        bits = pa.int64() if pa.types.is_float64(kind) else pa.int32()
+        before, after = before.view(bits), after.view(bits)
+    elsewhere = pc.not_equal(before, after).fill_null(False).to_numpy(zero_copy_only=False)  # noqa: FBT003
+    return unlike | elsewhere
+
+
+def _lists_differ(before: pa.Array, after: pa.Array, both: Mask) -> Mask:
+    """Lists differ in length, or else in some element."""
+    unlike = np.zeros(len(before), np.bool_)
+    rows = np.flatnonzero(both)
+    left, right = (whole_lists(each, rows) for each in (before, after))
+    lengths = np.diff(left[0])
+    same = lengths == np.diff(right[0])
+    unlike[rows[~same]] = True
+    rows, lengths = rows[same], lengths[same]
+    elements = [values.take(pa.array(_spread(offsets[:-1][same], lengths))) for offsets, values in (left, right)]
+    of_row = np.repeat(rows, lengths)
+    unlike[of_row[differs(*elements)]] = True
+    return unlike
+
+
+def whole_lists(array: pa.Array, rows: Ints) -> tuple[Ints, pa.Array]:
+    """The offsets and the elements of some rows' lists."""
+    chosen = array.take(pa.array(rows))
+    offsets = np.frombuffer(chosen.buffers()[1], np.int32, count=len(chosen) + 1, offset=chosen.offset * 4).astype(np.int64)
+    values = chosen.values if pa.types.is_list(array.type) else pa.StructArray.from_arrays([chosen.keys, chosen.items], ["key", "value"])
+    return offsets, values
+
+
+def _spread(starts: Ints, lengths: Ints) -> Ints:
+    """The positions start, start + 1, … of each run."""
+    ends = np.cumsum(lengths)
+    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+
+
+Row = dict[str, Any]
+Folded = dict[tuple[Any, ...], Row]
+
+
+def fold(changelog: pa.Table, key: Sequence[str], into: Mapping[tuple[Any, ...], Row] | None = None) -> Folded:
+    """The table that changes amount to, key by key. For tests and for looking closely: it refuses changes that no table can have made."""
+    table: Folded = dict(into or {})
+    for row in changelog.to_pylist():
+        change, _ = row.pop(CHANGE_TYPE), row.pop(TICK, None)
+        _apply(table, tuple(row[name] for name in key), change, row)
+    return table
+
+
+def _apply(table: Folded, key: tuple[Any, ...], change: str, row: Row) -> None:
+    there = table.get(key)
+    if change in COMES:
+        if there is not None:
+            raise MalformedChangelog(f"A row comes ({change}) for the key {key!r}, which has one already: {there!r}.")
+        table[key] = row
+        return
+    if there is None or not same_row(there, row):
+        raise MalformedChangelog(f"A row goes ({change}) for the key {key!r} that was not there: {row!r}, but {there!r}.")
+    del table[key]
+
+
+def same_row(left: Row, right: Row) -> bool:
+    """Equal, with NaN like NaN."""
+    return repr(left) == repr(right)
+
+
+def check_ticks(changelog: pa.Table, key: Sequence[str]) -> None:
+    """Refuse a changelog that is out of order, has more than one change of a key in a tick, or an update without one of its halves."""
+    ticks = whole(changelog.column(TICK)).to_pylist()
+    if ticks != sorted(ticks):
+        raise MalformedChangelog("Changes are out of the order of their ticks.")
+    of_key: dict[tuple[Any, ...], list[str]] = {}
+    for row in changelog.to_pylist():
+        of_key.setdefault((row[TICK], *(row[name] for name in key)), []).append(row[CHANGE_TYPE])
+    for place, kinds in of_key.items():
+        if kinds not in ([INSERT], [DELETE], [UPDATE_PREIMAGE, UPDATE_POSTIMAGE]):
+            raise MalformedChangelog(f"In tick {place[0]} the key {place[1:]!r} has the changes {kinds}.")
