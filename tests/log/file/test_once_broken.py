@@ -54,6 +54,7 @@ def test_a_journal_file_left_garbled_by_a_crash_was_taken_for_a_newer_format(tmp
     for checkpoint in (tmp_path / "log" / "journal").glob("*.checkpoint"):
         checkpoint.unlink()
     new.write_bytes(b"HRJL\xff\xff" + b"x" * 58)
+    (tmp_path / "log" / "journal" / "durable").unlink()
     with reopened(tmp_path / "log") as log:
         assert log.topics() == ["a"]
         log.producer("a").append({"n": 1, "text": "x"})

@@ -85,12 +85,14 @@ class QueueState:
     @staticmethod
     def _renew(queue: PartitionQueue, offsets: list[int], visible_us: int) -> None:
         for offset in offsets:
-            queue.given[offset].visible_us = visible_us
+            if offset in queue.given:  # always, unless the journal lost who took it
+                queue.given[offset].visible_us = visible_us
 
     @staticmethod
     def _return(queue: PartitionQueue, offsets: list[int], visible_us: int) -> None:
         for offset in offsets:
-            queue.given[offset].visible_us, queue.given[offset].receiver = visible_us, ""
+            if offset in queue.given:
+                queue.given[offset].visible_us, queue.given[offset].receiver = visible_us, ""
 
     @staticmethod
     def _done(queue: PartitionQueue, offsets: list[int]) -> None:

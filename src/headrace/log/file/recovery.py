@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from headrace.errors import CorruptionError
 from headrace.log.file.disk import DiskFile
 from headrace.log.file.draft import Adoption
-from headrace.log.file.frame import DATA, body_is_sound
-from headrace.log.file.journal import COMMIT, Journal, MissingJournal, Record, encode_record
+from headrace.log.file.journal import Journal, MissingJournal, Record
 from headrace.log.file.replica import Replica
-from headrace.log.file.segment import COMPACTED, read_frames, read_segment_header
+from headrace.log.file.salvage import reconcile
+from headrace.log.file.segment import COMPACTED, read_segment_header
 from headrace.log.file.state import PartitionState
 
 if TYPE_CHECKING:
@@ -128,12 +128,12 @@ class _Redo:
         return self.store.disk.open(path, create=True)
 
     def finish(self) -> None:
-        if not self.replica.damage:  # otherwise they may be what the damaged record spoke of
+        if not self.replica.damage:  # otherwise, what seems too much may be what the damaged record spoke of
             self._remove_strays()
         for (directory, partition, segment), end in self.ends.items():
             file = self._open(directory, partition, segment, create=False)
             if file is not None:
-                if file.size() > end and not _is_compacted(file):
+                if file.size() > end and not self.replica.damage and not _is_compacted(file):
                     file.truncate(end)
                 file.sync()
                 file.close()
@@ -156,48 +156,3 @@ def _is_compacted(file: DiskFile) -> bool:
         return bool(read_segment_header(file).flags & COMPACTED)
     except CorruptionError:
         return False
-
-
-def reconcile(store: Store, replica: Replica) -> None:
-    """A record in the middle of the journal rotted: find rows that lie in the segments and that the journal no longer speaks of."""
-    operations: list[Operation] = []
-    for topic in replica.state.topics.values():
-        for number, partition in enumerate(topic.partitions):
-            path = store.segment_path(topic.directory, number, partition.segment)
-            if path.exists():
-                file = store.disk.open(path, write=False)
-                try:
-                    start = partition.position or read_segment_header(file).size
-                    span, end = _sound_rows(file, start, partition.end - partition.segment)
-                finally:
-                    file.close()
-                if span:
-                    position = partition.position
-                    operations.append(["append", topic.name, number, partition.end, span, partition.segment, position, end - position, 0])
-    replica.damage.clear()
-    if operations:
-        logger.error("Rows of %d partitions were found behind the journal's damage and kept.", len(operations))
-        append_record(store, replica, operations)
-
-
-def _sound_rows(file: DiskFile, start: int, relative: int) -> tuple[int, int]:
-    """How many offsets of whole, sound frames lie from a place on, and where they end."""
-    expected, end = relative, start
-    for position, header, body in read_frames(file, start, file.size()):
-        if header is None or header.relative != expected or not body_is_sound(header, body) or header.kind < DATA:
-            break
-        expected += header.span
-        end = position + header.frame_bytes
-    return expected - relative, end
-
-
-def append_record(store: Store, replica: Replica, operations: list[Operation]) -> None:
-    """Write and sync one record outside the committer, under the log's lock."""
-    state = replica.state
-    commit = state.commit + 1
-    record = encode_record(replica.lsn, COMMIT, commit, store.marker.proven(), {"t": state.time_us, "ops": operations})
-    journal = replica.journal.file_at(replica.base)
-    end = journal.write(record, replica.lsn - replica.base)
-    journal.sync()
-    state.apply(commit, state.time_us, operations)
-    replica.lsn = replica.base + end

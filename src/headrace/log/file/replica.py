@@ -9,6 +9,7 @@ from pathlib import Path
 from headrace.errors import CorruptJournal
 from headrace.log.file import checkpoint
 from headrace.log.file.journal import FILE_HEADER_BYTES, ROLL, Damage, Journal, Record
+from headrace.log.file.salvage import LostCommits, restore_topic
 from headrace.log.file.state import State
 
 logger = logging.getLogger("headrace.log")
@@ -20,6 +21,7 @@ class Replica:
     def __init__(self, journal: Journal, directory: Path) -> None:
         self.journal, self.directory = journal, directory
         self.damage: list[Damage] = []
+        self.lost = LostCommits()
         self.state, self.lsn, self.base = State(), 0, 0
         self.records_since_checkpoint = 0
         self.load()
@@ -53,23 +55,24 @@ class Replica:
             rolled = False
             for item in self.journal.records(self.base, self.lsn, stop):
                 if isinstance(item, Damage):
-                    if item.lsn >= max(proven, item.proven):
+                    if item.lsn >= max(proven, item.proven) and self._next_base() is None:
                         return item.lsn
                     self._step_over(item, stop)
                     continue
                 proven = max(proven, item.durable)
                 rolled = self._apply(item, each)
+            if not rolled and self._is_cut_off(proven if limit is None else limit):
+                rolled = self._step_over_end(proven if limit is None else limit)
             if not rolled or (limit is not None and self.lsn >= limit):
                 return None
 
     def _apply(self, record: Record, each: Callable[[Record], None] | None) -> bool:
         """Returns whether the journal goes on in another file."""
         if record.kind == ROLL:
-            self.state.rolled()
-            self.records_since_checkpoint = 0
-            self.base = record.end
-            self.lsn = record.end + FILE_HEADER_BYTES
+            self._go_to(record.end)
             return True
+        if self.damage:
+            self._make_up_for_loss(record)
         if each is not None:
             each(record)
         self.state.apply(record.commit, record.meta["t"], record.meta["ops"])
@@ -77,9 +80,49 @@ class Replica:
         self.records_since_checkpoint += 1
         return False
 
+    def _go_to(self, base: int) -> None:
+        """The journal goes on in the file that starts at a position."""
+        self.state.rolled()
+        self.records_since_checkpoint = 0
+        self.base, self.lsn = base, base + FILE_HEADER_BYTES
+
+    # Damage
+
     def _step_over(self, damage: Damage, stop: int) -> None:
-        """Remember the damage: a writer must look for the rows that the lost record spoke of before it appends (`recovery.reconcile`)."""
+        """Remember the damage: a writer must look for the rows that the lost record spoke of before it appends (`salvage.reconcile`)."""
         if all(known.lsn != damage.lsn for known in self.damage):
             self.damage.append(damage)
             logger.error("The journal is corrupt at byte %d of %s; going on behind it.", damage.position, damage.file)
-        self.lsn = damage.after if damage.after is not None else stop
+        self.lost.add_rest(self.state.commit + 1)
+        self.lsn = damage.after if damage.after is not None else -(-stop // 8) * 8
+
+    def _is_cut_off(self, goal: int) -> bool:
+        """Whether this file ends before it should: it was known to reach further, or its last record, which names the next file, is gone."""
+        return self.lsn < goal or (bool(self.damage) and self._next_base() is not None)
+
+    def _step_over_end(self, goal: int) -> bool:
+        """Go on in the next file, if there is one (then True); else nothing may be written where something was durable."""
+        file = self.journal.file_at(self.base)
+        following = self._next_base()
+        self._step_over(Damage(self.lsn, None, goal, str(file.path), self.lsn - self.base), goal if following is None else self.lsn)
+        if following is not None:
+            self._go_to(following)
+        return following is not None
+
+    def _next_base(self) -> int | None:
+        return min((base for base in self.journal.bases() if base > self.base), default=None)
+
+    def _make_up_for_loss(self, record: Record) -> None:
+        """A record may speak of what a lost one defined. What cannot be found again is left out, and said."""
+        if record.commit > self.state.commit + 1:
+            self.lost.add(self.state.commit + 1, record.commit)
+        possible = []
+        for operation in record.meta["ops"]:
+            kind, *arguments = operation
+            if kind in {"append", "adopt", "roll", "start"} and not self.state.has_partition(arguments[0], arguments[1]):
+                root = self.directory.parent
+                if not restore_topic(self.journal.disk, root, self.state, arguments[0], arguments[1], record.commit):
+                    logger.error("What commit %d did to the topic %r is lost: its definition is.", record.commit, arguments[0])
+                    continue
+            possible.append(operation)
+        record.meta["ops"] = possible

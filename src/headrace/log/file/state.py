@@ -102,6 +102,15 @@ class State:
         except KeyError:
             raise UnknownTopic(name, self.topics) from None
 
+    def has_partition(self, name: str, number: int) -> bool:
+        return name in self.topics and number < len(self.topics[name].partitions)
+
+    def restore(self, name: str, settings: dict[str, Any], directory: str, starts: list[int]) -> None:
+        """Define a topic outside of the journal, which has lost it. What is known of its partitions stays."""
+        known = self.topics[name].partitions if name in self.topics else []
+        partitions = [*known, *(PartitionState(start, start, start) for start in starts[len(known) :])]
+        self.topics[name] = TopicState(name, settings, directory, partitions, topic_info(name, settings))
+
     def apply(self, commit: int, time_us: int, operations: Iterable[Operation]) -> None:
         self.commit, self.time_us = commit, time_us
         for name, *arguments in operations:
@@ -121,7 +130,7 @@ class State:
                 self._roll(name, number)
 
     def _drop(self, name: str) -> None:
-        del self.topics[name]
+        self.topics.pop(name, None)
         self.producers = {key: value for key, value in self.producers.items() if not key.startswith(f"{name}\0")}
         self.queues = {key: value for key, value in self.queues.items() if not key.endswith(f"\0{name}")}
         for group in self.groups.values():
@@ -159,7 +168,7 @@ class State:
             self.transactions[name] = epoch
 
     def _sequence(self, name: str, sequence: int, places: dict[str, list[int]]) -> None:
-        producer = self.producers[name]
+        producer = self.producers.setdefault(name, ProducerState())
         producer.last, producer.seen_us = sequence, self.time_us
         producer.recent = [*producer.recent[1 - RECENT_SEQUENCES :], (sequence, self.commit, places)]
 

@@ -117,7 +117,7 @@ class Store:
                 newest.journal.file_at(newest.base).truncate(torn - newest.base)
             break
         if newest.damage:
-            from headrace.log.file.recovery import reconcile
+            from headrace.log.file.salvage import reconcile
 
             reconcile(self, newest)
 
