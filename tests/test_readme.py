@@ -1,5 +1,6 @@
 """Every snippet of the README runs: the blocks of a section one after the other, in an empty directory, Python sharing its names."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from headrace.testing.kafka_broker import KafkaBroker
 
 README = Path(__file__).parents[1] / "README.md"
 PLACEHOLDER = "kafka://localhost:9092"
@@ -51,8 +54,6 @@ SECTIONS = sections(README.read_text())
 
 
 def run_section(section: Section, directory: Path, address: str = PLACEHOLDER) -> subprocess.CompletedProcess[str]:
-    import json
-
     blocks = [(language, line, text.replace(PLACEHOLDER, address)) for language, line, text in section.blocks]
     environment = {name: value for name, value in os.environ.items() if name != "HEADRACE_LOG"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
@@ -79,6 +80,12 @@ def test_snippets_run(section: Section, tmp_path: Path) -> None:
 @pytest.mark.parametrize("section", choose(spark=True, kafka=False), ids=lambda each: each.title)
 def test_snippets_with_spark_run(section: Section, tmp_path: Path) -> None:
     run_section(section, tmp_path)
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("section", choose(spark=False, kafka=True), ids=lambda each: each.title)
+def test_snippets_with_kafka_run(section: Section, tmp_path: Path, kafka_broker: KafkaBroker) -> None:
+    run_section(section, tmp_path, kafka_broker.address)
 
 
 def test_a_snippet_that_fails_is_noticed(tmp_path: Path) -> None:
