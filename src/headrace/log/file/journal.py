@@ -39,6 +39,7 @@ class Record:
     commit: int
     meta: dict[str, Any]
     blob: memoryview
+    filling: memoryview  # up to the next multiple of 8; empty bytes, and not checked
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ def decode_record(data: memoryview, at: int, lsn: int) -> Record | None:
         raise NewerFormat(f"The journal was written in format {version}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
     meta = json.loads(bytes(data[text_at : text_at + text_bytes]))
     end = lsn + (stop - at) + (-(stop - at - _RECORD.size) % 8)
-    return Record(lsn, end, kind, durable, commit, meta, data[text_at + text_bytes : stop])
+    return Record(lsn, end, kind, durable, commit, meta, data[text_at + text_bytes : stop], data[stop : end - lsn + at])
 
 
 def _file_header(lsn: int) -> bytes:

@@ -10,7 +10,9 @@ import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
+from headrace.errors import NewerFormat
 from headrace.log.file.disk import Disk, DiskFile
 
 _MARK = struct.Struct("<4sHHIQ16sQ")
@@ -28,7 +30,8 @@ class Mark:
 class DurableMarker:
     def __init__(self, disk: Disk, path: Path, *, write: bool) -> None:
         self._file: DiskFile = disk.open(path, create=write, write=write)
-        self._inode, self._boot = path.stat().st_ino, disk.boot()
+        self.path, self._inode, self._boot = path, path.stat().st_ino, disk.boot()
+        self._guard = Lock()  # a file's lock does not keep threads apart
 
     def read(self) -> Mark | None:
         """The mark, or None if there is none that is whole."""
@@ -38,6 +41,8 @@ class DurableMarker:
                 return None
             magic, version, synced, crc, lsn, boot, inode = _MARK.unpack(data)
             if magic == _MAGIC and zlib.crc32(_MARK.pack(magic, version, synced, 0, lsn, boot, inode)) == crc:
+                if version > _VERSION:
+                    raise NewerFormat(f"{self.path} has format {version}; this Headrace knows {_VERSION}.", fix="upgrade Headrace.")
                 return Mark(lsn, boot, inode, bool(synced))
         return None
 
@@ -52,7 +57,7 @@ class DurableMarker:
 
     def publish(self, lsn: int, *, synced: bool = True, anew: bool = False) -> None:
         """Move the mark forward; never back, unless a recovery sets it anew."""
-        with self._file.locked():
+        with self._guard, self._file.locked():
             mark = self.read()
             if anew or mark is None or mark.lsn < lsn:
                 blank = _MARK.pack(_MAGIC, _VERSION, synced, 0, lsn, self._boot, self._inode)

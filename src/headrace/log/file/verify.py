@@ -9,7 +9,7 @@ from headrace.errors import CorruptionError
 from headrace.log.api import Finding
 from headrace.log.file import checkpoint
 from headrace.log.file.frame import HEADER_BYTES, body_is_sound
-from headrace.log.file.journal import FILE_HEADER_BYTES, ROLL, Damage, Journal
+from headrace.log.file.journal import FILE_HEADER_BYTES, ROLL, Damage, Journal, MissingJournal
 from headrace.log.file.segment import INDEX_SUFFIX, FrameIndex, Segment, SegmentPlace, damaged_copy, read_frames, segments_in
 
 if TYPE_CHECKING:
@@ -31,20 +31,35 @@ def verify_log(log: FileLog, topic: str | None) -> list[Finding]:
 def _journal(log: FileLog) -> Iterator[Finding]:
     journal = Journal(log.store.disk, log.store.journal_directory, write=False)
     mark = log.store.marker.read()
-    durable = mark.lsn if mark else 0
+    if mark is None:
+        yield Finding("corrupt", str(log.store.marker.path), 0, "how far the journal is durable cannot be read; the next commit writes it anew")
     bases = journal.bases()
-    for base in bases:
+    for base, following in zip(bases, [*bases[1:], None], strict=False):
         try:
-            if not journal.header_is_sound(base):
-                yield Finding("corrupt", str(journal.file_at(base).path), 0, "the header of this part of the commit journal is damaged")
-            for item in journal.records(base, base + FILE_HEADER_BYTES, min(journal.end_of(base), max(durable, base + FILE_HEADER_BYTES))):
-                if isinstance(item, Damage):
-                    yield Finding("corrupt", item.file, item.position, "the commit journal is damaged here")
-                elif item.kind == ROLL:
-                    break
-        except CorruptionError as error:
-            yield Finding("corrupt", str(log.store.journal_directory), 0, error.message)
+            yield from _journal_file(journal, base, mark.lsn if mark else 0, is_last=following is None)
+        except MissingJournal:
+            continue  # it was forgotten just now, or its maker was stopped before it was used
     journal.close()
+
+
+def _journal_file(journal: Journal, base: int, durable: int, *, is_last: bool) -> Iterator[Finding]:
+    """One file of the journal: up to what is known to be durable, if it is the last one; otherwise it must end in the record that names the next."""
+    file, first = journal.file_at(base), base + FILE_HEADER_BYTES
+    if not journal.header_is_sound(base):
+        yield Finding("corrupt", str(file.path), 0, "the header of this part of the commit journal is damaged")
+    end, limit = first, journal.end_of(base)
+    for item in journal.records(base, first, min(limit, max(durable, first)) if is_last else limit):
+        if isinstance(item, Damage):
+            yield Finding("corrupt", item.file, item.position, "the commit journal is damaged here")
+            end = item.after or limit
+            continue
+        if any(item.filling):
+            yield Finding("corrupt", str(file.path), item.end - base - len(item.filling), "the filling behind a record is not empty; the record is sound")
+        end = item.end
+        if item.kind == ROLL:
+            return
+    if not is_last or end < durable:
+        yield Finding("missing", str(file.path), end - base, "the commit journal ends too early")
 
 
 def _checkpoints(log: FileLog) -> Iterator[Finding]:
