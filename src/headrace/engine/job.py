@@ -1,28 +1,22 @@
-"""One micro-batch: ticks (a, b] of a query as one Spark job and one action."""
+"""The functions that a micro-batch's Spark job is made of, and the reading of its tasks' reports. `pipeline.builder` puts them together."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.engine.packing import PACKED, hello, pack
-from headrace.engine.shard import ShardFunction
-from headrace.engine.spec import BatchContext, BatchResult, InputSpec, QuerySpec
-from headrace.engine.tasks import ORDER_FIELDS, TopicRange, ranges
-from headrace.engine.ticks import Tick
-from headrace.log.schema import to_spark_ddl
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from headrace.engine.packing import hello, pack
+from headrace.engine.spec import BatchContext, BatchResult
+from headrace.engine.tasks import TopicRange
+from headrace.log.api import Staged
 
 
 @dataclass(frozen=True)
-class ReadFunction:
+class ReadRows:
     """Rows of the ranges whose numbers come in: what `mapInArrow` runs over `spark.range`."""
 
     ranges: tuple[TopicRange, ...]
@@ -36,25 +30,24 @@ class ReadFunction:
 
 @dataclass(frozen=True)
 class ReadAndPack:
-    """The same for inputs without row-local steps: rows never leave Python before the shuffle. The first task greets every shard."""
+    """The same where no row-local step stands between: rows never leave Python before the shuffle."""
 
     ranges: tuple[TopicRange, ...]
-    keys: tuple[tuple[str, ...], ...]  # by port
+    key: tuple[str, ...]
     log: str
     shards: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                if number == 0:
-                    yield hello(self.shards)
-                if number:
-                    piece = self.ranges[number - 1]
-                    yield from pack(piece.port, piece.read(self.log), self.keys[piece.port], self.shards)
+                piece = self.ranges[number]
+                yield from pack(piece.port, piece.read(self.log), self.key, self.shards)
 
 
 @dataclass(frozen=True)
-class PackFunction:
+class PackRows:
+    """Rows that come from Spark, to their shards."""
+
     port: int
     key: tuple[str, ...]
     shards: int
@@ -63,67 +56,34 @@ class PackFunction:
         return pack(self.port, batches, self.key, self.shards)
 
 
-def run_batch(spark: SparkSession, query: QuerySpec, context: BatchContext, before: Tick, ticks: Sequence[Tick]) -> BatchResult:
-    """Run the job and read its tasks' reports. Nothing is committed: that is the sinks' business."""
-    cores = spark_parallelism(spark)
-    packed = _packed_inputs(spark, query, context, before, ticks, cores)
-    for number, stage in enumerate(query.stages):
-        packed = packed.repartition(context.shards, "label").mapInArrow(ShardFunction(stage, context, number), PACKED)
-    packed.collect()
-    return read_reports(query, context)
+@dataclass(frozen=True)
+class Greet:
+    """A row for every shard, so that each runs also when no row is for it."""
+
+    shards: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                yield hello(self.shards)
 
 
-def _packed_inputs(spark: SparkSession, query: QuerySpec, context: BatchContext, before: Tick, ticks: Sequence[Tick], cores: int) -> DataFrame:
-    direct = [each for each in query.inputs if not each.row_steps]
-    pieces = [piece for each in direct for piece in _ranges(each, before, ticks, cores)]
-    keys = tuple(each.key for each in query.inputs)
-    count = len(pieces) + 1
-    packed = spark.range(0, count, 1, count).mapInArrow(ReadAndPack(tuple(pieces), keys, context.log, context.shards), PACKED)
-    for each in query.inputs:
-        if each.row_steps:
-            found = _ranges(each, before, ticks, cores)
-            if found:
-                packed = packed.unionAll(_through_spark(spark, each, found, context))
-    return packed
-
-
-def _ranges(spec: InputSpec, before: Tick, ticks: Sequence[Tick], cores: int) -> list[TopicRange]:
-    return ranges(spec.port, spec.topic, spec.rank, spec.columns, before, ticks, parts=cores)
-
-
-def _through_spark(spark: SparkSession, spec: InputSpec, pieces: list[TopicRange], context: BatchContext) -> DataFrame:
-    """Rows through Spark's own engine, for what is written in Spark SQL."""
-    schema = to_spark_ddl(pa.schema([*spec.schema, *ORDER_FIELDS]))
-    rows = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(ReadFunction(tuple(pieces), context.log), schema)
-    order = [f"`{field.name}`" for field in ORDER_FIELDS]
-    for step in spec.row_steps:
-        if step.condition is not None:
-            rows = rows.where(step.condition)
-        if step.columns is not None:
-            rows = rows.selectExpr(*(f"{expression} AS `{name}`" for name, expression in step.columns), *order)
-    return rows.mapInArrow(PackFunction(spec.port, spec.key, context.shards), PACKED)
-
-
-def spark_parallelism(spark: SparkSession) -> int:
-    """How many tasks run at once, as far as a session without a JVM gateway can tell."""
-    return int(spark.conf.get("spark.sql.shuffle.partitions", "2") or 2)
-
-
-def read_reports(query: QuerySpec, context: BatchContext) -> BatchResult:
-    result = BatchResult(ids={step: dict(context.ids.get(step, {})) for step in query.steps})
-    how = []
-    for number in range(len(query.stages)):
-        for shard in range(context.shards):
-            report = json.loads((context.job_directory / f"stage-{number}-{shard}.json").read_text())
-            how.append(report["how"])
-            for step, ids in report["ids"].items():
-                result.ids[step].update({int(group): name for group, name in ids.items()})
-            for view, file in report.get("views", {}).items():
-                result.views.setdefault(view, []).append(context.job_directory / file)
-            for name in ("rows_in", "rows_out"):
-                key = f"{query.stages[number].name}.{name}"
-                result.counts[key] = result.counts.get(key, 0) + report[name]
-    result.how = how
+def read_reports(context: BatchContext) -> BatchResult:
+    """What the tasks of a job made, from the small files they left."""
+    result = BatchResult(ids={step: dict(ids) for step, ids in context.ids.items()})
+    for path in sorted(context.job_directory.glob("*.json")):
+        report = json.loads(path.read_text())
+        for step, ids in report.get("ids", {}).items():
+            result.ids.setdefault(step, {}).update({int(group): name for group, name in ids.items()})
+        for view, file in report.get("views", {}).items():
+            result.views.setdefault(view, []).append(context.job_directory / file)
+        if "topic" in report:
+            places = {int(p): (file, rows) for p, (file, rows) in report["partitions"].items()}
+            result.topics.append(Staged(report["topic"], places, report["rows"]))
+        if "how" in report:
+            result.how.append(report["how"])
+        for name, count in report.get("counts", {}).items():
+            result.counts[name] = result.counts.get(name, 0) + count
     return result
 
 

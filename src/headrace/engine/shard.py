@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.engine.labels import labels
 from headrace.engine.local_store import LocalStore, StoreTransaction
@@ -24,6 +23,7 @@ from headrace.engine.state_files import StateFiles
 from headrace.engine.step_state import StepState
 from headrace.engine.tasks import ORDER_FIELDS, TICK
 from headrace.log.keys import partitions_by_key
+from headrace.operators.keys import encode_keys, key_groups
 
 _SIZES = b"\x00sizes"
 
@@ -34,7 +34,6 @@ class ShardFunction:
 
     stage: StageSpec
     context: BatchContext
-    number: int  # of the stage in its query
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         label, ports = unpack(batches)
@@ -59,13 +58,8 @@ class ShardFunction:
                 result, fresh = self._step(txn, rows, wanted, files, groups)
         finally:
             store.close()
-        report = {
-            "ids": fresh,
-            "how": how,
-            "rows_in": rows.num_rows if rows is not None else 0,
-            "rows_out": result.num_rows if result is not None else 0,
-        }
-        return result, report
+        counts = {f"{self.stage.name}.rows_in": rows.num_rows if rows else 0, f"{self.stage.name}.rows_out": result.num_rows if result else 0}
+        return result, {"ids": fresh, "how": how, "counts": counts}
 
     def _step(
         self, txn: StoreTransaction, rows: pa.Table | None, wanted: dict[str, Any], files: dict[str, StateFiles], groups: list[int]
@@ -87,27 +81,33 @@ class ShardFunction:
     # What goes on
 
     def _hand_on(self, shard: int, result: pa.Table | None, report: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-        if self.stage.next_key is not None and shard == 0:
+        following = self.stage.next
+        if isinstance(following, tuple | TopicTarget) and shard == 0:
             yield hello(self.context.shards)
         if result is None or not result.num_rows:
             return
+        placed = with_order(result, self.stage.key)
         for view in self.stage.views:
-            report.setdefault("views", {})[view.name] = self._write_changes(f"view-{view.name}-{shard}", result)
-        for port, topic in enumerate(self.stage.topics):
-            yield from _by_partition(port, topic, result, self.context.shards)
-        if self.stage.next_key is not None:
-            yield from pack(0, _with_order(result).to_batches(), self.stage.next_key, self.context.shards)
-
-    def _write_changes(self, name: str, rows: pa.Table) -> str:
-        path = self.context.job_directory / f"{name}-{os.urandom(4).hex()}.arrow"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with pa.ipc.new_file(str(path), rows.schema) as writer:
-            writer.write_table(rows)
-        return path.name
+            report.setdefault("views", {})[view] = write_changes(self.context.job_directory, f"view-{view}-{shard}", placed)
+        if isinstance(following, TopicTarget):
+            yield from by_partition(0, following, placed, self.context.shards)
+        elif isinstance(following, tuple):
+            yield from pack(0, placed.to_batches(), following, self.context.shards)
+        elif following == "rows":
+            yield from placed.to_batches(max_chunksize=100_000)
 
     def _report(self, shard: int, report: dict[str, Any]) -> None:
         """A small file a task: whichever attempt's is found, it stands for the same rows."""
-        write_report(self.context.job_directory, f"stage-{self.number}-{shard}", report)
+        write_report(self.context.job_directory, f"stage-{self.stage.name}-{shard}", report)
+
+
+def write_changes(directory: Path, name: str, rows: pa.Table) -> str:
+    """A view's changes in a file; returns its name."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}-{os.urandom(4).hex()}.arrow"
+    with pa.ipc.new_file(str(path), rows.schema) as writer:
+        writer.write_table(rows)
+    return path.name
 
 
 def write_report(directory: Path, name: str, report: dict[str, Any]) -> None:
@@ -134,16 +134,19 @@ def _is_sorted(columns: list[np.ndarray[Any, Any]]) -> bool:
     return bool(all((column[1:] == column[:-1]).all() for column in columns[1:3]) and (np.diff(columns[3]) > 0).all())
 
 
-def _with_order(rows: pa.Table) -> pa.Table:
-    """For the next stage: within a tick, results keep the order in which this shard gave them."""
-    count = rows.num_rows
-    numbers = pa.array(np.arange(count, dtype=np.int64))
-    zeros = pa.array(np.zeros(count, np.int32))
-    columns = {name: rows[name] for name in rows.column_names if name not in {"_rank", "_partition", "_offset"}}
-    return pa.table({**columns, "_rank": zeros, "_partition": zeros, "_offset": numbers})
+def with_order(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
+    """Results with their place in a tick: by key group, and within one as the kernel gave them. So it does not depend on the number of shards."""
+    groups = key_groups(encode_keys(rows, list(key))).astype(np.int32)
+    order = {
+        "_rank": pa.array(np.zeros(rows.num_rows, np.int32)),
+        "_partition": pa.array(groups),
+        "_offset": pa.array(np.arange(rows.num_rows, dtype=np.int64)),
+    }
+    columns = {name: rows[name] for name in rows.column_names if name not in {TICK, *order}}
+    return pa.table({**columns, TICK: rows[TICK], **order})
 
 
-def _by_partition(port: int, topic: TopicTarget, rows: pa.Table, shards: int) -> Iterator[pa.RecordBatch]:
+def by_partition(port: int, topic: TopicTarget, rows: pa.Table, shards: int) -> Iterator[pa.RecordBatch]:
     """Blobs for the tasks that write a topic: task t has the partitions p with p % shards == t."""
     batch = rows.combine_chunks().to_batches()[0]
     chosen = partitions_by_key(batch, topic.key, topic.partitions) if topic.key else np.zeros(batch.num_rows, np.int32)
@@ -152,7 +155,3 @@ def _by_partition(port: int, topic: TopicTarget, rows: pa.Table, shards: int) ->
         part = batch.filter(mask)
         if part.num_rows:
             yield packed_rows([labels(shards)[task]], port, [to_blob(part)])
-
-
-def ticks_in(rows: pa.Table) -> list[int]:
-    return sorted(pc.unique(rows[TICK]).to_pylist())

@@ -1,40 +1,14 @@
-"""What a micro-batch needs to know, as plain data that Spark can carry to its workers: inputs, stages, and the context of one batch."""
+"""What a micro-batch needs to know, as plain data that Spark can carry to its workers: stages, and the context of one batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow as pa
-
 from headrace.engine.state_files import StateIds
+from headrace.log.api import Staged
 from headrace.operators.kernel import Kernel
-
-
-@dataclass(frozen=True)
-class RowStep:
-    """A row-local step, in Spark SQL: columns to make (all of them), and a condition to keep rows by."""
-
-    name: str
-    columns: tuple[tuple[str, str], ...] | None = None
-    condition: str | None = None
-    failed: str | None = None  # true for a row on which an expression failed
-    divert: bool = False
-
-
-@dataclass(frozen=True)
-class InputSpec:
-    """A topic that a stage reads, what is done to each row on the way, and the key it is sent to shards by."""
-
-    port: int
-    topic: str
-    rank: int
-    is_table: bool
-    columns: tuple[str, ...]
-    schema: pa.Schema
-    row_steps: tuple[RowStep, ...]
-    key: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -46,12 +20,9 @@ class HostedStep:
 
 
 @dataclass(frozen=True)
-class ViewTarget:
-    name: str
-
-
-@dataclass(frozen=True)
 class TopicTarget:
+    """A derived topic: rows go to its partitions by its key."""
+
     name: str
     key: tuple[str, ...]
     partitions: int
@@ -59,30 +30,16 @@ class TopicTarget:
 
 @dataclass(frozen=True)
 class StageSpec:
-    """Kernels with one key, in one shuffle. What the last one gives goes to targets, or to the next stage by another key."""
+    """Kernels with one key behind one shuffle, and where the last one's rows go: into views, and on to what is next.
+
+    `next`: nothing, rows for Spark ("rows"), blobs for a stage by another key (a tuple of columns), or blobs for the tasks that write a topic.
+    """
 
     name: str
     steps: tuple[HostedStep, ...]
-    views: tuple[ViewTarget, ...] = ()
-    topics: tuple[TopicTarget, ...] = ()
-    next_key: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True)
-class QuerySpec:
-    """Everything that moves together: committed in one ledger entry."""
-
-    name: str
-    inputs: tuple[InputSpec, ...]
-    stages: tuple[StageSpec, ...]
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(each.topic for each in self.inputs))
-
-    @property
-    def steps(self) -> tuple[str, ...]:
-        return tuple(step.name for stage in self.stages for step in stage.steps)
+    key: tuple[str, ...]  # of the rows that come out
+    views: tuple[str, ...] = ()
+    next: str | tuple[str, ...] | TopicTarget | None = None
 
 
 @dataclass(frozen=True)
@@ -109,10 +66,10 @@ class BatchContext:
 
 @dataclass
 class BatchResult:
-    """What a batch made, from its tasks' reports: new state ids, files with changes, rows staged for topics, and counts."""
+    """What a batch made, from its tasks' reports: new state ids, files with a view's changes, rows staged for topics, and counts."""
 
     ids: dict[str, StateIds] = field(default_factory=dict)
     views: dict[str, list[Path]] = field(default_factory=dict)
-    topics: dict[str, list[object]] = field(default_factory=dict)
+    topics: list[Staged] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-    how: Sequence[str] = ()
+    how: list[str] = field(default_factory=list)

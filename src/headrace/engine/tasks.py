@@ -74,7 +74,5 @@ def ranges(port: int, topic: str, rank: int, columns: Sequence[str], before: Tic
         start, stop = before.end(topic, partition), last.end(topic, partition)
         cuts = [start + (stop - start) * piece // pieces for piece in range(pieces + 1)]
         numbers, ends = tuple(tick.number for tick in ticks), tuple(tick.end(topic, partition) for tick in ticks)
-        found += [
-            TopicRange(port, topic, partition, rank, tuple(columns), a, b, numbers, ends) for a, b in pairwise(cuts) if b > a
-        ]
+        found += [TopicRange(port, topic, partition, rank, tuple(columns), a, b, numbers, ends) for a, b in pairwise(cuts) if b > a]
     return found

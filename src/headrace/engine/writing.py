@@ -1,0 +1,88 @@
+"""Tasks that put a batch's rows aside for its commit: rows of a derived topic, in order and staged in the log; a view's changes, in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from headrace.engine.labels import labels
+from headrace.engine.packing import unpack
+from headrace.engine.shard import by_partition, write_changes, write_report
+from headrace.engine.spec import BatchContext, TopicTarget
+from headrace.engine.tasks import ORDER_FIELDS, TICK
+from headrace.log.spark.handles import shared_log
+from headrace.log.spark.options import Address
+from headrace.operators.keys import encode_keys
+
+_ORDER = [field.name for field in ORDER_FIELDS]
+
+
+@dataclass(frozen=True)
+class WriteTopic:
+    """Behind a shuffle by partition: within a tick rows are written in order of key and, for one key, of change, so the topic does not depend on shards."""
+
+    target: TopicTarget
+    context: BatchContext
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        label, ports = unpack(batches)
+        if label is None:
+            return
+        tables = [table for found in ports.values() for table in found]
+        if tables:
+            rows = _in_topic_order(pa.concat_tables(tables), self.target.key)
+            ticks, counts = np.unique(rows[TICK].to_numpy(), return_counts=True)
+            plain = rows.drop_columns([name for name in rows.column_names if name in _ORDER])
+            staged = shared_log(Address(self.context.log)).stage(self.target.name, plain.to_batches())
+            report = {
+                "topic": staged.topic, "rows": staged.rows, "partitions": {str(p): list(place) for p, place in staged.partitions.items()},
+                "ticks": [ticks.tolist(), counts.tolist()],
+            }  # fmt: skip
+            write_report(self.context.job_directory, f"topic-{self.target.name}-{labels(self.context.shards).index(label)}", report)
+        yield from ()
+
+
+def _in_topic_order(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
+    """By tick and key; rows of one key and tick stay in the order of change in which their shard gave them."""
+    rows = rows.combine_chunks()
+    columns = [rows[name].to_numpy() for name in ("_offset", "_partition", "_rank")]
+    if key:
+        keys = encode_keys(rows, list(key)).cast(pa.binary())
+        columns.append(pc.rank(keys, sort_keys="ascending", tiebreaker="dense").to_numpy())
+    return rows.take(pa.array(np.lexsort([*columns, rows[TICK].to_numpy()])))
+
+
+@dataclass(frozen=True)
+class PackForTopic:
+    """Rows of Spark's to the tasks that write a topic."""
+
+    target: TopicTarget
+    shards: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                yield from by_partition(0, self.target, pa.Table.from_batches([batch]), self.shards)
+
+
+@dataclass(frozen=True)
+class WriteView:
+    """Rows of Spark's into a file of changes for a view."""
+
+    view: str
+    context: BatchContext
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = [batch for batch in batches if batch.num_rows]
+        task = TaskContext.get()
+        if found and task is not None:
+            rows = pa.Table.from_batches(found)
+            name = f"view-{self.view}-p{task.partitionId()}"  # a second attempt replaces the first
+            file = write_changes(self.context.job_directory, name, rows)
+            write_report(self.context.job_directory, name, {"views": {self.view: file}})
+        yield from ()

@@ -1,0 +1,171 @@
+"""From the plan to one Spark job: the DataFrame whose single action computes all outputs of a pipeline for some ticks.
+
+Rows stay in Python where the plan allows it: a topic without row-local steps is read and packed in one go, a stage hands blobs to the next, and writes its
+views itself. Where Spark SQL stands between, rows go through Spark. A step with several consumers is kept, so that it is not computed again for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.engine.job import Greet, PackRows, ReadAndPack, ReadRows
+from headrace.engine.packing import PACKED
+from headrace.engine.shard import ShardFunction
+from headrace.engine.spec import BatchContext, HostedStep, StageSpec, TopicTarget
+from headrace.engine.tasks import ORDER_FIELDS, TopicRange, ranges
+from headrace.engine.ticks import Tick
+from headrace.engine.writing import PackForTopic, WriteTopic, WriteView
+from headrace.log.api import CHANGE_TYPE
+from headrace.log.schema import to_spark_ddl
+from headrace.pipeline.hosting import kernel_of
+from headrace.pipeline.plan import (
+    ChangesStep,
+    KeyByStep,
+    Output,
+    PipelinePlan,
+    SelectStep,
+    Step,
+    TopicOutput,
+    TopicStep,
+    UnionStep,
+    ViewOutput,
+    WhereStep,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_CHANGE_FIELD = pa.field(CHANGE_TYPE, pa.string(), nullable=False)
+_ORDER = [f"`{field.name}`" for field in ORDER_FIELDS]
+
+
+class JobBuilder:
+    """Builds one batch's job. `ticks` are those after `before`."""
+
+    def __init__(self, spark: SparkSession, plan: PipelinePlan, context: BatchContext, before: Tick, ticks: Sequence[Tick], cores: int) -> None:
+        self.spark, self.plan, self.context, self.before, self.ticks, self.cores = spark, plan, context, before, ticks, cores
+        self._rows: dict[str, DataFrame] = {}
+        self._kept: list[DataFrame] = []
+        self._ranks = {step.name: rank for rank, step in enumerate(sorted(plan.inputs, key=lambda each: (not each.is_table, each.topic)))}
+
+    def job(self) -> DataFrame:
+        """All outputs in one DataFrame without rows: computing it writes the files that the commit refers to."""
+        leaves: list[DataFrame] = []
+        for step in self.plan.steps():
+            outputs = [each for each in self.plan.outputs if each.input is step]
+            if outputs:
+                leaves += self._leaves(step, outputs)
+        return reduce(lambda left, right: left.unionAll(right), leaves)
+
+    def forget(self) -> None:
+        for rows in self._kept:
+            rows.unpersist()
+
+    # Outputs
+
+    def _leaves(self, step: Step, outputs: list[Output]) -> list[DataFrame]:
+        """Where a stage feeds nothing but views and at most one topic, it serves them itself."""
+        views = [each for each in outputs if isinstance(each, ViewOutput)]
+        topics = [each for each in outputs if isinstance(each, TopicOutput)]
+        if step.stateful and len(topics) <= 1 and len(self.plan.consumers(step)) == len(outputs):
+            target = self._target(topics[0]) if topics else None
+            packed = self._stage(step, tuple(view.name for view in views), target)
+            return [self._written(packed, target) if target else packed]
+        rows = self.rows(step)
+        written = [rows.mapInArrow(WriteView(view.name, self.context), PACKED) for view in views]
+        for output in topics:
+            target = self._target(output)
+            packed = rows.mapInArrow(PackForTopic(target, self.context.shards), PACKED)
+            written.append(self._written(packed.unionAll(self._greeting()), target))
+        return written
+
+    @staticmethod
+    def _target(output: TopicOutput) -> TopicTarget:
+        return TopicTarget(output.name, output.input.key, output.partitions)
+
+    def _written(self, packed: DataFrame, target: TopicTarget) -> DataFrame:
+        return packed.repartition(self.context.shards, "label").mapInArrow(WriteTopic(target, self.context), PACKED)
+
+    # Rows
+
+    def rows(self, step: Step) -> DataFrame:
+        """A step's rows as Spark has them: the user's columns, a table's `_change_type`, and the pipeline's order."""
+        if step.name not in self._rows:
+            made = self._make_rows(step)
+            if len(self.plan.consumers(step)) > 1 and not isinstance(step, TopicStep):
+                made = made.persist()
+                self._kept.append(made)
+            self._rows[step.name] = made
+        return self._rows[step.name]
+
+    def _make_rows(self, step: Step) -> DataFrame:
+        if isinstance(step, TopicStep):
+            return self._read_rows(step)
+        if isinstance(step, SelectStep):
+            return self._selected(step)
+        if isinstance(step, WhereStep):
+            return self.rows(step.input).where(step.expression.safe)
+        if isinstance(step, KeyByStep):
+            return self.rows(step.input)
+        if isinstance(step, UnionStep):
+            first, *others = (self.rows(each) for each in step.inputs)
+            return reduce(lambda left, right: left.unionByName(right), others, first)
+        if isinstance(step, ChangesStep):
+            names = [f"`{name}`" for name in step.input.schema.names]
+            return self.rows(step.input).selectExpr(*names, f"`{CHANGE_TYPE}` AS `{step.column}`", *_ORDER)
+        return self._stage(step, (), "rows", schema=self._spark_schema(step))
+
+    def _selected(self, step: SelectStep) -> DataFrame:
+        columns = [f"{expression.safe} AS `{name}`" for (name, _), expression in zip(step.columns, step.expressions, strict=True)]
+        change = [f"`{CHANGE_TYPE}`"] if step.is_table else []
+        return self.rows(step.input).selectExpr(*columns, *change, *_ORDER)
+
+    def _spark_schema(self, step: Step) -> str:
+        change = [_CHANGE_FIELD] if step.is_table else []
+        return to_spark_ddl(pa.schema([*step.schema, *change, *ORDER_FIELDS]))
+
+    def _ranges(self, step: TopicStep) -> tuple[TopicRange, ...]:
+        columns = [*step.schema.names, *([CHANGE_TYPE] if step.is_table else [])]
+        return tuple(ranges(0, step.topic, self._ranks[step.name], columns, self.before, self.ticks, parts=self.cores))
+
+    def _tasks(self, count: int) -> DataFrame:
+        return self.spark.range(0, count, 1, max(1, count))
+
+    def _read_rows(self, step: TopicStep) -> DataFrame:
+        found = self._ranges(step)
+        return self._tasks(len(found)).mapInArrow(ReadRows(found, self.context.log), self._spark_schema(step))
+
+    # Stages
+
+    def _stage(self, step: Step, views: tuple[str, ...], following: str | tuple[str, ...] | TopicTarget | None, *, schema: str = PACKED) -> DataFrame:
+        hosted = HostedStep(step.name, kernel_of(step))
+        stage = StageSpec(step.name, (hosted,), step.key, views, following)
+        packed = reduce(lambda left, right: left.unionAll(right), [self._packed(each, stage_key(step)) for each in step.inputs])
+        return packed.repartition(self.context.shards, "label").mapInArrow(ShardFunction(stage, self.context), schema)
+
+    def _packed(self, step: Step, key: tuple[str, ...]) -> DataFrame:
+        """A step's rows on their way to the shards of a stage."""
+        alone = len(self.plan.consumers(step)) == 1
+        while isinstance(step, KeyByStep):
+            step = step.input
+        if isinstance(step, TopicStep):
+            found = self._ranges(step)
+            if not found:
+                return self._greeting()
+            read = self._tasks(len(found)).mapInArrow(ReadAndPack(found, key, self.context.log, self.context.shards), PACKED)
+            return read.unionAll(self._greeting())
+        if step.stateful and alone:
+            return self._stage(step, (), key)
+        return self.rows(step).mapInArrow(PackRows(0, key, self.context.shards), PACKED).unionAll(self._greeting())
+
+    def _greeting(self) -> DataFrame:
+        return self._tasks(1).mapInArrow(Greet(self.context.shards), PACKED)
+
+
+def stage_key(step: Step) -> tuple[str, ...]:
+    """What a stateful step's rows are sent to shards by."""
+    return tuple(getattr(step, "by", None) or getattr(step, "on", None) or step.key)

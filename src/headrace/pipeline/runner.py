@@ -1,0 +1,203 @@
+"""The runner: cuts ticks, runs batches, commits them, until it is told to stop.
+
+It alone writes a pipeline's ticks and ledger. It holds nothing that is not in the log or the state directory: killed at any moment, the next one goes on at the ledger's tick.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from headrace.engine.cutter import MOST_ROWS_A_TICK, next_ticks
+from headrace.engine.job import clean_up, read_reports
+from headrace.engine.spec import BatchContext, BatchResult
+from headrace.engine.state_files import new_id
+from headrace.engine.ticks import Tick, TickJournal, beginning
+from headrace.errors import ConfigurationError, TopicExists
+from headrace.log import open_log
+from headrace.log.api import Log, TopicInfo
+from headrace.log.schema import to_ddl
+from headrace.pipeline.builder import JobBuilder
+from headrace.pipeline.plan import PipelinePlan, TopicOutput, TopicStep, ViewOutput
+from headrace.sinks.commit import commit_batch
+from headrace.sinks.ledger import Ledger, LedgerEntry
+from headrace.sinks.views import ViewStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.pipeline.pipeline import Pipeline
+
+logger = logging.getLogger("headrace.pipeline")
+QUERY = "main"
+TICK_EVERY_S = 0.2
+MOST_TICKS_A_BATCH = 2_000
+MOST_ROWS_A_BATCH = 4_000_000
+
+
+class Runner:
+    """One run of a pipeline. `step()` does one batch; `run()` goes on until stopped."""
+
+    def __init__(
+        self, plan: PipelinePlan, log: Log, spark: SparkSession, state: Path, *, shards: int | None = None, local: Path | None = None
+    ) -> None:
+        self.plan, self.log, self.spark, self.state = plan, log, spark, state.absolute()
+        self.local = (local or self.state / "local").absolute()
+        self.cores = int(spark.conf.get("spark.sql.shuffle.partitions", "2") or 2)
+        self.shards = shards or self.cores
+        self.state.mkdir(parents=True, exist_ok=True)
+        self._make_topics()
+        self.ledger = Ledger(log, plan.name)
+        self.journal = TickJournal(log, plan.name)
+        self.ledger.take_over()
+        self.views = self._open_views()
+        self._begin()
+        self.last_result: BatchResult | None = None
+
+    # Beginning
+
+    def _make_topics(self) -> None:
+        """Make the topics that are missing; those that are there must fit."""
+        known = set(self.log.topics())
+        for step in self.plan.inputs:
+            if step.topic not in known:
+                self._create(step.topic, step, step.partitions, dict(step.settings))
+            else:
+                _check_fits(step, self.log.topic(step.topic))
+        for output in self.plan.outputs:
+            if isinstance(output, TopicOutput) and output.name not in known:
+                self._create(output.name, output.input, output.partitions, dict(output.settings))
+
+    def _create(self, name: str, step: Any, partitions: int, settings: dict[str, Any]) -> None:
+        ddl = to_ddl(step.schema)
+        if step.is_table:
+            self.log.create_table(name, ddl, primary_key=step.key, partitions=partitions, exist_ok=True, **settings)
+        else:
+            self.log.create_topic(name, ddl, key=step.key or None, partitions=partitions, exist_ok=True, **settings)
+
+    def _open_views(self) -> ViewStore | None:
+        outputs = [each for each in self.plan.outputs if isinstance(each, ViewOutput)]
+        if not outputs:
+            return None
+        store = ViewStore(self.state / "views.db")
+        for output in outputs:
+            store.declare(output.name, output.input.schema, output.input.key)
+        return store
+
+    def _begin(self) -> None:
+        """Tick 0 says where each input began when the pipeline was first run."""
+        if self.journal.last is None:
+            self._record([beginning({topic: self.log.start_offsets(topic) for topic in self.topics})])
+
+    @property
+    def topics(self) -> list[str]:
+        return sorted({step.topic for step in self.plan.inputs})
+
+    def _record(self, ticks: Sequence[Tick]) -> None:
+        tx = self.ledger.transaction()
+        self.journal.record(tx, ticks)
+        self.ledger.commit(tx)
+        self.journal.refresh()
+
+    # Going on
+
+    @property
+    def tick(self) -> int:
+        """The last tick that is in the ledger."""
+        entry = self.ledger.last(QUERY)
+        return entry.tick if entry else 0
+
+    def cut(self, *, forced: bool = False, most_rows: int = MOST_ROWS_A_TICK) -> int:
+        """Record the ticks that are due. Returns how many."""
+        last = self.journal.last
+        assert last is not None
+        ticks = next_ticks(self.log, self.topics, last, time.time_ns() // 1000, most_rows=most_rows, forced=forced)
+        if ticks:
+            self._record(ticks)
+        return len(ticks)
+
+    def step(self, most_ticks: int = MOST_TICKS_A_BATCH) -> bool:
+        """One batch, if there are ticks that the ledger does not have. Returns whether there were."""
+        entry = self.ledger.last(QUERY) or LedgerEntry(0, QUERY, 0)
+        before = self.journal.at(entry.tick)
+        newest = self.journal.last
+        if before is None or newest is None:
+            raise ConfigurationError(f"The ticks of {self.plan.name!r} do not reach back to {entry.tick}.", fix="replay the pipeline.")
+        ticks = self._bounded(before, self.journal.between(entry.tick, min(newest.number, entry.tick + most_ticks)))
+        if not ticks:
+            return False
+        self._batch(entry, before, ticks)
+        return True
+
+    def _bounded(self, before: Tick, ticks: Sequence[Tick]) -> Sequence[Tick]:
+        """As many ticks as make a batch of bounded size; at least one."""
+        for count, tick in enumerate(ticks):
+            rows = sum(end - before.end(topic, p) for topic, parts in tick.ends.items() for p, end in parts.items())
+            if rows > MOST_ROWS_A_BATCH and count:
+                return ticks[:count]
+        return ticks
+
+    def _batch(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> None:
+        context = BatchContext(
+            self.plan.name, self.log.address, self.state, self.local, new_id(), self.shards, entry.tick, ticks[-1].number,
+            {step: dict(ids) for step, ids in entry.states.items()},
+        )  # fmt: skip
+        builder = JobBuilder(self.spark, self.plan, context, before, ticks, self.cores)
+        try:
+            builder.job().collect()
+            result = read_reports(context)
+            committed = LedgerEntry(self.ledger.epoch, QUERY, ticks[-1].number, result.ids)
+            topics = {output.name: output.partitions for output in self.plan.outputs if isinstance(output, TopicOutput)}
+            commit_batch(self.ledger, self.views, committed, result.views, result.topics, topics)
+            self.last_result = result
+        finally:
+            builder.forget()
+            clean_up(context)
+
+    def run(self, *, until_caught_up: bool = False, stop: Event | None = None) -> None:
+        """Batches until `stop` is set, or until everything that is there now has been taken in."""
+        stopped = stop or Event()
+        while not stopped.is_set():
+            started = time.monotonic()
+            self.cut()
+            worked = self.step()
+            if until_caught_up and not worked:
+                return
+            stopped.wait(max(0.0, TICK_EVERY_S - (time.monotonic() - started)))
+
+    def close(self) -> None:
+        if self.views is not None:
+            self.views.close()
+
+
+def _check_fits(step: TopicStep, info: TopicInfo) -> None:
+    """A topic that is there must have the declared columns and key."""
+    if (info.schema, info.key, info.is_table) != (to_ddl(step.schema), step.key, step.is_table):
+        raise TopicExists(
+            f"The topic {step.topic!r} is there with another schema or key: {info.schema} (key: {', '.join(info.key) or 'none'}).",
+            fix="declare it in the pipeline as it is.",
+        )
+
+
+def run(
+    pipeline: Pipeline, *, log: str | None = None, state: str | Path | None = None, shards: int | None = None, until_caught_up: bool = False,
+    stop: Event | None = None, **spark_options: Any,
+) -> None:  # fmt: skip
+    """Run a pipeline in this process until it is stopped."""
+    from headrace.spark_session import spark as session
+
+    address = log or pipeline.log
+    if address is None:
+        raise ConfigurationError(f"The pipeline {pipeline.name!r} has no log.", fix="pass log=…, or Pipeline(name, log=…).")
+    plan = pipeline.plan()
+    opened = open_log(address)
+    runner = Runner(plan, opened, session(**spark_options), Path(state or f"{pipeline.name}.state"), shards=shards)
+    try:
+        runner.run(until_caught_up=until_caught_up, stop=stop)
+    finally:
+        runner.close()
+        opened.close()

@@ -1,0 +1,48 @@
+"""The commit of a batch: views, derived topics and the ledger."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.log.api import Staged
+from headrace.sinks.ledger import Ledger, LedgerEntry
+from headrace.sinks.views import ViewStore
+
+
+def commit_batch(
+    ledger: Ledger,
+    views: ViewStore | None,
+    entry: LedgerEntry,
+    changes: Mapping[str, Sequence[Path]],
+    staged: Sequence[Staged],
+    topics: Mapping[str, int],
+) -> None:
+    """The steps:
+
+    1. views: one SQL transaction, with their tick in it; ticks they already have are dropped
+    2. derived topics and the ledger entry: one log transaction, refused if a newer runner has taken over
+
+    A crash between the two is harmless: the run resumes at the ledger's tick, computes the same rows again, and the views drop what they have.
+    """
+    if views is not None:  # 1
+        views.commit(entry.tick, entry.epoch, {name: in_order(files) for name, files in changes.items()})
+    tx = ledger.transaction()  # 2
+    for part in staged:
+        tx.adopt(part)
+    for topic, partitions in topics.items():
+        for partition in range(partitions):
+            tx.append_control(topic, partition, json.dumps({"version": 1, "tick": entry.tick}).encode())
+    ledger.add(tx, entry)
+    ledger.commit(tx)
+
+
+def in_order(files: Sequence[Path]) -> pa.Table:
+    """A view's changes from all shards: by tick, and within one as the shard gave them."""
+    rows = pa.concat_tables([pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all() for path in files])
+    order = np.lexsort([rows["_offset"].to_numpy(), rows["_tick"].to_numpy()])
+    return rows.take(pa.array(order)).drop_columns(["_rank", "_partition", "_offset"])
