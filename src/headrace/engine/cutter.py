@@ -20,12 +20,12 @@ def next_ticks(log: Log, topics: Iterable[str], last: Tick, now_us: int, *, most
     ticks: list[Tick] = []
     while True:
         ends = _merged(last.ends, limit)
-        rows = _rows_between(last.ends, ends)
+        rows = rows_between(last.ends, ends)
         if rows <= most_rows:
             break
         cut_us = _last_time_within(log, last.ends, ends, most_rows, now_us)
         ends = _merged(last.ends, _ends_at(log, ends, cut_us))
-        if _rows_between(last.ends, ends) == rows:
+        if rows_between(last.ends, ends) == rows:
             break
         last = Tick(last.number + 1, max(last.time_us, min(cut_us, now_us)), ends)
         ticks.append(last)
@@ -39,7 +39,8 @@ def _merged(last: Ends, limit: Ends) -> Ends:
     return {topic: {p: max(end, last.get(topic, {}).get(p, 0)) for p, end in parts.items()} for topic, parts in {**last, **limit}.items()}
 
 
-def _rows_between(before: Ends, after: Ends) -> int:
+def rows_between(before: Ends, after: Ends) -> int:
+    """How many offsets lie between two moments."""
     return sum(end - before.get(topic, {}).get(p, 0) for topic, parts in after.items() for p, end in parts.items())
 
 
@@ -56,8 +57,8 @@ def _last_time_within(log: Log, before: Ends, limit: Ends, most_rows: int, now_u
     low, high = 0, now_us
     while low < high:
         middle = (low + high + 1) // 2
-        within = _rows_between(before, _merged(before, _ends_at(log, limit, middle))) <= most_rows
+        within = rows_between(before, _merged(before, _ends_at(log, limit, middle))) <= most_rows
         low, high = (middle, high) if within else (low, middle - 1)
-    if _rows_between(before, _merged(before, _ends_at(log, limit, low))):
+    if rows_between(before, _merged(before, _ends_at(log, limit, low))):
         return low
     return low + 1  # one commit larger than the bound is taken whole

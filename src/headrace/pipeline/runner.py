@@ -6,13 +6,14 @@ It alone writes a pipeline's ticks and ledger. It holds nothing that is not in t
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from headrace.engine.cutter import MOST_ROWS_A_TICK, next_ticks
+from headrace.engine.cutter import MOST_ROWS_A_TICK, next_ticks, rows_between
 from headrace.engine.job import clean_up, read_reports
 from headrace.engine.spec import BatchContext, BatchResult
 from headrace.engine.state_files import new_id
@@ -23,8 +24,9 @@ from headrace.log.api import Log, TopicInfo
 from headrace.log.schema import to_ddl
 from headrace.pipeline.builder import JobBuilder
 from headrace.pipeline.plan import PipelinePlan, TopicOutput, TopicStep, ViewOutput
+from headrace.pipeline.status import Status, write_status
 from headrace.sinks.commit import commit_batch
-from headrace.sinks.ledger import Ledger, LedgerEntry
+from headrace.sinks.ledger import MAIN_QUERY, Ledger, LedgerEntry, RunnerFenced
 from headrace.sinks.views import ViewStore
 
 if TYPE_CHECKING:
@@ -33,10 +35,11 @@ if TYPE_CHECKING:
     from headrace.pipeline.pipeline import Pipeline
 
 logger = logging.getLogger("headrace.pipeline")
-QUERY = "main"
 TICK_EVERY_S = 0.2
 MOST_TICKS_A_BATCH = 2_000
 MOST_ROWS_A_BATCH = 4_000_000
+LONGEST_PAUSE_S = 60.0
+MOST_FAILURES = 20
 
 
 class Runner:
@@ -57,6 +60,9 @@ class Runner:
         self.views = self._open_views()
         self._begin()
         self.last_result: BatchResult | None = None
+        self.started, self.batches, self.failures = time.time(), 0, 0
+        self.last_error: str | None = None
+        self._state_bytes = 0
 
     # Beginning
 
@@ -108,7 +114,7 @@ class Runner:
     @property
     def tick(self) -> int:
         """The last tick that is in the ledger."""
-        entry = self.ledger.last(QUERY)
+        entry = self.ledger.last(MAIN_QUERY)
         return entry.tick if entry else 0
 
     def cut(self, *, forced: bool = False, most_rows: int = MOST_ROWS_A_TICK) -> int:
@@ -122,7 +128,7 @@ class Runner:
 
     def step(self, most_ticks: int = MOST_TICKS_A_BATCH) -> bool:
         """One batch, if there are ticks that the ledger does not have. Returns whether there were."""
-        entry = self.ledger.last(QUERY) or LedgerEntry(0, QUERY, 0)
+        entry = self.ledger.last(MAIN_QUERY) or LedgerEntry(0, MAIN_QUERY, 0)
         before = self.journal.at(entry.tick)
         newest = self.journal.last
         if before is None or newest is None:
@@ -150,9 +156,10 @@ class Runner:
         try:
             builder.job().collect()
             result = read_reports(context)
-            committed = LedgerEntry(self.ledger.epoch, QUERY, ticks[-1].number, result.ids)
+            committed = LedgerEntry(self.ledger.epoch, MAIN_QUERY, ticks[-1].number, result.ids)
             topics = {output.name: output.partitions for output in self.plan.outputs if isinstance(output, TopicOutput)}
             commit_batch(self.ledger, self.views, committed, result.views, result.topics, topics)
+            self.batches += 1
             self.last_result = result
         finally:
             builder.forget()
@@ -162,12 +169,66 @@ class Runner:
         """Batches until `stop` is set, or until everything that is there now has been taken in."""
         stopped = stop or Event()
         while not stopped.is_set():
-            started = time.monotonic()
+            started, before = time.monotonic(), self.tick
             self.cut()
-            worked = self.step()
-            if until_caught_up and not worked:
+            worked = self._step_or_wait(stopped)
+            if worked:
+                self._tell(before, time.monotonic() - started)
+            elif until_caught_up and self.last_error is None:
                 return
             stopped.wait(max(0.0, TICK_EVERY_S - (time.monotonic() - started)))
+
+    def _step_or_wait(self, stopped: Event) -> bool:
+        """A batch that fails is tried again, after a while that grows; one that has lost the pipeline to another runner is not."""
+        try:
+            worked = self.step()
+        except RunnerFenced:
+            raise
+        except Exception as error:
+            self.failures += 1
+            self.last_error = f"{type(error).__name__}: {error}"
+            pause = min(LONGEST_PAUSE_S, 2.0 ** min(self.failures, 10))
+            logger.exception("A batch of %s failed; trying again in %.0f s.", self.plan.name, pause)
+            if self.failures > MOST_FAILURES:
+                raise
+            stopped.wait(pause)
+            return False
+        if worked:
+            self.failures, self.last_error = 0, None
+        return worked
+
+    def _tell(self, before: int, seconds: float) -> None:
+        """Leave word of how it goes, for `headrace status`."""
+        entry, newest = self.ledger.last(MAIN_QUERY), self.journal.last
+        start, now = self.journal.at(before), self.journal.at(entry.tick if entry else 0)
+        if entry is None or newest is None or start is None or now is None:
+            return
+        rows = rows_between(start.ends, now.ends)
+        behind = rows_between(now.ends, self.log.snapshot(self.topics))
+        size = sum(path.stat().st_size for path in (self.state / "steps").glob("*/*.state")) if self.batches % 20 == 1 else self._state_bytes
+        self._state_bytes = size
+        write_status(
+            self.state,
+            Status(
+                pipeline=self.plan.name,
+                process=os.getpid(),
+                epoch=self.ledger.epoch,
+                shards=self.shards,
+                started=self.started,
+                updated=time.time(),
+                tick=entry.tick,
+                newest_tick=newest.number,
+                batch_seconds=seconds,
+                batch_rows=rows,
+                rows_per_second=rows / max(seconds, 1e-9),
+                rows_behind=behind,
+                state_bytes=size,
+                batches=self.batches,
+                failures=self.failures,
+                last_error=self.last_error,
+                counts=self.last_result.counts if self.last_result else {},
+            ),
+        )
 
     def close(self) -> None:
         if self.views is not None:

@@ -15,6 +15,7 @@ from headrace.errors import FencedError, NewerFormat, NoteConflict
 from headrace.log.api import Log, Position, Transaction
 
 VERSION = 1
+MAIN_QUERY = "main"
 _SCHEMA = "version INT, epoch BIGINT, query STRING, tick BIGINT, states STRING, `at` TIMESTAMP"
 StateIds = Mapping[int, str]
 
@@ -41,7 +42,9 @@ class LedgerEntry:
         stored = json.loads(text)
         if stored["version"] > VERSION:
             raise NewerFormat(f"The ledger has format {stored['version']}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
-        states = {step: {group: name for first, last, name in ranges for group in range(first, last + 1)} for step, ranges in stored["states"].items()}
+        states = {
+            step: {group: name for first, last, name in ranges for group in range(first, last + 1)} for step, ranges in stored["states"].items()
+        }
         return cls(stored["epoch"], stored["query"], stored["tick"], states)
 
 

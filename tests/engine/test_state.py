@@ -1,0 +1,166 @@
+"""State without Spark: files and their chains, the local store brought to an id by whatever way, folding, sweeping."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.engine.local_store import LocalStore
+from headrace.engine.state_files import GROUPS, StateFiles, StateIds
+from headrace.engine.step_state import StepState
+from headrace.errors import CorruptionError
+
+ALL = range(GROUPS)
+STEP = "step"
+
+
+class Shard:
+    """A shard as the engine drives it, with one step."""
+
+    def __init__(self, root: Path, groups: range = ALL) -> None:
+        self.files, self.groups, self.local = StateFiles(root / "files"), groups, root / f"local-{groups.start}-{groups.stop}"
+        self.sizes: dict[str, list[int]] = {}
+        self.how = ""
+
+    def batch(self, ids: StateIds, changes: dict[bytes, bytes | None]) -> StateIds:
+        """Apply changes on top of a state; returns the new one's ids."""
+        store = LocalStore(self.local, list(self.groups))
+        wanted = {STEP: {group: name for group, name in ids.items() if group in self.groups}}
+        with store.transaction() as txn:
+            self.how = txn.bring_to(wanted, [STEP], {STEP: self.files})
+            state = StepState(txn, 1)
+            state.put(list(changes), list(changes.values()))
+            fresh = {STEP: state.write(self.files, wanted[STEP], list(self.groups), self.sizes)}
+            undo = txn.keep_undo(list(state.undo), list(state.undo.values()))
+            txn.stamp(fresh, [STEP], before=wanted, undo=undo)
+        store.close()
+        return fresh[STEP]
+
+    def content(self, ids: StateIds) -> dict[bytes, bytes]:
+        """What the local store holds once brought to a state."""
+        store = LocalStore(self.local, list(self.groups))
+        with store.transaction() as txn:
+            self.how = txn.bring_to({STEP: ids}, [STEP], {STEP: self.files})
+            found = {key[2:]: value for group in self.groups for key, value in txn.scan(bytes([1, group]))}
+        store.close()
+        return found
+
+
+def in_files(files: StateFiles, ids: StateIds) -> dict[bytes, bytes]:
+    return {key: value for content in files.load(ALL, ids).values() for key, value in content.items()}
+
+
+def some_changes(rng: random.Random, count: int) -> dict[bytes, bytes | None]:
+    return {b"k%d" % rng.randrange(200): None if rng.random() < 0.2 else b"v%d" % rng.randrange(10**6) for _ in range(count)}
+
+
+def apply(model: dict[bytes, bytes], changes: dict[bytes, bytes | None]) -> dict[bytes, bytes]:
+    return {key: value for key, value in {**model, **changes}.items() if value is not None}
+
+
+def test_state_in_files_and_in_the_store_agree_with_a_plain_model(tmp_path: Path) -> None:
+    shard, rng = Shard(tmp_path), random.Random(1)
+    ids: StateIds = {}
+    model: dict[bytes, bytes] = {}
+    for number in range(30):
+        changes = some_changes(rng, 40)
+        ids, model = shard.batch(ids, changes), apply(model, changes)
+        assert shard.how == ("rebuilt" if number == 0 else "there")
+        assert in_files(shard.files, ids) == model
+    assert shard.content(ids) == model
+
+
+def test_a_repeated_batch_goes_back_by_the_undo_and_gives_the_same(tmp_path: Path) -> None:
+    shard, rng = Shard(tmp_path), random.Random(2)
+    first = shard.batch({}, some_changes(rng, 100))
+    changes = some_changes(rng, 100)
+    failed = shard.batch(first, changes)
+    again = shard.batch(first, changes)
+    assert shard.how == "undone"
+    assert failed != again
+    assert in_files(shard.files, failed) == in_files(shard.files, again) == shard.content(again)
+    assert shard.content(first) == in_files(shard.files, first)
+
+
+def test_a_store_that_is_elsewhere_is_rebuilt(tmp_path: Path) -> None:
+    shard, rng = Shard(tmp_path), random.Random(3)
+    states: list[StateIds] = [{}]
+    for _ in range(5):
+        states.append(shard.batch(states[-1], some_changes(rng, 50)))
+    assert shard.content(states[2]) == in_files(shard.files, states[2])
+    assert shard.how == "rebuilt"
+    assert shard.content(states[5]) == in_files(shard.files, states[5])
+
+
+@pytest.mark.parametrize("damage", ["deleted", "truncated", "foreign", "another boot"])
+def test_a_store_that_was_lost_or_damaged_is_rebuilt(tmp_path: Path, damage: str) -> None:
+    shard = Shard(tmp_path)
+    ids = shard.batch({}, some_changes(random.Random(4), 150))
+    data, about = shard.local / "data.mdb", shard.local / "about.json"
+    if damage == "deleted":
+        data.unlink()
+    elif damage == "truncated":
+        data.write_bytes(data.read_bytes()[:-4096])
+    elif damage == "foreign":
+        about.write_text("{}")
+    else:
+        about.write_text(about.read_text().replace('"boot": "', '"boot": "00'))
+    assert shard.content(ids) == in_files(shard.files, ids)
+    assert shard.how == "rebuilt"
+
+
+def test_more_or_fewer_shards_regroup_the_same_state(tmp_path: Path) -> None:
+    whole, rng = Shard(tmp_path), random.Random(5)
+    ids = whole.batch({}, some_changes(rng, 150))
+    parts = [Shard(tmp_path, range(50)), Shard(tmp_path, range(50, GROUPS))]
+    changes = some_changes(rng, 100)
+    expected = apply(in_files(whole.files, ids), changes)
+    import pyarrow as pa
+
+    from headrace.operators.keys import key_groups
+
+    for part in parts:
+        mine = {key: value for key, value in changes.items() if key_groups(pa.array([key], pa.binary()))[0] in part.groups}
+        ids = {**ids, **part.batch(ids, mine)}
+    assert in_files(whole.files, ids) == expected
+    assert whole.content(ids) == expected
+
+
+def test_deltas_are_folded_before_they_outgrow_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.engine.step_state._FOLD_BYTES", 200)
+    shard, rng = Shard(tmp_path), random.Random(6)
+    ids: StateIds = {}
+    model: dict[bytes, bytes] = {}
+    for _ in range(120):
+        changes = some_changes(rng, 30)
+        ids, model = shard.batch(ids, changes), apply(model, changes)
+    assert in_files(shard.files, ids) == model
+    longest = max(len(list(shard.files.chain(group, name))) for group, name in ids.items())
+    assert longest < 100
+    reached = shard.files.reachable([ids])
+    removed = shard.files.sweep(reached, older_than_s=0, now_s=time.time() + 1)
+    assert removed > 0
+    assert in_files(shard.files, ids) == model
+
+
+def test_keys_too_long_for_the_store_are_kept_apart(tmp_path: Path) -> None:
+    shard = Shard(tmp_path)
+    keys = {b"x" * 1000 + bytes([number]): b"%d" % number for number in range(5)}
+    ids = shard.batch({}, dict(keys))
+    store = LocalStore(shard.local, list(ALL))
+    with store.transaction() as txn:
+        assert txn.bring_to({STEP: ids}, [STEP], {STEP: shard.files}) == "there"
+        assert StepState(txn, 1).get(list(keys)) == list(keys.values())
+    store.close()
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    shard = Shard(tmp_path)
+    ids = shard.batch({}, some_changes(random.Random(7), 10))
+    (path,) = (tmp_path / "files").glob("*.state")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(CorruptionError, match=path.name):
+        in_files(shard.files, ids)
