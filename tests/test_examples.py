@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.java import require_java
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 EXPECTED = {
     "01_produce_and_consume": "stored 1000\nfast read 1000\nslow read 300\nslow is behind by 700\n",
@@ -21,5 +23,7 @@ def test_every_example_is_tested() -> None:
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.spark if "spark" in name else ()) for name in EXPECTED])
 def test_examples_run(name: str, tmp_path: Path) -> None:
+    if "spark" in name:
+        require_java()
     done = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, EXPECTED[name]), done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.testing.kafka_broker import KafkaBroker
+from tests.java import require_java
 
 README = Path(__file__).parents[1] / "README.md"
 PLACEHOLDER = "kafka://localhost:9092"
@@ -79,6 +80,7 @@ def test_snippets_run(section: Section, tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("section", choose(spark=True, kafka=False), ids=lambda each: each.title)
 def test_snippets_with_spark_run(section: Section, tmp_path: Path) -> None:
+    require_java()
     run_section(section, tmp_path)
 
 

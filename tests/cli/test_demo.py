@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.cli.demo import Checks, in_order, orders, same_set
+from tests.java import require_java
 
 # A till that forgets an append, and one that sends an order nobody placed.
 SABOTAGE = """
@@ -30,6 +31,7 @@ sys.exit(len(Dishonest(directory / "log", directory / "checkpoint", 1).run()))
 
 @pytest.mark.spark
 def test_the_demo_ends_well(tmp_path: Path) -> None:
+    require_java()
     command = [str(Path(sys.executable).with_name("headrace")), "demo", "--keep", str(tmp_path / "log")]
     done = subprocess.run(command, env={**os.environ, "DEMO_SECONDS": "6"}, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -40,6 +42,7 @@ def test_the_demo_ends_well(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_the_demo_notices_what_is_wrong(tmp_path: Path) -> None:
+    require_java()
     done = subprocess.run([sys.executable, "-c", SABOTAGE, tmp_path], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode >= 4, done.stdout + done.stderr
     for what in ("BAD orders stored", "BAD each once, and none invented", "BAD each order has one invoice", "BAD orders in the slow group's report"):
