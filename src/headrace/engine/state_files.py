@@ -114,7 +114,7 @@ class StateFiles:
 
     @staticmethod
     def _folded(files: Sequence[StateFile], group: int) -> dict[bytes, bytes]:
-        state: dict[bytes, bytes] = {}
+        state: dict[bytes, bytes | None] = {}
         for file in reversed(files):
             rows = file.rows(group)
             state.update(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True))
