@@ -1,15 +1,24 @@
-"""Fixtures that every test may use: a real Kafka broker, started once, when the first test asks for it."""
+"""Fixtures that every test may use: a real Kafka broker and a Spark session, each started once, when the first test asks for it."""
 
 import os
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from headrace.testing.kafka_broker import BrokerUnavailable, KafkaBroker
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 # Spark's workers run on the interpreter that runs the tests, not on whatever `python3` is.
 os.environ["PYSPARK_PYTHON"] = sys.executable
+
+# A busy machine makes any single example slow; that is no bug.
+settings.register_profile("headrace", deadline=None)
+settings.load_profile("headrace")
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +33,19 @@ def kafka_broker() -> Iterator[KafkaBroker]:
         pytest.skip(f"no Kafka broker: {error}")
     yield broker
     broker.stop()
+
+
+@pytest.fixture(scope="session")
+def spark() -> "Iterator[SparkSession]":
+    """Two tasks at a time and little memory. Skips where there is no Java; with CI=true that is a failure."""
+    import headrace
+    from headrace.errors import ConfigurationError
+
+    try:
+        session = headrace.spark("tests", master="local[2]", driver_memory="1g")
+    except ConfigurationError as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"CI needs Spark: {error}")
+        pytest.skip(f"no Spark: {error}")
+    yield session
+    session.stop()

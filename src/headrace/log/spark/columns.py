@@ -53,7 +53,7 @@ def check_readable(wanted: StructType, info: TopicInfo, *, headers: bool) -> Non
     for field in arrow_schema(wanted):
         if field.name not in full.names:
             raise UnknownColumn(field.name, full.names, where=f"The topic {info.name!r}")
-        if not field.type.equals(full.field(field.name).type):
+        if not (fits(field.type, full.field(field.name).type) and fits(full.field(field.name).type, field.type)):
             raise ConfigurationError(
                 f"The schema given for reading {info.name!r} has {field.name!r} as {field.type}; the topic has {full.field(field.name).type}.",
                 fix="leave the schema out: the topic has one.",
@@ -115,17 +115,24 @@ def _spark_name(field: pa.Field) -> str:
 
 def fits(given: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether every value of one type has its place in another."""
-    if given.equals(wanted) or types.is_null(given):
+    if types.is_null(given):
         return True
-    if is_variant(wanted) or is_spatial(wanted) or is_variant(given) or is_spatial(given):
-        return False
+    if any(map(_is_marked, (given, wanted))):
+        return bool(given.equals(wanted, check_metadata=True))
     if types.is_nested(wanted):
         return _nested_fits(given, wanted)
+    if given.equals(wanted):
+        return True
     if types.is_integer(given):
         return _integer_fits(given, wanted)
     if types.is_decimal(given) and types.is_decimal(wanted):
         return bool(wanted.scale >= given.scale and wanted.precision - wanted.scale >= given.precision - given.scale)
     return bool(types.is_float32(given) and types.is_float64(wanted))
+
+
+def _is_marked(kind: pa.DataType) -> bool:
+    """Types that Arrow carries as structs like any other, with a mark on one part."""
+    return is_variant(kind) or is_spatial(kind)
 
 
 def _integer_fits(given: pa.DataType, wanted: pa.DataType) -> bool:

@@ -1,0 +1,156 @@
+"""Streaming: every row exactly once, whatever is repeated, restarted, lost or done twice; and batches of the size that was asked for."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F  # noqa: N812
+
+from tests.log.spark.conftest import Place, batch_rows, orders
+
+pytestmark = pytest.mark.spark
+
+
+def test_available_now_reads_everything_in_batches_of_the_size_asked_for(place: Place) -> None:
+    source, target = place.topic("source"), place.topic("target")
+    place.append(source, orders(0, 90), partition=0)
+    place.append(source, orders(90, 10), partition=1)
+    query = place.copy(source, target, {"maxRowsPerBatch": 40})
+    assert batch_rows(query) == [40, 40, 20], "30 + 10, 40 + 0, 20 + 0"
+    assert place.numbers(target) == list(range(100))
+    ends = [progress["sources"][0]["endOffset"] for progress in query.recentProgress]
+    assert '"0": 30' in str(ends[0]).replace("'", '"'), "what one partition does not need, the other gets"
+
+
+def test_a_restart_goes_on_where_it_stopped(any_place: Place) -> None:
+    source, target = any_place.topic("source"), any_place.topic("target")
+    any_place.append(source, orders(0, 100))
+    any_place.copy(source, target, {"maxRowsPerBatch": 60})
+    assert any_place.numbers(target) == list(range(100))
+    any_place.append(source, orders(100, 50))
+    query = any_place.copy(source, target)
+    assert batch_rows(query) == [50]
+    assert any_place.numbers(target) == list(range(150))
+
+
+def test_a_repeated_batch_is_stored_once(any_place: Place) -> None:
+    source, target = any_place.topic("source"), any_place.topic("target")
+    any_place.append(source, orders(0, 100))
+    any_place.copy(source, target, {"maxRowsPerBatch": 50})
+    before = any_place.log.end_offsets(target)
+    any_place.forget_commit(1)
+    repeated = any_place.copy(source, target, {"splitRows": 7})  # the same rows in other tasks are the same batch
+    assert batch_rows(repeated)[0] == 50, "Spark did repeat it"
+    assert any_place.log.end_offsets(target) == before
+    any_place.append(source, orders(100, 10))
+    any_place.copy(source, target)
+    assert any_place.numbers(target) == list(range(110))
+
+
+def test_a_lost_checkpoint_is_refused_not_skipped(any_place: Place) -> None:
+    source, target = any_place.topic("source"), any_place.topic("target")
+    any_place.append(source, orders(0, 100))
+    any_place.copy(source, target, {"maxRowsPerBatch": 50})
+    with pytest.raises(StreamingQueryException, match="BatchConflict: The query writes batch 0 .* but batch 1 is stored already") as refused:
+        any_place.copy(source, target, {"maxRowsPerBatch": 50}, checkpoint="another")
+    assert "give it another writer name" in str(refused.value)
+    assert any_place.numbers(target) == list(range(100))
+
+
+def test_the_older_of_two_queries_with_one_writer_is_fenced(place: Place) -> None:
+    source, mine, theirs = place.topic("source"), place.topic("mine"), place.topic("theirs")
+    rows = place.stream(source, columns="order_id,customer_id,note")
+    place.append(source, orders(0, 10))
+    older = place.start(rows, mine, checkpoint="older", processingTime="100 milliseconds")
+    older.processAllAvailable()
+    newer = place.start(rows, theirs, checkpoint="newer", processingTime="100 milliseconds")
+    try:
+        newer.processAllAvailable()
+        place.append(source, orders(10, 10))
+        with pytest.raises(StreamingQueryException, match="TransactionFenced: A newer query writes as"):
+            older.processAllAvailable()
+        newer.processAllAvailable()
+    finally:
+        newer.stop()
+    assert place.numbers(mine) == list(range(10))
+    assert place.numbers(theirs) == list(range(20))
+
+
+def test_a_streaming_write_needs_a_name(place: Place) -> None:
+    source, target = place.topic("source"), place.topic("target")
+    query = (
+        place.stream(source, columns="order_id,customer_id,note")
+        .writeStream.format("headrace")
+        .options(log=place.address, topic=target, checkpointLocation=str(place.directory / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    with pytest.raises(StreamingQueryException, match="needs the option 'writer'"):
+        query.awaitTermination(60)
+
+
+def test_a_stream_that_does_not_fit_is_refused_at_its_start(place: Place) -> None:
+    source, target = place.topic("source"), place.topic("target")
+    place.append(source, orders(0, 10))
+    query = place.start(place.stream(source, columns="order_id,note"), target)
+    with pytest.raises(StreamingQueryException, match="a column 'customer_id' that the DataFrame lacks"):
+        query.awaitTermination(60)
+    assert sum(place.log.end_offsets(target).values()) == 0
+
+
+def test_a_batch_whose_task_fails_leaves_nothing_and_is_repeated(place: Place) -> None:
+    source, target, switch = place.topic("source", partitions=4), place.topic("target"), place.directory / "broken"
+    place.append(source, orders(0, 100))
+    switch.touch()
+    path = str(switch)
+
+    @F.udf("string", useArrow=False)
+    def fragile(note: str) -> str:
+        if note == "order 77" and Path(path).exists():
+            raise ValueError("the switch is on")
+        return note
+
+    rows = place.stream(source, columns="order_id,customer_id,note").withColumn("note", fragile("note"))
+    with pytest.raises(StreamingQueryException, match="the switch is on"):
+        place.start(rows, target).awaitTermination(60)
+    assert sum(place.log.end_offsets(target).values()) == 0
+    assert place.staged() == []
+    switch.unlink()
+    place.start(rows, target).awaitTermination(60)
+    assert place.numbers(target) == list(range(100))
+
+
+def test_latest_means_the_same_when_the_first_batch_is_repeated(place: Place) -> None:
+    """Spark does not store where a first batch began; asked again after a crash, "latest" would skip its rows."""
+    source, target = place.topic("source"), place.topic("target")
+    place.append(source, orders(0, 10))
+    rows = place.stream(source, columns="order_id,customer_id,note", startingOffsets="latest")
+    query = place.start(rows, target, processingTime="100 milliseconds")
+    query.processAllAvailable()
+    query.stop()
+    assert place.numbers(target) == []
+    place.forget_commit(0)
+    place.append(source, orders(10, 10))
+    place.copy(source, target, {"startingOffsets": "latest"})
+    assert place.numbers(target) == list(range(10, 20)), "rows that came between the two runs are not skipped"
+
+
+def test_it_follows_a_topic_that_grows(any_place: Place) -> None:
+    source, target = any_place.topic("source"), any_place.topic("target")
+    query = any_place.start(any_place.stream(source, columns="order_id,customer_id,note"), target, processingTime="100 milliseconds")
+    try:
+        for first in range(0, 60, 20):
+            any_place.append(source, orders(first, 20))
+            wait_for(lambda: len(any_place.numbers(target)) == first + 20)  # noqa: B023
+    finally:
+        query.stop()
+    assert any_place.numbers(target) == list(range(60))
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
