@@ -84,6 +84,31 @@ class UnknownGroup(InputError, KeyError):
         return str(self.args[0])
 
 
+class UnknownView(InputError, KeyError):
+    """No view of that name."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"There is no view {name!r}: {nearest(name, known)}")
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class BadQuery(InputError):
+    """A query over views that cannot be run, may not be run, or took too long."""
+
+
+class ChangesGone(InputError):
+    """A reader asks for changes of a view that are no longer kept. `kept_after` is the tick from which they are, `tick` the one the view shows."""
+
+    def __init__(self, view: str, asked: int, kept_after: int, tick: int) -> None:
+        super().__init__(
+            f"The changes of the view {view!r} since tick {asked} are not there: it keeps those after tick {kept_after}, and shows tick {tick}.",
+            fix=f"read the whole view, which shows tick {tick}, and follow it from there.",
+        )
+        self.view, self.asked, self.kept_after, self.tick = view, asked, kept_after, tick
+
+
 class TopicExists(InputError):
     """A topic of that name is there already."""
 

@@ -1,0 +1,251 @@
+"""The embedded view store: all views of a pipeline in one SQLite database, written by its runner. Readers, in any process, open `view_reader.py`.
+
+A commit is one SQL transaction over all views with the tick they show, so that views read together never contradict each other, and a commit that is
+repeated after a crash changes nothing: rows of ticks that a view has are dropped. `view_file.py` says what the database looks like.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import BadName, BadSchema, BugError, ConfigurationError, FencedError, IncompatibleChange, UnknownView
+from headrace.log.api import CHANGE_TYPE, CHANGE_TYPES, INSERT
+from headrace.log.ddl import refuse_duplicates
+from headrace.log.names import check_name
+from headrace.log.schema import check_key, schema_to_bytes, to_ddl
+from headrace.operators.kernel import TICK
+from headrace.sinks.view_changes import MOST_CHANGES, keep
+from headrace.sinks.view_file import ViewInfo, open_for_writing, read_view, read_views, translated
+from headrace.sinks.view_reader import ViewReader
+from headrace.sinks.view_table import ViewTable, quoted
+from headrace.sinks.view_writing import append_rows, apply_changes, has_null_keys
+
+MOST_STREAM_ROWS = 100_000
+
+
+class ViewStore:
+    """Views in one file. With `write=False` it only reads. Of each view the newest `most_changes` changes are kept for those who follow it."""
+
+    def __init__(self, path: Path, *, write: bool = True, most_changes: int = MOST_CHANGES) -> None:
+        self.path, self.most_changes = Path(path), most_changes
+        self._db = open_for_writing(self.path) if write else None
+        self._declared: dict[str, ViewTable] = {}
+        self._lock = threading.Lock()
+        self.reader = ViewReader(self.path)
+
+    def close(self) -> None:
+        self.reader.close()
+        if self._db is not None:
+            self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    # Declaring
+
+    def declare(self, view: str, schema: pa.Schema, key: tuple[str, ...] = (), *, most_rows: int = MOST_STREAM_ROWS) -> ViewInfo:
+        """Make a view, or check that the one that is there fits. Without a key it is a stream, of which the newest `most_rows` rows are kept.
+
+        IncompatibleChange if it was made with other columns or another key.
+        """
+        _check_declaration(view, schema, key)
+        with self._transaction() as db:
+            stored = {info.name.lower(): info for info in read_views(db)}.get(view.lower())
+            if stored is None:
+                _create(db, view, schema, key, most_rows)
+            else:
+                _check_same(stored, view, schema, key)
+                db.execute(
+                    "UPDATE _views SET schema = ?, most_rows = ? WHERE number = ?",
+                    (schema_to_bytes(_merged(stored.schema, schema)), None if key else most_rows, stored.number),
+                )
+            info = read_view(db, view)
+        self._declared[view] = ViewTable(info)
+        return info
+
+    # Committing
+
+    def fence(self, epoch: int) -> None:
+        """Refuse commits of runs before `epoch` from now on."""
+        with self._transaction() as db:
+            self._take_epoch(db, epoch)
+
+    def commit(self, tick: int, epoch: int, changes: Mapping[str, pa.Table], *, views: Collection[str] | None = None) -> None:
+        """Bring declared views, all or those named, to `tick`, in one transaction. The steps:
+
+        1. look at the changes: columns, order, ticks; nothing is written if they are not as they must be
+        2. take the database's write lock, and refuse a run that a newer one has replaced
+        3. for each view: drop changes of ticks it has, apply the others, keep them for followers, and set its tick
+        4. commit: everything is there, and on disk, or nothing is
+
+        If the last step fails its outcome is unknown; a repeated commit is right in both cases.
+        """
+        moving = list(self._declared if views is None else views)
+        checked = {name: _checked(self._table(name), rows, tick) for name, rows in changes.items()}  # 1
+        if left_out := sorted(checked.keys() - set(moving)):
+            raise BugError(f"Changes of the view {left_out[0]!r} came with a commit that does not move it.")
+        with self._transaction() as db:  # 2, 4
+            self._take_epoch(db, epoch)
+            for name in moving:  # 3
+                self._advance(db, name, tick, checked.get(name))
+
+    def _take_epoch(self, db: sqlite3.Connection, epoch: int) -> None:
+        (stored,) = db.execute("SELECT epoch FROM _ledger").fetchone()
+        if epoch < stored:
+            raise FencedError(
+                f"A newer run (epoch {stored}) writes the views in {self.path}; this one has epoch {epoch}.",
+                fix="stop this run: the newer one goes on where it stopped. Nothing of this commit was stored.",
+            )
+        if epoch > stored:
+            db.execute("UPDATE _ledger SET epoch = ?", (epoch,))
+
+    def _advance(self, db: sqlite3.Connection, name: str, tick: int, changes: pa.Table | None) -> None:
+        self._table(name)
+        info = read_view(db, name)
+        if tick <= info.tick:
+            return
+        new = None if changes is None else _after(changes, info.tick)
+        if new is not None and new.num_rows:
+            self._write(db, info, new)
+        db.execute("UPDATE _views SET tick = ? WHERE number = ?", (tick, info.number))
+
+    def _write(self, db: sqlite3.Connection, info: ViewInfo, changes: pa.Table) -> None:
+        table = ViewTable(info)
+        if info.is_stream:
+            append_rows(db, table, changes)
+        else:
+            if not info.null_keys and has_null_keys(changes, info.key):
+                _show_null_keys(db, table)
+            apply_changes(db, table, changes)
+        kept = keep(db, info, changes, self.most_changes)
+        db.execute(
+            "UPDATE _views SET kept_after = ?, kept_rows = ?, kept_bytes = ? WHERE number = ?", (kept.after, kept.rows, kept.size, info.number)
+        )
+
+    def _table(self, name: str) -> ViewTable:
+        if name not in self._declared:
+            raise UnknownView(name, self._declared)
+        return self._declared[name]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """The write lock from the start, so that nothing changes between a check and what rests on it."""
+        if self._db is None:
+            raise ConfigurationError(f"{self.path} was opened for reading only.", fix="open it with ViewStore(path).")
+        with self._lock, translated(self.path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+
+
+# Declarations
+
+
+def _check_declaration(view: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
+    check_name(view, what="view")
+    if view.startswith("_") or view.lower().startswith("sqlite_"):
+        raise BadName(f"{view!r} cannot be a view.", fix="choose a name that starts with neither '_' nor 'sqlite_'.")
+    to_ddl(schema)
+    refuse_duplicates(list(schema), where=f"The view {view!r}")
+    if reserved := [name for name in schema.names if name.lower() in {TICK, CHANGE_TYPE}]:
+        raise BadSchema(f"The view {view!r} has the column {reserved[0]!r}, a name that is reserved.", fix="rename it with select.")
+    check_key(schema, key, where=f"the view {view!r}")
+
+
+def _create(db: sqlite3.Connection, view: str, schema: pa.Schema, key: tuple[str, ...], most_rows: int) -> None:
+    columns = "name, schema, key, most_rows, tick, null_keys, kept_after, kept_rows, kept_bytes"
+    stored = (view, schema_to_bytes(schema), json.dumps(key), None if key else most_rows)
+    db.execute(f"INSERT INTO _views ({columns}) VALUES (?, ?, ?, ?, 0, 0, 0, 0, 0)", stored)  # noqa: S608
+    table = ViewTable(read_view(db, view))
+    db.execute(table.create())
+    db.execute(table.create_view(null_keys=False))
+
+
+def _check_same(stored: ViewInfo, view: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
+    if stored.name != view:
+        raise BadName(f"There is a view {stored.name!r} already, and SQL does not tell case apart.", fix=f"choose another name than {view!r}.")
+    if differences := list(_differences(stored, schema, key)):
+        raise IncompatibleChange(
+            f"The view {view!r} was made with other columns or another key than its step gives now: {'; '.join(differences)}.",
+            fix="undo the change, or build the view anew beside the old one with `headrace replay FILE --as VERSION`.",
+        )
+
+
+def _differences(stored: ViewInfo, schema: pa.Schema, key: tuple[str, ...]) -> Iterator[str]:
+    before, after = ({field.name: field for field in each} for each in (stored.schema, schema))
+    yield from (f"{name!r} is gone" for name in before if name not in after)
+    yield from (f"{name!r} is new" for name in after if name not in before)
+    for name in before.keys() & after.keys():
+        if not before[name].type.equals(after[name].type):
+            old, new = (to_ddl(pa.schema([each[name].with_nullable(True).with_metadata(None)])) for each in (before, after))
+            yield f"{old!r} is now {new!r}"
+    if stored.key != key:
+        yield f"the key was ({', '.join(stored.key)}) and is now ({', '.join(key)})"
+    elif before.keys() == after.keys() and stored.schema.names != schema.names:
+        yield f"the order of the columns was {', '.join(stored.schema.names)}"
+
+
+def _merged(stored: pa.Schema, declared: pa.Schema) -> pa.Schema:
+    """Comments and the like as declared now; a column that could be null stays one that can."""
+    fields = [new.with_nullable(new.nullable or old.nullable) for old, new in zip(stored, declared, strict=True)]
+    return pa.schema(fields, declared.metadata)
+
+
+def _show_null_keys(db: sqlite3.Connection, table: ViewTable) -> None:
+    """From now on SQL must turn back what stands for a null key."""
+    db.execute("UPDATE _views SET null_keys = 1 WHERE number = ?", (table.info.number,))
+    db.execute(f"DROP VIEW {quoted(table.info.name)}")
+    db.execute(table.create_view(null_keys=True))
+
+
+# Changes
+
+
+def _checked(table: ViewTable, changes: pa.Table, tick: int) -> pa.Table:
+    """The changes with exactly the view's columns, `_tick` and `_change_type`. What is not as promised is a fault of whoever computed it."""
+    info = table.info
+    where = f"Changes for the view {info.name!r}"
+    if missing := [name for name in [*info.schema.names, TICK] if name not in changes.schema.names]:
+        raise BugError(f"{where} lack the column {missing[0]!r}.")
+    for field in info.schema:
+        if not changes.schema.field(field.name).type.equals(field.type):
+            raise BugError(f"{where} have {changes.schema.field(field.name)}, not {field}.")
+    ticks = changes[TICK].to_numpy()
+    if len(ticks) and (ticks[-1] > tick or (np.diff(ticks) < 0).any()):
+        raise BugError(f"{where} are not in the order of their ticks, or go beyond tick {tick}.")
+    return changes.select([*info.schema.names, TICK]).append_column(CHANGE_TYPE, _kinds(changes, info, where))
+
+
+def _kinds(changes: pa.Table, info: ViewInfo, where: str) -> pa.ChunkedArray | pa.Array:
+    if CHANGE_TYPE not in changes.schema.names and info.is_stream:
+        return pa.repeat(INSERT, changes.num_rows)
+    if CHANGE_TYPE not in changes.schema.names:
+        raise BugError(f"{where} lack the column {CHANGE_TYPE!r}.")
+    kinds = changes[CHANGE_TYPE].cast(pa.string())
+    unknown = set(pc.unique(kinds).to_pylist()) - set([INSERT] if info.is_stream else CHANGE_TYPES)
+    if unknown:
+        raise BugError(f"{where} have the change {unknown.pop()!r}.")
+    return kinds
+
+
+def _after(changes: pa.Table, tick: int) -> pa.Table:
+    """The changes of later ticks; they are in order."""
+    return changes.slice(int(np.searchsorted(changes[TICK].to_numpy(), tick, side="right")))
