@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import BugError, InputError, UnknownColumn
-from headrace.operators.accumulators.accumulator import Accumulator, Advanced, Monoid
+from headrace.operators.accumulators.accumulator import Accumulator, Advanced, Columns, Monoid, Tails
 from headrace.operators.accumulators.build import build
 from headrace.operators.accumulators.counts import CountRows
+from headrace.operators.buffers import fixed_width
 from headrace.operators.changelog import Changes, changes, differs
 from headrace.operators.kernel import CHANGE_TYPE, PARTITION, TICK, KeyedState
 from headrace.operators.keys import canonical, encode_keys, whole
@@ -23,6 +24,7 @@ from headrace.operators.layout import Layout, kept
 from headrace.operators.segments import Ints, Mask, Segments, cut
 from headrace.operators.specs import AggregateSpec, result_type
 
+Part = tuple[Columns, Tails | None]
 PARTIAL = "_partial"
 ORDER = (TICK, "_rank", PARTITION, "_offset")
 
@@ -82,7 +84,7 @@ class AggregateKernel:
         self._count_lost(advanced, told)
         return self._table(segments, advanced, told)
 
-    def _advance(self, segments: Segments, stored: Ints, parts: list) -> tuple[Advanced, list[Advanced]]:
+    def _advance(self, segments: Segments, stored: Ints, parts: list[Part]) -> tuple[Advanced, list[Advanced]]:
         """The row counts, and each aggregate in its turn."""
         if PARTIAL in segments.rows.schema.names:
             return self._advance_by_partials(segments, stored, parts)
@@ -90,7 +92,7 @@ class AggregateKernel:
         remaining = iter(parts)
         return counted, [counted if type(each) is CountRows else each.advance(*next(remaining), segments) for each in self._accumulators]
 
-    def _advance_by_partials(self, segments: Segments, stored: Ints, parts: list) -> tuple[Advanced, list[Advanced]]:
+    def _advance_by_partials(self, segments: Segments, stored: Ints, parts: list[Part]) -> tuple[Advanced, list[Advanced]]:
         rows, partials = self._layout.unpacked(whole(segments.rows.column(PARTIAL)).to_pylist())
         counted = self._rows.advance_by((stored,), None, ((rows,), None), segments)
         pairs = iter(zip(parts, partials, strict=True))
@@ -156,9 +158,7 @@ class AggregateKernel:
 def key_list(keys: pa.Array) -> list[bytes]:
     """Keys as Python's bytes, for the state."""
     if pa.types.is_fixed_size_binary(keys.type):
-        width: int = keys.type.byte_width
-        data = np.frombuffer(keys.buffers()[1], f"V{width}", count=len(keys), offset=keys.offset * width)
-        fixed: list[bytes] = data.tolist()
+        fixed: list[bytes] = fixed_width(keys, f"V{keys.type.byte_width}").tolist()
         return fixed
     varying: list[bytes] = keys.to_pylist()
     return varying

@@ -6,6 +6,7 @@ was and an update_postimage with the row that is. Where a tick left a row as it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import InputError
+from headrace.operators.buffers import offsets_of
 from headrace.operators.kernel import CHANGE_TYPE, TICK
 from headrace.operators.keys import whole
 from headrace.operators.segments import Ints, Mask, Segments
@@ -68,7 +70,7 @@ def differs(before: pa.Array, after: pa.Array) -> Mask:
     if pa.types.is_floating(kind):
         bits = pa.int64() if pa.types.is_float64(kind) else pa.int32()
         before, after = before.view(bits), after.view(bits)
-    elsewhere = pc.not_equal(before, after).fill_null(False).to_numpy(zero_copy_only=False)  # noqa: FBT003
+    elsewhere = pc.not_equal(before, after).fill_null(False).to_numpy(zero_copy_only=False)
     return unlike | elsewhere
 
 
@@ -90,7 +92,7 @@ def _lists_differ(before: pa.Array, after: pa.Array, both: Mask) -> Mask:
 def whole_lists(array: pa.Array, rows: Ints) -> tuple[Ints, pa.Array]:
     """The offsets and the elements of some rows' lists."""
     chosen = array.take(pa.array(rows))
-    offsets = np.frombuffer(chosen.buffers()[1], np.int32, count=len(chosen) + 1, offset=chosen.offset * 4).astype(np.int64)
+    offsets = offsets_of(chosen)
     values = chosen.values if pa.types.is_list(array.type) else pa.StructArray.from_arrays([chosen.keys, chosen.items], ["key", "value"])
     return offsets, values
 
@@ -110,7 +112,7 @@ def fold(changelog: pa.Table, key: Sequence[str], into: Mapping[tuple[Any, ...],
     table: Folded = dict(into or {})
     for row in changelog.to_pylist():
         change, _ = row.pop(CHANGE_TYPE), row.pop(TICK, None)
-        _apply(table, tuple(row[name] for name in key), change, row)
+        _apply(table, tuple(_key_part(row[name]) for name in key), change, row)
     return table
 
 
@@ -124,6 +126,11 @@ def _apply(table: Folded, key: tuple[Any, ...], change: str, row: Row) -> None:
     if there is None or not same_row(there, row):
         raise MalformedChangelog(f"A row goes ({change}) for the key {key!r} that was not there: {row!r}, but {there!r}.")
     del table[key]
+
+
+def _key_part(value: Any) -> Any:
+    """NaN as one object, which a dictionary finds again."""
+    return math.nan if isinstance(value, float) and math.isnan(value) else value
 
 
 def same_row(left: Row, right: Row) -> bool:

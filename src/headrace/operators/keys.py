@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from headrace.errors import InputError, UnknownColumn
 from headrace.murmur2 import murmur2_array
+from headrace.operators.buffers import fixed_width
 
 GROUPS = 128
 _NULL_LENGTH = b"\xff\xff\xff\xff"
@@ -44,10 +45,9 @@ def encode_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> pa.A
     arrays = [whole(rows.column(name)) for name in columns]
     if len(arrays) == 1:
         return _single(arrays[0])
-    parts = [None if array.null_count else ordered_bytes(array) for array in arrays]
-    if fixed := [part for part in parts if part is not None and not isinstance(part, pa.Array)]:
-        if len(fixed) == len(arrays):
-            return _fixed(np.hstack([each for part in fixed for each in (_lengths(part), part)]))
+    matrices = [part for array in arrays if not array.null_count and not isinstance(part := ordered_bytes(array), pa.Array)]
+    if len(matrices) == len(arrays):
+        return _fixed(np.hstack([each for part in matrices for each in (_lengths(part), part)]))
     pieces = [piece for array in arrays for piece in _with_length(array)]
     return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.binary()))
 
@@ -121,12 +121,12 @@ def _fixed(matrix: Bytes) -> pa.Array:
 
 def _matrix(words: npt.NDArray[np.unsignedinteger]) -> Bytes:
     """Unsigned integers as big-endian bytes."""
-    return words.astype(words.dtype.newbyteorder(">")).view(np.uint8).reshape(len(words), -1)
+    return words.astype(words.dtype.newbyteorder(">")).view(np.uint8).reshape(len(words), words.dtype.itemsize)
 
 
 def _ordered_integers(array: pa.Array) -> Bytes:
     width = array.type.bit_width // 8
-    values = np.frombuffer(array.buffers()[1], f"<u{width}", count=len(array), offset=array.offset * width)
+    values = fixed_width(array, f"<u{width}")
     return _matrix(values if pa.types.is_unsigned_integer(array.type) else values ^ values.dtype.type(1 << (8 * width - 1)))
 
 
@@ -145,7 +145,7 @@ def _ordered_floats(values: npt.NDArray[np.floating]) -> Bytes:
 
 
 def _ordered_decimals(array: pa.Array) -> Bytes:
-    words = np.frombuffer(array.buffers()[1], "<u8", count=2 * len(array), offset=array.offset * 16).reshape(-1, 2)
+    words = fixed_width(array, "<u8").reshape(-1, 2)
     big = np.empty((len(array), 2), ">u8")
     big[:, 0], big[:, 1] = words[:, 1] ^ np.uint64(1 << 63), words[:, 0]
     return big.view(np.uint8).reshape(len(array), 16)

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import BugError
-from headrace.operators.keys import whole
+from headrace.operators.buffers import fixed_width
 from headrace.operators.kernel import CHANGE_TYPE, TICK
+from headrace.operators.keys import whole
 
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint64]
@@ -132,7 +133,7 @@ def _codes(keys: pa.Array) -> Codes:
 
 def _as_numbers(keys: pa.FixedSizeBinaryArray) -> Codes:
     width: int = keys.type.byte_width
-    data = np.frombuffer(keys.buffers()[1], np.uint8, count=len(keys) * width, offset=keys.offset * width)
+    data = fixed_width(keys, np.uint8)
     padded = data
     if width < 8:
         padded = np.zeros((len(keys), 8), np.uint8)

@@ -7,9 +7,9 @@ merging is exact. That one property makes the answer independent of batches, sha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headrace.operators.segments import Ints, Mask, Segments
 
-Columns = tuple[npt.NDArray[np.generic], ...]
+Columns = tuple[npt.NDArray[Any], ...]
 """Part of the state of many keys: one array for each field."""
 
 Tails = Sequence[bytes]
@@ -105,10 +105,10 @@ class Monoid(Accumulator):
 
     def _reduced(self, states: Columns, segments: Segments) -> Columns:
         """One state a segment, from one a row (in the segments' order): neighbours are merged until each segment has one."""
-        return reduce_segments(self, _pick(states, segments.order), segments.segment_of)
+        return reduce_segments(self.merge, _pick(states, segments.order), segments.segment_of)
 
 
-def reduce_segments(monoid: Monoid, states: Columns, segment_of: Ints) -> Columns:
+def reduce_segments(merge: Callable[[Columns, Columns], Columns], states: Columns, segment_of: Ints) -> Columns:
     """Merge neighbours of the same segment, pair by pair, until each has one state. Takes as many passes as the longest has bits."""
     while len(segment_of) and (segment_of[1:] == segment_of[:-1]).any():
         begins = np.ones(len(segment_of), np.bool_)
@@ -116,9 +116,9 @@ def reduce_segments(monoid: Monoid, states: Columns, segment_of: Ints) -> Column
         position = np.arange(len(segment_of))
         even = (position - np.maximum.accumulate(np.where(begins, position, 0))) % 2 == 0
         left = np.flatnonzero(even)
-        paired = np.append(~even, False)[left + 1]  # noqa: FBT003
+        paired = np.append(~even, False)[left + 1]
         merged = _pick(states, left)
-        _place(merged, paired, monoid.merge(_pick(merged, paired), _pick(states, left[paired] + 1)))
+        _place(merged, paired, merge(_pick(merged, paired), _pick(states, left[paired] + 1)))
         states, segment_of = merged, segment_of[left]
     return states
 

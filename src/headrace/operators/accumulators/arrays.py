@@ -7,6 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.operators.accumulators.wide import Wide
+from headrace.operators.buffers import fixed_width
 from headrace.operators.segments import Ints, Mask
 
 Doubles = npt.NDArray[np.float64]
@@ -21,7 +22,7 @@ def integers(array: pa.Array) -> Ints:
     """Integers, dates, times and intervals as 64-bit integers."""
     width = array.type.bit_width // 8
     letter = "u" if pa.types.is_unsigned_integer(array.type) else "i"
-    values = np.frombuffer(array.buffers()[1], f"<{letter}{width}", count=len(array), offset=array.offset * width)
+    values = fixed_width(array, f"<{letter}{width}")
     valid = valid_mask(array)
     return values.astype(np.int64, copy=False) if valid is None else np.where(valid, values, 0).astype(np.int64, copy=False)
 
@@ -34,7 +35,7 @@ def doubles(array: pa.Array) -> Doubles:
 
 
 def decimal_words(array: pa.Array) -> Wide:
-    words = np.frombuffer(array.buffers()[1], "<u8", count=2 * len(array), offset=array.offset * 16).reshape(-1, 2)
+    words = fixed_width(array, "<u8").reshape(-1, 2)
     valid = valid_mask(array)
     if valid is not None:
         words = np.where(valid[:, None], words, np.uint64(0))

@@ -1,0 +1,45 @@
+"""Values of up to 64 bits as unsigned numbers in the same order, and back. NaN is the largest of all, and -0.0 comes before 0.0."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.operators.accumulators.arrays import integers
+from headrace.operators.segments import Mask
+
+Codes = npt.NDArray[np.uint64]
+_TOP = np.uint64(1 << 63)
+
+
+def has_order_in_64_bits(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind))
+
+
+def to_ordered(array: pa.Array) -> Codes:
+    """The code of each value; of a null, any."""
+    kind = array.type
+    if pa.types.is_boolean(kind):
+        return array.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint64)
+    if not pa.types.is_floating(kind):
+        return integers(array).view(np.uint64) ^ _TOP
+    values = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
+    values[np.isnan(values)] = np.nan
+    bits = values.view(np.uint64)
+    return np.where(bits & _TOP, ~bits, bits | _TOP)
+
+
+def from_ordered(codes: Codes, some: Mask, kind: pa.DataType) -> pa.Array:
+    """The value of each code; null where there is none."""
+    mask = None if some.all() else ~some
+    if pa.types.is_boolean(kind):
+        return pa.array(codes != 0, kind, mask=mask)
+    if pa.types.is_floating(kind):
+        bits = np.where(codes & _TOP, codes ^ _TOP, ~codes)
+        with np.errstate(over="ignore"):
+            return pa.array(bits.view(np.float64).astype(kind.to_pandas_dtype()), kind, mask=mask)
+    values = (codes ^ _TOP).view(np.int64).copy()
+    values[~some] = 0
+    plain = pa.array(values.astype(f"i{kind.bit_width // 8}"), mask=mask)
+    return plain if plain.type == kind else plain.view(kind)
