@@ -101,7 +101,9 @@ def quantiles(column: str, at: float | Sequence[float] = 0.5, *, compression: in
         _fraction("quantiles", "at", point, least=0.0, most=1.0)
     if points == ():
         raise PlanError("quantiles was given no fraction.", fix="give at least one, as in at=[0.5, 0.99].")
-    return AggregateSpec("quantiles", column, (("at", points), ("compression", _whole("quantiles", "compression", compression, least=10, most=10_000))))
+    return AggregateSpec(
+        "quantiles", column, (("at", points), ("compression", _whole("quantiles", "compression", compression, least=10, most=10_000)))
+    )
 
 
 def heavy_hitters(column: str, *, most: int = 10, size: int = 1024) -> AggregateSpec:
@@ -117,7 +119,10 @@ def bloom(column: str, *, expected: int = 10_000, error: float = 0.01) -> Aggreg
     return AggregateSpec(
         "bloom",
         column,
-        (("expected", _whole("bloom", "expected", expected, least=1, most=100_000_000)), ("error", _fraction("bloom", "error", error, least=1e-6, most=0.5))),
+        (
+            ("expected", _whole("bloom", "expected", expected, least=1, most=100_000_000)),
+            ("error", _fraction("bloom", "error", error, least=1e-6, most=0.5)),
+        ),
     )
 
 

@@ -78,7 +78,9 @@ def quoted(name: str) -> str:
 def _positional(text: str, schema: pa.Schema, *, where: str) -> tuple[str, Expression]:
     name, expression = read_named(text, schema, where=where)
     if name is None:
-        raise BadExpression(f"The step {where} has the expression {text!r}, which has no name.", fix=f"write {f'{text} AS total'!r}, or total={text!r}.")
+        raise BadExpression(
+            f"The step {where} has the expression {text!r}, which has no name.", fix=f"write {f'{text} AS total'!r}, or total={text!r}."
+        )
     return name, expression
 
 
@@ -105,7 +107,9 @@ def check_columns(schema: pa.Schema, *, where: str) -> pa.Schema:
         if name.lower() in SYSTEM_COLUMNS:
             raise PlanError(f"{where} has a column {name!r}, a name that is reserved.", fix=f"rename it; reserved are {', '.join(SYSTEM_COLUMNS)}.")
         if name.lower() in seen:
-            raise PlanError(f"{where} has the column {name!r} twice (first as {seen[name.lower()]!r}).", fix="rename one; Spark does not tell case apart.")
+            raise PlanError(
+                f"{where} has the column {name!r} twice (first as {seen[name.lower()]!r}).", fix="rename one; Spark does not tell case apart."
+            )
         seen[name.lower()] = name
     return schema
 
@@ -119,7 +123,8 @@ def condition(text: str, schema: pa.Schema, *, where: str) -> Expression:
     expression = read(text, schema, where=where)
     if expression.type is not None and not pa.types.is_boolean(expression.type):
         raise UnfitColumn(
-            f"The condition {text!r} of the step {where} is {type_name(expression.type)}, not BOOLEAN.", fix="compare it with something, as in 'amount > 0'."
+            f"The condition {text!r} of the step {where} is {type_name(expression.type)}, not BOOLEAN.",
+            fix="compare it with something, as in 'amount > 0'.",
         )
     return expression
 
@@ -155,7 +160,10 @@ def check_same_columns(one: Step, other: Step, *, where: str) -> None:
 
 def check_errors(errors: str, *, where: str) -> str:
     if errors not in ERRORS:
-        raise PlanError(f"The step {where} has errors={errors!r}: {nearest(str(errors), ERRORS)}", fix="'null' makes the result null, 'divert' sends the row to dead letters.")
+        raise PlanError(
+            f"The step {where} has errors={errors!r}: {nearest(str(errors), ERRORS)}",
+            fix="'null' makes the result null, 'divert' sends the row to dead letters.",
+        )
     return errors
 
 

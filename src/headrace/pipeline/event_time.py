@@ -56,7 +56,9 @@ class EventTime:
         if not pa.types.is_timestamp(kind):
             raise PlanError(f"The event time {self.column!r} of {where} is a {kind}, not a time.", fix="name a column of type TIMESTAMP.")
         if self.producer is not None and pa.types.is_nested(schema.field(self.producer).type):
-            raise PlanError(f"The producer column {self.producer!r} of {where} is nested.", fix="name a column of a plain type, such as STRING or BIGINT.")
+            raise PlanError(
+                f"The producer column {self.producer!r} of {where} is nested.", fix="name a column of a plain type, such as STRING or BIGINT."
+            )
 
     def __str__(self) -> str:
         parts = [self.column, f"delay {format_us(self.delay_us)}"]

@@ -31,7 +31,7 @@ def aggregated(step: Step, by: tuple[str, ...], aggregates: Mapping[str, Any], *
         raise PlanError(f"The step {where} aggregates nothing.", fix="name a result, as in aggregate(orders=hr.agg.count()).")
     computed: dict[str, str] = {}
     bound = tuple((name, _bound(name, spec, step, computed, where=where)) for name, spec in aggregates.items())
-    results = [pa.field(name, spec.type, nullable=spec.kind != "count") for name, spec in bound]
+    results = [pa.field(name, spec.type) for name, spec in bound]
     schema = check_columns(pa.schema([*(step.schema.field(name) for name in by), *results]), where=f"The step {where}")
     selection = _before(step, by, bound, computed, where=where) if computed else None
     return Aggregation(selection, schema, bound)
@@ -59,7 +59,9 @@ def _bound(name: str, spec: Any, step: Step, computed: dict[str, str], *, where:
 
 def _known_type(expression: Expression, name: str, *, where: str) -> pa.DataType:
     if expression.type is None:
-        raise UnfitColumn(f"The type of {expression.text!r} in {name!r} of the step {where} cannot be told.", fix=f"say it: CAST({expression.text} AS DOUBLE).")
+        raise UnfitColumn(
+            f"The type of {expression.text!r} in {name!r} of the step {where} cannot be told.", fix=f"say it: CAST({expression.text} AS DOUBLE)."
+        )
     return expression.type
 
 

@@ -71,7 +71,8 @@ def _refuse_duplicates(steps: Iterable[Step], names: dict[int, str]) -> None:
         name = names[id(step)]
         if name in seen:
             raise DuplicateStep(
-                f"Two steps have the name {name!r}: {_described(seen[name])} and {_described(step)}.", fix="give one of them another name with name=…."
+                f"Two steps have the name {name!r}: {_described(seen[name])} and {_described(step)}.",
+                fix="give one of them another name with name=….",
             )
         seen[name] = step
 

@@ -156,7 +156,8 @@ class Pipeline:
             raise PlanError(f"The output {name!r} was given a {type(rows).__name__}.", fix="give it a stream or a table.")
         if rows.pipeline is not self:
             raise PlanError(
-                f"The output {name!r} was given rows of another pipeline, {rows.pipeline.name!r}.", fix="write them to a topic there, and read that topic here."
+                f"The output {name!r} was given rows of another pipeline, {rows.pipeline.name!r}.",
+                fix="write them to a topic there, and read that topic here.",
             )
         if name in self._inputs:
             self._refuse_input_as_output(name, rows.step)
@@ -168,7 +169,9 @@ class Pipeline:
 
     def _refuse_input_as_output(self, name: str, step: Step) -> None:
         if self._inputs[name] in ordered([step]):
-            raise CyclicPlan(f"The output {name!r} is computed from the input topic {name!r}: the plan would be a cycle.", fix="write to another topic.")
+            raise CyclicPlan(
+                f"The output {name!r} is computed from the input topic {name!r}: the plan would be a cycle.", fix="write to another topic."
+            )
         raise PlanError(f"The output {name!r} has the name of an input topic.", fix="choose another name; what an input holds comes from outside.")
 
     def _declared_input(self, topic: Stream | Table | str) -> TopicStep:

@@ -363,7 +363,9 @@ def _visit(last: Step, done: dict[int, Step]) -> None:
             on_path.discard(id(step))
             path.pop()
         elif id(following) in on_path:
-            raise CyclicPlan(f"The step {following.name or following.operation!r} needs its own result.", fix="break the cycle with a topic of another pipeline.")
+            raise CyclicPlan(
+                f"The step {following.name or following.operation!r} needs its own result.", fix="break the cycle with a topic of another pipeline."
+            )
         else:
             on_path.add(id(following))
             path.append((following, iter(following.inputs)))

@@ -59,7 +59,9 @@ class Rows:
         """Groups for `aggregate`, by columns or by named expressions (`day="date(placed_at)"`)."""
         where = f"{self.step.place}.group_by"
         if not columns and not named:
-            raise PlanError(f"The step {where} names no columns.", fix="name at least one; for one group of all rows write group_by(everything='true').")
+            raise PlanError(
+                f"The step {where} names no columns.", fix="name at least one; for one group of all rows write group_by(everything='true')."
+            )
         rows = self.with_columns(**named) if named else self
         return Grouped(rows, cols.key((*columns, *named), rows.schema, where=where))
 
