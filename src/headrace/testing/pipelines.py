@@ -1,0 +1,121 @@
+"""Testing a pipeline: feed rows, cut ticks, run batches of any size, restart it with other shards, lose what may be lost, read what came out.
+
+    with PipelineTest(shop, tmp_path, spark) as test:
+        test.feed("orders", rows)
+        test.settle()
+        assert test.view("revenue") == [...]
+
+It runs the real thing: an embedded log, Spark, state on disk.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from headrace.log.api import CHANGE_TYPE, OFFSET_COLUMN, PARTITION_COLUMN, Rows
+from headrace.log.file.log import FileLog
+from headrace.pipeline.runner import Runner
+from headrace.sinks.view_reader import ViewReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.pipeline.pipeline import Pipeline
+
+
+class PipelineTest:
+    """A pipeline under test, in a directory of its own."""
+
+    def __init__(self, pipeline: Pipeline, root: Path, spark: SparkSession, *, shards: int = 2) -> None:
+        self.pipeline, self.root, self.spark = pipeline, root, spark
+        root.mkdir(parents=True, exist_ok=True)
+        self.log = FileLog(root / "log")
+        self.runner = self._started(shards)
+
+    def _started(self, shards: int) -> Runner:
+        return Runner(self.pipeline.plan(), self.log, self.spark, self.root / "state", shards=shards)
+
+    # What goes in
+
+    def feed(self, topic: str, rows: Rows) -> None:
+        """Append rows to a topic; rows of a table are upserts unless they say otherwise."""
+        with self.log.producer(topic) as producer:
+            if self.log.topic(topic).is_table and not _says_change(rows):
+                producer.upsert(rows)
+            else:
+                producer.append(rows)
+
+    def cut(self, *, forced: bool = False) -> int:
+        """Make a tick of what was fed since the last one."""
+        return self.runner.cut(forced=forced)
+
+    # What happens
+
+    def step(self, most_ticks: int = 1_000_000) -> bool:
+        """One batch of at most so many ticks."""
+        return self.runner.step(most_ticks)
+
+    def settle(self, most_ticks: int = 1_000_000) -> None:
+        """Cut a tick, and run until the ledger has all of them."""
+        self.cut()
+        while self.step(most_ticks):
+            continue
+
+    def restart(self, *, shards: int | None = None, lose_local_store: bool = False) -> None:
+        """Another runner takes over, as after a crash: with other shards, or on a machine that has none of the state at hand."""
+        before = self.runner
+        before.close()
+        if lose_local_store:
+            shutil.rmtree(self.root / "state" / "local", ignore_errors=True)
+        self.runner = self._started(shards or before.shards)
+
+    # What comes out
+
+    def view(self, name: str) -> list[dict[str, Any]]:
+        with ViewReader(self.root / "state" / "views.db") as reader:
+            rows: list[dict[str, Any]] = reader.table(name).to_pylist()
+            return rows
+
+    def rows(self, topic: str) -> list[tuple[Any, ...]]:
+        """A derived topic's rows in order, by partition: values, and the kind of change of a table's."""
+        hidden = {OFFSET_COLUMN, PARTITION_COLUMN, "_timestamp"}
+        table = self.log.read(topic).to_table()
+        names = [PARTITION_COLUMN, *(name for name in table.column_names if name not in hidden)]
+        return list(zip(*(table[name].to_pylist() for name in names), strict=True))
+
+    def folded(self, topic: str, key: str) -> dict[Any, dict[str, Any]]:
+        """What a table's topic amounts to. Fails if it takes back a row that is not there, or has two for a key."""
+        state: dict[Any, dict[str, Any]] = {}
+        for row in self.log.read(topic).to_pylist():
+            change = row.pop(CHANGE_TYPE)
+            plain = {name: value for name, value in row.items() if not name.startswith("_")}
+            known = state.get(plain[key])
+            if change == "insert":
+                assert known is None, f"{plain} was inserted, and {known} was there"
+            else:
+                assert known is not None, f"{change} of {plain}, which was not there"
+            if change in {"delete", "update_preimage"}:
+                assert change == "delete" or known == plain, f"{plain} was taken back, and {known} was there"
+            if change == "delete":
+                del state[plain[key]]
+            elif change != "update_preimage":
+                state[plain[key]] = plain
+        return state
+
+    def close(self) -> None:
+        self.runner.close()
+        self.log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _says_change(rows: Any) -> bool:
+    first = rows[0] if isinstance(rows, list) and rows else rows
+    return CHANGE_TYPE in (first if isinstance(first, dict) else getattr(first, "column_names", None) or ())

@@ -1,0 +1,171 @@
+"""The engine on Spark: the same rows whatever the batches, shards, restarts and failures; and no more than once."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import headrace as hr
+from headrace.pipeline import runner as runner_module
+from headrace.sinks.ledger import RunnerFenced
+from headrace.testing.pipelines import PipelineTest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+def totals() -> hr.Pipeline:
+    pipeline = hr.Pipeline("shop")
+    orders = pipeline.topic("orders", schema="k BIGINT, v BIGINT", key="k", partitions=2)
+    table = orders.group_by("k").aggregate(n=hr.agg.count(), s=hr.agg.sum("v"))
+    pipeline.write("totals", table, partitions=2)
+    pipeline.view("by_key", table)
+    return pipeline
+
+
+def ticks_of_rows(ticks: int = 8, rows: int = 40) -> list[list[dict[str, int]]]:
+    rng = random.Random(3)
+    return [[{"k": rng.randrange(12), "v": rng.randrange(100)} for _ in range(rng.randrange(rows))] for _ in range(ticks)]
+
+
+def expected(fed: list[list[dict[str, int]]]) -> dict[int, dict[str, int]]:
+    table: dict[int, dict[str, int]] = {}
+    for row in (row for tick in fed for row in tick):
+        known = table.setdefault(row["k"], {"k": row["k"], "n": 0, "s": 0})
+        known["n"] += 1
+        known["s"] += row["v"]
+    return table
+
+
+def feed_ticks(test: PipelineTest, fed: list[list[dict[str, int]]]) -> None:
+    for rows in fed:
+        if rows:
+            test.feed("orders", rows)
+        test.cut(forced=True)
+
+
+def by_key(test: PipelineTest) -> dict[int, dict[str, Any]]:
+    return {row["k"]: row for row in test.view("by_key")}
+
+
+def test_rows_do_not_depend_on_batches_shards_or_restarts(tmp_path: Path, spark: SparkSession) -> None:
+    fed = ticks_of_rows()
+    answers = []
+    for number, (most_ticks, shards) in enumerate([(100, 2), (1, 2), (3, 1)]):
+        with PipelineTest(totals(), tmp_path / str(number), spark, shards=shards) as test:
+            feed_ticks(test, fed)
+            test.step(most_ticks)
+            test.restart(shards=3 if number == 2 else shards, lose_local_store=number == 1)
+            while test.step(most_ticks):
+                continue
+            assert test.folded("totals", "k") == expected(fed) == by_key(test)
+            answers.append(sorted(test.rows("totals"), key=lambda row: row[0]))
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_batch_that_fails_anywhere_is_done_again_once(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = ticks_of_rows(4)
+    real = runner_module.commit_batch
+    broken: Counter[str] = Counter()
+
+    def commit_views_only(ledger: Any, views: Any, entry: Any, changes: Any, staged: Any, topics: Any) -> None:
+        """As if the process died between the views' commit and the log's."""
+        if not broken["after views"]:
+            broken["after views"] += 1
+
+            class Dead:
+                def transaction(self) -> Any:
+                    raise OSError("died here")
+
+            real(Dead(), views, entry, changes, staged, topics)  # type: ignore[arg-type]
+        if not broken["before all"]:
+            broken["before all"] += 1
+            raise OSError("died here")
+        real(ledger, views, entry, changes, staged, topics)
+
+    monkeypatch.setattr(runner_module, "commit_batch", commit_views_only)
+    with PipelineTest(totals(), tmp_path, spark) as test:
+        for rows in fed:
+            test.feed("orders", rows)
+            test.cut(forced=True)
+            for _ in range(3):
+                try:
+                    if not test.step(1):
+                        break
+                except OSError:
+                    continue
+        assert broken == {"after views": 1, "before all": 1}
+        assert test.folded("totals", "k") == expected(fed) == by_key(test)
+
+
+def test_the_older_of_two_runners_is_fenced(tmp_path: Path, spark: SparkSession) -> None:
+    with PipelineTest(totals(), tmp_path, spark) as test:
+        test.feed("orders", [{"k": 1, "v": 1}])
+        test.cut()
+        older = test.runner
+        test.restart()
+        with pytest.raises(RunnerFenced, match="newer one goes on"):
+            older.cut(forced=True)
+        test.settle()
+        assert by_key(test) == {1: {"k": 1, "n": 1, "s": 1}}
+
+
+def test_state_and_jobs_leave_nothing_behind(tmp_path: Path, spark: SparkSession) -> None:
+    with PipelineTest(totals(), tmp_path, spark) as test:
+        feed_ticks(test, ticks_of_rows(2))
+        test.settle()
+        assert not list((tmp_path / "state" / "jobs").glob("*"))
+        assert not list((tmp_path / "log" / "staging").glob("*"))
+
+
+def test_two_views_of_one_pipeline_never_contradict_each_other(tmp_path: Path, spark: SparkSession) -> None:
+    """Money moves between accounts; the total over the balances is the same at every tick."""
+    pipeline = hr.Pipeline("bank")
+    moves = pipeline.topic("moves", schema="account BIGINT, amount BIGINT", key="account", partitions=2)
+    balances = moves.group_by("account").aggregate(balance=hr.agg.sum("amount"))
+    pipeline.view("balances", balances)
+    pipeline.view("by_sign", moves.where("amount <> 0").select("amount > 0 AS gain", "amount").group_by("gain").aggregate(total=hr.agg.sum("amount")))
+    rng = random.Random(5)
+    with PipelineTest(pipeline, tmp_path, spark) as test:
+        for _ in range(3):
+            for _ in range(10):
+                amount = rng.randrange(1, 100)
+                test.feed("moves", [{"account": rng.randrange(9), "amount": amount}, {"account": rng.randrange(9), "amount": -amount}])
+            test.settle()
+            assert sum(row["balance"] for row in test.view("balances")) == 0
+            gains = {row["gain"]: row["total"] for row in test.view("by_sign")}
+            assert gains[True] == -gains[False] > 0
+
+
+def test_row_local_steps_run_before_and_behind_stages(tmp_path: Path, spark: SparkSession) -> None:
+    pipeline = hr.Pipeline("steps")
+    orders = pipeline.topic("orders", schema="k STRING, v DOUBLE", key="k")
+    by_half = orders.where("v > 0").with_columns(half="v / 2").group_by("k").aggregate(s=hr.agg.sum("half"))
+    pipeline.view("large", by_half.where("s >= 10"))
+    with PipelineTest(pipeline, tmp_path, spark) as test:
+        test.feed("orders", [{"k": "a", "v": 10.0}, {"k": "b", "v": 50.0}, {"k": "a", "v": -100.0}])
+        test.settle()
+        assert test.view("large") == [{"k": "b", "s": 25.0}]
+        test.feed("orders", [{"k": "a", "v": 20.0}])
+        test.settle()
+        assert sorted(row["k"] for row in test.view("large")) == ["a", "b"]
+
+
+def test_a_lost_local_store_is_rebuilt_from_files(tmp_path: Path, spark: SparkSession) -> None:
+    fed = ticks_of_rows(3)
+    with PipelineTest(totals(), tmp_path, spark) as test:
+        feed_ticks(test, fed[:2])
+        test.settle()
+        shutil.rmtree(tmp_path / "state" / "local")
+        feed_ticks(test, fed[2:])
+        test.settle()
+        assert test.runner.last_result is not None
+        assert test.runner.last_result.how == ["rebuilt", "rebuilt"]
+        assert by_key(test) == expected(fed)
