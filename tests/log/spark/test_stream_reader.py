@@ -141,7 +141,8 @@ def test_a_transaction_is_never_cut_in_two(log: hr.Log) -> None:
     source = reader(log, "t")
     thread = threading.Thread(target=write)
     thread.start()
-    batches, end = [], source.initialOffset()
+    batches: list[list[int]] = []
+    end = source.initialOffset()
     while sum(map(len, batches)) < 400:
         start, end = end, source.latestOffset(end, ALL)
         batches.append(rows(source, start, end))
