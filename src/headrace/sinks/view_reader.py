@@ -73,7 +73,7 @@ class Snapshot:
     def scan(self, view: str, *, start: Any = None, stop: Any = None, limit: int | None = None, reverse: bool = False) -> pa.Table:
         """Rows from key `start` up to, not including, `stop`, in the key's order. A part of a key, its first columns, stands for all that begin with it.
 
-        Of a stream, `start` and `stop` are ticks, and rows come in the order in which they were added. Nulls and NaN are last.
+        Of a stream, `start` and `stop` are ticks, and rows come in the order in which they were added. NaN and then null come last; in a BINARY column null comes first.
         """
         table = ViewTable(self.view(view))
         conditions, values = [], []

@@ -1,0 +1,280 @@
+"""The embedded view store keeps the contract, also when its process dies, and folds any changelog as plain Python does."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigurationError, CorruptionError, NewerFormat, RetryError
+from headrace.log.schema import parse_schema
+from headrace.sinks import view_file
+from headrace.sinks.view_reader import ViewReader
+from headrace.sinks.views import ViewStore
+from tests.contract.view_contract import COUNTS, OpenStore, ViewContract, changes, followed, inserts, rows, update
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "views.db"
+
+
+@pytest.fixture
+def open_store(path: Path) -> Iterator[OpenStore]:
+    opened: list[ViewStore] = []
+
+    def open_one(**options: Any) -> ViewStore:
+        opened.append(ViewStore(path, **options))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+class TestEmbeddedViews(ViewContract):
+    """SQLite."""
+
+
+# Any changelog
+
+KEYED = parse_schema("region STRING, part BIGINT, n DOUBLE")
+regions, parts, numbers = st.sampled_from(["eu", "us", "", None]), st.sampled_from([0, 1, None]), st.floats(width=16) | st.none()
+ticks_of_edits = st.lists(st.dictionaries(st.tuples(regions, parts), st.just("gone") | numbers, max_size=4), min_size=1, max_size=8)
+Table = dict[tuple[Any, ...], dict[str, Any]]
+
+
+def changelog(edits: list[dict[tuple[Any, ...], Any]]) -> tuple[list[list[Any]], list[Table]]:
+    """What edits of a table, tick by tick, amount to: each tick's changes, and the table after each, the empty one first."""
+    table: Table = {}
+    steps, tables = [], [dict(table)]
+    for tick, edit in enumerate(edits, 1):
+        step: list[Any] = []
+        for key, number in edit.items():
+            before, after = table.pop(key, None), None if number == "gone" else {"region": key[0], "part": key[1], "n": number}
+            if after is not None:
+                table[key] = after
+            if repr(before) == repr(after):
+                continue
+            if before is not None:
+                step.append((tick, "delete" if after is None else "update_preimage", tuple(before.values())))
+            if after is not None:
+                step.append((tick, "insert" if before is None else "update_postimage", tuple(after.values())))
+        steps.append(step)
+        tables.append(dict(table))
+    return steps, tables
+
+
+def as_table(read: pa.Table) -> Table:
+    return {(row["region"], row["part"]): row for row in read.to_pylist()}
+
+
+def same(left: Table, right: Table) -> bool:
+    """Equal with NaN like NaN, whatever the order."""
+    return sorted(map(repr, left.values())) == sorted(map(repr, right.values()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(edits=ticks_of_edits, spans=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=6), behind=st.integers(0, 8))
+def test_any_changelog_folds_however_it_is_committed_and_repeated(
+    tmp_path_factory: pytest.TempPathFactory, edits: Any, spans: list[tuple[int, int]], behind: int
+) -> None:
+    """Each span is a commit of so many ticks by a run that starts again so many ticks before what the store has."""
+    steps, tables = changelog(edits)
+    reached = 0
+    with ViewStore(tmp_path_factory.mktemp("views") / "views.db") as store:
+        store.declare("v", KEYED, ("region", "part"))
+        for back, length in [*spans, (0, len(steps))]:
+            start = max(0, reached - back)
+            stop = min(len(steps), start + length)
+            store.commit(stop, 1, {"v": changes(*(row for step in steps[start:stop] for row in step), schema=KEYED)})
+            reached = max(reached, stop)
+            assert store.reader.tick("v") == reached
+            assert same(as_table(store.reader.table("v")), tables[reached])
+        assert reached == len(steps)
+        behind = min(behind, reached)
+        last = tables[behind]
+        for tick, table in followed(store, "v", behind, dict(tables[behind])):
+            assert same(table, tables[tick])
+            last = table
+        assert same(last, tables[-1])
+
+
+# Many readers
+
+
+def test_readers_never_see_half_a_commit(open_store: OpenStore) -> None:
+    """Money moves between accounts in two views; whoever looks, the total is the same, and both views show one tick."""
+    store = open_store()
+    for view in ("first", "second"):
+        store.declare(view, COUNTS, ("k",))
+    store.commit(1, 1, {"first": inserts(1, *((k, 100) for k in range(10))), "second": inserts(1, *((k, 100) for k in range(10)))})
+    done, looks, wrong = threading.Event(), [], []
+
+    def look() -> None:
+        with ViewReader(store.path) as reader:
+            while not done.is_set():
+                with reader.snapshot() as snap:
+                    total = sum(snap.table(view)["n"].to_pylist()[k] for view in ("first", "second") for k in range(10))
+                    (by_sql,) = snap.sql("SELECT sum(n) AS n FROM (SELECT n FROM first UNION ALL SELECT n FROM second)")["n"].to_pylist()
+                    looks.append(snap.tick("first"))
+                    if (total, by_sql) != (2000, 2000) or snap.tick("first") != snap.tick("second"):
+                        wrong.append((snap.tick("first"), total, by_sql))
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for tick in range(2, 60):
+        moved, k = tick - 1, tick % 10
+        before = {view: store.reader.get(view, k) or {} for view in ("first", "second")}
+        store.commit(
+            tick,
+            1,
+            {
+                view: changes(*update(tick, (k, before[view]["n"]), (k, before[view]["n"] + sign * moved)))
+                for view, sign in (("first", 1), ("second", -1))
+            },
+        )
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(set(looks)) > 3
+
+
+# Dying
+
+
+def crashes(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.crash.view_crashes", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return summary
+
+
+def test_killed_at_every_statement_of_a_commit(tmp_path: Path) -> None:
+    summary = crashes("every-statement", str(tmp_path))
+    assert summary["kills"] > 15
+    assert summary["disagreements"] == []
+
+
+def test_a_store_that_commits_in_two_steps_would_be_caught(tmp_path: Path) -> None:
+    assert crashes("every-statement", str(tmp_path), "--torn")["disagreements"]
+
+
+@pytest.mark.parametrize("kills", [25, pytest.param(300, marks=pytest.mark.slow)])
+def test_killed_at_any_time_and_gone_on(tmp_path: Path, kills: int) -> None:
+    summary = crashes("any-time", str(tmp_path), "--kills", str(kills))
+    assert summary["kills"] == kills
+    assert summary["ticks"] > kills
+    assert summary["disagreements"] == []
+
+
+# The file
+
+
+def test_readers_in_other_processes_see_what_was_committed(path: Path, open_store: OpenStore) -> None:
+    store = open_store()
+    store.declare("counts", COUNTS, ("k",))
+    store.commit(3, 1, {"counts": inserts(3, (1, 41))})
+    script = f"from pathlib import Path; from headrace.sinks.view_reader import ViewReader; print(ViewReader(Path({str(path)!r})).get('counts', 1))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "{'k': 1, 'n': 41}"
+
+
+def test_a_newer_format_is_refused(path: Path, open_store: OpenStore) -> None:
+    open_store().close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 2")
+    db.close()
+    with pytest.raises(NewerFormat, match="format 2; this Headrace knows 1"):
+        ViewStore(path)
+    with pytest.raises(NewerFormat), ViewReader(path) as reader:
+        reader.views()
+
+
+def test_a_foreign_database_is_left_alone(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE precious (x)")
+    db.close()
+    with pytest.raises(ConfigurationError, match="not one of views"):
+        ViewStore(path)
+
+
+def test_a_damaged_file_is_named(path: Path) -> None:
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(CorruptionError, match="views.db is damaged") as caught:
+        ViewStore(path)
+    assert "headrace replay" in caught.value.fix
+
+
+def test_a_reader_before_the_first_run_is_told_so(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="views.db is not there") as caught:
+        ViewReader(path).views()
+    assert "run it first" in caught.value.fix
+    path.touch()
+    with pytest.raises(ConfigurationError, match="holds no views yet"):
+        ViewReader(path).views()
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        ViewStore(tmp_path / "missing" / "views.db")
+
+
+def test_a_store_for_reading_does_not_write(path: Path, open_store: OpenStore) -> None:
+    store = open_store()
+    store.declare("counts", COUNTS, ("k",))
+    reading = open_store(write=False)
+    assert rows(reading) == []
+    with pytest.raises(ConfigurationError, match="for reading only"):
+        reading.commit(1, 1, {})
+    with pytest.raises(ConfigurationError, match="for reading only"):
+        reading.declare("counts", COUNTS, ("k",))
+
+
+def test_a_writer_that_waits_too_long_may_try_again(path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_file, "BUSY_SECONDS", 0.1)
+    store = open_store()
+    store.declare("counts", COUNTS, ("k",))
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(RetryError, match="Another process"):
+        store.commit(1, 1, {})
+    other.execute("ROLLBACK")
+    other.close()
+    store.commit(1, 1, {})
+    assert store.reader.tick("counts") == 1
+
+
+def test_two_writers_are_one_after_the_other(open_store: OpenStore) -> None:
+    """Two runs of one pipeline, computing the same ticks at once: each tick is there once, whoever was first."""
+    stores = [open_store(), open_store()]
+    for store in stores:
+        store.declare("events", COUNTS)
+
+    def run(store: ViewStore) -> None:
+        for tick in range(1, 60):
+            store.commit(tick, 1, {"events": inserts(tick, (tick, tick))})
+
+    threads = [threading.Thread(target=run, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [row[2] for row in rows(stores[0], "events")] == list(range(1, 60))
+
+
+def test_a_commit_is_on_disk_before_it_returns(path: Path, open_store: OpenStore) -> None:
+    store = open_store()
+    assert store._db is not None
+    assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)
