@@ -45,7 +45,7 @@ def spark(
     `master` is a cluster's, or `local[2]` (`local[*]` if none is given); `remote` is the address of a Spark Connect server.
     """
     given = {**{_option_name(name): value for name, value in options.items()}, **(config or {})}
-    settings = _connect_settings() if remote is not None else _classic_settings(master, given)
+    settings = _connect_settings(remote) if remote is not None else _classic_settings(master, given)
     builder: Any = SparkSession.builder
     builder = builder.appName(app) if remote is None else builder.remote(remote)
     for name, value in {**settings, **given}.items():
@@ -64,8 +64,17 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _connect_settings() -> dict[str, str]:
+def _connect_settings(remote: str) -> dict[str, str]:
+    """What a session on a Connect server is opened with. `local` means that Spark starts such a server here."""
+    if remote.startswith("local"):
+        _use_this_machine()
+        check_java()
     return dict(SESSION)
+
+
+def _use_this_machine() -> None:
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # or Spark looks for the machine's address, and complains
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
 
 def _classic_settings(master: str | None, given: Mapping[str, Any]) -> dict[str, str]:
@@ -76,8 +85,7 @@ def _classic_settings(master: str | None, given: Mapping[str, Any]) -> dict[str,
         settings["spark.master"] = str(chosen)
     if chosen is not None and str(chosen).startswith("local"):
         settings["spark.sql.shuffle.partitions"] = str(_cores(str(chosen)))
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # or Spark looks for the machine's address, and complains
-        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        _use_this_machine()
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
