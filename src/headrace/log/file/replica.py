@@ -9,7 +9,7 @@ from pathlib import Path
 from headrace.errors import CorruptJournal
 from headrace.log.file import checkpoint
 from headrace.log.file.journal import FILE_HEADER_BYTES, ROLL, Damage, Journal, Record
-from headrace.log.file.salvage import LostCommits, restore_topic
+from headrace.log.file.salvage import LostCommits, restoring
 from headrace.log.file.state import State
 
 logger = logging.getLogger("headrace.log")
@@ -116,13 +116,16 @@ class Replica:
         """A record may speak of what a lost one defined. What cannot be found again is left out, and said."""
         if record.commit > self.state.commit + 1:
             self.lost.add(self.state.commit + 1, record.commit)
-        possible = []
+        possible, defined = [], set()
         for operation in record.meta["ops"]:
             kind, *arguments = operation
-            if kind in {"append", "adopt", "roll", "start"} and not self.state.has_partition(arguments[0], arguments[1]):
-                root = self.directory.parent
-                if not restore_topic(self.journal.disk, root, self.state, arguments[0], arguments[1], record.commit):
+            if kind in {"topic", "restore"}:
+                defined.add(arguments[0])
+            elif kind in {"append", "adopt", "roll", "start"} and arguments[0] not in defined and not self.state.has_partition(*arguments[:2]):
+                found = restoring(self.journal.disk, self.directory.parent, self.state, arguments[0], arguments[1], record.commit)
+                if found is None:
                     logger.error("What commit %d did to the topic %r is lost: its definition is.", record.commit, arguments[0])
                     continue
+                self.state.apply(self.state.commit, self.state.time_us, [found])
             possible.append(operation)
         record.meta["ops"] = possible

@@ -44,18 +44,21 @@ class LostCommits:
         return any(commit in gap for gap in self._gaps) or (self._from is not None and commit >= self._from)
 
 
-def restore_topic(disk: Disk, root: Path, state: State, name: str, number: int, commit: int) -> bool:
-    """Define a topic again that a record of some commit speaks of, from the header of one of its segments."""
+def restoring(disk: Disk, root: Path, state: State, name: str, number: int, commit: int) -> Operation | None:
+    """The operation that defines a topic again which a record of some commit speaks of; None if nothing is left of it."""
     known = state.topics.get(name)
     directories = [root / "topics" / known.directory] if known else _candidates(root, name, commit)
     for directory in directories:
         settings = known.settings if known else _settings(disk, directory)
         if settings is not None:
-            settings = settings | {"partitions": max(settings["partitions"], number + 1)}
-            state.restore(name, settings, directory.name, [_first_base(directory / str(n)) for n in range(settings["partitions"])])
-            logger.error("The definition of the topic %r was lost; it was taken from its segments. Check its settings.", name)
-            return True
-    return False
+            return _restoring(name, settings, directory, number)
+    return None
+
+
+def _restoring(name: str, settings: dict[str, Any], directory: Path, number: int = 0) -> Operation:
+    logger.error("The definition of the topic %r was lost; it is taken from its segments. Check its settings.", name)
+    settings = settings | {"partitions": max(settings["partitions"], number + 1)}
+    return ["restore", name, settings, directory.name, [_first_base(directory / str(n)) for n in range(settings["partitions"])]]
 
 
 def _candidates(root: Path, name: str, commit: int) -> list[Path]:
@@ -81,15 +84,25 @@ def _first_base(directory: Path) -> int:
 
 
 def reconcile(store: Store, replica: Replica) -> None:
-    """Before anything is written behind damage: find rows of lost commits at the ends of partitions, and say in the journal that they are there."""
-    operations: list[Operation] = []
+    """Before anything is written behind damage: find topics and rows of lost commits, and say in the journal that they are there."""
+    operations = list(_lost_topics(store, replica))
+    replica.state.apply(replica.state.commit, replica.state.time_us, operations)
     for topic in replica.state.topics.values():
         for number, partition in enumerate(topic.partitions):
             operations += _lost_rows(store, topic, number, partition, replica.lost)
     replica.damage.clear()
     if operations:
-        logger.error("Rows of %d segments were found behind the journal's damage and kept.", len(operations))
+        logger.error("%d segments or topics were found behind the journal's damage and kept.", len(operations))
         append_record(store, replica, operations)
+
+
+def _lost_topics(store: Store, replica: Replica) -> Iterator[Operation]:
+    for directory in sorted((store.root / "topics").glob("*~*")):
+        name, _, created = directory.name.rpartition("~")
+        if name not in replica.state.topics and int(created) in replica.lost:
+            settings = _settings(store.disk, directory)
+            if settings is not None:
+                yield _restoring(name, settings, directory)
 
 
 def _lost_rows(store: Store, topic: TopicState, number: int, partition: PartitionState, lost: LostCommits) -> Iterator[Operation]:

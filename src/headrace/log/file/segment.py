@@ -264,9 +264,9 @@ class FrameIndex:
         """The stored index, or None if it is damaged, of another version, or of another file."""
         if len(data) < _INDEX_FIXED.size:
             return None
-        magic, version, _, crc, name, stored_end, count = _INDEX_FIXED.unpack_from(data)
+        magic, version, flags, crc, name, stored_end, count = _INDEX_FIXED.unpack_from(data)
         body = memoryview(data)[_INDEX_FIXED.size :]
-        blank = _INDEX_FIXED.pack(magic, version, 0, 0, name, stored_end, count) + body
+        blank = _INDEX_FIXED.pack(magic, version, flags, 0, name, stored_end, count) + body
         if magic != INDEX_MAGIC or version != VERSION or name != segment_id.encode() or stored_end != end or len(body) != 24 * count:
             return None
         if zlib.crc32(blank) != crc:

@@ -105,8 +105,8 @@ class State:
     def has_partition(self, name: str, number: int) -> bool:
         return name in self.topics and number < len(self.topics[name].partitions)
 
-    def restore(self, name: str, settings: dict[str, Any], directory: str, starts: list[int]) -> None:
-        """Define a topic outside of the journal, which has lost it. What is known of its partitions stays."""
+    def _restore(self, name: str, settings: dict[str, Any], directory: str, starts: list[int]) -> None:
+        """Define a topic again that the journal has lost. What is known of its partitions stays."""
         known = self.topics[name].partitions if name in self.topics else []
         partitions = [*known, *(PartitionState(start, start, start) for start in starts[len(known) :])]
         self.topics[name] = TopicState(name, settings, directory, partitions, topic_info(name, settings))
@@ -242,7 +242,7 @@ class State:
 _APPLY: dict[str, Callable[..., None]] = {
     name[1:]: getattr(State, name)
     for name in (
-        "_topic", "_drop", "_append", "_adopt", "_roll", "_start", "_epoch", "_sequence", "_note", "_offsets", "_group", "_forget_group", "_queue",
+        "_topic", "_restore", "_drop", "_append", "_adopt", "_roll", "_start", "_epoch", "_sequence", "_note", "_offsets", "_group", "_forget_group", "_queue",
         "_checkpointed",
     )
 }  # fmt: skip

@@ -23,7 +23,7 @@ from headrace.errors import ConfigurationError, LogUnavailable, NewerFormat, Rea
 from headrace.log.file.disk import Disk, DiskFile
 from headrace.log.file.draft import Adoption, Seal, SegmentWrite
 from headrace.log.file.journal import Journal, MissingJournal, Record
-from headrace.log.file.marker import DurableMarker
+from headrace.log.file.marker import DurableMarker, Mark
 from headrace.log.file.replica import Replica
 from headrace.log.file.segment import segment_name, stray_names
 from headrace.log.file.state import State
@@ -55,7 +55,7 @@ class Store:
 
     def view(self) -> State:
         """The state as readers may see it: everything durable, nothing else."""
-        mark = self.marker.read()
+        mark = self.marker.read() or self._renewed_mark()
         limit = mark.lsn if mark else 0
         with self._view_guard:
             if self._view is None:
@@ -65,6 +65,18 @@ class Store:
             elif mark is None and not self.writable:  # nobody here can set it right: whatever is sound is shown
                 self._view.advance()
             return self._view.state
+
+    def _renewed_mark(self) -> Mark | None:
+        """The marker was damaged: make everything durable, then say so. If somebody is committing, they will."""
+        if self.writable and self._lock_guard.acquire(blocking=False):
+            try:
+                with self.lock_file().locked():
+                    newest = self._caught_up()
+                    newest.journal.file_at(newest.base).sync()
+                    self.marker.publish(newest.lsn)
+            finally:
+                self._lock_guard.release()
+        return self.marker.read()
 
     @contextmanager
     def still_view(self) -> Iterator[State]:

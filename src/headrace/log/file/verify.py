@@ -9,7 +9,8 @@ from headrace.errors import CorruptionError
 from headrace.log.api import Finding
 from headrace.log.file import checkpoint
 from headrace.log.file.frame import HEADER_BYTES, body_is_sound
-from headrace.log.file.journal import FILE_HEADER_BYTES, ROLL, Damage, Journal, MissingJournal
+from headrace.log.file.journal import FILE_HEADER_BYTES, ROLL, Damage, Journal, MissingJournal, journal_name
+from headrace.log.file.marker import Mark
 from headrace.log.file.segment import INDEX_SUFFIX, FrameIndex, Segment, SegmentPlace, damaged_copy, read_frames, segments_in
 
 if TYPE_CHECKING:
@@ -19,26 +20,32 @@ if TYPE_CHECKING:
 
 def verify_log(log: FileLog, topic: str | None) -> list[Finding]:
     """Every damage there is; an empty list is a sound log."""
-    state = log.store.view()
+    mark = log.store.marker.read()
+    state = log.store.view()  # sets a damaged mark right
     topics = [state.topic(topic)] if topic is not None else list(state.topics.values())
-    findings = [] if topic is not None else [*_journal(log), *_checkpoints(log)]
+    findings = [] if topic is not None else [*_marker(log, mark), *_journal(log), *_checkpoints(log)]
     for each in topics:
         for number in range(len(each.partitions)):
             findings += _partition(log, each, number)
     return findings
 
 
+def _marker(log: FileLog, mark: Mark | None) -> Iterator[Finding]:
+    if mark is None:
+        yield Finding("corrupt", str(log.store.marker.path), 0, "how far the journal is durable cannot be read")
+
+
 def _journal(log: FileLog) -> Iterator[Finding]:
     journal = Journal(log.store.disk, log.store.journal_directory, write=False)
     mark = log.store.marker.read()
-    if mark is None:
-        yield Finding("corrupt", str(log.store.marker.path), 0, "how far the journal is durable cannot be read; the next commit writes it anew")
     bases = journal.bases()
     for base, following in zip(bases, [*bases[1:], None], strict=False):
         try:
             yield from _journal_file(journal, base, mark.lsn if mark else 0, is_last=following is None)
         except MissingJournal:
-            continue  # it was forgotten just now, or its maker was stopped before it was used
+            path = log.store.journal_directory / journal_name(base)
+            if following is not None and path.exists():  # otherwise it was forgotten just now, or its maker was stopped before it was used
+                yield Finding("missing", str(path), 0, "this part of the commit journal is gone")
     journal.close()
 
 
@@ -53,7 +60,7 @@ def _journal_file(journal: Journal, base: int, durable: int, *, is_last: bool) -
             yield Finding("corrupt", item.file, item.position, "the commit journal is damaged here")
             end = item.after or limit
             continue
-        if any(item.filling):
+        if any(item.filling) or item.end > limit:
             yield Finding("corrupt", str(file.path), item.end - base - len(item.filling), "the filling behind a record is not empty; the record is sound")
         end = item.end
         if item.kind == ROLL:
@@ -127,7 +134,7 @@ def _frames(segment: Segment, end: int, stop: int) -> Iterator[tuple[str, int, s
             yield "missing", position, f"offsets {expected} to {first - 1} are not there", expected
         expected = first + frame.span
     if (expected < stop and not segment.may_have_gaps) or segment.is_cut:
-        yield "missing", end, f"the file ends before offset {stop}", expected
+        yield "missing", min(end, segment.file.size()), f"the file ends before offset {stop}", expected
 
 
 def _index(segment: Segment, topic: str, number: int) -> Iterator[Finding]:
