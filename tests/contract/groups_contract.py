@@ -41,7 +41,8 @@ class GroupsContract(ContractBase):
         append(log, orders, [order(n, customer=n) for n in range(40)])
         with log.consumer(orders, group=name("g")) as consumer:
             found: list[dict[str, Any]] = []
-            while len(found) < 40:
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while len(found) < 40 and time.monotonic() < deadline:
                 for batch in consumer.poll():
                     assert len(set(batch.column("_partition").to_pylist())) == 1
                     found += batch.to_pylist()
@@ -56,7 +57,8 @@ class GroupsContract(ContractBase):
         append(log, events, [event(n) for n in range(25)])
         with log.consumer(events, group=name("g"), max_rows=10) as consumer:
             found: list[int] = []
-            while len(found) < 25:
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while len(found) < 25 and time.monotonic() < deadline:
                 polled = numbers(consumer.poll(max_rows=4 if found else None))
                 assert len(polled) <= (4 if found else 10)
                 found += polled

@@ -9,16 +9,17 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, OffsetSpec, ResourceType
 
 from headrace.errors import ConfigurationError, LogUnavailable, RetryError
 from headrace.log.kafka.config import Cluster
-from headrace.log.kafka.failures import LEADER_MOVES, NO_TOPIC, cause, code, doing, translated
+from headrace.log.kafka.failures import HOPELESS, LEADER_MOVES, NO_TOPIC, cause, code, doing, translated
 
 ANSWER_SECONDS = 15.0
 SETTLE_SECONDS = 15.0
 POLL_SECONDS = 0.005
+HOPELESS_SECONDS = 2.0
 
 Place = tuple[str, int]
 """A topic and one of its partitions."""
@@ -29,24 +30,33 @@ class Broker:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self._complaints: list[str] = []
+        self._complaints: list[KafkaError] = []
         try:
-            self.admin = AdminClient(cluster.admin() | {"error_cb": lambda error: self._complaints.append(error.str())})
+            self.admin = AdminClient(cluster.admin() | {"error_cb": self._complaints.append})
         except KafkaException as error:
             raise ConfigurationError(
                 f"The options of the Kafka log are not right: {cause(error).str()}.", fix="correct or remove the option."
             ) from None
 
     def check_reachable(self) -> None:
-        try:
-            self.admin.list_topics("__consumer_offsets", timeout=ANSWER_SECONDS)
-        except KafkaException as error:
-            self.admin.poll(0)
-            why = self._complaints[-1] if self._complaints else cause(error).str()
-            raise LogUnavailable(
-                f"No Kafka broker answers at {self.cluster.bootstrap}: {why}",
-                fix="check the address, that the broker runs, and the security options.",
-            ) from None
+        """Wait a while for a broker to answer; less long when all that are known have been tried."""
+        begun = time.monotonic()
+        while True:
+            try:
+                self.admin.list_topics("__consumer_offsets", timeout=1.0)
+            except KafkaException as error:
+                self.admin.poll(0)
+                waited = time.monotonic() - begun
+                if waited > ANSWER_SECONDS or (waited > HOPELESS_SECONDS and any(each.code() in HOPELESS for each in self._complaints)):
+                    raise self._unreachable(error) from None
+            else:
+                return
+
+    def _unreachable(self, error: KafkaException) -> LogUnavailable:
+        why = next((each.str() for each in self._complaints if each.code() != KafkaError._ALL_BROKERS_DOWN), cause(error).str())  # noqa: SLF001
+        return LogUnavailable(
+            f"No Kafka broker answers at {self.cluster.bootstrap}: {why}", fix="check the address, that the broker runs, and the security options."
+        )
 
     # Topics
 

@@ -79,10 +79,7 @@ class KafkaConsumer(Consumer):
         self._joined = True
         if not partitions:
             return
-        committed = client.committed(partitions, timeout=ANSWER_SECONDS)
-        while any(is_pending(place) for place in committed):
-            time.sleep(0.005)
-            committed = client.committed(partitions, timeout=ANSWER_SECONDS)
+        committed = self._committed(client, partitions)
         fresh = [(place.topic, place.partition) for place in committed if place.offset < 0]
         broker = self._connection.broker
         starts = broker.earliest(fresh) if self._start == "earliest" else broker.ends(fresh)
@@ -92,6 +89,16 @@ class KafkaConsumer(Consumer):
         client.incremental_assign(
             [TopicPartition(place.topic, place.partition, self._positions[place.topic, place.partition]) for place in partitions]
         )
+
+    @staticmethod
+    def _committed(client: Client, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """What the group committed, once no transaction is about to change it."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        committed = client.committed(partitions, timeout=ANSWER_SECONDS)
+        while any(is_pending(place) for place in committed) and time.monotonic() < deadline:
+            time.sleep(0.005)
+            committed = client.committed(partitions, timeout=ANSWER_SECONDS)
+        return committed
 
     def _revoked(self, _client: Client, partitions: list[TopicPartition]) -> None:
         gone = {(place.topic, place.partition) for place in partitions}
@@ -119,14 +126,22 @@ class KafkaConsumer(Consumer):
         return arrived
 
     def _batches(self, messages: Sequence[Message]) -> list[pa.RecordBatch]:
+        """Rows first: an end that was reported behind them moves the position beyond them. An error waits for a poll of its own."""
         by_place: dict[Place, list[Message]] = {}
+        events: list[Message] = []
         for message in messages:
             if message.error() is None:
                 by_place.setdefault(_place(message), []).append(message)
             else:
-                self._take_event(message)
+                events.append(message)
         batches = [self._rows(place, records) for place, records in sorted(by_place.items()) if place in self._positions]
-        return [batch for batch in batches if batch.num_rows]
+        batches = [batch for batch in batches if batch.num_rows]
+        for number, event in enumerate(events):
+            if batches and not _is_end(event):
+                self._stash = events[number:] + self._stash
+                break
+            self._take_event(event)
+        return batches
 
     def _rows(self, place: Place, records: list[Message]) -> pa.RecordBatch:
         position = self._positions[place]
@@ -141,7 +156,7 @@ class KafkaConsumer(Consumer):
         assert error is not None
         if place not in self._positions:
             return
-        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+        if _is_end(message):
             self._positions[place] = max(self._positions[place], message.offset() or 0)
             return
         try:
@@ -231,6 +246,11 @@ class KafkaConsumer(Consumer):
 
 
 _FIX_FENCED = "poll again: rows since the last commit are delivered to the new owner."
+
+
+def _is_end(message: Message) -> bool:
+    error = message.error()
+    return error is not None and error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001
 
 
 def _place(message: Message) -> Place:

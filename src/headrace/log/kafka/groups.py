@@ -149,7 +149,7 @@ class RecordTimes:
         if not spots:
             return found
         with doing("look at records"):
-            consumer = Consumer(self._connection.cluster.reader() | {"fetch.message.max.bytes": 4096, "queued.min.messages": 1})
+            consumer = Consumer(self._connection.cluster.reader() | {"fetch.message.max.bytes": 4096})
         try:
             waiting = list(spots)
             while waiting:

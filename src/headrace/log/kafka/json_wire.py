@@ -73,8 +73,8 @@ def _from_base64(array: pa.StringArray) -> pa.BinaryArray:
 
 def _time_of_day(array: pa.StringArray) -> pa.Array:
     """Arrow reads no times of day, but it reads them with a date in front."""
-    moments = pc.binary_join_element_wise("1970-01-01T", array, "").cast(pa.timestamp("us"))
-    return moments.cast(pa.time64("us"))
+    moments = pc.binary_join_element_wise("1970-01-01T", array, "").cast(pa.timestamp("ns"))
+    return moments.cast(pa.time64("ns"))
 
 
 def _list_from_wire(array: pa.ListArray, kind: pa.DataType) -> pa.Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from threading import Lock
+from threading import RLock
 
 import pyarrow as pa
 from confluent_kafka import Message
@@ -25,7 +25,7 @@ class DeadLetters:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._guard = Lock()
+        self._guard = RLock()  # letters may have misfits among them too
         self._seen: dict[str, tuple[dict[int, int], Seen]] = {}
         self.counts: Counter[str] = Counter()
         """How many were met, by topic."""

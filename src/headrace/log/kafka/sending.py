@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -126,8 +126,8 @@ def roll_back(producer: Producer, reason: KafkaException) -> KafkaException:
 
 
 def close_client(producer: Producer) -> None:
-    """Close, without the warning that a fenced client cannot roll back: it need not."""
-    with warnings.catch_warnings():
+    """Close, without a word about what a fenced client cannot roll back: it need not."""
+    with warnings.catch_warnings(), suppress(KafkaException):
         warnings.simplefilter("ignore", RuntimeWarning)
         producer.close()
 

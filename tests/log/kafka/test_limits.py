@@ -1,0 +1,233 @@
+"""Where Kafka draws lines that the embedded log does not, and where its answers are uncertain."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from headrace import errors
+from headrace.log.api import Log
+from headrace.log.kafka import producer as producer_module
+from headrace.log.kafka import transaction as transaction_module
+from tests.log.kafka.conftest import Stranger
+
+pytestmark = pytest.mark.kafka
+MakeName = Callable[[str], str]
+
+
+@pytest.fixture
+def events(log: Log, name: MakeName) -> str:
+    return log.create_topic(name("events"), "n BIGINT, text STRING", partitions=2).name
+
+
+def rows(*numbers: int) -> list[dict[str, Any]]:
+    return [{"n": n, "text": "x"} for n in numbers]
+
+
+def found(log: Log, topic: str) -> list[int]:
+    return sorted(row["n"] for row in log.read(topic).to_pylist())
+
+
+def test_a_row_larger_than_a_record_is_refused_before_anything_is_stored(log: Log, events: str) -> None:
+    with log.producer(events) as producer, pytest.raises(errors.BadRows, match=r"(?s)Row 1.*message\.max\.bytes"):
+        producer.append([*rows(1), {"n": 2, "text": "x" * 1_100_000}])
+    assert log.end_offsets(events) == {0: 0, 1: 0}
+
+
+def test_reserved_headers_are_refused(log: Log, events: str) -> None:
+    with log.producer(events) as producer, pytest.raises(errors.BadRows, match="reserved"):
+        producer.append(rows(1), headers=[{"headrace.control": b"x"}])
+
+
+def test_a_compacted_topic_needs_keys(log: Log, name: MakeName) -> None:
+    topic = log.create_topic(name("compacted"), "k STRING, v BIGINT", key="k", compact=True).name
+    with log.producer(topic) as producer:
+        producer.append({"k": "a", "v": 1})
+        with pytest.raises(errors.BadRows, match="no key"):
+            producer.append([{"k": "b", "v": 1}, {"k": None, "v": 2}])
+    log.append_control(topic, 0, b"tick")
+    assert [control.payload for control in log.read_control(topic, 0)] == [b"tick"]
+
+
+def test_settings_that_the_brokers_refuse_are_an_error_with_their_words(log: Log, name: MakeName) -> None:
+    with pytest.raises(errors.ConfigurationError, match=r"segment\.bytes"):
+        log.create_topic(name("tiny"), "n BIGINT", segment_bytes=1000)
+    assert name("tiny") not in log.topics()
+
+
+# Unknown outcomes: the answer to a commit is lost, before or after it happened
+
+
+def lose_the_answer(monkeypatch: pytest.MonkeyPatch, module: Any, *, after: bool) -> None:
+    real = module.commit
+
+    def commit(client: Any, seconds: float) -> None:
+        monkeypatch.setattr(module, "commit", real)
+        if after:
+            real(client, seconds)
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the answer was lost"))
+
+    monkeypatch.setattr(module, "commit", commit)
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_a_lost_answer_to_a_numbered_append_is_looked_up(log: Log, events: str, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+    with log.producer(events, id="p") as producer:
+        producer.append(rows(1, 2), sequence=0)
+        lose_the_answer(monkeypatch, producer_module, after=after)
+        if after:
+            assert not producer.append(rows(3, 4), sequence=1).duplicate
+        else:
+            with pytest.raises(errors.RetryError, match="nothing was stored"):
+                producer.append(rows(3, 4), sequence=1)
+            assert producer.last_sequence == 0
+            assert found(log, events) == [1, 2]
+        assert producer.append(rows(3, 4), sequence=1).duplicate is after
+        producer.append(rows(5), sequence=2)
+    assert found(log, events) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_a_lost_answer_to_a_transaction_is_looked_up(log: Log, events: str, name: MakeName, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+    transaction = log.transaction(name("job"))
+    transaction.append(events, rows(1, 2))
+    transaction.set_note(name("n"), "1")
+    lose_the_answer(monkeypatch, transaction_module, after=after)
+    if after:
+        transaction.commit()
+    else:
+        with pytest.raises(errors.RetryError):
+            transaction.commit()
+    assert found(log, events) == ([1, 2] if after else [])
+    assert log.note(name("n")) == ("1" if after else None)
+
+
+def test_an_append_without_an_id_says_that_its_outcome_is_unknown(log: Log, events: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lose_the_answer(monkeypatch, producer_module, after=True)
+    with log.producer(events) as producer, pytest.raises(errors.RetryError, match="not known"):
+        producer.append(rows(1, 2))
+
+
+def test_a_large_transaction_is_still_all_or_nothing(log: Log, other: Log, events: str, name: MakeName, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_module, "MOST_BYTES_HELD", 1000)
+    with log.transaction(name("big")) as transaction:
+        for n in range(100):
+            transaction.append(events, rows(n))
+        assert found(other, events) == []
+    assert found(other, events) == list(range(100))
+    aborted = log.transaction(name("big"))
+    for n in range(100, 200):
+        aborted.append(events, rows(n))
+    aborted.abort()
+    assert found(other, events) == list(range(100))
+
+
+# Retention
+
+
+def forget(stranger: Stranger, topic: str, offset: int) -> None:
+    """What retention does, at once: rows before an offset are gone."""
+    admin = AdminClient({"bootstrap.servers": stranger.bootstrap})
+    for future in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
+        future.result(timeout=20)
+
+
+@pytest.mark.parametrize("on_lost", ["raise", "earliest", "latest"])
+def test_a_group_that_falls_behind_retention(log: Log, stranger: Stranger, name: MakeName, on_lost: str) -> None:
+    topic = log.create_topic(name("kept"), "n BIGINT, text STRING").name
+    with log.producer(topic) as producer:
+        producer.append(rows(*range(10)))
+        log.reset_group(name("g"), topic, 2)
+        forget(stranger, topic, 6)
+        assert log.start_offsets(topic) == {0: 6}
+        with log.consumer(topic, group=name("g"), on_lost=on_lost) as consumer:
+            if on_lost == "raise":
+                with pytest.raises(errors.OffsetOutOfRange) as lost:
+                    poll_until(consumer, 1)
+                assert (lost.value.offset, lost.value.earliest, lost.value.end) == (2, 6, 10)
+                consumer.seek(0, 7)
+                assert poll_until(consumer, 3) == [7, 8, 9]
+            elif on_lost == "earliest":
+                assert poll_until(consumer, 4) == [6, 7, 8, 9]
+            else:
+                assert consumer.poll(timeout="2 seconds") == []
+                producer.append(rows(10))
+                assert poll_until(consumer, 1) == [10]
+    with pytest.raises(errors.OffsetOutOfRange, match="retention"):
+        log.read(topic, 0, 3)
+    assert [lag.rows for lag in log.lag(name("g"))] == [(11 if on_lost == "latest" else 10) - 6]
+
+
+def poll_until(consumer: Any, count: int) -> list[int]:
+    numbers: list[int] = []
+    deadline = time.monotonic() + 20
+    while len(numbers) < count and time.monotonic() < deadline:
+        numbers += [n for batch in consumer.poll() for n in batch.column("n").to_pylist()]
+    return numbers
+
+
+# Queues
+
+
+def receive(queue: Any, count: int) -> list[Any]:
+    messages: list[Any] = []
+    deadline = time.monotonic() + 20
+    while not messages and time.monotonic() < deadline:
+        messages += queue.receive(count, visibility="20 seconds", wait="1 second")
+    return messages
+
+
+def test_a_batch_is_handed_out_piece_by_piece(log: Log, name: MakeName) -> None:
+    """Kafka fetches whole batches; one message at a time is given to the receiver, each counted as its first delivery."""
+    topic = log.create_topic(name("jobs"), "n BIGINT, text STRING").name
+    with log.producer(topic) as producer:
+        producer.append(rows(*range(5)))
+    with log.queue(topic, group=name("q")) as queue:
+        taken = []
+        for _ in range(5):
+            (message,) = receive(queue, 1)
+            assert message.deliveries == 1
+            taken.append(message.row["n"])
+            message.ack()
+        assert taken == [0, 1, 2, 3, 4]
+        assert queue.receive(1) == []
+
+
+def test_messages_can_be_received_while_others_are_held(log: Log, name: MakeName) -> None:
+    topic = log.create_topic(name("jobs"), "n BIGINT, text STRING").name
+    with log.queue(topic, group=name("q")) as queue:
+        held = []
+        for n in range(3):
+            with log.producer(topic) as producer:
+                producer.append(rows(n))
+            held += receive(queue, 1)
+        assert [message.row["n"] for message in held] == [0, 1, 2]
+        for message in reversed(held):
+            message.ack()
+
+
+def test_what_share_groups_cannot_do_is_refused_by_name(log: Log, events: str, name: MakeName) -> None:
+    with log.queue(events, group=name("a")) as queue, pytest.raises(errors.NotSupported, match=r"visibility of 1 hour.*brokers"):
+        queue.receive(1, visibility="1 hour")
+    with log.queue(events, group=name("b"), delivery_limit=1000) as queue, pytest.raises(errors.NotSupported, match="delivery limit of 1000"):
+        queue.receive(1)
+
+
+def test_lag_of_many_groups_is_quick(log: Log, name: MakeName) -> None:
+    topic = log.create_topic(name("wide"), "n BIGINT, text STRING", partitions=4).name
+    with log.producer(topic) as producer:
+        for partition in range(4):
+            producer.append(rows(*range(20)), partition=partition)
+    for number in range(10):
+        log.reset_group(f"{name('g')}.{number}", topic, number)
+    mine = [lag for lag in log.lag() if lag.topic == topic]
+    assert {(lag.group, lag.partition): lag.rows for lag in mine} == {
+        (f"{name('g')}.{number}", partition): 20 - number for number in range(10) for partition in range(4)
+    }
+    begun = time.monotonic()
+    again = [lag.rows for lag in log.lag() if lag.topic == topic]
+    assert again == [lag.rows for lag in mine]
+    assert time.monotonic() - begun < 5
