@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.pipeline import runner as runner_module
+from headrace.log.dead import letters as letters_of
+from headrace.sinks.commit import commit_batch
 from headrace.sinks.ledger import RunnerFenced
 from headrace.testing.pipelines import PipelineTest
 
@@ -72,10 +73,10 @@ def test_rows_do_not_depend_on_batches_shards_or_restarts(tmp_path: Path, spark:
 
 def test_a_batch_that_fails_anywhere_is_done_again_once(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = ticks_of_rows(4)
-    real = runner_module.commit_batch
+    real = commit_batch
     broken: Counter[str] = Counter()
 
-    def commit_views_only(ledger: Any, views: Any, entry: Any, changes: Any, staged: Any, topics: Any) -> None:
+    def commit_views_only(ledger: Any, views: Any, *rest: Any) -> None:
         """As if the process died between the views' commit and the log's."""
         if not broken["after views"]:
             broken["after views"] += 1
@@ -84,13 +85,13 @@ def test_a_batch_that_fails_anywhere_is_done_again_once(tmp_path: Path, spark: S
                 def transaction(self) -> Any:
                     raise OSError("died here")
 
-            real(Dead(), views, entry, changes, staged, topics)  # type: ignore[arg-type]
+            real(Dead(), views, *rest)  # type: ignore[arg-type]
         if not broken["before all"]:
             broken["before all"] += 1
             raise OSError("died here")
-        real(ledger, views, entry, changes, staged, topics)
+        real(ledger, views, *rest)
 
-    monkeypatch.setattr(runner_module, "commit_batch", commit_views_only)
+    monkeypatch.setattr("headrace.pipeline.runner.commit_batch", commit_views_only)
     with PipelineTest(totals(), tmp_path, spark) as test:
         for rows in fed:
             test.feed("orders", rows)
@@ -169,3 +170,27 @@ def test_a_lost_local_store_is_rebuilt_from_files(tmp_path: Path, spark: SparkSe
         assert test.runner.last_result is not None
         assert test.runner.last_result.how == ["rebuilt", "rebuilt"]
         assert by_key(test) == expected(fed)
+
+
+def test_rows_that_cannot_be_used_are_diverted_and_counted(tmp_path: Path, spark: SparkSession) -> None:
+    """Rows in = rows used + diverted, exactly."""
+    pipeline = hr.Pipeline("care")
+    orders = pipeline.topic("orders", schema="k STRING, a BIGINT, b BIGINT")
+    ratios = orders.with_columns(ratio="a / b", errors="divert", name="ratio").group_by("k").aggregate(n=hr.agg.count(), s=hr.agg.sum("ratio"))
+    pipeline.view("ratios", ratios)
+    pipeline.view("nulls", orders.with_columns(ratio="a / b", name="lenient").group_by("k").aggregate(n=hr.agg.count(), s=hr.agg.sum("ratio")))
+    rows = [{"k": k, "a": 6, "b": b} for k, b in [("x", 2), ("x", 0), ("y", 3), (None, 1), ("y", None), (None, 0)]]
+    with PipelineTest(pipeline, tmp_path, spark) as test:
+        test.feed("orders", rows)
+        test.settle()
+        assert {row["k"]: (row["n"], row["s"]) for row in test.view("ratios")} == {"x": (1, 3.0), "y": (2, 2.0)}
+        assert {row["k"]: (row["n"], row["s"]) for row in test.view("nulls")} == {"x": (2, 3.0), "y": (2, 2.0)}
+        assert test.runner.last_result is not None
+        counts = test.runner.last_result.counts
+        assert (counts["ratio.diverted"], counts["lenient.errors"]) == (2, 2)
+        assert counts["ratios.aggregate.rows_in"] + counts["ratio.diverted"] + counts["ratios.aggregate.diverted"] == len(rows)
+        letters = letters_of(test.log, "ratio")
+        assert sorted(letter["source_offset"] for letter in letters) == [1, 5]
+        assert all("failed" in letter["reason"] for letter in letters)
+        (null_key,) = letters_of(test.log, "ratios.aggregate")
+        assert null_key["source_offset"] == 3

@@ -6,9 +6,11 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 
+from headrace.engine.diverting import Diverter
 from headrace.engine.packing import hello, pack
 from headrace.engine.spec import BatchContext, BatchResult
 from headrace.engine.tasks import TopicRange
@@ -33,15 +35,20 @@ class ReadAndPack:
     """The same where no row-local step stands between: rows never leave Python before the shuffle."""
 
     ranges: tuple[TopicRange, ...]
+    step: str
     key: tuple[str, ...]
     log: str
     shards: int
+    directory: Path
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        diverter = Diverter(self.directory, self.step)
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 piece = self.ranges[number]
-                yield from pack(piece.port, piece.read(self.log), self.key, self.shards)
+                keyed = (diverter.without_null_keys(rows, self.key) for rows in piece.read(self.log))
+                yield from pack(piece.port, keyed, self.key, self.shards)
+        diverter.finish(self.ranges[0].topic)
 
 
 @dataclass(frozen=True)
@@ -49,11 +56,15 @@ class PackRows:
     """Rows that come from Spark, to their shards."""
 
     port: int
+    step: str
     key: tuple[str, ...]
     shards: int
+    directory: Path
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return pack(self.port, batches, self.key, self.shards)
+        diverter = Diverter(self.directory, self.step)
+        yield from pack(self.port, (diverter.without_null_keys(rows, self.key) for rows in batches), self.key, self.shards)
+        diverter.finish("rows")
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,9 @@ def read_reports(context: BatchContext) -> BatchResult:
         if "topic" in report:
             places = {int(p): (file, rows) for p, (file, rows) in report["partitions"].items()}
             result.topics.append(Staged(report["topic"], places, report["rows"]))
+        for step, file in report.get("diverted", {}).items():
+            letters = (context.job_directory / file).read_text().splitlines()
+            result.diverted.setdefault(step, []).extend(map(json.loads, letters))
         if "how" in report:
             result.how.append(report["how"])
         for name, count in report.get("counts", {}).items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from headrace.engine.state_files import StateIds
 from headrace.log.api import Staged
@@ -71,5 +72,6 @@ class BatchResult:
     ids: dict[str, StateIds] = field(default_factory=dict)
     views: dict[str, list[Path]] = field(default_factory=dict)
     topics: list[Staged] = field(default_factory=list)
+    diverted: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # step -> rows that could not be used, with where and why
     counts: dict[str, int] = field(default_factory=dict)
     how: list[str] = field(default_factory=list)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from headrace.engine.diverting import DivertRows
 from headrace.engine.job import Greet, PackRows, ReadAndPack, ReadRows
 from headrace.engine.packing import PACKED
 from headrace.engine.shard import ShardFunction
@@ -21,8 +22,10 @@ from headrace.engine.ticks import Tick
 from headrace.engine.writing import PackForTopic, WriteTopic, WriteView
 from headrace.log.api import CHANGE_TYPE
 from headrace.log.schema import to_spark_ddl
+from headrace.pipeline.expressions import Expression
 from headrace.pipeline.hosting import kernel_of
 from headrace.pipeline.plan import (
+    DIVERT,
     ChangesStep,
     KeyByStep,
     Output,
@@ -37,7 +40,7 @@ from headrace.pipeline.plan import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Observation, SparkSession
 
 _CHANGE_FIELD = pa.field(CHANGE_TYPE, pa.string(), nullable=False)
 _ORDER = [f"`{field.name}`" for field in ORDER_FIELDS]
@@ -50,6 +53,8 @@ class JobBuilder:
         self.spark, self.plan, self.context, self.before, self.ticks, self.cores = spark, plan, context, before, ticks, cores
         self._rows: dict[str, DataFrame] = {}
         self._kept: list[DataFrame] = []
+        self._diverting: list[DataFrame] = []
+        self.failures: dict[str, Observation] = {}
         self._ranks = {step.name: rank for rank, step in enumerate(sorted(plan.inputs, key=lambda each: (not each.is_table, each.topic)))}
 
     def job(self) -> DataFrame:
@@ -59,7 +64,12 @@ class JobBuilder:
             outputs = [each for each in self.plan.outputs if each.input is step]
             if outputs:
                 leaves += self._leaves(step, outputs)
-        return reduce(lambda left, right: left.unionAll(right), leaves)
+        return reduce(lambda left, right: left.unionAll(right), [*leaves, *self._diverting])
+
+    def failure_counts(self) -> dict[str, int]:
+        """After the job has run: on how many rows each step's expressions failed and gave null."""
+        found = {step: int(observation.get["rows"] or 0) for step, observation in self.failures.items()}
+        return {f"{step}.errors": count for step, count in found.items() if count}
 
     def forget(self) -> None:
         for rows in self._kept:
@@ -108,7 +118,7 @@ class JobBuilder:
         if isinstance(step, SelectStep):
             return self._selected(step)
         if isinstance(step, WhereStep):
-            return self.rows(step.input).where(step.expression.safe)
+            return self._guarded(step, [step.expression]).where(step.expression.safe)
         if isinstance(step, KeyByStep):
             return self.rows(step.input)
         if isinstance(step, UnionStep):
@@ -122,7 +132,24 @@ class JobBuilder:
     def _selected(self, step: SelectStep) -> DataFrame:
         columns = [f"{expression.safe} AS `{name}`" for (name, _), expression in zip(step.columns, step.expressions, strict=True)]
         change = [f"`{CHANGE_TYPE}`"] if step.is_table else []
-        return self.rows(step.input).selectExpr(*columns, *change, *_ORDER)
+        return self._guarded(step, step.expressions).selectExpr(*columns, *change, *_ORDER)
+
+    def _guarded(self, step: SelectStep | WhereStep, expressions: Sequence[Expression]) -> DataFrame:
+        """A step's input without the rows on which its expressions fail, if they are to be diverted; with a count of them, if not."""
+        rows = self.rows(step.input)
+        failing = [f"({each.failed})" for each in expressions if each.failed is not None]
+        if not failing:
+            return rows
+        failed = f"coalesce({' OR '.join(failing)}, false)"
+        if step.errors == DIVERT:
+            divert = DivertRows(self.context.job_directory, step.name, f"an expression failed: {step.summary()}")
+            self._diverting.append(rows.where(failed).mapInArrow(divert, PACKED))
+            return rows.where(f"NOT {failed}")
+        from pyspark.sql import Observation
+        from pyspark.sql.functions import expr
+
+        self.failures[step.name] = Observation(f"failed.{step.name}")
+        return rows.observe(self.failures[step.name], expr(f"count_if({failed})").alias("rows"))
 
     def _spark_schema(self, step: Step) -> str:
         change = [_CHANGE_FIELD] if step.is_table else []
@@ -144,11 +171,11 @@ class JobBuilder:
     def _stage(self, step: Step, views: tuple[str, ...], following: str | tuple[str, ...] | TopicTarget | None, *, schema: str = PACKED) -> DataFrame:
         hosted = HostedStep(step.name, kernel_of(step))
         stage = StageSpec(step.name, (hosted,), step.key, views, following)
-        packed = reduce(lambda left, right: left.unionAll(right), [self._packed(each, stage_key(step)) for each in step.inputs])
+        packed = reduce(lambda left, right: left.unionAll(right), [self._packed(each, stage_key(step), step.name) for each in step.inputs])
         return packed.repartition(self.context.shards, "label").mapInArrow(ShardFunction(stage, self.context), schema)
 
-    def _packed(self, step: Step, key: tuple[str, ...]) -> DataFrame:
-        """A step's rows on their way to the shards of a stage."""
+    def _packed(self, step: Step, key: tuple[str, ...], of: str) -> DataFrame:
+        """A step's rows on their way to the shards of the stage `of`."""
         alone = len(self.plan.consumers(step)) == 1
         while isinstance(step, KeyByStep):
             step = step.input
@@ -156,11 +183,13 @@ class JobBuilder:
             found = self._ranges(step)
             if not found:
                 return self._greeting()
-            read = self._tasks(len(found)).mapInArrow(ReadAndPack(found, key, self.context.log, self.context.shards), PACKED)
+            read = self._tasks(len(found)).mapInArrow(
+                ReadAndPack(found, of, key, self.context.log, self.context.shards, self.context.job_directory), PACKED
+            )
             return read.unionAll(self._greeting())
         if step.stateful and alone:
             return self._stage(step, (), key)
-        return self.rows(step).mapInArrow(PackRows(0, key, self.context.shards), PACKED).unionAll(self._greeting())
+        return self.rows(step).mapInArrow(PackRows(0, of, key, self.context.shards, self.context.job_directory), PACKED).unionAll(self._greeting())
 
     def _greeting(self) -> DataFrame:
         return self._tasks(1).mapInArrow(Greet(self.context.shards), PACKED)

@@ -158,7 +158,8 @@ class Runner:
             result = read_reports(context)
             committed = LedgerEntry(self.ledger.epoch, MAIN_QUERY, ticks[-1].number, result.ids)
             topics = {output.name: output.partitions for output in self.plan.outputs if isinstance(output, TopicOutput)}
-            commit_batch(self.ledger, self.views, committed, result.views, result.topics, topics)
+            result.counts |= builder.failure_counts()
+            commit_batch(self.ledger, self.views, committed, result.views, result.topics, topics, result.diverted)
             self.batches += 1
             self.last_result = result
         finally:

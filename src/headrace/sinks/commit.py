@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from headrace.log.api import Staged
+from headrace.log.dead import DeadLetter, ensure_topic, letters_to_rows
 from headrace.sinks.ledger import Ledger, LedgerEntry
 from headrace.sinks.views import ViewStore
 
@@ -21,22 +23,26 @@ def commit_batch(
     changes: Mapping[str, Sequence[Path]],
     staged: Sequence[Staged],
     topics: Mapping[str, int],
+    diverted: Mapping[str, Sequence[Mapping[str, Any]]] = {},
 ) -> None:
     """The steps:
 
     1. views: one SQL transaction, with their tick in it; ticks they already have are dropped
-    2. derived topics and the ledger entry: one log transaction, refused if a newer runner has taken over
+    2. derived topics, dead letters and the ledger entry: one log transaction, refused if a newer runner has taken over
 
     A crash between the two is harmless: the run resumes at the ledger's tick, computes the same rows again, and the views drop what they have.
     """
     if views is not None:  # 1
         views.commit(entry.tick, entry.epoch, {name: in_order(files) for name, files in changes.items()})
+    dead = {step: ensure_topic(ledger.log, step) for step in diverted}
     tx = ledger.transaction()  # 2
     for part in staged:
         tx.adopt(part)
     for topic, partitions in topics.items():
         for partition in range(partitions):
             tx.append_control(topic, partition, json.dumps({"version": 1, "tick": entry.tick}).encode())
+    for step, letters in diverted.items():
+        tx.append(dead[step], letters_to_rows(DeadLetter(place=f"step {step}", **letter) for letter in letters))
     ledger.add(tx, entry)
     ledger.commit(tx)
 

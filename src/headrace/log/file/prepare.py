@@ -71,8 +71,10 @@ def prepare_control(topic: TopicState, partition: int, frame: Frame) -> Prepared
 
 
 def split(batch: pa.RecordBatch, partitions: npt.NDArray[np.int32] | int) -> Sequence[tuple[int, pa.RecordBatch]]:
+    if not batch.num_rows:
+        return []
     if isinstance(partitions, int):
-        return [(partitions, batch)] if batch.num_rows else []
+        return [(partitions, batch)]
     order = np.argsort(partitions, kind="stable")
     in_order = partitions[order]
     numbers, firsts = np.unique(in_order, return_index=True)
