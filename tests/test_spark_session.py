@@ -72,6 +72,9 @@ def test_a_cluster_keeps_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> No
     assert "spark.sql.shuffle.partitions" not in settings
     assert os.environ["PYSPARK_PYTHON"] == "python-on-the-cluster"
     assert "SPARK_LOCAL_IP" not in os.environ
+    own = _classic_settings("yarn", {"spark.driver.extraJavaOptions": "-Dx=1"})["spark.driver.extraJavaOptions"]
+    assert own.endswith(" -Dx=1")
+    assert "log4j2.configurationFile" in own, "an option of the user's does not make the log loud"
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     assert "spark.master" not in _classic_settings(None, {}), "spark-submit has chosen"
 

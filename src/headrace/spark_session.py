@@ -21,6 +21,8 @@ from headrace.errors import ConfigurationError
 from headrace.log.spark import register
 
 OLDEST_JAVA = 17
+SUBMITTED = ""
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 LOGGING = Path(__file__).with_name("spark_log4j2.properties")
 # What any session has, also one on a Connect server.
 SESSION = {
@@ -45,10 +47,10 @@ def spark(
     `master` is a cluster's, or `local[2]` (`local[*]` if none is given); `remote` is the address of a Spark Connect server.
     """
     given = {**{_option_name(name): value for name, value in options.items()}, **(config or {})}
-    settings = _connect_settings(remote) if remote is not None else _classic_settings(master, given)
+    settings = _connect_settings(remote, given) if remote is not None else _classic_settings(master, given)
     builder: Any = SparkSession.builder
     builder = builder.appName(app) if remote is None else builder.remote(remote)
-    for name, value in {**settings, **given}.items():
+    for name, value in settings.items():
         builder = builder.config(name, _text(value))
     session: SparkSession = builder.getOrCreate()
     register(session)
@@ -64,12 +66,12 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _connect_settings(remote: str) -> dict[str, str]:
+def _connect_settings(remote: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """What a session on a Connect server is opened with. `local` means that Spark starts such a server here."""
     if remote.startswith("local"):
         _use_this_machine()
         check_java()
-    return dict(SESSION)
+    return {**SESSION, **given}
 
 
 def _use_this_machine() -> None:
@@ -77,29 +79,34 @@ def _use_this_machine() -> None:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
 
-def _classic_settings(master: str | None, given: Mapping[str, Any]) -> dict[str, str]:
+def _classic_settings(master: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """What a session in this process is started with, and the environment that its workers get."""
-    settings = {**SESSION, **STATIC}
-    chosen = master or given.get("spark.master") or _default_master()
-    if chosen is not None:
-        settings["spark.master"] = str(chosen)
-    if chosen is not None and str(chosen).startswith("local"):
-        settings["spark.sql.shuffle.partitions"] = str(_cores(str(chosen)))
+    chosen = str(master or given.get("spark.master") or _default_master())
+    settings: dict[str, Any] = {**SESSION, **STATIC}
+    if chosen != SUBMITTED:
+        settings["spark.master"] = chosen
+    if chosen.startswith("local"):
+        settings["spark.sql.shuffle.partitions"] = _cores(chosen)
         _use_this_machine()
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    java_options = given.get("spark.driver.extraJavaOptions", "")
-    if "log4j2.configurationFile" not in str(java_options):
-        settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"
-    if SparkSession.getActiveSession() is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+    if SparkSession.getActiveSession() is None and chosen != SUBMITTED:
         check_java()
-    return settings
+    return _quiet({**settings, **given})
 
 
-def _default_master() -> str | None:
-    """This machine, unless `spark-submit` has chosen already."""
-    return None if "PYSPARK_GATEWAY_PORT" in os.environ else os.environ.get("MASTER", "local[*]")
+def _quiet(settings: dict[str, Any]) -> dict[str, Any]:
+    """With a log that has errors only, unless there is a configuration of the user's."""
+    options = str(settings.get(JAVA_OPTIONS, ""))
+    if "log4j2.configurationFile" in options:
+        return settings
+    return settings | {JAVA_OPTIONS: f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {options}".strip()}
+
+
+def _default_master() -> str:
+    """This machine, unless `spark-submit` has started us, and so has chosen already."""
+    return SUBMITTED if "PYSPARK_GATEWAY_PORT" in os.environ else os.environ.get("MASTER", "local[*]")
 
 
 def _cores(master: str) -> int:

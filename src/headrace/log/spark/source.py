@@ -20,6 +20,23 @@ from headrace.log.spark.stream_writer import TopicStreamWriter
 
 
 class TopicSource(DataSource):
+    """Options of both: `log` (an address), `topic`, and with the prefix `kafka.` whatever Kafka's client takes.
+
+    Reading
+        columns           some columns, separated by commas; without it the topic's and `_partition`, `_offset`, `_timestamp`
+        startingOffsets   earliest (the default), latest, a time, or JSON of partitions and offsets; a stream with a checkpoint goes on from there
+        endingOffsets     latest (the default) or as above; not for a stream
+        maxRowsPerBatch   of a stream, counted in offsets and shared out evenly over partitions; it may cut a transaction in two
+        splitRows         more than one task for a partition: at most so many offsets each
+        includeHeaders    true adds `_headers`
+        onCorrupt         fail (the default) or skip what is damaged
+        onLost            fail (the default) when retention removed what the stream had not read yet, or go on from the earliest that is kept
+
+    Writing (a batch with `mode("append")`)
+        writer            of a stream: a name of its own, by which a repeated batch is recognised
+        stagingDirectory  on Kafka: where tasks put rows aside; on a cluster, storage that all machines share
+    """
+
     home = ""
     """The directory that a relative `file:` address starts from."""
 
