@@ -51,7 +51,9 @@ def keys() -> st.SearchStrategy[Any]:
     return st.integers(0, 4) | st.none()
 
 
-def streams(values: st.SearchStrategy[Any], kind: pa.DataType, *, key: tuple[st.SearchStrategy[Any], pa.DataType] | None = None) -> st.SearchStrategy[History]:
+def streams(
+    values: st.SearchStrategy[Any], kind: pa.DataType, *, key: tuple[st.SearchStrategy[Any], pa.DataType] | None = None
+) -> st.SearchStrategy[History]:
     key_values, key_type = key or (keys(), pa.int64())
     schema = pa.schema([("k", key_type), ("v", kind)])
     row = st.fixed_dictionaries({"k": key_values, "v": st.none() | values})

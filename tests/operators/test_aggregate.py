@@ -35,14 +35,23 @@ VALUES: dict[str, tuple[st.SearchStrategy[Any], pa.DataType]] = {
     "TIMESTAMP": (st.integers(-(10**15), 10**15).map(lambda micros: EPOCH + timedelta(microseconds=micros)), pa.timestamp("us", tz="UTC")),
 }
 NUMBERS = ("TINYINT", "INT", "BIGINT", "DOUBLE", "FLOAT", "DECIMAL(10,2)", "DECIMAL(38,0)")
-ORDERED = tuple(name for name in VALUES if name not in {"STRING", "BINARY", "DECIMAL(10,2)", "DECIMAL(38,0)"})
-TAKES = {"count": tuple(VALUES), "sum": (*NUMBERS, "INTERVAL"), "avg": (*NUMBERS, "INTERVAL"), "min": ORDERED, "max": ORDERED}
+TAKES = {"count": tuple(VALUES), "sum": (*NUMBERS, "INTERVAL"), "avg": (*NUMBERS, "INTERVAL")}
+OF_ANY_TYPE = [
+    AggregateSpec("min", "v"),
+    AggregateSpec("max", "v"),
+    AggregateSpec("first", "v"),
+    AggregateSpec("first", "v", (("ignore_nulls", True),)),
+    AggregateSpec("last", "v"),
+    AggregateSpec("last", "v", (("ignore_nulls", True),)),
+    AggregateSpec("collect", "v"),
+    AggregateSpec("count_distinct", "v"),
+]
 QUICK = settings(max_examples=40, deadline=None)
 
 
 def kernel(history: History, *specs: AggregateSpec) -> AggregateKernel:
     named = [("n", AggregateSpec("count")), *((f"a{at}", spec) for at, spec in enumerate(specs))]
-    return AggregateKernel("totals", history.schema, ["k"], named, over_table=history.is_table)
+    return AggregateKernel("totals", history.schema, ["k"], named, over_table=history.is_table, row_key=["id"] if history.is_table else [])
 
 
 def oracle_of(of: AggregateKernel, row_key: tuple[str, ...] = ()) -> Oracle:
@@ -61,17 +70,19 @@ def check(history: History, where: list[int], *specs: AggregateSpec) -> None:
     assert states[0] == states[1] == states[2]
 
 
+def specs_of(type_name: str) -> list[AggregateSpec]:
+    return [*(AggregateSpec(kind, "v") for kind, takes in TAKES.items() if type_name in takes), *OF_ANY_TYPE]
+
+
 @pytest.mark.parametrize("type_name", VALUES)
 @given(data=st.data(), where=cuts())
 @QUICK
 def test_over_a_stream(type_name: str, data: st.DataObject, where: list[int]) -> None:
-    specs = [AggregateSpec(kind, "v") for kind, takes in TAKES.items() if type_name in takes]
-    check(data.draw(streams(*VALUES[type_name])), where, *specs)
+    check(data.draw(streams(*VALUES[type_name])), where, *specs_of(type_name))
 
 
 @pytest.mark.parametrize("type_name", VALUES)
 @given(data=st.data(), where=cuts())
 @QUICK
 def test_over_a_table(type_name: str, data: st.DataObject, where: list[int]) -> None:
-    specs = [AggregateSpec(kind, "v") for kind, takes in TAKES.items() if type_name in takes and kind not in {"min", "max"}]
-    check(data.draw(tables(*VALUES[type_name])), where, *specs)
+    check(data.draw(tables(*VALUES[type_name])), where, *specs_of(type_name))

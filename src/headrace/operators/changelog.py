@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import InputError
-from headrace.operators.buffers import offsets_of
+from headrace.operators.buffers import Ints, Mask, offsets_of, runs
 from headrace.operators.kernel import CHANGE_TYPE, TICK
 from headrace.operators.keys import whole
-from headrace.operators.segments import Ints, Mask, Segments
+from headrace.operators.segments import Segments
 
 INSERT, UPDATE_PREIMAGE, UPDATE_POSTIMAGE, DELETE = CHANGES = ("insert", "update_preimage", "update_postimage", "delete")
 COMES = frozenset({INSERT, UPDATE_POSTIMAGE})
@@ -37,6 +37,11 @@ class Changes:
     kinds: Ints
     segments: Ints
     versions: Ints
+
+    @property
+    def comes(self) -> Mask:
+        """Which of them show a row that is there from then on."""
+        return (self.kinds == 0) | (self.kinds == 2)
 
     def names(self) -> pa.Array:
         return _NAMES.take(pa.array(self.kinds))
@@ -83,7 +88,7 @@ def _lists_differ(before: pa.Array, after: pa.Array, both: Mask) -> Mask:
     same = lengths == np.diff(right[0])
     unlike[rows[~same]] = True
     rows, lengths = rows[same], lengths[same]
-    elements = [values.take(pa.array(_spread(offsets[:-1][same], lengths))) for offsets, values in (left, right)]
+    elements = [values.take(pa.array(runs(offsets[:-1][same], lengths))) for offsets, values in (left, right)]
     of_row = np.repeat(rows, lengths)
     unlike[of_row[differs(*elements)]] = True
     return unlike
@@ -95,12 +100,6 @@ def whole_lists(array: pa.Array, rows: Ints) -> tuple[Ints, pa.Array]:
     offsets = offsets_of(chosen)
     values = chosen.values if pa.types.is_list(array.type) else pa.StructArray.from_arrays([chosen.keys, chosen.items], ["key", "value"])
     return offsets, values
-
-
-def _spread(starts: Ints, lengths: Ints) -> Ints:
-    """The positions start, start + 1, … of each run."""
-    ends = np.cumsum(lengths)
-    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
 
 
 Row = dict[str, Any]

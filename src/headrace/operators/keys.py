@@ -52,6 +52,15 @@ def encode_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> pa.A
     return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.binary()))
 
 
+def key_list(keys: pa.Array) -> list[bytes]:
+    """Key bytes as Python has them, for the state."""
+    if not pa.types.is_fixed_size_binary(keys.type):
+        varying: list[bytes] = keys.to_pylist()
+        return varying
+    fixed: list[bytes] = fixed_width(keys, f"V{keys.type.byte_width}").tolist()
+    return fixed
+
+
 def whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """A column in one piece."""
     if isinstance(column, pa.ChunkedArray):

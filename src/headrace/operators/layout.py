@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from headrace.errors import NewerFormat
 from headrace.operators.accumulators.accumulator import Accumulator, Columns, Tails
-from headrace.operators.segments import Ints, Mask
+from headrace.operators.buffers import Ints, Mask
 
 VERSION = 1
 Heads = npt.NDArray[np.void]

@@ -15,13 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import BugError
-from headrace.operators.buffers import fixed_width
+from headrace.operators.buffers import Ints, Mask, fixed_width
 from headrace.operators.kernel import CHANGE_TYPE, TICK
 from headrace.operators.keys import whole
 
-Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint64]
-Mask = npt.NDArray[np.bool_]
 _WORD_BITS = 64
 
 
@@ -35,6 +33,7 @@ class Segments:
     ticks: Ints  # the tick of each segment
     firsts: Ints  # the first segment of each key
     keys: pa.Array  # the distinct keys, in order
+    exists: Mask | None = None  # whether a key has rows, by version; known once rows are counted
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -15,13 +15,22 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.operators.segments import Ints, Mask, Segments
+from headrace.operators.buffers import Ints, Mask
+from headrace.operators.segments import Segments
 
 Columns = tuple[npt.NDArray[Any], ...]
 """Part of the state of many keys: one array for each field."""
 
 Tails = Sequence[bytes]
 """What does not fit into fields, for each key."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Rows (positions in the segments' order) that an aggregate could not take in, and why."""
+
+    rows: Ints
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,7 @@ class Advanced:
     columns: Columns
     tails: Tails | None = None
     lost: Mask | None = None  # versions whose result is null because it could not be told
+    left_out: tuple[LeftOut, ...] = ()
 
 
 class Accumulator(ABC):

@@ -7,8 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.operators.accumulators.wide import Wide
-from headrace.operators.buffers import fixed_width
-from headrace.operators.segments import Ints, Mask
+from headrace.operators.buffers import Ints, Mask, fixed_width
 
 Doubles = npt.NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from headrace.operators.accumulators.accumulator import Columns
 from headrace.operators.accumulators.arrays import decimal_array, double_array, integer_array
 from headrace.operators.accumulators.sums import DecimalSum, IntegerSum
 from headrace.operators.accumulators.wide import Wide
-from headrace.operators.segments import Ints, Mask
+from headrace.operators.buffers import Ints, Mask
 
 _EXACT_IN_DOUBLE = 1 << 53
 

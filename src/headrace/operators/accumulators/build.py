@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
-from headrace.errors import InputError
+from headrace.errors import BugError
+from headrace.operators.accumulators import arrivals, multiset, places
 from headrace.operators.accumulators.accumulator import Accumulator
 from headrace.operators.accumulators.averages import DecimalAverage, IntegerAverage, IntervalAverage
 from headrace.operators.accumulators.counts import CountRows, CountValues
+from headrace.operators.accumulators.customs import Custom
 from headrace.operators.accumulators.double_sums import DoubleAverage, DoubleSum
 from headrace.operators.accumulators.extremes import Extreme
 from headrace.operators.accumulators.ordered import has_order_in_64_bits
@@ -17,49 +20,122 @@ from headrace.operators.accumulators.spread import StandardDeviation
 from headrace.operators.accumulators.sums import DecimalSum, IntegerSum
 from headrace.operators.specs import AggregateSpec, result_type
 
+MOST_VALUES = 100_000
 
-def build(spec: AggregateSpec, schema: pa.Schema, *, over_table: bool) -> Accumulator:
-    """The accumulator of one aggregate over columns of this schema."""
+
+@dataclass(frozen=True)
+class Order:
+    """An aggregate to build: over which column of which type, and what the input is like."""
+
+    spec: AggregateSpec
+    column: str
+    type: pa.DataType
+    over_table: bool
+    row_key: tuple[str, ...]
+    divert: bool
+
+    @property
+    def most(self) -> int:
+        return int(self.spec.option("most", MOST_VALUES))
+
+    @property
+    def stop(self) -> bool:
+        return bool(self.spec.option("when_full", "divert") == "stop")
+
+    @property
+    def result(self) -> pa.DataType:
+        return result_type(self.spec, self.type)
+
+
+def build(spec: AggregateSpec, schema: pa.Schema, *, over_table: bool, row_key: Sequence[str] = (), divert: bool = False) -> Accumulator:
+    """The accumulator of one aggregate over columns of this schema. `row_key` tells a table's rows apart."""
     if spec.column is None:
         return CountRows()
-    kind = schema.field(spec.column).type
-    return _BUILDERS[spec.kind](spec, spec.column, kind, over_table)
+    order = Order(spec, spec.column, schema.field(spec.column).type, over_table, tuple(row_key), divert)
+    if over_table and not spec.takes_tables:
+        raise BugError(f"{spec} cannot take rows back, and was given a table.")
+    return _BUILDERS[spec.kind](order)
 
 
-def _count(_: AggregateSpec, column: str, __: pa.DataType, ___: bool) -> Accumulator:
-    return CountValues(column)
+def _sum(order: Order) -> Accumulator:
+    if pa.types.is_floating(order.type):
+        return DoubleSum(order.column)
+    return (DecimalSum if pa.types.is_decimal(order.type) else IntegerSum)(order.column, order.result)
 
 
-def _sum(spec: AggregateSpec, column: str, kind: pa.DataType, _: bool) -> Accumulator:
-    if pa.types.is_floating(kind):
-        return DoubleSum(column)
-    return (DecimalSum if pa.types.is_decimal(kind) else IntegerSum)(column, result_type(spec, kind))
+def _avg(order: Order) -> Accumulator:
+    if pa.types.is_floating(order.type):
+        return DoubleAverage(order.column)
+    if pa.types.is_decimal(order.type):
+        return DecimalAverage(order.column, order.result, order.type.scale)
+    return (IntegerAverage if pa.types.is_integer(order.type) else IntervalAverage)(order.column, order.result)
 
 
-def _avg(spec: AggregateSpec, column: str, kind: pa.DataType, _: bool) -> Accumulator:
-    if pa.types.is_floating(kind):
-        return DoubleAverage(column)
-    result = result_type(spec, kind)
-    if pa.types.is_decimal(kind):
-        return DecimalAverage(column, result, kind.scale)
-    return (IntegerAverage if pa.types.is_integer(kind) else IntervalAverage)(column, result)
+def _extreme(order: Order) -> Accumulator:
+    largest = order.spec.kind == "max"
+    if order.over_table:
+        return multiset.TableExtreme(order.column, order.type, largest=largest, most=order.most, stop=order.stop)
+    return (Extreme if has_order_in_64_bits(order.type) else arrivals.RankedExtreme)(order.column, order.type, largest=largest)
 
 
-def _stddev(spec: AggregateSpec, column: str, _: pa.DataType, __: bool) -> Accumulator:
-    return StandardDeviation(column, population=bool(spec.option("population")))
+def _first_or_last(order: Order) -> Accumulator:
+    first, ignore_nulls = order.spec.kind == "first", bool(order.spec.option("ignore_nulls"))
+    if not order.over_table:
+        return (arrivals.First if first else arrivals.Last)(order.column, order.type, ignore_nulls=ignore_nulls)
+    kind = places.TableFirst if first else places.TableLast
+    return kind(order.column, order.type, _row_key(order), ignore_nulls=ignore_nulls, most=order.most, stop=order.stop)
 
 
-def _extreme(spec: AggregateSpec, column: str, kind: pa.DataType, over_table: bool) -> Accumulator:
-    if has_order_in_64_bits(kind) and not over_table:
-        return Extreme(column, kind, largest=spec.kind == "max")
-    raise InputError("later")
+def _collect(order: Order) -> Accumulator:
+    if order.over_table:
+        return places.TableCollect(order.column, order.type, _row_key(order), most=order.most, stop=order.stop)
+    return arrivals.Collect(order.column, order.type, most=order.most, stop=order.stop)
 
 
-_BUILDERS: dict[str, Callable[[AggregateSpec, str, pa.DataType, bool], Accumulator]] = {
-    "count": _count,
+def _row_key(order: Order) -> tuple[str, ...]:
+    if not order.row_key:
+        raise BugError(f"{order.spec} over a table needs the table's key, to tell its rows apart.")
+    return order.row_key
+
+
+def _approx_distinct(order: Order) -> Accumulator:
+    from headrace.operators.accumulators.sketches import ApproxDistinct
+
+    return ApproxDistinct(order.column, order.type, error=order.spec.option("error", 0.02))
+
+
+def _quantiles(order: Order) -> Accumulator:
+    from headrace.operators.accumulators.sketches import Quantiles
+
+    return Quantiles(order.column, order.type, at=order.spec.option("at", 0.5), compression=order.spec.option("compression", 200))
+
+
+def _heavy_hitters(order: Order) -> Accumulator:
+    from headrace.operators.accumulators.sketches import HeavyHitters
+
+    return HeavyHitters(order.column, order.type, order.result, most=order.spec.option("most", 10), size=order.spec.option("size", 1024))
+
+
+def _bloom(order: Order) -> Accumulator:
+    from headrace.operators.accumulators.blooms import Bloom
+
+    return Bloom(order.column, order.type, expected=order.spec.option("expected", 10_000), error=order.spec.option("error", 0.01))
+
+
+_BUILDERS: dict[str, Callable[[Order], Accumulator]] = {
+    "count": lambda order: CountValues(order.column),
     "sum": _sum,
     "avg": _avg,
-    "stddev": _stddev,
+    "stddev": lambda order: StandardDeviation(order.column, population=bool(order.spec.option("population"))),
     "min": _extreme,
     "max": _extreme,
+    "first": _first_or_last,
+    "last": _first_or_last,
+    "collect": _collect,
+    "count_distinct": lambda order: multiset.CountDistinct(order.column, order.type, over_table=order.over_table, most=order.most, stop=order.stop),
+    "approx_distinct": _approx_distinct,
+    "quantiles": _quantiles,
+    "heavy_hitters": _heavy_hitters,
+    "bloom": _bloom,
+    "custom": lambda order: Custom(order.column, order.spec.option("aggregate"), divert=order.divert),
 }

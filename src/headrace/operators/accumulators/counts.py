@@ -7,7 +7,8 @@ import pyarrow as pa
 
 from headrace.operators.accumulators.accumulator import Columns, Monoid
 from headrace.operators.accumulators.arrays import valid_mask
-from headrace.operators.segments import Ints, Mask, Segments
+from headrace.operators.buffers import Ints, Mask
+from headrace.operators.segments import Segments
 
 COUNT = ("n", "<i8")
 

@@ -9,7 +9,8 @@ from headrace.operators.accumulators.accumulator import Columns, Monoid, Tails
 from headrace.operators.accumulators.arrays import double_array, doubles
 from headrace.operators.accumulators.counts import COUNT, count_valid
 from headrace.operators.accumulators.exact_columns import ExactColumns
-from headrace.operators.segments import Ints, Mask, Segments
+from headrace.operators.buffers import Ints, Mask
+from headrace.operators.segments import Segments
 
 PARTS = 3  # amounts of money, in their millions, need two
 

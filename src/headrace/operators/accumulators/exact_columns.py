@@ -10,7 +10,7 @@ import numpy as np
 from headrace.operators.accumulators.accumulator import Columns, Tails, reduce_segments
 from headrace.operators.accumulators.exact import ExactSum, exact, of_parts
 from headrace.operators.accumulators.expansions import Doubles, Expansion, distilled
-from headrace.operators.segments import Ints, Mask
+from headrace.operators.buffers import Ints, Mask
 
 
 class ExactColumns:

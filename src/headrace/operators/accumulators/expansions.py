@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from headrace.operators.segments import Mask
+from headrace.operators.buffers import Mask
 
 Doubles = npt.NDArray[np.float64]
 Expansion = tuple[Doubles, ...]

@@ -11,7 +11,8 @@ import pyarrow as pa
 from headrace.operators.accumulators.accumulator import Columns, Monoid
 from headrace.operators.accumulators.arrays import valid_mask
 from headrace.operators.accumulators.ordered import from_ordered, to_ordered
-from headrace.operators.segments import Mask, Segments
+from headrace.operators.buffers import Mask
+from headrace.operators.segments import Segments
 
 
 class Extreme(Monoid):

@@ -1,13 +1,17 @@
-"""Values of up to 64 bits as unsigned numbers in the same order, and back. NaN is the largest of all, and -0.0 comes before 0.0."""
+"""Values as numbers in the same order, and back: unsigned ones for types of up to 64 bits, places among the values at hand for all others.
+
+NaN is the largest of all, and -0.0 comes before 0.0.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.operators.accumulators.arrays import integers
-from headrace.operators.segments import Mask
+from headrace.operators.buffers import Ints, Mask
 
 Codes = npt.NDArray[np.uint64]
 _TOP = np.uint64(1 << 63)
@@ -43,3 +47,15 @@ def from_ordered(codes: Codes, some: Mask, kind: pa.DataType) -> pa.Array:
     values[~some] = 0
     plain = pa.array(values.astype(f"i{kind.bit_width // 8}"), mask=mask)
     return plain if plain.type == kind else plain.view(kind)
+
+
+def places(array: pa.Array) -> tuple[Ints, pa.Array]:
+    """For each value (none null) its place among the distinct ones, and those in their order."""
+    if has_order_in_64_bits(array.type):
+        codes, found = np.unique(to_ordered(array), return_inverse=True)
+        return found.astype(np.int64), from_ordered(codes, np.ones(len(codes), np.bool_), array.type)
+    encoded = array.dictionary_encode()
+    order = pc.sort_indices(encoded.dictionary).to_numpy()
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return place[encoded.indices.to_numpy()], encoded.dictionary.take(pa.array(order))

@@ -17,7 +17,8 @@ from headrace.operators.accumulators.counts import COUNT, count_valid
 from headrace.operators.accumulators.exact import ExactSum, exact, to_units
 from headrace.operators.accumulators.exact_columns import ExactColumns
 from headrace.operators.accumulators.expansions import Doubles, Expansion, two_product, two_sum
-from headrace.operators.segments import Ints, Mask, Segments
+from headrace.operators.buffers import Ints, Mask
+from headrace.operators.segments import Segments
 
 SUM_PARTS = 3
 SQUARE_PARTS = 5

@@ -12,7 +12,8 @@ from headrace.operators.accumulators import wide
 from headrace.operators.accumulators.accumulator import Columns, Monoid
 from headrace.operators.accumulators.arrays import decimal_array, decimal_words, integer_array, integers
 from headrace.operators.accumulators.counts import COUNT, count_valid
-from headrace.operators.segments import Mask, Segments
+from headrace.operators.buffers import Mask
+from headrace.operators.segments import Segments
 
 
 class IntegerSum(Monoid):

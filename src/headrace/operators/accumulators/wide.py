@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from headrace.operators.segments import Ints, Mask
+from headrace.operators.buffers import Ints, Mask
 
 Words = npt.NDArray[np.uint64]
 Wide = tuple[Words, ...]
