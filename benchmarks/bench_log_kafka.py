@@ -15,7 +15,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.json
 from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 import headrace as hr
 from benchmarks.log_rows import BATCH_ROWS, KEY, PARTITIONS, ROWS, SCHEMA, batches
@@ -87,7 +88,7 @@ class KafkaSide:
         count, tables = 0, []
         while count < ROWS:
             messages = consumer.consume(BATCH_ROWS, timeout=10)
-            values = b"\n".join([message.value() for message in messages])
+            values = b"\n".join([message.value() or b"" for message in messages])
             tables.append(pyarrow.json.read_json(pa.BufferReader(values), pyarrow.json.ReadOptions(block_size=len(values) + 1)))
             count += len(messages)
         consumer.close()
