@@ -25,7 +25,8 @@ def offsets_of(array: pa.Array) -> Ints:
     """Where each element of a binary, string, list or map column begins, and where the last ends."""
     if not len(array):
         return np.zeros(1, np.int64)
-    return np.frombuffer(array.buffers()[1], np.int32, count=len(array) + 1, offset=array.offset * 4).astype(np.int64)
+    offsets: Ints = np.frombuffer(array.buffers()[1], np.int32, count=len(array) + 1, offset=array.offset * 4).astype(np.int64)
+    return offsets
 
 
 def runs(starts: Ints, lengths: Ints) -> Ints:

@@ -41,7 +41,8 @@ class Changes:
     @property
     def comes(self) -> Mask:
         """Which of them show a row that is there from then on."""
-        return (self.kinds == 0) | (self.kinds == 2)
+        shown: Mask = (self.kinds == 0) | (self.kinds == 2)
+        return shown
 
     def names(self) -> pa.Array:
         return _NAMES.take(pa.array(self.kinds))
@@ -75,7 +76,7 @@ def differs(before: pa.Array, after: pa.Array) -> Mask:
     if pa.types.is_floating(kind):
         bits = pa.int64() if pa.types.is_float64(kind) else pa.int32()
         before, after = before.view(bits), after.view(bits)
-    elsewhere = pc.not_equal(before, after).fill_null(False).to_numpy(zero_copy_only=False)
+    elsewhere: Mask = pc.not_equal(before, after).fill_null(False).to_numpy(zero_copy_only=False)
     return unlike | elsewhere
 
 

@@ -127,7 +127,8 @@ def _codes(keys: pa.Array) -> Codes:
     encoded = keys.dictionary_encode()
     ranks = np.empty(len(encoded.dictionary), np.uint64)
     ranks[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(ranks), dtype=np.uint64)
-    return ranks[encoded.indices.to_numpy()]
+    codes: Codes = ranks[encoded.indices.to_numpy()]
+    return codes
 
 
 def _as_numbers(keys: pa.FixedSizeBinaryArray) -> Codes:

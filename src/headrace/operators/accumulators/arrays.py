@@ -30,7 +30,8 @@ def doubles(array: pa.Array) -> Doubles:
     """Numbers as doubles. Decimals and large integers are rounded to the nearest."""
     if not pa.types.is_float64(array.type):
         array = array.cast(pa.float64(), safe=False)
-    return array.fill_null(0.0).to_numpy(zero_copy_only=False)
+    values: Doubles = array.fill_null(0.0).to_numpy(zero_copy_only=False)
+    return values
 
 
 def decimal_words(array: pa.Array) -> Wide:

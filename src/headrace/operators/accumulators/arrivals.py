@@ -62,7 +62,7 @@ class First(OneValue):
         best = np.minimum.reduceat(np.where(counts, rows, len(values)), segments.starts)
         return np.where(best < len(values), best, -1)
 
-    def chosen(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:
+    def chosen(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:  # noqa: ARG002
         versions = np.arange(len(candidates))
         earliest = np.minimum.reduceat(np.where(candidates >= 0, versions, len(versions)), segments.before_all)
         of_key = np.repeat(earliest, np.diff(segments.before_all, append=segments.versions))
@@ -79,7 +79,7 @@ class Last(First):
         counts = values.is_valid().to_numpy(zero_copy_only=False)[first_row:]
         return np.maximum.reduceat(np.where(counts, rows, -1), segments.starts)
 
-    def chosen(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:
+    def chosen(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:  # noqa: ARG002
         latest = np.maximum.accumulate(np.where(candidates >= 0, np.arange(len(candidates)), -1))
         return np.where(latest >= key_starts(segments), candidates[latest], -1)
 

@@ -22,7 +22,7 @@ from headrace.operators.segments import Segments
 Change = Callable[[pa.Array, pa.Array, pa.Array], pa.Array]
 
 
-class Raised(Exception):  # noqa: N818
+class Raised(Exception):
     """A user's aggregate raised. `row` is a position in the segments' order, or None."""
 
     def __init__(self, row: int | None, cause: Exception) -> None:
@@ -74,9 +74,9 @@ class Custom(Keeper):
         newest = versions.take(pa.array(np.append(segments.before_all[1:], segments.versions) - 1))
         there = newest.is_valid().to_numpy(zero_copy_only=False)
         states = pa.StructArray.from_arrays([newest.drop_null()], fields=list(self.state_type))
-        return self.kept(self._results(versions, segments), there, states, left_out=refused.left_out())
+        return self.kept(self._results(versions), there, states, left_out=refused.left_out())
 
-    def _results(self, versions: pa.Array, segments: Segments) -> pa.Array:
+    def _results(self, versions: pa.Array) -> pa.Array:
         """Asked of states that are there; a group whose rows were all left out has no answer."""
         valid = versions.is_valid().to_numpy(zero_copy_only=False)
         try:

@@ -18,7 +18,7 @@ from headrace.operators.buffers import Ints, Mask, runs
 from headrace.operators.segments import Segments
 
 
-class Full(Exception):  # noqa: N818
+class Full(Exception):
     """A key would have more values than it may keep, and that is to stop the query."""
 
     def __init__(self, key: int, most: int) -> None:

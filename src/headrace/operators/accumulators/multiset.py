@@ -76,8 +76,8 @@ class Multiset(Keeper):
         return of_stored, of_rows, rows, values
 
 
-def merged(old: tuple[Ints, Ints, Ints], new: tuple[Ints, Ints, Ints, Ints]) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """Old entries and events together, in order of slot and code: slot, code, count before, net change, arrival."""
+def merged(old: tuple[Ints, ...], new: tuple[Ints, ...]) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Old entries (slot, code, count) and events (slot, code, net, arrival) together, in order of slot and code: slot, code, count before, net change, arrival."""
     slots, codes = np.concatenate([old[0], new[0]]), np.concatenate([old[1], new[1]])
     before = np.concatenate([old[2], np.zeros(len(new[0]), np.int64)])
     net = np.concatenate([np.zeros(len(old[0]), np.int64), new[2]])
@@ -141,7 +141,7 @@ class TableExtreme(Multiset):
         slot, code, net, _ = events
         beyond = (forgotten[keys][slot] > 0) & (code > fence[keys][slot])
         forgotten[keys] += np.bincount(slot[beyond], net[beyond], minlength=len(keys)).astype(np.int64)
-        slots, codes, before, net, _ = merged(bags.of(keys), tuple(each[~beyond] for each in events))  # type: ignore[arg-type]
+        slots, codes, before, net, _ = merged(bags.of(keys), tuple(each[~beyond] for each in events))
         counts = before + net
         if (counts < 0).any() or (forgotten[keys] < 0).any():
             raise BugError(f"A value of the column {self.column!r} went that never came.")
@@ -222,7 +222,8 @@ class CountDistinct(Multiset):
             return refused
         order = np.lexsort((arrival, before == 0, slots))
         refused[order] = place_in_slot(slots[order]) >= self.most
-        return refused & (before == 0)
+        refused &= before == 0
+        return refused
 
     def _left_out(self, refused: list[tuple[Ints, Ints]], of_rows: Ints, rows: Ints, segments: Segments) -> tuple[LeftOut, ...]:
         """The rows that brought refused values."""

@@ -25,12 +25,13 @@ def to_ordered(array: pa.Array) -> Codes:
     """The code of each value; of a null, any."""
     kind = array.type
     if pa.types.is_boolean(kind):
-        return array.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint64)
+        truths: Codes = array.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint64)
+        return truths
     if not pa.types.is_floating(kind):
         return integers(array).view(np.uint64) ^ _TOP
     values = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
     values[np.isnan(values)] = np.nan
-    bits = values.view(np.uint64)
+    bits: Codes = values.view(np.uint64)
     return np.where(bits & _TOP, ~bits, bits | _TOP)
 
 
@@ -41,7 +42,7 @@ def from_ordered(codes: Codes, some: Mask, kind: pa.DataType) -> pa.Array:
         return pa.array(codes != 0, kind, mask=mask)
     if pa.types.is_floating(kind):
         bits = np.where(codes & _TOP, codes ^ _TOP, ~codes)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             return pa.array(bits.view(np.float64).astype(kind.to_pandas_dtype()), kind, mask=mask)
     values = (codes ^ _TOP).view(np.int64).copy()
     values[~some] = 0

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from headrace.errors import BugError
 from headrace.operators.accumulators.accumulator import Advanced, LeftOut
 from headrace.operators.accumulators.keeper import Bags, Full, Keeper, lists, place_in_slot
 from headrace.operators.buffers import Ints, Mask, offsets_of, runs
@@ -40,6 +41,8 @@ class Work:
 
 class Places(Keeper):
     """The rows of each key, in their places."""
+
+    counts_forgotten = True
 
     def __init__(self, column: str, type: pa.DataType, row_key: Sequence[str], *, most: int, stop: bool) -> None:
         self.column, self.type, self.row_key, self.most, self.stop = column, type, tuple(row_key), most, stop
@@ -77,6 +80,8 @@ class Places(Keeper):
         slots, ids, at, order, fate = self._fates(work, turn, keys)
         stays, comes = fate == _STAYS, fate == _COMES
         work.forgotten[keys] -= np.bincount(slots[fate == _FORGOTTEN_GOES], minlength=len(keys))
+        if self.counts_forgotten and (work.forgotten[keys] < 0).any():
+            raise BugError(f"A row went that never came, by the key {self.row_key}.")
         refused = at[fate == _FORGOTTEN_STAYS] - work.first_row
         in_place = np.lexsort((order, comes, slots))
         in_place = in_place[(stays | comes)[in_place]]
@@ -159,7 +164,7 @@ class TableLast(TableFirst):
     def _best(self, slots: Ints) -> Ints:
         return np.flatnonzero(np.append(slots[1:] != slots[:-1], True)) if len(slots) else slots
 
-    def _within_bounds(self, slots: Ints, comes: Mask, forgotten: Ints) -> tuple[Mask, Ints]:
+    def _within_bounds(self, slots: Ints, comes: Mask, forgotten: Ints) -> tuple[Mask, Ints]:  # noqa: ARG002
         from_the_end = np.bincount(slots, minlength=len(forgotten))[slots] - place_in_slot(slots)
         kept = from_the_end <= self.most
         return kept, forgotten + np.bincount(slots[~kept], minlength=len(forgotten))
@@ -167,6 +172,8 @@ class TableLast(TableFirst):
 
 class TableCollect(Places):
     """All values that are not null."""
+
+    counts_forgotten = False
 
     def keep(self, there: Mask, stored: pa.Array, segments: Segments) -> Advanced:
         work = self._opened(there, stored, segments)
@@ -185,7 +192,7 @@ class TableCollect(Places):
         slots, _, at = work.bags.of(keys)
         return np.bincount(slots[valid[at]], minlength=len(keys)), at[valid[at]]
 
-    def _within_bounds(self, slots: Ints, comes: Mask, forgotten: Ints) -> tuple[Mask, Ints]:
+    def _within_bounds(self, slots: Ints, comes: Mask, forgotten: Ints) -> tuple[Mask, Ints]:  # noqa: ARG002
         """What is left out is not remembered: when it goes, it is not found, and that is that."""
         return place_in_slot(slots) < self.most, np.zeros(len(forgotten), np.int64)
 

@@ -51,7 +51,7 @@ class Sketch(Accumulator):
     def array(self, answers: list[Any]) -> pa.Array:
         """Answers as a column."""
 
-    def advance(self, columns: Columns, tails: Tails | None, segments: Segments) -> Advanced:
+    def advance(self, columns: Columns, tails: Tails | None, segments: Segments) -> Advanced:  # noqa: ARG002
         column = segments.column(self.column)
         items = self.items(column.drop_null())
         count = np.add.reduceat(column.is_valid().to_numpy(zero_copy_only=False).astype(np.int64), segments.starts)
@@ -88,7 +88,7 @@ class ApproxDistinct(Sketch):
 
     @staticmethod
     def _error(lg_k: int) -> float:
-        return max(abs(datasketches.hll_sketch.get_rel_err(upper, False, lg_k, 1)) for upper in (True, False))
+        return max(abs(float(datasketches.hll_sketch.get_rel_err(upper, False, lg_k, 1))) for upper in (True, False))
 
     def items(self, values: pa.Array) -> Sequence[Any]:
         values = canonical(values)

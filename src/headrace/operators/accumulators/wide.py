@@ -74,7 +74,7 @@ def limbs_of(word: Words, *, signed: bool) -> tuple[Ints, Ints]:
 def fits_one_word(wide: Wide) -> Mask:
     """Which of them are plain 64-bit integers."""
     sign = _sign(wide[0].view(np.int64))
-    fits = wide[1] == sign
+    fits: Mask = wide[1] == sign
     for word in wide[2:]:
         fits &= word == sign
     return fits
@@ -102,12 +102,14 @@ def within(wide: Wide, most: int) -> Mask:
 
 def _above(high: Ints, low: Words, bound: int) -> Mask:
     bound_high, bound_low = np.int64(bound >> 64), np.uint64(bound & ((1 << 64) - 1))
-    return (high > bound_high) | ((high == bound_high) & (low > bound_low))
+    above: Mask = (high > bound_high) | ((high == bound_high) & (low > bound_low))
+    return above
 
 
 def _below(high: Ints, low: Words, bound: int) -> Mask:
     bound_high, bound_low = np.int64(bound >> 64), np.uint64(bound & ((1 << 64) - 1))
-    return (high < bound_high) | ((high == bound_high) & (low < bound_low))
+    below: Mask = (high < bound_high) | ((high == bound_high) & (low < bound_low))
+    return below
 
 
 def _sign(values: Ints) -> Words:
