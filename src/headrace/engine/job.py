@@ -7,14 +7,25 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow as pa
 
 from headrace.engine.diverting import Diverter
 from headrace.engine.packing import hello, pack
+from headrace.engine.shard import write_report
 from headrace.engine.spec import BatchContext, BatchResult
 from headrace.engine.tasks import TopicRange
 from headrace.log.api import Staged
+
+
+class Combining(Protocol):
+    """A kernel that can do part of its work before the shuffle."""
+
+    @property
+    def combinable(self) -> bool: ...
+
+    def combine(self, rows: pa.Table) -> pa.Table: ...
 
 
 @dataclass(frozen=True)
@@ -40,15 +51,28 @@ class ReadAndPack:
     log: str
     shards: int
     directory: Path
+    combine: Combining | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         diverter = Diverter(self.directory, self.step)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                piece = self.ranges[number]
-                keyed = (diverter.without_null_keys(rows, self.key) for rows in piece.read(self.log))
-                yield from pack(piece.port, keyed, self.key, self.shards)
+                yield from self._packed(number, diverter)
         diverter.finish(self.ranges[0].topic)
+
+    def _packed(self, number: int, diverter: Diverter) -> Iterator[pa.RecordBatch]:
+        piece, counted = self.ranges[number], 0
+
+        def keyed() -> Iterator[pa.RecordBatch]:
+            nonlocal counted
+            for rows in piece.read(self.log):
+                kept = diverter.without_null_keys(rows, self.key)
+                counted += kept.num_rows
+                yield kept
+
+        yield from pack(piece.port, keyed(), self.key, self.shards, self.combine.combine if self.combine else None)
+        if self.combine is not None:  # the shard sees fewer rows than there were
+            write_report(self.directory, f"packed-{self.step}-{piece.topic}-{number}", {"counts": {f"{self.step}.rows_in": counted}})
 
 
 @dataclass(frozen=True)

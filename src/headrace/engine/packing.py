@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -27,22 +27,28 @@ def shards_of(rows: pa.Table | pa.RecordBatch, key: Sequence[str], shards: int) 
     return groups * shards // GROUPS
 
 
-def pack(port: int, batches: Iterable[pa.RecordBatch], key: Sequence[str], shards: int) -> Iterator[pa.RecordBatch]:
-    """Blobs for each shard, of bounded size."""
+def pack(
+    port: int, batches: Iterable[pa.RecordBatch], key: Sequence[str], shards: int, combine: Callable[[pa.Table], pa.Table] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Blobs for each shard, of bounded size; combined first where the kernel allows it and it is worth it."""
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
         waiting.append(batch)
         count += batch.num_rows
         if count >= _BLOB_ROWS:
-            yield from _packed(port, waiting, key, shards)
+            yield from _packed(port, waiting, key, shards, combine)
             waiting, count = [], 0
     if count:
-        yield from _packed(port, waiting, key, shards)
+        yield from _packed(port, waiting, key, shards, combine)
 
 
-def _packed(port: int, batches: list[pa.RecordBatch], key: Sequence[str], shards: int) -> Iterator[pa.RecordBatch]:
+def _packed(
+    port: int, batches: list[pa.RecordBatch], key: Sequence[str], shards: int, combine: Callable[[pa.Table], pa.Table] | None
+) -> Iterator[pa.RecordBatch]:
     rows = pa.concat_batches(batches)
+    if combine is not None and rows.num_rows:
+        rows = combine(pa.Table.from_batches([rows])).combine_chunks().to_batches()[0]
     if not rows.num_rows:
         return
     shard = shards_of(rows, key, shards)

@@ -23,6 +23,7 @@ from headrace.engine.state_files import StateFiles
 from headrace.engine.step_state import StepState
 from headrace.engine.tasks import ORDER_FIELDS, TICK
 from headrace.log.keys import partitions_by_key
+from headrace.operators.aggregate import PARTIAL
 from headrace.operators.keys import encode_keys, key_groups
 
 _SIZES = b"\x00sizes"
@@ -55,15 +56,17 @@ class ShardFunction:
         try:
             with store.transaction() as txn:
                 how = txn.bring_to(wanted, names, files)
-                result, fresh = self._step(txn, rows, wanted, files, groups)
+                result, fresh, touched = self._step(txn, rows, wanted, files, groups)
         finally:
             store.close()
-        counts = {f"{self.stage.name}.rows_in": rows.num_rows if rows else 0, f"{self.stage.name}.rows_out": result.num_rows if result else 0}
+        counts = {f"{self.stage.name}.rows_out": result.num_rows if result else 0, f"{self.stage.name}.keys": touched}
+        if rows and PARTIAL not in rows.column_names:
+            counts[f"{self.stage.name}.rows_in"] = rows.num_rows
         return result, {"ids": fresh, "how": how, "counts": counts}
 
     def _step(
         self, txn: StoreTransaction, rows: pa.Table | None, wanted: dict[str, Any], files: dict[str, StateFiles], groups: list[int]
-    ) -> tuple[pa.Table | None, dict[str, Any]]:
+    ) -> tuple[pa.Table | None, dict[str, Any], int]:
         states = {step.name: StepState(txn, number) for number, step in enumerate(self.stage.steps, 1)}
         result = rows
         for step in self.stage.steps:
@@ -76,7 +79,7 @@ class ShardFunction:
         if undo:
             txn.txn.put(_SIZES, json.dumps(sizes).encode())
         txn.stamp(fresh, [step.name for step in self.stage.steps], before=wanted, undo=kept)
-        return result, fresh
+        return result, fresh, len(undo)
 
     # What goes on
 

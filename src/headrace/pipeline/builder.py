@@ -6,14 +6,14 @@ views itself. Where Spark SQL stands between, rows go through Spark. A step with
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from headrace.engine.diverting import DivertRows
-from headrace.engine.job import Greet, PackRows, ReadAndPack, ReadRows
+from headrace.engine.job import Combining, Greet, PackRows, ReadAndPack, ReadRows
 from headrace.engine.packing import PACKED
 from headrace.engine.shard import ShardFunction
 from headrace.engine.spec import BatchContext, HostedStep, StageSpec, TopicTarget
@@ -22,6 +22,7 @@ from headrace.engine.ticks import Tick
 from headrace.engine.writing import PackForTopic, WriteTopic, WriteView
 from headrace.log.api import CHANGE_TYPE
 from headrace.log.schema import to_spark_ddl
+from headrace.operators.aggregate import AggregateKernel
 from headrace.pipeline.expressions import Expression
 from headrace.pipeline.hosting import kernel_of
 from headrace.pipeline.plan import (
@@ -49,8 +50,18 @@ _ORDER = [f"`{field.name}`" for field in ORDER_FIELDS]
 class JobBuilder:
     """Builds one batch's job. `ticks` are those after `before`."""
 
-    def __init__(self, spark: SparkSession, plan: PipelinePlan, context: BatchContext, before: Tick, ticks: Sequence[Tick], cores: int) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        plan: PipelinePlan,
+        context: BatchContext,
+        before: Tick,
+        ticks: Sequence[Tick],
+        cores: int,
+        combined: Collection[str] = (),
+    ) -> None:
         self.spark, self.plan, self.context, self.before, self.ticks, self.cores = spark, plan, context, before, ticks, cores
+        self._combined = combined  # steps whose rows are worth combining before the shuffle
         self._rows: dict[str, DataFrame] = {}
         self._kept: list[DataFrame] = []
         self._diverting: list[DataFrame] = []
@@ -171,10 +182,15 @@ class JobBuilder:
     def _stage(self, step: Step, views: tuple[str, ...], following: str | tuple[str, ...] | TopicTarget | None, *, schema: str = PACKED) -> DataFrame:
         hosted = HostedStep(step.name, kernel_of(step))
         stage = StageSpec(step.name, (hosted,), step.key, views, following)
-        packed = reduce(lambda left, right: left.unionAll(right), [self._packed(each, stage_key(step), step.name) for each in step.inputs])
+        inputs = [self._packed(each, stage_key(step), step.name, self._combining(hosted)) for each in step.inputs]
+        packed = reduce(lambda left, right: left.unionAll(right), inputs)
         return packed.repartition(self.context.shards, "label").mapInArrow(ShardFunction(stage, self.context), schema)
 
-    def _packed(self, step: Step, key: tuple[str, ...], of: str) -> DataFrame:
+    def _combining(self, hosted: HostedStep) -> Combining | None:
+        kernel = hosted.kernel
+        return kernel if hosted.name in self._combined and isinstance(kernel, AggregateKernel) and kernel.combinable else None
+
+    def _packed(self, step: Step, key: tuple[str, ...], of: str, combine: Combining | None) -> DataFrame:
         """A step's rows on their way to the shards of the stage `of`."""
         alone = len(self.plan.consumers(step)) == 1
         while isinstance(step, KeyByStep):
@@ -184,7 +200,7 @@ class JobBuilder:
             if not found:
                 return self._greeting()
             read = self._tasks(len(found)).mapInArrow(
-                ReadAndPack(found, of, key, self.context.log, self.context.shards, self.context.job_directory), PACKED
+                ReadAndPack(found, of, key, self.context.log, self.context.shards, self.context.job_directory, combine), PACKED
             )
             return read.unionAll(self._greeting())
         if step.stateful and alone:

@@ -38,6 +38,7 @@ logger = logging.getLogger("headrace.pipeline")
 TICK_EVERY_S = 0.2
 MOST_TICKS_A_BATCH = 2_000
 MOST_ROWS_A_BATCH = 4_000_000
+ROWS_A_KEY_TO_COMBINE = 4
 LONGEST_PAUSE_S = 60.0
 MOST_FAILURES = 20
 
@@ -152,7 +153,7 @@ class Runner:
             self.plan.name, self.log.address, self.state, self.local, new_id(), self.shards, entry.tick, ticks[-1].number,
             {step: dict(ids) for step, ids in entry.states.items()},
         )  # fmt: skip
-        builder = JobBuilder(self.spark, self.plan, context, before, ticks, self.cores)
+        builder = JobBuilder(self.spark, self.plan, context, before, ticks, self.cores, self._worth_combining())
         try:
             builder.job().collect()
             result = read_reports(context)
@@ -165,6 +166,12 @@ class Runner:
         finally:
             builder.forget()
             clean_up(context)
+
+    def _worth_combining(self) -> set[str]:
+        """Steps that had many rows a key in the last batch. What they compute does not depend on it, only how fast."""
+        counts = self.last_result.counts if self.last_result else {}
+        many = ROWS_A_KEY_TO_COMBINE
+        return {step.name for step in self.plan.steps() if counts.get(f"{step.name}.rows_in", 0) > many * counts.get(f"{step.name}.keys", 1)}
 
     def run(self, *, until_caught_up: bool = False, stop: Event | None = None) -> None:
         """Batches until `stop` is set, or until everything that is there now has been taken in."""
