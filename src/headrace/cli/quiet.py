@@ -36,6 +36,8 @@ def show(error: HeadraceError) -> None:
     """The error for a person: what happened in red, what to do below it."""
     console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
     console.print(f"Error: {error.message}", style="red")
+    for note in getattr(error, "__notes__", ()):
+        console.print(f"  {note}")
     if error.fix:
         console.print(f"To fix: {error.fix}")
 

@@ -103,8 +103,8 @@ def whole_division(left: Piece, right: Piece) -> Piece:
 
 
 def positive_remainder(left: Piece, right: Piece) -> Piece:
-    if not (is_number(left.type) and is_number(right.type)):
-        raise _misfit("pmod", left, right)
+    if not all(is_number(each.type) and not pa.types.is_decimal(each.type) for each in (left, right)):
+        raise Refused(f"pmod takes whole and floating numbers, not {type_name(left.type)} and {type_name(right.type)}.", "cast them to DOUBLE.")
     kind = number_type("%", left, right)
     return partial(kind, "pmod({0}, {1})", "pmod({0}, nullif({1}, 0))", left, right)
 
@@ -148,11 +148,11 @@ def rounded(name: str, piece: Piece, digits: Piece | None) -> Piece:
 def _rounded_type(kind: pa.DataType, scale: int) -> pa.DataType:
     if not pa.types.is_decimal(kind):
         return kind
-    whole = kind.precision - kind.scale + 1
-    if scale < 0:
-        return pa.decimal128(min(max(whole, 1 - scale), kinds.MOST_DECIMAL_DIGITS))
-    kept = min(kind.scale, scale)
-    return pa.decimal128(min(whole + kept, kinds.MOST_DECIMAL_DIGITS), kept)
+    kept = max(0, min(kind.scale, scale))
+    precision = max(kind.precision - kind.scale + 1 + kept, 1 - scale)
+    if precision > kinds.MOST_DECIMAL_DIGITS:
+        raise Refused(f"A rounded {type_name(kind)} could need more than 38 digits.", "cast it to a DECIMAL with fewer digits first.")
+    return pa.decimal128(precision, kept)
 
 
 def whole(name: str, piece: Piece) -> Piece:
@@ -160,8 +160,10 @@ def whole(name: str, piece: Piece) -> Piece:
     if pa.types.is_decimal(piece.type):
         digits = piece.type.precision - piece.type.scale + 1
         return total(pa.decimal128(min(digits, kinds.MOST_DECIMAL_DIGITS)), f"{name}({{0}})", piece)
-    if is_number(piece.type):
+    if is_integer(piece.type):
         return total(BIGINT, f"{name}({{0}})", piece)
+    if is_number(piece.type):
+        return partial(BIGINT, f"{name}({{0}})", f"(CASE WHEN try_cast(nanvl({{0}}, 0D) AS BIGINT) IS NOT NULL THEN {name}({{0}}) END)", piece)
     raise Refused(f"{name} takes numbers, not {type_name(piece.type)}.")
 
 

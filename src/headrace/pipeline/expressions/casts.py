@@ -14,6 +14,7 @@ from headrace.pipeline.expressions.kinds import BINARY, BOOLEAN, DATE, DOUBLE, S
 from headrace.pipeline.expressions.piece import Piece, Refused, leaf, partial, total
 
 _SURE_DIGITS = {pa.int8(): 2, pa.int16(): 4, kinds.INT: 9, kinds.BIGINT: 18}  # every number with so many digits fits
+_TEXT_OF_BYTES = "CAST({0} AS STRING)"  # Spark takes any bytes for text; what is no UTF-8 would break every reader behind it
 _DATE_TEXT = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIME_TEXT = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)?)?", re.ASCII)
 
@@ -25,6 +26,8 @@ def cast(piece: Piece, kind: pa.DataType, *, written: bool = True) -> Piece:
     if not possible(piece.type, kind):
         raise Refused(f"{type_name(piece.type)} cannot be cast to {type_name(kind)}.", _hint(piece.type, kind))
     name = type_name(kind)
+    if (piece.type, kind) == (BINARY, STRING):
+        return partial(kind, f"validate_utf8({_TEXT_OF_BYTES})", f"try_validate_utf8({_TEXT_OF_BYTES})", piece)
     if not can_fail(piece.type, kind):
         return total(kind, f"CAST({{0}} AS {name})", piece)
     return partial(kind, f"CAST({{0}} AS {name})", f"try_cast({{0}} AS {name})", piece)
@@ -34,7 +37,8 @@ def try_cast(piece: Piece, kind: pa.DataType) -> Piece:
     """A user's own TRY_CAST: null is what was asked for, and no failure."""
     if not possible(piece.type, kind):
         raise Refused(f"{type_name(piece.type)} cannot be cast to {type_name(kind)}.", _hint(piece.type, kind))
-    return total(kind, f"try_cast({{0}} AS {type_name(kind)})", piece)
+    template = f"try_validate_utf8({_TEXT_OF_BYTES})" if (piece.type, kind) == (BINARY, STRING) else f"try_cast({{0}} AS {type_name(kind)})"
+    return total(kind, template, piece)
 
 
 def _hint(source: pa.DataType, target: pa.DataType) -> str:
@@ -77,6 +81,8 @@ def _parts(source: pa.DataType, target: pa.DataType) -> list[tuple[pa.DataType, 
 
 def can_fail(source: pa.DataType, target: pa.DataType) -> bool:
     """Whether there are values of one type that the other cannot hold."""
+    if (source, target) == (BINARY, STRING):
+        return True
     if source in (target, VOID) or target == STRING or (source == STRING and target == BINARY):
         return False
     if pa.types.is_nested(source):

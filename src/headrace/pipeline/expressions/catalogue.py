@@ -1,7 +1,7 @@
 """The functions that expressions may use, one line each: arguments, result and, where it can fail on a row, the form that gives null instead.
 
 An argument is a type, or `NUMBER`, `INTEGER`, `TIME` (a date or a timestamp), `ANY`, `T` (any, the same wherever it stands), several of them with `|`; one in
-brackets may be left out, `...` repeats the last. `#check` behind a type asks for a literal that passes a check of `literals`. What is not here is refused:
+brackets may be left out, `...` repeats the last. `{0:within}` is a condition: a timestamp that is some years away from the ends of what Spark can hold. `#check` behind a type asks for a literal that passes a check of `literals`. What is not here is refused:
 functions that are not the same each time, that look at more than one row, that can bring a worker down. A pipeline can use those on `Stream.df()`.
 """
 
@@ -119,13 +119,13 @@ second(TIMESTAMP|TIMESTAMP_NTZ) -> INT
 last_day(DATE) -> DATE
 next_day(DATE, STRING#weekday) -> DATE
 trunc(DATE, STRING#date_unit) -> DATE
-date_trunc(STRING#trunc_unit, TIMESTAMP) -> TIMESTAMP
+date_trunc(STRING#trunc_unit, TIMESTAMP) -> TIMESTAMP = (CASE WHEN {1:within} THEN date_trunc({0}, {1}) END)
 date_add(DATE, TINYINT|SMALLINT|INT) -> DATE
 date_sub(DATE, TINYINT|SMALLINT|INT) -> DATE
 datediff(DATE, DATE) -> INT
 date_diff(DATE, DATE) -> INT
 add_months(DATE, INT) -> DATE = try_add({0}, make_ym_interval(0, {1}))
-months_between(TIMESTAMP, TIMESTAMP) -> DOUBLE
+months_between(TIMESTAMP, TIMESTAMP) -> DOUBLE = (CASE WHEN {0:within} AND {1:within} THEN months_between({0}, {1}) END)
 date_format(TIMESTAMP, STRING#write_format) -> STRING
 to_date(STRING, [STRING#read_format]) -> DATE = try_to_date({*})
 to_timestamp(STRING, [STRING#read_format]) -> TIMESTAMP = try_to_timestamp({*})
@@ -136,12 +136,12 @@ unix_seconds(TIMESTAMP) -> BIGINT
 unix_millis(TIMESTAMP) -> BIGINT
 unix_micros(TIMESTAMP) -> BIGINT
 date_from_unix_date(TINYINT|SMALLINT|INT) -> DATE
-timestamp_seconds(INTEGER) -> TIMESTAMP = try_cast({0} AS TIMESTAMP)
+timestamp_seconds(INTEGER) -> TIMESTAMP = timestamp_micros(try_multiply(CAST({0} AS BIGINT), 1000000))
 timestamp_millis(INTEGER) -> TIMESTAMP = timestamp_micros(try_multiply(CAST({0} AS BIGINT), 1000))
 timestamp_micros(INTEGER) -> TIMESTAMP
 make_date(INTEGER, INTEGER, INTEGER) -> DATE = CAST(try_make_timestamp_ntz({0}, {1}, {2}, 0, 0, 0) AS DATE)
-from_utc_timestamp(TIMESTAMP, STRING#zone) -> TIMESTAMP
-to_utc_timestamp(TIMESTAMP, STRING#zone) -> TIMESTAMP
+from_utc_timestamp(TIMESTAMP, STRING#zone) -> TIMESTAMP = (CASE WHEN {0:within} THEN from_utc_timestamp({0}, {1}) END)
+to_utc_timestamp(TIMESTAMP, STRING#zone) -> TIMESTAMP = (CASE WHEN {0:within} THEN to_utc_timestamp({0}, {1}) END)
 
 # arrays and maps
 size(ARRAY<T>) -> INT

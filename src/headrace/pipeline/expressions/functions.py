@@ -154,7 +154,7 @@ def _regexp_extract(name: str, arguments: Sequence[Piece]) -> Piece:
     groups = literals.groups_in(arguments[1].value)
     if not isinstance(group.value, int) or not 0 <= group.value <= groups:
         raise Refused(f"The pattern {arguments[1].value!r} has {groups} groups, and {name} asks for {group.value!r}.", "0 is the whole match.")
-    _texts(name, arguments[:2])
+    texts(name, arguments[:2])
     return total(STRING, f"{name}({{0}}, {{1}}, {group.value})", *arguments[:2])
 
 
@@ -162,18 +162,19 @@ def _regexp_replace(name: str, arguments: Sequence[Piece]) -> Piece:
     for each in arguments[1:]:
         literals.check("literal", each, function=name)
     literals.replacement(arguments[2].value, literals.groups_in(arguments[1].value))
-    _texts(name, arguments)
+    texts(name, arguments)
     return total(STRING, f"{name}({{0}}, {{1}}, {{2}})", *arguments)
 
 
-def _texts(name: str, arguments: Sequence[Piece]) -> None:
+def texts(name: str, arguments: Sequence[Piece]) -> Sequence[Piece]:
     for each in arguments:
         if each.type != STRING:
             raise Refused(f"{name} takes texts, not {type_name(each.type)}.", "cast it: CAST(… AS STRING).")
+    return arguments
 
 
 def _from_json(name: str, arguments: Sequence[Piece]) -> Piece:
-    _texts(name, arguments)
+    texts(name, arguments)
     literals.check("literal", arguments[1], function=name)
     try:
         fields = parse_columns(str(arguments[1].value))
@@ -216,7 +217,6 @@ _SPECIAL: dict[str, tuple[Maker, int, int]] = {
     "nvl": (coalesce, 2, 2),
     "nvl2": (_nvl2, 3, 3),
     "nullif": (_nullif, 2, 2),
-    "iff": (lambda name, given: chosen(*given, what=name), 3, 3),
     "isnull": (_is_null, 1, 1),
     "isnotnull": (_is_null, 1, 1),
     "equal_null": (lambda _, given: compared("<=>", *given), 2, 2),

@@ -266,8 +266,11 @@ class Reader:
         )
 
     def _trim(self, node: exp.Trim) -> Piece:
-        name = {"LEADING": "ltrim", "TRAILING": "rtrim"}.get(str(node.args.get("position") or "").upper(), "btrim")
-        return functions.call(name, [self.read(each) for each in (node.this, node.expression) if each is not None])
+        text = functions.call("trim", [self.read(node.this)])
+        if node.expression is None:
+            return text
+        side = str(node.args.get("position") or "BOTH").upper()
+        return total(STRING, f"trim({side} {{1}} FROM {{0}})", *functions.texts("trim", [self.read(node.this), self.read(node.expression)]))
 
     def _position(self, node: exp.StrPosition) -> Piece:
         return functions.call("locate", [self.read(each) for each in (node.args["substr"], node.this, node.args.get("position")) if each is not None])
@@ -355,7 +358,8 @@ def _cast_type(node: exp.DataType) -> pa.DataType:
         field = parse_columns(f"x {node.sql('spark')}")[0]
     except BadSchema as error:
         raise Refused(f"The type {node.sql('spark')} is not known.", error.fix) from None
-    if (field.metadata or {}).get(TYPE_KEY) or field.type == VOID:
+    spelled = (field.metadata or {}).get(TYPE_KEY, b"").decode()
+    if spelled not in ("", type_name(field.type)) or field.type == VOID:
         raise Refused(f"A cast to {node.sql('spark')} is not allowed.", "use STRING, or a type without a length.")
     return field.type
 

@@ -17,6 +17,8 @@ from headrace.pipeline.expressions.catalogue import AGGREGATES, FUNCTIONS, NOT_T
 from headrace.pipeline.expressions.piece import Piece, Refused, partial, total
 
 _LINE = re.compile(r"(?P<name>\w+)\((?P<parameters>.*?)\) -> (?P<result>[^=]+?)(?: = (?P<safe>.+))?")
+_WITHIN = re.compile(r"\{(\d):within\}")
+MOST_MICROS = 9_223 * 10**15  # twelve years short of the last microsecond there is
 _CLASSES = {
     "NUMBER": kinds.is_number,
     "INTEGER": kinds.is_integer,
@@ -137,7 +139,10 @@ def _called(line: Signature, arguments: Sequence[Piece]) -> Piece | None:
 def _made(line: Signature, kind: pa.DataType, pieces: Sequence[Piece]) -> Piece:
     places = ", ".join(f"{{{position}}}" for position in range(len(pieces)))
     template = f"{line.name}({places})"
-    return total(kind, template, *pieces) if line.safe is None else partial(kind, template, line.safe.replace("{*}", places), *pieces)
+    if line.safe is None:
+        return total(kind, template, *pieces)
+    safe = _WITHIN.sub(rf"unix_micros({{\1}}) BETWEEN -{MOST_MICROS} AND {MOST_MICROS}", line.safe.replace("{*}", places))
+    return partial(kind, template, safe, *pieces)
 
 
 def _unknown(name: str) -> Refused:
