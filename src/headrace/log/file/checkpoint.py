@@ -21,7 +21,7 @@ VERSION = 1
 def save(disk: Disk, directory: Path, lsn: int, base: int, state: dict[str, Any]) -> None:
     """Store a state as of `lsn`, a position in the journal file that starts at `base`."""
     text = json.dumps({"version": VERSION, "lsn": lsn, "base": base, "state": state}, separators=(",", ":")).encode()
-    disk.replace_file(directory / f"{lsn:020d}{SUFFIX}", b"%08x\n" % zlib.crc32(text) + text)
+    disk.replace_file(directory / f"{lsn:020d}{SUFFIX}", [b"%08x\n" % zlib.crc32(text), text])
 
 
 def positions(directory: Path) -> list[int]:

@@ -6,9 +6,7 @@ no journal record since the last checkpoint speaks of are touched: recovery woul
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -154,7 +152,6 @@ def _ordered(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _replace(log: FileLog, segment: Segment, topic: TopicState, number: int, frames: list[tuple[Frame, int, int, int]]) -> None:
     """Write, sync, then rename over the old file: a crash leaves one or the other."""
     disk = log.store.disk
-    fresh: Path = segment.path.with_name(f".{segment.path.name}.{os.urandom(4).hex()}")
     rows_bytes = sum(frame.frame_bytes for frame, *_ in frames)
     header = new_header(topic.name, number, segment.header.schema, topic.settings, flags=COMPACTED).encode(rows_bytes)
     buffers: list[Buffer] = [header]
@@ -162,10 +159,5 @@ def _replace(log: FileLog, segment: Segment, topic: TopicState, number: int, fra
     for frame, relative, time_us, commit in frames:
         buffers += frame.buffers(relative, at, commit=commit, first_us=time_us, last_us=time_us)
         at += frame.frame_bytes
-    file = disk.open(fresh, create=True)
-    file.write(buffers, 0)
-    file.sync()
-    file.close()
-    disk.rename(fresh, segment.path)
+    disk.replace_file(segment.path, buffers)
     disk.unlink(segment.path.with_suffix(INDEX_SUFFIX))
-    disk.sync_directory(segment.path.parent)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.durations import to_us
-from headrace.errors import BadPartition, InputError, OffsetOutOfRange
-from headrace.log.api import Consumer, Duration, Positions
+from headrace.errors import BadPartition, CorruptBatch, HeadraceError, InputError, OffsetOutOfRange
+from headrace.log.api import OFFSET_COLUMN, Consumer, Duration, Positions
 from headrace.log.file.draft import Draft
 from headrace.log.file.groups import check_owner, coordinate, leave, parse_partition_key, partition_key
 from headrace.log.file.reader import FileBatches
@@ -22,10 +22,11 @@ from headrace.log.names import check_name
 
 if TYPE_CHECKING:
     from headrace.log.file.log import FileLog
-    from headrace.log.file.state import GroupState, State
+    from headrace.log.file.state import GroupState, State, TopicState
 
 _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.001, 0.01
 _LONGEST_WITHOUT_POLL_S = 300.0
+_MOST_BYTES_A_POLL = 64 << 20  # of a partition; one batch may go beyond it
 TOPIC_METADATA = b"headrace.topic"
 
 
@@ -154,30 +155,48 @@ class FileConsumer(Consumer):
         keys = sorted(self._positions)
         self._turn += 1
         batches: list[pa.RecordBatch] = []
+        reached: dict[str, int] = {}
         for index in range(len(keys)):
             if room <= 0:
                 break
             key = keys[(index + self._turn) % len(keys)]
-            taken = self._read_partition(state, key, room)
+            try:
+                taken, reached[key] = self._read_partition(state, key, room)
+            except HeadraceError:
+                if batches:  # they are delivered; the error comes again when it is this partition's turn to be first
+                    break
+                raise
             room -= sum(batch.num_rows for batch in taken)
             batches += taken
+        self._positions |= reached  # last: what is not returned has not been delivered
         return batches
 
-    def _read_partition(self, state: State, key: str, room: int) -> list[pa.RecordBatch]:
+    def _read_partition(self, state: State, key: str, room: int) -> tuple[list[pa.RecordBatch], int]:
+        """Rows, and the offset behind them. Before damaged rows it stops, so that the sound ones in front of them are delivered."""
         topic, number = parse_partition_key(key)
         known = state.topics.get(topic)
         if known is None:
-            return []
+            return [], self._positions[key]
         start, end = self._found(key, known.partitions[number].start, known.partitions[number].end), known.partitions[number].end
         if start >= end:
-            return []
-        reader = self.log.partition_reader(known, number)
-        stop = min(end, start + room)
-        rows = FileBatches(known.info, [(reader, start, stop)], headers=self._headers)
-        metadata = {TOPIC_METADATA: topic.encode()}
-        batches = [batch.replace_schema_metadata(metadata) for batch in rows]
-        self._positions[key] = stop
-        return batches
+            return [], start
+        try:
+            return self._read_range(known, number, start, min(end, start + room))
+        except CorruptBatch as damage:
+            if damage.first <= start:
+                raise
+            return self._read_range(known, number, start, damage.first)
+
+    def _read_range(self, topic: TopicState, number: int, start: int, stop: int) -> tuple[list[pa.RecordBatch], int]:
+        rows = FileBatches(topic.info, [(self.log.partition_reader(topic, number), start, stop)], headers=self._headers)
+        batches: list[pa.RecordBatch] = []
+        size = 0
+        for batch in rows:
+            batches.append(batch.replace_schema_metadata({TOPIC_METADATA: topic.name.encode()}))
+            size += batch.nbytes
+            if size >= _MOST_BYTES_A_POLL:
+                return batches, batch[OFFSET_COLUMN][-1].as_py() + 1
+        return batches, stop
 
     def _found(self, key: str, start: int, end: int) -> int:
         """The position to go on from, when retention may have overtaken it."""

@@ -130,17 +130,26 @@ class Disk:
     def remove_directory(self, path: Path) -> None:
         os.rmdir(path)
 
-    def replace_file(self, path: Path, content: bytes) -> None:
-        """Give a file new content, whole or not at all, durably."""
+    def replace_file(self, path: Path, content: Sequence[Buffer], *, durable: bool = True) -> None:
+        """Give a file new content, whole or not at all; nothing is left behind if there is no room for it."""
         fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-        file = self.open(fresh, create=True)
         try:
-            file.write([content], 0)
-            file.sync()
+            self._write_file(fresh, content, durable=durable)
+            self.rename(fresh, path)
+        except (OSError, DiskFull):
+            self.unlink(fresh)
+            raise
+        if durable:
+            self.sync_directory(path.parent)
+
+    def _write_file(self, path: Path, content: Sequence[Buffer], *, durable: bool) -> None:
+        file = self.open(path, create=True)
+        try:
+            file.write(content, 0)
+            if durable:
+                file.sync()
         finally:
             file.close()
-        self.rename(fresh, path)
-        self.sync_directory(path.parent)
 
     def boot(self) -> bytes:
         """16 bytes that change when the machine was restarted: what was written but not synced may be gone then."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.errors import CorruptionError, NewerFormat
+from headrace.errors import CorruptionError, DiskFull, NewerFormat
 from headrace.log.file.disk import Disk, DiskFile
 from headrace.log.file.frame import HEADER_BYTES, MAGIC, FrameHeader, read_header
 
@@ -333,17 +333,10 @@ class Segment:
 
     def _store_index(self) -> None:
         """Best effort and not synced: a lost or torn index is noticed and built again."""
-        fresh = self.path.with_name(f".{self.path.stem}.{os.getpid()}.index")
         try:
-            if os.stat(self.path).st_ino != os.fstat(self.file.descriptor).st_ino:
-                return  # compaction has put another file in our place
-            file = self.disk.open(fresh, create=True)
-            try:
-                file.write([self._index.to_bytes(self.header.id)], 0)  # type: ignore[union-attr]
-            finally:
-                file.close()
-            self.disk.rename(fresh, self._index_path())
-        except OSError:
+            if os.stat(self.path).st_ino == os.fstat(self.file.descriptor).st_ino:  # otherwise compaction has put another file in our place
+                self.disk.replace_file(self._index_path(), [self._index.to_bytes(self.header.id)], durable=False)  # type: ignore[union-attr]
+        except (OSError, DiskFull):
             return
 
     def frames(self, relative: int, end: int, *, sealed: bool) -> Iterator[tuple[int, FrameHeader | None, memoryview]]:

@@ -278,4 +278,4 @@ def _make(root: Path, about: Path, disk: Disk) -> None:
     """Lay out a new log. The file that says that it is one comes last."""
     disk.make_directory(root / "journal")
     Journal(disk, root / "journal", write=True).create_file(0)
-    disk.replace_file(about, json.dumps({"format": FORMAT, "what": "Headrace log"}).encode() + b"\n")
+    disk.replace_file(about, [json.dumps({"format": FORMAT, "what": "Headrace log"}).encode() + b"\n"])
