@@ -169,6 +169,32 @@ class GroupsContract(ContractBase):
         with other.consumer(events, group=name("g"), session_timeout="1 second") as heir:
             assert drain(heir, 3) == [0, 1, 2]
 
+    # Retention
+
+    @pytest.mark.parametrize("on_lost", ["raise", "earliest", "latest"])
+    def test_a_group_that_falls_behind_retention(self, log: hr.Log, name: MakeName, on_lost: str) -> None:
+        topic = log.create_topic(name("kept"), "n BIGINT, text STRING", segment_bytes=self.smallest_segment_bytes).name
+        for n in range(10):
+            append(log, topic, event(n))
+        log.reset_group(name("g"), topic, 2)
+        self.forget_old_rows(log, topic)
+        start, end = log.start_offsets(topic)[0], log.end_offsets(topic)[0]
+        assert 2 < start < end == 10
+        assert numbers(list(log.read(topic))) == list(range(start, end))
+        with pytest.raises(errors.OffsetOutOfRange, match="retention"):
+            log.read(topic, 0, 2)
+        assert [lag.rows for lag in log.lag(name("g"))] == [end - start]
+        with log.consumer(topic, group=name("g"), on_lost=on_lost) as consumer:
+            if on_lost == "raise":
+                with pytest.raises(errors.OffsetOutOfRange) as lost:
+                    drain(consumer, 1)
+                assert (lost.value.offset, lost.value.earliest, lost.value.end) == (2, start, end)
+                consumer.seek(0, start)
+            if on_lost == "latest":
+                assert consumer.poll(timeout="1 second") == []
+                append(log, topic, event(10))
+            assert drain(consumer, 1)[0] == (10 if on_lost == "latest" else start)
+
     # Looking and moving
 
     def test_unknown_groups_name_the_nearest(self, log: hr.Log, events: str, name: MakeName) -> None:

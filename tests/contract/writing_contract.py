@@ -252,6 +252,12 @@ class WritingContract(ContractBase):
         assert [(row["_change_type"], row["v"]) for row in rows] == [*((kind, float(n)) for n, kind in enumerate(kinds)), ("delete", None)]
         assert all((row["a"], row["b"]) == ("x", 1) for row in rows)
 
+    def test_a_deletion_may_come_as_a_row(self, log: hr.Log, name: MakeName) -> None:
+        info = log.create_table(name("t"), "id BIGINT, v STRING", primary_key="id")
+        append(log, info.name, {"id": 1, "v": "last words", "_change_type": "delete"})
+        kept = "last words" if self.keeps_deleted_values else None
+        assert rows_of(log, info.name) == [{"id": 1, "v": kept, "_change_type": "delete"}]
+
     @pytest.mark.parametrize(
         ("kind", "key"),
         [("STRING", "ä/1"), ("BINARY", b"\x00\xff"), ("INT", -5), ("DATE", "2026-01-31"), ("DECIMAL(10,2)", "1.50"), ("BOOLEAN", False)],

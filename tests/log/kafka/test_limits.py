@@ -2,17 +2,16 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaError, KafkaException
 
 from headrace import errors
 from headrace.log.api import Log
 from headrace.log.kafka import producer as producer_module
 from headrace.log.kafka import transaction as transaction_module
-from tests.log.kafka.conftest import Stranger
 
 pytestmark = pytest.mark.kafka
 MakeName = Callable[[str], str]
@@ -56,6 +55,24 @@ def test_settings_that_the_brokers_refuse_are_an_error_with_their_words(log: Log
     with pytest.raises(errors.ConfigurationError, match=r"segment\.bytes"):
         log.create_topic(name("tiny"), "n BIGINT", segment_bytes=1000)
     assert name("tiny") not in log.topics()
+
+
+def test_timeouts_that_the_brokers_refuse_are_an_error(log: Log, events: str, name: MakeName) -> None:
+    with pytest.raises(errors.ConfigurationError, match="session"):
+        log.consumer(events, group=name("g"), session_timeout="100 milliseconds")
+    with pytest.raises(errors.ConfigurationError, match="timeout"):
+        log.transaction(name("job"), timeout="1 day")
+
+
+def test_threads_share_a_log(log: Log, events: str) -> None:
+    def append(worker: int) -> None:
+        with log.producer(events) as producer:
+            for n in range(20):
+                producer.append(rows(worker * 100 + n), partition=n % 2)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(append, range(8)))
+    assert found(log, events) == sorted(worker * 100 + n for worker in range(8) for n in range(20))
 
 
 # Unknown outcomes: the answer to a commit is lost, before or after it happened
@@ -123,50 +140,6 @@ def test_a_large_transaction_is_still_all_or_nothing(log: Log, other: Log, event
         aborted.append(events, rows(n))
     aborted.abort()
     assert found(other, events) == list(range(100))
-
-
-# Retention
-
-
-def forget(stranger: Stranger, topic: str, offset: int) -> None:
-    """What retention does, at once: rows before an offset are gone."""
-    admin = AdminClient({"bootstrap.servers": stranger.bootstrap})
-    for future in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
-        future.result(timeout=20)
-
-
-@pytest.mark.parametrize("on_lost", ["raise", "earliest", "latest"])
-def test_a_group_that_falls_behind_retention(log: Log, stranger: Stranger, name: MakeName, on_lost: str) -> None:
-    topic = log.create_topic(name("kept"), "n BIGINT, text STRING").name
-    with log.producer(topic) as producer:
-        producer.append(rows(*range(10)))
-        log.reset_group(name("g"), topic, 2)
-        forget(stranger, topic, 6)
-        assert log.start_offsets(topic) == {0: 6}
-        with log.consumer(topic, group=name("g"), on_lost=on_lost) as consumer:
-            if on_lost == "raise":
-                with pytest.raises(errors.OffsetOutOfRange) as lost:
-                    poll_until(consumer, 1)
-                assert (lost.value.offset, lost.value.earliest, lost.value.end) == (2, 6, 10)
-                consumer.seek(0, 7)
-                assert poll_until(consumer, 3) == [7, 8, 9]
-            elif on_lost == "earliest":
-                assert poll_until(consumer, 4) == [6, 7, 8, 9]
-            else:
-                assert consumer.poll(timeout="2 seconds") == []
-                producer.append(rows(10))
-                assert poll_until(consumer, 1) == [10]
-    with pytest.raises(errors.OffsetOutOfRange, match="retention"):
-        log.read(topic, 0, 3)
-    assert [lag.rows for lag in log.lag(name("g"))] == [(11 if on_lost == "latest" else 10) - 6]
-
-
-def poll_until(consumer: Any, count: int) -> list[int]:
-    numbers: list[int] = []
-    deadline = time.monotonic() + 20
-    while len(numbers) < count and time.monotonic() < deadline:
-        numbers += [n for batch in consumer.poll() for n in batch.column("n").to_pylist()]
-    return numbers
 
 
 # Queues

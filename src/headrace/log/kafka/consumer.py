@@ -14,7 +14,7 @@ from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from headrace.durations import to_us
-from headrace.errors import BadPartition, InputError, MemberFenced, OffsetOutOfRange
+from headrace.errors import BadPartition, HeadraceError, InputError, MemberFenced, OffsetOutOfRange
 from headrace.log.api import Consumer, Duration, Positions
 from headrace.log.kafka.cluster import ANSWER_SECONDS, Place
 from headrace.log.kafka.connection import Connection
@@ -66,14 +66,22 @@ class KafkaConsumer(Consumer):
     def _await_first_assignment(self) -> None:
         """Be in the group when this returns: what is appended from now on is seen with `start="latest"` too."""
         deadline = time.monotonic() + self._session_ms / 1000 + SETTLE_SECONDS
-        while not self._joined and time.monotonic() < deadline:
-            self._serve(0.05)
+        try:
+            while not self._joined and time.monotonic() < deadline:
+                self._serve(0.05)
+        except HeadraceError:
+            self._client.close()
+            raise
 
     def _serve(self, seconds: float) -> None:
-        """Let Kafka make its calls; a record that comes along is kept for the next poll."""
+        """Let Kafka make its calls; a record that comes along is kept for the next poll. An error of the whole group is raised."""
         message = self._client.poll(seconds)
-        if message is not None:
-            self._stash.append(message)
+        if message is None:
+            return
+        error = message.error()
+        if error is not None and message.topic() is None and not error.retriable():
+            raise translated(KafkaException(error), f"read with the group {self.group!r}")
+        self._stash.append(message)
 
     def _assigned(self, client: Client, partitions: list[TopicPartition]) -> None:
         self._joined = True

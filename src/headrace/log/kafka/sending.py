@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from threading import Lock
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -32,21 +33,28 @@ class Record(NamedTuple):
 
 
 class Delivery:
-    """Collects what became of records: the offsets they got, or the first error."""
+    """Collects what became of records: the offsets they got, or the first error. Reports may come in any thread that polls the producer."""
 
     def __init__(self) -> None:
         self.error: KafkaError | None = None
-        self.pending = 0
+        self.sent = 0
+        self._reported = 0
+        self._guard = Lock()
         self._spans: dict[tuple[str | None, int | None], list[int]] = {}
 
+    @property
+    def is_complete(self) -> bool:
+        return self._reported >= self.sent
+
     def __call__(self, error: KafkaError | None, message: Message) -> None:
-        self.pending -= 1
-        if error is not None:
-            self.error = self.error or error
-            return
-        offset = message.offset() or 0
-        span = self._spans.setdefault((message.topic(), message.partition()), [offset, offset])
-        span[1] = offset
+        with self._guard:
+            self._reported += 1
+            if error is not None:
+                self.error = self.error or error
+                return
+            offset = message.offset() or 0
+            span = self._spans.setdefault((message.topic(), message.partition()), [offset, offset])
+            span[1] = max(span[1], offset)
 
     def ranges(self) -> dict[str, dict[int, OffsetRange]]:
         """For each topic and partition, from the first offset to behind the last. Records of others may lie between."""
@@ -63,18 +71,18 @@ def send(producer: Producer, records: Iterable[Record], delivery: Delivery) -> N
         if number % _SERVED_EVERY == 0:
             producer.poll(0)
     deadline = time.monotonic() + FLUSH_SECONDS
-    while delivery.pending and time.monotonic() < deadline:
+    while not delivery.is_complete and time.monotonic() < deadline:
         producer.poll(0.1)  # not flush(): it goes on calling back after a fatal error, which Python cannot bear
     if delivery.error is not None:
         raise KafkaException(delivery.error)
-    if delivery.pending:
+    if not delivery.is_complete:
         raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT, "the brokers did not acknowledge in time"))  # noqa: SLF001
 
 
 def _produce(
     producer: Producer, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: RecordHeaders | None, delivery: Delivery
 ) -> None:
-    delivery.pending += 1
+    delivery.sent += 1
     while True:
         try:
             if headers:

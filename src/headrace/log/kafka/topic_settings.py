@@ -41,7 +41,7 @@ def load(name: str, value: bytes, partitions: int) -> tuple[TopicInfo, str]:
 
 
 def kafka_config(info: TopicInfo) -> dict[str, str]:
-    """The same in Kafka's words. Rows are stamped when they are appended, as the embedded log does."""
+    """The same in Kafka's words. Rows are stamped when they are appended, as the embedded log does; `retention_bytes` is for each partition."""
     compact = info.compact or info.history_us is not None
     bounded = info.retention_us is not None or info.retention_bytes is not None
     return {
