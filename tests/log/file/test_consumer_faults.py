@@ -1,0 +1,81 @@
+"""A consumer when something is wrong: damage, large rows, a lost membership. What it did not deliver stays undelivered, and the rest goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import headrace as hr
+from headrace.errors import CorruptBatch
+from headrace.log.api import Consumer
+from headrace.log.file import consumer as consumer_module
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[hr.Log]:
+    with hr.open_log(f"file:{tmp_path / 'log'}") as opened:
+        yield opened
+
+
+def fill(log: hr.Log, partitions: int, appends: int) -> None:
+    """A batch of one row an append."""
+    log.create_topic("texts", schema="text STRING", partitions=partitions)
+    with log.producer("texts") as producer:
+        for partition in range(partitions):
+            for number in range(appends):
+                producer.append({"text": f"row {partition}-{number}"}, partition=partition)
+
+
+def spoil(tmp_path: Path, partition: int, number: int) -> None:
+    (segment,) = (tmp_path / "log" / "topics").glob(f"*/{partition}/*.segment")
+    data = segment.read_bytes()
+    segment.write_bytes(data.replace(f"row {partition}-{number}".encode(), f"Row {partition}-{number}".encode()))
+
+
+def rows_of(consumer: Consumer) -> list[tuple[int, int]]:
+    batches = consumer.poll(timeout="0 seconds")
+    return [place for batch in batches for place in zip(batch["_partition"].to_pylist(), batch["_offset"].to_pylist(), strict=True)]
+
+
+def test_damage_in_one_partition_costs_no_row_of_another(log: hr.Log, tmp_path: Path) -> None:
+    fill(log, partitions=3, appends=2)
+    spoil(tmp_path, partition=1, number=0)
+    seen: list[tuple[int, int]] = []
+    damage: set[tuple[int, int, int]] = set()
+    with log.consumer("texts", group="g") as consumer:
+        for _ in range(6):
+            try:
+                seen += rows_of(consumer)
+            except CorruptBatch as error:
+                damage.add((error.partition, error.first, error.stop))
+        consumer.commit()
+    assert damage == {(1, 0, 1)}
+    assert sorted(seen) == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    assert log.committed("g") == {"texts": {0: 2, 1: 0, 2: 2}}
+
+
+def test_sound_rows_before_damaged_ones_are_delivered_and_the_error_says_where_to_go_on(log: hr.Log, tmp_path: Path) -> None:
+    fill(log, partitions=1, appends=5)
+    spoil(tmp_path, partition=0, number=2)
+    with log.consumer("texts", group="g") as consumer:
+        assert rows_of(consumer) == [(0, 0), (0, 1)]
+        with pytest.raises(CorruptBatch) as caught:
+            consumer.poll(timeout="0 seconds")
+        consumer.seek(0, caught.value.stop)
+        assert rows_of(consumer) == [(0, 3), (0, 4)]
+
+
+def test_a_poll_takes_no_more_than_it_has_memory_for(log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_module, "_MOST_BYTES_A_POLL", 4 << 20)
+    log.create_topic("texts", schema="text STRING")
+    with log.producer("texts") as producer:
+        for _ in range(6):
+            producer.append({"text": "x" * (2 << 20)})
+    seen = []
+    with log.consumer("texts", group="g") as consumer:
+        while found := rows_of(consumer):
+            assert len(found) <= 2
+            seen += found
+    assert seen == [(0, offset) for offset in range(6)]
