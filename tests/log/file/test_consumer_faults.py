@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import headrace as hr
-from headrace.errors import CorruptBatch
+from headrace.errors import CorruptBatch, MemberFenced
 from headrace.log.api import Consumer
 from headrace.log.file import consumer as consumer_module
 
@@ -79,3 +81,46 @@ def test_a_poll_takes_no_more_than_it_has_memory_for(log: hr.Log, monkeypatch: p
             assert len(found) <= 2
             seen += found
     assert seen == [(0, offset) for offset in range(6)]
+
+
+def silence(consumer: Consumer) -> None:
+    """As if its process had been stopped: no heartbeat for an hour."""
+    assert isinstance(consumer, consumer_module.FileConsumer)
+    consumer._heartbeat._stop.set()
+    consumer._heartbeat._thread.join()
+    os.utime(consumer._heartbeat.path, (time.time() - 3600,) * 2)
+
+
+def test_a_member_that_was_away_goes_on_where_others_have_committed(log: hr.Log) -> None:
+    fill(log, partitions=1, appends=4)
+    with log.consumer("texts", group="g") as away:
+        away.poll(timeout="0 seconds", max_rows=2)
+        silence(away)
+        with log.consumer("texts", group="g") as other:
+            assert rows_of(other) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+            other.commit()
+        with pytest.raises(MemberFenced):
+            away.commit()
+        assert rows_of(away) == []
+        assert away.positions() == {"texts": {0: 4}}
+
+
+def test_a_member_that_was_dead_when_its_group_was_reset_cannot_undo_that(log: hr.Log) -> None:
+    fill(log, partitions=1, appends=4)
+    with log.consumer("texts", group="g") as away:
+        away.poll(timeout="0 seconds")
+        silence(away)
+        log.reset_group("g", "texts", 1)
+        with pytest.raises(MemberFenced):
+            away.commit()
+        assert log.committed("g") == {"texts": {0: 1}}
+        assert rows_of(away) == [(0, 1), (0, 2), (0, 3)]
+
+
+def test_a_topic_created_again_is_read_from_its_beginning(log: hr.Log) -> None:
+    fill(log, partitions=1, appends=3)
+    with log.consumer("texts", group="g") as consumer:
+        assert len(rows_of(consumer)) == 3
+        log.delete_topic("texts")
+        fill(log, partitions=1, appends=2)
+        assert rows_of(consumer) == [(0, 0), (0, 1)]

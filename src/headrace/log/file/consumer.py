@@ -72,6 +72,10 @@ def dead_members(root: Path, name: str, group: GroupState) -> list[str]:
     return [member for member, about in group.members.items() if heartbeat_age_s(root, name, member) > about["timeout_us"] / 1e6]
 
 
+def _topic_of(key: str) -> str:
+    return parse_partition_key(key)[0]
+
+
 class FileConsumer(Consumer):
     def __init__(
         self, log: FileLog, topics: tuple[str, ...], group: str, *, start: str, session_timeout: Duration, max_rows: int, on_lost: str, headers: bool
@@ -90,7 +94,7 @@ class FileConsumer(Consumer):
         self._check_every_s = timeout_us / 3e6
         self._heartbeat = Heartbeat(heartbeat_path(log.store.root, group, self.member), timeout_us)
         self._generation = -1
-        self._counts: tuple[int, ...] = ()
+        self._shapes: dict[str, tuple[str, int]] = {}
         self._checked = 0.0
         self._positions: dict[str, int] = {}  # partition's key -> next offset
         self._turn = 0
@@ -103,15 +107,25 @@ class FileConsumer(Consumer):
         state = self.log.store.view()
         known = state.groups.get(self.group)
         dead = [member for member in dead_members(self.log.store.root, self.group, known) if member != self.member] if known else []
-        self._generation, owned = self.log.committer.submit(lambda draft: coordinate(draft, self.group, self.member, self._about, dead))
+        self._generation, owned, held = self.log.committer.submit(lambda draft: self._step(draft, dead))
         self._checked = time.monotonic()
-        self._counts = self._partition_counts(state)
-        self._positions = {key: offset for key, offset in self._positions.items() if key in owned}
+        shapes, before = self._topic_shapes(state), self._shapes
+        self._shapes = shapes
+        kept = {key for key in owned & held if shapes.get(_topic_of(key), ("", 0))[0] == before.get(_topic_of(key), ("", 0))[0]}
+        self._positions = {key: offset for key, offset in self._positions.items() if key in kept}
         for key in owned - set(self._positions):
             self._positions[key] = self._first_position(key)
 
-    def _partition_counts(self, state: State) -> tuple[int, ...]:
-        return tuple(len(state.topics[topic].partitions) if topic in state.topics else 0 for topic in self.topics)
+    def _step(self, draft: Draft, dead: list[str]) -> tuple[int, set[str], set[str]]:
+        """The generation, what this member owns now, and what it owned all the while: of what it lost, others may have gone on with the rows."""
+        known = draft.state.groups.get(self.group)
+        held = {key for key, name in known.owners.items() if name == self.member} if known else set()
+        return *coordinate(draft, self.group, self.member, self._about, dead), held
+
+    def _topic_shapes(self, state: State) -> dict[str, tuple[str, int]]:
+        """A topic that was deleted and created again has another directory."""
+        found = {topic: state.topics[topic] for topic in self.topics if topic in state.topics}
+        return {name: (topic.directory, len(topic.partitions)) for name, topic in found.items()}
 
     def _first_position(self, key: str) -> int:
         topic, number = parse_partition_key(key)
@@ -127,7 +141,7 @@ class FileConsumer(Consumer):
         """Notice that the group or its topics changed, or that a member died."""
         state = self.log.store.view()
         group = state.groups.get(self.group)
-        changed = group is None or group.generation != self._generation or self._partition_counts(state) != self._counts
+        changed = group is None or group.generation != self._generation or self._topic_shapes(state) != self._shapes
         if not changed and group is not None and time.monotonic() - self._checked > self._check_every_s:
             self._checked = time.monotonic()
             changed = any(member != self.member for member in dead_members(self.log.store.root, self.group, group))

@@ -40,7 +40,7 @@ from headrace.log.file.consumer import FileConsumer, dead_members, heartbeat_age
 from headrace.log.file.disk import Disk
 from headrace.log.file.draft import Draft, PreparedRows, StaleTopic
 from headrace.log.file.frame import Frame, control_frame
-from headrace.log.file.groups import parse_partition_key
+from headrace.log.file.groups import coordinate, parse_partition_key
 from headrace.log.file.housekeeping import Housekeeper, keep_house, make_checkpoint
 from headrace.log.file.prepare import PartitionChooser, prepare, prepare_control, rows_to_batch
 from headrace.log.file.producer import FileProducer
@@ -302,6 +302,7 @@ class FileLog(Log):
 
         def decide(draft: Draft) -> None:
             self._check_nobody_reads(draft.state, group)
+            coordinate(draft, group, None, {}, draft.state.groups[group].members if group in draft.state.groups else ())  # the dead may not commit again
             if f"{group}\0{topic}" in draft.state.queues:
                 for number, offset in wanted.items():
                     draft.do("queue", group, topic, "reset", number, offset)
