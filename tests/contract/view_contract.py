@@ -78,6 +78,16 @@ class ViewContract:
         store.commit(2, 1, {"counts": changes((2, "delete", (1, 1)), (2, "insert", (1, 2)))})
         assert rows(store) == [(1, 2)]
 
+    @pytest.mark.parametrize("odd", [math.nan, None, 0.0])
+    def test_the_last_change_of_an_odd_key_counts_too(self, store: ViewStore, odd: float | None) -> None:
+        schema = parse_schema("k DOUBLE, n BIGINT")
+        store.declare("odd", schema, ("k",))
+        same_key = -0.0 if odd == 0 else odd
+        store.commit(2, 1, {"odd": changes((1, "insert", (odd, 1)), (2, "delete", (same_key, 1)), schema=schema)})
+        assert rows(store, "odd") == []
+        store.commit(4, 1, {"odd": changes((3, "insert", (odd, 1)), (4, "delete", (odd, 1)), (4, "insert", (same_key, 2)), schema=schema)})
+        assert [n for _, n in rows(store, "odd")] == [2]
+
     def test_many_rows_in_one_commit(self, store: ViewStore) -> None:
         count = 150_001
         table = pa.table({"k": range(count), "n": range(count), "_tick": [1] * count, "_change_type": ["insert"] * count})

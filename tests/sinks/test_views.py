@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import ConfigurationError, CorruptionError, NewerFormat, RetryError
+from headrace.errors import ConfigurationError, CorruptionError, DiskFull, NewerFormat, RetryError
 from headrace.log.schema import parse_schema
 from headrace.sinks import view_file
 from headrace.sinks.view_reader import ViewReader
@@ -253,6 +253,36 @@ def test_a_writer_that_waits_too_long_may_try_again(path: Path, open_store: Open
     other.close()
     store.commit(1, 1, {})
     assert store.reader.tick("counts") == 1
+
+
+def test_a_commit_without_room_stores_nothing(open_store: OpenStore) -> None:
+    store = open_store()
+    for view in ("first", "second"):
+        store.declare(view, COUNTS, ("k",))
+    store.commit(1, 1, {"first": inserts(1, (1, 1))})
+    assert store._db is not None
+    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+    store._db.execute(f"PRAGMA max_page_count = {pages + 5}")
+    large = {"first": inserts(2, (2, 2)), "second": inserts(2, *((k, k) for k in range(10_000)))}
+    with pytest.raises(DiskFull, match="what it had is intact"):
+        store.commit(2, 2, large)
+    assert [store.reader.tick(view) for view in ("first", "second")] == [1, 1]
+    assert (rows(store, "first"), rows(store, "second")) == ([(1, 1)], [])
+    store._db.execute("PRAGMA max_page_count = 1000000")
+    store.commit(2, 1, large)  # the epoch of the commit that failed was not taken either
+    assert [len(rows(store, view)) for view in ("first", "second")] == [2, 10_000]
+
+
+def test_changes_that_are_let_go_take_no_room(open_store: OpenStore) -> None:
+    store = open_store(most_changes=16)
+    store.declare("counts", COUNTS, ("k",))
+    assert store._db is not None
+    for tick in range(1, 60):
+        store.commit(tick, 1, {"counts": inserts(tick, *((k, tick) for k in range(tick % 25)))})
+        (kept,) = store._db.execute("SELECT coalesce(sum(rows), 0) FROM _changes").fetchone()
+        (info,) = store.reader.views()
+        assert kept == info.kept_rows <= 16
+        assert store._db.execute("SELECT coalesce(sum(length(data)), 0) FROM _changes").fetchone() == (info.kept_bytes,)
 
 
 def test_two_writers_are_one_after_the_other(open_store: OpenStore) -> None:
