@@ -19,6 +19,7 @@ from headrace.log.file.store import Store, now_us
 
 if TYPE_CHECKING:
     from headrace.log.file.disk import Buffer, DiskFile
+    from headrace.log.file.draft import Adoption
     from headrace.log.file.replica import Replica
 
 T = TypeVar("T")
@@ -97,17 +98,23 @@ class Committer:
             self._successor.wake()
 
     def _lead(self) -> None:
-        """Commit everything that is queued, then pass the lead on."""
-        self._await_companions()
-        with self._guard:
-            group = [self._queue.popleft() for _ in range(min(len(self._queue), MOST_REQUESTS_A_GROUP))]
+        """Commit everything that is queued, then pass the lead on, whatever happens."""
+        group: list[Request[object]] = []
         try:
+            self._await_companions()
+            self._take(group, MOST_REQUESTS_A_GROUP)
             self._commit(group)
         except BaseException as error:  # every waiting thread must hear of it
-            for request in group:
-                request.error = request.error or error
+            self._take(group, 1 - len(group))  # ours, if Ctrl-C came while we waited
+            group[0].error = group[0].error or error
+            for request in group[1:]:
+                request.error = request.error or (error if isinstance(error, Exception) else _outcome_unknown(self.store, error))
         finally:
             self._pass_on(group)
+
+    def _take(self, group: list[Request[object]], most: int) -> None:
+        with self._guard:
+            group += [self._queue.popleft() for _ in range(min(len(self._queue), most))]
 
     def _await_companions(self) -> None:
         """If others usually come at the same time, waiting a little for them is cheaper than a second sync."""
@@ -150,14 +157,26 @@ class Committer:
             adoptions = [adoption for draft in drafts for adoption in draft.adoptions]
             if adoptions:
                 self._sync(journal)  # 4
-                for adoption in adoptions:
-                    self.store.adopt(adoption)
+                self._adopt(adoptions)
             self.records_since_checkpoint, self.bytes_since_checkpoint = newest.records_since_checkpoint, newest.lsn - newest.base
-        if end > before:
+        if end > before or not self._is_published(end):  # also if it only rests on what another process is about to make durable
             if not adoptions:
                 self._sync(journal)  # 4
             self.store.marker.publish(end, synced=self.store.durable)  # 5
             self._after()
+
+    def _is_published(self, end: int) -> bool:
+        mark = self.store.marker.read()
+        return mark is not None and mark.lsn >= end
+
+    def _adopt(self, adoptions: list[Adoption]) -> None:
+        """Behind the commit point: what cannot be done now is done by the next one who reads the journal."""
+        try:
+            for adoption in adoptions:
+                self.store.adopt(adoption)
+        except BaseException as error:
+            self.store.forget_newest()
+            raise _outcome_unknown(self.store, error) from error
 
     def _check_usable(self) -> None:
         if self._broken is not None:
@@ -186,6 +205,8 @@ class Committer:
         for draft in drafts:
             for seal in draft.seals:
                 self.store.seal(seal)
+            for adoption in draft.adoptions:
+                self.store.disk.make_directory(self.store.partition_directory(adoption.directory, adoption.partition))
             for write in draft.writes:
                 file = self.store.write_segment(write)
                 if not draft.inline:
@@ -215,7 +236,10 @@ class Committer:
     def _undo(self, newest: Replica, before: int) -> None:
         """Nothing of a failed group may stay: neither in the journal nor in this process's mind."""
         try:
-            newest.journal.file_at(newest.base).truncate(before - newest.base)
+            journal = newest.journal.file_at(newest.base)
+            if journal.size() > before - newest.base:
+                journal.truncate(before - newest.base)
+                journal.sync()  # or it could come back when power is lost
         finally:
             self.store.forget_newest()
 
@@ -225,7 +249,14 @@ class Committer:
         started = time.perf_counter()
         try:
             journal.sync()
-        except BaseException as error:
+        except (OSError, HeadraceError) as error:
             self._broken = error
-            raise
+            raise _outcome_unknown(self.store, error) from error
         self._sync_s = 0.8 * self._sync_s + 0.2 * (time.perf_counter() - started)
+
+
+def _outcome_unknown(store: Store, error: BaseException) -> RetryError:
+    return RetryError(
+        f"Whether this is stored in {store.root} is not known: {error}",
+        fix="check the disk, open the log again and look; a producer with an id can simply repeat it.",
+    )

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from headrace.errors import BadName, BadRows, InputError, ProducerFenced
-from headrace.log.api import Headers, OffsetRange, Partitioner, Position, Producer, Rows
+from headrace.errors import BadName, BadRows, DiskFull, FencedError, InputError, ProducerFenced
+from headrace.log.api import Headers, OffsetRange, Partitioner, Position, Producer, Rows, Staged
 from headrace.log.file.draft import Draft, PreparedRows, StaleTopic
 from headrace.log.file.frame import producer_hash
 from headrace.log.file.prepare import PartitionChooser, label, prepare, refit, rows_to_batch
@@ -121,12 +121,17 @@ class FileProducer(Producer):
 
         try:
             position = self.log.committer.submit(decide, size=rows.size)
-        finally:
-            if staged is not None:
-                self.log.discard_staged(staged)
+        except (InputError, FencedError, StaleTopic, DiskFull):  # refused; otherwise the staged rows may yet be needed
+            self._discard(staged)
+            raise
+        self._discard(staged)
         if position.duplicate and not position.offsets:
             return self.log.find_repeated(self.topic, self._hash, sequence or 0)
         return position
+
+    def _discard(self, staged: Staged | None) -> None:
+        if staged is not None:
+            self.log.discard_staged(staged)
 
     def _repeated(self, draft: Draft, sequence: int) -> Position | None:
         """Whether a number was stored already. Refuses an older producer of the same id."""

@@ -29,6 +29,7 @@ class StagingWriter:
     def __init__(self, store: Store, topic: TopicState, directory: str) -> None:
         self.store, self.topic, self.directory = store, topic, directory
         self._files: dict[int, tuple[DiskFile, int, int]] = {}  # partition -> (file, bytes, rows)
+        self._staged: Staged | None = None
 
     def write(self, rows: PreparedRows) -> None:
         for number, frames in rows.frames.items():
@@ -49,7 +50,12 @@ class StagingWriter:
         return file, file.write([header], 0), 0
 
     def finish(self) -> Staged:
-        """Make it durable; returns what a transaction adopts."""
+        """Make it durable; returns what a transaction adopts. Can be repeated."""
+        if self._staged is None:
+            self._staged = self._finish()
+        return self._staged
+
+    def _finish(self) -> Staged:
         for file, _, _ in self._files.values():
             if self.store.durable:
                 file.sync()
@@ -93,7 +99,7 @@ def load_if_small(store: Store, file: str, topic: TopicState) -> list[Frame] | N
         for position, head, body in read_frames(opened, header.size, size):
             if head is None or not body_is_sound(head, body):
                 raise TransactionTimedOut(f"The staged file {opened.path} is damaged at byte {position}.", fix="run the transaction again.")
-            frames.append(Frame(head.kind, head.flags, head.count, body, head.body_crc))
+            frames.append(Frame(head.kind, head.flags, head.count, body, head.body_crc, 0, head.producer, head.epoch, head.sequence))
         return frames
     finally:
         opened.close()
