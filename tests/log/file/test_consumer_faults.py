@@ -6,11 +6,13 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.errors import CorruptBatch, MemberFenced
+from headrace.errors import BadPartition, CorruptBatch, InputError, MemberFenced, OffsetOutOfRange, UnknownTopic
 from headrace.log.api import Consumer
 from headrace.log.file import consumer as consumer_module
 
@@ -124,3 +126,34 @@ def test_a_topic_created_again_is_read_from_its_beginning(log: hr.Log) -> None:
         log.delete_topic("texts")
         fill(log, partitions=1, appends=2)
         assert rows_of(consumer) == [(0, 0), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("positions", "error"),
+    [
+        ({"texts": {0: 4}}, OffsetOutOfRange),
+        ({"texts": {7: 0}}, BadPartition),
+        ({"texts": {0: -1}}, InputError),
+        ({"texts": {0: "2"}}, InputError),
+        ({"texts": 2}, InputError),
+        ({"text": {0: 2}}, UnknownTopic),
+    ],
+)
+def test_a_group_cannot_have_read_what_is_not_there(log: hr.Log, positions: Any, error: type[Exception]) -> None:
+    fill(log, partitions=1, appends=3)
+    log.reset_group("g", "texts", 1)
+    with pytest.raises(error), log.transaction("t") as tx:
+        tx.commit_offsets("g", positions)
+    with log.consumer("texts", group="g") as consumer:
+        with pytest.raises(error):
+            consumer.commit(positions)
+        assert log.committed("g") == {"texts": {0: 1}}
+        as_numpy_gives_it: Any = np.int64(3)
+        consumer.commit({"texts": {0: as_numpy_gives_it}})
+    assert log.committed("g") == {"texts": {0: 3}}
+
+
+def test_a_note_is_text(log: hr.Log) -> None:
+    with pytest.raises(InputError, match="bytes"), log.transaction("t") as tx:
+        tx.set_note("n", b"1")  # type: ignore[arg-type]
+    assert log.note("n") is None

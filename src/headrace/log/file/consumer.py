@@ -16,7 +16,7 @@ from headrace.durations import to_us
 from headrace.errors import BadPartition, CorruptBatch, HeadraceError, InputError, OffsetOutOfRange
 from headrace.log.api import OFFSET_COLUMN, Consumer, Duration, Positions
 from headrace.log.file.draft import Draft
-from headrace.log.file.groups import check_owner, coordinate, leave, parse_partition_key, partition_key
+from headrace.log.file.groups import check_owner, check_places, coordinate, leave, parse_partition_key, partition_key, plain_positions
 from headrace.log.file.reader import FileBatches
 from headrace.log.names import check_name
 
@@ -238,9 +238,10 @@ class FileConsumer(Consumer):
 
     def commit(self, positions: Mapping[str, Mapping[int, int]] | None = None) -> None:
         self._check_open()
-        wanted = self.positions() if positions is None else positions
+        wanted = self.positions() if positions is None else plain_positions(positions)
 
         def decide(draft: Draft) -> None:
+            check_places(draft.state, wanted)
             check_owner(draft.state, self.group, wanted, self.member)
             for topic, offsets in wanted.items():
                 draft.do("offsets", self.group, topic, {str(partition): offset for partition, offset in offsets.items()})

@@ -6,10 +6,12 @@ A partition has an owner and a target. It moves from one live member to another 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from headrace.errors import MemberFenced
+from headrace.errors import BadPartition, InputError, MemberFenced, OffsetOutOfRange
+from headrace.log.api import Positions
 from headrace.log.file.draft import Draft
 from headrace.log.file.state import GroupState, State
 
@@ -77,6 +79,28 @@ def leave(draft: Draft, group: str, member: str) -> None:
     known = draft.state.groups.get(group)
     if known is not None and member in known.members:
         coordinate(draft, group, None, {}, [member])
+
+
+def plain_positions(positions: Mapping[str, Mapping[int, int]]) -> Positions:
+    """As the journal can store them: what a user computed may be numpy's numbers."""
+    try:
+        plain = {topic: {operator.index(partition): operator.index(offset) for partition, offset in offsets.items()} for topic, offsets in positions.items()}
+    except (TypeError, AttributeError):
+        raise InputError(f"{positions!r} are not positions.", fix="use {topic: {partition: next offset}}, or consumer.positions().") from None
+    return Positions(plain, member=positions.member if isinstance(positions, Positions) else None)
+
+
+def check_places(state: State, positions: Mapping[str, Mapping[int, int]]) -> None:
+    """A group can have read what there is, and no more. What retention removed since it may have read, too."""
+    for topic, offsets in positions.items():
+        partitions = state.topic(topic).partitions
+        for partition, offset in offsets.items():
+            if not 0 <= partition < len(partitions):
+                raise BadPartition(f"The topic {topic!r} has no partition {partition}.", fix=f"name one from 0 to {len(partitions) - 1}.")
+            if offset < 0:
+                raise InputError(f"The offset {offset} of {topic}[{partition}] is negative.", fix="an offset is 0 or more.")
+            if offset > partitions[partition].end:
+                raise OffsetOutOfRange(topic, partition, offset, partitions[partition].start, partitions[partition].end)
 
 
 def check_owner(state: State, group: str, positions: Mapping[str, Mapping[int, int]], member: str | None) -> None:

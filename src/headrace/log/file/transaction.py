@@ -12,7 +12,7 @@ from headrace.errors import InputError, NoteConflict, TransactionFenced, Transac
 from headrace.log.api import Duration, Headers, Position, Positions, Rows, Staged, Transaction
 from headrace.log.file.draft import Draft, PreparedRows, StaleTopic
 from headrace.log.file.frame import control_frame
-from headrace.log.file.groups import check_owner
+from headrace.log.file.groups import check_owner, check_places, plain_positions
 from headrace.log.file.prepare import PartitionChooser, prepare, prepare_control, refit, rows_to_batch
 from headrace.log.file.staging import StagingWriter, discard, staging_name
 from headrace.log.file.state import TopicState
@@ -40,7 +40,7 @@ class FileTransaction(Transaction):
         self._bytes = 0
         self._spilled: dict[str, StagingWriter] = {}
         self._adopted: list[Staged] = []
-        self._offsets: list[tuple[str, Mapping[str, Mapping[int, int]], str | None]] = []
+        self._offsets: list[tuple[str, Positions]] = []
         self._notes: list[tuple[str, str | None, Any]] = []
         self._open = True
 
@@ -75,15 +75,17 @@ class FileTransaction(Transaction):
     def commit_offsets(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> None:
         self._check_open()
         check_name(group, what="group")
-        for topic in positions:
+        plain = plain_positions(positions)
+        for topic in plain:
             self._topic(topic)
-        member = positions.member if isinstance(positions, Positions) else None
-        self._offsets.append((group, positions, member))
+        self._offsets.append((group, plain))
 
     def set_note(self, name: str, value: str | None, **expect: str | None) -> None:
         self._check_open()
         if unknown := set(expect) - {"expect"}:
             raise InputError(f"set_note does not know {unknown}.", fix="use expect=….")
+        if not isinstance(name, str) or not isinstance(value, str | None):
+            raise InputError(f"A note is a name and a text, not {name!r} and a {type(value).__name__}.", fix="store text, such as JSON.")
         self._notes.append((name, value, expect.get("expect", _ANY) if expect else _ANY))
 
     def _topic(self, name: str) -> TopicState:
@@ -151,7 +153,7 @@ class FileTransaction(Transaction):
             self.log.adopt_loaded(draft, part, small)
         for rows in self._rows:
             draft.append(rows)
-        for group, positions, _ in self._offsets:
+        for group, positions in self._offsets:
             for topic, offsets in positions.items():
                 draft.do("offsets", group, topic, {str(partition): offset for partition, offset in offsets.items()})
         for name, value, _ in self._notes:
@@ -166,8 +168,9 @@ class FileTransaction(Transaction):
                 f"The transaction id {self.id!r} has a newer owner (epoch {epoch}, this one has {self._epoch}); nothing of this one is stored.",
                 fix="stop this owner, or use another id.",
             )
-        for group, positions, member in self._offsets:
-            check_owner(draft.state, group, positions, member)
+        for group, positions in self._offsets:
+            check_places(draft.state, positions)
+            check_owner(draft.state, group, positions, positions.member)
         for name, _, expected in self._notes:
             current = draft.state.notes.get(name)
             if expected is not _ANY and current != expected:
