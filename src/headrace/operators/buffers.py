@@ -32,4 +32,5 @@ def offsets_of(array: pa.Array) -> Ints:
 def runs(starts: Ints, lengths: Ints) -> Ints:
     """The positions start, start + 1, … of each run, all in one sequence."""
     ends = np.cumsum(lengths)
-    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+    positions: Ints = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+    return positions

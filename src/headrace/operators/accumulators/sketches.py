@@ -117,11 +117,11 @@ class Quantiles(Sketch):
         self.at, self.compression = at, compression
 
     def items(self, values: pa.Array) -> Any:
-        return doubles(values)
+        return np.array(doubles(values))  # the sketch takes no read-only memory
 
     def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
         sketch = datasketches.tdigest_double.deserialize(data) if data else datasketches.tdigest_double(self.compression)
-        sketch.update(np.ascontiguousarray(items))
+        sketch.update(items)
         return bytes(sketch.serialize())
 
     def read(self, data: bytes) -> Any:

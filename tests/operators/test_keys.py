@@ -1,0 +1,99 @@
+"""Key bytes: equal for equal keys, different for different ones, in the order of values, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import InputError, UnknownColumn
+from headrace.murmur2 import murmur2
+from headrace.operators.keys import GROUPS, canonical, encode_keys, key_groups, key_list
+
+TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
+    (pa.int64(), st.integers(-(1 << 63), (1 << 63) - 1)),
+    (pa.int32(), st.integers(-(1 << 31), (1 << 31) - 1)),
+    (pa.int8(), st.integers(-128, 127)),
+    (pa.float64(), st.floats(allow_nan=False)),
+    (pa.float32(), st.floats(allow_nan=False, width=32)),
+    (pa.bool_(), st.booleans()),
+    (pa.decimal128(38, 3), st.integers(-(10**38) + 1, 10**38 - 1).map(lambda units: Decimal(f"{units}e-3"))),
+    (pa.string(), st.text(max_size=4)),
+    (pa.binary(), st.binary(max_size=4)),
+    (pa.date32(), st.dates()),
+    (pa.timestamp("us"), st.datetimes()),
+]
+
+
+def encoded(values: list[Any], kind: pa.DataType) -> list[bytes]:
+    return key_list(encode_keys(pa.table({"k": pa.array(values, kind)}), ["k"]))
+
+
+@pytest.mark.parametrize(("kind", "values"), TYPES, ids=lambda each: str(each) if isinstance(each, pa.DataType) else "")
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_one_column_keeps_the_order_of_values(kind: pa.DataType, values: st.SearchStrategy[Any], data: st.DataObject) -> None:
+    drawn = data.draw(st.lists(values, min_size=1, max_size=10))
+    by_bytes = sorted(zip(encoded(drawn, kind), drawn, strict=True), key=lambda pair: pair[0])
+    in_order = sorted(drawn, key=lambda value: value.encode() if isinstance(value, str) else value)
+    assert [value for _, value in by_bytes] == in_order
+    assert len(set(encoded(drawn, kind))) == len(set(drawn))
+
+
+@given(st.lists(st.tuples(st.none() | st.integers(-3, 3), st.none() | st.text("ab\x00\x01", max_size=3)), min_size=1, max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_several_columns_never_run_into_each_other(pairs: list[tuple[int | None, str | None]]) -> None:
+    table = pa.table({"a": pa.array([a for a, _ in pairs], pa.int64()), "b": pa.array([b for _, b in pairs], pa.string())})
+    keys = key_list(encode_keys(table, ["a", "b"]))
+    assert len(set(keys)) == len(set(pairs))
+    assert len(set(zip(keys, pairs, strict=True))) == len(set(pairs))
+
+
+@pytest.mark.parametrize("columns", [["n"], ["s"], ["n", "i"], ["n", "s"], ["f"]])
+def test_a_key_does_not_depend_on_its_neighbours(columns: list[str]) -> None:
+    rows = [{"n": n, "s": s, "i": i, "f": f} for n, s, i, f in [(1, "a", 5, 0.5), (None, None, None, None), (-7, "", 0, -0.0), (2, "bc", -1, math.nan)]]
+    schema = pa.schema([("n", pa.int64()), ("s", pa.string()), ("i", pa.int32()), ("f", pa.float64())])
+    together = key_list(encode_keys(pa.Table.from_pylist(rows, schema), columns))
+    alone = [key_list(encode_keys(pa.Table.from_pylist([row], schema), columns))[0] for row in rows]
+    sliced = pa.concat_tables([pa.Table.from_pylist(rows, schema).slice(1), pa.Table.from_pylist(rows[:1], schema)])
+    assert together == alone
+    assert key_list(encode_keys(sliced, columns)) == [*alone[1:], alone[0]]
+
+
+def test_the_bytes_are_those_that_stored_states_have() -> None:
+    assert encoded([5, -1], pa.int64()) == [b"\x80\x00\x00\x00\x00\x00\x00\x05", b"\x7f\xff\xff\xff\xff\xff\xff\xff"]
+    assert encoded(["", "ä", None], pa.string()) == [b"\x01", b"\x01\xc3\xa4", b""]
+    both = pa.table({"a": pa.array([1, None], pa.int16()), "b": pa.array(["x", None])})
+    assert key_list(encode_keys(both, ["a", "b"])) == [b"\0\0\0\x02\x80\x01\0\0\0\x01x", b"\xff\xff\xff\xff\xff\xff\xff\xff"]
+    assert key_list(encode_keys(both, [])) == [b"\0", b"\0"]
+
+
+def test_zeros_and_nans_are_one_key_each() -> None:
+    odd_nan = np.array([0x7FF8000000000001], np.uint64).view(np.float64)[0]
+    array = pa.array([0.0, -0.0, math.nan, -math.nan, odd_nan])
+    keys = encoded(array.to_pylist(), pa.float64())
+    assert len(set(keys)) == 2
+    assert canonical(array).view(pa.int64()).to_pylist() == [0, 0, *[0x7FF8000000000000] * 3]
+
+
+def test_key_groups_are_murmur2_of_the_bytes() -> None:
+    for values, kind in ((list(range(1000)), pa.int64()), ([f"user {n}" for n in range(1000)], pa.string())):
+        keys = encode_keys(pa.table({"k": pa.array(values, kind)}), ["k"])
+        groups = key_groups(keys)
+        assert groups.tolist() == [murmur2(key) % GROUPS for key in key_list(keys)]
+        assert groups.tolist() == key_groups(pa.array(key_list(keys), pa.binary())).tolist()
+        assert len(set(groups.tolist())) == GROUPS
+
+
+def test_what_cannot_be_a_key_is_refused() -> None:
+    table = pa.table({"amount": [1], "tags": [["a"]]})
+    with pytest.raises(UnknownColumn, match="did you mean 'amount'"):
+        encode_keys(table, ["amuont"])
+    with pytest.raises(InputError, match="cannot be part of a key"):
+        encode_keys(table, ["tags"])
