@@ -84,8 +84,9 @@ class FileTransaction(Transaction):
         self._check_open()
         if unknown := set(expect) - {"expect"}:
             raise InputError(f"set_note does not know {unknown}.", fix="use expect=….")
-        if not isinstance(name, str) or not isinstance(value, str | None):
-            raise InputError(f"A note is a name and a text, not {name!r} and a {type(value).__name__}.", fix="store text, such as JSON.")
+        given: object = value
+        if not isinstance(given, str | None):
+            raise InputError(f"The note {name!r} cannot be a {type(given).__name__}.", fix="store text, such as JSON.")
         self._notes.append((name, value, expect.get("expect", _ANY) if expect else _ANY))
 
     def _topic(self, name: str) -> TopicState:
