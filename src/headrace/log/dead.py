@@ -113,7 +113,7 @@ def replay(log: Log, topic: str, offsets: Iterable[int] | None = None) -> Replay
     info = log.topic(of)
     wanted = None if offsets is None else set(offsets)
     replayed, failed = 0, []
-    for letter in letters(log, name):
+    for letter in (letter for batch in log.read(name) for letter in batch.to_pylist()):
         at = (letter[PARTITION_COLUMN], letter[OFFSET_COLUMN])
         if wanted is not None and at[1] not in wanted:
             continue

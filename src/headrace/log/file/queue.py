@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from headrace.durations import to_us
-from headrace.errors import InputError, LeaseLost
+from headrace.errors import CorruptBatch, InputError, LeaseLost
 from headrace.log.api import HEADERS_COLUMN, OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN, Duration, Message, Queue
 from headrace.log.dead import DeadLetter, ensure_topic, letters_to_rows, row_to_text
 from headrace.log.file.draft import Draft
@@ -109,20 +110,20 @@ class FileQueue(Queue):
         return known.partitions.get(number) or PartitionQueue()
 
     def _messages(self, taken: Taken) -> list[FileMessage]:
-        """Rows for what was leased. Offsets without a row are done; what was delivered too often goes to the dead letters."""
+        """Rows for what was leased. Offsets without a row are done; what was delivered too often, or is damaged, goes to the dead letters."""
         messages: list[FileMessage] = []
         poison: list[FileMessage] = []
         for number, leases in taken.items():
             rows = self._rows(number, [offset for offset, _ in leases])
             empty = [offset for offset, _ in leases if offset not in rows]
             if empty:
-                self._finish(number, empty)
+                self._clear_away(number, sorted(empty))
             for offset, deliveries in leases:
                 if offset in rows:
                     message = self._message(number, rows[offset], deliveries)
                     (poison if deliveries > self.delivery_limit else messages).append(message)
         if poison:
-            self._bury(poison)
+            self._bury(self._letters(poison))
         return messages
 
     def _rows(self, number: int, offsets: list[int]) -> dict[int, dict[str, Any]]:
@@ -142,18 +143,43 @@ class FileQueue(Queue):
         receipt = f"{number}:{offset}:{deliveries}:{self._receiver}"
         return FileMessage(self, self.topic, number, offset, timestamp, deliveries, row, headers, receipt)
 
-    def _finish(self, number: int, offsets: list[int]) -> None:
-        self.log.committer.submit(lambda draft: draft.do("queue", self.group, self.topic, "done", number, offsets))
+    def _clear_away(self, number: int, offsets: list[int]) -> None:
+        """Offsets without a row: control batches and what compaction removed are done, damaged rows become letters that say where they were."""
+        damage = self._damage(number, offsets)
+        if damage:
+            place = f"queue {self.group}"
+            self._bury([DeadLetter(place=place, reason=reason, partition=number, offset=offset) for offset, reason in damage.items()])
+        rest = [offset for offset in offsets if offset not in damage]
+        if rest:
+            self.log.committer.submit(lambda draft: draft.do("queue", self.group, self.topic, "done", number, rest))
 
-    def _bury(self, poison: list[FileMessage]) -> None:
-        """Dead letters and their acknowledgement in one commit: neither lost nor doubled."""
-        dead = ensure_topic(self.log, self.topic)
+    def _damage(self, number: int, offsets: list[int]) -> dict[int, str]:
+        """Which offsets are missing because their batch is damaged, and how."""
+        topic = self.log.topic_state(self.topic)
+        reader = self.log.partition_reader(topic, number)
+        damage: dict[int, str] = {}
+        for first, stop in _runs(offsets):
+            start = first
+            while start < stop:
+                try:
+                    deque(FileBatches(topic.info, [(reader, start, stop)]), maxlen=0)
+                    break
+                except CorruptBatch as error:
+                    damage |= dict.fromkeys(range(max(start, error.first), min(stop, error.stop)), error.message)
+                    start = max(start + 1, error.stop)
+        return damage
+
+    def _letters(self, poison: list[FileMessage]) -> list[DeadLetter]:
         reason = f"delivered {self.delivery_limit} times without being acknowledged"
         texts = row_to_text(to_batch([message.row for message in poison], self.log.topic(self.topic).arrow_schema, topic=self.topic))
-        letters = [
+        return [
             DeadLetter(place=f"queue {self.group}", reason=reason, partition=message.partition, offset=message.offset, row=text)
             for message, text in zip(poison, texts, strict=True)
         ]
+
+    def _bury(self, letters: list[DeadLetter]) -> None:
+        """Dead letters and their acknowledgement in one commit: neither lost nor doubled."""
+        dead = ensure_topic(self.log, self.topic)
         topic = self.log.topic_state(dead)
         batch = rows_to_batch(letters_to_rows(letters), topic, None)
         rows = prepare(topic, batch, PartitionChooser().choose(batch, topic, None))
@@ -161,8 +187,8 @@ class FileQueue(Queue):
         def decide(draft: Draft) -> None:
             draft.check_fresh(rows)
             draft.append(rows)
-            for message in poison:
-                draft.do("queue", self.group, self.topic, "done", message.partition, [message.offset])
+            for letter in letters:
+                draft.do("queue", self.group, self.topic, "done", letter.partition, [letter.offset])
 
         self.log.committer.submit(decide, size=rows.size)
 
