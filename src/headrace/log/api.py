@@ -325,12 +325,19 @@ class Log(Closing):
     def append_control(self, topic: str, partition: int, payload: bytes) -> Position: ...
 
     @abstractmethod
-    def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None) -> Staged:
-        """Put rows aside, durably but invisibly, for a transaction of another process to adopt. If the rows fail on the way, nothing is left."""
+    def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None, group: str | None = None) -> Staged:
+        """Put rows aside, durably but invisibly, for a transaction of another process to adopt. If the rows fail on the way, nothing is left.
+
+        `group` is a name for what belongs together, such as the tasks of one job: `discard_group` removes it all, also what a killed process left.
+        """
 
     @abstractmethod
     def discard_staged(self, staged: Staged) -> None:
         """Remove rows that were put aside and that no transaction will adopt."""
+
+    @abstractmethod
+    def discard_group(self, group: str, *, directory: str | None = None) -> None:
+        """Remove whatever was put aside under a group's name and not adopted. Safe also when a commit failed and may yet have happened."""
 
     # Reading
 

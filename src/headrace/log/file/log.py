@@ -141,9 +141,9 @@ class FileLog(Log):
             except StaleTopic:
                 continue
 
-    def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None) -> Staged:
+    def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None, group: str | None = None) -> Staged:
         known = self.topic_state(topic)
-        writer = staging.StagingWriter(self.store, known, directory or staging.staging_name(now_us() + _STAGED_FOR_US))
+        writer = staging.StagingWriter(self.store, known, directory or staging.staging_name(now_us() + _STAGED_FOR_US, group))
         chooser = PartitionChooser()
         try:
             for rows in batches:
@@ -179,6 +179,10 @@ class FileLog(Log):
 
     def discard_staged(self, staged: Staged) -> None:
         staging.discard(self.store, [file for file, _ in staged.partitions.values()])
+
+    def discard_group(self, group: str, *, directory: str | None = None) -> None:  # noqa: ARG002 - staged rows are in the log's own directory
+        with self.store.locked():  # whoever takes the lock first completes adoptions that were committed
+            staging.discard_group(self.store, group)
 
     def find_repeated(self, topic: str, producer: int, sequence: int) -> Position:
         """Where a number that was stored long ago went: its frames say so."""

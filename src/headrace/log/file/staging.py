@@ -18,6 +18,7 @@ from headrace.log.file.frame import Frame, body_is_sound
 from headrace.log.file.segment import new_header, read_frames, read_segment_header
 from headrace.log.file.state import TopicState
 from headrace.log.file.store import Store
+from headrace.log.names import check_name
 
 MOST_COPIED_BYTES = 1 << 20
 """A staged file up to this size is copied into the partition's segment; a larger one becomes a segment of its own."""
@@ -73,8 +74,9 @@ class StagingWriter:
         discard(self.store, [f"{self.directory}/{file.path.name}" for file, _, _ in self._files.values()])
 
 
-def staging_name(deadline_us: int) -> str:
-    return f"{deadline_us:017d}.{os.urandom(6).hex()}"
+def staging_name(deadline_us: int, group: str | None = None) -> str:
+    unique = os.urandom(6).hex()
+    return f"{deadline_us:017d}.{unique}" if group is None else f"{deadline_us:017d}.{check_name(group, what='group')}.{unique}"
 
 
 def staged_path(store: Store, file: str) -> Path:
@@ -115,6 +117,13 @@ def discard(store: Store, files: Iterable[str]) -> None:
     for directory in directories:
         if directory.is_dir() and not any(directory.iterdir()):
             store.disk.remove_directory(directory)
+
+
+def discard_group(store: Store, group: str) -> None:
+    """Remove what was staged under a group's name. Under the log's lock, since a commit may be adopting."""
+    for directory in (store.root / "staging").glob("*.*"):
+        if directory.name.split(".", 1)[1].rpartition(".")[0] == group:
+            discard(store, [f"{directory.name}/{path.name}" for path in directory.iterdir()])
 
 
 def sweep(store: Store, now_us: int) -> int:

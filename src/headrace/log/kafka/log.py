@@ -105,11 +105,14 @@ class KafkaLog(Log):
             send(self._connection.plain, [control_record(topic, partition, payload)], delivery)
         return Position(delivery.ranges())
 
-    def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None) -> Staged:
-        return staging.stage(self.topic(topic), batches, directory)
+    def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None, group: str | None = None) -> Staged:
+        return staging.stage(self.topic(topic), batches, directory, group)
 
     def discard_staged(self, staged: Staged) -> None:
         staging.discard(staged)
+
+    def discard_group(self, group: str, *, directory: str | None = None) -> None:
+        staging.discard_group(group, directory)
 
     # Reading
 

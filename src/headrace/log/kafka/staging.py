@@ -6,6 +6,7 @@ Kafka has no place for rows that nobody may see yet, so a task of Spark writes t
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from headrace.errors import LogUnavailable, NewerFormat, TransactionTimedOut
 from headrace.log.api import HEADERS_COLUMN, Staged, TopicInfo
 from headrace.log.kafka.partitioning import Chooser
 from headrace.log.kafka.row_batches import appended
+from headrace.log.names import check_name
 
 FORMAT_KEY, FORMAT = b"headrace.staged", b"1"
 
@@ -25,9 +27,9 @@ FORMAT_KEY, FORMAT = b"headrace.staged", b"1"
 class StagingWriter:
     """Writes batches of one topic into one file per partition; each file begins with its format's version."""
 
-    def __init__(self, info: TopicInfo, directory: str | None) -> None:
+    def __init__(self, info: TopicInfo, directory: str | None, group: str | None = None) -> None:
         self._info = info
-        self._directory = Path(directory or Path(tempfile.gettempdir()) / "headrace-staging") / uuid.uuid4().hex
+        self._directory = _group_directory(group, directory) / uuid.uuid4().hex
         self._chooser = Chooser()
         self._files: dict[int, tuple[Path, pa.RecordBatchFileWriter, int]] = {}
 
@@ -73,8 +75,14 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def stage(info: TopicInfo, batches: Iterable[pa.RecordBatch], directory: str | None) -> Staged:
-    writer = StagingWriter(info, directory)
+def _group_directory(group: str | None, directory: str | None) -> Path:
+    """Where a group's rows are, each task's in a directory of its own."""
+    base = Path(directory or Path(tempfile.gettempdir()) / "headrace-staging")
+    return base if group is None else base / check_name(group, what="group")
+
+
+def stage(info: TopicInfo, batches: Iterable[pa.RecordBatch], directory: str | None, group: str | None = None) -> Staged:
+    writer = StagingWriter(info, directory, group)
     try:
         for batch in batches:
             writer.write(_checked(batch, info))
@@ -119,3 +127,8 @@ def discard(staged: Staged) -> None:
     for directory in {file.parent for file in files}:
         if directory.is_dir() and not any(directory.iterdir()):
             directory.rmdir()
+
+
+def discard_group(group: str, directory: str | None) -> None:
+    """Remove what was staged under a group's name."""
+    shutil.rmtree(_group_directory(group, directory), ignore_errors=True)
