@@ -15,6 +15,8 @@ from tests.java import require_java
 
 README = Path(__file__).parents[1] / "README.md"
 PLACEHOLDER = "kafka://localhost:9092"
+# What a comment behind print() says is printed; an ellipsis at its end stands for more.
+PROMISES = re.compile(r"print\(.*\) +# (.+?)(?: …)?$", re.MULTILINE)
 
 # Runs (language, first line, text) triples. Compiled with the page's own line numbers, so that a traceback points into it.
 DRIVER = """
@@ -74,7 +76,15 @@ def test_the_page_has_its_snippets() -> None:
 
 @pytest.mark.parametrize("section", choose(spark=False, kafka=False), ids=lambda each: each.title)
 def test_snippets_run(section: Section, tmp_path: Path) -> None:
-    run_section(section, tmp_path)
+    printed = run_section(section, tmp_path).stdout
+    for _, _, text in section.blocks:
+        for promised in PROMISES.findall(text):
+            assert promised in printed
+
+
+def test_comments_behind_print_are_promises() -> None:
+    promised = PROMISES.findall("print(x)      # ['a'] …\nprint(y, {})      # 1.5 {}\nz = 1      # no promise\n")
+    assert promised == ["['a']", "1.5 {}"]
 
 
 @pytest.mark.spark
