@@ -52,13 +52,20 @@ install_package() {
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[dev,kafka]' >&2
 }
 
-java_version() { java -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1; }
-has_java() { have java && [ "$(java_version)" -ge 17 ] 2>/dev/null; }
+# Spark takes the Java in JAVA_HOME before the one on the PATH.
+java=${JAVA_HOME:+$JAVA_HOME/bin/}java
+java_version() { "$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1; }
+has_java() { have "$java" && [ "$(java_version)" -ge 17 ] 2>/dev/null; }
 
 # The demo and the Spark tests need Java; the log does not. So a machine without it is told, and goes on.
+# Which version a release of Debian has differs (12 has 17, 13 has 21), so its default is asked for.
 ensure_java() {
     if has_java; then return; fi
-    apt_install openjdk-17-jre-headless || say "Java 17 or newer is missing: whatever needs Spark will say so. To fix: apt-get install openjdk-17-jre-headless"
+    if [ -n "${JAVA_HOME:-}" ]; then
+        say "there is no Java 17 or newer in JAVA_HOME ($JAVA_HOME): whatever needs Spark will say so. To fix: unset JAVA_HOME, or set it to a newer Java"
+    elif ! { apt_install default-jre-headless && has_java; }; then
+        say "Java 17 or newer is missing: whatever needs Spark will say so. To fix: apt-get install default-jre-headless"
+    fi
 }
 
 ensure_maven() {

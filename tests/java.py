@@ -13,4 +13,4 @@ def require_java() -> None:
         return
     if os.environ.get("CI") == "true":
         pytest.fail("CI needs Java 17 for Spark.")
-    pytest.skip("no Java, which Spark needs: apt-get install openjdk-17-jre-headless")
+    pytest.skip("no Java, which Spark needs: apt-get install default-jre-headless")

@@ -121,7 +121,7 @@ def check_java() -> None:
     """ConfigurationError if there is no Java that Spark can run on."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    fix = "install Java 17 or newer (on Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME to where it is."
+    fix = "install Java 17 or newer (on Debian: apt-get install default-jre-headless), or set JAVA_HOME to where it is."
     if java is None or not os.access(java, os.X_OK):
         where = f"JAVA_HOME is {home!r}, and there is no bin/java in it" if home else "there is no `java` on the PATH"
         raise ConfigurationError(f"Spark needs Java, and {where}.", fix=fix)
