@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -53,7 +54,7 @@ class FileProducer(Producer):
 
     def _checked(self, rows: Rows, headers: Headers | None) -> pa.RecordBatch:
         """Rows are checked against the topic as we know it; before they are refused, as it is now."""
-        if not isinstance(rows, pa.Table | pa.RecordBatch | dict) and not hasattr(rows, "columns"):
+        if isinstance(rows, Iterator):  # it can be gone through only once
             rows = list(rows)
         try:
             return rows_to_batch(rows, self._topic, headers)

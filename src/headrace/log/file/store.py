@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
-from headrace.errors import ConfigurationError, LogUnavailable, NewerFormat, ReadOnlyLog
+from headrace.errors import ConfigurationError, InputError, LogUnavailable, NewerFormat, ReadOnlyLog
 from headrace.log.file.disk import Disk, DiskFile
 from headrace.log.file.draft import Adoption, Seal, SegmentWrite
 from headrace.log.file.journal import Journal, MissingJournal, Record
@@ -38,6 +38,7 @@ class Store:
     def __init__(self, root: Path, *, disk: Disk, create: bool, durability: str) -> None:
         self.root, self.disk, self.durable = root, disk, durability == "disk"
         self._process = os.getpid()
+        self._closed = False
         self.writable = _prepare(root, disk, create=create)
         self.journal_directory = root / "journal"
         self._lock_file: DiskFile | None = disk.open(self.journal_directory / "lock", create=True) if self.writable else None
@@ -55,6 +56,7 @@ class Store:
 
     def view(self) -> State:
         """The state as readers may see it: everything durable, nothing else."""
+        self.check_open()
         mark = self.marker.read() or self._renewed_mark()
         limit = mark.lsn if mark else 0
         with self._view_guard:
@@ -98,6 +100,7 @@ class Store:
     @contextmanager
     def locked(self) -> Iterator[Replica]:
         """Hold the log's lock; yields the newest state, durable or not."""
+        self.check_open()
         if os.getpid() != self._process:  # the lock would be shared with the parent, and exclude nobody
             raise ConfigurationError("This log was opened before the process forked.", fix="open it again in the child process.")
         with self._lock_guard, self.lock_file().locked():
@@ -222,7 +225,12 @@ class Store:
             self.disk.make_directory(target.parent)
             self.disk.rename(staged, target)
 
+    def check_open(self) -> None:
+        if self._closed:
+            raise InputError(f"The log in {self.root} was closed.", fix="open it again with open_log(...).")
+
     def close(self) -> None:
+        self._closed = True
         if self._lock_file is not None:
             self.marker.sync()
         self.forget_newest()

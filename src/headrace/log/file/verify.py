@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 def verify_log(log: FileLog, topic: str | None) -> list[Finding]:
     """Every damage there is; an empty list is a sound log."""
+    log.store.check_open()
     mark = log.store.marker.read()
     state = log.store.view()  # sets a damaged mark right
     topics = [state.topic(topic)] if topic is not None else list(state.topics.values())

@@ -1,0 +1,42 @@
+"""What was closed says so; what is no row is refused like any other bad row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.errors import BadRows, InputError
+
+
+def test_a_closed_log_says_that_it_was_closed(tmp_path: Path) -> None:
+    log = hr.open_log(f"file:{tmp_path / 'log'}")
+    log.create_topic("t", schema="n BIGINT")
+    producer = log.producer("t")
+    log.close()
+    log.close()
+    for use in (lambda: log.read("t"), lambda: producer.append({"n": 1}), log.topics, log.verify, lambda: log.create_topic("u", schema="n BIGINT")):
+        with pytest.raises(InputError, match="was closed"):
+            use()
+    with hr.open_log(log.address) as again:
+        assert again.read("t").to_table().num_rows == 0
+
+
+@pytest.mark.parametrize("rows", [5, None, "n", b"n"])
+def test_what_is_no_row_is_refused(tmp_path: Path, rows: Any) -> None:
+    with hr.open_log(f"file:{tmp_path / 'log'}") as log:
+        log.create_topic("t", schema="n BIGINT")
+        with log.producer("t") as producer, pytest.raises(BadRows, match=type(rows).__name__):
+            producer.append(rows)
+        assert log.end_offsets("t") == {0: 0}
+
+
+def test_rows_from_a_generator_are_checked_again_when_the_topic_has_got_columns(tmp_path: Path) -> None:
+    with hr.open_log(f"file:{tmp_path / 'log'}") as log:
+        log.create_topic("t", schema="n BIGINT")
+        with log.producer("t") as producer:
+            log.alter_topic("t", add_columns="m BIGINT")
+            producer.append({"n": n, "m": n} for n in range(3))
+        assert [row["m"] for row in log.read("t").to_pylist()] == [0, 1, 2]
