@@ -82,6 +82,8 @@ class Oracle:
 
     def _in_order(self, groups: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         listed = list(groups)
+        if not self.by:
+            return listed
         columns = {name: pa.array([group[at] for group in listed], self.schema.field(name).type) for at, name in enumerate(self.by)}
         keys = encode_keys(pa.table(columns), list(self.by)).to_pylist()
         return [group for _, group in sorted(zip(keys, listed, strict=True), key=lambda pair: pair[0])]

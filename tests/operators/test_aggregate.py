@@ -46,7 +46,7 @@ OF_ANY_TYPE = [
     AggregateSpec("collect", "v"),
     AggregateSpec("count_distinct", "v"),
 ]
-QUICK = settings(max_examples=40, deadline=None)
+QUICK = settings(max_examples=25, deadline=None)
 
 
 def kernel(history: History, *specs: AggregateSpec) -> AggregateKernel:

@@ -62,7 +62,11 @@ def test_right_or_null_and_never_wrong(kind: str, history: History, where: list[
     table: dict[tuple[Any, ...], dict[str, Any]] = {}
     for number, rows in enumerate(history.ticks):
         oracle.tick(number, rows)
-        table = fold(pa.Table.from_pylist([row for row in told if row["_tick"] == number], kernel(history, kind).output.append(pa.field("_tick", pa.int64()))), ["k"], table)
+        table = fold(
+            pa.Table.from_pylist([row for row in told if row["_tick"] == number], kernel(history, kind).output.append(pa.field("_tick", pa.int64()))),
+            ["k"],
+            table,
+        )
         assert set(table) == {group for group, members in oracle.groups.items() if members}
         for group, row in table.items():
             exact = oracle.result(group)
@@ -111,7 +115,9 @@ def test_a_full_list_leaves_later_values_out(history: History, where: list[int])
     newest = {row["k"]: row["a"] for row in told if row["_change_type"] != "update_preimage"}
     assert all(newest[key] == of_key[:MOST] for key, of_key in values.items())
     left_out = of.diverted.take().to_pylist()
-    assert sorted((str(row["k"]), row["v"]) for row in left_out) == sorted((str(key), value) for key, of_key in values.items() for value in of_key[MOST:])
+    assert sorted((str(row["k"]), row["v"]) for row in left_out) == sorted(
+        (str(key), value) for key, of_key in values.items() for value in of_key[MOST:]
+    )
     assert all(row["_reason"] == "the group has 2 values of 'v' already" and row["_aggregate"] == "a" for row in left_out)
 
 

@@ -100,7 +100,9 @@ def test_rows_it_raises_on_are_left_out_and_told(history: History, where: list[i
 
 def test_an_error_names_the_step_the_row_and_the_line() -> None:
     schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
-    history = History(schema, [[{"k": number % 7, "v": f"{number}"} for number in range(50)], [{"k": 3, "v": "fine"}, {"k": 4, "v": "3.14"}]], is_table=False)
+    history = History(
+        schema, [[{"k": number % 7, "v": f"{number}"} for number in range(50)], [{"k": 3, "v": "fine"}, {"k": 4, "v": "3.14"}]], is_table=False
+    )
     with pytest.raises(AggregateFailed) as caught:
         run(kernel(history, Longest()), history)
     message = str(caught.value)
@@ -115,7 +117,9 @@ class Broken(Longest):
         self.what = what
 
     def add(self, states: pa.Array, groups: pa.Array, values: pa.Array) -> pa.Array:
-        return {"short": states.slice(1), "list": states.to_pylist(), "typed": pa.array([[1]] * len(states))}.get(self.what, values.slice(0, len(states)))
+        return {"short": states.slice(1), "list": states.to_pylist(), "typed": pa.array([[1]] * len(states))}.get(
+            self.what, values.slice(0, len(states))
+        )
 
     def result(self, states: pa.Array) -> pa.Array:
         raise RuntimeError("no result today")

@@ -101,6 +101,6 @@ def test_error_free_operations(a: float, b: float) -> None:
 
     high, low = (float(each[0]) for each in two_sum(np.array([a]), np.array([b])))
     assert Fraction(high) + Fraction(low) == Fraction(a) + Fraction(b)
-    if 1e-100 < abs(a) and 1e-100 < abs(b):
+    if abs(a) > 1e-100 and abs(b) > 1e-100:
         high, low = (float(each[0]) for each in two_product(np.array([a]), np.array([b])))
         assert Fraction(high) + Fraction(low) == Fraction(a) * Fraction(b)

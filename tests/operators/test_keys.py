@@ -57,7 +57,9 @@ def test_several_columns_never_run_into_each_other(pairs: list[tuple[int | None,
 
 @pytest.mark.parametrize("columns", [["n"], ["s"], ["n", "i"], ["n", "s"], ["f"]])
 def test_a_key_does_not_depend_on_its_neighbours(columns: list[str]) -> None:
-    rows = [{"n": n, "s": s, "i": i, "f": f} for n, s, i, f in [(1, "a", 5, 0.5), (None, None, None, None), (-7, "", 0, -0.0), (2, "bc", -1, math.nan)]]
+    rows = [
+        {"n": n, "s": s, "i": i, "f": f} for n, s, i, f in [(1, "a", 5, 0.5), (None, None, None, None), (-7, "", 0, -0.0), (2, "bc", -1, math.nan)]
+    ]
     schema = pa.schema([("n", pa.int64()), ("s", pa.string()), ("i", pa.int32()), ("f", pa.float64())])
     together = key_list(encode_keys(pa.Table.from_pylist(rows, schema), columns))
     alone = [key_list(encode_keys(pa.Table.from_pylist([row], schema), columns))[0] for row in rows]

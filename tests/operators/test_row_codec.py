@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from headrace.operators.row_codec import decode, encode
 
 ENTRY = pa.struct([("id", pa.int32()), ("tags", pa.list_(pa.string())), ("price", pa.decimal128(9, 2))])
-entries = st.fixed_dictionaries({
-    "id": st.none() | st.integers(-(1 << 31), (1 << 31) - 1),
-    "tags": st.none() | st.lists(st.none() | st.text(max_size=3), max_size=3),
-    "price": st.none() | st.integers(-(10**9) + 1, 10**9 - 1).map(lambda units: Decimal(units).scaleb(-2)),
-})
+entries = st.fixed_dictionaries(
+    {
+        "id": st.none() | st.integers(-(1 << 31), (1 << 31) - 1),
+        "tags": st.none() | st.lists(st.none() | st.text(max_size=3), max_size=3),
+        "price": st.none() | st.integers(-(10**9) + 1, 10**9 - 1).map(lambda units: Decimal(units).scaleb(-2)),
+    }
+)
 CASES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.int64(), st.integers(-(1 << 63), (1 << 63) - 1)),
     (pa.bool_(), st.booleans()),
@@ -29,7 +31,10 @@ CASES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.list_(pa.list_(pa.string())), st.lists(st.none() | st.lists(st.none() | st.text(max_size=3), max_size=3), max_size=3)),
     (ENTRY, entries),
     (pa.list_(ENTRY), st.lists(st.none() | entries, max_size=3)),
-    (pa.map_(pa.string(), pa.int64()), st.dictionaries(st.text(max_size=3), st.none() | st.integers(-9, 9), max_size=3).map(lambda each: list(each.items()))),
+    (
+        pa.map_(pa.string(), pa.int64()),
+        st.dictionaries(st.text(max_size=3), st.none() | st.integers(-9, 9), max_size=3).map(lambda each: list(each.items())),
+    ),
 ]
 
 

@@ -142,7 +142,9 @@ def test_another_process_makes_the_same_bytes() -> None:
         "print(json.dumps([value.hex() for value in state.values.values()]))\n"
     )
     outputs = [
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120, env={**os.environ, "PYTHONHASHSEED": seed}).stdout
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120, env={**os.environ, "PYTHONHASHSEED": seed}
+        ).stdout
         for seed in ("1", "2")
     ]
     assert json.loads(outputs[0]) == json.loads(outputs[1])
