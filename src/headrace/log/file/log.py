@@ -253,6 +253,7 @@ class FileLog(Log):
         on_lost: str = "raise",
         headers: bool = False,
     ) -> Consumer:
+        self.store.lock_file()  # a log that cannot be written cannot keep offsets
         names = (topics,) if isinstance(topics, str) else tuple(topics)
         return FileConsumer(self, names, group, start=start, session_timeout=session_timeout, max_rows=max_rows, on_lost=on_lost, headers=headers)
 

@@ -6,6 +6,7 @@ the machine it was written; in another one, what was not synced may be gone, and
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ class Mark:
 
 class DurableMarker:
     def __init__(self, disk: Disk, path: Path, *, write: bool) -> None:
+        if not write and not path.exists():  # nothing is marked, and nobody here can do it
+            path = Path(os.devnull)
         self._file: DiskFile = disk.open(path, create=write, write=write)
         self.path, self._inode, self._boot = path, path.stat().st_ino, disk.boot()
         self._guard = Lock()  # a file's lock does not keep threads apart

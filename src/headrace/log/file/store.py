@@ -248,12 +248,12 @@ def now_us() -> int:
 def _prepare(root: Path, disk: Disk, *, create: bool) -> bool:
     """See that there is a log at a path, or make one. Returns whether it can be written."""
     about = root / "headrace.json"
-    if root.exists() and not root.is_dir():
-        raise LogUnavailable(f"{root} is a file; a log is a directory.", fix="name a directory, such as file:data.")
-    if not about.exists():
-        _check_makeable(root, create=create)
-        _make(root, about, disk)
     try:
+        if root.exists() and not root.is_dir():
+            raise LogUnavailable(f"{root} is a file; a log is a directory.", fix="name a directory, such as file:data.")
+        if not about.exists():
+            _check_makeable(root, create=create)
+            _make(root, about, disk)
         version = json.loads(about.read_bytes())["format"]
     except (ValueError, KeyError, TypeError) as error:
         raise LogUnavailable(
@@ -263,7 +263,9 @@ def _prepare(root: Path, disk: Disk, *, create: bool) -> bool:
         raise LogUnavailable(f"{about} cannot be read: permission denied.", fix="check the directory's owner and permissions.") from error
     if version > FORMAT:
         raise NewerFormat(f"The log in {root} has format {version}; this Headrace knows {FORMAT}.", fix="upgrade Headrace.")
-    return os.access(root, os.W_OK) and os.access(root / "journal", os.W_OK)
+    journal = root / "journal"
+    files = [path for path in (journal / "lock", journal / "durable") if path.exists()]
+    return all(os.access(path, os.W_OK) for path in (root, journal, *files))
 
 
 def _check_makeable(root: Path, *, create: bool) -> None:

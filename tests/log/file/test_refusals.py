@@ -1,0 +1,208 @@
+"""Directories that cannot be used, and files of a newer format: refused, with what is wrong and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from headrace.errors import LogUnavailable, NewerFormat
+from headrace.log.file.housekeeping import make_checkpoint
+from headrace.log.file.log import FileLog
+from headrace.testing.crash import RebootedDisk
+
+SCHEMA = "n BIGINT, text STRING"
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that everybody can read; those of pytest are closed to others."""
+    with TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def root(place: Path) -> Path:
+    with FileLog(place / "log") as log:
+        log.create_topic("a", SCHEMA)
+        log.producer("a").append([{"n": n, "text": "x"} for n in range(3)])
+        make_checkpoint(log)
+        make_checkpoint(log)
+    return place / "log"
+
+
+def with_crc(data: bytearray, crc_at: int, stop: int, *, seed: int = 0) -> bytes:
+    """Put in the CRC of the first `stop` bytes."""
+    data[crc_at : crc_at + 4] = bytes(4)
+    data[crc_at : crc_at + 4] = zlib.crc32(data[:stop], seed).to_bytes(4, "little")
+    return bytes(data)
+
+
+def newer_about(root: Path) -> None:
+    (root / "headrace.json").write_text('{"format": 2}')
+
+
+def newer_segment(root: Path) -> None:
+    (path,) = root.rglob("*.segment")
+    data = bytearray(path.read_bytes())
+    data[4:6] = (2).to_bytes(2, "little")
+    path.write_bytes(with_crc(data, 12, struct.unpack_from("<I", data, 8)[0]))
+
+
+def newer_frame(root: Path) -> None:
+    (path,) = root.rglob("*.segment")
+    data = path.read_bytes()
+    place = data.index(b"HRF\xf7")
+    frame = bytearray(data[place:])
+    frame[4] = 2
+    path.write_bytes(data[:place] + with_crc(frame, 8, 80, seed=place))
+
+
+def newer_journal(root: Path) -> None:
+    path = max(root.rglob("*.journal"))
+    data = bytearray(path.read_bytes())
+    data[4:6] = (2).to_bytes(2, "little")
+    path.write_bytes(with_crc(data, 16, 20))
+
+
+def newer_record(root: Path) -> None:
+    path = max(root.rglob("*.journal"))
+    data = path.read_bytes()
+    record = bytearray(data[64:])
+    record[4:6] = (2).to_bytes(2, "little")
+    text_bytes, blob_bytes = struct.unpack_from("<II", record, 8)
+    path.write_bytes(data[:64] + with_crc(record, 16, 40 + text_bytes + blob_bytes))
+
+
+def newer_checkpoint(root: Path) -> None:
+    path = max(root.rglob("*.checkpoint"))
+    text = json.dumps(json.loads(path.read_bytes().split(b"\n", 1)[1]) | {"version": 2}).encode()
+    path.write_bytes(b"%08x\n" % zlib.crc32(text) + text)
+
+
+def newer_marker(root: Path) -> None:
+    path = root / "journal" / "durable"
+    data = bytearray(path.read_bytes())
+    data[4:6] = (2).to_bytes(2, "little")
+    path.write_bytes(with_crc(data, 8, len(data)))
+
+
+@pytest.mark.parametrize("change", [newer_about, newer_segment, newer_frame, newer_journal, newer_record, newer_checkpoint, newer_marker])
+def test_a_newer_format_is_refused(change: Callable[[Path], None], root: Path) -> None:
+    change(root)
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name not in {"durable", "housekeeping"}}
+    with pytest.raises(NewerFormat, match="format 2; this Headrace knows 1") as caught:
+        FileLog(root, disk=RebootedDisk()).read("a").to_table()
+    assert caught.value.fix == "upgrade Headrace."
+    assert before == {path: path.read_bytes() for path in before}, "a file of a newer format was changed"
+
+
+def test_a_path_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("not a log")
+    with pytest.raises(LogUnavailable, match="is a file; a log is a directory"):
+        FileLog(tmp_path / "log")
+    assert (tmp_path / "log").read_text() == "not a log"
+
+
+def test_a_directory_with_other_things_in_it(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(LogUnavailable, match="other things in it"):
+        FileLog(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_directory_in_one_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(LogUnavailable, match="does not exist") as caught:
+        FileLog(tmp_path / "missing" / "log")
+    assert "mkdir -p" in caught.value.fix
+
+
+def test_a_log_that_is_missing_and_shall_not_be_made(tmp_path: Path) -> None:
+    with pytest.raises(LogUnavailable, match="There is no log"):
+        FileLog(tmp_path / "log", create=False)
+    assert not (tmp_path / "log").exists()
+
+
+def as_nobody(script: str, *arguments: str) -> str:
+    """Run a script as a user without rights. Root's own process may do anything, so the real thing needs another one."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become somebody else")
+    preamble = """
+        import os, sys
+        from headrace.errors import HeadraceError
+        from headrace.log.file.log import FileLog
+        os.setgroups([]), os.setgid(65534), os.setuid(65534)
+        def attempt(what, action):
+            try:
+                print(what, action())
+            except HeadraceError as error:
+                print(what, type(error).__name__, bool(error.fix))
+        """
+    code = textwrap.dedent(preamble) + textwrap.dedent(script)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+READ_ROWS = """
+    log = FileLog(sys.argv[1])
+    print("rows", [row["n"] for row in log.read("a").to_pylist()])
+"""
+READ_ONLY = f"""{READ_ROWS}
+    print("verify", log.verify())
+    attempt("append", lambda: log.producer("a").append({{"n": 9, "text": "x"}}))
+    attempt("register", lambda: log.producer("a", id="till"))
+    attempt("create", lambda: log.create_topic("b", "n BIGINT"))
+    attempt("transaction", lambda: log.transaction("job"))
+    attempt("consumer", lambda: log.consumer("a", "readers"))
+    attempt("receive", lambda: log.queue("a", "workers").receive(1))
+    attempt("maintain", lambda: log.maintain())
+    log.close()
+"""
+
+
+def test_a_read_only_directory_can_be_read(root: Path) -> None:
+    printed = as_nobody(READ_ONLY, str(root)).splitlines()
+    refused = [f"{what} ReadOnlyLog True" for what in ("append", "register", "create", "transaction", "consumer", "receive", "maintain")]
+    assert printed == ["rows [0, 1, 2]", "verify []", *refused]
+
+
+@pytest.mark.parametrize("marker", ["damaged", "missing"])
+def test_a_read_only_directory_whose_marker_cannot_be_used_can_be_read(marker: str, root: Path) -> None:
+    path = root / "journal" / "durable"
+    if marker == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"x" * 44)
+    printed = as_nobody(READ_ROWS, str(root))
+    assert printed == "rows [0, 1, 2]\n"
+
+
+def test_a_directory_that_can_be_written_with_files_that_cannot(root: Path) -> None:
+    for directory in [root, *(path for path in root.rglob("*") if path.is_dir())]:
+        directory.chmod(0o777)
+    printed = as_nobody(READ_ONLY, str(root)).splitlines()
+    assert printed[:2] == ["rows [0, 1, 2]", "verify []"]
+    assert printed[2] == "append ReadOnlyLog True"
+
+
+def test_a_log_cannot_be_made_in_a_read_only_directory(place: Path) -> None:
+    printed = as_nobody('attempt("make", lambda: FileLog(sys.argv[1]))', str(place / "log"))
+    assert printed == "make LogUnavailable True\n"
+
+
+def test_a_directory_that_cannot_be_read(root: Path) -> None:
+    root.chmod(0o700)
+    printed = as_nobody('attempt("open", lambda: FileLog(sys.argv[1]))', str(root))
+    assert printed == "open LogUnavailable True\n"
