@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace.durations import format_us, to_us
-from headrace.errors import InputError, NoteConflict, TransactionFenced, TransactionTimedOut
+from headrace.errors import DiskFull, FencedError, InputError, NoteConflict, TransactionFenced, TransactionTimedOut
 from headrace.log.api import Duration, Headers, Position, Positions, Rows, Staged, Transaction
 from headrace.log.file.draft import Draft, PreparedRows, StaleTopic
 from headrace.log.file.frame import control_frame
@@ -118,7 +118,11 @@ class FileTransaction(Transaction):
         self._rows.append(rows)
         self._bytes += rows.size
         if self._bytes > MOST_BYTES_IN_MEMORY or self._spilled:
-            self._spill()
+            try:
+                self._spill()
+            except BaseException:  # some of it may be written: it cannot be told what a commit would store
+                self.abort()
+                raise
 
     def _spill(self) -> None:
         """Move rows from memory to staged files; once begun, all of them go there, so that their order stays."""
@@ -141,6 +145,11 @@ class FileTransaction(Transaction):
                 break
             except StaleTopic:
                 self._refit()
+            except (InputError, FencedError, TransactionTimedOut, DiskFull):  # refused: nothing of it is stored
+                raise
+            except BaseException:  # it may be stored: leave its staged rows alone
+                self._open = False
+                raise
         self._open = False
         discard(self.log.store, [file for part in staged for file, _ in part.partitions.values()])
         return position
@@ -190,5 +199,5 @@ class FileTransaction(Transaction):
         if self._open:
             self._open = False
             self._rows = []
-            staged = [writer.finish() for writer in self._spilled.values()]
-            discard(self.log.store, [file for part in staged for file, _ in part.partitions.values()])
+            for writer in self._spilled.values():
+                writer.abandon()
