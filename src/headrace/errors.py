@@ -253,3 +253,7 @@ class CorruptBatch(CorruptionError):
 
 class CorruptJournal(CorruptionError):
     """The commit journal is damaged where it cannot be a torn tail."""
+
+
+class PlanChanged(ConfigurationError):
+    """A pipeline was edited so that the state it has no longer fits a step."""

@@ -194,3 +194,23 @@ def test_rows_that_cannot_be_used_are_diverted_and_counted(tmp_path: Path, spark
         assert all("failed" in letter["reason"] for letter in letters)
         (null_key,) = letters_of(test.log, "ratios.aggregate")
         assert null_key["source_offset"] == 3
+
+
+def test_an_edit_that_invalidates_a_steps_state_is_refused_and_others_are_not(tmp_path: Path, spark: SparkSession) -> None:
+    def shop(aggregate: str, condition: str) -> hr.Pipeline:
+        pipeline = hr.Pipeline("shop")
+        orders = pipeline.topic("orders", schema="k BIGINT, v BIGINT", key="k")
+        pipeline.view("best", orders.where(condition).group_by("k").aggregate(s=getattr(hr.agg, aggregate)("v")))
+        return pipeline
+
+    with PipelineTest(shop("sum", "v > 0"), tmp_path, spark) as test:
+        test.feed("orders", [{"k": 1, "v": 5}])
+        test.settle()
+        test.pipeline = shop("sum", "v > 1")
+        test.restart()
+        test.feed("orders", [{"k": 1, "v": 1}, {"k": 1, "v": 2}])
+        test.settle()
+        assert test.view("best") == [{"k": 1, "s": 7}]
+        test.pipeline = shop("max", "v > 1")
+        with pytest.raises(hr.errors.PlanChanged, match=r"best\.aggregate"):
+            test.restart()

@@ -5,6 +5,7 @@ It alone writes a pipeline's ticks and ledger. It holds nothing that is not in t
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -18,7 +19,7 @@ from headrace.engine.job import clean_up, read_reports
 from headrace.engine.spec import BatchContext, BatchResult
 from headrace.engine.state_files import new_id
 from headrace.engine.ticks import Tick, TickJournal, beginning
-from headrace.errors import ConfigurationError, TopicExists
+from headrace.errors import ConfigurationError, PlanChanged, TopicExists
 from headrace.log import open_log
 from headrace.log.api import Log, TopicInfo
 from headrace.log.schema import to_ddl
@@ -58,6 +59,7 @@ class Runner:
         self.ledger = Ledger(log, plan.name)
         self.journal = TickJournal(log, plan.name)
         self.ledger.take_over()
+        self._check_steps()
         self.views = self._open_views()
         self._begin()
         self.last_result: BatchResult | None = None
@@ -92,8 +94,40 @@ class Runner:
             return None
         store = ViewStore(self.state / "views.db")
         for output in outputs:
-            store.declare(output.name, output.input.schema, output.input.key)
+            store.declare(output.name, output.input.schema, output.input.key if output.input.is_table else ())
+        store.fence(self.ledger.epoch)
+        for output in outputs:
+            if store.reader.tick(output.name) < self.tick:
+                raise PlanChanged(
+                    f"The view {output.name!r} is at tick {store.reader.tick(output.name)}, and the pipeline at {self.tick}: it is new, or was lost.",
+                    fix="build it from the beginning: run the pipeline under another name, or with another --state on a log of its own.",
+                )
         return store
+
+    def _check_steps(self) -> None:
+        """A step whose meaning changed must not go on with the state of the old one; a new one would miss what came before."""
+        stored = json.loads(self.log.note(self._plan_note()) or "{}")
+        for step in self.plan.steps():
+            if not step.stateful or not self.tick:
+                continue
+            if step.name not in stored:
+                raise PlanChanged(
+                    f"The step {step.name!r} is new, and the pipeline is at tick {self.tick}: it would miss everything before.",
+                    fix="run the pipeline under another name to build it from the beginning.",
+                )
+            if stored[step.name] != step.signature:
+                raise PlanChanged(
+                    f"The step {step.name!r} is not what it was: its state belongs to its old meaning ({step.summary()} now).",
+                    fix="give the changed step another name, and run the pipeline under another name to build it from the beginning.",
+                )
+        signatures = {step.name: step.signature for step in self.plan.steps() if step.stateful}
+        if signatures != stored:
+            tx = self.ledger.transaction()
+            tx.set_note(self._plan_note(), json.dumps({**stored, **signatures}))
+            self.ledger.commit(tx)
+
+    def _plan_note(self) -> str:
+        return f"plan.{self.plan.name}"
 
     def _begin(self) -> None:
         """Tick 0 says where each input began when the pipeline was first run."""
