@@ -77,8 +77,8 @@ class UnknownColumn(InputError, KeyError):
 class UnknownGroup(InputError, KeyError):
     """No group of that name has ever read or committed."""
 
-    def __init__(self, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"There is no group {name!r}: {nearest(name, known)}")
+    def __init__(self, name: str, known: Iterable[str], *, fix: str = "") -> None:
+        super().__init__(f"There is no group {name!r}: {nearest(name, known)}", fix=fix)
 
     def __str__(self) -> str:
         return str(self.args[0])

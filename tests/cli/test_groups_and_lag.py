@@ -42,9 +42,13 @@ def test_show_names_the_members(run: Run, log: hr.Log, behind: str) -> None:
 def test_an_unknown_group_suggests_the_nearest(run: Run, behind: str) -> None:
     assert "did you mean 'billing'?" in run("group", "show", "biling", code=1).err
     assert "did you mean 'billing'?" in run("lag", "biling", code=1).err
+    refused = run("group", "reset", "biling", "--topic", "events", "--to", "end", code=1).err
+    assert "did you mean 'billing'?" in refused
+    assert "--new" in refused
+    assert [group["name"] for group in run("group", "list", "--json").lines] == [behind]
 
 
-@pytest.mark.parametrize(("to", "after"), [("earliest", 0), ("latest", 10), ("7", 7), ("2001-01-01", 0)])
+@pytest.mark.parametrize(("to", "after"), [("earliest", 0), ("beginning", 0), ("latest", 10), ("end", 10), ("7", 7), ("2001-01-01", 0)])
 def test_reset_moves_the_group(run: Run, log: hr.Log, behind: str, to: str, after: int) -> None:
     moved = run("group", "reset", behind, "--topic", "events", "--to", to, "--json").lines
     assert moved == [{"group": behind, "topic": "events", "partition": 0, "before": 4, "after": after}]
@@ -56,7 +60,7 @@ def test_reset_of_one_partition_leaves_the_others(run: Run, log: hr.Log) -> None
     with log.producer("wide") as producer:
         for partition in range(3):
             producer.append([{"n": 1}, {"n": 2}], partition=partition)
-    run("group", "reset", "g", "--topic", "wide", "--to", "latest")
+    run("group", "reset", "g", "--topic", "wide", "--to", "latest", "--new")
     moved = run("group", "reset", "g", "--topic", "wide", "--to", "1", "--partition", 2, "--json").lines
     assert [(each["partition"], each["before"], each["after"]) for each in moved] == [(2, 2, 1)]
     assert log.committed("g")["wide"] == {0: 2, 1: 2, 2: 1}

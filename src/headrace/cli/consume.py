@@ -15,6 +15,7 @@ from headrace.cli.output import cell, table
 from headrace.cli.settings import JsonOption, LogOption, opened, place
 from headrace.log.api import OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN, Consumer, Log
 from headrace.log.json_text import object_text
+from headrace.log.names import place_word
 
 PLACE_COLUMNS = [PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN]
 TABLE_ROWS = 1_000
@@ -45,6 +46,7 @@ def consume(
     Example: headrace consume orders --from 2026-01-31T12:00:00Z --json --log file:data
     """
     show = show_json if json else show_lines if follow else show_table
+    start = place_word(start)
     with opened(context, log) as opened_log:
         if group is None:
             batches = _read(opened_log, topic, partition, place(start or "earliest", option="--from"), headers=headers, follow=follow)

@@ -8,6 +8,7 @@ import typer
 
 from headrace.cli.output import emit, say, seconds_text, table
 from headrace.cli.settings import JsonOption, LogOption, opened, place
+from headrace.errors import UnknownGroup
 
 app = typer.Typer(help="Consumer groups: list, show, reset.", no_args_is_help=True)
 
@@ -72,6 +73,7 @@ def reset(
     topic: Annotated[str, typer.Option(help="The topic whose positions are moved.")],
     to: Annotated[str, typer.Option(metavar="PLACE", help='earliest, latest, an offset, or a time (ISO 8601, or "1 hour ago").')],
     partition: Annotated[list[int] | None, typer.Option(min=0, help="Only this partition; can be repeated.")] = None,
+    new: Annotated[bool, typer.Option("--new", help="Also a group that does not exist yet: where it will begin.")] = False,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -81,12 +83,15 @@ def reset(
     """
     target = place(to, option="--to")
     with opened(context, log) as opened_log:
-        before = dict(opened_log.committed(name).get(topic, {})) if name in opened_log.groups() else {}
+        known = opened_log.groups()
+        if name not in known and not new:
+            raise UnknownGroup(name, known, fix="check the name; --new places a group that has not read yet.")
+        before = dict(opened_log.committed(name).get(topic, {})) if name in known else {}
         after = opened_log.reset_group(name, topic, target, partitions=partition or None).get(topic, {})
     moved = [(number, before.get(number), offset) for number, offset in sorted(after.items()) if not partition or number in partition]
     if json:
-        for number, old, new in moved:
-            emit({"group": name, "topic": topic, "partition": number, "before": old, "after": new})
+        for number, was, is_now in moved:
+            emit({"group": name, "topic": topic, "partition": number, "before": was, "after": is_now})
         return
     say(f"Moved {name} on {topic}:")
     table(["partition", "before", "after"], moved)

@@ -51,7 +51,7 @@ from headrace.log.file.state import State, TopicState
 from headrace.log.file.store import Store, now_us
 from headrace.log.file.transaction import FileTransaction
 from headrace.log.file.verify import verify_log
-from headrace.log.names import check_name
+from headrace.log.names import check_name, place_word
 from headrace.log.settings import altered, check_same, declared
 
 _STAGED_FOR_US = 24 * 3600 * 1_000_000
@@ -299,7 +299,7 @@ class FileLog(Log):
     def reset_group(self, group: str, topic: str, to: str | int | datetime, *, partitions: Sequence[int] | None = None) -> Positions:
         check_name(group, what="group")
         known = self.topic_state(topic)
-        targets = self._targets(known, to)
+        targets = self._targets(known, place_word(to))
         numbers = range(len(known.partitions)) if partitions is None else partitions
         for number in numbers:
             self.partition_reader(known, number)  # checks the number
@@ -323,7 +323,7 @@ class FileLog(Log):
             return {number: partition.start for number, partition in enumerate(topic.partitions)}
         if to == "latest":
             return {number: partition.end for number, partition in enumerate(topic.partitions)}
-        if isinstance(to, int):
+        if isinstance(to, int) and not isinstance(to, bool):
             return {number: min(max(to, partition.start), partition.end) for number, partition in enumerate(topic.partitions)}
         return self.offsets_at(topic.name, to)
 

@@ -19,6 +19,7 @@ from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.failures import doing
 from headrace.log.kafka.group_admin import alter_offsets, committed_offsets, consumer_groups, describe, group_owners, share_groups
 from headrace.log.kafka.partitioning import check_partition
+from headrace.log.names import place_word
 
 MOST_TIMES_KEPT = 100_000
 LOOK_SECONDS = 5.0
@@ -67,7 +68,7 @@ class Groups:
         for partition in chosen:
             check_partition(info, partition)
         places = [(topic, partition) for partition in chosen]
-        offsets = {partition: offset for (_, partition), offset in self._targets(places, to).items()}
+        offsets = {partition: offset for (_, partition), offset in self._targets(places, place_word(to)).items()}
         alter_offsets(self._broker, group, topic, offsets)
         return Positions({topic: offsets})
 
