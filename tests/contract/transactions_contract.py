@@ -103,6 +103,14 @@ class TransactionsContract(ContractBase):
             tx.commit()
         assert rows_of(log, events) == []
 
+    def test_a_transaction_learns_of_added_columns(self, log: hr.Log, other: hr.Log, events: str, name: MakeName) -> None:
+        with log.transaction(name("job")) as tx:
+            tx.append(events, event(1))
+            other.alter_topic(events, add_columns="extra BIGINT")
+            with log.transaction(name("late")) as late:
+                late.append(events, event(2) | {"extra": 7})
+        assert sorted(rows_of(log, events), key=lambda row: row["n"]) == [event(1) | {"extra": None}, event(2) | {"extra": 7}]
+
     # Offsets
 
     def test_offsets_move_with_the_rows(self, log: hr.Log, other: hr.Log, events: str, name: MakeName) -> None:

@@ -182,6 +182,20 @@ def test_messages_can_be_received_while_others_are_held(log: Log, name: MakeName
             message.ack()
 
 
+def test_messages_can_be_settled_while_another_thread_waits_for_more(log: Log, name: MakeName) -> None:
+    topic = log.create_topic(name("jobs"), "n BIGINT, text STRING").name
+    with log.producer(topic) as producer:
+        producer.append(rows(1))
+    with log.queue(topic, group=name("q")) as queue, ThreadPoolExecutor(1) as pool:
+        (message,) = receive(queue, 1)
+        waiting = pool.submit(queue.receive, 1, visibility="20 seconds", wait="4 seconds")
+        time.sleep(0.5)
+        begun = time.monotonic()
+        message.ack()
+        assert time.monotonic() - begun < 2
+        assert waiting.result(timeout=20) == []
+
+
 def test_what_share_groups_cannot_do_is_refused_by_name(log: Log, events: str, name: MakeName) -> None:
     with log.queue(events, group=name("a")) as queue, pytest.raises(errors.NotSupported, match=r"visibility of 1 hour.*brokers"):
         queue.receive(1, visibility="1 hour")

@@ -188,7 +188,7 @@ class KafkaConsumer(Consumer):
         offsets: dict[str, dict[int, int]] = {}
         for (topic, partition), offset in sorted(self._positions.items()):
             offsets.setdefault(topic, {})[partition] = offset
-        return Positions(offsets, member=self._client.memberid(), handle=self)
+        return Positions(offsets, member=None if self._closed else self._client.memberid(), handle=self)
 
     def metadata(self, positions: Mapping[str, Mapping[int, int]]) -> Any:
         """For a transaction that commits positions of ours: what the group's coordinator checks."""

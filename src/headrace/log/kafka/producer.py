@@ -25,7 +25,7 @@ from headrace.log.kafka.notes import Ledger
 from headrace.log.kafka.partitioning import Chooser
 from headrace.log.kafka.records import to_records
 from headrace.log.kafka.row_batches import appended, deleted, repeatable, upserted
-from headrace.log.kafka.sending import Delivery, Record, close_client, commit, fenced_as, open_transactional, roll_back, send
+from headrace.log.kafka.sending import Delivery, Record, commit, fenced_as, open_transactional, roll_back, send
 from headrace.log.names import check_name
 
 TRANSACTION_MS = SEND_TIMEOUT_MS
@@ -70,9 +70,7 @@ class KafkaProducer(Producer):
     def close(self) -> None:
         with self._guard:
             self._closed = True
-            if self._client is not None:
-                close_client(self._client)
-                self._client = None
+            self._client = None
 
     def _store(self, make: Callable[[TopicInfo], pa.RecordBatch], sequence: int | None, partition: int | None) -> Position:
         with self._guard:
@@ -168,11 +166,10 @@ class KafkaProducer(Producer):
                 raise
             if cause(error).txn_requires_abort():
                 raise roll_back(client, error) from error
-            self._find_out(client, error, ledger)
+            self._find_out(error, ledger)
 
-    def _find_out(self, client: Client, error: KafkaException, ledger: Ledger | None) -> None:
+    def _find_out(self, error: KafkaException, ledger: Ledger | None) -> None:
         """A commit whose outcome is unknown: a new client of the same id settles it one way or the other, and the ledger says which."""
-        close_client(client)
         self._client = None
         if ledger is None:
             raise RetryError(

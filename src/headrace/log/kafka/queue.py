@@ -34,6 +34,7 @@ from headrace.log.rows import to_batch
 
 MOST_HANDS = 16
 LEAST_WAIT_SECONDS = 0.1
+LONGEST_POLL_SECONDS = 0.25
 JOIN_SECONDS = 1.0
 
 
@@ -84,23 +85,29 @@ class KafkaQueue(Queue):
         deadline = time.monotonic() + to_us(wait, what="wait") / 1e6
         with self._guard:
             self._settings.set_visibility(visibility_us)
-            while True:
-                self._keep_house()
+        while True:
+            with self._guard:  # taken anew for each short wait, so that others can settle what they hold
+                deadline = max(deadline, self._try_to_fetch(max_messages, deadline, visibility_us / 1e6))
                 ready = self._take_waiting(max_messages)
-                if ready:
-                    return ready
-                hand = self._free_hand(max_messages)
-                least = JOIN_SECONDS if hand.is_fresh else LEAST_WAIT_SECONDS
-                self._fetch(hand, self._patience(deadline, least), visibility_us / 1e6)
-                hand.is_fresh = False
-                if not self._waiting and time.monotonic() >= deadline:
-                    return []
+            if ready or time.monotonic() >= deadline:
+                return ready
 
-    def _patience(self, deadline: float, least: float) -> float:
-        """How long to wait for messages: not beyond the moment when one that was given back with a delay is due."""
+    def _try_to_fetch(self, most: int, deadline: float, visibility_seconds: float) -> float:
+        """Have messages waiting, if some come soon. Returns until when to try at least: a new hand needs a moment to join the group."""
+        self._keep_house()
+        if self._waiting:
+            return deadline
+        hand = self._free_hand(most)
+        joins_until = time.monotonic() + JOIN_SECONDS if hand.is_fresh else deadline
+        hand.is_fresh = False
+        self._fetch(hand, self._patience(max(deadline, joins_until)), visibility_seconds)
+        return joins_until
+
+    def _patience(self, deadline: float) -> float:
+        """How long to wait for messages in one go: not beyond the moment when one that was given back with a delay is due."""
         now = time.monotonic()
         due = [when - now for when in (hand.next_give_back() for hand in self._hands) if when is not None]
-        return max(min([deadline - now, *due]), least)
+        return max(min([deadline - now, LONGEST_POLL_SECONDS, *due]), LEAST_WAIT_SECONDS)
 
     def _take_waiting(self, most: int) -> list[KafkaMessage]:
         """What was fetched before, as long as it is still ours."""

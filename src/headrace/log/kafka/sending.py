@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from threading import Lock
 from typing import NamedTuple
 
@@ -99,7 +98,10 @@ def _produce(
 
 
 def open_transactional(cluster: Cluster, transactional_id: str, timeout_ms: int = TRANSACTION_TIMEOUT_MS) -> Producer:
-    """A transactional producer. Whoever used the id before is fenced from now on, and what it left open is rolled back."""
+    """A transactional producer. Whoever used the id before is fenced from now on, and what it left open is rolled back.
+
+    It is let go of, never closed: `close()` would try to roll back, and warns where a fenced client cannot.
+    """
     with doing("open a transactional producer"):
         producer = Producer(cluster.transactional(transactional_id, timeout_ms))
         producer.list_topics(
@@ -131,13 +133,6 @@ def roll_back(producer: Producer, reason: KafkaException) -> KafkaException:
         logger.info("A transaction could not be rolled back: %s", error)
         return error if code(error) in FENCED else reason
     return reason
-
-
-def close_client(producer: Producer) -> None:
-    """Close, without a word about what a fenced client cannot roll back: it need not."""
-    with warnings.catch_warnings(), suppress(KafkaException):
-        warnings.simplefilter("ignore", RuntimeWarning)
-        producer.close()
 
 
 def commit(producer: Producer, seconds: float) -> None:

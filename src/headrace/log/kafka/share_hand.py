@@ -45,7 +45,6 @@ class Hand:
         with doing(f"receive from {self.topic!r}"):
             arrived = [message for message in self._client.poll(seconds) if message.error() is None]
         if arrived:
-            self.is_fresh = False
             # Counted from before the fetch if it was quick: our clock may run out early, never late.
             until = max(asked, time.monotonic() - 1.0) + visibility_seconds
             self.leases = {spot_of(message): Lease(until, message.delivery_count() or 1) for message in arrived}

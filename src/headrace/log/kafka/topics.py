@@ -38,6 +38,7 @@ class TopicStore:
         self._stored = CompactedPartition(broker, TOPICS_TOPIC, 0)
         self._guard = Lock()
         self._recent: dict[str, tuple[float, Described]] = {}
+        self._prepared = False
 
     # Looking
 
@@ -50,7 +51,15 @@ class TopicStore:
         return not name.startswith(OURS) and (not name.startswith("__") or name.encode() in described)
 
     def _descriptions(self) -> dict[bytes, bytes]:
-        return self._stored.values() if self._broker.partitions(TOPICS_TOPIC) else {}
+        return self._stored.values() if self._is_prepared() else {}
+
+    def _description(self, name: str) -> bytes | None:
+        return self._stored.get(name.encode()) if self._is_prepared() else None
+
+    def _is_prepared(self) -> bool:
+        """Whether anybody has described a topic on this cluster yet."""
+        self._prepared = self._prepared or self._broker.partitions(TOPICS_TOPIC) is not None
+        return self._prepared
 
     def info(self, name: str) -> TopicInfo:
         return self.described(name)[0]
@@ -58,7 +67,7 @@ class TopicStore:
     def described(self, name: str) -> Described:
         """A topic as it is now."""
         partitions = self._broker.partitions(name)
-        stored = self._descriptions().get(name.encode())
+        stored = self._description(name)
         if partitions is None:
             raise UnknownTopic(name, self.names())
         if stored is None:
@@ -92,7 +101,7 @@ class TopicStore:
 
     def _existing(self, info: TopicInfo, *, exist_ok: bool) -> TopicInfo:
         """A topic that is there but has no schema is given one, if that was asked for."""
-        known = self._descriptions().get(info.name.encode())
+        known = self._description(info.name)
         partitions = self._broker.partitions(info.name) or info.partitions
         if known is None and exist_ok:
             return self._describe(replace(info, partitions=partitions))
@@ -123,5 +132,5 @@ class TopicStore:
         if self._broker.partitions(name) is None:
             raise UnknownTopic(name, self.names())
         self._broker.delete(name)
-        if name.encode() in self._descriptions():
+        if self._description(name) is not None:
             self._store(name, None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,17 +15,17 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from headrace.durations import format_us, to_us
-from headrace.errors import HeadraceError, InputError, MemberFenced, NoteConflict, RetryError, TransactionFenced, TransactionTimedOut
+from headrace.errors import BadRows, HeadraceError, InputError, MemberFenced, NoteConflict, RetryError, TransactionFenced, TransactionTimedOut
 from headrace.log.api import Duration, Headers, Position, Positions, Rows, Staged, TopicInfo, Transaction
 from headrace.log.kafka.cluster import ANSWER_SECONDS
 from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.failures import FENCED, LOST_MEMBERSHIP, cause, code, translated
 from headrace.log.kafka.group_admin import await_committed
 from headrace.log.kafka.notes import NOTES_TOPIC
-from headrace.log.kafka.partitioning import Chooser, Numbers, check_partition
+from headrace.log.kafka.partitioning import Chooser, check_partition
 from headrace.log.kafka.records import control_record, to_records
-from headrace.log.kafka.row_batches import appended, deleted, upserted
-from headrace.log.kafka.sending import Delivery, Record, close_client, commit, open_transactional, roll_back, send
+from headrace.log.kafka.row_batches import appended, deleted, repeatable, upserted
+from headrace.log.kafka.sending import Delivery, Record, commit, open_transactional, roll_back, send
 from headrace.log.kafka.staging import discard, staged_batches
 from headrace.log.names import check_name
 
@@ -67,16 +67,15 @@ class KafkaTransaction(Transaction):
     # What is to be done
 
     def append(self, topic: str, rows: Rows, *, headers: Headers | None = None, partition: int | None = None) -> None:
-        info = self._info(topic)
-        self._keep(info, appended(rows, info, headers), partition)
+        kept = repeatable(rows)
+        self._keep(topic, lambda info: appended(kept, info, headers), partition)
 
     def upsert(self, topic: str, rows: Rows) -> None:
-        info = self._info(topic)
-        self._keep(info, upserted(rows, info, None), None)
+        kept = repeatable(rows)
+        self._keep(topic, lambda info: upserted(kept, info, None), None)
 
     def delete(self, topic: str, keys: Any) -> None:
-        info = self._info(topic)
-        self._keep(info, deleted(keys, info), None)
+        self._keep(topic, lambda info: deleted(keys, info), None)
 
     def append_control(self, topic: str, partition: int, payload: bytes) -> None:
         check_partition(self._info(topic), partition)
@@ -85,7 +84,7 @@ class KafkaTransaction(Transaction):
     def adopt(self, staged: Staged) -> None:
         info = self._info(staged.topic)
         for number, batch in staged_batches(staged):
-            self._keep(info, batch, number)
+            self._hold_rows(info, batch, number)
         self._plan.staged.append(staged)
 
     def commit_offsets(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> None:
@@ -105,9 +104,18 @@ class KafkaTransaction(Transaction):
         self._check_open()
         return self._connection.topics.recent(topic)[0]
 
-    def _keep(self, info: TopicInfo, batch: pa.RecordBatch, partition: int | None) -> None:
-        numbers: Numbers = self._chooser.partitions(info, batch, partition)
-        self._hold(to_records(info, batch, numbers, self._connection.max_bytes))
+    def _keep(self, topic: str, make: Callable[[TopicInfo], pa.RecordBatch], partition: int | None) -> None:
+        """Rows are checked against the topic as it was lately; before they are refused, as it is now."""
+        info = self._info(topic)
+        try:
+            batch = make(info)
+        except BadRows:
+            info = self._connection.topics.info(topic)
+            batch = make(info)
+        self._hold_rows(info, batch, partition)
+
+    def _hold_rows(self, info: TopicInfo, batch: pa.RecordBatch, partition: int | None) -> None:
+        self._hold(to_records(info, batch, self._chooser.partitions(info, batch, partition), self._connection.max_bytes))
 
     def _hold(self, records: list[Record]) -> None:
         self._plan.records += records
@@ -165,7 +173,7 @@ class KafkaTransaction(Transaction):
 
     def _release(self) -> None:
         self._plan.records = []
-        close_client(self._client)
+        del self._client
 
     def _guarded(self, step: Any) -> None:
         """Run a step; if it fails, nothing of the transaction is left."""
@@ -236,7 +244,7 @@ class KafkaTransaction(Transaction):
             self._release()
             raise self._explained(error) from error
         try:
-            close_client(open_transactional(self._connection.cluster, f"headrace.transaction.{self.id}"))
+            open_transactional(self._connection.cluster, f"headrace.transaction.{self.id}")
             committed = self._connection.notes.outcome(self.id) == token
         except HeadraceError:
             self._release()
