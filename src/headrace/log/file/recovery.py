@@ -41,6 +41,7 @@ def recover(store: Store) -> None:
     if torn is not None:  # 3
         logger.warning("The journal of %s ended in a torn record; cut at position %d. Nothing acknowledged was lost.", store.root, torn)
         replica.journal.file_at(replica.base).truncate(torn - replica.base)
+    _clean_fillings(replica)
     redo.finish()  # 4
     if replica.damage:
         reconcile(store, replica)
@@ -55,6 +56,15 @@ def _replay(store: Store, replica: Replica, redo: _Redo) -> int | None:
             return replica.advance(proven=store.marker.proven(), each=redo.record)
         except MissingJournal as missing:  # its maker was stopped before it was durable
             replica.journal.create_next(missing.base)
+
+
+def _clean_fillings(replica: Replica) -> None:
+    """A record can be whole when the filling behind it is torn."""
+    for base, lsn, size in replica.unclean:
+        replica.journal.file_at(base).write([bytes(size)], lsn - base)
+    file = replica.journal.file_at(replica.base)
+    if file.size() < replica.lsn - replica.base:
+        file.truncate(replica.lsn - replica.base)
 
 
 class _Redo:

@@ -22,6 +22,7 @@ class Replica:
         self.journal, self.directory = journal, directory
         self.damage: list[Damage] = []
         self.lost = LostCommits()
+        self.unclean: list[tuple[int, int, int]] = []  # (file's base, position, bytes) of filling that is not empty
         self.state, self.lsn, self.base = State(), 0, 0
         self.records_since_checkpoint = 0
         self.load()
@@ -60,6 +61,8 @@ class Replica:
                     self._step_over(item, stop)
                     continue
                 proven = max(proven, item.durable)
+                if any(item.filling):
+                    self.unclean.append((self.base, item.end - len(item.filling), len(item.filling)))
                 rolled = self._apply(item, each)
             if not rolled and self._is_cut_off(proven if limit is None else limit):
                 rolled = self._step_over_end(proven if limit is None else limit)
