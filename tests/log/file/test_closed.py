@@ -1,4 +1,4 @@
-"""What was closed says so; what is no row is refused like any other bad row."""
+"""What was closed or cannot be opened says so; what is no row is refused like any other bad row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.errors import BadRows, InputError
+from headrace.errors import BadRows, InputError, LogUnavailable
 
 
 def test_a_closed_log_says_that_it_was_closed(tmp_path: Path) -> None:
@@ -40,3 +40,10 @@ def test_rows_from_a_generator_are_checked_again_when_the_topic_has_got_columns(
             log.alter_topic("t", add_columns="m BIGINT")
             producer.append({"n": n, "m": n} for n in range(3))
         assert [row["m"] for row in log.read("t").to_pylist()] == [0, 1, 2]
+
+
+def test_a_format_that_is_no_number_is_damage(tmp_path: Path) -> None:
+    hr.open_log(f"file:{tmp_path / 'log'}").close()
+    (tmp_path / "log" / "headrace.json").write_text('{"format": "one"}')
+    with pytest.raises(LogUnavailable, match="damaged"):
+        hr.open_log(f"file:{tmp_path / 'log'}")

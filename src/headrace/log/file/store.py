@@ -254,7 +254,7 @@ def _prepare(root: Path, disk: Disk, *, create: bool) -> bool:
         if not about.exists():
             _check_makeable(root, create=create)
             _make(root, about, disk)
-        version = json.loads(about.read_bytes())["format"]
+        version = int(json.loads(about.read_bytes())["format"])
     except (ValueError, KeyError, TypeError) as error:
         raise LogUnavailable(
             f"{about} is damaged: it does not say which format the log has.", fix='restore it; for this version it reads {"format": 1}.'

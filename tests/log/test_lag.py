@@ -1,0 +1,85 @@
+"""The hook for lag: told once when a group falls behind and once when it has caught up, whatever goes wrong in between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import headrace as hr
+from headrace.errors import InputError, UnknownGroup
+from headrace.log.api import LagAlert, LagWatch
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[hr.Log]:
+    """The group `g` is 5 rows behind."""
+    with hr.open_log(f"file:{tmp_path / 'log'}") as opened:
+        opened.create_topic("t", schema="n BIGINT")
+        with opened.producer("t") as producer:
+            producer.append([{"n": n} for n in range(5)])
+        opened.reset_group("g", "t", "earliest")
+        yield opened
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_each_start_and_end_is_told_once(log: hr.Log) -> None:
+    told: list[LagAlert] = []
+    watch = log.watch_lag(told.append, rows=4, group="g", every="10 ms")
+    wait_for(lambda: len(told) == 1)
+    log.reset_group("g", "t", "latest")
+    wait_for(lambda: len(told) == 2)
+    watch.stop()
+    assert [(alert.firing, alert.lag.rows) for alert in told] == [(True, 5), (False, 0)]
+
+
+def test_a_hook_that_raises_is_called_again_next_time(log: hr.Log, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[bool] = []
+
+    def hook(alert: LagAlert) -> None:
+        told.append(alert.firing)
+        raise RuntimeError("the pager is out of order")
+
+    watch = log.watch_lag(hook, rows=1, every="10 ms")
+    wait_for(lambda: told == [True])
+    log.reset_group("g", "t", "latest")
+    wait_for(lambda: told == [True, False])
+    watch.stop()
+    assert "the pager is out of order" in caplog.text
+
+
+def test_a_deleted_topic_is_behind_no_more(log: hr.Log) -> None:
+    told: list[bool] = []
+    watch = log.watch_lag(lambda alert: told.append(alert.firing), rows=1, every="10 ms")
+    wait_for(lambda: told == [True])
+    log.delete_topic("t")
+    wait_for(lambda: told == [True, False])
+    watch.stop()
+
+
+def test_a_hook_may_stop_its_watch(log: hr.Log) -> None:
+    stopped: list[bool] = []
+
+    def hook(_alert: LagAlert) -> None:
+        wait_for(lambda: bool(watches))
+        watches[0].stop()
+        stopped.append(True)
+
+    watches: list[LagWatch] = []
+    watches.append(log.watch_lag(hook, rows=1, every="10 ms"))
+    wait_for(lambda: stopped == [True])
+
+
+def test_what_cannot_be_watched_is_said_at_once(log: hr.Log) -> None:
+    with pytest.raises(UnknownGroup, match="did you mean 'g'|there is 'g'"):
+        log.watch_lag(print, rows=1, group="h")
+    with pytest.raises(InputError, match="threshold"):
+        log.watch_lag(print)
