@@ -1,7 +1,8 @@
 """A log that Spark reads and writes: the embedded one, or, where a test takes both, a real Kafka's too."""
 
+import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,31 @@ class Place:
         for name in (f"{batch}", f".{batch}.crc"):
             (self.directory / checkpoint / "commits" / name).unlink()
 
+    @property
+    def staging(self) -> Path:
+        return Path(self.address.removeprefix("file:")) / "staging"
+
     def staged(self) -> list[Path]:
         """Files that tasks have put aside in the embedded log."""
-        return [path for path in (Path(self.address.removeprefix("file:")) / "staging").rglob("*") if path.is_file()]
+        return [path for path in self.staging.rglob("*") if path.is_file()]
+
+
+def failing_behind(
+    staging: Path, column: str, value: int, switch: Path | None = None
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For mapInArrow: the task that meets a value waits until another one has put its rows aside, then fails; with a switch, only if that exists."""
+
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if value in batch[column].to_pylist() and (switch is None or switch.exists()):
+                deadline = time.monotonic() + 20
+                while not any(staging.rglob("*.segment")) and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                time.sleep(0.5)
+                raise ValueError("broken on purpose")
+            yield batch
+
+    return rows
 
 
 def batch_rows(query: StreamingQuery) -> list[int]:
@@ -95,8 +118,3 @@ def any_place(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Pat
     """On either backend."""
     address = f"file:{tmp_path / 'log'}" if request.param == "file" else request.getfixturevalue("kafka_broker").address
     yield from make_place(address, spark, tmp_path)
-
-
-def same_rows(found: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]) -> bool:
-    """The same rows, each as often, in whatever order."""
-    return sorted(map(repr, found)) == sorted(map(repr, expected))

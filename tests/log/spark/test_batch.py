@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
-from tests.log.spark.conftest import ORDERS, Place, orders
+from tests.log.spark.conftest import ORDERS, Place, failing_behind, orders
 
 pytestmark = pytest.mark.spark
 
@@ -198,16 +198,17 @@ def test_smaller_types_and_nulls_find_their_place(place: Place) -> None:
 def test_a_null_where_none_may_be_stores_nothing(place: Place) -> None:
     topic = place.topic("strict", "id BIGINT NOT NULL", partitions=1)
     with pytest.raises(PySparkException, match="column 'id': it is null, but the column is NOT NULL"):
-        place.write(place.spark.sql("SELECT CASE WHEN id < 5 THEN id END AS id FROM range(0, 10, 1, 2)"), topic)
+        place.write(place.spark.sql("SELECT CASE WHEN id < 5 THEN id END AS id FROM range(0, 10, 1, 1)"), topic)
     assert place.log.end_offsets(topic) == {0: 0}
     assert place.staged() == []
 
 
 def test_a_write_whose_task_fails_leaves_nothing(place: Place) -> None:
     topic = place.topic("orders")
-    rows = place.spark.range(0, 1000, 1, 4).selectExpr("id AS order_id", "id AS customer_id", "IF(id = 900, raise_error('broken'), 'n') AS note")
-    with pytest.raises(PySparkException, match="broken"):
-        place.write(rows, topic)
+    rows = place.spark.range(0, 1000, 1, 2).selectExpr("id AS order_id", "id AS customer_id", "'n' AS note")
+    broken = rows.mapInArrow(failing_behind(place.staging, "order_id", 900), rows.schema)
+    with pytest.raises(PySparkException, match="broken on purpose"):
+        place.write(broken, topic)
     assert sum(place.log.end_offsets(topic).values()) == 0
     assert place.staged() == []
 

@@ -2,13 +2,11 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import functions as F  # noqa: N812
 
-from tests.log.spark.conftest import Place, batch_rows, orders
+from tests.log.spark.conftest import Place, batch_rows, failing_behind, orders
 
 pytestmark = pytest.mark.spark
 
@@ -98,19 +96,12 @@ def test_a_stream_that_does_not_fit_is_refused_at_its_start(place: Place) -> Non
 
 
 def test_a_batch_whose_task_fails_leaves_nothing_and_is_repeated(place: Place) -> None:
-    source, target, switch = place.topic("source", partitions=4), place.topic("target"), place.directory / "broken"
+    source, target, switch = place.topic("source"), place.topic("target"), place.directory / "broken"
     place.append(source, orders(0, 100))
     switch.touch()
-    path = str(switch)
-
-    @F.udf("string", useArrow=False)
-    def fragile(note: str) -> str:
-        if note == "order 77" and Path(path).exists():
-            raise ValueError("the switch is on")
-        return note
-
-    rows = place.stream(source, columns="order_id,customer_id,note").withColumn("note", fragile("note"))
-    with pytest.raises(StreamingQueryException, match="the switch is on"):
+    read = place.stream(source, columns="order_id,customer_id,note")
+    rows = read.mapInArrow(failing_behind(place.staging, "order_id", 77, switch), read.schema)
+    with pytest.raises(StreamingQueryException, match="broken on purpose"):
         place.start(rows, target).awaitTermination(60)
     assert sum(place.log.end_offsets(target).values()) == 0
     assert place.staged() == []

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import headrace as hr
 from headrace.errors import BatchConflict, ConfigurationError, NewerFormat, RetryError, TransactionFenced
 from headrace.log.file.transaction import FileTransaction
 from headrace.log.spark.options import write_options
-from headrace.log.spark.staging import TaskRows
+from headrace.log.spark.staging import BATCH_PROPERTY, RUN_PROPERTY, TaskRows
 from headrace.log.spark.stream_writer import TopicStreamWriter
 from tests.log.spark.conftest import ORDERS, orders
 
@@ -29,10 +28,29 @@ def writer(log: hr.Log, **options: str) -> TopicStreamWriter:
     return TopicStreamWriter(write_options({"log": log.address, "topic": "t", "writer": "w", **options}, home=""))
 
 
-def task(log: hr.Log, first: int, count: int, *, run: str | None = "run-1") -> TaskRows:
+PROPERTIES: dict[str, str] = {}
+
+
+@pytest.fixture(autouse=True)
+def spark_tells_tasks_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("staging", "stream_writer"):
+        monkeypatch.setattr(f"headrace.log.spark.{module}.task_property", PROPERTIES.get)
+
+
+def task(log: hr.Log, first: int, count: int, *, batch: int = 0, run: str = "run-1", **options: str) -> TaskRows:
     """What a task of a batch returns."""
-    message = writer(log).write(iter(orders(first, count).to_batches()))
-    return replace(message, run=run)
+    PROPERTIES.update({BATCH_PROPERTY: str(batch), RUN_PROPERTY: run})
+    return writer(log, **options).write(iter(orders(first, count).to_batches()))
+
+
+def commit(log: hr.Log, batch: int, *ranges: tuple[int, int], run: str = "run-1", **options: str) -> None:
+    """A batch of tasks with so many orders each, as (first, count)."""
+    parts = [task(log, first, count, batch=batch, run=run, **options) for first, count in ranges]
+    try:
+        writer(log, **options).commit(parts, batch)
+    except BaseException:
+        writer(log, **options).abort(parts, batch)
+        raise
 
 
 def numbers(log: hr.Log) -> list[int]:
@@ -55,103 +73,100 @@ def test_a_batch_is_one_transaction_with_its_number_and_digest(log: hr.Log) -> N
 
 
 def test_the_last_batch_again_is_skipped_however_it_was_split(log: hr.Log) -> None:
-    writer(log).commit([task(log, 0, 20)], 3)
-    writer(log).commit([task(log, 7, 13, run="run-2"), task(log, 0, 7, run="run-2")], 3)
+    commit(log, 3, (0, 20))
+    commit(log, 3, (7, 13), (0, 7), run="run-2")
     assert numbers(log) == list(range(20))
     assert staged(log) == []
-    writer(log).commit([task(log, 20, 5, run="run-2")], 4)
+    commit(log, 4, (20, 5), run="run-2")
     assert numbers(log) == list(range(25))
 
 
 def test_an_empty_batch_counts_too(log: hr.Log) -> None:
-    writer(log).commit([task(log, 0, 0)], 0)
-    writer(log).commit([task(log, 0, 0)], 0)
+    commit(log, 0, (0, 0))
+    commit(log, 0, (0, 0))
     with pytest.raises(BatchConflict):
-        writer(log).commit([task(log, 0, 1)], 0)
+        commit(log, 0, (0, 1))
     assert numbers(log) == []
 
 
 @pytest.mark.parametrize(("batch", "first"), [(5, 1), (4, 0), (0, 0)])
 def test_any_other_number_that_is_not_new_is_refused(log: hr.Log, batch: int, first: int) -> None:
-    writer(log).commit([task(log, 0, 10)], 4)
-    writer(log).commit([task(log, 10, 10)], 5)
+    commit(log, 4, (0, 10))
+    commit(log, 5, (10, 10))
     with pytest.raises(BatchConflict, match="it runs with another checkpoint") as refused:
-        writer(log).commit([task(log, first, 10)], batch)
+        commit(log, batch, (first, 10))
     assert "another writer name" in refused.value.fix
     assert numbers(log) == list(range(20))
     assert staged(log) == []
 
 
 def test_writers_and_topics_are_apart(log: hr.Log) -> None:
-    writer(log).commit([task(log, 0, 10)], 7)
-    writer(log, writer="other").commit([task(log, 10, 10)], 0)
+    commit(log, 7, (0, 10))
+    commit(log, 0, (10, 10), writer="other")
     assert numbers(log) == list(range(20))
 
 
 def test_the_older_run_is_fenced_for_good(log: hr.Log) -> None:
-    writer(log).commit([task(log, 0, 1, run="old")], 0)
-    writer(log).commit([task(log, 1, 1, run="new")], 1)
+    commit(log, 0, (0, 1), run="old")
+    commit(log, 1, (1, 1), run="new")
     for _ in range(2):
         with pytest.raises(TransactionFenced, match="A newer query writes as 'w'"):
-            writer(log).commit([task(log, 2, 1, run="old")], 2)
-    writer(log).commit([task(log, 3, 1, run="new")], 2)
+            commit(log, 2, (2, 1), run="old")
+    commit(log, 2, (3, 1), run="new")
     assert numbers(log) == [0, 1, 3]
     assert staged(log) == []
 
 
 def test_a_commit_that_is_overtaken_stores_nothing(log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another query commits between our look at the notes and our transaction."""
-    ours, theirs, open_transaction = task(log, 0, 1, run="a"), task(log, 1, 1, run="b"), type(log).transaction
+    open_transaction = type(log).transaction
 
     def overtaken(self: Any, *arguments: Any, **options: Any) -> Any:
-        monkeypatch.undo()
-        writer(log).commit([theirs], 0)
+        monkeypatch.setattr(type(log), "transaction", open_transaction)
+        commit(log, 1, (1, 1), run="b")
         return open_transaction(self, *arguments, **options)
 
     monkeypatch.setattr(type(log), "transaction", overtaken)
     with pytest.raises(TransactionFenced, match="at the same moment"):
-        writer(log).commit([ours], 0)
+        commit(log, 0, (0, 1), run="a")
     assert numbers(log) == [1]
     assert staged(log) == []
 
 
 def test_a_commit_that_failed_yet_happened_is_a_success(log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = FileTransaction.commit
+    real = FileTransaction.commit
 
     def answer_lost(self: FileTransaction) -> Any:
-        commit(self)
+        real(self)
         raise RetryError("the answer was lost")
 
-    part = task(log, 0, 10)
     monkeypatch.setattr(FileTransaction, "commit", answer_lost)
-    writer(log).commit([part], 0)
-    monkeypatch.undo()
+    commit(log, 0, (0, 10))
     assert numbers(log) == list(range(10))
 
 
-def test_a_commit_that_failed_keeps_what_it_may_need(log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it happened may show later; staged rows that a commit adopts must then still be there. They are swept in a day."""
-    part = task(log, 0, 10)
-
+def test_a_commit_that_failed_leaves_nothing_and_can_be_repeated(log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_: FileTransaction) -> Any:
         raise RetryError("no answer")
 
-    monkeypatch.setattr(FileTransaction, "commit", fails)
-    with pytest.raises(RetryError, match="no answer"):
-        writer(log).commit([part], 0)
-    monkeypatch.undo()
-    writer(log).abort([part], 0)
-    assert len(staged(log)) == 2
-    writer(log).commit([part], 0)
+    with monkeypatch.context() as broken:
+        broken.setattr(FileTransaction, "commit", fails)
+        with pytest.raises(RetryError, match="no answer"):
+            commit(log, 0, (0, 10))
+    assert staged(log) == []
+    commit(log, 0, (0, 10))
     assert numbers(log) == list(range(10))
 
 
-def test_an_abort_after_a_failed_task_discards_what_the_others_did(log: hr.Log) -> None:
-    part = task(log, 0, 10)
-    assert len(staged(log)) == 2
+def test_an_abort_discards_what_every_task_did_even_one_that_was_killed(log: hr.Log) -> None:
+    part, killed = task(log, 0, 10), task(log, 10, 10)
+    other = task(log, 20, 10, batch=1)
+    assert len(staged(log)) == 6
+    assert killed.staged.rows == 10
     writer(log).abort([part, None], 0)
-    assert staged(log) == []
-    assert numbers(log) == []
+    assert len(staged(log)) == 2, "those of another batch stay"
+    writer(log).commit([other], 1)
+    assert numbers(log) == list(range(20, 30))
 
 
 def test_a_task_that_fails_cleans_up_after_itself(log: hr.Log) -> None:
@@ -173,5 +188,5 @@ def test_a_note_of_a_newer_version_is_refused(log: hr.Log) -> None:
     with log.transaction("x") as transaction:
         transaction.set_note("spark-writer.w.t", json.dumps({"version": 2, "batch": 9}))
     with pytest.raises(NewerFormat):
-        writer(log).commit([task(log, 0, 1)], 10)
+        commit(log, 10, (0, 1))
     assert numbers(log) == []

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from headrace.errors import FencedError, TransactionFenced
+from headrace.errors import TransactionFenced
 from headrace.log.api import Log
 from headrace.log.spark.handles import forget, shared_log
 from headrace.log.spark.options import WriteOptions
-from headrace.log.spark.staging import TaskRows, discard, discard_after_failure, finished, stage
+from headrace.log.spark.staging import TaskRows, discard, finished, group_name, stage
 
 COMMIT_TIMEOUT = "10 minutes"
 """How long the driver's transaction may take. It begins when all rows are staged, so that only on Kafka, where rows are then sent, it takes long."""
@@ -22,24 +23,24 @@ ATTEMPTS = 5
 
 
 class TopicWriter(DataSourceArrowWriter):
+    """Made once for a query, then copied to its tasks and back to the driver."""
+
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
+        self.group = group_name(uuid4())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskRows:
-        return stage(self.options, iterator, digested=False)
+        return stage(self.options, iterator, group=self.group, digested=False)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         parts = [part for part in finished(messages) if part.staged.rows]
-        log = shared_log(self.options.address)
         try:
             if parts:
-                self._commit(log, parts)
-        except FencedError:
-            discard(log, parts)
-            raise
+                self._commit(shared_log(self.options.address), parts)
         except BaseException:
             forget(self.options.address)
             raise
+        discard(self.options, self.group)
 
     def _commit(self, log: Log, parts: list[TaskRows]) -> None:
         """One transaction. Another write that took the same id at the same moment is no reason to fail: nothing was stored, so it is tried again."""
@@ -54,5 +55,5 @@ class TopicWriter(DataSourceArrowWriter):
             else:
                 return
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        discard_after_failure(self.options, messages)
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+        discard(self.options, self.group)

@@ -20,13 +20,13 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from headrace.errors import BatchConflict, ConfigurationError, FencedError, NewerFormat, NoteConflict, TransactionFenced
+from headrace.errors import BatchConflict, ConfigurationError, NewerFormat, NoteConflict, TransactionFenced
 from headrace.log.api import Log
 from headrace.log.spark.batch_writer import COMMIT_TIMEOUT
 from headrace.log.spark.digest import Digest
 from headrace.log.spark.handles import forget, shared_log
 from headrace.log.spark.options import WriteOptions
-from headrace.log.spark.staging import TaskRows, discard, discard_after_failure, finished, stage
+from headrace.log.spark.staging import BATCH_PROPERTY, TaskRows, discard, finished, group_name, stage, task_property
 
 VERSION = 1
 PAST_RUNS = 16
@@ -65,10 +65,13 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         self.owner_note = f"spark-owner.{self.name}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskRows:
-        return stage(self.options, iterator, digested=True)
+        return stage(self.options, iterator, group=self._group(task_property(BATCH_PROPERTY)), digested=True)
+
+    def _group(self, batch: int | str | None) -> str:
+        return group_name(self.options.address.log, self.options.topic, self.name, batch)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's names
-        discard_after_failure(self.options, messages)
+        discard(self.options, self._group(batchId))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """The commit, step by step:
@@ -77,19 +80,15 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         2. refuse an older run and a number that is neither new nor a repeat; skip a repeat
         3. in one transaction: the rows of all tasks, the batch's note, the owner's note, each note on condition that it is still as read
         4. if that failed and nobody can say whether it happened, look: the note says it
+        5. discard what was staged and not taken; if the commit failed, Spark calls `abort`, which does it
         """
         parts, log = finished(messages), shared_log(self.options.address)
         batch = LastBatch(batchId, *_total(parts), next((part.query for part in parts), None))
-        try:
-            last, owner = log.note(self.batch_note), log.note(self.owner_note)  # 1
-            new_owner = self._owned(owner, next((part.run for part in parts), None))  # 2
-            if self._is_repeat(batch, last):
-                discard(log, parts)
-                return
-        except FencedError:
-            discard(log, parts)
-            raise
-        self._store(log, parts, batch, {self.batch_note: (last, _dump(batch)), self.owner_note: (owner, new_owner)})
+        last, owner = log.note(self.batch_note), log.note(self.owner_note)  # 1
+        new_owner = self._owned(owner, next((part.run for part in parts), None))  # 2
+        if not self._is_repeat(batch, last):
+            self._store(log, parts, batch, {self.batch_note: (last, _dump(batch)), self.owner_note: (owner, new_owner)})
+        discard(self.options, self._group(batchId))  # 5
 
     def _store(self, log: Log, parts: list[TaskRows], batch: LastBatch, notes: dict[str, tuple[str | None, str | None]]) -> None:
         try:
@@ -100,7 +99,6 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
                 for name, (before, after) in notes.items():
                     transaction.set_note(name, after, expect=before)
         except (NoteConflict, TransactionFenced) as error:
-            discard(log, parts)
             raise TransactionFenced(
                 f"Another query wrote as {self.name!r} at the same moment. Nothing of this batch is stored.",
                 fix="stop one of the two queries, or give each its own writer.",
