@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from headrace.cli.demo import Checks, in_order, orders, same_set
+import headrace as hr
+from headrace.cli.demo import Checks, Shop, in_order, orders, same_set
 from tests.java import require_java
 
 # A till that forgets an append, and one that sends an order nobody placed.
@@ -75,3 +78,14 @@ def test_a_failed_check_is_remembered(capsys: pytest.CaptureFixture[str]) -> Non
     checks.true("false", good=False)
     assert checks.failed == ["wrong", "false"]
     assert "BAD wrong: 1, not 2" in capsys.readouterr().out
+
+
+def test_waiting_shows_that_things_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("headrace.cli.demo.SHOW_SECONDS", 0.05)
+    shop = Shop(tmp_path / "log", tmp_path / "checkpoint", 1)
+    with hr.open_log(shop.address) as log, ThreadPoolExecutor() as pool:
+        log.create_topic("large_orders", "order_id BIGINT")
+        shop._wait(log, [pool.submit(time.sleep, 0.5)], "starting")
+        assert "Spark starting,       0 large orders" in capsys.readouterr().out
+        forever: Future[None] = Future()
+        shop._wait(log, [pool.submit(int, "x"), forever], "starting")  # one has failed: no waiting for the other

@@ -33,6 +33,7 @@ CUSTOMERS = 97
 ROWS_AN_APPEND = 500
 REPEAT_EVERY = 5
 LARGE = 400.0
+SHOW_SECONDS = 5.0
 OPEN_SHARE = 0.6
 """Orders come in for this share of the time; the rest is for reading to the end, and counting. On a busy machine Spark may need longer to start."""
 
@@ -95,7 +96,7 @@ class Shop:
                 spark = pool.submit(self._start_spark)
                 actors = [pool.submit(self._guarded, act, log) for act in (self._till, self._invoicing, self._reports)]
                 query = self._live(log, spark, actors)
-                self._close(log, query, actors)
+                self._close(log, query, actors, pool)
                 failed = self._check(log)
             finally:
                 self.closing.set()
@@ -184,26 +185,36 @@ class Shop:
                 self.closing.set()
         if not spark.done():
             say("  The shop is closed; Spark is still starting")
-            wait(everyone, return_when=FIRST_EXCEPTION)
+            self._wait(log, everyone, "starting")
         for each in everyone:
             if each.done():
                 each.result()  # raises what went wrong, if anything
         return spark.result()
+
+    def _wait(self, log: Log, work: list[Future[Any]], spark: str) -> None:
+        """Until all of it is done or some has failed; what happens meanwhile is shown, as it may take long on a busy machine."""
+        while True:
+            done, pending = wait(work, timeout=SHOW_SECONDS, return_when=FIRST_EXCEPTION)
+            if not pending or any(each.exception() for each in done):
+                return
+            self._show(log, spark)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self.started
 
     def _show(self, log: Log, spark: str) -> None:
         behind = {name: sum(each.rows for each in log.lag(name)) for name in log.groups()}
-        lags = ", ".join(f"{name} {rows:,} behind" for name, rows in sorted(behind.items())) or "nobody has read yet"
+        lags = "; ".join(f"{name} {rows:>6,} behind" for name, rows in sorted(behind.items())) or "nobody has read yet"
         large = sum(log.end_offsets("large_orders").values())
-        say(f"  {self._elapsed():5.1f} s  {self.sent:>8,} orders sent; {lags}; Spark {spark}, {large:,} large orders")
+        say(f"  {self._elapsed():5.1f} s  {self.sent:>8,} orders sent; {lags}; Spark {spark + ',':9} {large:>6,} large orders")
 
-    def _close(self, log: Log, query: StreamingQuery, actors: list[Future[None]]) -> None:
+    def _close(self, log: Log, query: StreamingQuery, actors: list[Future[None]], pool: ThreadPoolExecutor) -> None:
         say("3. Closing time: everyone reads to the end")
         for actor in actors:
             actor.result(timeout=60)
-        query.processAllAvailable()
+        rest = pool.submit(query.processAllAvailable)
+        self._wait(log, [rest], "running")
+        rest.result()
         query.stop()
         self._show(log, "done")
 
