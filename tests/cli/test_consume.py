@@ -37,6 +37,18 @@ def test_a_table_for_people(run: Run, six: str) -> None:
     assert "[n5]" in said
 
 
+@pytest.mark.parametrize("options", [(), ("--group", "billing")])
+def test_partitions_share_a_table(run: Run, log: hr.Log, orders: str, options: tuple[str, ...]) -> None:
+    with log.producer(orders) as producer:
+        for partition in (0, 1):
+            producer.append({"order_id": 70 + partition, "customer_id": 1, "amount": 1.0, "placed_at": AT}, partition=partition)
+    said = run("consume", orders, *options).out
+    assert said.count("order_id") == 1
+    assert "70" in said
+    assert "71" in said
+    assert "2026-01-31 12:00:00Z" in said
+
+
 @pytest.mark.parametrize(("options", "expected"), [((), [0, 1, 2, 3, 4, 5]), (("--from", 4), [4, 5]), (("--from", "latest"), []), (("--max", 2), [0, 1])])
 def test_where_it_begins_and_stops(run: Run, six: str, options: tuple[object, ...], expected: list[int]) -> None:
     assert ids(run("consume", six, "--json", *options).lines) == expected

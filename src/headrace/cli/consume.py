@@ -9,10 +9,12 @@ from datetime import datetime
 from typing import Annotated
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import typer
 
 from headrace.cli.output import cell, table
 from headrace.cli.settings import JsonOption, LogOption, opened, place
+from headrace.errors import HeadraceError
 from headrace.log.api import OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN, Consumer, Log
 from headrace.log.json_text import object_text
 from headrace.log.names import place_word
@@ -97,9 +99,29 @@ def _places(log: Log, topic: str, partition: int | None, start: str | int | date
     return {number: places[number] for number in sorted(ends) if partition in {None, number}}
 
 
+def _in_tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Small batches, such as those of several partitions, put together, so that they share a heading."""
+    held: list[pa.RecordBatch] = []
+    try:
+        for batch in batches:
+            held.append(batch)
+            if sum(each.num_rows for each in held) >= TABLE_ROWS:
+                yield from _joined(held)
+                held = []
+    except HeadraceError:
+        yield from _joined(held)  # what could be read is shown before the error
+        raise
+    yield from _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    joined: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches() if batches else []
+    return joined
+
+
 def _print(batches: Iterator[pa.RecordBatch], show: Show, most: int | None) -> None:
     left = most
-    for batch in batches:
+    for batch in _in_tables(batches) if show is show_table else batches:
         show(batch if left is None else batch.slice(0, left))
         sys.stdout.flush()
         left = None if left is None else left - batch.num_rows
@@ -132,7 +154,7 @@ def _consume(log: Log, consumer: Consumer, show: Show, most: int | None, *, foll
 def _show_some(batches: list[pa.RecordBatch], show: Show, most: int | None) -> int:
     """Show at most so many rows; returns how many."""
     shown = 0
-    for batch in batches:
+    for batch in _joined(batches) if show is show_table else batches:
         part = batch if most is None else batch.slice(0, most - shown)
         if part.num_rows:
             show(part)
@@ -169,8 +191,14 @@ def show_json(batch: pa.RecordBatch) -> None:
 def show_table(batch: pa.RecordBatch) -> None:
     names = _place_first(batch)
     for first in range(0, batch.num_rows, TABLE_ROWS):
-        rows = batch.slice(first, TABLE_ROWS).to_pylist()
+        rows = _to_the_second(batch.slice(first, TABLE_ROWS)).to_pylist()
         table([name.removeprefix("_") if name in PLACE_COLUMNS else name for name in names], [[row[name] for name in names] for row in rows])
+
+
+def _to_the_second(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """When a row came, short enough for a table; `--json` and `--follow` have the microseconds."""
+    position = batch.schema.get_field_index(TIMESTAMP_COLUMN)
+    return batch.set_column(position, TIMESTAMP_COLUMN, pc.floor_temporal(batch.column(position), unit="second"))
 
 
 def show_lines(batch: pa.RecordBatch) -> None:

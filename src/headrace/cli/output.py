@@ -84,6 +84,8 @@ def cell(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, str):
         return value
+    if isinstance(value, datetime):
+        return iso(value).replace("T", " ").replace(".000000", "")  # a narrow table breaks it at the blank
     shown = plain(value)
     return shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
 
@@ -100,11 +102,20 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str 
 def as_table(headings: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str | None = None) -> Table:
     drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     for position, heading in enumerate(headings):
-        numbers = all(isinstance(row[position], int | float | None) for row in rows)
+        numbers = all(_is_number(row[position]) for row in rows)
         drawn.add_column(heading, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         drawn.add_row(*map(cell, row))
     return drawn
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | Decimal | None) and not isinstance(value, bool)
+
+
+def counted(count: int, thing: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def seconds_text(seconds: float) -> str:
