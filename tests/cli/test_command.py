@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 import headrace as hr
-from headrace.cli.output import bytes_text, plain, seconds_text
+from headrace.cli.output import as_table, bytes_text, cell, counted, plain, seconds_text
 from tests.cli.conftest import Run
 
 COMMAND = str(Path(sys.executable).with_name("headrace"))
@@ -34,6 +36,22 @@ def shell(script: str, address: str | None) -> subprocess.CompletedProcess[str]:
 def test_version(run: Run) -> None:
     assert run("version").out == f"headrace {hr.__version__}\n"
     assert run("version", "--json").lines == [{"headrace": hr.__version__}]
+    assert run("--version").out == f"headrace {hr.__version__}\n"
+
+
+def test_help_names_the_environment_variable(run: Run) -> None:
+    assert "HEADRACE_LOG" in run("topic", "list", "--help").out
+
+
+def test_tables_show_times_short_and_numbers_on_the_right() -> None:
+    assert cell(datetime(2026, 1, 31, 12, 0, 1, tzinfo=UTC)) == "2026-01-31 12:00:01Z"
+    assert cell(datetime(2026, 1, 31, 12, 0, 1, 500, tzinfo=UTC)) == "2026-01-31 12:00:01.000500Z"
+    columns = as_table(["n", "price", "yes", "text"], [[1, Decimal("1.50"), True, "a"], [None, None, None, None]]).columns
+    assert [column.justify for column in columns] == ["right", "right", "left", "left"]
+
+
+def test_things_are_counted_in_words() -> None:
+    assert [counted(count, "row") for count in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
 
 
 def test_every_command_helps_with_an_example(run: Run) -> None:

@@ -58,11 +58,16 @@ def test_only_create_makes_a_log(run: Run, tmp_path: Path) -> None:
     assert [each["name"] for each in run("topic", "list", "--json").lines] == ["orders"]
 
 
+def test_a_topic_that_is_there_says_which_option_helps(run: Run, orders: str) -> None:
+    create = "topic", "create", orders, "--schema", "a INT"
+    assert "--if-missing" in run(*create, code=1).err
+
+
 def test_show_names_columns_settings_and_offsets(run: Run, orders: str) -> None:
     (shown,) = run("topic", "show", orders, "--json").lines
     assert shown["offsets"] == [{"partition": 0, "earliest": 0, "end": 0}, {"partition": 1, "earliest": 0, "end": 0}]
     said = run("topic", "show", orders).out
-    for expected in ("placed_at", "customer_id", "retention", "for ever", "earliest"):
+    for expected in ("placed_at", "customer_id", "TIMESTAMP", "retention", "for ever", "earliest"):
         assert expected in said
 
 

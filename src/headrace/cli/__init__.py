@@ -41,9 +41,16 @@ app.add_typer(view.app, name="view")
 app.command("demo")(demo.demo)
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
 @app.callback()
 def root(
     context: typer.Context,
+    _version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)] = False,
     log: Annotated[str | None, typer.Option("--log", metavar="ADDRESS", help="The log: file:PATH or kafka://HOST:PORT.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:

@@ -96,11 +96,12 @@ def _show(lags: list[PartitionLag], alerts: Alerts, *, json: bool) -> None:
         for each in lags:
             emit({"event": "lag", **asdict(each), "alert": alerts.passed(each), "at": iso(datetime.now(UTC))})
         return
-    rows = [
-        (each.group, each.topic, each.partition, each.committed, each.end, each.rows, seconds_text(each.seconds), "ALERT" if alerts.passed(each) else "")
-        for each in lags
-    ]
-    table(["group", "topic", "partition", "committed", "end", "lag", "behind", ""], rows, empty="No group has read anything yet.")
+    headings = ["group", "topic", "partition", "committed", "end", "lag", "behind"]
+    rows = [[each.group, each.topic, each.partition, each.committed, each.end, each.rows, seconds_text(each.seconds)] for each in lags]
+    if alerts.active:
+        headings.append("")
+        rows = [[*row, "ALERT" if alerts.passed(each) else ""] for row, each in zip(rows, lags, strict=True)]
+    table(headings, rows, empty="No group has read anything yet.")
 
 
 def _tell(event: str, lag: PartitionLag, *, json: bool) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from headrace.cli.output import console, emit, say
+from headrace.cli.output import console, counted, emit, say
 from headrace.cli.row_files import (
     Format,
     arriving_lines,
@@ -70,8 +70,8 @@ def produce(
 ) -> None:
     """Append rows. On a table they are upserts, unless a row says otherwise in _change_type (insert, update_postimage, delete).
 
-    JSON and CSV are read by the topic's schema: times in ISO 8601, decimals as numbers or strings, binary in base64, an empty CSV field as null. The columns
-    _partition, _offset and _timestamp are ignored, so that what `consume --json` prints can be produced again.
+    JSON and CSV are read by the topic's schema: times in ISO 8601, decimals as numbers or strings, binary in base64, an empty CSV field as null.
+    The columns _partition, _offset and _timestamp are ignored, so that what `consume --json` prints can be produced again.
 
     Example: headrace produce orders orders.csv --log file:data
     """
@@ -192,4 +192,4 @@ def _report(topic: str, tally: Tally, id: str | None, *, json: bool) -> None:
         emit({"topic": topic, "id": id, "rows": tally.rows, "appends": tally.appends, "duplicates": tally.duplicates, "partitions": partitions})
         return
     again = f"; {tally.duplicates:,} of {tally.appends:,} appends were stored before and skipped" if tally.duplicates else ""
-    say(f"Stored {tally.rows:,} rows in {topic}{again}.")
+    say(f"Stored {counted(tally.rows, 'row')} in {topic}{again}.")

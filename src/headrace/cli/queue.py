@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.output import emit, say
+from headrace.cli.output import counted, emit, say
 from headrace.cli.settings import JsonOption, LogOption, opened
 
 app = typer.Typer(help="A topic as a queue, for scripts: receive, ack, nack.", no_args_is_help=True)
@@ -103,4 +103,4 @@ def _report(done: str, count: int, *, json: bool) -> None:
     if json:
         emit({done.replace(" ", "_"): count})
     else:
-        say(f"{count} {'message' if count == 1 else 'messages'} {done}.")
+        say(f"{counted(count, 'message')} {done}.")

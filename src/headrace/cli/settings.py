@@ -22,7 +22,7 @@ LOG_VARIABLE = "HEADRACE_LOG"
 EXIT_ALERT = 3
 EXIT_DAMAGE = 4
 
-LogOption = Annotated[str | None, typer.Option("--log", metavar="ADDRESS", help=f"The log: file:PATH or kafka://HOST:PORT.  [env var: {LOG_VARIABLE}]")]
+LogOption = Annotated[str | None, typer.Option("--log", metavar="ADDRESS", help=f"The log: file:PATH or kafka://HOST:PORT; else {LOG_VARIABLE}.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")]
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
+import pyarrow as pa
 import typer
 
-from headrace.cli.output import bytes_text, emit, say, table
+from headrace.cli.output import bytes_text, counted, emit, say, table
 from headrace.cli.settings import JsonOption, LogOption, opened
 from headrace.durations import format_us
+from headrace.errors import TopicExists
 from headrace.log.api import Log, TopicInfo
+from headrace.log.schema import to_ddl
 
 app = typer.Typer(help="Topics and tables: create, list, show, alter, delete.", no_args_is_help=True)
 
@@ -49,7 +54,7 @@ def create(
     Example: headrace topic create orders --schema "id BIGINT, amount DOUBLE" --key id --partitions 4 --retention "7 days"
     """
     storage = _given(tombstones=tombstones, segment_bytes=segment_bytes, segment_age=segment_age, compression=compression)
-    with opened(context, log, create=True) as opened_log:
+    with opened(context, log, create=True) as opened_log, _in_words_of_the_command():
         if primary_key is None:
             _refuse("--history", history, "only a table (--primary-key) has a history")
             settings = storage | _given(retention=retention and _unless_none(retention), retention_bytes=_byte_count(retention_bytes), key=_columns(key))
@@ -98,7 +103,7 @@ def show(context: typer.Context, name: Name, log: LogOption = None, json: JsonOp
         emit(_summary(info) | {"offsets": offsets})
         return
     say(f"{_kind(info)} {info.name}")
-    table(["column", "type", "null", "key"], [(f.name, str(f.type), f.nullable, f.name in info.key) for f in info.arrow_schema])
+    table(["column", "type", "null", "key"], [(f.name, _type(f), f.nullable, f.name in info.key) for f in info.arrow_schema])
     table(["setting", "value"], _settings(info).items())
     table(["partition", "earliest", "end"], [(each["partition"], each["earliest"], each["end"]) for each in offsets])
 
@@ -174,6 +179,15 @@ def _confirm(question: str) -> None:
     typer.confirm(question, abort=True, err=True)
 
 
+@contextmanager
+def _in_words_of_the_command() -> Iterator[None]:
+    """The log speaks of its own arguments; here they are options."""
+    try:
+        yield
+    except TopicExists as error:
+        raise TopicExists(error.message, fix=error.fix.replace("pass exist_ok=True", "say --if-missing")) from None
+
+
 def _given(**options: Any) -> dict[str, Any]:
     """The options that were said."""
     return {name: value for name, value in options.items() if value is not None}
@@ -199,6 +213,11 @@ def _byte_count(text: str | None) -> int | None:
         return int(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not a number of bytes.", param_hint="--retention-bytes") from None
+
+
+def _type(column: pa.Field) -> str:
+    """As it is written in a schema, with the comment if there is one."""
+    return to_ddl(pa.schema([column.with_name("c").with_nullable(True)])).removeprefix("c ")
 
 
 def _kind(info: TopicInfo) -> str:
@@ -257,5 +276,4 @@ def _report(done: str, info: TopicInfo, *, json: bool) -> None:
     if json:
         emit(_summary(info))
     else:
-        partitions = f"{info.partitions} partition{'s' if info.partitions > 1 else ''}"
-        say(f"{done} {_kind(info)} {info.name}: {info.schema} ({partitions})")
+        say(f"{done} {_kind(info)} {info.name}: {info.schema} ({counted(info.partitions, 'partition')})")
