@@ -155,20 +155,24 @@ class Survivor:
             assert controls.items() <= self.run.controls.items()
 
     def _check_use(self, log: FileLog) -> None:
-        """The log works: what is appended now is read again, behind everything else."""
+        """The log works: what is appended now is read again, behind everything else, also when its segment is ended."""
         for name in log.topics():
-            if name.endswith(".dead"):
-                continue
-            before = rows_of(log, name)
-            row = dict.fromkeys(log.topic(name).columns) | {"n": 999, "text": "after the crash"}
-            if log.topic(name).is_table:
-                row["_change_type"] = "insert"
-            with log.producer(name, id="survivor") as producer:
-                producer.append(row)
-            after = rows_of(log, name)
-            assert len(after) == len(before) + 1, "an append after the crash changed the rows before it"
-            assert all(row in after for row in before)
-            assert sum(row["n"] == 999 for row in after) == 1
+            if not name.endswith(".dead"):
+                before = rows_of(log, name)
+                self._append(log, name)
+                log.alter_topic(name, add_columns=f"later_{log.store.view().commit} INT")
+                self._append(log, name)
+                after = rows_of(log, name)
+                assert sum(row["n"] == 999 for row in after) == 2
+                assert [without_nulls(row) for row in after if row["n"] != 999] == [without_nulls(row) for row in before], "rows changed"
+
+    @staticmethod
+    def _append(log: FileLog, name: str) -> None:
+        row = dict.fromkeys(log.topic(name).columns) | {"n": 999, "text": "after the crash"}
+        if log.topic(name).is_table:
+            row["_change_type"] = "insert"
+        with log.producer(name, id="survivor") as producer:
+            producer.append(row)
 
 
 def newest_of_each_key(rows: dict[int, Row], key: tuple[str, ...]) -> set[int]:

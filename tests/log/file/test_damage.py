@@ -20,13 +20,11 @@ SCHEMA = "n BIGINT, text STRING"
 STRIDE = 23  # `make test` takes every so many bytes; `make test-all` takes all
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def make_original(root: Path) -> Path:
     """A log with a bit of everything: two segments, the older one with an index; two checkpoints; offsets, notes, sequences.
 
     What was stored since the newer checkpoint is also in the journal, from which recovery repairs it.
     """
-    root = tmp_path_factory.mktemp("original") / "log"
     with FileLog(root, disk=RebootedDisk()) as log:
         log.create_topic("a", SCHEMA, segment_bytes=2600)
         for n in range(3):
@@ -45,10 +43,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def settled(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def settle(original: Path, root: Path) -> Path:
     """The same log, with nothing to recover."""
-    root = tmp_path_factory.mktemp("settled") / "log"
     shutil.copytree(original, root)
     with FileLog(root, disk=RebootedDisk()) as log:
         make_checkpoint(log)
@@ -56,12 +52,23 @@ def settled(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_original(tmp_path_factory.mktemp("original") / "log")
+
+
+@pytest.fixture(scope="module")
+def settled(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return settle(original, tmp_path_factory.mktemp("settled") / "log")
+
+
 Rows = dict[str, list[tuple[int, int, int, str]]]
 
 
 def rows_of(log: FileLog, **options: Any) -> Rows:
     return {
-        topic: [(row["_partition"], row["_offset"], row["n"], row["text"]) for row in log.read(topic, **options).to_pylist()] for topic in log.topics()
+        topic: [(row["_partition"], row["_offset"], row["n"], row["text"]) for row in log.read(topic, **options).to_pylist()]
+        for topic in log.topics()
     }
 
 
