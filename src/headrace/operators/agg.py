@@ -16,6 +16,7 @@ from headrace.operators.custom import CustomAggregate
 from headrace.operators.specs import AggregateSpec
 
 __all__ = [
+    "AggregateSpec",
     "CustomAggregate",
     "approx_distinct",
     "avg",

@@ -27,6 +27,7 @@ ERRORS = (NULL, DIVERT)
 """What becomes of a row on which an expression fails: the result is null, or the row goes to dead letters."""
 
 Settings = tuple[tuple[str, Any], ...]
+_MOST_SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,10 +50,12 @@ class Step:
     @property
     def place(self) -> str:
         """How errors call this step before it has a name: the way that leads to it, such as `orders.where.select`."""
-        step, way = self, ""
+        step, way = self, []
         while not step.name and step.inputs:
-            step, way = step.input, f".{step.operation}{way}"
-        return f"{step.name}{way}"
+            way.append(step.operation)
+            step = step.input
+        shown = way if len(way) <= _MOST_SHOWN + 1 else [*way[:_MOST_SHOWN], "…"]
+        return ".".join([step.name, *reversed(shown)])
 
     def details(self) -> dict[str, Any]:
         """What this step does, in plain values: the part that makes it differ from another of its kind."""
