@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -47,6 +48,43 @@ def test_combined_or_not(type_name: str, kind: object, data: st.DataObject, piec
         told = of.step(combined, pa.concat_tables(partials).sort_by("_tick")) if partials else expected
         assert text(told.to_pylist()) == text(expected.to_pylist())
         assert combined.values == plain.values
+
+
+@pytest.mark.parametrize("type_name", ["BIGINT", "DOUBLE"])
+@pytest.mark.parametrize("kind", [streams, tables])
+@given(data=st.data(), piece_of=st.lists(st.integers(0, 3), min_size=1, max_size=7))
+@settings(max_examples=25, deadline=None)
+def test_some_combined_and_some_not(type_name: str, kind: object, data: st.DataObject, piece_of: list[int]) -> None:
+    history: History = data.draw(kind(*VALUES[type_name]))  # type: ignore[operator]
+    of = kernel(history, type_name)
+    plain, mixed = MemoryState(), MemoryState()
+    rows = history.table(0, len(history.ticks))
+    pieces = in_pieces(rows, piece_of)
+    some = [of.combine(piece) if at % 2 else piece for at, piece in enumerate(pieces)]
+    expected = of.step(plain, rows)
+    told = of.step(mixed, pa.concat_tables(some, promote_options="default").sort_by("_tick")) if some else expected
+    assert text(told.to_pylist()) == text(expected.to_pylist())
+    assert mixed.values == plain.values
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "ticks", "worth"),
+    [
+        (10_000, 200_000, 1, True),
+        (1_000_000, 200_000, 1, False),
+        (10_000, 200_000, 100, False),
+        (5, 100, 1, True),
+        (90, 100, 1, False),
+        (1, 1, 1, False),
+    ],
+)
+def test_combining_where_it_pays(keys: int, rows: int, ticks: int, worth: bool) -> None:
+    chance = np.random.default_rng(keys)
+    table = pa.table({"k": chance.integers(0, keys, rows), "v": np.arange(rows), "_tick": np.sort(np.arange(rows) % ticks)})
+    of = AggregateKernel("combined", pa.schema([("k", pa.int64()), ("v", pa.int64())]), ["k"], [("total", agg.sum("v"))])
+    assert of.worth_combining(table) is worth
+    assert (of.combine(table).num_rows <= rows / 2) is worth
+    assert not AggregateKernel("kept", of.schema, ["k"], [("all", agg.collect("v"))]).worth_combining(table)
 
 
 def test_combining_makes_fewer_rows_and_keeps_the_order_columns() -> None:

@@ -22,6 +22,7 @@ from headrace.operators.accumulators.customs import Raised
 from headrace.operators.accumulators.keeper import Full
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.changelog import Changes, changes, differs
+from headrace.operators.combining import pays
 from headrace.operators.diverted import Diverted
 from headrace.operators.failures import AggregateFailed, GroupFull
 from headrace.operators.kernel import CHANGE_TYPE, TICK, KeyedState
@@ -88,6 +89,8 @@ class AggregateKernel:
         """1. Cut rows into segments. 2. Get the states. 3. Go through all segments. 4. Put the states. 5. Tell what changed."""
         if not rows.num_rows:
             return self.output.append(_TICK_FIELD).empty_table()
+        if PARTIAL in rows.schema.names:
+            rows = self._all_combined(rows)
         segments = cut(rows, encode_keys(rows, self.by))
         keys = key_list(segments.keys)
         stored, parts = self._layout.unpacked(state.get(keys))
@@ -172,18 +175,33 @@ class AggregateKernel:
         """Whether rows may be combined before the shuffle: if every aggregate's states can be put together exactly."""
         return all(each.combinable for each in self._accumulators)
 
+    def worth_combining(self, rows: pa.Table) -> bool:
+        """Whether `combine` would make these rows far fewer. It decides about speed alone."""
+        return self.combinable and pays(rows, self.by)
+
     def combine(self, rows: pa.Table) -> pa.Table:
         """Rows as fewer rows, one for each group and tick, that `step` takes in their stead. It does not matter which rows come together.
 
-        The result has the group's columns, the system columns of the group's first row, and `_partial`, a state as it is stored.
+        The result has the group's columns, the system columns of the group's first row, and `_partial`, a state as it is stored. Rows that were not
+        combined may come to `step` beside it, with a null `_partial`.
         """
         rows = _by_tick(rows)
         segments = cut(rows, encode_keys(rows, self.by))
         (counted,) = self._rows.lift(segments)
         kept = [self._lifted(each, segments) for each in self._accumulators if type(each) is not CountRows]
-        partials = pa.array(self._layout.packed(counted, kept), pa.binary())
         first = rows.select([*self.by, *(name for name in rows.schema.names if name in _ORDER)]).take(pa.array(segments.order[segments.starts]))
-        return first.append_column(pa.field(PARTIAL, pa.binary(), nullable=False), partials).sort_by(TICK)
+        return _by_tick(first.append_column(pa.field(PARTIAL, pa.binary()), self._layout.packed_array(counted, kept)))
+
+    def _all_combined(self, rows: pa.Table) -> pa.Table:
+        """Where only some rows were combined, the others too; where none was, rows as they are."""
+        partial = rows.column(PARTIAL)
+        if partial.null_count == 0:
+            return rows
+        plain = rows.drop_columns([PARTIAL])
+        if partial.null_count == len(partial):
+            return plain
+        combined = self.combine(plain.filter(partial.is_null()))
+        return _by_tick(pa.concat_tables([rows.filter(partial.is_valid()).select(combined.schema.names), combined]))
 
     @staticmethod
     def _lifted(accumulator: Accumulator, segments: Segments) -> Part:
@@ -191,7 +209,7 @@ class AggregateKernel:
         return accumulator.closed(accumulator.lift(segments))
 
     def _advance_by_partials(self, segments: Segments, stored: Ints, parts: list[Part]) -> tuple[Advanced, list[Advanced]]:
-        rows, partials = self._layout.unpacked(whole(segments.rows.column(PARTIAL)).to_pylist())
+        rows, partials = self._layout.unpacked_array(whole(segments.rows.column(PARTIAL)))
         counted = self._rows.advance_by((stored,), None, ((rows,), None), segments)
         self._exists(counted, segments)
         pairs = iter(zip(parts, partials, strict=True))

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from headrace.errors import NewerFormat
 from headrace.operators.accumulators.accumulator import Accumulator, Columns, Tails
-from headrace.operators.buffers import Ints, Mask
+from headrace.operators.buffers import Ints, Mask, offsets_of
 
 VERSION = 1
 Heads = npt.NDArray[np.void]
@@ -51,6 +52,25 @@ class Layout:
             parts.append((columns, None if sizes is None else _slices(there, at, sizes)))
             at = at if sizes is None else at + sizes
         return np.ascontiguousarray(heads["rows"]), parts
+
+    def unpacked_array(self, values: pa.Array) -> tuple[Ints, list[tuple[Columns, Tails | None]]]:
+        """The same from a column of states, none null; without a copy where none has a tail."""
+        size = self.dtype.itemsize
+        offsets = offsets_of(values)
+        if not (np.diff(offsets) == size).all():
+            return self.unpacked(values.to_pylist())
+        heads = np.frombuffer(values.buffers()[2], self.dtype, count=len(values), offset=int(offsets[0]))
+        self._check(heads)
+        parts: list[tuple[Columns, Tails | None]] = [(self._columns(heads, number, each), None) for number, each in enumerate(self.accumulators)]
+        return np.ascontiguousarray(heads["rows"]), parts
+
+    def packed_array(self, rows: Ints, parts: Sequence[tuple[Columns, Tails | None]]) -> pa.Array:
+        """The states as a column."""
+        if any(tails is not None for _, tails in parts):
+            return pa.array(self.packed(rows, parts), pa.binary())
+        heads = self.heads(rows, [columns for columns, _ in parts])
+        offsets = np.arange(len(rows) + 1, dtype=np.int32) * np.int32(self.dtype.itemsize)
+        return pa.BinaryArray.from_buffers(pa.binary(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(heads.view(np.uint8))])
 
     def packed(self, rows: Ints, parts: Sequence[tuple[Columns, Tails | None]]) -> list[bytes]:
         """The bytes of each key's state."""
