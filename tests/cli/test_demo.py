@@ -86,6 +86,6 @@ def test_waiting_shows_that_things_move(tmp_path: Path, monkeypatch: pytest.Monk
     with hr.open_log(shop.address) as log, ThreadPoolExecutor() as pool:
         log.create_topic("large_orders", "order_id BIGINT")
         shop._wait(log, [pool.submit(time.sleep, 0.5)], "starting")
-        assert "Spark starting,       0 large orders" in capsys.readouterr().out
+        assert "Spark starting,      0 large orders" in capsys.readouterr().out
         forever: Future[None] = Future()
         shop._wait(log, [pool.submit(int, "x"), forever], "starting")  # one has failed: no waiting for the other

@@ -180,8 +180,9 @@ class Shop:
         say("2. A till sends orders; two groups read them; Spark starts, and streams the large ones into a topic")
         everyone: list[Future[Any]] = [spark, *actors]
         while not self.closing.wait(min(1.0, self.seconds / 5)):
-            self._show(log, "running" if spark.done() else "starting")
-            if self._elapsed() > self.seconds * OPEN_SHARE or (spark.done() and spark.exception()):
+            failed = spark.done() and spark.exception() is not None
+            self._show(log, "failed" if failed else "running" if spark.done() else "starting")
+            if failed or self._elapsed() > self.seconds * OPEN_SHARE:
                 self.closing.set()
         if not spark.done():
             say("  The shop is closed; Spark is still starting")
