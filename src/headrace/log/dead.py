@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headrace.errors import HeadraceError, InputError
 from headrace.log.api import OFFSET_COLUMN, PARTITION_COLUMN, Log, TopicInfo
-from headrace.log.kafka.json_rows import decode, encode
+from headrace.log.json_rows import decode, encode
 
 SUFFIX = ".dead"
 _SCHEMA = (
@@ -148,4 +148,3 @@ def row_from_text(text: str, schema: pa.Schema, topic: str) -> pa.RecordBatch:
 def row_to_text(batch: pa.RecordBatch) -> list[str]:
     """Each row's JSON text, as `row_from_text` reads it."""
     return [value.decode() for value in encode(batch)]
-

@@ -50,7 +50,9 @@ def stored_schema(columns: pa.Schema, key: tuple[str, ...], *, is_table: bool) -
 
 def _check_compaction(info: TopicInfo) -> None:
     if info.compact and not info.key:
-        raise InputError(f"The topic {info.name!r} has no key, and compaction keeps the newest row of each key.", fix="name its key, or leave out compact.")
+        raise InputError(
+            f"The topic {info.name!r} has no key, and compaction keeps the newest row of each key.", fix="name its key, or leave out compact."
+        )
 
 
 def setting_fields(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,8 @@ Partitioner = Callable[[pa.RecordBatch, int], Any]
 """A user's choice of partition: (rows, number of partitions) -> one partition number per row."""
 
 CHANGE_TYPE = "_change_type"
+TOPIC_METADATA = b"headrace.topic"
+"""Where the schema of a consumer's batch says which topic its rows are of."""
 HEADERS_COLUMN = "_headers"
 PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN = "_partition", "_offset", "_timestamp"
 HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
@@ -60,6 +62,14 @@ class TopicInfo:
     @property
     def columns(self) -> list[str]:
         return list(self.arrow_schema.names)
+
+
+def readable_schema(info: TopicInfo, *, headers: bool) -> pa.Schema:
+    """The columns a reader can ask for."""
+    fields = [*info.arrow_schema, *SYSTEM_FIELDS]
+    if headers:
+        fields.append(pa.field(HEADERS_COLUMN, HEADERS_TYPE))
+    return pa.schema(fields)
 
 
 @dataclass(frozen=True)

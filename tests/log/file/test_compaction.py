@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.log.file.disk import Disk
+from headrace.log.file.housekeeping import keep_house, make_checkpoint
 from headrace.log.file.log import FileLog
 from headrace.log.file.store import now_us
 
@@ -173,3 +177,54 @@ def test_a_repeat_is_recognised_after_its_rows_were_compacted(log: FileLog) -> N
     assert repeated.duplicate
     assert first.partitions("t")[0].start == 0
     assert fold(read(log)) == {1: "v49"}
+
+
+def test_rows_without_a_key_replace_nothing(log: FileLog) -> None:
+    log.create_topic("t", "k STRING, v BIGINT", key="k", compact=True, segment_bytes=1)
+    with log.producer("t") as producer:
+        for number in range(3):
+            producer.append([{"k": None, "v": number}, {"k": "a", "v": number}])
+        producer.append({"k": "end", "v": 0})
+    log.maintain("t")
+    assert [(row["k"], row["v"]) for row in read(log)] == [(None, 0), (None, 1), (None, 2), ("a", 2), ("end", 0)]
+
+
+def test_the_background_compacts_what_has_grown_and_a_command_everything(log: FileLog) -> None:
+    """Compaction reads a whole partition: not every half minute for a few new rows."""
+
+    def grow(count: int) -> None:
+        with log.producer("t") as producer:
+            for number in range(count):
+                producer.upsert([{"k": number % 3, "v": "x" * 1000}])
+        make_checkpoint(log)
+
+    def in_background() -> int:
+        return keep_house(log, due=log.housekeeper._compaction_due)["rows_removed"]
+
+    table(log, history="0 seconds")
+    grow(30)
+    assert in_background() > 20
+    assert in_background() == 0
+    with log.producer("t") as producer:
+        producer.upsert([{"k": n, "v": "y" * 1000} for n in range(100, 130)])
+    grow(2)  # what is still being written is left alone
+    in_background()
+    grow(4)
+    assert in_background() == 0
+    assert log.maintain("t")["rows_removed"] > 0
+    grow(60)
+    assert in_background() > 50
+
+
+def test_a_command_waits_for_the_one_who_keeps_house(log: FileLog) -> None:
+    table(log, history="0 seconds")
+    change(log, random.Random(1), 60)
+    lock = Disk().open(log.store.root / "journal" / "housekeeping", create=True)
+    with ThreadPoolExecutor(1) as pool:
+        with lock.locked():
+            assert keep_house(log, due=lambda _topic, _number: True)["rows_removed"] == 0
+            asked = pool.submit(log.maintain, "t")
+            time.sleep(0.1)
+            assert not asked.done()
+        assert asked.result(30)["rows_removed"] > 0
+    lock.close()

@@ -313,7 +313,9 @@ def test_ctrl_c_during_a_sync_made_the_log_unusable(tmp_path: Path, monkeypatch:
         assert numbers(log, "a") == [0, 1]
 
 
-def test_a_topic_another_process_was_about_to_make_durable_was_said_to_exist_and_then_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_another_process_was_about_to_make_durable_was_said_to_exist_and_then_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with FileLog(tmp_path / "log") as first, FileLog(tmp_path / "log") as second:
         with monkeypatch.context() as patch:  # the first one wrote its record and has not come to syncing it
             patch.setattr(first.committer, "_sync", lambda _: time.sleep(0))

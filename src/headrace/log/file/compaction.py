@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from headrace.log.file.state import TopicState
 
 
+def is_compacted(topic: TopicState) -> bool:
+    return topic.info.compact or topic.info.history_us is not None
+
+
 def compact_partition(log: FileLog, topic: TopicState, number: int) -> tuple[int, int]:
     """Returns how many segments were written anew, and how many rows went."""
-    if not (topic.info.compact or topic.info.history_us is not None):
-        return 0, 0
-    places = _compactable(log, topic, number)
+    places = compactable(log, topic, number)
     if not places:
         return 0, 0
     segments = [Segment(log.store.disk, log.store.partition_directory(topic.directory, number) / place.name) for place in places]
@@ -47,7 +49,7 @@ def compact_partition(log: FileLog, topic: TopicState, number: int) -> tuple[int
     return sum(count > 0 for count in removed), sum(removed)
 
 
-def _compactable(log: FileLog, topic: TopicState, number: int) -> list[SegmentPlace]:
+def compactable(log: FileLog, topic: TopicState, number: int) -> list[SegmentPlace]:
     """Sealed segments, from the oldest on, that are old enough and that recovery will not write into."""
     with log.store.locked() as newest:
         state = newest.state
@@ -123,10 +125,11 @@ def _compact(log: FileLog, topic: TopicState, number: int, segment: Segment, new
 
 
 def _kept(batch: pa.RecordBatch, topic: TopicState, newest: pa.Table) -> pa.BooleanArray:
-    """The newest row of each key, unless it is a tombstone that has been there long enough."""
-    at = pc.index_in(key_bytes(batch, topic.info.key), value_set=newest["key"].combine_chunks())
+    """The newest row of each key, unless it is a tombstone that has been there long enough. A row without a key replaces none."""
+    keys = key_bytes(batch, topic.info.key)
+    at = pc.index_in(keys, value_set=newest["key"].combine_chunks())
     latest = newest["offset_max"].combine_chunks().take(at)
-    keep = pc.equal(batch.column(OFFSET_COLUMN), latest)
+    keep = pc.or_(pc.equal(batch.column(OFFSET_COLUMN), latest), pc.is_null(keys))
     if topic.info.is_table:
         limit = pa.scalar(now_us() - topic.info.tombstone_us, pa.int64()).cast(TIMESTAMP_TYPE)
         expired = pc.and_(pc.equal(batch.column(CHANGE_TYPE), DELETE), pc.less(batch.column(TIMESTAMP_COLUMN), limit))

@@ -19,6 +19,7 @@ from headrace.log.file.draft import Draft
 from headrace.log.file.groups import check_owner, check_places, coordinate, leave, parse_partition_key, partition_key, plain_positions
 from headrace.log.file.reader import FileBatches
 from headrace.log.names import check_name
+from headrace.log.values import TOPIC_METADATA
 
 if TYPE_CHECKING:
     from headrace.log.file.log import FileLog
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.001, 0.01
 _LONGEST_WITHOUT_POLL_S = 300.0
 _MOST_BYTES_A_POLL = 64 << 20  # of a partition; one batch may go beyond it
-TOPIC_METADATA = b"headrace.topic"
 
 
 class Heartbeat:

@@ -84,7 +84,10 @@ def leave(draft: Draft, group: str, member: str) -> None:
 def plain_positions(positions: Mapping[str, Mapping[int, int]]) -> Positions:
     """As the journal can store them: what a user computed may be numpy's numbers."""
     try:
-        plain = {topic: {operator.index(partition): operator.index(offset) for partition, offset in offsets.items()} for topic, offsets in positions.items()}
+        plain = {
+            topic: {operator.index(partition): operator.index(offset) for partition, offset in offsets.items()}
+            for topic, offsets in positions.items()
+        }
     except (TypeError, AttributeError):
         raise InputError(f"{positions!r} are not positions.", fix="use {topic: {partition: next offset}}, or consumer.positions().") from None
     return Positions(plain, member=positions.member if isinstance(positions, Positions) else None)

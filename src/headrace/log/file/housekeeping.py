@@ -6,14 +6,17 @@ One process at a time does it. It takes the log's lock for moments only; files g
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
+import time
+from collections.abc import Callable
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError
 from headrace.log.file import checkpoint, staging
-from headrace.log.file.compaction import compact_partition
+from headrace.log.file.compaction import compact_partition, compactable, is_compacted
 from headrace.log.file.draft import Draft
 from headrace.log.file.journal import FILE_HEADER_BYTES, ROLL, encode_record
 from headrace.log.file.segment import INDEX_SUFFIX, SegmentPlace, segments_in
@@ -27,6 +30,7 @@ logger = logging.getLogger("headrace.log")
 CHECKPOINT_RECORDS = 5_000
 CHECKPOINT_BYTES = 64 << 20
 _EVERY_S = 30.0
+_COMPACT_AGAIN_S = 6 * 3600.0
 
 
 class Housekeeper:
@@ -36,6 +40,7 @@ class Housekeeper:
         self.log = log
         self._wake, self._stopped = Event(), Event()
         self._thread: Thread | None = None
+        self._compacted: dict[tuple[str, int], tuple[int, float]] = {}  # partition -> (the last segment compacted, when)
         self._every_s = _EVERY_S * (0.8 + os.getpid() % 100 / 250)  # not all processes at once
 
     def note_commit(self) -> None:
@@ -53,9 +58,19 @@ class Housekeeper:
             if self._stopped.is_set():
                 return
             try:
-                keep_house(self.log)
+                keep_house(self.log, due=self._compaction_due)
             except (HeadraceError, OSError) as error:  # the next turn, or the next writer, will do it
                 logger.warning("Housekeeping in %s failed: %s", self.log.store.root, error)
+
+    def _compaction_due(self, topic: TopicState, number: int) -> bool:
+        """Compaction reads all of a partition, so it waits until a third of it is new; but not for ever, as tombstones grow old."""
+        sizes = {place.base: _size(self.log, topic, number, place) for place in compactable(self.log, topic, number)}
+        covered, when = self._compacted.get((topic.directory, number), (-1, -math.inf))
+        new = sum(size for base, size in sizes.items() if base > covered)
+        if not sizes or (3 * new < sum(sizes.values()) and time.monotonic() - when < _COMPACT_AGAIN_S):
+            return False
+        self._compacted[topic.directory, number] = (max(sizes), time.monotonic())
+        return True
 
     def stop(self) -> None:
         self._stopped.set()
@@ -68,16 +83,20 @@ def checkpoint_due(log: FileLog) -> bool:
     return log.committer.records_since_checkpoint >= CHECKPOINT_RECORDS or log.committer.bytes_since_checkpoint >= CHECKPOINT_BYTES
 
 
-def keep_house(log: FileLog, topic: str | None = None) -> dict[str, int]:
-    """Do what is due, for one topic or all. Returns what was removed."""
+def keep_house(log: FileLog, topic: str | None = None, *, due: Callable[[TopicState, int], bool] | None = None) -> dict[str, int]:
+    """Do what there is to do, for one topic or all. Returns what was removed.
+
+    In the background, `due` says which partitions are worth compacting, and another process that is at it already is enough. By command
+    all are compacted, after that other process if need be.
+    """
     done = {"segments_deleted": 0, "segments_compacted": 0, "rows_removed": 0, "staging_swept": 0}
     lock = log.store.disk.open(log.store.root / "journal" / "housekeeping", create=True)
-    with lock.locked(wait=False) as mine:
+    with lock.locked(wait=due is None) as mine:
         if mine:
             if checkpoint_due(log):
                 make_checkpoint(log)
             for name in [topic] if topic is not None else list(log.store.view().topics):
-                _keep_topic(log, name, done)
+                _keep_topic(log, name, done, due or (lambda _topic, _number: True))
             with log.store.locked():
                 done["staging_swept"] = staging.sweep(log.store, now_us())
             _remove_deleted_topics(log)
@@ -125,15 +144,16 @@ def _sync_segment(log: FileLog, directory: str, partition: int, name: str) -> No
     log.store.disk.sync_directory(path.parent)
 
 
-def _keep_topic(log: FileLog, name: str, done: dict[str, int]) -> None:
+def _keep_topic(log: FileLog, name: str, done: dict[str, int], due: Callable[[TopicState, int], bool]) -> None:
     topic = log.store.view().topics.get(name)
     if topic is None:
         return
     for number in range(len(topic.partitions)):
         done["segments_deleted"] += retain(log, topic, number)
-        compacted, rows = compact_partition(log, topic, number)
-        done["segments_compacted"] += compacted
-        done["rows_removed"] += rows
+        if is_compacted(topic) and due(topic, number):
+            compacted, rows = compact_partition(log, topic, number)
+            done["segments_compacted"] += compacted
+            done["rows_removed"] += rows
 
 
 def retain(log: FileLog, topic: TopicState, number: int) -> int:

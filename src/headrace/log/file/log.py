@@ -42,7 +42,7 @@ from headrace.log.file.draft import Draft, PreparedRows, StaleTopic
 from headrace.log.file.frame import Frame, control_frame
 from headrace.log.file.groups import coordinate, parse_partition_key
 from headrace.log.file.housekeeping import Housekeeper, keep_house, make_checkpoint
-from headrace.log.file.prepare import PartitionChooser, prepare, prepare_control, rows_to_batch
+from headrace.log.file.prepare import prepare, prepare_control, rows_to_batch
 from headrace.log.file.producer import FileProducer
 from headrace.log.file.queue import FileQueue
 from headrace.log.file.reader import FileBatches, PartitionReader, SegmentCache
@@ -52,6 +52,7 @@ from headrace.log.file.store import Store, now_us
 from headrace.log.file.transaction import FileTransaction
 from headrace.log.file.verify import verify_log
 from headrace.log.names import check_name, place_word
+from headrace.log.partitioning import Chooser, check_partition
 from headrace.log.settings import altered, check_same, declared
 
 _STAGED_FOR_US = 24 * 3600 * 1_000_000
@@ -134,7 +135,7 @@ class FileLog(Log):
     def append_control(self, topic: str, partition: int, payload: bytes) -> Position:
         while True:
             known = self.topic_state(topic)
-            PartitionReader(self.cache, known, partition)  # checks the number
+            check_partition(known.info, partition)
             rows = prepare_control(known, partition, control_frame(payload))
             try:
                 return self.committer.submit(partial(_append, rows=rows), size=rows.size)
@@ -144,11 +145,11 @@ class FileLog(Log):
     def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None, group: str | None = None) -> Staged:
         known = self.topic_state(topic)
         writer = staging.StagingWriter(self.store, known, directory or staging.staging_name(now_us() + _STAGED_FOR_US, group))
-        chooser = PartitionChooser()
+        chooser = Chooser()
         try:
             for rows in batches:
                 batch = rows_to_batch(rows, known, None)
-                writer.write(prepare(known, batch, chooser.choose(batch, known, None)))
+                writer.write(prepare(known, batch, chooser.partitions(known.info, batch, None)))
             return writer.finish()
         except BaseException:
             writer.abandon()
@@ -307,7 +308,9 @@ class FileLog(Log):
 
         def decide(draft: Draft) -> None:
             self._check_nobody_reads(draft.state, group)
-            coordinate(draft, group, None, {}, draft.state.groups[group].members if group in draft.state.groups else ())  # the dead may not commit again
+            coordinate(
+                draft, group, None, {}, draft.state.groups[group].members if group in draft.state.groups else ()
+            )  # the dead may not commit again
             if f"{group}\0{topic}" in draft.state.queues:
                 for number, offset in wanted.items():
                     draft.do("queue", group, topic, "reset", number, offset)

@@ -6,49 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.errors import BadPartition, InputError
-from headrace.log.api import HEADERS_COLUMN, Headers, Partitioner, Rows
+from headrace.errors import InputError
+from headrace.log.api import HEADERS_COLUMN, Headers, Rows
 from headrace.log.file.draft import PreparedRows
 from headrace.log.file.frame import CONTROL, Frame, FrameHeader, decode_batch, encode_rows
 from headrace.log.file.state import TopicState
-from headrace.log.keys import partitions_by_key
+from headrace.log.partitioning import Chooser, Numbers
 from headrace.log.rows import check_changes, to_batch, with_headers
-
-
-class PartitionChooser:
-    """Where rows go: a partition named by the user, a function of theirs, the key, or each in turn."""
-
-    def __init__(self, partitioner: Partitioner | None = None) -> None:
-        self.partitioner = partitioner
-        self._turn = 0
-
-    def choose(self, batch: pa.RecordBatch, topic: TopicState, partition: int | None) -> npt.NDArray[np.int32] | int:
-        count = len(topic.partitions)
-        if partition is not None:
-            if not 0 <= partition < count:
-                raise BadPartition(f"The topic {topic.name!r} has no partition {partition}.", fix=f"name one from 0 to {count - 1}.")
-            return partition
-        if count == 1:
-            return 0
-        if self.partitioner is not None:
-            return self._asked(batch, topic, count)
-        if topic.info.key:
-            chosen = partitions_by_key(batch, topic.info.key, count)
-            return int(chosen[0]) if len(chosen) == 1 else chosen
-        first, self._turn = self._turn, self._turn + batch.num_rows
-        return first % count if batch.num_rows == 1 else ((first + np.arange(batch.num_rows)) % count).astype(np.int32)
-
-    def _asked(self, batch: pa.RecordBatch, topic: TopicState, count: int) -> npt.NDArray[np.int32]:
-        chosen = np.asarray(self.partitioner(batch, count), dtype=np.int32)  # type: ignore[misc]
-        if chosen.shape != (batch.num_rows,) or (len(chosen) and not 0 <= chosen.min() <= chosen.max() < count):
-            raise BadPartition(
-                f"The partitioner for {topic.name!r} must give one number from 0 to {count - 1} for each of {batch.num_rows} rows; it gave {chosen!r}.",
-                fix="return an array of partition numbers as long as the batch.",
-            )
-        return chosen
 
 
 def rows_to_batch(rows: Rows, topic: TopicState, headers: Headers | None) -> pa.RecordBatch:
@@ -59,7 +25,7 @@ def rows_to_batch(rows: Rows, topic: TopicState, headers: Headers | None) -> pa.
     return with_headers(batch, headers)
 
 
-def prepare(topic: TopicState, batch: pa.RecordBatch, partitions: npt.NDArray[np.int32] | int) -> PreparedRows:
+def prepare(topic: TopicState, batch: pa.RecordBatch, partitions: Numbers) -> PreparedRows:
     """Frames by partition; the order of a partition's rows is the batch's."""
     compression = topic.info.compression
     frames = {number: list(encode_rows(part, compression=compression)) for number, part in split(batch, partitions)}
@@ -70,11 +36,11 @@ def prepare_control(topic: TopicState, partition: int, frame: Frame) -> Prepared
     return PreparedRows(topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), {partition: [frame]})
 
 
-def split(batch: pa.RecordBatch, partitions: npt.NDArray[np.int32] | int) -> Sequence[tuple[int, pa.RecordBatch]]:
+def split(batch: pa.RecordBatch, partitions: Numbers) -> Sequence[tuple[int, pa.RecordBatch]]:
     if not batch.num_rows:
         return []
-    if isinstance(partitions, int):
-        return [(partitions, batch)]
+    if (partitions == partitions[0]).all():
+        return [(int(partitions[0]), batch)]
     order = np.argsort(partitions, kind="stable")
     in_order = partitions[order]
     numbers, firsts = np.unique(in_order, return_index=True)
@@ -90,7 +56,7 @@ def label(rows: PreparedRows, *, producer: int, epoch: int, sequence: int) -> No
             frame.producer, frame.epoch, frame.sequence = producer, epoch, sequence
 
 
-def refit(rows: PreparedRows, old: pa.Schema, topic: TopicState, chooser: PartitionChooser) -> PreparedRows:
+def refit(rows: PreparedRows, old: pa.Schema, topic: TopicState, chooser: Chooser) -> PreparedRows:
     """Prepare rows again for a topic that got columns or partitions after they were first prepared."""
     if topic.name != rows.topic or len(topic.partitions) < rows.partition_count:
         raise InputError(
@@ -103,7 +69,7 @@ def refit(rows: PreparedRows, old: pa.Schema, topic: TopicState, chooser: Partit
                 fresh.frames.setdefault(number, []).append(frame)
                 continue
             batch = widened(_decoded(frame, old), topic.info.arrow_schema)
-            moved = chooser.choose(batch, topic, None) if topic.info.key and topic.partitions[rows.partition_count :] else number
+            moved = chooser.partitions(topic.info, batch, None if topic.info.key and topic.partitions[rows.partition_count :] else number)
             for target, part in split(batch, moved):
                 again = [
                     replace(new, producer=frame.producer, epoch=frame.epoch, sequence=frame.sequence)

@@ -11,9 +11,10 @@ from headrace.errors import BadName, BadRows, DiskFull, FencedError, InputError,
 from headrace.log.api import Headers, OffsetRange, Partitioner, Position, Producer, Rows, Staged
 from headrace.log.file.draft import Draft, PreparedRows, StaleTopic
 from headrace.log.file.frame import producer_hash
-from headrace.log.file.prepare import PartitionChooser, label, prepare, refit, rows_to_batch
+from headrace.log.file.prepare import label, prepare, refit, rows_to_batch
 from headrace.log.file.state import ProducerState, TopicState
 from headrace.log.names import check_name
+from headrace.log.partitioning import Chooser
 from headrace.log.rows import tombstones, upserts, with_headers
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ MOST_BYTES_A_COMMIT = 8 << 20
 class FileProducer(Producer):
     def __init__(self, log: FileLog, topic: str, id: str | None, partitioner: Partitioner | None) -> None:
         self.log, self.topic, self.id = log, topic, id
-        self._chooser = PartitionChooser(partitioner)
+        self._chooser = Chooser(partitioner)
         self._topic: TopicState = log.topic_state(topic)
         self._last = -1
         self.epoch = 0
@@ -79,7 +80,7 @@ class FileProducer(Producer):
 
     def _store(self, batch: pa.RecordBatch, sequence: int | None, partition: int | None) -> Position:
         self._check_usable(sequence)
-        prepared = prepare(self._topic, batch, self._chooser.choose(batch, self._topic, partition))
+        prepared = prepare(self._topic, batch, self._chooser.partitions(self._topic.info, batch, partition))
         if self.id is not None:
             sequence = self._last + 1 if sequence is None else sequence
             label(prepared, producer=self._hash, epoch=self.epoch, sequence=sequence)

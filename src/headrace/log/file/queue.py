@@ -16,10 +16,11 @@ from headrace.log.api import HEADERS_COLUMN, OFFSET_COLUMN, PARTITION_COLUMN, TI
 from headrace.log.dead import DeadLetter, ensure_topic, letters_to_rows, row_to_text
 from headrace.log.file.draft import Draft
 from headrace.log.file.leases import PartitionQueue, QueueState
-from headrace.log.file.prepare import PartitionChooser, prepare, rows_to_batch
+from headrace.log.file.prepare import prepare, rows_to_batch
 from headrace.log.file.reader import FileBatches
 from headrace.log.file.store import now_us
 from headrace.log.names import check_name
+from headrace.log.partitioning import Chooser
 from headrace.log.rows import to_batch
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class FileQueue(Queue):
         dead = ensure_topic(self.log, self.topic)
         topic = self.log.topic_state(dead)
         batch = rows_to_batch(letters_to_rows(letters), topic, None)
-        rows = prepare(topic, batch, PartitionChooser().choose(batch, topic, None))
+        rows = prepare(topic, batch, Chooser().partitions(topic.info, batch, None))
 
         def decide(draft: Draft) -> None:
             draft.check_fresh(rows)

@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from headrace.durations import from_us
 from headrace.errors import BadPartition, CorruptBatch, CorruptionError, InputError, OffsetOutOfRange, UnknownColumn
-from headrace.log.api import HEADERS_COLUMN, HEADERS_TYPE, OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, Batches, Control, TopicInfo
+from headrace.log.api import OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, Batches, Control, TopicInfo
 from headrace.log.file.frame import CONTROL, SPARSE, FrameHeader, body_is_sound, decode_batch
 from headrace.log.file.segment import Segment, SegmentPlace, segment_name, segment_names
 from headrace.log.file.state import PartitionState, TopicState
 from headrace.log.file.store import Store
+from headrace.log.values import readable_schema
 
 logger = logging.getLogger("headrace.log")
 _MOST_OPEN_SEGMENTS = 64
@@ -59,7 +60,10 @@ class SegmentCache:
         tag = (state.segment, state.position > 0)
         known = self._listed.get((directory, partition))
         if known is None or known[0] != tag:
-            known = self._listed[directory, partition] = (tag, segment_names(self.store.partition_directory(directory, partition), tag[0], begun=tag[1]))
+            known = self._listed[directory, partition] = (
+                tag,
+                segment_names(self.store.partition_directory(directory, partition), tag[0], begun=tag[1]),
+            )
         return known[1]
 
     def segment(self, directory: str, partition: int, name: str) -> Segment:
@@ -253,7 +257,7 @@ class FileBatches(Batches):
         if on_corrupt not in {"raise", "skip"}:
             raise InputError(f"on_corrupt is {on_corrupt!r}.", fix="use 'raise' or 'skip'.")
         self.ranges, self.on_corrupt = ranges, on_corrupt
-        self._full = full_schema(info, headers=headers)
+        self._full = readable_schema(info, headers=headers)
         self._names = list(columns) if columns is not None else list(self._full.names)
         for name in self._names:
             if name not in self._full.names:
@@ -288,14 +292,6 @@ class FileBatches(Batches):
         offsets = system[OFFSET_COLUMN].to_numpy(zero_copy_only=False)
         low, high = np.searchsorted(offsets, [start, stop])
         return batch.slice(int(low), int(high - low))
-
-
-def full_schema(info: TopicInfo, *, headers: bool) -> pa.Schema:
-    """The columns a reader can ask for."""
-    fields = [*info.arrow_schema, *SYSTEM_FIELDS]
-    if headers:
-        fields.append(pa.field(HEADERS_COLUMN, HEADERS_TYPE))
-    return pa.schema(fields)
 
 
 def _system_columns(stored: pa.RecordBatch, piece: Piece, partition: int) -> dict[str, pa.Array]:

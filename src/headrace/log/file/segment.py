@@ -78,7 +78,8 @@ def read_segment_header(file: DiskFile) -> SegmentHeader:
         header = next(filter(None, (_read_copy(file, data, at) for at in places)), None)
         if header is None:
             raise CorruptionError(
-                f"{file.path} does not begin as a segment does (byte 0).", fix="restore the file from a backup; `headrace log verify` lists all damage."
+                f"{file.path} does not begin as a segment does (byte 0).",
+                fix="restore the file from a backup; `headrace log verify` lists all damage.",
             )
         logger.error("The header of %s is corrupt (byte 0); going on with its copy.", file.path)
     return header

@@ -13,11 +13,12 @@ from headrace.log.api import Duration, Headers, Position, Positions, Rows, Stage
 from headrace.log.file.draft import Draft, PreparedRows, StaleTopic
 from headrace.log.file.frame import control_frame
 from headrace.log.file.groups import check_owner, check_places, plain_positions
-from headrace.log.file.prepare import PartitionChooser, prepare, prepare_control, refit, rows_to_batch
+from headrace.log.file.prepare import prepare, prepare_control, refit, rows_to_batch
 from headrace.log.file.staging import StagingWriter, discard, staging_name
 from headrace.log.file.state import TopicState
 from headrace.log.file.store import now_us
 from headrace.log.names import check_name
+from headrace.log.partitioning import Chooser, check_partition
 from headrace.log.rows import tombstones, upserts
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class FileTransaction(Transaction):
         self._begun_us = now_us()
         self._epoch: int = log.committer.submit(self._take_over)
         self._directory = staging_name(self._begun_us + self._timeout_us)
-        self._chooser = PartitionChooser()
+        self._chooser = Chooser()
         self._topics: dict[str, TopicState] = {}
         self._rows: list[PreparedRows] = []
         self._bytes = 0
@@ -65,8 +66,8 @@ class FileTransaction(Transaction):
 
     def append_control(self, topic: str, partition: int, payload: bytes) -> None:
         known = self._topic(topic)
-        number = self._chooser.choose(pa.RecordBatch.from_pylist([]), known, partition)
-        self._add(prepare_control(known, int(number), control_frame(payload)))
+        check_partition(known.info, partition)
+        self._add(prepare_control(known, partition, control_frame(payload)))
 
     def adopt(self, staged: Staged) -> None:
         self._topic(staged.topic)
@@ -112,7 +113,7 @@ class FileTransaction(Transaction):
             )
 
     def _keep(self, topic: TopicState, batch: pa.RecordBatch, partition: int | None) -> None:
-        self._add(prepare(topic, batch, self._chooser.choose(batch, topic, partition)))
+        self._add(prepare(topic, batch, self._chooser.partitions(topic.info, batch, partition)))
 
     def _add(self, rows: PreparedRows) -> None:
         self._rows.append(rows)

@@ -62,7 +62,9 @@ def _journal_file(journal: Journal, base: int, durable: int, *, is_last: bool) -
             end = item.after or limit
             continue
         if any(item.filling) or item.end > limit:
-            yield Finding("corrupt", str(file.path), item.end - base - len(item.filling), "the filling behind a record is not empty; the record is sound")
+            yield Finding(
+                "corrupt", str(file.path), item.end - base - len(item.filling), "the filling behind a record is not empty; the record is sound"
+            )
         end = item.end
         if item.kind == ROLL:
             return

@@ -24,8 +24,8 @@ from headrace.log.kafka.group_admin import is_pending
 from headrace.log.kafka.misfits import DeadLetters, RowReader
 from headrace.log.kafka.reader import explained
 from headrace.log.names import check_name
+from headrace.log.values import TOPIC_METADATA
 
-TOPIC_METADATA = b"headrace.topic"
 SETTLE_SECONDS = 10.0
 
 

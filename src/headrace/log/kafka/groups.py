@@ -18,8 +18,8 @@ from headrace.log.kafka.cluster import Place
 from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.failures import doing
 from headrace.log.kafka.group_admin import alter_offsets, committed_offsets, consumer_groups, describe, group_owners, share_groups
-from headrace.log.kafka.partitioning import check_partition
 from headrace.log.names import place_word
+from headrace.log.partitioning import check_partition
 
 MOST_TIMES_KEPT = 100_000
 LOOK_SECONDS = 5.0

@@ -42,7 +42,6 @@ from headrace.log.kafka.consumer import KafkaConsumer
 from headrace.log.kafka.failures import doing
 from headrace.log.kafka.groups import Groups, since
 from headrace.log.kafka.misfits import DeadLetters
-from headrace.log.kafka.partitioning import check_partition
 from headrace.log.kafka.producer import KafkaProducer
 from headrace.log.kafka.queue import KafkaQueue
 from headrace.log.kafka.reader import KafkaBatches, controls, ranges
@@ -50,6 +49,7 @@ from headrace.log.kafka.records import control_record
 from headrace.log.kafka.sending import Delivery, send
 from headrace.log.kafka.transaction import KafkaTransaction
 from headrace.log.names import check_name
+from headrace.log.partitioning import check_partition
 from headrace.log.settings import declared
 
 

@@ -22,11 +22,11 @@ from headrace.log.kafka.config import SEND_TIMEOUT_MS
 from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.failures import FENCED, cause, code, translated
 from headrace.log.kafka.notes import Ledger
-from headrace.log.kafka.partitioning import Chooser
 from headrace.log.kafka.records import to_records
 from headrace.log.kafka.row_batches import appended, deleted, repeatable, upserted
 from headrace.log.kafka.sending import Delivery, Record, commit, fenced_as, open_transactional, roll_back, send
 from headrace.log.names import check_name
+from headrace.log.partitioning import Chooser
 
 TRANSACTION_MS = SEND_TIMEOUT_MS
 """An append takes no longer; so a producer that died in the middle of one holds up readers of its partitions no longer either."""

@@ -13,8 +13,9 @@ from headrace.log.kafka.cluster import Place
 from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.fetching import Fetcher, OffsetLost
 from headrace.log.kafka.misfits import DeadLetters, RowReader
-from headrace.log.kafka.partitioning import check_partition
-from headrace.log.kafka.records import control_payload, full_schema
+from headrace.log.kafka.records import control_payload
+from headrace.log.partitioning import check_partition
+from headrace.log.values import readable_schema
 
 Range = tuple[int, int, int]
 """A partition, and the offsets from which and up to which it is read."""
@@ -52,7 +53,7 @@ class KafkaBatches(Batches):
         if on_corrupt not in {"raise", "skip"}:
             raise InputError(f"on_corrupt is {on_corrupt!r}.", fix="use 'raise' or 'skip'.")
         self._connection, self._letters, self._info, self._ranges, self._headers = connection, letters, info, ranges, headers
-        full = full_schema(info, headers=headers)
+        full = readable_schema(info, headers=headers)
         self._names = list(full.names) if columns is None else list(columns)
         for name in self._names:
             if name not in full.names:

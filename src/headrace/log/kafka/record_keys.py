@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.log.api import TopicInfo
-from headrace.log.kafka.json_rows import Decoded, decode_exactly
-from headrace.log.kafka.json_shape import Misshapen, parse
+from headrace.log.json_rows import Decoded, decode_exactly
+from headrace.log.json_shape import Misshapen, parse
 
 
 def key_columns(keys: Sequence[bytes | None], info: TopicInfo) -> Decoded:

@@ -25,16 +25,16 @@ from headrace.log.api import (
     DELETE,
     HEADERS_COLUMN,
     HEADERS_TYPE,
-    SYSTEM_FIELDS,
     TIMESTAMP_TYPE,
     UPDATE,
     TopicInfo,
 )
-from headrace.log.kafka.json_rows import Decoded, decode, encode
+from headrace.log.json_rows import Decoded, decode, encode
 from headrace.log.kafka.record_keys import key_columns
 from headrace.log.kafka.sending import Record, RecordHeaders
 from headrace.log.keys import key_bytes
 from headrace.log.schema import declared_schema
+from headrace.log.values import readable_schema
 
 RESERVED = "headrace."
 CHANGE_HEADER = "headrace.change"
@@ -129,12 +129,6 @@ class Rows:
     misfits: list[Misfit] = field(default_factory=list)
 
 
-def full_schema(info: TopicInfo, *, headers: bool) -> pa.Schema:
-    """The columns a reader can ask for."""
-    fields = [*info.arrow_schema, *SYSTEM_FIELDS]
-    return pa.schema([*fields, pa.field(HEADERS_COLUMN, HEADERS_TYPE)] if headers else fields)
-
-
 def control_payload(headers: Any) -> bytes | None:
     """The payload of a control record; None if it is none."""
     return next((value or b"" for name, value in headers or () if name == CONTROL_HEADER), None)
@@ -153,7 +147,7 @@ def to_rows(info: TopicInfo, messages: Sequence[Message], *, headers: bool = Fal
     columns = [*decoded.batch.columns, *_system_columns(messages)]
     if headers:
         columns.append(pa.array([_shown_headers(pairs) for pairs in given], HEADERS_TYPE))
-    return Rows(pa.RecordBatch.from_arrays(columns, schema=full_schema(info, headers=headers)), misfits)
+    return Rows(pa.RecordBatch.from_arrays(columns, schema=readable_schema(info, headers=headers)), misfits)
 
 
 def _misfit(message: Message, reason: str) -> Misfit:

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from headrace.errors import LogUnavailable, NewerFormat, TransactionTimedOut
 from headrace.log.api import HEADERS_COLUMN, Staged, TopicInfo
-from headrace.log.kafka.partitioning import Chooser
 from headrace.log.kafka.row_batches import appended
 from headrace.log.names import check_name
+from headrace.log.partitioning import Chooser
 
 FORMAT_KEY, FORMAT = b"headrace.staged", b"1"
 

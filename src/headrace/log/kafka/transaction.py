@@ -22,12 +22,12 @@ from headrace.log.kafka.connection import Connection
 from headrace.log.kafka.failures import FENCED, LOST_MEMBERSHIP, cause, code, translated
 from headrace.log.kafka.group_admin import await_committed
 from headrace.log.kafka.notes import NOTES_TOPIC
-from headrace.log.kafka.partitioning import Chooser, check_partition
 from headrace.log.kafka.records import control_record, to_records
 from headrace.log.kafka.row_batches import appended, deleted, repeatable, upserted
 from headrace.log.kafka.sending import Delivery, Record, commit, open_transactional, roll_back, send
 from headrace.log.kafka.staging import discard, staged_batches
 from headrace.log.names import check_name
+from headrace.log.partitioning import Chooser, check_partition
 
 MOST_BYTES_HELD = 64 << 20
 SHORTEST_TIMEOUT_MS = 1_000  # librdkafka's

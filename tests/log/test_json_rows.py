@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import BadRows
-from headrace.log.kafka import json_rows
-from headrace.log.kafka.json_rows import decode, decode_exactly, encode
+from headrace.log import json_rows
+from headrace.log.json_rows import decode, decode_exactly, encode
 from headrace.log.schema import parse_schema
 
 MIXED = parse_schema(

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from headrace.errors import BadRows
+from headrace.log.json_shape import Parser, parse, parse_exactly
 from headrace.log.json_text import object_text
-from headrace.log.kafka.json_shape import Parser, parse, parse_exactly
-from headrace.log.kafka.json_wire import fits_iso_years, from_wire, has_every_required_value, is_quick, wire_type
+from headrace.log.json_wire import fits_iso_years, from_wire, has_every_required_value, is_quick, wire_type
 
 MAX_QUICK_BYTES = 1 << 30  # one block of Arrow's JSON reader; its sizes are 32 bits wide
 

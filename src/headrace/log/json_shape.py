@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from headrace.log.kafka.json_wire import is_text
+from headrace.log.json_wire import is_text
 
 Shape = Callable[[Any], Any]
 Parser = Callable[[bytes], Any]
