@@ -82,7 +82,7 @@ def transactions(run: Run) -> None:
 
 
 def segment_rolls(run: Run) -> None:
-    run.log.create_topic("a", SCHEMA, segment_bytes=1500)
+    run.log.create_topic("a", SCHEMA, segment_bytes=3200)
     for n in range(8):
         run.log.producer("a").append(rows(10 * n, 2, 300 if n % 3 else 2500))
     run.log.alter_topic("a", add_columns="extra INT")
@@ -105,7 +105,7 @@ def checkpoints(run: Run) -> None:
 
 
 def retention(run: Run) -> None:
-    run.log.create_topic("a", SCHEMA, segment_bytes=600, retention_bytes=1500)
+    run.log.create_topic("a", SCHEMA, segment_bytes=1800, retention_bytes=4000)
     run.log.create_topic("gone", SCHEMA)
     run.log.producer("gone").append(rows(0, 2))
     for n in range(9):
@@ -121,7 +121,7 @@ def retention(run: Run) -> None:
 
 def retention_between_checkpoints(run: Run) -> None:
     """Segments go that the journal still speaks of."""
-    run.log.create_topic("a", SCHEMA, segment_bytes=600, retention_bytes=1500)
+    run.log.create_topic("a", SCHEMA, segment_bytes=1800, retention_bytes=4000)
     for n in range(9):
         run.log.producer("a").append(rows(10 * n, 1, 50))
         run.log.producer("a").append(rows(10 * n + 1, 1, 100))
@@ -134,8 +134,8 @@ def retention_between_checkpoints(run: Run) -> None:
 
 
 def compaction(run: Run) -> None:
-    run.log.create_topic("a", SCHEMA, key="n", compact=True, segment_bytes=900)
-    run.log.create_table("t", SCHEMA, primary_key="n", history="0 seconds", tombstones="0 seconds", segment_bytes=900)
+    run.log.create_topic("a", SCHEMA, key="n", compact=True, segment_bytes=2000)
+    run.log.create_table("t", SCHEMA, primary_key="n", history="0 seconds", tombstones="0 seconds", segment_bytes=2000)
     for n in range(8):
         run.log.producer("a").append([{"n": n % 3, "text": f"{n}" * 100}])
         with run.log.producer("t") as table:
@@ -175,8 +175,8 @@ def groups(run: Run) -> None:
 def everything(run: Run) -> None:
     """A little of each, in one log."""
     log = run.log
-    log.create_topic("a", SCHEMA, partitions=2, segment_bytes=2500, exist_ok=True)
-    log.create_topic("b", SCHEMA, key="n", compact=True, segment_bytes=900, exist_ok=True)
+    log.create_topic("a", SCHEMA, partitions=2, segment_bytes=4500, exist_ok=True)
+    log.create_topic("b", SCHEMA, key="n", compact=True, segment_bytes=2000, exist_ok=True)
     for n in range(4):
         with log.producer("a", id="till") as till:
             till.append(rows(n, 3), sequence=till.last_sequence + 1)
