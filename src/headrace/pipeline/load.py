@@ -64,6 +64,7 @@ def _run(path: Path) -> ModuleType:
         raise BadPipelineFile(f"{path} fails{_at(error, path)}: {type(error).__name__}: {error}", fix="run it with Python to see more.") from error
     finally:
         sys.path.remove(folder)
+        del sys.modules[name]  # workers cannot import it: what is not found there is pickled whole, with its code
     return module
 
 

@@ -1,0 +1,63 @@
+"""`headrace plan`: a tree, Mermaid, SVG and JSON of what a file declares."""
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+SHOP = """
+import headrace as hr
+shop = hr.Pipeline("shop", log="file:no/such/place")
+orders = shop.topic("orders", schema="region STRING, amount DOUBLE", key="region")
+shop.view("revenue", orders.where("amount > 0").group_by("region").aggregate(revenue=hr.agg.sum("amount")))
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.py"
+    path.write_text(SHOP)
+    return path
+
+
+def test_a_tree(run: Run, shop: Path) -> None:
+    out = run("plan", shop).out.splitlines()
+    assert out[0] == "pipeline shop"
+    assert out[2] == "   └─ revenue.aggregate  aggregate by region: revenue = sum(amount)"
+
+
+def test_json_lines(run: Run, shop: Path) -> None:
+    lines = run("plan", shop, "--json").lines
+    assert [each.get("step") or each["output"] for each in lines] == ["orders", "revenue.where", "revenue.aggregate", "revenue"]
+    assert lines[1]["condition"] == "amount > 0"
+
+
+def test_mermaid(run: Run, shop: Path) -> None:
+    assert run("plan", shop, "--mermaid").out.startswith("flowchart LR\n")
+
+
+def test_a_picture(run: Run, shop: Path, tmp_path: Path) -> None:
+    target = tmp_path / "shop.svg"
+    assert f"Drawn in {target}." in run("plan", shop, "--svg", target).out
+    assert ET.parse(target).getroot().tag.endswith("svg")
+    assert run("plan", shop, "--svg", "-").out == target.read_text()
+    assert "cannot be written" in run("plan", shop, "--svg", tmp_path / "no" / "dir.svg", code=2).err
+
+
+def test_one_form_at_a_time(run: Run, shop: Path) -> None:
+    assert "Choose one" in run("plan", shop, "--svg", "x.svg", "--json", code=2).err
+
+
+def test_errors_name_the_file_the_line_and_the_fix(run: Run, shop: Path) -> None:
+    shop.write_text(SHOP.replace("amount > 0", "amont > 0"))
+    err = run("plan", shop, code=1).err
+    assert "has no column 'amont': did you mean 'amount'?" in err
+    assert f"in {shop}, line 5" in err
+    assert "There is no file" in run("plan", "none.py", code=1).err
+
+
+def test_nothing_is_started_or_made(run: Run, shop: Path, tmp_path: Path) -> None:
+    run("plan", shop)
+    assert [each.name for each in tmp_path.iterdir() if each.name != "__pycache__"] == ["shop.py"]
