@@ -86,3 +86,29 @@ def test_over_a_stream(type_name: str, data: st.DataObject, where: list[int]) ->
 @QUICK
 def test_over_a_table(type_name: str, data: st.DataObject, where: list[int]) -> None:
     check(data.draw(tables(*VALUES[type_name])), where, *specs_of(type_name))
+
+
+NESTED: dict[str, tuple[st.SearchStrategy[Any], pa.DataType]] = {
+    "STRUCT": (
+        st.tuples(st.none() | st.integers(0, 3), st.none() | st.text(max_size=2)).map(lambda pair: {"a": pair[0], "b": pair[1]}),
+        pa.struct([("a", pa.int32()), ("b", pa.string())]),
+    ),
+    "ARRAY": (st.lists(st.none() | st.text(max_size=2), max_size=3), pa.list_(pa.string())),
+    "MAP": (
+        st.dictionaries(st.text(max_size=2), st.integers(0, 3), max_size=2).map(lambda each: list(each.items())),
+        pa.map_(pa.string(), pa.int64()),
+    ),
+}
+
+
+@pytest.mark.parametrize("type_name", NESTED)
+@pytest.mark.parametrize("kind", [streams, tables])
+@given(data=st.data(), where=cuts())
+@QUICK
+def test_first_last_and_collect_take_nested_values(type_name: str, kind: Any, data: st.DataObject, where: list[int]) -> None:
+    check(
+        data.draw(kind(*NESTED[type_name])),
+        where,
+        *(spec for spec in OF_ANY_TYPE if spec.kind in {"first", "last", "collect"}),
+        AggregateSpec("count", "v"),
+    )

@@ -1,7 +1,8 @@
 """`hr.agg`: the aggregates, to be given to `group_by(…).aggregate(…)`. Each takes a column or a Spark SQL expression.
 
-Exact ones can take rows back, and so work over tables too. Those that must keep every value of a key to do so have a bound, `most`: a row that would pass it
-is diverted to dead letters and counted, or stops the query (`when_full="stop"`). Sketches are small, approximate and for streams only; each states its error.
+Exact ones can take rows back, and so work over tables too. Those that must keep values of a key to do so have a bound, `most`. Past it, `min`, `max`, `first`
+and `last` keep what is nearest to the answer and count the rest: they are never wrong, and null where they cannot tell. `collect` and `count_distinct`
+leave the value out, and its row goes to dead letters. With `when_full="stop"` the query stops instead. Sketches are small, approximate and for streams only; each states its error.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ A key's history within a call is a row of *versions*: what it was before, and wh
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -34,6 +34,7 @@ class Segments:
     firsts: Ints  # the first segment of each key
     keys: pa.Array  # the distinct keys, in order
     exists: Mask | None = None  # whether a key has rows, by version; known once rows are counted
+    _ordered: dict[str, pa.Array] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -62,8 +63,10 @@ class Segments:
         return np.where(goes.to_numpy(zero_copy_only=False)[self.order], -1, 1)
 
     def column(self, name: str) -> pa.Array:
-        """A column in this order."""
-        return whole(self.rows.column(name)).take(pa.array(self.order))
+        """A column in this order. Several aggregates may read the same one."""
+        if name not in self._ordered:
+            self._ordered[name] = whole(self.rows.column(name)).take(pa.array(self.order))
+        return self._ordered[name]
 
     # Versions
 
