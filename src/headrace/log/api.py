@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
@@ -45,6 +45,9 @@ from headrace.log.values import (
     TopicInfo,
     TopicStats,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "CHANGE_TYPE",
@@ -98,6 +101,9 @@ class Batches(ABC, Iterable[pa.RecordBatch]):
 
     def to_table(self) -> pa.Table:
         return pa.Table.from_batches(list(self), schema=self.schema)
+
+    def to_pandas(self) -> pd.DataFrame:
+        return self.to_table().to_pandas()
 
     def to_pylist(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self.to_table().to_pylist()
@@ -353,7 +359,7 @@ class Log(Closing):
         headers: bool = False,
         on_corrupt: str = "raise",
     ) -> Batches:
-        """Committed rows, with `_partition`, `_offset` and `_timestamp` behind the topic's columns. All partitions if none is named."""
+        """Committed rows: the topic's columns and `_partition`, `_offset` and `_timestamp`, or just the ones named. All partitions if none is named."""
 
     @abstractmethod
     def read_control(self, topic: str, partition: int, start: int | None = None, stop: int | None = None) -> list[Control]: ...
