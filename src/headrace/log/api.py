@@ -103,7 +103,8 @@ class Batches(ABC, Iterable[pa.RecordBatch]):
         return pa.Table.from_batches(list(self), schema=self.schema)
 
     def to_pandas(self) -> pd.DataFrame:
-        return self.to_table().to_pandas()
+        frame: pd.DataFrame = self.to_table().to_pandas()
+        return frame
 
     def to_pylist(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self.to_table().to_pylist()
