@@ -184,6 +184,11 @@ def test_options_are_checked_when_they_are_given(build: Any, said: str) -> None:
         build()
 
 
+def test_a_custom_aggregate_must_be_told_from_others() -> None:
+    with pytest.raises(PlanError, match="setting 'weight' of the aggregate Mean has no text of its own"):
+        agg.custom(Mean(weight=object()), "d")  # type: ignore[arg-type]
+
+
 def test_a_custom_aggregate_without_types_is_refused() -> None:
     class Untyped(Mean):
         result_type = None

@@ -104,7 +104,7 @@ REFUSED: list[tuple[str, Declaration, type[Exception], str]] = [
     ("too few partitions", lambda shop: shop.write("t", shop.orders, partitions=0), InputError, "cannot have 0 partitions"),
     ("a missing time", lambda shop: shop.topic("t", schema="a INT", event_time="at"), UnknownColumn, "The topic 't' has no column 'at'"),
     ("a missing producer", lambda shop: shop.topic("t", schema="at TIMESTAMP", event_time=hr.EventTime("at", producer="dev")), UnknownColumn, "no column 'dev'"),
-    ("a time that is none", lambda shop: shop.topic("t", schema="at STRING", event_time="at"), PlanError, "event time 'at' of The topic 't' is a string, not a time"),
+    ("a time that is none", lambda shop: shop.topic("t", schema="at STRING", event_time="at"), PlanError, "The topic 't' has the event time 'at', which is STRING and no time"),
 ]  # fmt: skip
 
 

@@ -82,6 +82,22 @@ def test_unions_take_columns_in_any_order(shop: Shop) -> None:
     assert shop.orders.union(shop.returns.key_by("region")).key == (), "rows with different keys have none together"
 
 
+def test_a_union_promises_only_what_all_promise() -> None:
+    pipeline = hr.Pipeline("p")
+    one = pipeline.topic("one", schema="a INT NOT NULL, b CHAR(3), c INT NOT NULL COMMENT 'x'")
+    other = pipeline.topic("other", schema="a INT, b STRING, c INT NOT NULL COMMENT 'x'")
+    assert columns(one.union(other)) == "a INT, b STRING, c INT NOT NULL COMMENT 'x'"
+
+
+def test_columns_may_have_any_name() -> None:
+    pipeline = hr.Pipeline("p")
+    stream = pipeline.topic("t", schema="`values` INT, `odd name` INT, `true` INT, `current_date` STRING, `case` INT")
+    assert stream.with_columns(total="`values` + `odd name`").schema.names == ["values", "odd name", "true", "current_date", "case", "total"]
+    assert stream.select("odd name", "true").schema.names == ["odd name", "true"]
+    table = stream.group_by("case").aggregate(x=hr.agg.sum("odd name"), y=hr.agg.max("`values` + 1"))
+    assert table.schema.names == ["case", "x", "y"]
+
+
 def test_to_table_and_back(shop: Shop) -> None:
     table = shop.orders.to_table("order_id")
     assert isinstance(table, Table)

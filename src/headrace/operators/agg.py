@@ -7,6 +7,7 @@ leave the value out, and its row goes to dead letters. With `when_full="stop"` t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -136,6 +137,11 @@ def custom(aggregate: Any, column: str) -> AggregateSpec:
     for name in ("state_type", "result_type"):
         if not isinstance(getattr(aggregate, name, None), pa.DataType):
             raise PlanError(f"The aggregate {aggregate!r} has no {name}.", fix=f"set it to an Arrow type, as in {name} = pa.float64().")
+    if odd := re.search(r"(\w+)=<[^>]* at 0x\w+>", repr(aggregate)):
+        raise PlanError(
+            f"The setting {odd[1]!r} of the aggregate {type(aggregate).__name__} has no text of its own, so a restart could not tell whether it is the same.",
+            fix="give its class a __repr__, or start the setting's name with an underscore if it changes nothing.",
+        )
     return AggregateSpec("custom", column, (("aggregate", aggregate),))
 
 

@@ -66,13 +66,7 @@ def added(step: Step, columns: Sequence[str], named: Mapping[str, str], *, where
 
 
 def _all_columns(step: Step, *, where: str) -> list[tuple[str, Expression]]:
-    return [(name, read(quoted(name), step.schema, where=where)) for name in step.schema.names]
-
-
-def quoted(name: str) -> str:
-    """A column's name as Spark SQL writes it."""
-    plain = name.isascii() and name.isidentifier()
-    return name if plain else "`" + name.replace("`", "``") + "`"
+    return [(name, read(name, step.schema, where=where)) for name in step.schema.names]
 
 
 def _positional(text: str, schema: pa.Schema, *, where: str) -> tuple[str, Expression]:
@@ -141,6 +135,17 @@ def shared_key(steps: Sequence[Step]) -> tuple[str, ...]:
     """The key that all have, or none."""
     keys = {step.key for step in steps}
     return steps[0].key if len(keys) == 1 else ()
+
+
+def shared_schema(steps: Sequence[Step]) -> pa.Schema:
+    """The columns of the first; what not all declare alike (NOT NULL, a length, a comment) is dropped."""
+    return pa.schema([_shared_field([step.schema.field(field.name) for step in steps]) for field in steps[0].schema])
+
+
+def _shared_field(fields: Sequence[pa.Field]) -> pa.Field:
+    first = fields[0]
+    alike = all(first.equals(each, check_metadata=True) for each in fields)
+    return first if alike else pa.field(first.name, first.type)
 
 
 def check_same_columns(one: Step, other: Step, *, where: str) -> None:

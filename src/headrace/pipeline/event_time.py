@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from headrace.durations import format_us, to_us
 from headrace.errors import PlanError, UnknownColumn
+from headrace.log.schema import type_name
 
 
 @dataclass(frozen=True, init=False)
@@ -54,10 +55,12 @@ class EventTime:
                 raise UnknownColumn(name, schema.names, where=where)
         kind = schema.field(self.column).type
         if not pa.types.is_timestamp(kind):
-            raise PlanError(f"The event time {self.column!r} of {where} is a {kind}, not a time.", fix="name a column of type TIMESTAMP.")
+            raise PlanError(
+                f"{where} has the event time {self.column!r}, which is {type_name(kind)} and no time.", fix="name a column of type TIMESTAMP."
+            )
         if self.producer is not None and pa.types.is_nested(schema.field(self.producer).type):
             raise PlanError(
-                f"The producer column {self.producer!r} of {where} is nested.", fix="name a column of a plain type, such as STRING or BIGINT."
+                f"{where} has the producer column {self.producer!r}, which is nested.", fix="name a column of a plain type, such as STRING or BIGINT."
             )
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from headrace.errors import PlanError, StreamOnly, UnfitColumn
 from headrace.log.schema import type_name
 from headrace.operators.specs import AggregateSpec, UnfitType
-from headrace.pipeline.columns import Selection, check_columns, quoted, selected
+from headrace.pipeline.columns import Selection, check_columns, selected
 from headrace.pipeline.expressions import Expression, read
 from headrace.pipeline.plan import Step
 
@@ -81,4 +81,4 @@ def _before(step: Step, by: tuple[str, ...], bound: tuple[tuple[str, AggregateSp
     key = step.key if step.is_table else ()
     read_as_they_are = [spec.column for _, spec in bound if spec.column is not None and spec.column not in computed]
     plain = dict.fromkeys([*key, *by, *read_as_they_are])
-    return selected(step, [quoted(name) for name in plain], computed, where=where)
+    return selected(step, list(plain), computed, where=where)

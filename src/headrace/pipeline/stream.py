@@ -84,7 +84,8 @@ class Rows:
         where = self._place("union", name)
         for other in others:
             _check_like(self, other, where=where)
-        return self._add(UnionStep, name=name, others=others, schema=self.schema, key=cols.shared_key([self.step, *(each.step for each in others)]))
+        steps = [self.step, *(each.step for each in others)]
+        return self._add(UnionStep, name=name, others=others, schema=cols.shared_schema(steps), key=cols.shared_key(steps))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.step.place} of the pipeline {self.pipeline.name!r}: {', '.join(self.schema.names)}>"

@@ -13,6 +13,7 @@ from sqlglot import exp
 
 from headrace.errors import BadExpression
 from headrace.pipeline.expressions.kinds import MONTHS, VOID
+from headrace.pipeline.expressions.literals import quoted_name
 from headrace.pipeline.expressions.parsing import parse
 from headrace.pipeline.expressions.piece import MOST_TEXT, Piece, Refused
 from headrace.pipeline.expressions.reading import Reader
@@ -39,17 +40,29 @@ class Expression:
 
 
 def read(text: str, schema: pa.Schema, *, where: str) -> Expression:
-    """An expression over a schema. BadExpression or UnknownColumn, naming the step (`where`), if it cannot be used."""
+    """An expression over a schema. BadExpression or UnknownColumn, naming the step (`where`), if it cannot be used.
+
+    The exact name of a column is that column, whatever it would mean in SQL.
+    """
+    if text in schema.names:
+        return _column(text, schema)
     return _read(parse(text, where=where), text, schema, where=where)
 
 
 def read_named(text: str, schema: pa.Schema, *, where: str) -> tuple[str | None, Expression]:
     """An expression that may have its name behind AS; a column names itself."""
+    if text in schema.names:
+        return text, _column(text, schema)
     tree = parse(text, where=where)
     if not isinstance(tree, exp.Alias):
         expression = _read(tree, text, schema, where=where)
         return expression.column, expression
     return tree.alias, _read(tree.this, _without_name(text, tree), schema, where=where)
+
+
+def _column(name: str, schema: pa.Schema) -> Expression:
+    quoted = quoted_name(name)
+    return Expression(name, name, (name,), schema.field(name).type, quoted, quoted, None)
 
 
 def _without_name(text: str, tree: exp.Alias) -> str:

@@ -37,8 +37,13 @@ def arithmetic(sign: str, left: Piece, right: Piece) -> Piece:
 
 def _numbers(sign: str, left: Piece, right: Piece) -> Piece:
     kind = number_type(sign, left, right)
-    surely = pa.types.is_floating(kind) and sign in ("+", "-", "*")
+    exact = pa.types.is_decimal(kind)
+    surely = not exact and _not_zero(right) if sign in ("/", "%") else pa.types.is_floating(kind)
     return total(kind, f"({{0}} {sign} {{1}})", left, right) if surely else _tried(kind, sign, left, right)
+
+
+def _not_zero(piece: Piece) -> bool:
+    return piece.is_literal and piece.value != 0
 
 
 def number_type(sign: str, left: Piece, right: Piece) -> pa.DataType:
@@ -98,6 +103,8 @@ def whole_division(left: Piece, right: Piece) -> Piece:
     """DIV: there is no form of it that tries, so what would fail is left out beforehand."""
     if not (is_integer(left.type) and is_integer(right.type)):
         raise Refused(f"DIV takes whole numbers, not {type_name(left.type)} and {type_name(right.type)}.", "use floor(a / b).")
+    if _not_zero(right) and right.value != -1:
+        return total(BIGINT, "({0} DIV {1})", left, right)
     least_by_minus_one = "(CASE WHEN {1} = -1 THEN try_subtract(0, {0}) ELSE {0} DIV nullif({1}, 0) END)"
     return partial(BIGINT, "({0} DIV {1})", least_by_minus_one if left.type == BIGINT else "({0} DIV nullif({1}, 0))", left, right)
 
