@@ -126,6 +126,16 @@ def test_the_signature_of_a_step_follows_its_own_work_only() -> None:
     assert filtered.lineage != plain.lineage
 
 
+def test_a_bound_can_be_changed_and_a_type_cannot() -> None:
+    def kept(schema: str, most: int) -> str:
+        pipeline = hr.Pipeline("p")
+        pipeline.view("v", pipeline.topic("t", schema=schema).group_by("k").aggregate(x=hr.agg.max("v", most=most), n=hr.agg.count("v")))
+        return pipeline.plan().step("v.aggregate").signature
+
+    assert kept("k STRING, v INT", 10) == kept("k STRING, v INT", 20) == kept("k STRING, v INT, more INT", 10)
+    assert kept("k STRING, v INT", 10) != kept("k STRING, v BIGINT", 10)
+
+
 def test_a_dedupe_keeps_its_signature_when_other_columns_come() -> None:
     def deduped(**columns: str) -> Step:
         shop = Shop()

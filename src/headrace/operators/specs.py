@@ -52,6 +52,12 @@ class AggregateSpec:
         """Whether it can take rows back."""
         return bool(self.option("aggregate").retractable) if self.kind == "custom" else not self.is_sketch
 
+    def without_bounds(self) -> AggregateSpec:
+        """The same, whatever it may keep of a key."""
+        if self.kind not in KEEPS_VALUES:
+            return self
+        return replace(self, options=tuple(each for each in self.options if each[0] not in {"most", "when_full"}))
+
     def bound(self, column: str | None, column_type: pa.DataType | None) -> AggregateSpec:
         """The same over a column of a known type. UnfitType if it cannot take it."""
         return replace(self, column=column, type=result_type(self, column_type))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.errors import CyclicPlan, DuplicateStep, PlanError, StreamOnly
+from headrace.errors import CyclicPlan, DuplicateStep, PlanError, StreamOnly, nearest
 from headrace.log.names import check_name
 from headrace.log.schema import parse_schema, to_ddl
 from headrace.log.settings import declared
@@ -16,6 +16,9 @@ from headrace.pipeline.plan import Ingest, Output, PipelinePlan, Settings, Step,
 from headrace.pipeline.stream import Rows, Stream, Table
 
 _RESERVED = "__"
+_OF_ALL = {"tombstones", "segment_bytes", "segment_age", "compression"}
+_OF_TOPICS = {"retention", "retention_bytes", "compact"}
+_OF_TABLES = {"history"}
 
 
 class Pipeline:
@@ -76,6 +79,7 @@ class Pipeline:
         """Write rows to a derived topic, which is keyed as they are; a table becomes a table's topic."""
         step = self._checked_output(name, rows, "topic")
         check_columns(step.schema, where=f"The output {name!r}")
+        _check_settings(settings, where=f"The output {name!r}", is_table=step.is_table)
         declared(name, to_ddl(step.schema), step.key, partitions=partitions, is_table=step.is_table, options=settings)
         self._outputs[name] = TopicOutput(name=name, input=step, partitions=partitions, settings=_as_settings(settings))
 
@@ -124,6 +128,7 @@ class Pipeline:
         is_table: bool,
     ) -> TopicStep:
         self._refuse_taken(name)
+        _check_settings(settings, where=f"The {'table' if is_table else 'topic'} {name!r}", is_table=is_table)
         info = declared(name, schema, key, partitions=partitions, is_table=is_table, options=settings)
         columns = check_columns(parse_schema(schema), where=f"The topic {name!r}")
         times = EventTime(event_time) if isinstance(event_time, str) else event_time
@@ -179,6 +184,14 @@ class Pipeline:
         if not isinstance(step, TopicStep) or self._inputs.get(step.name) is not step:
             raise PlanError(f"{topic!r} is not an input topic of the pipeline {self.name!r}.", fix="declare it with topic(…) or table(…) first.")
         return step
+
+
+def _check_settings(settings: dict[str, Any], *, where: str, is_table: bool) -> None:
+    """A table's topic keeps a history, another topic has a retention."""
+    known = _OF_ALL | (_OF_TABLES if is_table else _OF_TOPICS)
+    for option in settings:
+        if option not in known:
+            raise PlanError(f"{where} has no setting {option!r}: {nearest(option, known)}", fix=f"there is {', '.join(sorted(known))}.")
 
 
 def _as_settings(settings: dict[str, Any]) -> Settings:

@@ -193,6 +193,11 @@ class AggregateStep(Step):
     def details(self) -> dict[str, Any]:
         return {"by": list(self.by), "aggregates": {name: str(spec) for name, spec in self.aggregates}, "errors": self.errors}
 
+    def identity(self) -> dict[str, Any]:
+        """What is kept depends on the types that are read; how much may be kept can be changed."""
+        read = {name: str(self.input.schema.field(spec.column).type) for name, spec in self.aggregates if spec.column is not None}
+        return {**super().identity(), "aggregates": {name: str(spec.without_bounds()) for name, spec in self.aggregates}, "read": read}
+
     def summary(self) -> str:
         return f"by {', '.join(self.by)}: " + ", ".join(f"{name} = {spec}" for name, spec in self.aggregates)
 
