@@ -209,10 +209,11 @@ class FileLog(Log):
         headers: bool = False,
         on_corrupt: str = "raise",
     ) -> Batches:
-        known = self.topic_state(topic)
+        with self.store.still_view() as state:  # all partitions as of one commit
+            known = state.topic(topic)
+            readers = [self.partition_reader(known, number) for number in (range(len(known.partitions)) if partition is None else [partition])]
         ranges = []
-        for number in range(len(known.partitions)) if partition is None else [partition]:
-            reader = self.partition_reader(known, number)
+        for reader in readers:
             first = reader.state.start if start is None else start
             if partition is not None or start is not None:
                 reader.check_start(first)
@@ -262,11 +263,16 @@ class FileLog(Log):
         return FileQueue(self, topic, group, delivery_limit)
 
     def groups(self) -> list[str]:
-        state = self.store.view()
-        return sorted({*state.groups, *(key.split("\0")[0] for key in state.queues)})
+        with self.store.still_view() as state:
+            return _group_names(state)
 
     def group(self, name: str) -> GroupInfo:
-        state = self._state_with_group(name)
+        with self.store.still_view() as state:
+            return self._group_info(state, name)
+
+    def _group_info(self, state: State, name: str) -> GroupInfo:
+        if name not in _group_names(state):
+            raise UnknownGroup(name, _group_names(state))
         group = state.groups.get(name)
         if group is None:
             return GroupInfo(name, "queue", 0, (), {topic: dict(floors) for topic, floors in self._queue_floors(state, name).items()})
@@ -278,12 +284,6 @@ class FileLog(Log):
             for member, about in group.members.items()
         )
         return GroupInfo(name, "group", group.generation, members, {topic: dict(offsets) for topic, offsets in group.committed.items()})
-
-    def _state_with_group(self, name: str) -> State:
-        state = self.store.view()
-        if name not in self.groups():
-            raise UnknownGroup(name, self.groups())
-        return state
 
     @staticmethod
     def _queue_floors(state: State, group: str) -> dict[str, dict[int, int]]:
@@ -341,9 +341,9 @@ class FileLog(Log):
             )
 
     def lag(self, group: str | None = None) -> list[PartitionLag]:
-        if group is not None:
-            self._state_with_group(group)
         with self.store.still_view() as state:
+            if group is not None and group not in _group_names(state):
+                raise UnknownGroup(group, _group_names(state))
             behind = list(self._behind(state, group))
         now = time.time()
         times: dict[tuple[str, int, int], float] = {}
@@ -425,6 +425,10 @@ class FileLog(Log):
         """Whether the next one to open this log would have to read much of the journal."""
         records, size = self.committer.records_since_checkpoint, self.committer.bytes_since_checkpoint
         return records > _CHECKPOINT_AT_CLOSE_RECORDS or size > _CHECKPOINT_AT_CLOSE_BYTES
+
+
+def _group_names(state: State) -> list[str]:
+    return sorted({*state.groups, *(key.split("\0")[0] for key in state.queues)})
 
 
 def _append(draft: Draft, rows: PreparedRows) -> Position:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -30,6 +31,7 @@ class FileProducer(Producer):
         self._chooser = Chooser(partitioner)
         self._topic: TopicState = log.topic_state(topic)
         self._last = -1
+        self._turn = Lock()  # two threads must not use one number: the later one would be taken for a repeat
         self.epoch = 0
         if id is not None:
             check_name(id, what="producer id", error=BadName)
@@ -79,6 +81,12 @@ class FileProducer(Producer):
             raise InputError(f"{what} needs a table, and {self.topic!r} is a plain topic.", fix="use append, or create it with create_table.")
 
     def _store(self, batch: pa.RecordBatch, sequence: int | None, partition: int | None) -> Position:
+        if self.id is None:
+            return self._store_next(batch, sequence, partition)
+        with self._turn:
+            return self._store_next(batch, sequence, partition)
+
+    def _store_next(self, batch: pa.RecordBatch, sequence: int | None, partition: int | None) -> Position:
         self._check_usable(sequence)
         prepared = prepare(self._topic, batch, self._chooser.partitions(self._topic.info, batch, partition))
         if self.id is not None:
