@@ -226,7 +226,8 @@ def damages(original: Path, tmp_path: Path, pattern: str, *, every: bool) -> Ite
 def damage_journal(original: Path, tmp_path: Path, truth: Rows, *, every: bool) -> None:
     for damaged, place, _ in damages(original, tmp_path, "*.journal", every=every):
         findings = check_rows_are_all_there(damaged, truth)
-        assert names_place(findings, damaged.path, 0, max(place, 64) + 16)  # a header is 64 bytes; records are filled up, and zeros may heal
+        healed = damaged.path.read_bytes().startswith(damaged.sound)  # the filling behind a record
+        assert healed or names_place(findings, damaged.path, 0, max(place, 64) + 16)  # a header is 64 bytes, and zeros may heal a record
 
 
 def test_rows_survive_a_damaged_journal(original: Path, tmp_path: Path, truth: Rows) -> None:
