@@ -1,6 +1,7 @@
 """Fixtures that every test may use: a real Kafka broker and a Spark session, each started once, when the first test asks for it."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 # Spark's workers run on the interpreter that runs the tests, not on whatever `python3` is.
 os.environ["PYSPARK_PYTHON"] = sys.executable
+
+# Where the tests run in the background of a script, Ctrl-C is ignored, and so it would be in the commands that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine makes any single example slow; that is no bug.
 settings.register_profile("headrace", deadline=None)

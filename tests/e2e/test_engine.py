@@ -214,3 +214,37 @@ def test_an_edit_that_invalidates_a_steps_state_is_refused_and_others_are_not(tm
         test.pipeline = shop("max", "v > 1")
         with pytest.raises(hr.errors.PlanChanged, match=r"best\.aggregate"):
             test.restart()
+
+
+def test_tables_are_correct_under_updates_and_deletes(tmp_path: Path, spark: SparkSession) -> None:
+    """An upsert says what is; what was is remembered, so that filters and aggregates can take it back."""
+    pipeline = hr.Pipeline("people")
+    people = pipeline.table("people", schema="id BIGINT, city STRING, age INT", key="id", partitions=2)
+    pipeline.view("adults", people.where("age >= 18"))
+    pipeline.view("cities", people.group_by("city").aggregate(n=hr.agg.count(), oldest=hr.agg.max("age")))
+    newest = pipeline.topic("clicks", schema="id BIGINT, page STRING").to_table("id")
+    pipeline.view("last_page", newest)
+    with PipelineTest(pipeline, tmp_path, spark) as test:
+        test.feed("people", [{"id": 1, "city": "Oslo", "age": 40}, {"id": 2, "city": "Oslo", "age": 17}, {"id": 3, "city": "Rome", "age": 70}])
+        test.feed("clicks", [{"id": 1, "page": "a"}, {"id": 1, "page": "b"}, {"id": 2, "page": "a"}])
+        test.settle()
+        assert sorted(row["id"] for row in test.view("adults")) == [1, 3]
+        test.feed("people", [{"id": 1, "city": "Rome", "age": 40}, {"id": 2, "city": "Oslo", "age": 18}])
+        with test.log.producer("people") as producer:
+            producer.delete([3])
+        test.feed("clicks", [{"id": 2, "page": "c"}])
+        test.settle()
+        assert sorted(row["id"] for row in test.view("adults")) == [1, 2]
+        assert {row["city"]: (row["n"], row["oldest"]) for row in test.view("cities")} == {"Oslo": (1, 18), "Rome": (1, 40)}
+        assert {row["id"]: row["page"] for row in test.view("last_page")} == {1: "b", 2: "c"}
+        test.feed("people", [{"id": 1, "city": "Rome", "age": 10}])
+        test.settle()
+        assert [row["id"] for row in test.view("adults")] == [2]
+
+
+def test_what_cannot_be_run_yet_is_refused_before_anything_starts(tmp_path: Path, spark: SparkSession) -> None:
+    pipeline = hr.Pipeline("later")
+    orders = pipeline.topic("orders", schema="k BIGINT")
+    pipeline.write("once", orders.dedupe(on="k", within="1 hour"))
+    with pytest.raises(hr.errors.NotSupported, match="once.dedupe"):
+        PipelineTest(pipeline, tmp_path, spark)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.engine.diverting import DivertRows
+from headrace.engine.filtering import KEEP, keep_changes
 from headrace.engine.job import Combining, Greet, PackRows, ReadAndPack, ReadRows
 from headrace.engine.packing import PACKED
 from headrace.engine.shard import ShardFunction
@@ -24,7 +25,7 @@ from headrace.log.api import CHANGE_TYPE
 from headrace.log.schema import to_spark_ddl
 from headrace.operators.aggregate import AggregateKernel
 from headrace.pipeline.expressions import Expression
-from headrace.pipeline.hosting import kernel_of
+from headrace.pipeline.hosting import keeps_state, kernel_of
 from headrace.pipeline.plan import (
     DIVERT,
     ChangesStep,
@@ -92,7 +93,7 @@ class JobBuilder:
         """Where a stage feeds nothing but views and at most one topic, it serves them itself."""
         views = [each for each in outputs if isinstance(each, ViewOutput)]
         topics = [each for each in outputs if isinstance(each, TopicOutput)]
-        if step.stateful and len(topics) <= 1 and len(self.plan.consumers(step)) == len(outputs):
+        if keeps_state(step) and len(topics) <= 1 and len(self.plan.consumers(step)) == len(outputs):
             target = self._target(topics[0]) if topics else None
             packed = self._stage(step, tuple(view.name for view in views), target)
             return [self._written(packed, target) if target else packed]
@@ -117,19 +118,19 @@ class JobBuilder:
         """A step's rows as Spark has them: the user's columns, a table's `_change_type`, and the pipeline's order."""
         if step.name not in self._rows:
             made = self._make_rows(step)
-            if len(self.plan.consumers(step)) > 1 and not isinstance(step, TopicStep):
+            if len(self.plan.consumers(step)) > 1 and (keeps_state(step) or not isinstance(step, TopicStep)):
                 made = made.persist()
                 self._kept.append(made)
             self._rows[step.name] = made
         return self._rows[step.name]
 
     def _make_rows(self, step: Step) -> DataFrame:
-        if isinstance(step, TopicStep):
+        if isinstance(step, TopicStep) and not step.is_table:
             return self._read_rows(step)
         if isinstance(step, SelectStep):
             return self._selected(step)
         if isinstance(step, WhereStep):
-            return self._guarded(step, [step.expression]).where(step.expression.safe)
+            return self._filtered(step)
         if isinstance(step, KeyByStep):
             return self.rows(step.input)
         if isinstance(step, UnionStep):
@@ -144,6 +145,13 @@ class JobBuilder:
         columns = [f"{expression.safe} AS `{name}`" for (name, _), expression in zip(step.columns, step.expressions, strict=True)]
         change = [f"`{CHANGE_TYPE}`"] if step.is_table else []
         return self._guarded(step, step.expressions).selectExpr(*columns, *change, *_ORDER)
+
+    def _filtered(self, step: WhereStep) -> DataFrame:
+        """Of a table, an update may make a row fit, or no longer fit: both its images are looked at together."""
+        rows = self._guarded(step, [step.expression])
+        if not step.is_table:
+            return rows.where(step.expression.safe)
+        return rows.selectExpr("*", f"{step.expression.safe} AS `{KEEP}`").mapInArrow(keep_changes, self._spark_schema(step))
 
     def _guarded(self, step: SelectStep | WhereStep, expressions: Sequence[Expression]) -> DataFrame:
         """A step's input without the rows on which its expressions fail, if they are to be diverted; with a count of them, if not."""
@@ -182,7 +190,7 @@ class JobBuilder:
     def _stage(self, step: Step, views: tuple[str, ...], following: str | tuple[str, ...] | TopicTarget | None, *, schema: str = PACKED) -> DataFrame:
         hosted = HostedStep(step.name, kernel_of(step))
         stage = StageSpec(step.name, (hosted,), step.key, views, following)
-        inputs = [self._packed(each, stage_key(step), step.name, self._combining(hosted)) for each in step.inputs]
+        inputs = [self._packed(each, stage_key(step), step.name, self._combining(hosted)) for each in step.inputs or (step,)]
         packed = reduce(lambda left, right: left.unionAll(right), inputs)
         return packed.repartition(self.context.shards, "label").mapInArrow(ShardFunction(stage, self.context), schema)
 
@@ -195,7 +203,7 @@ class JobBuilder:
         alone = len(self.plan.consumers(step)) == 1
         while isinstance(step, KeyByStep):
             step = step.input
-        if isinstance(step, TopicStep):
+        if isinstance(step, TopicStep) and (not step.is_table or step.name == of):
             found = self._ranges(step)
             if not found:
                 return self._greeting()
@@ -203,7 +211,7 @@ class JobBuilder:
                 ReadAndPack(found, of, key, self.context.log, self.context.shards, self.context.job_directory, combine), PACKED
             )
             return read.unionAll(self._greeting())
-        if step.stateful and alone:
+        if keeps_state(step) and alone:
             return self._stage(step, (), key)
         return self.rows(step).mapInArrow(PackRows(0, of, key, self.context.shards, self.context.job_directory), PACKED).unionAll(self._greeting())
 

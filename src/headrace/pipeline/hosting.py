@@ -1,18 +1,31 @@
-"""Which kernel carries out which step."""
+"""Which kernel carries out which step, and which steps keep state."""
 
 from __future__ import annotations
 
-from headrace.errors import BugError
+from headrace.errors import NotSupported
 from headrace.operators.aggregate import AggregateKernel
 from headrace.operators.kernel import Kernel
-from headrace.pipeline.plan import AggregateStep, Step
+from headrace.operators.latest import LatestKernel
+from headrace.pipeline.plan import AggregateStep, PipelinePlan, Step, TopicStep, ToTableStep
+
+
+def keeps_state(step: Step) -> bool:
+    """A table's topic does too: its rows say what is now, and those downstream must also hear what was."""
+    return step.stateful or (isinstance(step, TopicStep) and step.is_table)
 
 
 def kernel_of(step: Step) -> Kernel:
     if isinstance(step, AggregateStep):
-        source = step.input
-        row_key = source.key if source.is_table else ()
-        return AggregateKernel(
-            step.name, source.schema, step.by, step.aggregates, over_table=source.is_table, row_key=row_key, divert=step.errors == "divert"
-        )
-    raise BugError(f"No kernel carries out the step {step.name!r} ({step.operation}).")
+        return AggregateKernel(step.name, step.input.schema, step.by, step.aggregates, over_table=step.input.is_table)
+    if isinstance(step, ToTableStep):
+        return LatestKernel(step.name, step.schema, step.key)
+    if isinstance(step, TopicStep) and step.is_table:
+        return LatestKernel(step.name, step.schema, step.key)
+    raise NotSupported(f"The step {step.name!r} ({step.operation}) can be declared and drawn, but not run yet.", fix="leave it out.")
+
+
+def check_hosted(plan: PipelinePlan) -> None:
+    """Before anything starts: every step that keeps state has a kernel."""
+    for step in plan.steps():
+        if keeps_state(step):
+            kernel_of(step)

@@ -24,6 +24,7 @@ from headrace.log import open_log
 from headrace.log.api import Log, TopicInfo
 from headrace.log.schema import to_ddl
 from headrace.pipeline.builder import JobBuilder
+from headrace.pipeline.hosting import check_hosted, keeps_state
 from headrace.pipeline.plan import PipelinePlan, TopicOutput, TopicStep, ViewOutput
 from headrace.pipeline.status import Status, write_status
 from headrace.sinks.commit import commit_batch
@@ -50,6 +51,7 @@ class Runner:
     def __init__(
         self, plan: PipelinePlan, log: Log, spark: SparkSession, state: Path, *, shards: int | None = None, local: Path | None = None
     ) -> None:
+        check_hosted(plan)
         self.plan, self.log, self.spark, self.state = plan, log, spark, state.absolute()
         self.local = (local or self.state / "local").absolute()
         self.cores = int(spark.conf.get("spark.sql.shuffle.partitions", "2") or 2)
@@ -108,7 +110,7 @@ class Runner:
         """A step whose meaning changed must not go on with the state of the old one; a new one would miss what came before."""
         stored = json.loads(self.log.note(self._plan_note()) or "{}")
         for step in self.plan.steps():
-            if not step.stateful or not self.tick:
+            if not keeps_state(step) or not self.tick:
                 continue
             if step.name not in stored:
                 raise PlanChanged(
@@ -120,7 +122,7 @@ class Runner:
                     f"The step {step.name!r} is not what it was: its state belongs to its old meaning ({step.summary()} now).",
                     fix="give the changed step another name, and run the pipeline under another name to build it from the beginning.",
                 )
-        signatures = {step.name: step.signature for step in self.plan.steps() if step.stateful}
+        signatures = {step.name: step.signature for step in self.plan.steps() if keeps_state(step)}
         if signatures != stored:
             tx = self.ledger.transaction()
             tx.set_note(self._plan_note(), json.dumps({**stored, **signatures}))
