@@ -14,16 +14,21 @@ EXPECTED = {
     "02_exactly_once": "crashed with 300 receipts\nin the end 1000 receipts for 1000 payments\n",
     "03_queue": 'sent to ada@example.com\nsent to grace@example.com\ndead: {"recipient":"nobody","body":"Hello"}\n',
     "04_spark": "after run 1: 40 hot readings\nafter run 2: 40 hot readings\n",
+    "05_pipeline": (
+        "revenue as of tick 1\n{'region': 'north', 'orders': 172, 'revenue': 600.0}\n{'region': 'south', 'orders': 85, 'revenue': 297.0}\n"
+        "every number is as it should be\n"
+    ),
 }
+ON_SPARK = {"04_spark", "05_pipeline"}
 
 
 def test_every_example_is_tested() -> None:
     assert sorted(EXPECTED) == sorted(path.stem for path in EXAMPLES.glob("[0-9]*.py"))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.spark if "spark" in name else ()) for name in EXPECTED])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.spark if name in ON_SPARK else ()) for name in EXPECTED])
 def test_examples_run(name: str, tmp_path: Path) -> None:
-    if "spark" in name:
+    if name in ON_SPARK:
         require_java()
     done = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, EXPECTED[name]), done.stderr
