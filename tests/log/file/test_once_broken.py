@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from random import Random
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
 from headrace.errors import CorruptBatch, DiskFull, InputError, RetryError
+from headrace.log.file import housekeeping
 from headrace.log.file.disk import DiskFile
 from headrace.log.file.housekeeping import make_checkpoint
 from headrace.log.file.journal import COMMIT, decode_record, encode_record
@@ -324,3 +325,41 @@ def test_a_topic_another_process_was_about_to_make_durable_was_said_to_exist_and
         assert second.topics() == []
         second.create_topic("a", SCHEMA, exist_ok=True)
         assert second.topics() == ["a"]
+
+
+def test_two_checkpoints_at_once_forgot_to_sync_what_was_written_between_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    syncing, go_on = Event(), Event()
+
+    def slow_sync(*_: object) -> None:
+        syncing.set()
+        go_on.wait(20)
+
+    with FileLog(tmp_path / "log") as first, FileLog(tmp_path / "log") as second:
+        first.create_topic("a", SCHEMA)
+        fill(first, "a", 0, 1)
+        monkeypatch.setattr(housekeeping, "_sync_segment", slow_sync)
+        threads = [Thread(target=make_checkpoint, args=(log,)) for log in (first, second)]
+        threads[0].start()
+        assert syncing.wait(20)
+        threads[1].start()
+        time.sleep(0.1)
+        assert len(journals(tmp_path / "log")) == 2  # the second one has not begun
+        go_on.set()
+        for thread in threads:
+            thread.join()
+        assert len(journals(tmp_path / "log")) > 1
+
+
+def test_a_topics_rows_were_removed_before_its_deletion_was_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FileLog(tmp_path / "log") as first, FileLog(tmp_path / "log") as second:
+        first.create_topic("a", SCHEMA)
+        fill(first, "a", 0, 3)
+        with monkeypatch.context() as patch:  # the record of the deletion is written and not yet synced
+            patch.setattr(first.committer, "_sync", lambda _: None)
+            patch.setattr(first.store.marker, "publish", lambda *_, **__: None)
+            first.delete_topic("a")
+            housekeeping._remove_deleted_topics(second)
+        assert list((tmp_path / "log" / "topics").rglob("*.segment"))
+        second.create_topic("b", SCHEMA)  # makes the deletion durable
+        housekeeping._remove_deleted_topics(second)
+        assert not list((tmp_path / "log" / "topics").rglob("*.segment"))

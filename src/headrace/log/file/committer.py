@@ -176,7 +176,9 @@ class Committer:
                 self.store.adopt(adoption)
         except BaseException as error:
             self.store.forget_newest()
-            raise _outcome_unknown(self.store, error) from error
+            if isinstance(error, Exception):
+                raise _outcome_unknown(self.store, error) from error
+            raise
 
     def _check_usable(self) -> None:
         if self._broken is not None:

@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headrace.errors import DiskFull
@@ -129,6 +129,17 @@ class Disk:
 
     def remove_directory(self, path: Path) -> None:
         os.rmdir(path)
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory with everything in it; what another process removes meanwhile is as good as removed."""
+        for directory, names, files in os.walk(path, topdown=False):
+            for name in files:
+                self.unlink(Path(directory) / name)
+            for name in names:
+                with suppress(OSError):
+                    self.remove_directory(Path(directory) / name)
+        with suppress(OSError):
+            self.remove_directory(path)
 
     def replace_file(self, path: Path, content: Sequence[Buffer], *, durable: bool = True) -> None:
         """Give a file new content, whole or not at all; nothing is left behind if there is no room for it."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
@@ -83,29 +83,47 @@ def checkpoint_due(log: FileLog) -> bool:
     return log.committer.records_since_checkpoint >= CHECKPOINT_RECORDS or log.committer.bytes_since_checkpoint >= CHECKPOINT_BYTES
 
 
-def keep_house(log: FileLog, topic: str | None = None, *, due: Callable[[TopicState, int], bool] | None = None) -> dict[str, int]:
+@contextmanager
+def _alone(log: FileLog, *, wait: bool) -> Iterator[bool]:
+    """One housekeeper at a time, in all processes; yields False if there is another one and `wait` is false."""
+    lock = log.store.disk.open(log.store.root / "journal" / "housekeeping", create=True)
+    try:
+        with lock.locked(wait=wait) as mine:
+            yield mine
+    finally:
+        lock.close()
+
+
+def keep_house(
+    log: FileLog, topic: str | None = None, *, due: Callable[[TopicState, int], bool] | None = None, with_checkpoint: bool = False
+) -> dict[str, int]:
     """Do what there is to do, for one topic or all. Returns what was removed.
 
     In the background, `due` says which partitions are worth compacting, and another process that is at it already is enough. By command
     all are compacted, after that other process if need be.
     """
     done = {"segments_deleted": 0, "segments_compacted": 0, "rows_removed": 0, "staging_swept": 0}
-    lock = log.store.disk.open(log.store.root / "journal" / "housekeeping", create=True)
-    with lock.locked(wait=due is None) as mine:
+    with _alone(log, wait=due is None) as mine:
         if mine:
-            if checkpoint_due(log):
-                make_checkpoint(log)
+            if with_checkpoint or checkpoint_due(log):
+                _make_checkpoint(log)
             for name in [topic] if topic is not None else list(log.store.view().topics):
                 _keep_topic(log, name, done, due or (lambda _topic, _number: True))
             with log.store.locked():
                 done["staging_swept"] = staging.sweep(log.store, now_us())
             _remove_deleted_topics(log)
-    lock.close()
     return done
 
 
-def make_checkpoint(log: FileLog) -> None:
-    """The steps:
+def make_checkpoint(log: FileLog, *, wait: bool = True) -> None:
+    """Make one, after whoever is keeping house now; without `wait`, leave it to them."""
+    with _alone(log, wait=wait) as mine:
+        if mine:
+            _make_checkpoint(log)
+
+
+def _make_checkpoint(log: FileLog) -> None:
+    """The steps, with nobody else making one: step 4 says of all files changed before step 1 that they are synced.
 
     1. under the lock: end the journal's file, begin the next one, and take the state as of there
     2. sync every segment that was written since the last checkpoint
@@ -233,9 +251,10 @@ def _remove_before(log: FileLog, topic: TopicState, number: int, places: list[Se
 
 
 def _remove_deleted_topics(log: FileLog) -> None:
-    """Directories of topics that were deleted. Under the lock, so that none is being made."""
+    """Directories of topics that were deleted, durably. Under the lock, so that none is being made."""
     with log.store.locked() as newest:
-        known = {topic.directory for topic in newest.state.topics.values()}
+        topics = [*newest.state.topics.values(), *log.store.view().topics.values()]
+        known = {topic.directory for topic in topics}
         found = [path for path in (log.store.root / "topics").glob("*~*") if path.name not in known]
     for path in found:
-        shutil.rmtree(path, ignore_errors=True)
+        log.store.disk.remove_tree(path)

@@ -408,8 +408,7 @@ class FileLog(Log):
     def maintain(self, topic: str | None = None) -> dict[str, Any]:
         if topic is not None and topic not in self.topics():
             raise UnknownTopic(topic, self.topics())
-        make_checkpoint(self)  # so that every sealed segment may be compacted
-        return dict(keep_house(self, topic))
+        return dict(keep_house(self, topic, with_checkpoint=True))  # so that every sealed segment may be compacted
 
     def close(self) -> None:
         if self._closed:
@@ -417,7 +416,7 @@ class FileLog(Log):
         self._closed = True
         self.housekeeper.stop()
         if self._much_to_read_again():
-            make_checkpoint(self)
+            make_checkpoint(self, wait=False)
         self.cache.close()
         self.store.close()
 
