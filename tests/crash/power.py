@@ -18,7 +18,7 @@ from headrace.log.api import OFFSET_COLUMN, PARTITION_COLUMN
 from headrace.log.file.disk import Disk
 from headrace.log.file.log import FileLog
 from headrace.log.file.state import State, TopicState
-from headrace.testing.crash import RebootedDisk, RecordingDisk, Trace
+from headrace.testing.crash import ProcessKilled, RebootedDisk, RecordingDisk, Trace
 
 Row = dict[str, Any]
 
@@ -39,7 +39,10 @@ class Run:
         self.rows: dict[tuple[str, int, int], Row] = {} if before is None else dict(before.rows)
         self.controls: dict[tuple[str, int, int], bytes] = {} if before is None else dict(before.controls)
         self.disk.mark(acknowledged)
-        self.log = self._open()
+        try:
+            self.log = self._open()
+        except ProcessKilled:
+            self.after_kill()
         self._forget_future()
 
     def _forget_future(self) -> None:
@@ -71,7 +74,8 @@ class Run:
 
     def after_kill(self) -> None:
         """Go on as the next process on the same machine."""
-        self.log.housekeeper.stop()
+        if hasattr(self, "log"):
+            self.log.housekeeper.stop()
         self.disk = self.disk.reopened()
         self.log = self._open()
         with self.log.store.locked() as newest:  # what the dead process wrote, but told nobody

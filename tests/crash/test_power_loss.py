@@ -10,7 +10,7 @@ import pytest
 
 from headrace.testing.crash import MODES, ProcessKilled
 from tests.crash.power import Run, check_crash
-from tests.crash.workloads import WORKLOADS, Workload, everything, shrink
+from tests.crash.workloads import SCHEMA, WORKLOADS, Workload, checkpoints, compaction, everything, large_appends, rows, shrink
 
 POINTS = 24
 SEEDS = 4
@@ -76,6 +76,34 @@ def test_a_process_is_killed_and_then_power_is_lost(tmp_path: Path) -> None:
 def test_a_process_is_killed_anywhere_and_then_power_is_lost(tmp_path: Path) -> None:
     for kill in range(0, 330, 2):
         check_kill(tmp_path, kill, 15)
+
+
+def check_unsynced_names(tmp_path: Path, workload: Workload, step: int) -> None:
+    """Kill a process right before it syncs a directory; let another one go on; cut the power when it is done."""
+    healthy = Run(tmp_path / "healthy")
+    workload(healthy)
+    unsynced = [index for index, change in enumerate(healthy.finish().changes) if change.kind == "sync-directory"]
+    for kill in unsynced[::step]:
+        run = Run(tmp_path / f"killed-{kill}", kill_after=kill)
+        with suppress(ProcessKilled):
+            workload(run)
+        run.after_kill()
+        if not run.log.topics():
+            run.log.create_topic("a", SCHEMA, partitions=2)
+        run.log.producer("a").append(rows(0, 10, 600))
+        run.look()
+        trace = run.finish()
+        check_crash(run, trace, len(trace.changes), tmp_path / "crashed", mode="dropped", seed=kill)
+
+
+def test_names_left_unsynced_by_a_killed_process_are_not_lost(tmp_path: Path) -> None:
+    check_unsynced_names(tmp_path, large_appends, step=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", [checkpoints, everything, compaction], ids=lambda workload: workload.__name__)
+def test_no_name_left_unsynced_by_a_killed_process_is_lost(workload: Workload, tmp_path: Path) -> None:
+    check_unsynced_names(tmp_path, workload, step=1)
 
 
 def check_generations(tmp_path: Path, seed: int, generations: int, count: int) -> None:

@@ -208,7 +208,7 @@ class Committer:
             for seal in draft.seals:
                 self.store.seal(seal)
             for adoption in draft.adoptions:
-                self.store.disk.make_directory(self.store.partition_directory(adoption.directory, adoption.partition))
+                self.store.make_directory(self.store.partition_directory(adoption.directory, adoption.partition))
             for write in draft.writes:
                 file = self.store.write_segment(write)
                 if not draft.inline:

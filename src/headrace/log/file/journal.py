@@ -155,6 +155,8 @@ class Journal:
         except BaseException:
             file.close()
             raise
+        if self.writable:  # who made it may have been killed before its name was durable
+            self.disk.sync_directory(self.directory)
         self._file, self._base = file, base  # the old one is closed when nobody syncs it any more
         return file
 

@@ -45,6 +45,7 @@ class StagingWriter:
 
     def _begin(self, number: int) -> tuple[DiskFile, int, int]:
         path = self.store.root / "staging" / self.directory
+        self.store.make_directory(path.parent)
         self.store.disk.make_directory(path)
         file = self.store.disk.open(path / f"{self.topic.directory}.{number}.segment", create=True)
         header = new_header(self.topic.name, number, self.topic.info.arrow_schema, self.topic.settings).encode()

@@ -50,6 +50,7 @@ class Store:
         self._newest: Replica | None = None
         self._newest_journal = Journal(disk, self.journal_directory, write=self.writable)
         self._segments: OrderedDict[tuple[str, int], tuple[int, DiskFile]] = OrderedDict()
+        self._directories: set[Path] = set()  # known to be durable
         self._recover_if_needed()
 
     # What is true
@@ -193,13 +194,21 @@ class Store:
             self._segments.move_to_end((directory, partition))
             return known[1]
         path = self.segment_path(directory, partition, segment)
-        self.disk.make_directory(path.parent)
+        self.make_directory(path.parent)
         file = self.disk.open(path, create=True)
         self.disk.sync_directory(path.parent)
         self._segments[directory, partition] = (segment, file)  # the old one is closed when nobody syncs it any more
         if len(self._segments) > _MOST_OPEN_SEGMENTS:
             self._segments.popitem(last=False)
         return file
+
+    def make_directory(self, path: Path) -> None:
+        """See that a directory below the root is there, and durable: who made it may have been killed before syncing the one above it."""
+        if path not in self._directories and path != self.root:
+            self.make_directory(path.parent)
+            self.disk.make_directory(path)
+            self.disk.sync_directory(path.parent)
+            self._directories.add(path)
 
     def seal(self, seal: Seal) -> None:
         """Cut a segment at its true end, and remove files that failed commits began behind it: their place is about to be taken."""
@@ -222,7 +231,7 @@ class Store:
         staged = self.root / "staging" / adoption.file
         if staged.exists():
             target = self.partition_directory(adoption.directory, adoption.partition) / adoption.name
-            self.disk.make_directory(target.parent)
+            self.make_directory(target.parent)
             self.disk.rename(staged, target)
 
     def check_open(self) -> None:
@@ -287,5 +296,7 @@ def _is_begun(name: str) -> bool:
 def _make(root: Path, about: Path, disk: Disk) -> None:
     """Lay out a new log. The file that says that it is one comes last."""
     disk.make_directory(root / "journal")
+    disk.sync_directory(root)
+    disk.sync_directory(root.parent)
     Journal(disk, root / "journal", write=True).create_file(0)
     disk.replace_file(about, [json.dumps({"format": FORMAT, "what": "Headrace log"}).encode() + b"\n"])
