@@ -31,9 +31,11 @@ def described(state: State) -> str:
 class Run:
     """A log being worked on. Remembers what was true at each commit, and every row that was ever readable."""
 
-    def __init__(self, directory: Path, *, before: Run | None = None, acknowledged: int = 0, **options: Any) -> None:
+    def __init__(
+        self, directory: Path, *, before: Run | None = None, acknowledged: int = 0, durability: str = "disk", **options: Any
+    ) -> None:
         """With `before`, a directory that its crash left, `acknowledged` being the last commit that must be there."""
-        self.directory = directory
+        self.directory, self.durability = directory, durability
         self.disk = RecordingDisk(directory, **options)
         self.states: dict[int, str] = {0: described(State())} if before is None else dict(before.states)
         self.rows: dict[tuple[str, int, int], Row] = {} if before is None else dict(before.rows)
@@ -54,7 +56,7 @@ class Run:
         self.controls = {place: payload for place, payload in self.controls.items() if place[2] < ends.get(place[:2], 0)}
 
     def _open(self) -> FileLog:
-        log = FileLog(self.directory / "log", disk=self.disk)
+        log = FileLog(self.directory / "log", disk=self.disk, durability=self.durability)
         publish = log.store.marker.publish
 
         def watched(lsn: int, **options: Any) -> None:

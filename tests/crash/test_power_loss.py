@@ -8,9 +8,10 @@ from random import Random
 
 import pytest
 
-from headrace.testing.crash import MODES, ProcessKilled
-from tests.crash.power import Run, check_crash
-from tests.crash.workloads import SCHEMA, WORKLOADS, Workload, checkpoints, compaction, everything, large_appends, rows, shrink
+from headrace.log.file.log import FileLog
+from headrace.testing.crash import MODES, ProcessKilled, RebootedDisk
+from tests.crash.power import Run, check_crash, crashed
+from tests.crash.workloads import SCHEMA, WORKLOADS, Workload, checkpoints, compaction, everything, large_appends, rows, shrink, small_appends
 
 POINTS = 24
 SEEDS = 4
@@ -130,3 +131,19 @@ def test_power_is_lost_many_times_in_a_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(100, 112))
 def test_power_is_lost_many_times_at_many_points(seed: int, tmp_path: Path) -> None:
     check_generations(tmp_path, seed, generations=6, count=40)
+
+
+@pytest.mark.parametrize("workload", [small_appends, large_appends, everything], ids=lambda workload: workload.__name__)
+def test_with_durability_os_rows_may_be_lost_but_the_log_is_not(workload: Workload, tmp_path: Path) -> None:
+    """It opens, invents nothing, and can be written."""
+    run = Run(tmp_path / "healthy", durability="os")
+    workload(run)
+    trace = run.finish()
+    known = {(directory, partition, offset, row["n"]) for (directory, partition, offset), row in run.rows.items()}
+    for number, after in enumerate(points(len(trace.changes), POINTS)):
+        with crashed(trace, after, tmp_path / "crashed", mode=MODES[number % len(MODES)]) as root, FileLog(root, disk=RebootedDisk()) as log:
+            for topic in log.store.view().topics.values():
+                found = log.read(topic.name, on_corrupt="skip").to_pylist()
+                assert {(topic.directory, row["_partition"], row["_offset"], row["n"]) for row in found} <= known
+                log.producer(topic.name).append(dict.fromkeys(topic.info.columns) | {"n": 999})
+                assert [row["n"] for row in log.read(topic.name, on_corrupt="skip").to_pylist()].count(999) == 1

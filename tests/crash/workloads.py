@@ -121,7 +121,7 @@ def retention(run: Run) -> None:
 
 def retention_between_checkpoints(run: Run) -> None:
     """Segments go that the journal still speaks of."""
-    run.log.create_topic("a", SCHEMA, segment_bytes=1800, retention_bytes=4000)
+    run.log.create_topic("a", SCHEMA, segment_bytes=1800, retention_bytes=4000, retention="1 hour")
     for n in range(9):
         run.log.producer("a").append(rows(10 * n, 1, 50))
         run.log.producer("a").append(rows(10 * n + 1, 1, 100))
