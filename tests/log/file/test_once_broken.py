@@ -13,7 +13,7 @@ import pytest
 from headrace.errors import CorruptBatch, DiskFull, InputError, RetryError
 from headrace.log.file import housekeeping
 from headrace.log.file.disk import DiskFile
-from headrace.log.file.housekeeping import make_checkpoint
+from headrace.log.file.housekeeping import keep_house, make_checkpoint
 from headrace.log.file.journal import COMMIT, decode_record, encode_record
 from headrace.log.file.log import FileLog
 from headrace.testing.crash import FullDisk, RebootedDisk, RecordingDisk
@@ -363,3 +363,21 @@ def test_a_topics_rows_were_removed_before_its_deletion_was_durable(tmp_path: Pa
         second.create_topic("b", SCHEMA)  # makes the deletion durable
         housekeeping._remove_deleted_topics(second)
         assert not list((tmp_path / "log" / "topics").rglob("*.segment"))
+
+
+def test_segments_that_retention_had_removed_came_back_broken_after_a_crash(tmp_path: Path) -> None:
+    log = FileLog(tmp_path / "log")
+    log.create_topic("a", SCHEMA, segment_bytes=2500, retention="1 hour", retention_bytes=3000)
+    fill(log, "a", 0, 1)
+    make_checkpoint(log)
+    for n in range(1, 12):
+        fill(log, "a", n, 1, 300)
+    keep_house(log)
+    left = numbers(log, "a")
+    assert left[0] > 1
+    log.housekeeper.stop()
+    with reopened(tmp_path / "log") as log:
+        assert numbers(log, "a") == left
+        assert log.offsets_at("a", "2000-01-01 00:00:00") == {0: left[0]}
+        assert len(list((tmp_path / "log" / "topics").rglob("*.segment"))) == 1
+        log.maintain()

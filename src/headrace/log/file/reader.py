@@ -194,12 +194,13 @@ class PartitionReader:
     def first_since(self, time_us: int) -> int:
         """The first offset appended at or after a time; the end, if there is none."""
         names = self._names()
-        low, high = 0, bisect_right(names, f"{max(0, self.state.end - 1):020d}/")
+        first_kept = max(0, bisect_right(names, f"{self.state.start:020d}/") - 1)
+        low, high = first_kept, bisect_right(names, f"{max(0, self.state.end - 1):020d}/")
         while low < high:  # the last segment that begins before the time
             middle = (low + high) // 2
             first = self._time_at_start(SegmentPlace.parse(names[middle]))
             low, high = (middle + 1, high) if first is not None and first < time_us else (low, middle)
-        for name in names[max(0, low - 1) :]:
+        for name in names[max(first_kept, low - 1) :]:
             place = SegmentPlace.parse(name)
             segment = self._segment(place)
             limit, sealed = self._limit(segment)

@@ -7,6 +7,7 @@ files that had become segments are moved again; what lies behind the true end of
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from headrace.log.file.draft import Adoption
 from headrace.log.file.journal import Journal, MissingJournal, Record
 from headrace.log.file.replica import Replica
 from headrace.log.file.salvage import reconcile
-from headrace.log.file.segment import COMPACTED, read_segment_header
+from headrace.log.file.segment import COMPACTED, read_segment_header, segments_in
 from headrace.log.file.state import PartitionState
 
 if TYPE_CHECKING:
@@ -152,12 +153,16 @@ class _Redo:
             self.store.disk.sync_directory(path)
 
     def _remove_strays(self) -> None:
-        """Segments begun by commits that did not happen: between those that did, and behind the last one."""
+        """Segments begun by commits that did not happen, between those that did and behind the last one; and those that retention had removed."""
         for directory, partition, first, stop in self._strays:
             self.store.remove_strays(directory, partition, first, stop)
         for topic in self.replica.state.topics.values():
             for number, state in enumerate(topic.partitions):
                 self.store.remove_strays(topic.directory, number, state.segment + (state.position > 0))
+                places = segments_in(self.store.partition_directory(topic.directory, number), state.segment, begun=state.position > 0)
+                for place, after in pairwise(places):
+                    if after.base <= state.start:
+                        self.store.disk.unlink(self.store.partition_directory(topic.directory, number) / place.name)
 
 
 def _is_compacted(file: DiskFile) -> bool:
