@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from random import Random
@@ -381,3 +382,16 @@ def test_segments_that_retention_had_removed_came_back_broken_after_a_crash(tmp_
         assert log.offsets_at("a", "2000-01-01 00:00:00") == {0: left[0]}
         assert len(list((tmp_path / "log" / "topics").rglob("*.segment"))) == 1
         log.maintain()
+
+
+def test_files_that_a_killed_process_left_unfinished_stayed_for_ever(tmp_path: Path) -> None:
+    with FileLog(tmp_path / "log") as log:
+        log.create_topic("a", SCHEMA)
+        fill(log, "a", 0, 1)
+        segment = next((tmp_path / "log" / "topics").rglob("*.segment"))
+        old, new = segment.with_name(".0.segment.1.ab"), segment.with_name(".0.segment.2.cd")
+        for path in (old, new):
+            path.write_bytes(b"half")
+        os.utime(old, (0, 0))
+        log.maintain()
+        assert (old.exists(), new.exists()) == (False, True)

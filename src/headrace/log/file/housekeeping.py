@@ -10,7 +10,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ CHECKPOINT_RECORDS = 5_000
 CHECKPOINT_BYTES = 64 << 20
 _EVERY_S = 30.0
 _COMPACT_AGAIN_S = 6 * 3600.0
+_UNFINISHED_FOR_S = 3600.0
 
 
 class Housekeeper:
@@ -111,6 +113,7 @@ def keep_house(
                 _keep_topic(log, name, done, due or (lambda _topic, _number: True))
             with log.store.locked():
                 done["staging_swept"] = staging.sweep(log.store, now_us())
+            _sweep_unfinished(log, log.store.journal_directory)
             _remove_deleted_topics(log)
     return done
 
@@ -167,11 +170,21 @@ def _keep_topic(log: FileLog, name: str, done: dict[str, int], due: Callable[[To
     if topic is None:
         return
     for number in range(len(topic.partitions)):
+        _sweep_unfinished(log, log.store.partition_directory(topic.directory, number))
         done["segments_deleted"] += retain(log, topic, number)
         if is_compacted(topic) and due(topic, number):
             compacted, rows = compact_partition(log, topic, number)
             done["segments_compacted"] += compacted
             done["rows_removed"] += rows
+
+
+def _sweep_unfinished(log: FileLog, directory: Path) -> None:
+    """Files that a process was about to put in another one's place when it was killed."""
+    limit = time.time() - _UNFINISHED_FOR_S
+    for path in directory.glob(".*"):
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime < limit:
+                log.store.disk.unlink(path)
 
 
 def retain(log: FileLog, topic: TopicState, number: int) -> int:
