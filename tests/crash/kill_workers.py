@@ -90,9 +90,9 @@ ROLES: dict[str, Callable[[FileLog, Diary, Callable[[], bool], int], Any]] = {"w
 
 
 def run(root: Path, role: str, number: int) -> None:
-    """The life of a process. It ends when the file `stop` is there and its work is done, unless it is killed."""
+    """The life of a process. It ends when a file `stop-ROLE` is there and its work is done, unless it is killed."""
     name = f"{role}-{number}"
-    going = _going(root.parent / "stop")
+    going = _going(root.parent / f"stop-{role}")
     with FileLog(root) as log:
         ROLES[role](log, Diary(root.parent / f"{name}.diary"), going, number)
 

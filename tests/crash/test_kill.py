@@ -57,9 +57,9 @@ class Troupe:
             time.sleep(0.05)
 
     def finish(self) -> None:
-        """Let everybody come to an end of their own."""
-        (self.root.parent / "stop").touch()
-        for part, process in self.processes.items():
+        """Let everybody come to an end of their own; the writers first, so that the others find all rows there."""
+        for part, process in self.processes.items():  # in the order of the cast
+            (self.root.parent / f"stop-{part[0]}").touch()
             process.join(timeout=60)
             assert process.exitcode == 0, f"{part} ended with {process.exitcode}"
 
