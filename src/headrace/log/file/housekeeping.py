@@ -88,6 +88,7 @@ def checkpoint_due(log: FileLog) -> bool:
 @contextmanager
 def _alone(log: FileLog, *, wait: bool) -> Iterator[bool]:
     """One housekeeper at a time, in all processes; yields False if there is another one and `wait` is false."""
+    log.store.lock_file()  # refuses a log that cannot be written
     lock = log.store.disk.open(log.store.root / "journal" / "housekeeping", create=True)
     try:
         with lock.locked(wait=wait) as mine:
