@@ -62,10 +62,9 @@ def _replay(store: Store, replica: Replica, redo: _Redo) -> int | None:
 def _clean_fillings(replica: Replica) -> None:
     """A record can be whole when the filling behind it is torn."""
     for base, lsn, size in replica.unclean:
-        replica.journal.file_at(base).write([bytes(size)], lsn - base)
-    file = replica.journal.file_at(replica.base)
-    if file.size() < replica.lsn - replica.base:
-        file.truncate(replica.lsn - replica.base)
+        file = replica.journal.file_at(base)
+        file.write([bytes(size)], lsn - base)
+        file.sync()
 
 
 class _Redo:

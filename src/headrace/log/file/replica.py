@@ -61,8 +61,9 @@ class Replica:
                     self._step_over(item, stop)
                     continue
                 proven = max(proven, item.durable)
-                if any(item.filling):
-                    self.unclean.append((self.base, item.end - len(item.filling), len(item.filling)))
+                if any(item.filling) or item.end > end:
+                    filling = min(item.end, end) - len(item.filling)
+                    self.unclean.append((self.base, filling, item.end - filling))
                 rolled = self._apply(item, each)
             if not rolled and self._is_cut_off(proven if limit is None else limit):
                 rolled = self._step_over_end(proven if limit is None else limit)
