@@ -127,6 +127,9 @@ def body_schema(schema: pa.Schema, flags: int) -> pa.Schema:
 
 def encode_rows(batch: pa.RecordBatch, *, compression: str = "none") -> Iterator[Frame]:
     """Frames of bounded size for one partition's rows. The batch may end in `_headers`, and in `_offset` and `_timestamp` (compaction)."""
+    if batch.num_rows == 1:  # the quick way for single rows
+        yield encode_batch(batch, compression=compression)
+        return
     rows = max(1, batch.num_rows * FRAME_BYTES_GOAL // max(1, batch.nbytes))
     for first in range(0, batch.num_rows, rows):
         yield encode_batch(batch.slice(first, rows) if rows < batch.num_rows else batch, compression=compression)

@@ -39,7 +39,7 @@ def prepare_control(topic: TopicState, partition: int, frame: Frame) -> Prepared
 def split(batch: pa.RecordBatch, partitions: Numbers) -> Sequence[tuple[int, pa.RecordBatch]]:
     if not batch.num_rows:
         return []
-    if (partitions == partitions[0]).all():
+    if batch.num_rows == 1 or (partitions == partitions[0]).all():
         return [(int(partitions[0]), batch)]
     order = np.argsort(partitions, kind="stable")
     in_order = partitions[order]
