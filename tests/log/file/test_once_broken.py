@@ -9,6 +9,7 @@ from random import Random
 from threading import Event, Thread
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from headrace.errors import CorruptBatch, DiskFull, InputError, RetryError
@@ -395,3 +396,14 @@ def test_files_that_a_killed_process_left_unfinished_stayed_for_ever(tmp_path: P
         os.utime(old, (0, 0))
         log.maintain()
         assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_two_tasks_that_were_told_one_directory_staged_into_one_file(tmp_path: Path) -> None:
+    with FileLog(tmp_path / "log") as log:
+        log.create_topic("a", SCHEMA)
+        parts = [pa.RecordBatch.from_pylist([{"n": n, "text": "x"}], schema=log.topic("a").arrow_schema) for n in range(2)]
+        staged = [log.stage("a", [part], directory=str(tmp_path / "elsewhere")) for part in parts]
+        with log.transaction("job") as tx:
+            for part in staged:
+                tx.adopt(part)
+        assert numbers(log, "a") == [0, 1]

@@ -142,9 +142,10 @@ class FileLog(Log):
             except StaleTopic:
                 continue
 
-    def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None, group: str | None = None) -> Staged:
+    def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None, group: str | None = None) -> Staged:  # noqa: ARG002
+        """The rows are put aside in the log's own directory, from which they can be moved to their places."""
         known = self.topic_state(topic)
-        writer = staging.StagingWriter(self.store, known, directory or staging.staging_name(now_us() + _STAGED_FOR_US, group))
+        writer = staging.StagingWriter(self.store, known, staging.staging_name(now_us() + _STAGED_FOR_US, group))
         chooser = Chooser()
         try:
             for rows in batches:

@@ -131,7 +131,8 @@ def sweep(store: Store, now_us: int) -> int:
     """Remove what dead owners left. Under the log's lock, since a commit may be adopting."""
     removed = 0
     for directory in (store.root / "staging").glob("*.*"):
-        if int(directory.name.split(".")[0]) < now_us:
+        deadline = directory.name.split(".")[0]
+        if deadline.isdigit() and int(deadline) < now_us:
             for path in directory.iterdir():
                 store.disk.unlink(path)
             store.disk.remove_directory(directory)
