@@ -407,3 +407,29 @@ def test_two_tasks_that_were_told_one_directory_staged_into_one_file(tmp_path: P
             for part in staged:
                 tx.adopt(part)
         assert numbers(log, "a") == [0, 1]
+
+
+def test_a_copy_of_a_batch_in_a_row_was_read_as_a_batch_when_the_one_around_it_was_damaged(tmp_path: Path) -> None:
+    with FileLog(tmp_path / "log") as log:
+        log.create_topic("a", "data BINARY")
+        producer = log.producer("a")
+        producer.append({"data": b"secret"})
+        segment = next((tmp_path / "log" / "topics").rglob("*.segment"))
+        copy = segment.read_bytes()
+        for shift in range(8):  # one of these is aligned as batches are
+            producer.append({"data": b"." * shift + copy})
+        data = bytearray(segment.read_bytes())
+        place = len(copy)
+        while (place := data.find(b"HRF\xf7", place)) >= 0:
+            data[place + 20] ^= 1  # the header of every batch behind the first, and of every copy
+            place += 1
+        segment.write_bytes(data)
+        for at in range(len(copy), len(data), 8):  # put the copies right again
+            if data[at : at + 4] == b"HRF\xf7":
+                fixed = bytearray(data)
+                fixed[at + 20] ^= 1
+                segment.write_bytes(fixed)
+                log.cache.close()
+                found = [row["data"] for row in log.read("a", on_corrupt="skip").to_pylist()]
+                assert found[0] == b"secret"
+                assert found.count(b"secret") == 1
