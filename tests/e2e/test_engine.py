@@ -248,3 +248,16 @@ def test_what_cannot_be_run_yet_is_refused_before_anything_starts(tmp_path: Path
     pipeline.write("once", orders.dedupe(on="k", within="1 hour"))
     with pytest.raises(hr.errors.NotSupported, match="once.dedupe"):
         PipelineTest(pipeline, tmp_path, spark)
+
+
+def test_rows_that_an_aggregate_has_no_room_for_become_dead_letters(tmp_path: Path, spark: SparkSession) -> None:
+    pipeline = hr.Pipeline("bounded")
+    orders = pipeline.topic("orders", schema="k STRING, v BIGINT")
+    pipeline.view("seen", orders.group_by("k").aggregate(n=hr.agg.count(), all=hr.agg.collect("v", most=2)))
+    with PipelineTest(pipeline, tmp_path, spark) as test:
+        test.feed("orders", [{"k": "a", "v": v} for v in (1, 2, 3)])
+        test.settle()
+        assert test.view("seen") == [{"k": "a", "n": 3, "all": [1, 2]}]
+        (letter,) = letters_of(test.log, "seen.aggregate")
+        assert '"v":3' in letter["row"]
+        assert letter["reason"].startswith("all: ")

@@ -115,6 +115,8 @@ def read_reports(context: BatchContext) -> BatchResult:
         if "topic" in report:
             places = {int(p): (file, rows) for p, (file, rows) in report["partitions"].items()}
             result.topics.append(Staged(report["topic"], places, report["rows"]))
+        for step, found in report.get("letters", {}).items():
+            result.diverted.setdefault(step, []).extend(found)
         for step, file in report.get("diverted", {}).items():
             letters = (context.job_directory / file).read_text().splitlines()
             result.diverted.setdefault(step, []).extend(map(json.loads, letters))

@@ -22,8 +22,9 @@ from headrace.engine.spec import BatchContext, StageSpec, TopicTarget
 from headrace.engine.state_files import StateFiles
 from headrace.engine.step_state import StepState
 from headrace.engine.tasks import ORDER_FIELDS, TICK
+from headrace.log.dead import row_to_text
 from headrace.log.keys import partitions_by_key
-from headrace.operators.aggregate import PARTIAL
+from headrace.operators.aggregate import PARTIAL, AggregateKernel
 from headrace.operators.keys import encode_keys, key_groups
 
 _SIZES = b"\x00sizes"
@@ -62,7 +63,20 @@ class ShardFunction:
         counts = {f"{self.stage.name}.rows_out": result.num_rows if result else 0, f"{self.stage.name}.keys": touched}
         if rows and PARTIAL not in rows.column_names:
             counts[f"{self.stage.name}.rows_in"] = rows.num_rows
-        return result, {"ids": fresh, "how": how, "counts": counts}
+        letters = self._left_out(counts)
+        return result, {"ids": fresh, "how": how, "counts": counts, "letters": letters}
+
+    def _left_out(self, counts: dict[str, int]) -> dict[str, list[dict[str, Any]]]:
+        """Rows that an aggregate could not take in, for dead letters; and how many results could not be told."""
+        letters: dict[str, list[dict[str, Any]]] = {}
+        for step in self.stage.steps:
+            if isinstance(step.kernel, AggregateKernel):
+                found = step.kernel.diverted.take()
+                counts |= {f"{step.name}.{aggregate}.unknown": count for aggregate, count in step.kernel.lost.items()}
+                if found.num_rows:
+                    counts[f"{step.name}.diverted"] = found.num_rows
+                    letters[step.name] = _letters(found)
+        return letters
 
     def _step(
         self, txn: StoreTransaction, rows: pa.Table | None, wanted: dict[str, Any], files: dict[str, StateFiles], groups: list[int]
@@ -102,6 +116,13 @@ class ShardFunction:
     def _report(self, shard: int, report: dict[str, Any]) -> None:
         """A small file a task: whichever attempt's is found, it stands for the same rows."""
         write_report(self.context.job_directory, f"stage-{self.stage.name}-{shard}", report)
+
+
+def _letters(rows: pa.Table) -> list[dict[str, Any]]:
+    names = [name for name in rows.column_names if not name.startswith("_")]
+    texts = row_to_text(rows.select(names).combine_chunks().to_batches()[0])
+    why = zip(rows[TICK].to_pylist(), rows["_aggregate"].to_pylist(), rows["_reason"].to_pylist(), strict=True)
+    return [{"row": text, "tick": tick, "reason": f"{aggregate}: {reason}"} for text, (tick, aggregate, reason) in zip(texts, why, strict=True)]
 
 
 def write_changes(directory: Path, name: str, rows: pa.Table) -> str:

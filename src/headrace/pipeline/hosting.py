@@ -6,7 +6,7 @@ from headrace.errors import NotSupported
 from headrace.operators.aggregate import AggregateKernel
 from headrace.operators.kernel import Kernel
 from headrace.operators.latest import LatestKernel
-from headrace.pipeline.plan import AggregateStep, PipelinePlan, Step, TopicStep, ToTableStep
+from headrace.pipeline.plan import DIVERT, AggregateStep, PipelinePlan, Step, TopicStep, ToTableStep
 
 
 def keeps_state(step: Step) -> bool:
@@ -16,7 +16,11 @@ def keeps_state(step: Step) -> bool:
 
 def kernel_of(step: Step) -> Kernel:
     if isinstance(step, AggregateStep):
-        return AggregateKernel(step.name, step.input.schema, step.by, step.aggregates, over_table=step.input.is_table)
+        source = step.input
+        row_key = source.key if source.is_table else ()
+        return AggregateKernel(
+            step.name, source.schema, step.by, step.aggregates, over_table=source.is_table, row_key=row_key, divert=step.errors == DIVERT
+        )
     if isinstance(step, ToTableStep):
         return LatestKernel(step.name, step.schema, step.key)
     if isinstance(step, TopicStep) and step.is_table:
