@@ -290,3 +290,21 @@ def test_what_says_that_this_is_a_log_is_checked(original: Path, tmp_path: Path,
             log.close()
     assert refusals
     assert all(str(tmp_path) in message for message in refusals)
+
+
+def test_no_single_file_of_the_journal_is_indispensable(original: Path, tmp_path: Path, truth: Rows) -> None:
+    removed = [name for name in files(original, "journal/*") if name.name != "lock"]
+    assert {name.suffix for name in removed} == {".journal", ".checkpoint", ""}
+    for name in removed:
+        damaged = Damaged(original, tmp_path / "log", name)
+        damaged.path.unlink()
+        check_rows_are_all_there(damaged, truth)
+        shutil.rmtree(damaged.root)
+
+
+def test_rows_survive_the_loss_of_the_whole_journal(original: Path, tmp_path: Path, truth: Rows) -> None:
+    """As long as the marker says that there was one."""
+    damaged = Damaged(original, tmp_path / "log", Path("journal/durable"))
+    for path in [*damaged.root.glob("journal/*.journal"), *damaged.root.glob("journal/*.checkpoint")]:
+        path.unlink()
+    check_rows_are_all_there(damaged, truth)
