@@ -82,11 +82,18 @@ def work(log: FileLog, diary: Diary, going: Callable[[], bool], _: int) -> None:
                 diary.write(1, message.row["n"])
 
 
+def keep(log: FileLog, diary: Diary, going: Callable[[], bool], _: int) -> None:
+    """Checkpoints and all the rest of housekeeping, as often as it can."""
+    while going():
+        log.maintain()
+        diary.write(1)
+
+
 def _rows_left(log: FileLog, group: str) -> bool:
     return any(lag.rows for lag in log.lag(group))
 
 
-ROLES: dict[str, Callable[[FileLog, Diary, Callable[[], bool], int], Any]] = {"write": write, "copy": copy, "consume": consume, "work": work}
+ROLES: dict[str, Callable[[FileLog, Diary, Callable[[], bool], int], Any]] = {"write": write, "copy": copy, "consume": consume, "work": work, "keep": keep}
 
 
 def run(root: Path, role: str, number: int) -> None:

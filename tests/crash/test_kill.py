@@ -16,7 +16,7 @@ from headrace.log.file.log import FileLog
 from tests.crash.kill_workers import read_diary, rows_of_append, run
 
 WRITERS = 2
-CAST = [*(("write", who) for who in range(WRITERS)), ("copy", 0), ("consume", 0), ("work", 0), ("work", 1)]
+CAST = [*(("write", who) for who in range(WRITERS)), ("copy", 0), ("consume", 0), ("work", 0), ("work", 1), ("keep", 0)]
 Seen = dict[tuple[str, int, int], tuple[int, int]]
 
 

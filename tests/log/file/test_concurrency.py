@@ -18,6 +18,7 @@ import pytest
 
 from headrace.errors import ConfigurationError, OffsetOutOfRange
 from headrace.log.file.disk import Disk, DiskFile
+from headrace.log.file.housekeeping import make_checkpoint
 from headrace.log.file.log import FileLog
 from headrace.log.file.marker import DurableMarker
 from headrace.testing.crash import SlowDisk
@@ -251,6 +252,24 @@ def test_looking_at_everything_while_it_changes(log: FileLog) -> None:
 
     with switching_often():
         in_threads(3, lambda number: (look if number else change)(number))
+
+
+def test_opening_a_log_whose_checkpoints_come_and_go(log: FileLog, tmp_path: Path) -> None:
+    stop = Event()
+
+    def hurry(_: int) -> None:
+        for n in range(60):
+            append_in_turn(log, n, 1)
+            make_checkpoint(log)
+        stop.set()
+
+    def open_again(_: int) -> None:
+        while not stop.is_set():
+            with FileLog(tmp_path / "log") as another:
+                before = sum(log.end_offsets("a").values())
+                assert sum(another.end_offsets("a").values()) >= before
+
+    in_threads(3, lambda number: (open_again if number else hurry)(number))
 
 
 # Groups

@@ -13,6 +13,7 @@ from headrace.log.file.salvage import LostCommits, restoring
 from headrace.log.file.state import State
 
 logger = logging.getLogger("headrace.log")
+_MOST_ATTEMPTS = 20
 
 
 class Replica:
@@ -27,23 +28,31 @@ class Replica:
         self.records_since_checkpoint = 0
         self.load()
 
-    def load(self, skip: int = 0) -> None:
+    def load(self) -> None:
         """Start from the newest checkpoint that is sound and that the journal goes on from."""
-        bases = self.journal.bases()
-        for lsn in checkpoint.positions(self.directory)[skip:]:
+        for _ in range(_MOST_ATTEMPTS):
+            if self._load_checkpoint():
+                return
+            bases = self.journal.bases()
+            if not bases or bases[0] == 0:
+                self.state, self.lsn, self.base = State(), FILE_HEADER_BYTES, 0
+                self.records_since_checkpoint = 0
+                return
+            # otherwise, those we saw may have been forgotten, and others made, while we looked
+        raise CorruptJournal(
+            f"No checkpoint in {self.directory} is sound, and the journal does not reach back to the beginning.",
+            fix="restore the journal directory from a backup.",
+        )
+
+    def _load_checkpoint(self) -> bool:
+        for lsn in checkpoint.positions(self.directory):
             content = checkpoint.load(self.directory, lsn)
             if content is None:
-                logger.warning("The checkpoint at %d in %s is damaged; going back to the one before.", lsn, self.directory)
-            elif content["base"] in bases:
+                logger.warning("The checkpoint at %d in %s is damaged or gone; going back to the one before.", lsn, self.directory)
+            elif content["base"] in self.journal.bases():
                 self.state, self.lsn, self.base = State.load(content["state"]), lsn, content["base"]
-                return
-        if bases and bases[0] != 0:
-            raise CorruptJournal(
-                f"No checkpoint in {self.directory} is sound, and the journal does not reach back to the beginning.",
-                fix="restore the journal directory from a backup.",
-            )
-        self.state, self.lsn, self.base = State(), FILE_HEADER_BYTES, 0
-        self.records_since_checkpoint = 0
+                return True
+        return False
 
     def advance(self, limit: int | None = None, *, proven: int = 0, each: Callable[[Record], None] | None = None) -> int | None:
         """Apply records up to `limit` (all there are, if None). Returns where a torn tail begins, or None if there is none.
