@@ -290,7 +290,7 @@ def test_a_killed_members_partitions_are_taken_over_within_its_session(filled: F
         victim.kill()
         victim.join()
         seconds = wait_for(lambda: consumer.poll("10 milliseconds") is not None and len(consumer.assignment().get("a", ())) == 2)
-        assert seconds < 5  # a session of one second, on a machine that may be busy
+        assert seconds < 10  # a session of one second, on a machine that may be busy
         wait_for(lambda: not consumer.poll("10 milliseconds"))
         consumer.commit()
     assert filled.committed("readers")["a"] == filled.end_offsets("a")
