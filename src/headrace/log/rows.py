@@ -79,9 +79,9 @@ _ACCEPTED = "pass a dict, a list of dicts, a pyarrow Table or RecordBatch, or a 
 
 
 def _is_pandas(rows: object) -> TypeGuard[pd.DataFrame]:
-    """Without importing pandas: whoever has a frame has done so."""
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(rows, pandas.DataFrame)
+    """Without importing pandas: whoever has a frame has done so. Another thread may be importing it right now."""
+    frame = getattr(sys.modules.get("pandas"), "DataFrame", None)
+    return frame is not None and isinstance(rows, frame)
 
 
 # Dicts

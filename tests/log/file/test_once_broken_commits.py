@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from random import Random
 from threading import Thread
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -222,3 +224,12 @@ def test_a_topic_another_process_was_about_to_make_durable_was_said_to_exist_and
         assert second.topics() == []
         second.create_topic("a", SCHEMA, exist_ok=True)
         assert second.topics() == ["a"]
+
+
+def test_an_append_failed_while_another_thread_was_importing_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FileLog(tmp_path / "log") as log:
+        log.create_topic("a", SCHEMA)
+        monkeypatch.setitem(sys.modules, "pandas", ModuleType("pandas"))  # what it is until it has run
+        fill(log, "a", 0, 1)
+        monkeypatch.undo()
+        assert numbers(log, "a") == [0]
