@@ -25,14 +25,23 @@ class StepState:
         self.store, self.number = store, number
         self._before: dict[bytes, bytes | None] = {}
         self._after: dict[bytes, bytes | None] = {}
+        self._got: tuple[Sequence[bytes], list[bytes], list[bytes | None]] | None = None  # keys as asked for and as stored, and their values
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return self.store.get(self._stored(keys))
+        stored = self._stored(keys)
+        values = self.store.get(stored)
+        self._got = keys, stored, values
+        return values
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        stored = self._stored(keys)
-        fresh = [key for key in stored if key not in self._before] if self._before else stored
-        self._before.update(zip(fresh, self.store.get(fresh), strict=True))
+        if self._got is not None and self._got[0] is keys:  # a kernel puts what it has just got: no need to look again
+            _, stored, before = self._got
+        else:
+            stored = self._stored(keys)
+            before = self.store.get(stored)
+        self._got = None
+        known = dict(zip(stored, before, strict=True))
+        self._before = {**known, **self._before} if self._before else known
         self._after.update(zip(stored, values, strict=True))
         self.store.put(stored, values)
 
