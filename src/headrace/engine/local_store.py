@@ -146,6 +146,15 @@ class StoreTransaction:
                     return
                 yield bytes(key), bytes(value)
 
+    def between(self, prefix: bytes, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Keys under a prefix, from `low` up to but not including `high`, without the prefix. The store must not be written to meanwhile."""
+        cursor, end = self.txn.cursor(), prefix + high
+        if cursor.set_range(prefix + low):
+            for key, value in cursor:
+                if key >= end:
+                    return
+                yield bytes(key[len(prefix) :]), bytes(value)
+
 
 def _as_json(ids: Mapping[str, StateIds]) -> dict[str, dict[str, str]]:
     """With text keys, as it comes back from JSON."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from headrace.engine.local_store import StoreTransaction
 from headrace.engine.state_files import StateFiles, StateIds
+from headrace.operators.kernel import Groups
 from headrace.operators.keys import key_groups
 
 _LONGEST_KEY = 400
@@ -27,17 +28,17 @@ class StepState:
         self._after: dict[bytes, bytes | None] = {}
         self._got: tuple[Sequence[bytes], list[bytes], list[bytes | None]] | None = None  # keys as asked for and as stored, and their values
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        stored = self._stored(keys)
+    def get(self, keys: Sequence[bytes], groups: Groups | None = None) -> list[bytes | None]:
+        stored = self._stored(keys, groups)
         values = self.store.get(stored)
         self._got = keys, stored, values
         return values
 
-    def put(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+    def put(self, keys: Sequence[bytes], values: Sequence[bytes | None], groups: Groups | None = None) -> None:
         if self._got is not None and self._got[0] is keys:  # a kernel puts what it has just got: no need to look again
             _, stored, before = self._got
         else:
-            stored = self._stored(keys)
+            stored = self._stored(keys, groups)
             before = self.store.get(stored)
         self._got = None
         known = dict(zip(stored, before, strict=True))
@@ -45,9 +46,18 @@ class StepState:
         self._after.update(zip(stored, values, strict=True))
         self.store.put(stored, values)
 
-    def _stored(self, keys: Sequence[bytes]) -> list[bytes]:
+    def scan(self, low: bytes, high: bytes) -> tuple[list[bytes], list[bytes], Groups]:
+        found = [(group, key, value) for group in self.store.store.groups for key, value in self.store.between(bytes([self.number, group]), low, high)]
+        groups = np.fromiter((group for group, _, _ in found), np.uint8, len(found))
+        return [key for _, key, _ in found], [value for _, _, value in found], groups
+
+    def first(self, low: bytes, high: bytes) -> bytes | None:
+        firsts = (next(self.store.between(bytes([self.number, group]), low, high), None) for group in self.store.store.groups)
+        return min((found[0] for found in firsts if found is not None), default=None)
+
+    def _stored(self, keys: Sequence[bytes], given: Groups | None = None) -> list[bytes]:
         """Keys as the store has them: step, key group, key. The store takes no long ones; those are told apart by a digest."""
-        groups = key_groups(pa.array(keys, pa.binary())).tolist()
+        groups = (key_groups(pa.array(keys, pa.binary())) if given is None else given).tolist()
         prefixes = [bytes([self.number, group]) for group in range(256)]
         return [
             prefixes[group] + (key if len(key) <= _LONGEST_KEY else key[: _LONGEST_KEY - 32] + blake2b(key, digest_size=32).digest())

@@ -1,29 +1,85 @@
-"""What a kernel is, and what it sees of its state. Kernels compute; the engine hosts them on Spark, tests and users' tests host them in memory.
+"""What a kernel is, and what it sees of its state and of time. Kernels compute; the engine hosts them on Spark, tests and users' tests host them in memory.
 
-A kernel is pure: its answer follows from its state and its rows, never from a clock, from chance, or from how ticks were put into calls.
+A kernel is pure: its answer follows from its state, its rows and the clocks, never from a wall clock, from chance, or from how ticks were put into calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 TICK = "_tick"
 PARTITION = "_partition"
 CHANGE_TYPE = "_change_type"
 
+Times = npt.NDArray[np.int64]
+Groups = npt.NDArray[np.uint8]
+UNSTARTED = -(2**63)
+"""A clock that has not begun: nothing has happened yet."""
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """An input's clocks at the end of each tick of a call, rows or not; and as they were before the first of them. All times are microseconds.
+
+    A row of the tick `ticks[i]` is judged by the clocks before that tick (`closed_before(i)`); what a tick completes is told with that tick's number.
+    `complete`: no row before it is expected. `closed`: a row before it is too late for anyone.
+    """
+
+    ticks: Times
+    times_us: Times
+    complete: Times
+    closed: Times
+    complete_at_start: int = UNSTARTED
+    closed_at_start: int = UNSTARTED
+
+    def __len__(self) -> int:
+        return len(self.ticks)
+
+    @property
+    def complete_before(self) -> Times:
+        """The complete clock as it was before each tick."""
+        return np.concatenate([[np.int64(self.complete_at_start)], self.complete[:-1]]) if len(self) else self.complete
+
+    @property
+    def closed_before(self) -> Times:
+        """The closed clock as it was before each tick."""
+        return np.concatenate([[np.int64(self.closed_at_start)], self.closed[:-1]]) if len(self) else self.closed
+
+    def at(self, row_ticks: Times) -> npt.NDArray[np.intp]:
+        """The place of each row's tick in these arrays."""
+        return np.searchsorted(self.ticks, row_ticks)
+
 
 class KeyedState(Protocol):
-    """A kernel's memory: bytes by key. The host makes it durable, and knows what changed."""
+    """A kernel's memory: bytes by key. The host makes it durable, and knows what changed.
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    A key belongs to a key group, by which state is spread over shards: the group of the key's own bytes, or the one given. A kernel that keeps several entries
+    for one user's key (its windows, its buffered rows, its timers) must file them all under the group of the user's key: `key_groups(encode_keys(rows, by))`.
+    """
+
+    def get(self, keys: Sequence[bytes], groups: Groups | None = None) -> list[bytes | None]:
         """The values of many keys at once; None for a key that has none."""
         ...
 
-    def put(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Store the values of many keys at once; None deletes. A later `get` sees it."""
+    def put(self, keys: Sequence[bytes], values: Sequence[bytes | None], groups: Groups | None = None) -> None:
+        """Store the values of many keys at once; None deletes. A later `get` or `scan` sees it."""
+        ...
+
+    def scan(self, low: bytes, high: bytes) -> tuple[list[bytes], list[bytes], Groups]:
+        """Keys from `low` up to but not including `high`, of all groups at hand, with their values and groups. Sorted by key within a group only.
+
+        Costs what it finds and a seek a group. Keys above 400 bytes come back as the store has them (a prefix and a digest): keep the whole key in the value.
+        """
+        ...
+
+    def first(self, low: bytes, high: bytes) -> bytes | None:
+        """The smallest key from `low` up to but not including `high`, over all groups at hand."""
         ...
 
 
@@ -40,4 +96,20 @@ class Kernel(Protocol):
 
         The result is sorted by tick, key and change. Ticks may come one at a time or many in a call: the rows are the same.
         """
+        ...
+
+
+@runtime_checkable
+class TimedKernel(Protocol):
+    """An operator that also goes by its inputs' clocks, and is called for every tick, rows or not."""
+
+    @property
+    def output(self) -> pa.Schema: ...
+
+    def step_timed(self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]) -> pa.Table:
+        """As `step`, with the rows and clocks of each input. An input without rows comes as an empty table with its columns."""
+        ...
+
+    def due(self, state: KeyedState) -> int | None:
+        """The earliest time that something in the state waits for: a complete clock at or past it would give rows or let state go. None if nothing waits."""
         ...

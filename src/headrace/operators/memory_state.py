@@ -4,24 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import pyarrow as pa
+
+from headrace.operators.kernel import Groups
+from headrace.operators.keys import key_groups
+
 
 class MemoryState:
     """State in memory. `changed` has every key put since the last `take_changes`, with the value it now has (None: deleted)."""
 
     def __init__(self, values: Mapping[bytes, bytes] | None = None) -> None:
         self.values: dict[bytes, bytes] = dict(values or {})
+        self.groups: dict[bytes, int] = {}  # of keys that were put under a group of another's
         self.changed: dict[bytes, bytes | None] = {}
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    def get(self, keys: Sequence[bytes], groups: Groups | None = None) -> list[bytes | None]:  # noqa: ARG002
         return list(map(self.values.get, keys))
 
-    def put(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+    def put(self, keys: Sequence[bytes], values: Sequence[bytes | None], groups: Groups | None = None) -> None:
         changes = dict(zip(keys, values, strict=True))
+        if groups is not None:
+            self.groups.update(zip(keys, groups.tolist(), strict=True))
         self.changed.update(changes)
         self.values.update(changes)  # type: ignore[arg-type]  # deletions are taken out below
         if None in values:
             for key in [key for key, value in changes.items() if value is None]:
                 self.values.pop(key)
+
+    def scan(self, low: bytes, high: bytes) -> tuple[list[bytes], list[bytes], Groups]:
+        found = sorted(key for key in self.values if low <= key < high)
+        own = key_groups(pa.array(found, pa.binary())).tolist()
+        groups = [self.groups.get(key, group) for key, group in zip(found, own, strict=True)]
+        return found, [self.values[key] for key in found], np.array(groups, np.uint8)
+
+    def first(self, low: bytes, high: bytes) -> bytes | None:
+        return min((key for key in self.values if low <= key < high), default=None)
 
     def take_changes(self) -> dict[bytes, bytes | None]:
         """What changed since the last time, for a host that writes it down."""
@@ -29,4 +47,6 @@ class MemoryState:
         return changes
 
     def copy(self) -> MemoryState:
-        return MemoryState(self.values)
+        fresh = MemoryState(self.values)
+        fresh.groups = dict(self.groups)
+        return fresh

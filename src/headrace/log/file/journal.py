@@ -134,12 +134,21 @@ class Journal:
             self.disk.sync_directory(self.directory)
 
     def create_next(self, base: int) -> None:
-        """Begin the file that the last record of the one before asks for."""
-        if max(self.bases(), default=-1) > base:
+        """Begin the file that the last record of the one before asks for.
+
+        Who wrote that record may have been killed before it was synced, with commits before it; nobody will sync that file any more, and
+        without it, nothing in the new one could be reached after power was lost.
+        """
+        bases = self.bases()
+        if max(bases, default=-1) > base:
             raise CorruptJournal(
                 f"The file {journal_name(base)} of the journal in {self.directory} is missing, and later ones are there.",
                 fix="restore it from a backup.",
             )
+        for before in [earlier for earlier in bases if earlier < base][-1:]:
+            file = self.disk.open(self.directory / journal_name(before))
+            file.sync()
+            file.close()
         self.create_file(base)
 
     def file_at(self, base: int) -> DiskFile:
