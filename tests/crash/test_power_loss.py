@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from headrace.log.file.housekeeping import make_checkpoint
 from headrace.log.file.log import FileLog
 from headrace.testing.crash import MODES, ProcessKilled, RebootedDisk
 from tests.crash.power import Run, check_crash, crashed
@@ -105,6 +106,22 @@ def test_names_left_unsynced_by_a_killed_process_are_not_lost(tmp_path: Path) ->
 @pytest.mark.parametrize("workload", [checkpoints, everything, compaction], ids=lambda workload: workload.__name__)
 def test_no_name_left_unsynced_by_a_killed_process_is_lost(workload: Workload, tmp_path: Path) -> None:
     check_unsynced_names(tmp_path, workload, step=1)
+
+
+@pytest.mark.parametrize("durability", ["disk", "os"])
+def test_the_end_of_a_journal_file_that_a_killed_process_left_unsynced_is_not_lost(durability: str, tmp_path: Path) -> None:
+    """Its next process goes on in the file that this end names; with "os", commits that nobody has synced lie before it."""
+    for kill in range(12):
+        run = Run(tmp_path / f"killed-{kill}", durability=durability)
+        small_appends(run)
+        run.disk.kill_after = len(run.disk.trace.changes) + kill
+        with pytest.raises(ProcessKilled):
+            make_checkpoint(run.log)
+        run.durability = "disk"
+        run.after_kill()
+        run.log.producer("a").append(rows(500, 2))
+        trace = run.finish()
+        check_crash(run, trace, len(trace.changes), tmp_path / "crashed", mode="dropped", seed=kill)
 
 
 def check_generations(tmp_path: Path, seed: int, generations: int, count: int) -> None:
