@@ -95,6 +95,31 @@ class TransactionsContract(ContractBase):
             tx.append(events, event(3))
         assert [row["n"] for row in rows_of(log, events)] == [2, 3]
 
+    def test_an_owner_goes_on_without_taking_over(self, log: hr.Log, other: hr.Log, events: str, name: MakeName) -> None:
+        """What a long-lived writer does: it begins once, and its transactions follow each other until somebody else takes over."""
+        first = log.transaction(name("job"))
+        first.append(events, event(1))
+        first.commit()
+        second = first.next()
+        second.append(events, event(2))
+        third = second.next()  # the second was left open, and is gone
+        third.append(events, event(3))
+        third.set_note(name("n"), "b", expect="a")
+        with pytest.raises(errors.NoteConflict):
+            third.commit()
+        fourth = third.next()
+        fourth.append(events, event(4))
+        fourth.commit()
+        with other.transaction(name("job")) as newer:
+            with pytest.raises(errors.TransactionFenced):  # noqa: PT012 - on Kafka it is refused at once, elsewhere when it commits
+                fifth = fourth.next()
+                fifth.append(events, event(5))
+                fifth.commit()
+            newer.append(events, event(6))
+        with newer.next() as again:
+            again.append(events, event(7))
+        assert [row["n"] for row in rows_of(log, events)] == [1, 4, 6, 7]
+
     def test_a_transaction_that_takes_too_long_is_given_up(self, log: hr.Log, events: str, name: MakeName) -> None:
         tx = log.transaction(name("job"), timeout="200 milliseconds")
         tx.append(events, event(1))

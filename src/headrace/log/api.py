@@ -183,6 +183,13 @@ class Transaction(Closing):
     @abstractmethod
     def abort(self) -> None: ...
 
+    @abstractmethod
+    def next(self) -> Transaction:
+        """Another transaction of the same owner, when this one has ended; it is aborted if it has not.
+
+        `log.transaction(id)` takes over from whoever had the id; this takes over from nobody: an owner that was replaced stays refused.
+        """
+
     def close(self) -> None:
         self.abort()
 

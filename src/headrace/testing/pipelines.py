@@ -5,7 +5,7 @@
         test.settle()
         assert test.view("revenue") == [...]
 
-It runs the real thing: an embedded log, Spark, state on disk.
+It runs the real thing: an embedded log, or the one given with `log=`, Spark, state on disk.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from headrace.log.api import CHANGE_TYPE, OFFSET_COLUMN, PARTITION_COLUMN, Rows
-from headrace.log.file.log import FileLog
+from headrace.log import open_log
+from headrace.log.api import CHANGE_TYPE, OFFSET_COLUMN, PARTITION_COLUMN, Log, Rows
 from headrace.pipeline.runner import Runner
 from headrace.sinks.view_reader import ViewReader
 
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 
 class PipelineTest:
-    """A pipeline under test, in a directory of its own."""
+    """A pipeline under test, in a directory of its own. `log` is an open log, which stays open, or an address; without one the log is in the directory too."""
 
-    def __init__(self, pipeline: Pipeline, root: Path, spark: SparkSession, *, shards: int = 2) -> None:
+    def __init__(self, pipeline: Pipeline, root: Path, spark: SparkSession, *, shards: int = 2, log: Log | str | None = None) -> None:
         self.pipeline, self.root, self.spark = pipeline, root, spark
         root.mkdir(parents=True, exist_ok=True)
-        self.log = FileLog(root / "log")
+        self._own_log = not isinstance(log, Log)
+        self.log = log if isinstance(log, Log) else open_log(log or f"file:{root / 'log'}")
         self.runner = self._started(shards)
 
     def _started(self, shards: int) -> Runner:
@@ -107,7 +108,8 @@ class PipelineTest:
 
     def close(self) -> None:
         self.runner.close()
-        self.log.close()
+        if self._own_log:
+            self.log.close()
 
     def __enter__(self) -> Self:
         return self

@@ -29,11 +29,11 @@ _ANY = object()
 
 
 class FileTransaction(Transaction):
-    def __init__(self, log: FileLog, id: str, timeout: Duration) -> None:
+    def __init__(self, log: FileLog, id: str, timeout: Duration, *, epoch: int | None = None) -> None:
         self.log, self.id = log, check_name(id, what="transaction id")
-        self._timeout_us = to_us(timeout, what="timeout")
+        self._timeout, self._timeout_us = timeout, to_us(timeout, what="timeout")
         self._begun_us = now_us()
-        self._epoch: int = log.committer.submit(self._take_over)
+        self._epoch: int = log.committer.submit(self._take_over) if epoch is None else epoch
         self._directory = staging_name(self._begun_us + self._timeout_us)
         self._chooser = Chooser()
         self._topics: dict[str, TopicState] = {}
@@ -202,3 +202,7 @@ class FileTransaction(Transaction):
             self._rows = []
             for writer in self._spilled.values():
                 writer.abandon()
+
+    def next(self) -> FileTransaction:
+        self.abort()
+        return FileTransaction(self.log, self.id, self._timeout, epoch=self._epoch)

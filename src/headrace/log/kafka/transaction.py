@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from headrace.durations import format_us, to_us
 from headrace.errors import BadRows, HeadraceError, InputError, MemberFenced, NoteConflict, RetryError, TransactionFenced, TransactionTimedOut
@@ -52,17 +52,29 @@ class _Plan:
 
 
 class KafkaTransaction(Transaction):
-    def __init__(self, connection: Connection, id: str, timeout: Duration) -> None:
+    def __init__(self, connection: Connection, id: str, timeout: Duration, *, client: Producer | None = None) -> None:
         self._connection, self.id = connection, check_name(id, what="transaction id")
-        self._timeout_us = to_us(timeout, what="timeout")
+        self._timeout, self._timeout_us = timeout, to_us(timeout, what="timeout")
         connection.notes.prepare()
-        self._client = open_transactional(connection.cluster, f"headrace.transaction.{id}", max(self._timeout_us // 1000, SHORTEST_TIMEOUT_MS))
+        self._client = client or self._opened()
+        self._is_sound = True  # whether the client can be used again
+        self._replaced: HeadraceError | None = None
         self._deadline = time.monotonic() + self._timeout_us / 1e6
         self._chooser = Chooser()
         self._plan = _Plan()
         self._delivery = Delivery()
         self._begun = False
         self._open = True
+
+    def _opened(self) -> Producer:
+        return open_transactional(self._connection.cluster, f"headrace.transaction.{self.id}", max(self._timeout_us // 1000, SHORTEST_TIMEOUT_MS))
+
+    def next(self) -> KafkaTransaction:
+        """With the same client, which Kafka refuses once another owner has come; opening one costs as much as many transactions. One that broke is replaced."""
+        self.abort()
+        if self._replaced is not None:
+            raise self._replaced
+        return KafkaTransaction(self._connection, self.id, self._timeout, client=self._client if self._is_sound else None)
 
     # What is to be done
 
@@ -152,7 +164,6 @@ class KafkaTransaction(Transaction):
         self._connection.await_visible(offsets)
         for group, positions in self._plan.offsets:
             await_committed(self._connection.broker, group, positions)
-        self._release()
         for staged in self._plan.staged:
             discard(staged)
         return Position({topic: spans for topic, spans in offsets.items() if topic != NOTES_TOPIC})
@@ -165,15 +176,12 @@ class KafkaTransaction(Transaction):
         if not self._open:
             return reason
         self._open = False
+        self._plan.records = []
+        self._is_sound = reason is None
         if self._begun:
             told = roll_back(self._client, reason or KafkaException(KafkaError(KafkaError.NO_ERROR)))
             reason = told if reason is not None else None
-        self._release()
         return reason
-
-    def _release(self) -> None:
-        self._plan.records = []
-        del self._client
 
     def _guarded(self, step: Any) -> None:
         """Run a step; if it fails, nothing of the transaction is left."""
@@ -190,9 +198,10 @@ class KafkaTransaction(Transaction):
         if code(error) in FENCED and time.monotonic() > self._deadline:
             return self._timed_out()
         if code(error) in FENCED:
-            return TransactionFenced(
+            self._replaced = TransactionFenced(
                 f"The transaction id {self.id!r} has a newer owner; nothing of this one is stored.", fix="stop this owner, or use another id."
             )
+            return self._replaced
         if code(error) in LOST_MEMBERSHIP:
             return MemberFenced(
                 "The consumer whose positions were to be committed is no longer a member of its group; nothing of the transaction is stored.",
@@ -238,20 +247,18 @@ class KafkaTransaction(Transaction):
 
     def _after_failed_commit(self, error: KafkaException, token: str) -> None:
         """A new owner of the id settles a commit whose outcome is unknown; the token then says what it was."""
+        self._is_sound = False
         if cause(error).txn_requires_abort():
             error = roll_back(self._client, error)
         if code(error) in FENCED or cause(error).txn_requires_abort():
-            self._release()
             raise self._explained(error) from error
         try:
-            open_transactional(self._connection.cluster, f"headrace.transaction.{self.id}")
+            self._client, self._is_sound = self._opened(), True
             committed = self._connection.notes.outcome(self.id) == token
         except HeadraceError:
-            self._release()
             raise RetryError(
                 f"The outcome of the transaction {self.id!r} is unknown: {cause(error).str()}.",
                 fix="look whether its rows or notes are there before doing it again.",
             ) from error
         if not committed:
-            self._release()
             raise self._explained(error) from error
