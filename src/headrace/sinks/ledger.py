@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from headrace.errors import FencedError, NewerFormat, NoteConflict
+from headrace.errors import FencedError, NewerFormat, NoteConflict, RetryError
 from headrace.log.api import Log, Position, Transaction
 
 VERSION = 1
 MAIN_QUERY = "main"
+COMMIT_TIMEOUT = "10 minutes"
 _SCHEMA = "version INT, epoch BIGINT, query STRING, tick BIGINT, states STRING, `at` TIMESTAMP"
 StateIds = Mapping[int, str]
 
@@ -67,47 +68,72 @@ class Ledger:
         self._epoch_note = f"epoch.{pipeline}"
         log.create_topic(self.topic, _SCHEMA, exist_ok=True)
         self.epoch = -1
+        self._transaction: Transaction | None = None  # the last one of this runner
+        self._added: dict[str, LedgerEntry] = {}  # by it
+        self._known: dict[str, LedgerEntry] = {}  # the newest, which nobody else can change while this is the runner
 
     def take_over(self) -> int:
         """Become the pipeline's runner: an older one is refused from its next commit on."""
         while True:
+            tx = self._opened()  # from here on an older runner cannot commit, so what is read next stays
             known = self.log.note(self._epoch_note)
-            epoch = int(known or 0) + 1
+            self.epoch = int(known or 0) + 1
+            tx.set_note(self._epoch_note, str(self.epoch), expect=known)
             try:
-                with self.log.transaction(self._transaction_id()) as tx:
-                    tx.set_note(self._epoch_note, str(epoch), expect=known)
+                tx.commit()
             except NoteConflict:
                 continue
-            self.epoch = epoch
-            return epoch
+            self._transaction, self._known = tx, {}
+            return self.epoch
 
-    def _transaction_id(self) -> str:
-        return f"pipeline.{self.pipeline}"
+    def _opened(self) -> Transaction:
+        return self.log.transaction(f"pipeline.{self.pipeline}", timeout=COMMIT_TIMEOUT)
 
     def transaction(self) -> Transaction:
         """A transaction that commits only while this runner is the newest."""
-        tx = self.log.transaction(self._transaction_id())
+        try:
+            tx = self._transaction.next() if self._transaction is not None else self._opened()
+        except FencedError as error:
+            raise self._refused() from error
         tx.set_note(self._epoch_note, str(self.epoch), expect=str(self.epoch))
+        self._transaction, self._added = tx, {}
         return tx
 
     def commit(self, tx: Transaction) -> Position:
         """Commit, and say clearly if someone else has taken over."""
+        known, self._known = self._known, {}  # a commit whose outcome is not known is looked up
         try:
-            return tx.commit()
+            position = tx.commit()
         except FencedError as error:
-            raise RunnerFenced(
-                f"Another runner of the pipeline {self.pipeline!r} has taken over (this one has epoch {self.epoch}).",
-                fix="stop this one: two runners of one pipeline cannot both be right. The newer one goes on where this one stopped.",
-            ) from error
+            raise self._refused() from error
+        self._known = known | self._added
+        return position
+
+    def _refused(self) -> RunnerFenced | RetryError:
+        """Fenced by a newer runner; or, if there is none, by an older one that found out too late: then it is worth another try."""
+        if self.log.note(self._epoch_note) == str(self.epoch):
+            self._transaction = None
+            return RetryError(f"A commit of the pipeline {self.pipeline!r} was disturbed, and nothing of it is stored.", fix="try again.")
+        return RunnerFenced(
+            f"Another runner of the pipeline {self.pipeline!r} has taken over (this one has epoch {self.epoch}).",
+            fix="stop this one: two runners of one pipeline cannot both be right. The newer one goes on where this one stopped.",
+        )
 
     def add(self, tx: Transaction, entry: LedgerEntry) -> None:
         row = {"version": VERSION, "epoch": entry.epoch, "query": entry.query, "tick": entry.tick, "states": entry.to_json(), "at": datetime.now(UTC)}
         tx.append(self.topic, [row])
         tx.set_note(self._note(entry.query), entry.to_json())
+        self._added[entry.query] = entry
 
     def last(self, query: str) -> LedgerEntry | None:
+        """The newest entry."""
+        if query in self._known:
+            return self._known[query]
         text = self.log.note(self._note(query))
-        return None if text is None else LedgerEntry.from_json(text)
+        entry = None if text is None else LedgerEntry.from_json(text)
+        if entry is not None and self.epoch >= 0:
+            self._known[query] = entry
+        return entry
 
     def _note(self, query: str) -> str:
         return f"ledger.{self.pipeline}.{query}"
