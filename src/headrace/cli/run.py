@@ -34,7 +34,7 @@ def run(
     Example: headrace run shop.py --log file:data
     """
     from headrace.pipeline.load import load
-    from headrace.pipeline.runner import run as run_pipeline
+    from headrace.pipeline.running import run as run_pipeline
 
     loaded = load(file, pipeline)
     settings = context.find_object(Settings) or Settings()

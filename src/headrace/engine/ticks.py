@@ -59,6 +59,11 @@ class TickJournal:
             self._offset = batch.column("_offset")[-1].as_py() + 1
 
     @property
+    def first(self) -> Tick | None:
+        """Where the pipeline began: tick 0, unless it is a version that was replayed from a later one."""
+        return self._ticks[0] if self._ticks else None
+
+    @property
     def last(self) -> Tick | None:
         return self._ticks[-1] if self._ticks else None
 

@@ -104,7 +104,7 @@ class Pipeline:
 
     def run(self, **options: Any) -> Any:
         """Run the pipeline until it is stopped; `headrace run FILE` does the same."""
-        from headrace.pipeline.runner import run
+        from headrace.pipeline.running import run
 
         return run(self, **options)
 

@@ -9,32 +9,34 @@ import json
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from headrace.engine.clock_files import ClockWork, read_clocks, sweep_clocks, write_clocks
+from headrace.engine.clocks import BatchClocks, ClockState
 from headrace.engine.cutter import MOST_ROWS_A_TICK, next_ticks, rows_between
 from headrace.engine.job import clean_up, read_reports
 from headrace.engine.spec import BatchContext, BatchResult
 from headrace.engine.state_files import new_id
 from headrace.engine.ticks import Tick, TickJournal, beginning
 from headrace.errors import ConfigurationError, PlanChanged, TopicExists
-from headrace.log import open_log
 from headrace.log.api import Log, TopicInfo
 from headrace.log.schema import to_ddl
 from headrace.pipeline.builder import JobBuilder
+from headrace.pipeline.failures import reason
 from headrace.pipeline.hosting import check_hosted, keeps_state
 from headrace.pipeline.plan import PipelinePlan, TopicOutput, TopicStep, ViewOutput
+from headrace.pipeline.rescale import remembered_shards
 from headrace.pipeline.status import Status, write_status
+from headrace.pipeline.timing import clock_spec
 from headrace.sinks.commit import commit_batch
 from headrace.sinks.ledger import MAIN_QUERY, Ledger, LedgerEntry, RunnerFenced
 from headrace.sinks.views import ViewStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from headrace.pipeline.pipeline import Pipeline
 
 logger = logging.getLogger("headrace.pipeline")
 TICK_EVERY_S = 0.2
@@ -55,7 +57,7 @@ class Runner:
         self.plan, self.log, self.spark, self.state = plan, log, spark, state.absolute()
         self.local = (local or self.state / "local").absolute()
         self.cores = int(spark.conf.get("spark.sql.shuffle.partitions", "2") or 2)
-        self.shards = shards or self.cores
+        self.shards = shards or remembered_shards(log, plan.name) or self.cores
         self.state.mkdir(parents=True, exist_ok=True)
         self._make_topics()
         self.ledger = Ledger(log, plan.name)
@@ -64,9 +66,16 @@ class Runner:
         self._check_steps()
         self.views = self._open_views()
         self._begin()
+        self._clocks = tuple(clock_spec(step) for step in self.plan.inputs)
+        self.clock_state: ClockState = read_clocks(self.state / "clocks", self._entry().clocks)
+        self.batch_clocks: BatchClocks | None = None
         self.last_result: BatchResult | None = None
         self.started, self.batches, self.failures = time.time(), 0, 0
         self.last_error: str | None = None
+        self.on_status: Callable[[Status], None] = lambda _status: None
+        self.ingests: Callable[[], dict[str, str]] = dict
+        """How the streams that are brought in are doing, for the status."""
+        self._last_batch = (0, 0.0)  # rows, seconds
         self._state_bytes = 0
 
     # Beginning
@@ -99,7 +108,7 @@ class Runner:
             store.declare(output.name, output.input.schema, output.input.key if output.input.is_table else ())
         store.fence(self.ledger.epoch)
         for output in outputs:
-            if store.reader.tick(output.name) < self.tick:
+            if self.has_begun and store.reader.tick(output.name) < self.tick:
                 raise PlanChanged(
                     f"The view {output.name!r} is at tick {store.reader.tick(output.name)}, and the pipeline at {self.tick}: it is new, or was lost.",
                     fix="build it from the beginning: run the pipeline under another name, or with another --state on a log of its own.",
@@ -110,7 +119,7 @@ class Runner:
         """A step whose meaning changed must not go on with the state of the old one; a new one would miss what came before."""
         stored = json.loads(self.log.note(self._plan_note()) or "{}")
         for step in self.plan.steps():
-            if not keeps_state(step) or not self.tick:
+            if not keeps_state(step) or not self.has_begun:
                 continue
             if step.name not in stored:
                 raise PlanChanged(
@@ -149,10 +158,18 @@ class Runner:
     # Going on
 
     @property
+    def has_begun(self) -> bool:
+        return self.ledger.last(MAIN_QUERY) is not None
+
+    def _entry(self) -> LedgerEntry:
+        """The newest one; before the first batch, one that says where the pipeline begins."""
+        first = self.journal.first
+        return self.ledger.last(MAIN_QUERY) or LedgerEntry(0, MAIN_QUERY, first.number if first else 0)
+
+    @property
     def tick(self) -> int:
         """The last tick that is in the ledger."""
-        entry = self.ledger.last(MAIN_QUERY)
-        return entry.tick if entry else 0
+        return self._entry().tick
 
     def cut(self, *, forced: bool = False, most_rows: int = MOST_ROWS_A_TICK) -> int:
         """Record the ticks that are due. Returns how many."""
@@ -165,7 +182,7 @@ class Runner:
 
     def step(self, most_ticks: int = MOST_TICKS_A_BATCH) -> bool:
         """One batch, if there are ticks that the ledger does not have. Returns whether there were."""
-        entry = self.ledger.last(MAIN_QUERY) or LedgerEntry(0, MAIN_QUERY, 0)
+        entry = self._entry()
         before = self.journal.at(entry.tick)
         newest = self.journal.last
         if before is None or newest is None:
@@ -185,18 +202,22 @@ class Runner:
         return ticks
 
     def _batch(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> None:
+        time_of = ClockWork(self._clocks, entry.clocks, before.time_us, tuple(tick.number for tick in ticks), tuple(tick.time_us for tick in ticks))
         context = BatchContext(
             self.plan.name, self.log.address, self.state, self.local, new_id(), self.shards, entry.tick, ticks[-1].number,
-            {step: dict(ids) for step, ids in entry.states.items()},
+            {step: dict(ids) for step, ids in entry.states.items()}, time_of,
         )  # fmt: skip
         builder = JobBuilder(self.spark, self.plan, context, before, ticks, self.cores, self._worth_combining())
         try:
             builder.job().collect()
             result = read_reports(context)
-            committed = LedgerEntry(self.ledger.epoch, MAIN_QUERY, ticks[-1].number, result.ids)
+            self.batch_clocks, self.clock_state = time_of.clocks(context.clock_directory, context.job_directory, [spec.name for spec in self._clocks])
+            clocks = write_clocks(context.clock_directory, self.clock_state) if self.clock_state.inputs else None
+            committed = LedgerEntry(self.ledger.epoch, MAIN_QUERY, ticks[-1].number, result.ids, clocks, result.due_us)
             topics = {output.name: output.partitions for output in self.plan.outputs if isinstance(output, TopicOutput)}
             result.counts |= builder.failure_counts()
             commit_batch(self.ledger, self.views, committed, result.views, result.topics, topics, result.diverted)
+            sweep_clocks(context.clock_directory, {clocks} if clocks else set())
             self.batches += 1
             self.last_result = result
         finally:
@@ -209,70 +230,91 @@ class Runner:
         many = ROWS_A_KEY_TO_COMBINE
         return {step.name for step in self.plan.steps() if counts.get(f"{step.name}.rows_in", 0) > many * counts.get(f"{step.name}.keys", 1)}
 
-    def run(self, *, until_caught_up: bool = False, stop: Event | None = None) -> None:
-        """Batches until `stop` is set, or until everything that is there now has been taken in."""
-        stopped = stop or Event()
-        while not stopped.is_set():
-            started, before = time.monotonic(), self.tick
-            self.cut()
-            worked = self._step_or_wait(stopped)
-            if worked:
-                self._tell(before, time.monotonic() - started)
-            elif until_caught_up and self.last_error is None:
-                return
-            stopped.wait(max(0.0, TICK_EVERY_S - (time.monotonic() - started)))
+    def run(self, *, until_caught_up: bool = False, stop: Event | None = None, between: Callable[[], bool] | None = None) -> None:
+        """Batches until `stop` is set, or until everything that was there at the start has been taken in.
 
-    def _step_or_wait(self, stopped: Event) -> bool:
+        `between` is called between batches. It says whether more rows will come of what it looks after: then it is too early to end.
+        """
+        stopped = stop or Event()
+        target: int | None = None
+        while not stopped.is_set():
+            started = time.monotonic()
+            more = between is not None and between()
+            worked = self._try_batch(stopped)
+            if until_caught_up and not more and self.last_error is None:
+                target = target if target is not None else self._newest()
+                if self.tick >= target:
+                    return
+            stopped.wait(0 if worked and self.tick < self._newest() else max(0.0, TICK_EVERY_S - (time.monotonic() - started)))
+
+    def _newest(self) -> int:
+        return self.journal.last.number if self.journal.last else 0
+
+    def _try_batch(self, stopped: Event) -> bool:
         """A batch that fails is tried again, after a while that grows; one that has lost the pipeline to another runner is not."""
+        started, before = time.monotonic(), self._entry()
         try:
+            self.cut()
             worked = self.step()
         except RunnerFenced:
             raise
         except Exception as error:
-            self.failures += 1
-            self.last_error = f"{type(error).__name__}: {error}"
-            pause = min(LONGEST_PAUSE_S, 2.0 ** min(self.failures, 10))
-            logger.exception("A batch of %s failed; trying again in %.0f s.", self.plan.name, pause)
-            if self.failures > MOST_FAILURES:
-                raise
-            stopped.wait(pause)
+            if not stopped.is_set():  # else the batch was given up: whatever is not in the ledger never happened
+                self._failed(error, stopped)
             return False
-        if worked:
+        if worked or self.last_error is not None:
             self.failures, self.last_error = 0, None
+            self._count_batch(before.tick, time.monotonic() - started)
         return worked
 
-    def _tell(self, before: int, seconds: float) -> None:
-        """Leave word of how it goes, for `headrace status`."""
-        entry, newest = self.ledger.last(MAIN_QUERY), self.journal.last
-        start, now = self.journal.at(before), self.journal.at(entry.tick if entry else 0)
-        if entry is None or newest is None or start is None or now is None:
+    def _failed(self, error: Exception, stopped: Event) -> None:
+        self.failures += 1
+        self.last_error = reason(error)
+        pause = min(LONGEST_PAUSE_S, 2.0 ** min(self.failures, 10))
+        logger.debug("A batch of %s failed.", self.plan.name, exc_info=error)
+        if self.failures > MOST_FAILURES:
+            raise error
+        logger.warning("A batch of %s failed (%d in a row): %s\nTrying again in %.0f s.", self.plan.name, self.failures, self.last_error, pause)
+        self.tell()
+        stopped.wait(pause)
+
+    def _count_batch(self, before: int, seconds: float) -> None:
+        start, now = self.journal.at(before), self.journal.at(self.tick)
+        self._last_batch = (rows_between(start.ends, now.ends) if start and now else 0, seconds)
+        self.tell()
+
+    def tell(self) -> None:
+        """Leave word of how it goes, for `headrace status` and whoever watches."""
+        entry, newest = self._entry(), self.journal.last
+        now = self.journal.at(entry.tick)
+        if newest is None or now is None:
             return
-        rows = rows_between(start.ends, now.ends)
+        rows, seconds = self._last_batch
         behind = rows_between(now.ends, self.log.snapshot(self.topics))
         size = sum(path.stat().st_size for path in (self.state / "steps").glob("*/*.state")) if self.batches % 20 == 1 else self._state_bytes
         self._state_bytes = size
-        write_status(
-            self.state,
-            Status(
-                pipeline=self.plan.name,
-                process=os.getpid(),
-                epoch=self.ledger.epoch,
-                shards=self.shards,
-                started=self.started,
-                updated=time.time(),
-                tick=entry.tick,
-                newest_tick=newest.number,
-                batch_seconds=seconds,
-                batch_rows=rows,
-                rows_per_second=rows / max(seconds, 1e-9),
-                rows_behind=behind,
-                state_bytes=size,
-                batches=self.batches,
-                failures=self.failures,
-                last_error=self.last_error,
-                counts=self.last_result.counts if self.last_result else {},
-            ),
+        status = Status(
+            pipeline=self.plan.name,
+            process=os.getpid(),
+            epoch=self.ledger.epoch,
+            shards=self.shards,
+            started=self.started,
+            updated=time.time(),
+            tick=entry.tick,
+            newest_tick=newest.number,
+            batch_seconds=seconds,
+            batch_rows=rows,
+            rows_per_second=rows / max(seconds, 1e-9),
+            rows_behind=behind,
+            state_bytes=size,
+            batches=self.batches,
+            failures=self.failures,
+            last_error=self.last_error,
+            counts=self.last_result.counts if self.last_result else {},
+            ingests=self.ingests(),
         )
+        write_status(self.state, status)
+        self.on_status(status)
 
     def close(self) -> None:
         if self.views is not None:
@@ -286,23 +328,3 @@ def _check_fits(step: TopicStep, info: TopicInfo) -> None:
             f"The topic {step.topic!r} is there with another schema or key: {info.schema} (key: {', '.join(info.key) or 'none'}).",
             fix="declare it in the pipeline as it is.",
         )
-
-
-def run(
-    pipeline: Pipeline, *, log: str | None = None, state: str | Path | None = None, shards: int | None = None, until_caught_up: bool = False,
-    stop: Event | None = None, **spark_options: Any,
-) -> None:  # fmt: skip
-    """Run a pipeline in this process until it is stopped."""
-    from headrace.spark_session import spark as session
-
-    address = log or pipeline.log
-    if address is None:
-        raise ConfigurationError(f"The pipeline {pipeline.name!r} has no log.", fix="pass log=…, or Pipeline(name, log=…).")
-    plan = pipeline.plan()
-    opened = open_log(address)
-    runner = Runner(plan, opened, session(**spark_options), Path(state or f"{pipeline.name}.state"), shards=shards)
-    try:
-        runner.run(until_caught_up=until_caught_up, stop=stop)
-    finally:
-        runner.close()
-        opened.close()

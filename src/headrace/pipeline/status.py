@@ -34,6 +34,8 @@ class Status:
     failures: int = 0
     last_error: str | None = None
     counts: dict[str, int] = field(default_factory=dict)
+    ingests: dict[str, str] = field(default_factory=dict)
+    """How each stream that is brought in is doing."""
     version: int = VERSION
 
     @property
