@@ -255,5 +255,9 @@ class CorruptJournal(CorruptionError):
     """The commit journal is damaged where it cannot be a torn tail."""
 
 
+class TooManyProducers(ConfigurationError):
+    """An input has more live producers than can be told apart."""
+
+
 class PlanChanged(ConfigurationError):
     """A pipeline was edited so that the state it has no longer fits a step."""

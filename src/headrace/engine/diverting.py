@@ -43,13 +43,19 @@ class Diverter:
         return rows
 
     def finish(self, part: str) -> None:
+        """`part` tells tasks apart where a task is not told by its number in the job: a topic may be read twice in a job, and its rows are diverted once."""
         if not self._letters:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
-        task = TaskContext.get()
-        name = f"diverted-{self.step}-{part}-p{task.partitionId() if task else 0}"
+        name = f"diverted-{self.step}-{part}"
         (self.directory / f"{name}.letters").write_text("\n".join(map(json.dumps, self._letters)))
         write_report(self.directory, name, {"diverted": {self.step: f"{name}.letters"}, "counts": {f"{self.step}.diverted": len(self._letters)}})
+
+
+def this_task() -> str:
+    """The number of the running Spark task in its stage; a second attempt has the same."""
+    task = TaskContext.get()
+    return f"p{task.partitionId() if task else 0}"
 
 
 @dataclass(frozen=True)
@@ -64,5 +70,5 @@ class DivertRows:
         diverter = Diverter(self.directory, self.step)
         for batch in batches:
             diverter.divert(batch, self.reason)
-        diverter.finish("failed")
+        diverter.finish(f"failed-{this_task()}")
         yield from ()

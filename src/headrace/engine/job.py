@@ -11,7 +11,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from headrace.engine.diverting import Diverter
+from headrace.engine.clocks import ClockSpec
+from headrace.engine.diverting import Diverter, this_task
+from headrace.engine.event_times import EventTimes
 from headrace.engine.packing import hello, pack
 from headrace.engine.shard import write_report
 from headrace.engine.spec import BatchContext, BatchResult
@@ -29,50 +31,65 @@ class Combining(Protocol):
 
 
 @dataclass(frozen=True)
+class Reading:
+    """Some ranges of an input, and how its clock goes."""
+
+    ranges: tuple[TopicRange, ...]
+    clock: ClockSpec
+    log: str
+    directory: Path
+
+    def rows(self, number: int) -> Iterator[pa.RecordBatch]:
+        """The usable rows of a range; what was found out about time is left for the shards."""
+        times = EventTimes(self.clock, self.ranges[number], number, self.directory)
+        for batch in self.ranges[number].read(self.log):
+            yield times.taken(batch)
+        times.finish()
+
+
+@dataclass(frozen=True)
 class ReadRows:
     """Rows of the ranges whose numbers come in: what `mapInArrow` runs over `spark.range`."""
 
-    ranges: tuple[TopicRange, ...]
-    log: str
+    reading: Reading
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from self.ranges[number].read(self.log)
+                yield from self.reading.rows(number)
 
 
 @dataclass(frozen=True)
 class ReadAndPack:
     """The same where no row-local step stands between: rows never leave Python before the shuffle."""
 
-    ranges: tuple[TopicRange, ...]
+    reading: Reading
+    port: int
     step: str
     key: tuple[str, ...]
-    log: str
     shards: int
-    directory: Path
     combine: Combining | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        diverter = Diverter(self.directory, self.step)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from self._packed(number, diverter)
-        diverter.finish(self.ranges[0].topic)
+                yield from self._packed(number)
 
-    def _packed(self, number: int, diverter: Diverter) -> Iterator[pa.RecordBatch]:
-        piece, counted = self.ranges[number], 0
+    def _packed(self, number: int) -> Iterator[pa.RecordBatch]:
+        diverter, counted = Diverter(self.reading.directory, self.step), 0
 
         def keyed() -> Iterator[pa.RecordBatch]:
             nonlocal counted
-            for rows in piece.read(self.log):
+            for rows in self.reading.rows(number):
                 kept = diverter.without_null_keys(rows, self.key)
                 counted += kept.num_rows
                 yield kept
 
-        yield from pack(piece.port, keyed(), self.key, self.shards, self.combine.combine if self.combine else None)
+        yield from pack(self.port, keyed(), self.key, self.shards, self.combine.combine if self.combine else None)
+        part = f"{self.port}-{self.reading.clock.name}-{number}"
+        diverter.finish(part)
         if self.combine is not None:  # the shard sees fewer rows than there were
-            write_report(self.directory, f"packed-{self.step}-{piece.topic}-{number}", {"counts": {f"{self.step}.rows_in": counted}})
+            write_report(self.reading.directory, f"packed-{self.step}-{part}", {"counts": {f"{self.step}.rows_in": counted}})
 
 
 @dataclass(frozen=True)
@@ -88,7 +105,7 @@ class PackRows:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         diverter = Diverter(self.directory, self.step)
         yield from pack(self.port, (diverter.without_null_keys(rows, self.key) for rows in batches), self.key, self.shards)
-        diverter.finish("rows")
+        diverter.finish(f"{self.port}-{this_task()}")
 
 
 @dataclass(frozen=True)
@@ -120,6 +137,8 @@ def read_reports(context: BatchContext) -> BatchResult:
         for step, file in report.get("diverted", {}).items():
             letters = (context.job_directory / file).read_text().splitlines()
             result.diverted.setdefault(step, []).extend(map(json.loads, letters))
+        for step, due_us in report.get("due_us", {}).items():
+            result.due_us[step] = min(due_us, result.due_us.get(step, due_us))
         if "how" in report:
             result.how.append(report["how"])
         for name, count in report.get("counts", {}).items():

@@ -15,16 +15,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headrace.engine.clocks import BatchClocks
 from headrace.engine.labels import labels
 from headrace.engine.local_store import LocalStore, StoreTransaction
 from headrace.engine.packing import hello, pack, packed_rows, shard_groups, to_blob, unpack
-from headrace.engine.spec import BatchContext, StageSpec, TopicTarget
+from headrace.engine.spec import BatchContext, HostedStep, StageSpec, TopicTarget
 from headrace.engine.state_files import StateFiles
 from headrace.engine.step_state import StepState
 from headrace.engine.tasks import ORDER_FIELDS, TICK
 from headrace.log.dead import row_to_text
 from headrace.log.keys import partitions_by_key
 from headrace.operators.aggregate import PARTIAL, AggregateKernel
+from headrace.operators.kernel import TimedKernel
 from headrace.operators.keys import encode_keys, key_groups
 
 _SIZES = b"\x00sizes"
@@ -42,12 +44,11 @@ class ShardFunction:
         if label is None:
             return
         shard = labels(self.context.shards).index(label)
-        rows = _in_order([table for tables in ports.values() for table in tables])
-        result, report = self._run(shard, rows)
+        result, report = self._run(shard, {port: rows for port, tables in ports.items() if (rows := _in_order(tables)) is not None})
         yield from self._hand_on(shard, result, report)
         self._report(shard, report)
 
-    def _run(self, shard: int, rows: pa.Table | None) -> tuple[pa.Table | None, dict[str, Any]]:
+    def _run(self, shard: int, inputs: dict[int, pa.Table]) -> tuple[pa.Table | None, dict[str, Any]]:
         """Check, step and put in one transaction of the local store; then the files; both before anything is handed on."""
         groups = list(shard_groups(shard, self.context.shards))
         names = [step.name for step in self.stage.steps]
@@ -57,14 +58,14 @@ class ShardFunction:
         try:
             with store.transaction() as txn:
                 how = txn.bring_to(wanted, names, files)
-                result, fresh, touched = self._step(txn, rows, wanted, files, groups)
+                result, fresh, touched, due_us = self._step(txn, inputs, wanted, files, groups)
         finally:
             store.close()
         counts = {f"{self.stage.name}.rows_out": result.num_rows if result else 0, f"{self.stage.name}.keys": touched}
-        if rows and PARTIAL not in rows.column_names:
-            counts[f"{self.stage.name}.rows_in"] = rows.num_rows
+        if plain := [rows for rows in inputs.values() if PARTIAL not in rows.column_names]:
+            counts[f"{self.stage.name}.rows_in"] = sum(rows.num_rows for rows in plain)
         letters = self._left_out(counts)
-        return result, {"ids": fresh, "how": how, "counts": counts, "letters": letters}
+        return result, {"ids": fresh, "how": how, "counts": counts, "letters": letters, "due_us": due_us}
 
     def _left_out(self, counts: dict[str, int]) -> dict[str, list[dict[str, Any]]]:
         """Rows that an aggregate could not take in, for dead letters; and how many results could not be told."""
@@ -79,13 +80,17 @@ class ShardFunction:
         return letters
 
     def _step(
-        self, txn: StoreTransaction, rows: pa.Table | None, wanted: dict[str, Any], files: dict[str, StateFiles], groups: list[int]
-    ) -> tuple[pa.Table | None, dict[str, Any], int]:
+        self, txn: StoreTransaction, inputs: dict[int, pa.Table], wanted: dict[str, Any], files: dict[str, StateFiles], groups: list[int]
+    ) -> tuple[pa.Table | None, dict[str, Any], int, dict[str, int]]:
         states = {step.name: StepState(txn, number) for number, step in enumerate(self.stage.steps, 1)}
-        result = rows
-        for step in self.stage.steps:
-            if result is not None and result.num_rows:
-                result = step.kernel.step(states[step.name], result)
+        clocks = self._clocks()
+        due_us: dict[str, int] = {}
+        result: pa.Table | None = None
+        for number, step in enumerate(self.stage.steps):
+            given = inputs if number == 0 else {} if result is None else {0: result}
+            result = _stepped(step, states[step.name], given, clocks)
+            if isinstance(step.kernel, TimedKernel) and (waits_us := step.kernel.due(states[step.name])) is not None:
+                due_us[step.name] = waits_us
         sizes: dict[str, dict[str, list[int]]] = json.loads(txn.txn.get(_SIZES) or b"{}")
         fresh = {name: state.write(files[name], wanted[name], groups, sizes.setdefault(name, {})) for name, state in states.items()}
         undo = {key: value for state in states.values() for key, value in state.undo.items()}
@@ -93,7 +98,14 @@ class ShardFunction:
         if undo:
             txn.txn.put(_SIZES, json.dumps(sizes).encode())
         txn.stamp(fresh, [step.name for step in self.stage.steps], before=wanted, undo=kept)
-        return result, fresh, len(undo)
+        return result, fresh, len(undo), due_us
+
+    def _clocks(self) -> BatchClocks | None:
+        """The clocks of the inputs upstream, if a step goes by them."""
+        if not any(isinstance(step.kernel, TimedKernel) for step in self.stage.steps):
+            return None
+        names = {path.name for step in self.stage.steps for given in step.inputs for path in given.clocks}
+        return self.context.time.clocks(self.context.clock_directory, self.context.job_directory, names)[0]
 
     # What goes on
 
@@ -109,13 +121,23 @@ class ShardFunction:
         if isinstance(following, TopicTarget):
             yield from by_partition(0, following, placed, self.context.shards)
         elif isinstance(following, tuple):
-            yield from pack(0, placed.to_batches(), following, self.context.shards)
+            yield from pack(self.stage.port, placed.to_batches(), following, self.context.shards)
         elif following == "rows":
             yield from placed.to_batches(max_chunksize=100_000)
 
     def _report(self, shard: int, report: dict[str, Any]) -> None:
         """A small file a task: whichever attempt's is found, it stands for the same rows."""
         write_report(self.context.job_directory, f"stage-{self.stage.name}-{shard}", report)
+
+
+def _stepped(step: HostedStep, state: StepState, inputs: dict[int, pa.Table], clocks: BatchClocks | None) -> pa.Table | None:
+    """One kernel's result. A kernel that goes by clocks is called also when no row came."""
+    if isinstance(step.kernel, TimedKernel):
+        assert clocks is not None
+        rows = [inputs.get(port, given.schema.empty_table()) for port, given in enumerate(step.inputs)]
+        return step.kernel.step_timed(state, rows, [clocks.of(given.clocks) for given in step.inputs])
+    found = [rows for rows in inputs.values() if rows.num_rows]
+    return step.kernel.step(state, found[0] if len(found) == 1 else _in_order(found)) if found else None
 
 
 def _letters(rows: pa.Table) -> list[dict[str, Any]]:

@@ -7,9 +7,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from headrace.engine.clock_files import ClockWork
+from headrace.engine.clocks import ClockPath
 from headrace.engine.state_files import StateIds
 from headrace.log.api import Staged
-from headrace.operators.kernel import Kernel
+from headrace.operators.kernel import Kernel, TimedKernel
+
+
+@dataclass(frozen=True)
+class HostedInput:
+    """One input of a step: the columns of its rows, the pipeline's order included, and the way from the inputs' clocks to its own."""
+
+    schema: pa.Schema
+    clocks: tuple[ClockPath, ...]
 
 
 @dataclass(frozen=True)
@@ -17,7 +29,8 @@ class HostedStep:
     """A kernel under its step's stable name, by which its state is found again."""
 
     name: str
-    kernel: Kernel
+    kernel: Kernel | TimedKernel
+    inputs: tuple[HostedInput, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,7 @@ class StageSpec:
     key: tuple[str, ...]  # of the rows that come out
     views: tuple[str, ...] = ()
     next: str | tuple[str, ...] | TopicTarget | None = None
+    port: int = 0  # which input of the next stage the rows are
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,11 @@ class BatchContext:
     after: int
     up_to: int
     ids: Mapping[str, StateIds]
+    time: ClockWork = field(default_factory=ClockWork)
+
+    @property
+    def clock_directory(self) -> Path:
+        return self.state / "clocks"
 
     @property
     def job_directory(self) -> Path:
@@ -74,4 +93,5 @@ class BatchResult:
     topics: list[Staged] = field(default_factory=list)
     diverted: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # step -> rows that could not be used, with where and why
     counts: dict[str, int] = field(default_factory=dict)
+    due_us: dict[str, int] = field(default_factory=dict)  # step -> the earliest time that something in its state waits for
     how: list[str] = field(default_factory=list)

@@ -30,9 +30,8 @@ ORDER_FIELDS = (
 
 @dataclass(frozen=True)
 class TopicRange:
-    """Offsets `start` to `stop` of a partition. `ticks[i]` ends at `ends[i]`."""
+    """Offsets `start` to `stop` of a partition. `ticks[i]` ends at `ends[i]`, and has the time `times_us[i]`."""
 
-    port: int
     topic: str
     partition: int
     rank: int
@@ -41,6 +40,7 @@ class TopicRange:
     stop: int
     ticks: tuple[int, ...]
     ends: tuple[int, ...]
+    times_us: tuple[int, ...] = ()
 
     def read(self, log_address: str) -> Iterator[pa.RecordBatch]:
         """The rows with the user's columns first, then tick, rank, partition and offset."""
@@ -64,15 +64,16 @@ class TopicRange:
         return pa.RecordBatch.from_arrays([*columns, *order], schema=pa.schema([*fields, *ORDER_FIELDS]))
 
 
-def ranges(port: int, topic: str, rank: int, columns: Sequence[str], before: Tick, ticks: Sequence[Tick], *, parts: int) -> list[TopicRange]:
+def ranges(topic: str, rank: int, columns: Sequence[str], before: Tick, ticks: Sequence[Tick], *, parts: int) -> list[TopicRange]:
     """The tasks for one input over ticks: one a partition, or several of about equal size so that at least `parts` can run at once."""
     found = []
     last = ticks[-1]
     partitions = sorted(last.ends.get(topic, {}))
     pieces = max(1, -(-parts // max(1, len(partitions))))
+    times_us = tuple(tick.time_us for tick in ticks)
     for partition in partitions:
         start, stop = before.end(topic, partition), last.end(topic, partition)
         cuts = [start + (stop - start) * piece // pieces for piece in range(pieces + 1)]
         numbers, ends = tuple(tick.number for tick in ticks), tuple(tick.end(topic, partition) for tick in ticks)
-        found += [TopicRange(port, topic, partition, rank, tuple(columns), a, b, numbers, ends) for a, b in pairwise(cuts) if b > a]
+        found += [TopicRange(topic, partition, rank, tuple(columns), a, b, numbers, ends, times_us) for a, b in pairwise(cuts) if b > a]
     return found

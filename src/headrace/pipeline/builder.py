@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from headrace.engine.diverting import DivertRows
 from headrace.engine.filtering import KEEP, keep_changes
-from headrace.engine.job import Combining, Greet, PackRows, ReadAndPack, ReadRows
+from headrace.engine.job import Combining, Greet, PackRows, ReadAndPack, Reading, ReadRows
 from headrace.engine.packing import PACKED
 from headrace.engine.shard import ShardFunction
-from headrace.engine.spec import BatchContext, HostedStep, StageSpec, TopicTarget
-from headrace.engine.tasks import ORDER_FIELDS, TopicRange, ranges
+from headrace.engine.spec import BatchContext, HostedInput, HostedStep, StageSpec, TopicTarget
+from headrace.engine.tasks import ORDER_FIELDS, ranges
 from headrace.engine.ticks import Tick
 from headrace.engine.writing import PackForTopic, WriteTopic, WriteView
 from headrace.log.api import CHANGE_TYPE
@@ -40,6 +40,7 @@ from headrace.pipeline.plan import (
     ViewOutput,
     WhereStep,
 )
+from headrace.pipeline.timing import clock_paths, clock_spec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation, SparkSession
@@ -171,52 +172,79 @@ class JobBuilder:
         return rows.observe(self.failures[step.name], expr(f"count_if({failed})").alias("rows"))
 
     def _spark_schema(self, step: Step) -> str:
-        change = [_CHANGE_FIELD] if step.is_table else []
-        return to_spark_ddl(pa.schema([*step.schema, *change, *ORDER_FIELDS]))
+        return to_spark_ddl(shard_schema(step))
 
-    def _ranges(self, step: TopicStep) -> tuple[TopicRange, ...]:
+    def _reading(self, step: TopicStep) -> Reading:
         columns = [*step.schema.names, *([CHANGE_TYPE] if step.is_table else [])]
-        return tuple(ranges(0, step.topic, self._ranks[step.name], columns, self.before, self.ticks, parts=self.cores))
+        found = ranges(step.topic, self._ranks[step.name], columns, self.before, self.ticks, parts=self.cores)
+        return Reading(tuple(found), clock_spec(step), self.context.log, self.context.job_directory)
 
     def _tasks(self, count: int) -> DataFrame:
         return self.spark.range(0, count, 1, max(1, count))
 
     def _read_rows(self, step: TopicStep) -> DataFrame:
-        found = self._ranges(step)
-        return self._tasks(len(found)).mapInArrow(ReadRows(found, self.context.log), self._spark_schema(step))
+        reading = self._reading(step)
+        return self._tasks(len(reading.ranges)).mapInArrow(ReadRows(reading), self._spark_schema(step))
 
     # Stages
 
-    def _stage(self, step: Step, views: tuple[str, ...], following: str | tuple[str, ...] | TopicTarget | None, *, schema: str = PACKED) -> DataFrame:
-        hosted = HostedStep(step.name, kernel_of(step))
-        stage = StageSpec(step.name, (hosted,), step.key, views, following)
-        inputs = [self._packed(each, stage_key(step), step.name, self._combining(hosted)) for each in step.inputs or (step,)]
+    def _stage(
+        self, step: Step, views: tuple[str, ...], following: str | tuple[str, ...] | TopicTarget | None, *, port: int = 0, schema: str = PACKED
+    ) -> DataFrame:
+        chain = self._fused(step)
+        hosted = tuple(HostedStep(each.name, kernel_of(each), tuple(_hosted_input(given) for given in each.inputs or (each,))) for each in chain)
+        stage = StageSpec(step.name, hosted, step.key, views, following, port)
+        first, key = chain[0], stage_key(step)
+        inputs = [self._packed(each, key, first.name, port, self._combining(hosted[0])) for port, each in enumerate(first.inputs or (first,))]
         packed = reduce(lambda left, right: left.unionAll(right), inputs)
         return packed.repartition(self.context.shards, "label").mapInArrow(ShardFunction(stage, self.context), schema)
+
+    def _fused(self, step: Step) -> list[Step]:
+        """A step and those before it that work on the same key and feed nothing else: one shuffle and one stage for all of them."""
+        chain = [step]
+        while len(chain[0].inputs) == 1:
+            before, alone = self._behind_key_by(chain[0].input)
+            if not (alone and keeps_state(before) and stage_key(before) == stage_key(step) == before.key):
+                break
+            chain.insert(0, before)
+        return chain
+
+    def _behind_key_by(self, step: Step) -> tuple[Step, bool]:
+        """The step whose rows these are, and whether nobody else uses them."""
+        alone = len(self.plan.consumers(step)) == 1
+        while isinstance(step, KeyByStep):
+            step = step.input
+            alone = alone and len(self.plan.consumers(step)) == 1
+        return step, alone
 
     def _combining(self, hosted: HostedStep) -> Combining | None:
         kernel = hosted.kernel
         return kernel if hosted.name in self._combined and isinstance(kernel, AggregateKernel) and kernel.combinable else None
 
-    def _packed(self, step: Step, key: tuple[str, ...], of: str, combine: Combining | None) -> DataFrame:
-        """A step's rows on their way to the shards of the stage `of`."""
-        alone = len(self.plan.consumers(step)) == 1
-        while isinstance(step, KeyByStep):
-            step = step.input
+    def _packed(self, given: Step, key: tuple[str, ...], of: str, port: int, combine: Combining | None) -> DataFrame:
+        """A step's rows on their way to the shards of the stage whose first step is `of`."""
+        step, alone = self._behind_key_by(given)
         if isinstance(step, TopicStep) and (not step.is_table or step.name == of):
-            found = self._ranges(step)
-            if not found:
+            reading = self._reading(step)
+            if not reading.ranges:
                 return self._greeting()
-            read = self._tasks(len(found)).mapInArrow(
-                ReadAndPack(found, of, key, self.context.log, self.context.shards, self.context.job_directory, combine), PACKED
-            )
-            return read.unionAll(self._greeting())
+            read = ReadAndPack(reading, port, of, key, self.context.shards, combine)
+            return self._tasks(len(reading.ranges)).mapInArrow(read, PACKED).unionAll(self._greeting())
         if keeps_state(step) and alone:
-            return self._stage(step, (), key)
-        return self.rows(step).mapInArrow(PackRows(0, of, key, self.context.shards, self.context.job_directory), PACKED).unionAll(self._greeting())
+            return self._stage(step, (), key, port=port)
+        return self.rows(step).mapInArrow(PackRows(port, of, key, self.context.shards, self.context.job_directory), PACKED).unionAll(self._greeting())
 
     def _greeting(self) -> DataFrame:
         return self._tasks(1).mapInArrow(Greet(self.context.shards), PACKED)
+
+
+def shard_schema(step: Step) -> pa.Schema:
+    """The columns of a step's rows inside a job: the user's, a table's `_change_type`, and the pipeline's order."""
+    return pa.schema([*step.schema, *([_CHANGE_FIELD] if step.is_table else []), *ORDER_FIELDS])
+
+
+def _hosted_input(step: Step) -> HostedInput:
+    return HostedInput(shard_schema(step), clock_paths(step))
 
 
 def stage_key(step: Step) -> tuple[str, ...]:

@@ -48,6 +48,16 @@ class Step:
         return self.inputs[0]
 
     @property
+    def holds_back_us(self) -> int:
+        """How far behind its inputs' time this step's rows can be."""
+        return 0
+
+    @property
+    def allows_late_us(self) -> int:
+        """For how long after its time has passed this step still corrects what it told."""
+        return 0
+
+    @property
     def place(self) -> str:
         """How errors call this step before it has a name: the way that leads to it, such as `orders.where.select`."""
         step, way = self, []

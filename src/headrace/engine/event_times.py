@@ -1,0 +1,86 @@
+"""Event times of the rows that one task reads: rows without a usable time are put aside, of the others the newest of each producer is told.
+
+A time that is null, or absurdly far in the future, must not move the clock: everything else would then be late.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.durations import format_us
+from headrace.engine.clock_files import write_part
+from headrace.engine.clocks import PARTS, ClockSpec, newest
+from headrace.engine.diverting import Diverter
+from headrace.engine.tasks import TICK, TopicRange
+from headrace.log.api import CHANGE_TYPE, DELETE, PARTITION_COLUMN
+
+NO_TIME = "its event time is null"
+NO_PRODUCER = "\x00null"
+
+
+class EventTimes:
+    """For one read task: `taken` gives a batch's usable rows, `finish` leaves what was found."""
+
+    def __init__(self, spec: ClockSpec, piece: TopicRange, number: int, directory: Path) -> None:
+        self.spec, self.piece, self.number, self.directory = spec, piece, number, directory
+        self._diverter = Diverter(directory, spec.name)
+        self._found: list[pa.Table] = []
+        self._ahead = f"its event time is more than {format_us(spec.most_ahead_us)} ahead"
+
+    def taken(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if self.spec.column is None or not rows.num_rows:
+            return rows
+        usable, times = self._usable(rows)
+        if usable.num_rows:
+            self._found.append(self._newest(usable, times))
+        return usable
+
+    def _usable(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
+        """Without rows that have no time, or one that cannot be. The tombstone of a table has none, and needs none."""
+        times = rows.column(self.spec.column).cast(pa.timestamp("us", "UTC") if _zoned(rows, self.spec) else pa.timestamp("us")).cast(pa.int64())
+        if times.null_count:
+            gone = pc.equal(rows.column(CHANGE_TYPE), DELETE) if CHANGE_TYPE in rows.schema.names else pa.repeat(pa.scalar(False), rows.num_rows)
+            bad = pc.and_(pc.is_null(times), pc.invert(gone))
+            self._diverter.divert(rows.filter(bad), NO_TIME)
+            rows, times = rows.filter(pc.invert(bad)), times.filter(pc.invert(bad))
+        limit = self._limits(rows)
+        ahead = pc.greater(times, limit).fill_null(False)
+        if pc.any(ahead).as_py():
+            self._diverter.divert(rows.filter(ahead), self._ahead)
+            rows, times = rows.filter(pc.invert(ahead)), times.filter(pc.invert(ahead))
+        return rows, times
+
+    def _limits(self, rows: pa.RecordBatch) -> pa.Array:
+        at = np.searchsorted(np.array(self.piece.ticks), rows.column(TICK).to_numpy())
+        return pa.array(np.array(self.piece.times_us)[at] + self.spec.most_ahead_us)
+
+    def _newest(self, rows: pa.RecordBatch, times: pa.Array) -> pa.Table:
+        table = pa.table([rows.column(TICK), self._producers(rows), times], schema=PARTS)
+        return newest(table)
+
+    def _producers(self, rows: pa.RecordBatch) -> pa.Array:
+        """As text: without a producer column, each partition is one."""
+        if self.spec.producer is None:
+            return rows.column(PARTITION_COLUMN).cast(pa.string())
+        column = rows.column(self.spec.producer)
+        text = _hex(column) if pa.types.is_binary(column.type) else column.cast(pa.string())
+        return text.fill_null(NO_PRODUCER)
+
+    def finish(self) -> None:
+        self._diverter.finish(f"times-{self.number}")
+        if self._found:
+            write_part(self.directory, self.spec.name, self.number, newest(pa.concat_tables(self._found)))
+
+
+def _zoned(rows: pa.RecordBatch, spec: ClockSpec) -> bool:
+    return rows.schema.field(spec.column).type.tz is not None
+
+
+def _hex(column: pa.Array) -> pa.Array:
+    """Bytes as text: producers are few, so each is spelled once."""
+    encoded = column.dictionary_encode()
+    return pa.array([value.hex() for value in encoded.dictionary.to_pylist()], pa.string()).take(encoded.indices)

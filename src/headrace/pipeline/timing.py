@@ -1,0 +1,62 @@
+"""Time in a plan: how each input's clock goes, which way leads from there to a step's clocks, and which column of a step is its event time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.engine.clocks import ClockPath, ClockSpec
+from headrace.pipeline.plan import DedupeStep, KeyByStep, SelectStep, Step, TopicStep, UnionStep, WhereStep, ordered
+
+
+@dataclass(frozen=True)
+class TimeColumn:
+    """The column that says when a row happened; the event time is its value and `shift_us`."""
+
+    name: str
+    shift_us: int = 0
+
+
+def clock_spec(step: TopicStep) -> ClockSpec:
+    """A table's clock follows the ticks unless its event time names a delay or a producer; so does that of a topic without event time."""
+    times = step.event_time
+    if times is None or (step.is_table and not times.delay_given and times.producer is None):
+        return ClockSpec(step.name)
+    return ClockSpec(step.name, times.column, times.producer, times.delay_us, times.idle_us, times.most_ahead_us)
+
+
+def clock_paths(step: Step) -> tuple[ClockPath, ...]:
+    """From the inputs' clocks to this step's: what all steps on the way hold back and allow for adds up; of several ways to one input the longest counts."""
+    found: dict[int, dict[str, ClockPath]] = {}
+    for each in ordered([step]):
+        if isinstance(each, TopicStep):
+            found[id(each)] = {each.name: ClockPath(each.name)}
+            continue
+        paths: dict[str, ClockPath] = {}
+        for path in (path for given in each.inputs for path in found[id(given)].values()):
+            known = paths.get(path.name, ClockPath(path.name))
+            complete, closed = path.complete_back_us + each.holds_back_us, path.closed_back_us + each.holds_back_us + each.allows_late_us
+            paths[path.name] = ClockPath(path.name, max(known.complete_back_us, complete), max(known.closed_back_us, closed))
+        found[id(each)] = paths
+    return tuple(found[id(step)].values())
+
+
+def time_column(step: Step) -> TimeColumn | None:
+    """The event time of a step's rows, if it has one: it lives on through steps that keep its column as it is."""
+    if isinstance(step, TopicStep):
+        return None if step.event_time is None else TimeColumn(step.event_time.column)
+    if isinstance(step, SelectStep):
+        return _selected(step, time_column(step.input))
+    if isinstance(step, WhereStep | KeyByStep | DedupeStep):
+        return time_column(step.input)
+    if isinstance(step, UnionStep):
+        found = {time_column(each) for each in step.inputs}
+        return found.pop() if len(found) == 1 else None
+    return None
+
+
+def _selected(step: SelectStep, before: TimeColumn | None) -> TimeColumn | None:
+    if before is None:
+        return None
+    names = [name for (name, _), expression in zip(step.columns, step.expressions, strict=True) if expression.column == before.name]
+    chosen = before.name if before.name in names else names[0] if names else None
+    return None if chosen is None else TimeColumn(chosen, before.shift_us)
