@@ -9,7 +9,7 @@ import pytest
 import headrace as hr
 from headrace import errors
 from headrace.log.api import SYSTEM_FIELDS
-from tests.contract.base import ContractBase, append, event, order, rows_of
+from tests.contract.base import ContractBase, MakeName, append, event, order, rows_of
 
 
 class ReadingContract(ContractBase):
@@ -70,6 +70,20 @@ class ReadingContract(ContractBase):
         lazy = log.read(events)
         append(log, events, event(2))
         assert [row["n"] for row in lazy.to_pylist()] == [1]
+
+    def test_rows_are_whole_from_where_retention_and_compaction_left_them(self, log: hr.Log, name: MakeName) -> None:
+        topic = name("aging")
+        log.create_topic(topic, "id BIGINT", segment_bytes=max(512, self.smallest_segment_bytes))
+        for number in range(20):
+            append(log, topic, {"id": number})
+        assert log.whole_from(topic) == log.start_offsets(topic) == {0: 0}
+        self.forget_old_rows(log, topic)
+        assert log.whole_from(topic) == log.start_offsets(topic) != {0: 0}
+        compacted = name("compacted")
+        log.create_table(compacted, "id BIGINT, v STRING", primary_key="id", history="1 hour")
+        with log.producer(compacted) as producer:
+            producer.upsert([{"id": 1, "v": "a"}])
+        assert log.whole_from(compacted) == {0: 0}
 
     def test_a_snapshot_has_the_ends_of_several_topics(self, log: hr.Log, orders: str, events: str) -> None:
         append(log, events, [event(1), event(2)])

@@ -376,6 +376,10 @@ class Log(Closing):
     def start_offsets(self, topic: str) -> dict[int, int]: ...
 
     @abstractmethod
+    def whole_from(self, topic: str) -> dict[int, int]:
+        """For each partition the offset from which on every row is still there: behind what retention removed, and what compaction may have thinned out."""
+
+    @abstractmethod
     def end_offsets(self, topic: str) -> dict[int, int]: ...
 
     @abstractmethod

@@ -228,3 +228,15 @@ def test_a_command_waits_for_the_one_who_keeps_house(log: FileLog) -> None:
             assert not asked.done()
         assert asked.result(30)["rows_removed"] > 0
     lock.close()
+
+
+def test_rows_are_whole_behind_the_last_segment_that_was_compacted(log: FileLog, tmp_path: Path) -> None:
+    table(log, history="0 seconds")
+    change(log, random.Random(1), 60)
+    assert log.whole_from("t") == {0: 0}
+    with FileLog(tmp_path / "log") as other:  # whose open files are not ours
+        other.maintain("t")
+    whole = log.whole_from("t")[0]
+    offsets = [row["_offset"] for row in read(log)]
+    assert [offset for offset in offsets if offset >= whole] == list(range(whole, log.end_offsets("t")[0]))
+    assert len([offset for offset in offsets if offset < whole]) < whole <= log.topic_state("t").partitions[0].segment

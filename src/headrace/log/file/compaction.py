@@ -7,6 +7,7 @@ no journal record since the last checkpoint speaks of are touched: recovery woul
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +29,30 @@ if TYPE_CHECKING:
 
 def is_compacted(topic: TopicState) -> bool:
     return topic.info.compact or topic.info.history_us is not None
+
+
+def whole_from(log: FileLog, topic: TopicState, number: int) -> int:
+    """The offset behind the newest segment that was ever compacted; if none was, the partition's start."""
+    partition = topic.partitions[number]
+    directory = log.store.partition_directory(topic.directory, number)
+    end = partition.segment  # the one being written is never compacted
+    for place in reversed(segments_in(directory, partition.segment, begun=False)):
+        if _was_compacted(log, directory / place.name):
+            return max(end, partition.start)
+        end = place.base
+    return partition.start
+
+
+def _was_compacted(log: FileLog, path: Path) -> bool:
+    """By the file as it is now: an open one may have been replaced since. One that is gone counts too."""
+    try:
+        segment = Segment(log.store.disk, path)
+    except FileNotFoundError:
+        return True
+    try:
+        return segment.may_have_gaps
+    finally:
+        segment.close()
 
 
 def compact_partition(log: FileLog, topic: TopicState, number: int) -> tuple[int, int]:

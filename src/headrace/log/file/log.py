@@ -36,6 +36,7 @@ from headrace.log.api import (
 )  # fmt: skip
 from headrace.log.file import staging
 from headrace.log.file.committer import Committer
+from headrace.log.file.compaction import whole_from
 from headrace.log.file.consumer import FileConsumer, dead_members, heartbeat_age_s
 from headrace.log.file.disk import Disk
 from headrace.log.file.draft import Draft, PreparedRows, StaleTopic
@@ -231,6 +232,10 @@ class FileLog(Log):
 
     def start_offsets(self, topic: str) -> dict[int, int]:
         return {number: partition.start for number, partition in enumerate(self.topic_state(topic).partitions)}
+
+    def whole_from(self, topic: str) -> dict[int, int]:
+        known = self.topic_state(topic)
+        return {number: whole_from(self, known, number) for number in range(len(known.partitions))}
 
     def end_offsets(self, topic: str) -> dict[int, int]:
         return {number: partition.end for number, partition in enumerate(self.topic_state(topic).partitions)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -15,7 +16,7 @@ try:
 except ImportError as error:
     raise MissingExtra("confluent-kafka", "kafka") from error
 
-from headrace.durations import to_time_us
+from headrace.durations import from_us, to_time_us
 from headrace.log.api import (
     Batches,
     Consumer,
@@ -137,6 +138,14 @@ class KafkaLog(Log):
 
     def start_offsets(self, topic: str) -> dict[int, int]:
         return _by_partition(self._connection.broker.earliest(self._places(topic)))
+
+    def whole_from(self, topic: str) -> dict[int, int]:
+        """The broker does not say what it compacted: what is younger than the history to keep is whole, all else may not be."""
+        info, starts = self.topic(topic), self.start_offsets(topic)
+        if not info.compact and info.history_us is None:
+            return starts
+        whole = self.offsets_at(topic, from_us(time.time_ns() // 1000 - info.history_us)) if info.history_us else self.end_offsets(topic)
+        return {partition: max(start, whole[partition]) for partition, start in starts.items()}
 
     def end_offsets(self, topic: str) -> dict[int, int]:
         return _by_partition(self._connection.broker.ends(self._places(topic)))
