@@ -2,7 +2,7 @@
 
 It is stamped with the state ids it holds. Given the ids that the ledger has, it is there already (the usual case); or one batch ahead after a
 failed attempt, and goes back by the undo it kept; or behind or foreign, and is filled again from the files. LMDB has no checksums and a
-truncated map is a bus error, so its file's length is checked before it is opened, and a store from before a power loss is thrown away.
+truncated map is a bus error, so its file's length is checked before anything is read from it, and a store from before a power loss is thrown away.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 import lmdb
 import pyarrow as pa
 
-from headrace.engine.state_files import StateFiles, StateIds
+from headrace.engine.state_files import StateFiles, StateIds, new_id
 from headrace.log.file.disk import Disk
 
 VERSION = 1
 _STAMP = b"\x00stamp"
 _MAP_BYTES = 1 << 36
-_MOST_KEY_BYTES = 500
+_UNDO = ".undo"
 Groups = Sequence[int]
 
 
@@ -33,8 +33,20 @@ class LocalStore:
     def __init__(self, directory: Path, groups: Groups) -> None:
         self.directory, self.groups = directory, groups
         self._check()
-        directory.mkdir(parents=True, exist_ok=True)
-        self._env = lmdb.open(str(directory), map_size=_MAP_BYTES, sync=False, metasync=False, max_readers=16)
+        try:
+            self._env = self._opened()
+        except lmdb.Error:  # not a store at all, or damaged
+            shutil.rmtree(directory, ignore_errors=True)
+            self._env = self._opened()
+
+    def _opened(self) -> Any:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        env = lmdb.open(str(self.directory), map_size=_MAP_BYTES, sync=False, metasync=False, max_readers=16)
+        pages = env.info()["last_pgno"] + 1
+        if pages * env.stat()["psize"] > (self.directory / "data.mdb").stat().st_size:  # reading a page that is not there ends the process
+            env.close()
+            raise lmdb.CorruptedError(f"{self.directory} was cut short")
+        return env
 
     def _check(self) -> None:
         """Throw away what cannot be trusted: another machine life, or a file that is shorter than it was."""
@@ -51,10 +63,16 @@ class LocalStore:
 
     @contextmanager
     def transaction(self) -> Iterator[StoreTransaction]:
-        """Check, step and put are one: nothing of a failed step stays."""
-        with self._env.begin(write=True) as txn:
-            yield StoreTransaction(txn, self)
+        """Check, step and put are one: nothing of a failed step stays. A store that turns out to be damaged is thrown away, so that another attempt fills it again."""
+        try:
+            with self._env.begin(write=True) as txn:
+                made = StoreTransaction(txn, self)
+                yield made
+        except lmdb.Error:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
         self._write_about()
+        made.forget_older_undo()
 
     def _write_about(self) -> None:
         about = {"version": VERSION, "boot": Disk().boot().hex(), "size": (self.directory / "data.mdb").stat().st_size}
@@ -72,6 +90,7 @@ class StoreTransaction:
 
     def __init__(self, txn: Any, store: LocalStore) -> None:
         self.txn, self.store = txn, store
+        self._kept_undo: str | None = None
 
     def bring_to(self, wanted: Mapping[str, StateIds], steps: Sequence[str], files: Mapping[str, StateFiles]) -> str:
         """Make the store hold exactly the wanted states. Returns how: "there", "undone", "caught up" or "rebuilt"."""
@@ -110,14 +129,19 @@ class StoreTransaction:
         return True
 
     def keep_undo(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> str:
-        """Remember what keys held before this batch, in a file that need not be durable."""
-        name = "undo.arrow"
+        """Remember what keys held before this batch, in a file that need not be durable. It has a name of its own: until this commit the store refers to the last one."""
+        name = self._kept_undo = f"{new_id()}{_UNDO}"
         table = pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
-        fresh = self.store.directory / f".{name}"
-        with pa.ipc.new_file(str(fresh), table.schema) as writer:
+        with pa.ipc.new_file(str(self.store.directory / name), table.schema) as writer:
             writer.write_table(table)
-        fresh.rename(self.store.directory / name)
         return name
+
+    def forget_older_undo(self) -> None:
+        """After the commit: files that the store no longer refers to, or never did."""
+        if self._kept_undo is not None:
+            for path in self.store.directory.glob(f"*{_UNDO}"):
+                if path.name != self._kept_undo:
+                    path.unlink(missing_ok=True)
 
     def _rebuild(self, wanted: Mapping[str, StateIds], steps: Sequence[str], files: Mapping[str, StateFiles]) -> None:
         self.txn.drop(self.store.database(self.txn), delete=False)
