@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.operators.row_codec import decode, encode
+from headrace.operators.row_codec import decode, decode_array, encode, encode_array
 
 ENTRY = pa.struct([("id", pa.int32()), ("tags", pa.list_(pa.string())), ("price", pa.decimal128(9, 2))])
 entries = st.fixed_dictionaries(
@@ -49,6 +49,13 @@ def test_what_is_written_is_read(kind: pa.DataType, values: st.SearchStrategy[An
     assert again.type == kind
     assert again.to_pylist() == array.to_pylist()
     assert encode(array.slice(1)) == encoded[1:], "a value's bytes do not depend on what is beside it"
+    assert decode_array(encode_array(array).slice(1), kind).to_pylist() == array.to_pylist()[1:]
+
+
+def test_the_first_parts_of_a_struct_are_read_alone() -> None:
+    rows = pa.array([{"a": 1, "b": "x", "c": None}, {"a": None, "b": "", "c": 2.0}], pa.struct([("a", pa.int8()), ("b", pa.string()), ("c", pa.float64())]))
+    first = decode_array(encode_array(rows), pa.struct(list(rows.type)[:2]))
+    assert first.to_pylist() == [{"a": 1, "b": "x"}, {"a": None, "b": ""}]
 
 
 def test_the_bytes_are_those_that_stored_states_have() -> None:

@@ -26,8 +26,13 @@ _NOTHING = pa.scalar(b"", pa.large_binary())
 
 def encode(array: pa.Array) -> list[bytes]:
     """The bytes of each value. A null has none: the one who stores it must know."""
-    encoded: list[bytes] = _encoded(array).to_pylist()
+    encoded: list[bytes] = encode_array(array).to_pylist()
     return encoded
+
+
+def encode_array(array: pa.Array) -> pa.Array:
+    """The same as a column of large binary."""
+    return _encoded(array)
 
 
 def decode(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
@@ -35,6 +40,13 @@ def decode(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
     lengths = np.fromiter(map(len, values), np.int64, len(values))
     data = np.frombuffer(b"".join(values), np.uint8) if len(values) else np.zeros(0, np.uint8)
     return _decoded(kind, data, np.cumsum(lengths) - lengths, lengths)
+
+
+def decode_array(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The same from a column of large binary, none null. Of a struct its first parts can be read alone: give a struct of those."""
+    offsets = _large_offsets(values)
+    data = np.frombuffer(values.buffers()[2], np.uint8) if len(values) and values.buffers()[2] is not None else np.zeros(0, np.uint8)
+    return _decoded(kind, data, offsets[:-1], np.diff(offsets))
 
 
 def width_of(kind: pa.DataType) -> int | None:
@@ -129,7 +141,7 @@ def _valid(array: pa.Array) -> Mask:
 
 def _decoded(kind: pa.DataType, data: Data, starts: Ints, lengths: Ints) -> pa.Array:
     if (width := width_of(kind)) is not None:
-        return _fixed_from(kind, _gathered(data, starts, np.full(len(starts), width)))
+        return _fixed_from(kind, _fixed_at(data, starts, width))
     if pa.types.is_struct(kind):
         return _struct_from(kind, data, starts)
     if pa.types.is_list(kind):
@@ -137,10 +149,7 @@ def _decoded(kind: pa.DataType, data: Data, starts: Ints, lengths: Ints) -> pa.A
     if pa.types.is_map(kind):
         entries = _list_from(pa.list_(_entry(kind)), data, starts)
         return pa.MapArray.from_arrays(entries.offsets, entries.values.field(0), entries.values.field(1), type=kind)
-    plain = pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(starts), [None, pa.py_buffer(np.append(0, np.cumsum(lengths))), pa.py_buffer(_gathered(data, starts, lengths))]
-    )
-    return plain.cast(pa.binary()).cast(kind)
+    return cut_out(data, starts, lengths).cast(pa.binary()).cast(kind)
 
 
 def _fixed_from(kind: pa.DataType, data: Data) -> pa.Array:
@@ -189,9 +198,24 @@ def _where(there: Mask, values: pa.Array) -> pa.Array:
 
 
 def _integers_at(data: Data, starts: Ints) -> Ints:
-    return _gathered(data, starts, np.full(len(starts), 4)).view("<u4").astype(np.int64)
+    return _fixed_at(data, starts, 4).view("<u4").astype(np.int64)
 
 
 def _gathered(data: Data, starts: Ints, lengths: Ints) -> Data:
     """The bytes of many runs, side by side."""
     return data[runs(starts, lengths)]
+
+
+def _fixed_at(data: Data, starts: Ints, width: int) -> Data:
+    """The bytes of many runs of one width, side by side."""
+    if not len(starts):
+        return np.zeros(0, np.uint8)
+    return np.lib.stride_tricks.sliding_window_view(data, width)[starts].reshape(-1)
+
+
+def cut_out(data: Data, starts: Ints, lengths: Ints) -> pa.Array:
+    """The bytes of many runs as a column of large binary. The runs lie one behind the other, perhaps with gaps: every second piece is one of them."""
+    offsets = np.zeros(2 * len(starts), np.int64)
+    offsets[0::2], offsets[1::2] = starts, starts + lengths
+    pieces = pa.LargeBinaryArray.from_buffers(pa.large_binary(), max(len(offsets) - 1, 0), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    return pieces.take(pa.array(np.arange(0, len(offsets), 2)))

@@ -105,7 +105,7 @@ def cut(rows: pa.Table, keys: pa.Array) -> Segments:
     ticks = whole(rows.column(TICK)).to_numpy()
     if len(ticks) and (np.diff(ticks) < 0).any():
         raise BugError("Rows came to a kernel out of the order of their ticks.")
-    order, new_key = _by_key(keys)
+    order, new_key = by_key(keys)
     ticks = ticks[order]
     new_segment = new_key.copy()
     new_segment[1:] |= ticks[1:] != ticks[:-1]
@@ -114,10 +114,10 @@ def cut(rows: pa.Table, keys: pa.Array) -> Segments:
     return Segments(rows, order, starts, ticks[starts], firsts, keys.take(pa.array(order[starts[firsts]])))
 
 
-def _by_key(keys: pa.Array) -> tuple[Ints, Mask]:
+def by_key(keys: pa.Array) -> tuple[Ints, Mask]:
     """The rows in order of key, and of arrival within a key; and for each of them whether a new key begins there."""
     codes = _codes(keys)
-    order, ordered = _stable_sort(codes)
+    order, ordered = stable_sort(codes)
     new_key = np.ones(len(keys), np.bool_)
     new_key[1:] = ordered[1:] != ordered[:-1]
     return order, new_key
@@ -144,7 +144,7 @@ def _as_numbers(keys: pa.FixedSizeBinaryArray) -> Codes:
     return padded.view(">u8").astype(np.uint64).reshape(-1)
 
 
-def _stable_sort(codes: Codes) -> tuple[Ints, Codes]:
+def stable_sort(codes: Codes) -> tuple[Ints, Codes]:
     """Where each code of the sorted sequence comes from, equal ones in their old order; and the sorted sequence.
 
     Sorting numbers is several times as fast as sorting positions by them: where both fit into one word, that is what is done.
