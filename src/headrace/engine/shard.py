@@ -71,6 +71,7 @@ class ShardFunction:
         """Rows that an aggregate could not take in, for dead letters; and how many results could not be told."""
         letters: dict[str, list[dict[str, Any]]] = {}
         for step in self.stage.steps:
+            counts |= {f"{step.name}.{what}": count for what, count in getattr(step.kernel, "counts", {}).items() if count}
             if isinstance(step.kernel, AggregateKernel):
                 found = step.kernel.diverted.take()
                 counts |= {f"{step.name}.{aggregate}.unknown": count for aggregate, count in step.kernel.lost.items()}

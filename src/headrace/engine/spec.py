@@ -51,7 +51,7 @@ class StageSpec:
 
     name: str
     steps: tuple[HostedStep, ...]
-    key: tuple[str, ...]  # of the rows that come out
+    key: tuple[str, ...]  # by which the rows that come out are put into order within a tick
     views: tuple[str, ...] = ()
     next: str | tuple[str, ...] | TopicTarget | None = None
     port: int = 0  # which input of the next stage the rows are

@@ -193,7 +193,7 @@ class JobBuilder:
     ) -> DataFrame:
         chain = self._fused(step)
         hosted = tuple(HostedStep(each.name, kernel_of(each), tuple(_hosted_input(given) for given in each.inputs or (each,))) for each in chain)
-        stage = StageSpec(step.name, hosted, step.key, views, following, port)
+        stage = StageSpec(step.name, hosted, _order_key(step), views, following, port)
         first, key = chain[0], stage_key(step)
         inputs = [self._packed(each, key, first.name, port, self._combining(hosted[0])) for port, each in enumerate(first.inputs or (first,))]
         packed = reduce(lambda left, right: left.unionAll(right), inputs)
@@ -245,6 +245,12 @@ def shard_schema(step: Step) -> pa.Schema:
 
 def _hosted_input(step: Step) -> HostedInput:
     return HostedInput(shard_schema(step), clock_paths(step))
+
+
+def _order_key(step: Step) -> tuple[str, ...]:
+    """The columns by which a stage's rows are put into order within a tick: those by which rows came to its shards, where they are still there."""
+    key = stage_key(step)
+    return key if all(name in step.schema.names for name in key) else step.key
 
 
 def stage_key(step: Step) -> tuple[str, ...]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from headrace.errors import NotSupported
 from headrace.operators.aggregate import AggregateKernel
-from headrace.operators.kernel import Kernel
+from headrace.operators.dedupe import DedupeKernel
+from headrace.operators.kernel import Kernel, TimedKernel
 from headrace.operators.latest import LatestKernel
-from headrace.pipeline.plan import DIVERT, AggregateStep, PipelinePlan, Step, TopicStep, ToTableStep
+from headrace.pipeline.plan import DIVERT, AggregateStep, DedupeStep, PipelinePlan, Step, TopicStep, ToTableStep
+from headrace.pipeline.timing import time_column
 
 
 def keeps_state(step: Step) -> bool:
@@ -14,13 +16,16 @@ def keeps_state(step: Step) -> bool:
     return step.stateful or (isinstance(step, TopicStep) and step.is_table)
 
 
-def kernel_of(step: Step) -> Kernel:
+def kernel_of(step: Step) -> Kernel | TimedKernel:
     if isinstance(step, AggregateStep):
         source = step.input
         row_key = source.key if source.is_table else ()
         return AggregateKernel(
             step.name, source.schema, step.by, step.aggregates, over_table=source.is_table, row_key=row_key, divert=step.errors == DIVERT
         )
+    if isinstance(step, DedupeStep):
+        time = time_column(step)
+        return DedupeKernel(step.name, step.schema, step.on, step.within_us, None if time is None else time.name)
     if isinstance(step, ToTableStep):
         return LatestKernel(step.name, step.schema, step.key)
     if isinstance(step, TopicStep) and step.is_table:

@@ -1,0 +1,94 @@
+"""The first row of each key within a time, against the obvious computation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.operators.dedupe import DedupeKernel
+from headrace.operators.kernel import UNSTARTED, Clocks
+from headrace.operators.memory_state import MemoryState
+
+SCHEMA = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us")), ("n", pa.int64())])
+WITHIN = 10
+
+
+@dataclass
+class Feed:
+    """Ticks of rows (id, time), and the clock at the end of each tick."""
+
+    ticks: list[list[tuple[int, int]]]
+    closed: list[int]
+    _numbers: list[int] = field(default_factory=list)
+
+    def rows(self, first: int, last: int) -> pa.Table:
+        found = [(tick, row) for tick in range(first, last) for row in self.ticks[tick]]
+        count = sum(len(tick) for tick in self.ticks[:first])
+        columns = {
+            "id": pa.array([row[0] for _, row in found], pa.int64()),
+            "at": pa.array([row[1] for _, row in found], pa.timestamp("us")),
+            "n": pa.array(range(count, count + len(found)), pa.int64()),
+            "_tick": pa.array([tick + 1 for tick, _ in found], pa.int64()),
+        }
+        return pa.table(columns)
+
+    def clocks(self, first: int, last: int) -> Clocks:
+        closed = np.array(self.closed[first:last], np.int64)
+        before = self.closed[first - 1] if first else UNSTARTED
+        numbers = np.arange(first + 1, last + 1)
+        return Clocks(numbers, numbers * 7, closed, closed, before, before)
+
+
+def obvious(feed: Feed) -> list[int]:
+    """Row by row: kept unless too late, or within the time of one that was kept."""
+    kept: list[tuple[int, int]] = []
+    found: list[int] = []
+    number = 0
+    for tick, rows in enumerate(feed.ticks):
+        before = feed.closed[tick - 1] if tick else UNSTARTED
+        for key, at in rows:
+            if at >= before and not any(other == key and abs(at - when) <= WITHIN for other, when in kept):
+                kept.append((key, at))
+                found.append(number)
+            number += 1
+    return found
+
+
+@st.composite
+def feeds(draw: st.DrawFn) -> Feed:
+    ticks = draw(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=6), min_size=1, max_size=6))
+    closed = sorted(draw(st.lists(st.integers(-5, 70), min_size=len(ticks), max_size=len(ticks))))
+    return Feed(ticks, closed)
+
+
+@given(feeds(), st.data())
+def test_any_split_of_ticks_gives_the_obvious_rows(feed: Feed, data: st.DataObject) -> None:
+    cuts = sorted({0, len(feed.ticks), *data.draw(st.lists(st.integers(0, len(feed.ticks)), max_size=3))})
+    kernel, state, found, accounted = DedupeKernel("d", SCHEMA, ["id"], WITHIN, "at"), MemoryState(), [], 0
+    for first, last in pairwise(cuts):
+        rows = kernel.step_timed(state, [feed.rows(first, last)], [feed.clocks(first, last)])
+        found += rows["n"].to_pylist()
+        accounted += rows.num_rows + kernel.counts["repeats"] + kernel.counts["late"]
+        state = state.copy()
+    assert found == obvious(feed)
+    assert accounted == sum(map(len, feed.ticks))
+
+
+def test_what_no_row_can_repeat_is_forgotten() -> None:
+    feed = Feed([[(1, 5), (2, 6)], [], []], [5, 16, 17])
+    kernel, state = DedupeKernel("d", SCHEMA, ["id"], WITHIN, "at"), MemoryState()
+    kernel.step_timed(state, [feed.rows(0, 2)], [feed.clocks(0, 2)])
+    assert len(state.values) == 2, "of the first row nothing is left, of the second one its time and its timer"
+    kernel.step_timed(state, [feed.rows(2, 3)], [feed.clocks(2, 3)])
+    assert state.values == {}
+
+
+def test_without_a_time_column_the_ticks_time_counts() -> None:
+    kernel, state = DedupeKernel("d", SCHEMA, ["id"], WITHIN), MemoryState()
+    feed = Feed([[(1, 0)], [(1, 0)], [(1, 0)]], [UNSTARTED] * 3)
+    assert kernel.step_timed(state, [feed.rows(0, 3)], [feed.clocks(0, 3)])["n"].to_pylist() == [0, 2], "ticks are 7 apart"
