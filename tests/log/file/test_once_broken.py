@@ -13,7 +13,7 @@ import pytest
 from headrace.errors import CorruptBatch, DiskFull
 from headrace.log.file import housekeeping
 from headrace.log.file.housekeeping import keep_house, make_checkpoint
-from headrace.log.file.journal import COMMIT, decode_record, encode_record
+from headrace.log.file.journal import COMMIT, ROLL, decode_record, encode_record
 from headrace.log.file.log import FileLog
 from headrace.testing.crash import RebootedDisk
 
@@ -64,6 +64,24 @@ def test_a_journal_file_left_garbled_by_a_crash_was_taken_for_a_newer_format(tmp
         assert log.topics() == ["a"]
         log.producer("a").append({"n": 1, "text": "x"})
         assert log.verify() == []
+
+
+def test_rows_were_ignored_when_the_journal_file_before_theirs_had_lost_its_end(tmp_path: Path) -> None:
+    with FileLog(tmp_path / "log") as log:
+        log.create_topic("a", SCHEMA)
+        make_checkpoint(log)
+        log.producer("a").append({"n": 1, "text": "x"})
+    old, _ = journals(tmp_path / "log")
+    for lost in [*(tmp_path / "log" / "journal").glob("*.checkpoint"), tmp_path / "log" / "journal" / "durable"]:
+        lost.unlink()
+    end = old.stat().st_size - len(b"".join(encode_record(0, ROLL, 0, 0, {})))
+    os.truncate(old, end)
+    with reopened(tmp_path / "log") as log:
+        assert numbers(log, "a") == [1]
+        assert [(finding.kind, finding.file, finding.position) for finding in log.verify()] == [("missing", str(old), end)]
+        log.producer("a").append({"n": 2, "text": "x"})
+    with reopened(tmp_path / "log") as log:
+        assert numbers(log, "a") == [1, 2]
 
 
 def test_a_copy_of_a_journal_record_in_a_row_was_taken_for_a_record() -> None:

@@ -74,7 +74,9 @@ class Replica:
                     filling = min(item.end, end) - len(item.filling)
                     self.unclean.append((self.base, filling, item.end - filling))
                 rolled = self._apply(item, each)
-            if not rolled and self._is_cut_off(proven if limit is None else limit):
+            if not rolled and self._is_cut_off(limit, proven):
+                if self.journal.end_of(self.base) > end:  # somebody is writing it, and we hold no lock
+                    continue
                 rolled = self._step_over_end(proven if limit is None else limit)
             if not rolled or (limit is not None and self.lsn >= limit):
                 return None
@@ -109,9 +111,9 @@ class Replica:
         self.lost.add_rest(self.state.commit + 1)
         self.lsn = damage.after if damage.after is not None else -(-stop // 8) * 8
 
-    def _is_cut_off(self, goal: int) -> bool:
+    def _is_cut_off(self, limit: int | None, proven: int) -> bool:
         """Whether this file ends before it should: it was known to reach further, or its last record, which names the next file, is gone."""
-        return self.lsn < goal or (bool(self.damage) and self._next_base() is not None)
+        return self.lsn < (proven if limit is None else limit) or (limit is None and self._next_base() is not None)
 
     def _step_over_end(self, goal: int) -> bool:
         """Go on in the next file, if there is one (then True); else nothing may be written where something was durable."""
