@@ -1,0 +1,223 @@
+"""What a window is, as a plan holds it: its kind and its sizes; what becomes of late rows; when results are told. `hr.tumbling(…)`, `hr.drop()` and the like build these.
+
+Windows are half open: a row at a window's end is in the next one. Sizes in a time zone go by its clock: with `tumbling("1 day", timezone="Europe/Berlin")` a window
+begins at each midnight there, and has 23 or 25 hours where the clock is put forward or back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+from headrace.durations import format_us, to_us
+from headrace.errors import PlanError, nearest
+
+DAY_US = 86_400_000_000
+LONGEST_US = 3_660 * DAY_US
+MOST_WINDOWS_OF_A_ROW = 2_000
+_MONDAY_US = 4 * DAY_US  # 1970 began on a Thursday
+EMITS = ("final", "changes")
+Duration = str | timedelta
+
+
+@dataclass(frozen=True)
+class Tumbling:
+    """Windows of one size, one after the other. Those of whole weeks begin on a Monday, all others are counted from 1970-01-01 00:00."""
+
+    kind: ClassVar[str] = "tumbling"
+    size_us: int
+    offset_us: int = 0
+    timezone: str | None = None
+
+    @property
+    def every_us(self) -> int:
+        return self.size_us
+
+    @property
+    def origin_us(self) -> int:
+        """Where some window begins, on the local clock."""
+        return _origin(self.every_us) + self.offset_us
+
+    def __str__(self) -> str:
+        return f"tumbling({format_us(self.size_us)}{_more(self.offset_us, self.timezone)})"
+
+
+@dataclass(frozen=True)
+class Hopping:
+    """Windows of one size, one beginning `every` so often: a row is in several. `every` need not divide the size: then rows are in one more or one fewer."""
+
+    kind: ClassVar[str] = "hopping"
+    size_us: int
+    every_us: int
+    offset_us: int = 0
+    timezone: str | None = None
+
+    @property
+    def origin_us(self) -> int:
+        return _origin(self.every_us) + self.offset_us
+
+    def __str__(self) -> str:
+        return f"hopping({format_us(self.size_us)}, every={format_us(self.every_us)}{_more(self.offset_us, self.timezone)})"
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """For each row, the rows of its key in (t - size, t]."""
+
+    kind: ClassVar[str] = "sliding"
+    size_us: int
+
+    def __str__(self) -> str:
+        return f"sliding({format_us(self.size_us)})"
+
+
+@dataclass(frozen=True)
+class Session:
+    """Rows of a key that follow each other in less than the gap. A session ends a gap after its last row; a row at its end begins the next."""
+
+    kind: ClassVar[str] = "session"
+    gap_us: int
+
+    def __str__(self) -> str:
+        return f"session({format_us(self.gap_us)})"
+
+
+WindowSpec = Tumbling | Hopping | Sliding | Session
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Late rows are left out, and counted."""
+
+    kind: ClassVar[str] = "drop"
+
+    @property
+    def lateness_us(self) -> int:
+        return 0
+
+    def __str__(self) -> str:
+        return "drop()"
+
+
+@dataclass(frozen=True)
+class Correct:
+    """Rows late by up to `lateness` correct what was published; later ones are left out, and counted."""
+
+    kind: ClassVar[str] = "correct"
+    lateness_us: int
+
+    def __str__(self) -> str:
+        return f"correct({format_us(self.lateness_us)})"
+
+
+@dataclass(frozen=True)
+class Divert:
+    """Late rows go to a topic, and are counted."""
+
+    kind: ClassVar[str] = "divert"
+    topic: str
+
+    @property
+    def lateness_us(self) -> int:
+        return 0
+
+    def __str__(self) -> str:
+        return f"divert({self.topic})"
+
+
+LatePolicy = Drop | Correct | Divert
+
+
+def identity(spec: WindowSpec | LatePolicy) -> dict[str, Any]:
+    """What tells one from another, as JSON has it."""
+    return {"kind": spec.kind, **asdict(spec)}
+
+
+# What users write
+
+
+def tumbling(size: Duration, *, offset: Duration = "0 seconds", timezone: str | None = None) -> Tumbling:
+    """Windows of one size, one after the other; `offset` later than they would begin. With a time zone, by the clock there."""
+    size_us = _positive(size, "size of a tumbling window")
+    return Tumbling(size_us, to_us(offset, what="offset of a tumbling window") % size_us, _zone(timezone))
+
+
+def hopping(size: Duration, *, every: Duration, offset: Duration = "0 seconds", timezone: str | None = None) -> Hopping:
+    """Windows of one size, of which one begins `every` so often."""
+    size_us, every_us = _positive(size, "size of a hopping window"), _positive(every, "hop of a hopping window")
+    if every_us > size_us:
+        raise PlanError(
+            f"A hopping window of {format_us(size_us)} every {format_us(every_us)} leaves out the rows in between.", fix="hop by the size or less."
+        )
+    if size_us > MOST_WINDOWS_OF_A_ROW * every_us:
+        raise PlanError(
+            f"With windows of {format_us(size_us)} every {format_us(every_us)} a row is in more than {MOST_WINDOWS_OF_A_ROW:,} of them.",
+            fix="hop farther, or take hr.sliding(size), which has a result for each row.",
+        )
+    return Hopping(size_us, every_us, to_us(offset, what="offset of a hopping window") % every_us, _zone(timezone))
+
+
+def sliding(size: Duration) -> Sliding:
+    """For each row at t, the rows of its key in (t - size, t]."""
+    return Sliding(_positive(size, "size of a sliding window"))
+
+
+def session(gap: Duration) -> Session:
+    """Rows of a key that follow each other in less than `gap`."""
+    return Session(_positive(gap, "gap of a session window"))
+
+
+def drop() -> Drop:
+    """Leave late rows out, and count them."""
+    return Drop()
+
+
+def correct(lateness: Duration) -> Correct:
+    """Let rows that are late by up to `lateness` correct what was published."""
+    lateness_us = to_us(lateness, what="allowed lateness")
+    if lateness_us > LONGEST_US:
+        raise PlanError(f"An allowed lateness of {format_us(lateness_us)} would keep every window for ever.", fix="allow at most 10 years.")
+    return Correct(lateness_us)
+
+
+def divert(topic: str) -> Divert:
+    """Send late rows to a topic, and count them."""
+    if not isinstance(topic, str) or not topic:
+        raise PlanError(f"Late rows cannot be diverted to {topic!r}.", fix='name a topic, as in hr.divert("late_orders").')
+    return Divert(topic)
+
+
+def check_emit(emit: str) -> str:
+    if emit not in EMITS:
+        raise PlanError(f"A window has emit={emit!r}: {nearest(str(emit), EMITS)}")
+    return emit
+
+
+def _positive(duration: Duration, what: str) -> int:
+    us = to_us(duration, what=what)
+    if us == 0:
+        raise PlanError(f"The {what} is zero.", fix="give more than zero.")
+    if us > LONGEST_US:
+        raise PlanError(f"The {what}, {format_us(us)}, is longer than 10 years.", fix="give a shorter one.")
+    return us
+
+
+def _zone(name: str | None) -> str | None:
+    if name is None:
+        return None
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError, TypeError):
+        raise PlanError(f"There is no time zone {name!r}: {nearest(str(name), available_timezones())}") from None
+    return name
+
+
+def _origin(every_us: int) -> int:
+    return _MONDAY_US if every_us % (7 * DAY_US) == 0 else 0
+
+
+def _more(offset_us: int, timezone: str | None) -> str:
+    offset = f", offset={format_us(offset_us)}" if offset_us else ""
+    return offset + (f", timezone={timezone}" if timezone else "")
