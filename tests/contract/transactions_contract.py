@@ -111,7 +111,7 @@ class TransactionsContract(ContractBase):
         fourth.append(events, event(4))
         fourth.commit()
         with other.transaction(name("job")) as newer:
-            with pytest.raises(errors.TransactionFenced):  # noqa: PT012 - on Kafka it is refused at once, elsewhere when it commits
+            with pytest.raises(errors.TransactionFenced):
                 fifth = fourth.next()
                 fifth.append(events, event(5))
                 fifth.commit()

@@ -1,36 +1,44 @@
 """Cutting ticks: how far the inputs have come, and, for a backlog, where to cut it so that a tick stays bounded.
 
-A cut never goes through a transaction of the embedded log: `snapshot` does not, and rows of one commit share their append time.
+A cut never goes through a transaction of the embedded log: `snapshot` does not, and rows of one commit share their append time. Asking a log where it was at a
+time costs a cluster several messages, so a backlog is cut with about two questions a tick.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice, pairwise
 
 from headrace.durations import from_us
 from headrace.engine.ticks import Ends, Tick
 from headrace.log.api import Log
 
 MOST_ROWS_A_TICK = 1_000_000
+MOST_TICKS_AT_ONCE = 1_000  # the rest of a backlog is cut next time
+_FIRST_STEP_US = 1_000_000
+_STEPS_GROW = 4
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """How far the inputs had come by the end of a microsecond."""
+
+    time_us: int
+    ends: Ends
 
 
 def next_ticks(log: Log, topics: Iterable[str], last: Tick, now_us: int, *, most_rows: int = MOST_ROWS_A_TICK, forced: bool = False) -> list[Tick]:
     """The ticks that are due: none if nothing is new (unless `forced`), several if there is a backlog."""
-    limit = log.snapshot(topics)
+    newest = _Moment(now_us, _merged(last.ends, log.snapshot(topics)))
+    rows = rows_between(last.ends, newest.ends)
+    if not rows:
+        return [Tick(last.number + 1, max(last.time_us, now_us), newest.ends)] if forced else []
+    cuts = [newest] if rows <= most_rows else islice(_cuts(log, last, newest, most_rows), MOST_TICKS_AT_ONCE)
     ticks: list[Tick] = []
-    while True:
-        ends = _merged(last.ends, limit)
-        rows = rows_between(last.ends, ends)
-        if rows <= most_rows:
-            break
-        cut_us = _last_time_within(log, last.ends, ends, most_rows, now_us)
-        ends = _merged(last.ends, _ends_at(log, ends, cut_us))
-        if rows_between(last.ends, ends) == rows:
-            break
-        last = Tick(last.number + 1, max(last.time_us, min(cut_us, now_us)), ends)
+    for cut in cuts:
+        last = Tick(last.number + 1, max(last.time_us, cut.time_us), cut.ends)
         ticks.append(last)
-    if rows or (forced and not ticks):
-        ticks.append(Tick(last.number + 1, max(last.time_us, now_us), _merged(last.ends, limit)))
     return ticks
 
 
@@ -44,21 +52,45 @@ def rows_between(before: Ends, after: Ends) -> int:
     return sum(end - before.get(topic, {}).get(p, 0) for topic, parts in after.items() for p, end in parts.items())
 
 
-def _ends_at(log: Log, limit: Ends, time_us: int) -> Mapping[str, Mapping[int, int]]:
-    """Where each partition had come to by the end of a microsecond."""
-    return {
-        topic: {p: min(end, parts[p]) for p, end in log.offsets_at(topic, from_us(time_us + 1)).items() if p in parts}
-        for topic, parts in limit.items()
-    }
+# A backlog
 
 
-def _last_time_within(log: Log, before: Ends, limit: Ends, most_rows: int, now_us: int) -> int:
-    """The latest append time by which at most `most_rows` rows had come; if the first commit alone is larger, that one."""
-    low, high = 0, now_us
-    while low < high:
-        middle = (low + high + 1) // 2
-        within = rows_between(before, _merged(before, _ends_at(log, limit, middle))) <= most_rows
-        low, high = (middle, high) if within else (low, middle - 1)
-    if rows_between(before, _merged(before, _ends_at(log, limit, low))):
-        return low
-    return low + 1  # one commit larger than the bound is taken whole
+def _cuts(log: Log, last: Tick, newest: _Moment, most_rows: int) -> Iterator[_Moment]:
+    """Moments at most `most_rows` apart; neighbours that fit into one tick are one."""
+    begun, reached = last.ends, last.ends
+    waiting: _Moment | None = None
+    for low, high in pairwise(_moments(log, last.ends, newest)):
+        for moment in _split(log, low, high, most_rows):
+            if waiting is not None and rows_between(begun, moment.ends) > most_rows:
+                yield waiting
+                begun = reached
+            waiting, reached = moment, moment.ends
+    if waiting is not None:
+        yield waiting
+
+
+def _moments(log: Log, begun: Ends, newest: _Moment) -> list[_Moment]:
+    """Back in time in ever longer steps, until there is nothing left to take in before."""
+    found, ago_us = [newest], _FIRST_STEP_US
+    while rows_between(begun, found[-1].ends) and found[-1].time_us > 0:
+        found.append(_moment(log, max(0, newest.time_us - ago_us), begun, found[-1].ends))
+        ago_us *= _STEPS_GROW
+    return [*([_Moment(-1, begun)] if found[-1].time_us == 0 else []), *reversed(found)]
+
+
+def _split(log: Log, low: _Moment, high: _Moment, most_rows: int) -> Iterator[_Moment]:
+    """Moments after `low`, up to `high`. Where even one microsecond has more rows than the bound, they are taken whole."""
+    rows = rows_between(low.ends, high.ends)
+    if rows > most_rows and high.time_us - low.time_us > 1:
+        middle = _moment(log, (low.time_us + high.time_us) // 2, low.ends, high.ends)
+        yield from _split(log, low, middle, most_rows)
+        yield from _split(log, middle, high, most_rows)
+    elif rows:
+        yield high
+
+
+def _moment(log: Log, time_us: int, low: Ends, high: Ends) -> _Moment:
+    """Where each partition was at a time between two moments."""
+    ends = {topic: log.offsets_at(topic, from_us(time_us + 1)) for topic, parts in high.items() if parts != low.get(topic)}
+    within = {topic: {p: min(ends.get(topic, parts).get(p, end), end) for p, end in parts.items()} for topic, parts in high.items()}
+    return _Moment(time_us, _merged(low, within))

@@ -153,15 +153,19 @@ class KafkaLog(Log):
     def snapshot(self, topics: Iterable[str]) -> Positions:
         """One question to the cluster, but not one moment: a transaction that is just being committed may be cut in two."""
         names = list(topics)
-        ends = self._connection.broker.ends([place for name in names for place in self._places(name)])
+        ends = self._connection.broker.ends([place for name in names for place in self._recent_places(name)])
         return Positions({name: _by_partition({place: end for place, end in ends.items() if place[0] == name}) for name in names})
 
     def offsets_at(self, topic: str, time: datetime | str | float) -> dict[int, int]:
-        places, time_us = self._places(topic), to_time_us(time)
+        places, time_us = self._recent_places(topic), to_time_us(time)
         return _by_partition(since(self._connection, places, time_us, self._connection.broker.ends(places)))
 
     def _places(self, topic: str) -> list[Place]:
         return [(topic, partition) for partition in range(self.topic(topic).partitions)]
+
+    def _recent_places(self, topic: str) -> list[Place]:
+        """For what a pipeline asks several times a second. Partitions added within the last seconds may be missing."""
+        return [(topic, partition) for partition in range(self._topics.recent(topic)[0].partitions)]
 
     # Groups, queues, notes
 
