@@ -222,9 +222,16 @@ class WritingContract(ContractBase):
             assert not producer.append(event(0), sequence=0).duplicate
         with log.producer(events) as anonymous, pytest.raises(errors.InputError, match="id"):
             anonymous.append(event(1), sequence=0)
-        with log.producer(events, id="q") as producer, pytest.raises(errors.InputError):
-            producer.append(event(1), sequence=-1)
         assert [row["n"] for row in rows_of(log, events)] == [0]
+
+    def test_what_is_no_sequence_number_is_refused(self, log: hr.Log, events: str) -> None:
+        with log.producer(events, id="q") as producer:
+            for sequence in (-1, "x", 1.0, True, 1 << 63):
+                with pytest.raises(errors.InputError, match=f"not {sequence!r}"):
+                    producer.append(event(1), sequence=sequence)  # type: ignore[arg-type]
+            producer.append(event(2), sequence=1 << 62)
+            producer.append(event(3))
+        assert [row["n"] for row in rows_of(log, events)] == [2, 3]
 
     # Tables
 

@@ -17,6 +17,7 @@ from headrace.log.file.state import ProducerState, TopicState
 from headrace.log.names import check_name
 from headrace.log.partitioning import Chooser
 from headrace.log.rows import tombstones, upserts, with_headers
+from headrace.log.sequences import check_sequence
 
 if TYPE_CHECKING:
     from headrace.log.file.log import FileLog
@@ -106,10 +107,7 @@ class FileProducer(Producer):
     def _check_usable(self, sequence: int | None) -> None:
         if self._closed:
             raise InputError(f"This producer of {self.topic!r} was closed.", fix="open another one with log.producer(...).")
-        if sequence is not None and self.id is None:
-            raise InputError("A sequence number needs a producer with an id.", fix=f"open it with log.producer({self.topic!r}, id='…').")
-        if sequence is not None and sequence < 0:
-            raise InputError(f"A sequence number is 0 or more, not {sequence}.", fix="use producer.last_sequence + 1.")
+        check_sequence(sequence, topic=self.topic, id=self.id)
 
     def _commit(self, rows: PreparedRows, sequence: int | None) -> Position:
         staged = self.log.stage_prepared(rows) if rows.size > MOST_BYTES_A_COMMIT else None

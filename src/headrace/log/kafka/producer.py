@@ -27,6 +27,7 @@ from headrace.log.kafka.row_batches import appended, deleted, repeatable, upsert
 from headrace.log.kafka.sending import Delivery, Record, commit, fenced_as, open_transactional, roll_back, send
 from headrace.log.names import check_name
 from headrace.log.partitioning import Chooser
+from headrace.log.sequences import check_sequence
 
 TRANSACTION_MS = SEND_TIMEOUT_MS
 """An append takes no longer; so a producer that died in the middle of one holds up readers of its partitions no longer either."""
@@ -85,10 +86,7 @@ class KafkaProducer(Producer):
     def _check_usable(self, sequence: int | None) -> None:
         if self._closed:
             raise InputError(f"This producer of {self.topic!r} was closed.", fix="open another one with log.producer(...).")
-        if sequence is not None and self.id is None:
-            raise InputError("A sequence number needs a producer with an id.", fix=f"open it with log.producer({self.topic!r}, id='...').")
-        if sequence is not None and sequence < 0:
-            raise InputError(f"A sequence number is 0 or more, not {sequence}.", fix="use producer.last_sequence + 1.")
+        check_sequence(sequence, topic=self.topic, id=self.id)
 
     def _records(self, make: Callable[[TopicInfo], pa.RecordBatch], partition: int | None) -> list[Record]:
         """Rows are checked against the topic as it was lately; before they are refused, as it is now."""
