@@ -77,7 +77,7 @@ def test_receive_ack_and_nack(run: Run, emails: str) -> None:
 
 def test_what_receive_prints_can_be_piped_into_ack(run: Run, emails: str) -> None:
     queue = emails, "--group", "mailers"
-    taken = run("queue", "receive", *queue, "--max", 3)
+    taken = run("queue", "receive", *queue, "--max", 3, "--json")
     assert run("queue", "ack", *queue, "--json", stdin=taken.out).lines == [{"acknowledged": 3}]
     assert run("queue", "receive", *queue).out == ""
     run("queue", "ack", *queue, stdin="", code=2)

@@ -27,6 +27,7 @@ def receive(
     visibility: Annotated[str, typer.Option(metavar="DURATION", help="How long they are yours.")] = "30 seconds",
     wait: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for the first.")] = "0 seconds",
     log: LogOption = None,
+    json: JsonOption = False,  # noqa: ARG001 - it does so anyway, and a script may say it everywhere
 ) -> None:
     """Take messages: one JSON object a line, with the receipt to acknowledge it by. Prints nothing when there is none.
 
