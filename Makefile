@@ -16,8 +16,7 @@ PYTEST_ARGS ?=
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml scripts/setup.sh
-	@scripts/setup.sh $(VENV)
-	@touch $@
+	@scripts/setup.sh $(VENV) $@
 
 setup: $(STAMP)
 

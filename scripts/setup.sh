@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Brings a fresh Debian machine to where `make demo` and `make test` work: Python and a virtual environment, the
 # package with its dependencies, Java for Spark, and Maven, which fetches the tests' Kafka broker.
-# Usage: scripts/setup.sh VENV_DIRECTORY        (called by the Makefile; safe to run again)
+# Usage: scripts/setup.sh VENV_DIRECTORY [STAMP]        (called by the Makefile; safe to run again)
+# STAMP is a file that is touched when there is nothing more to try: not if Java or Maven could have been installed and that failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${1:-.venv}
+stamp=${2:-}
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$1"; say "To fix: $2"; exit 1; }
@@ -22,6 +24,13 @@ apt_install() {
     say "installing $*"
     if [ -z "$updated" ]; then as_root apt-get update -qq >&2 || return 1; updated=yes; fi
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+}
+
+# What is good to have: if installing it fails (the network, say), the next run tries again; if this user may install nothing, none does.
+worth_another_try=
+apt_install_optional() {
+    can_install || return 1
+    apt_install "$@" || { worth_another_try=yes; return 1; }
 }
 
 is_recent_python() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
@@ -63,14 +72,14 @@ ensure_java() {
     if has_java; then return; fi
     if [ -n "${JAVA_HOME:-}" ]; then
         say "there is no Java 17 or newer in JAVA_HOME ($JAVA_HOME): whatever needs Spark will say so. To fix: unset JAVA_HOME, or set it to a newer Java"
-    elif ! { apt_install default-jre-headless && has_java; }; then
+    elif ! { apt_install_optional default-jre-headless && has_java; }; then
         say "Java 17 or newer is missing: whatever needs Spark will say so. To fix: apt-get install default-jre-headless"
     fi
 }
 
 ensure_maven() {
     if have mvn; then return; fi
-    apt_install maven || say "Maven is missing: tests against a real Kafka broker are skipped. To fix: apt-get install maven"
+    apt_install_optional maven || say "Maven is missing: tests against a real Kafka broker are skipped. To fix: apt-get install maven"
 }
 
 ensure_python
@@ -78,4 +87,9 @@ ensure_venv
 install_package
 ensure_java
 ensure_maven
-say "ready"
+if [ -n "$worth_another_try" ]; then
+    say "ready, apart from what is missing; the next run tries to install it again"
+else
+    if [ -n "$stamp" ]; then touch "$stamp"; fi
+    say "ready"
+fi
