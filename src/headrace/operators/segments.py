@@ -1,12 +1,13 @@
 """Rows in order of key, tick and arrival, cut into segments: the rows of one key in one tick. Every keyed kernel works on these, whole columns at a time.
 
-A key's history within a call is a row of *versions*: what it was before, and what it is after each of its segments.
+A key's history within a call is a row of *versions*: what it was before, and what it is after each of its segments. A kernel may add keys
+of which no row came, to see what they amount to: they have no segment, and one version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +22,7 @@ from headrace.operators.keys import whole
 
 Codes = npt.NDArray[np.uint64]
 _WORD_BITS = 64
+_NO_KEYS = pa.array([], pa.binary())
 
 
 @dataclass(frozen=True)
@@ -94,36 +96,52 @@ class Segments:
     def one_tick(self) -> bool:
         return len(self) == 0 or bool(self.ticks.min() == self.ticks.max())
 
-    @property
+    @cached_property
     def one_round(self) -> bool:
-        """Whether no key has more than one segment, as when there is but one tick."""
-        return len(self) == len(self.firsts)
+        """Whether every key has one segment, as when there is but one tick."""
+        return len(self) == len(self.firsts) and bool((np.diff(self.firsts) == 1).all())
 
 
 def cut(rows: pa.Table, keys: pa.Array) -> Segments:
     """The segments of rows that come in the pipeline's order; `keys` are the rows' key bytes."""
+    segments, _ = cut_codes(rows, codes_of(keys))
+    return replace(segments, keys=keys.take(pa.array(segments.order[segments.starts[segments.firsts]])))
+
+
+def cut_codes(rows: pa.Table, codes: Codes, entries: Ints | None = None) -> tuple[Segments, Codes]:
+    """The segments by numbers instead of keys, and the distinct numbers in their order. `entries` are the rows that the numbers belong to, if not one
+    to each row: a row may be left out, or be in several keys.
+    """
     ticks = whole(rows.column(TICK)).to_numpy()
     if len(ticks) and (np.diff(ticks) < 0).any():
         raise BugError("Rows came to a kernel out of the order of their ticks.")
-    order, new_key = by_key(keys)
+    order, ordered = stable_sort(codes)
+    order = order if entries is None else entries[order]
     ticks = ticks[order]
+    new_key = np.ones(len(order), np.bool_)
+    new_key[1:] = ordered[1:] != ordered[:-1]
     new_segment = new_key.copy()
     new_segment[1:] |= ticks[1:] != ticks[:-1]
     starts = np.flatnonzero(new_segment)
     firsts = np.flatnonzero(new_key[starts])
-    return Segments(rows, order, starts, ticks[starts], firsts, keys.take(pa.array(order[starts[firsts]])))
+    return Segments(rows, order, starts, ticks[starts], firsts, _NO_KEYS), ordered[starts[firsts]]
+
+
+def with_keys(segments: Segments, known: Codes, codes: Codes, keys: pa.Array) -> Segments:
+    """The same with more keys, of which no row came: all have the `codes`, in order, of which the segments' own are the `known`."""
+    firsts = np.append(segments.firsts, len(segments))[np.searchsorted(known, codes)]
+    return replace(segments, firsts=firsts, keys=keys)
 
 
 def by_key(keys: pa.Array) -> tuple[Ints, Mask]:
     """The rows in order of key, and of arrival within a key; and for each of them whether a new key begins there."""
-    codes = _codes(keys)
-    order, ordered = stable_sort(codes)
+    order, ordered = stable_sort(codes_of(keys))
     new_key = np.ones(len(keys), np.bool_)
     new_key[1:] = ordered[1:] != ordered[:-1]
     return order, new_key
 
 
-def _codes(keys: pa.Array) -> Codes:
+def codes_of(keys: pa.Array) -> Codes:
     """A number for each key, in the order of the keys' bytes."""
     if pa.types.is_fixed_size_binary(keys.type) and keys.type.byte_width <= _WORD_BITS // 8:
         return _as_numbers(keys)
