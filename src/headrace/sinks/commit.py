@@ -48,7 +48,7 @@ def commit_batch(
 
 
 def in_order(files: Sequence[Path]) -> pa.Table:
-    """A view's changes from all shards: by tick, and within one as the shard gave them."""
+    """A view's changes from all shards: by tick, within one by key group, and within that as the shard gave them. So it does not depend on the number of shards."""
     rows = pa.concat_tables([pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all() for path in files])
-    order = np.lexsort([rows["_offset"].to_numpy(), rows["_tick"].to_numpy()])
+    order = np.lexsort([rows[name].to_numpy() for name in ("_offset", "_partition", "_rank", "_tick")])
     return rows.take(pa.array(order)).drop_columns(["_rank", "_partition", "_offset"])
