@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from headrace.log import open_log
 from headrace.log.api import CHANGE_TYPE, OFFSET_COLUMN, PARTITION_COLUMN, Log, Rows
+from headrace.pipeline.replay import begin, version_state
 from headrace.pipeline.runner import Runner
 from headrace.sinks.view_reader import ViewReader
 
@@ -34,10 +35,11 @@ class PipelineTest:
         root.mkdir(parents=True, exist_ok=True)
         self._own_log = not isinstance(log, Log)
         self.log = log if isinstance(log, Log) else open_log(log or f"file:{root / 'log'}")
+        self.state = root / "state"
         self.runner = self._started(shards)
 
     def _started(self, shards: int) -> Runner:
-        return Runner(self.pipeline.plan(), self.log, self.spark, self.root / "state", shards=shards)
+        return Runner(self.pipeline.plan(), self.log, self.spark, self.state, shards=shards)
 
     # What goes in
 
@@ -70,13 +72,19 @@ class PipelineTest:
         before = self.runner
         before.close()
         if lose_local_store:
-            shutil.rmtree(self.root / "state" / "local", ignore_errors=True)
+            shutil.rmtree(self.state / "local", ignore_errors=True)
         self.runner = self._started(shards or before.shards)
+
+    def replay(
+        self, version: str, *, pipeline: Pipeline | None = None, since: int | str | None = None, retick: bool = False, shards: int = 2
+    ) -> VersionTest:
+        """A version beside this one, of this pipeline or of a changed one, over the same ticks. Its outputs are called `<output>.<version>`."""
+        return VersionTest(self, version, pipeline or self.pipeline, since=since, retick=retick, shards=shards)
 
     # What comes out
 
     def view(self, name: str) -> list[dict[str, Any]]:
-        with ViewReader(self.root / "state" / "views.db") as reader:
+        with ViewReader(self.state / "views.db") as reader:
             rows: list[dict[str, Any]] = reader.table(name).to_pylist()
             return rows
 
@@ -116,6 +124,19 @@ class PipelineTest:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+class VersionTest(PipelineTest):
+    """A version of a pipeline under test, on the same log."""
+
+    def __init__(self, of: PipelineTest, version: str, pipeline: Pipeline, *, since: int | str | None, retick: bool, shards: int) -> None:
+        self.of, self.version, self.since, self.retick = of, version, since, retick
+        super().__init__(pipeline, of.root, of.spark, shards=shards, log=of.log)
+
+    def _started(self, shards: int) -> Runner:
+        plan = begin(self.log, self.pipeline.plan(), self.version, since=self.since, retick=self.retick)
+        self.state = version_state(self.of.state, self.version)
+        return Runner(plan, self.log, self.spark, self.state, shards=shards)
 
 
 def _says_change(rows: Any) -> bool:
