@@ -91,7 +91,7 @@ def test_a_batch_that_fails_anywhere_is_done_again_once(tmp_path: Path, spark: S
             raise OSError("died here")
         real(ledger, views, *rest)
 
-    monkeypatch.setattr("headrace.pipeline.runner.commit_batch", commit_views_only)
+    monkeypatch.setattr("headrace.pipeline.query.commit_batch", commit_views_only)
     with PipelineTest(totals(), tmp_path, spark) as test:
         for rows in fed:
             test.feed("orders", rows)
@@ -240,14 +240,6 @@ def test_tables_are_correct_under_updates_and_deletes(tmp_path: Path, spark: Spa
         test.feed("people", [{"id": 1, "city": "Rome", "age": 10}])
         test.settle()
         assert [row["id"] for row in test.view("adults")] == [2]
-
-
-def test_what_cannot_be_run_yet_is_refused_before_anything_starts(tmp_path: Path, spark: SparkSession) -> None:
-    pipeline = hr.Pipeline("later")
-    orders = pipeline.topic("orders", schema="k BIGINT")
-    pipeline.write("once", orders.dedupe(on="k", within="1 hour"))
-    with pytest.raises(hr.errors.NotSupported, match="once.dedupe"):
-        PipelineTest(pipeline, tmp_path, spark)
 
 
 def test_rows_that_an_aggregate_has_no_room_for_become_dead_letters(tmp_path: Path, spark: SparkSession) -> None:

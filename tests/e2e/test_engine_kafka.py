@@ -120,7 +120,7 @@ def test_a_batch_that_fails_between_the_views_and_the_log_is_done_once(
             commit_batch(Dead(), views, *rest, **named)  # type: ignore[arg-type]
         commit_batch(ledger, views, *rest, **named)
 
-    monkeypatch.setattr("headrace.pipeline.runner.commit_batch", dies_once)
+    monkeypatch.setattr("headrace.pipeline.query.commit_batch", dies_once)
     with PipelineTest(shop.pipeline(), tmp_path, spark, log=log) as test:
         feed_ticks(test, shop.orders, fed)
         with pytest.raises(OSError, match="died here"):

@@ -132,6 +132,7 @@ def read_reports(context: BatchContext) -> BatchResult:
         if "topic" in report:
             places = {int(p): (file, rows) for p, (file, rows) in report["partitions"].items()}
             result.topics.append(Staged(report["topic"], places, report["rows"]))
+            result.topic_ticks |= {(report["topic"], int(p)): {tick: rows for tick, rows in found} for p, found in report["ticks"].items()}  # noqa: C416
         for step, found in report.get("letters", {}).items():
             result.diverted.setdefault(step, []).extend(found)
         for step, file in report.get("diverted", {}).items():

@@ -193,10 +193,15 @@ def with_order(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
     return pa.table({**columns, TICK: rows[TICK], **order})
 
 
+def chosen_partitions(batch: pa.RecordBatch, topic: TopicTarget) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """The partition of each row: by its key, as any producer would choose it; rows without a key all go to the first, so that they keep their order."""
+    return partitions_by_key(batch, topic.key, topic.partitions) if topic.key else np.zeros(batch.num_rows, np.int32)
+
+
 def by_partition(port: int, topic: TopicTarget, rows: pa.Table, shards: int) -> Iterator[pa.RecordBatch]:
     """Blobs for the tasks that write a topic: task t has the partitions p with p % shards == t."""
     batch = rows.combine_chunks().to_batches()[0]
-    chosen = partitions_by_key(batch, topic.key, topic.partitions) if topic.key else np.zeros(batch.num_rows, np.int32)
+    chosen = chosen_partitions(batch, topic)
     for task in range(shards):
         mask = pa.array(chosen % shards == task)
         part = batch.filter(mask)

@@ -91,6 +91,7 @@ class BatchResult:
     ids: dict[str, StateIds] = field(default_factory=dict)
     views: dict[str, list[Path]] = field(default_factory=dict)
     topics: list[Staged] = field(default_factory=list)
+    topic_ticks: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)  # (topic, partition) -> tick -> rows
     diverted: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # step -> rows that could not be used, with where and why
     counts: dict[str, int] = field(default_factory=dict)
     due_us: dict[str, int] = field(default_factory=dict)  # step -> the earliest time that something in its state waits for

@@ -12,7 +12,7 @@ from pyspark import TaskContext
 
 from headrace.engine.labels import labels
 from headrace.engine.packing import unpack
-from headrace.engine.shard import by_partition, write_changes, write_report
+from headrace.engine.shard import by_partition, chosen_partitions, write_changes, write_report
 from headrace.engine.spec import BatchContext, TopicTarget
 from headrace.engine.tasks import ORDER_FIELDS, TICK
 from headrace.log.spark.handles import shared_log
@@ -36,15 +36,25 @@ class WriteTopic:
         tables = [table for found in ports.values() for table in found]
         if tables:
             rows = _in_topic_order(pa.concat_tables(tables), self.target.key)
-            ticks, counts = np.unique(rows[TICK].to_numpy(), return_counts=True)
+            ticks = _tick_rows(rows, self.target)
             plain = rows.drop_columns([name for name in rows.column_names if name in _ORDER])
             staged = shared_log(Address(self.context.log)).stage(self.target.name, plain.to_batches())
             report = {
                 "topic": staged.topic, "rows": staged.rows, "partitions": {str(p): list(place) for p, place in staged.partitions.items()},
-                "ticks": [ticks.tolist(), counts.tolist()],
+                "ticks": ticks,
             }  # fmt: skip
             write_report(self.context.job_directory, f"topic-{self.target.name}-{labels(self.context.shards).index(label)}", report)
         yield from ()
+
+
+def _tick_rows(rows: pa.Table, target: TopicTarget) -> dict[str, list[list[int]]]:
+    """How many rows of which tick go to each partition."""
+    chosen = chosen_partitions(rows.combine_chunks().to_batches()[0], target)
+    pairs, counts = np.unique(np.stack([chosen.astype(np.int64), rows[TICK].to_numpy()]), axis=1, return_counts=True)
+    found: dict[str, list[list[int]]] = {}
+    for partition, tick, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
+        found.setdefault(str(partition), []).append([tick, count])
+    return found
 
 
 def _in_topic_order(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:

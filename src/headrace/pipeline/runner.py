@@ -5,34 +5,31 @@ It alone writes a pipeline's ticks and ledger. It holds nothing that is not in t
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from headrace.engine.clock_files import ClockWork, read_clocks, sweep_clocks, write_clocks
-from headrace.engine.clocks import BatchClocks, ClockState
+from headrace.engine.clock_files import sweep_clocks
+from headrace.engine.clocks import ClockState
 from headrace.engine.cutter import MOST_ROWS_A_TICK, next_ticks, rows_between
-from headrace.engine.job import clean_up, read_reports
-from headrace.engine.spec import BatchContext, BatchResult
-from headrace.engine.state_files import new_id
+from headrace.engine.spec import BatchResult
 from headrace.engine.ticks import Tick, TickJournal, beginning
-from headrace.errors import ConfigurationError, PlanChanged, TopicExists
+from headrace.errors import TopicExists
 from headrace.log.api import Log, TopicInfo
 from headrace.log.schema import to_ddl
-from headrace.pipeline.builder import JobBuilder
+from headrace.pipeline.arrangement import Arrangement, arranged, arrangement_of, note_name
 from headrace.pipeline.failures import reason
-from headrace.pipeline.hosting import check_hosted, keeps_state
+from headrace.pipeline.hosting import check_hosted
 from headrace.pipeline.plan import PipelinePlan, TopicOutput, TopicStep, ViewOutput
+from headrace.pipeline.query import MOST_TICKS_A_BATCH, Query, Workshop, sub_plan
 from headrace.pipeline.rescale import remembered_shards
-from headrace.pipeline.status import Status, write_status
-from headrace.pipeline.timing import clock_spec
-from headrace.sinks.commit import commit_batch
-from headrace.sinks.ledger import MAIN_QUERY, Ledger, LedgerEntry, RunnerFenced
+from headrace.pipeline.status import Status, told_clocks, write_status
+from headrace.sinks.ledger import MAIN_QUERY, Ledger, RunnerFenced
 from headrace.sinks.views import ViewStore
 
 if TYPE_CHECKING:
@@ -40,9 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.pipeline")
 TICK_EVERY_S = 0.2
-MOST_TICKS_A_BATCH = 2_000
-MOST_ROWS_A_BATCH = 4_000_000
-ROWS_A_KEY_TO_COMBINE = 4
 LONGEST_PAUSE_S = 60.0
 MOST_FAILURES = 20
 
@@ -63,14 +57,11 @@ class Runner:
         self.ledger = Ledger(log, plan.name)
         self.journal = TickJournal(log, plan.name)
         self.ledger.take_over()
-        self._check_steps()
-        self.views = self._open_views()
         self._begin()
-        self._clocks = tuple(clock_spec(step) for step in self.plan.inputs)
-        self.clock_state: ClockState = read_clocks(self.state / "clocks", self._entry().clocks)
-        self.batch_clocks: BatchClocks | None = None
-        self.last_result: BatchResult | None = None
-        self.started, self.batches, self.failures = time.time(), 0, 0
+        self.views = self._open_views()
+        self._workshop = Workshop(log, spark, self.state, self.local, self.cores, self.shards, self.ledger, self.journal, self.views)
+        self.queries = self._arranged()
+        self.started, self.failures = time.time(), 0
         self.last_error: str | None = None
         self.on_status: Callable[[Status], None] = lambda _status: None
         self.ingests: Callable[[], dict[str, str]] = dict
@@ -107,38 +98,22 @@ class Runner:
         for output in outputs:
             store.declare(output.name, output.input.schema, output.input.key if output.input.is_table else ())
         store.fence(self.ledger.epoch)
-        for output in outputs:
-            if self.has_begun and store.reader.tick(output.name) < self.tick:
-                raise PlanChanged(
-                    f"The view {output.name!r} is at tick {store.reader.tick(output.name)}, and the pipeline at {self.tick}: it is new, or was lost.",
-                    fix="build it from the beginning: run the pipeline under another name, or with another --state on a log of its own.",
-                )
         return store
 
-    def _check_steps(self) -> None:
-        """A step whose meaning changed must not go on with the state of the old one; a new one would miss what came before."""
-        stored = json.loads(self.log.note(self._plan_note()) or "{}")
-        for step in self.plan.steps():
-            if not keeps_state(step) or not self.has_begun:
-                continue
-            if step.name not in stored:
-                raise PlanChanged(
-                    f"The step {step.name!r} is new, and the pipeline is at tick {self.tick}: it would miss everything before.",
-                    fix="run the pipeline under another name to build it from the beginning.",
-                )
-            if stored[step.name] != step.signature:
-                raise PlanChanged(
-                    f"The step {step.name!r} is not what it was: its state belongs to its old meaning ({step.summary()} now).",
-                    fix="give the changed step another name, and run the pipeline under another name to build it from the beginning.",
-                )
-        signatures = {step.name: step.signature for step in self.plan.steps() if keeps_state(step)}
-        if signatures != stored:
-            tx = self.ledger.transaction()
-            tx.set_note(self._plan_note(), json.dumps({**stored, **signatures}))
-            self.ledger.commit(tx)
+    def _arranged(self) -> list[Query]:
+        """The queries, the one that is furthest first."""
+        known = self.views.reader.tick if self.views is not None else None
+        arrangement = arranged(self.plan, self.log, self.ledger, known)
+        self._store(arrangement)
+        queries = [Query(name, sub_plan(self.plan, each.outputs), self._workshop) for name, each in arrangement.queries.items()]
+        return sorted(queries, key=lambda query: (-query.tick, query.name != MAIN_QUERY))
 
-    def _plan_note(self) -> str:
-        return f"plan.{self.plan.name}"
+    def _store(self, arrangement: Arrangement) -> None:
+        text = arrangement.to_json()
+        if text != self.log.note(note_name(self.plan.name)):
+            tx = self.ledger.transaction()
+            tx.set_note(note_name(self.plan.name), text)
+            self.ledger.commit(tx)
 
     def _begin(self) -> None:
         """Tick 0 says where each input began when the pipeline was first run."""
@@ -158,77 +133,69 @@ class Runner:
     # Going on
 
     @property
-    def has_begun(self) -> bool:
-        return self.ledger.last(MAIN_QUERY) is not None
+    def leading(self) -> Query:
+        """The query that is furthest; the others follow it."""
+        return self.queries[0]
 
-    def _entry(self) -> LedgerEntry:
-        """The newest one; before the first batch, one that says where the pipeline begins."""
-        first = self.journal.first
-        return self.ledger.last(MAIN_QUERY) or LedgerEntry(0, MAIN_QUERY, first.number if first else 0)
+    @property
+    def has_begun(self) -> bool:
+        return self.leading.has_begun
 
     @property
     def tick(self) -> int:
-        """The last tick that is in the ledger."""
-        return self._entry().tick
+        """The last tick that is in all outputs."""
+        return min(query.tick for query in self.queries)
+
+    @property
+    def batches(self) -> int:
+        return sum(query.batches for query in self.queries)
+
+    @property
+    def last_result(self) -> BatchResult | None:
+        return self.leading.last_result
+
+    @property
+    def clock_state(self) -> ClockState:
+        return self.leading.clock_state
 
     def cut(self, *, forced: bool = False, most_rows: int = MOST_ROWS_A_TICK) -> int:
-        """Record the ticks that are due. Returns how many."""
-        last = self.journal.last
+        """Record the ticks that are due: for new rows, or because time itself has something to tell. Returns how many."""
+        last, now_us = self.journal.last, time.time_ns() // 1000
         assert last is not None
-        ticks = next_ticks(self.log, self.topics, last, time.time_ns() // 1000, most_rows=most_rows, forced=forced)
+        ticks = next_ticks(self.log, self.topics, last, now_us, most_rows=most_rows, forced=forced or self._time_must_move(last, now_us))
         if ticks:
             self._record(ticks)
         return len(ticks)
 
+    def _time_must_move(self, last: Tick, now_us: int) -> bool:
+        return any(query.tick == last.number and query.waits_for(now_us) for query in self.queries)
+
     def step(self, most_ticks: int = MOST_TICKS_A_BATCH) -> bool:
-        """One batch, if there are ticks that the ledger does not have. Returns whether there were."""
-        entry = self._entry()
-        before = self.journal.at(entry.tick)
-        newest = self.journal.last
-        if before is None or newest is None:
-            raise ConfigurationError(f"The ticks of {self.plan.name!r} do not reach back to {entry.tick}.", fix="replay the pipeline.")
-        ticks = self._bounded(before, self.journal.between(entry.tick, min(newest.number, entry.tick + most_ticks)))
-        if not ticks:
-            return False
-        self._batch(entry, before, ticks)
-        return True
+        """One batch of each query that has ticks to do. Returns whether one had."""
+        self._workshop.shards = self.shards
+        worked = self.leading.step(self._newest(), most_ticks)
+        for query in self.queries[1:]:
+            worked |= query.step(self.leading.tick, most_ticks)
+        if len(self.queries) > 1:
+            self._join_up()
+        sweep_clocks(self._workshop.clock_directory, {query.entry.clocks or "" for query in self.queries})
+        return worked
 
-    def _bounded(self, before: Tick, ticks: Sequence[Tick]) -> Sequence[Tick]:
-        """As many ticks as make a batch of bounded size; at least one."""
-        for count, tick in enumerate(ticks):
-            rows = sum(end - before.end(topic, p) for topic, parts in tick.ends.items() for p, end in parts.items())
-            if rows > MOST_ROWS_A_BATCH and count:
-                return ticks[:count]
-        return ticks
-
-    def _batch(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> None:
-        time_of = ClockWork(self._clocks, entry.clocks, before.time_us, tuple(tick.number for tick in ticks), tuple(tick.time_us for tick in ticks))
-        context = BatchContext(
-            self.plan.name, self.log.address, self.state, self.local, new_id(), self.shards, entry.tick, ticks[-1].number,
-            {step: dict(ids) for step, ids in entry.states.items()}, time_of,
-        )  # fmt: skip
-        builder = JobBuilder(self.spark, self.plan, context, before, ticks, self.cores, self._worth_combining())
-        try:
-            builder.job().collect()
-            result = read_reports(context)
-            self.batch_clocks, self.clock_state = time_of.clocks(context.clock_directory, context.job_directory, [spec.name for spec in self._clocks])
-            clocks = write_clocks(context.clock_directory, self.clock_state) if self.clock_state.inputs else None
-            committed = LedgerEntry(self.ledger.epoch, MAIN_QUERY, ticks[-1].number, result.ids, clocks, result.due_us)
-            topics = {output.name: output.partitions for output in self.plan.outputs if isinstance(output, TopicOutput)}
-            result.counts |= builder.failure_counts()
-            commit_batch(self.ledger, self.views, committed, result.views, result.topics, topics, result.diverted)
-            sweep_clocks(context.clock_directory, {clocks} if clocks else set())
-            self.batches += 1
-            self.last_result = result
-        finally:
-            builder.forget()
-            clean_up(context)
-
-    def _worth_combining(self) -> set[str]:
-        """Steps that had many rows a key in the last batch. What they compute does not depend on it, only how fast."""
-        counts = self.last_result.counts if self.last_result else {}
-        many = ROWS_A_KEY_TO_COMBINE
-        return {step.name for step in self.plan.steps() if counts.get(f"{step.name}.rows_in", 0) > many * counts.get(f"{step.name}.keys", 1)}
+    def _join_up(self) -> None:
+        """A query that has caught up becomes part of the leading one: they have the same tick, so the states of both fit together."""
+        leading, *others = self.queries
+        for query in [query for query in others if query.tick == leading.tick]:
+            mine, theirs = leading.entry, query.entry
+            outputs = [*leading.plan.outputs, *query.plan.outputs]
+            joined = Query(leading.name, sub_plan(self.plan, [output.name for output in outputs]), self._workshop)
+            rest = [each for each in self.queries if each not in (leading, query)]
+            tx = self.ledger.transaction()
+            both = replace(mine, epoch=self.ledger.epoch, states={**theirs.states, **mine.states}, due_us={**theirs.due_us, **mine.due_us})
+            self.ledger.add(tx, both)
+            tx.set_note(note_name(self.plan.name), arrangement_of([joined, *rest]).to_json())
+            self.ledger.commit(tx)
+            joined.last_result, joined.batches = leading.last_result, leading.batches + query.batches
+            leading, self.queries = joined, [joined, *rest]
 
     def run(self, *, until_caught_up: bool = False, stop: Event | None = None, between: Callable[[], bool] | None = None) -> None:
         """Batches until `stop` is set, or until everything that was there at the start has been taken in.
@@ -252,7 +219,7 @@ class Runner:
 
     def _try_batch(self, stopped: Event) -> bool:
         """A batch that fails is tried again, after a while that grows; one that has lost the pipeline to another runner is not."""
-        started, before = time.monotonic(), self._entry()
+        started, before = time.monotonic(), self.tick
         try:
             self.cut()
             worked = self.step()
@@ -264,7 +231,7 @@ class Runner:
             return False
         if worked or self.last_error is not None:
             self.failures, self.last_error = 0, None
-            self._count_batch(before.tick, time.monotonic() - started)
+            self._count_batch(before, time.monotonic() - started)
         return worked
 
     def _failed(self, error: Exception, stopped: Event) -> None:
@@ -285,8 +252,7 @@ class Runner:
 
     def tell(self) -> None:
         """Leave word of how it goes, for `headrace status` and whoever watches."""
-        entry, newest = self._entry(), self.journal.last
-        now = self.journal.at(entry.tick)
+        newest, now = self.journal.last, self.journal.at(self.tick)
         if newest is None or now is None:
             return
         rows, seconds = self._last_batch
@@ -300,7 +266,7 @@ class Runner:
             shards=self.shards,
             started=self.started,
             updated=time.time(),
-            tick=entry.tick,
+            tick=now.number,
             newest_tick=newest.number,
             batch_seconds=seconds,
             batch_rows=rows,
@@ -312,6 +278,8 @@ class Runner:
             last_error=self.last_error,
             counts=self.last_result.counts if self.last_result else {},
             ingests=self.ingests(),
+            queries={query.name: query.about() for query in self.queries},
+            clocks=told_clocks(self.leading, now.time_us),
         )
         write_status(self.state, status)
         self.on_status(status)

@@ -6,8 +6,12 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from headrace.pipeline.query import Query
 
 FILE = "status.json"
 VERSION = 1
@@ -36,6 +40,10 @@ class Status:
     counts: dict[str, int] = field(default_factory=dict)
     ingests: dict[str, str] = field(default_factory=dict)
     """How each stream that is brought in is doing."""
+    queries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Each query: its tick, its outputs, and the times its steps wait for."""
+    clocks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Each input with event time: how far it is complete, and the producers that hold it back."""
     version: int = VERSION
 
     @property
@@ -48,6 +56,16 @@ class Status:
         except PermissionError:
             return True
         return True
+
+
+def told_clocks(query: Query, time_us: int) -> dict[str, dict[str, Any]]:
+    """The clocks of a query's inputs, as people want to know them."""
+    found = {}
+    for name, clock in query.clock_state.inputs.items():
+        holding = [{"producer": who, "newest_us": newest_us, "silent_us": time_us - heard_us} for who, newest_us, heard_us in clock.holding()]
+        complete_us = clock.complete_us if clock.begun else None
+        found[name] = {"complete_us": complete_us, "producers": len(clock.producers), "held_back_by": holding}
+    return found
 
 
 def write_status(directory: Path, status: Status) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,17 @@ from headrace.sinks.ledger import Ledger, LedgerEntry
 from headrace.sinks.views import ViewStore
 
 
-def commit_batch(
-    ledger: Ledger,
-    views: ViewStore | None,
-    entry: LedgerEntry,
-    changes: Mapping[str, Sequence[Path]],
-    staged: Sequence[Staged],
-    topics: Mapping[str, int],
-    diverted: Mapping[str, Sequence[Mapping[str, Any]]] = {},
-) -> None:
+@dataclass(frozen=True)
+class Made:
+    """What a batch made, ready to be committed: a view's changes in files, rows staged for topics, what each partition carries beside them, dead letters by step."""
+
+    changes: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    staged: Sequence[Staged] = ()
+    controls: Mapping[tuple[str, int], bytes] = field(default_factory=dict)
+    diverted: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+
+
+def commit_batch(ledger: Ledger, views: ViewStore | None, entry: LedgerEntry, made: Made, of_views: Collection[str]) -> None:
     """The steps:
 
     1. views: one SQL transaction, with their tick in it; ticks they already have are dropped
@@ -32,16 +34,15 @@ def commit_batch(
 
     A crash between the two is harmless: the run resumes at the ledger's tick, computes the same rows again, and the views drop what they have.
     """
-    if views is not None:  # 1
-        views.commit(entry.tick, entry.epoch, {name: in_order(files) for name, files in changes.items()})
-    dead = {step: ensure_topic(ledger.log, step) for step in diverted}
+    if views is not None and of_views:  # 1
+        views.commit(entry.tick, entry.epoch, {name: in_order(files) for name, files in made.changes.items()}, views=of_views)
+    dead = {step: ensure_topic(ledger.log, step) for step in made.diverted}
     tx = ledger.transaction()  # 2
-    for part in staged:
+    for part in made.staged:
         tx.adopt(part)
-    for topic, partitions in topics.items():
-        for partition in range(partitions):
-            tx.append_control(topic, partition, json.dumps({"version": 1, "tick": entry.tick}).encode())
-    for step, letters in diverted.items():
+    for (topic, partition), payload in made.controls.items():
+        tx.append_control(topic, partition, payload)
+    for step, letters in made.diverted.items():
         tx.append(dead[step], letters_to_rows(DeadLetter(place=f"step {step}", **letter) for letter in letters))
     ledger.add(tx, entry)
     ledger.commit(tx)

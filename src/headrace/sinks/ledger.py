@@ -27,16 +27,22 @@ class RunnerFenced(FencedError):
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """All inputs up to `tick` are in the outputs; `states` are the ids of every step's key groups as of it."""
+    """All inputs up to `tick` are in the outputs; `states` are the ids of every step's key groups as of it, `clocks` the id of the clocks.
+
+    `due_us`: what the steps that go by time wait for next.
+    """
 
     epoch: int
     query: str
     tick: int
     states: Mapping[str, StateIds] = field(default_factory=dict)
+    clocks: str | None = None
+    due_us: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         states = {step: _ranges(ids) for step, ids in self.states.items()}
-        return json.dumps({"version": VERSION, "epoch": self.epoch, "query": self.query, "tick": self.tick, "states": states}, separators=(",", ":"))
+        about = {"version": VERSION, "epoch": self.epoch, "query": self.query, "tick": self.tick, "states": states}
+        return json.dumps({**about, "clocks": self.clocks, "due_us": dict(self.due_us)}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> LedgerEntry:
@@ -46,7 +52,7 @@ class LedgerEntry:
         states = {
             step: {group: name for first, last, name in ranges for group in range(first, last + 1)} for step, ranges in stored["states"].items()
         }
-        return cls(stored["epoch"], stored["query"], stored["tick"], states)
+        return cls(stored["epoch"], stored["query"], stored["tick"], states, stored.get("clocks"), stored.get("due_us", {}))
 
 
 def _ranges(ids: StateIds) -> list[tuple[int, int, str]]:

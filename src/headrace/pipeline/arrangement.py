@@ -1,0 +1,104 @@
+"""Which outputs are computed in which query, and whether the state that is there fits the plan.
+
+A note in the log says how it was: for each query its outputs, and the meaning of each of its steps. An output that was added later, or a view that was lost, is built from the first
+recorded tick in a query of its own. A step whose meaning changed must not go on with the state of the old one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
+
+from headrace.errors import NewerFormat, PlanChanged
+from headrace.log.api import Log
+from headrace.pipeline.hosting import keeps_state
+from headrace.pipeline.plan import PipelinePlan, TopicOutput, ViewOutput, ordered
+from headrace.pipeline.query import Query, sub_plan
+from headrace.sinks.ledger import MAIN_QUERY, Ledger
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """One query: its outputs, and the signatures of its steps that keep state."""
+
+    outputs: tuple[str, ...]
+    steps: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    queries: dict[str, Arranged] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps({"version": VERSION, "queries": {name: {"outputs": each.outputs, "steps": each.steps} for name, each in self.queries.items()}})
+
+    @classmethod
+    def from_json(cls, text: str | None) -> Arrangement:
+        stored = json.loads(text or '{"version": 1, "queries": {}}')
+        if stored["version"] > VERSION:
+            raise NewerFormat(f"The pipeline was last run by a newer Headrace (format {stored['version']}).", fix="upgrade Headrace.")
+        return cls({name: Arranged(tuple(each["outputs"]), each["steps"]) for name, each in stored["queries"].items()})
+
+
+def note_name(pipeline: str) -> str:
+    return f"plan.{pipeline}"
+
+
+def arrangement_of(queries: Iterable[Query]) -> Arrangement:
+    return Arrangement({each.name: Arranged(tuple(output.name for output in each.plan.outputs), _signatures(each.plan)) for each in queries})
+
+
+def arranged(plan: PipelinePlan, log: Log, ledger: Ledger, view_tick: Callable[[str], int] | None) -> Arrangement:
+    """How the plan's outputs are to be computed now. `view_tick` says how far a view is. PlanChanged if what is stored does not fit."""
+    stored = Arrangement.from_json(log.note(note_name(plan.name)))
+    views = {output.name for output in plan.outputs if isinstance(output, ViewOutput)}
+    topics = {output.name for output in plan.outputs} - views
+    begun = {name: (each, entry) for name, each in stored.queries.items() if (entry := ledger.last(name)) is not None}
+    queries: dict[str, Arranged] = {}
+    for name, (each, entry) in begun.items():
+        there = {view for view in views if view_tick is not None and view_tick(view) >= entry.tick}  # the others were lost
+        if outputs := tuple(output for output in each.outputs if output in topics | there):
+            queries[name] = _checked(plan, replace(each, outputs=outputs))
+    known = {output for each in queries.values() for output in each.outputs}
+    if added := tuple(output.name for output in plan.outputs if output.name not in known):
+        name = f"added-{ledger.epoch}" if begun else MAIN_QUERY
+        if begun:
+            _check_new_topics(plan, log, added)
+        queries[name] = Arranged(added, _signatures(sub_plan(plan, added)))
+    return Arrangement(queries)
+
+
+def _checked(plan: PipelinePlan, known: Arranged) -> Arranged:
+    """That the steps of a query are what they were, and none is new."""
+    signatures = _signatures(sub_plan(plan, known.outputs))
+    for name, signature in signatures.items():
+        if name not in known.steps:
+            raise PlanChanged(
+                f"The step {name!r} is new, and what it feeds ({', '.join(known.outputs)}) has been running without it.",
+                fix="give the output another name, and it is built from the beginning; or build everything beside the old: headrace replay FILE --as v2.",
+            )
+        if known.steps[name] != signature:
+            raise PlanChanged(
+                f"The step {name!r} is not what it was: its state belongs to its old meaning ({plan.step(name).summary()} now).",
+                fix="give the output another name, and it is built from the beginning; or build everything beside the old: headrace replay FILE --as v2.",
+            )
+    return replace(known, steps=signatures)
+
+
+def _signatures(plan: PipelinePlan) -> dict[str, str]:
+    """Of the steps that the outputs need; a declared input that nothing uses is none."""
+    used = ordered([output.input for output in plan.outputs])
+    return {step.name: step.signature for step in used if keeps_state(step)}
+
+
+def _check_new_topics(plan: PipelinePlan, log: Log, added: Collection[str]) -> None:
+    """A topic that is built from the beginning must be empty: what is in it would be there twice."""
+    for output in plan.outputs:
+        if output.name in added and isinstance(output, TopicOutput) and any(log.end_offsets(output.name).values()):
+            raise PlanChanged(
+                f"The output {output.name!r} is new to the pipeline, but its topic has rows already.",
+                fix=f"write to another topic, or delete it first: headrace topic delete {output.name}.",
+            )

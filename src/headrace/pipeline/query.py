@@ -1,0 +1,178 @@
+"""A query: some outputs of a pipeline that are computed and committed together, with a place of their own in the ledger.
+
+A pipeline has one, and for outputs that were added later another until it has caught up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.engine.carried import to_control
+from headrace.engine.clock_files import ClockWork, read_clocks, write_clocks
+from headrace.engine.clocks import BatchClocks, ClockState, batch_clocks
+from headrace.engine.job import clean_up, read_reports
+from headrace.engine.spec import BatchContext, BatchResult
+from headrace.engine.state_files import new_id
+from headrace.engine.ticks import Tick, TickJournal
+from headrace.errors import ConfigurationError
+from headrace.log.api import Log
+from headrace.pipeline.builder import JobBuilder
+from headrace.pipeline.plan import PipelinePlan, Step, TopicOutput, ViewOutput
+from headrace.pipeline.timing import clock_paths, clock_spec
+from headrace.sinks.commit import Made, commit_batch
+from headrace.sinks.ledger import Ledger, LedgerEntry
+from headrace.sinks.views import ViewStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MOST_TICKS_A_BATCH = 2_000
+MOST_ROWS_A_BATCH = 4_000_000
+ROWS_A_KEY_TO_COMBINE = 4
+
+
+@dataclass
+class Workshop:
+    """What all queries of a run share."""
+
+    log: Log
+    spark: SparkSession
+    state: Path
+    local: Path
+    cores: int
+    shards: int
+    ledger: Ledger
+    journal: TickJournal
+    views: ViewStore | None = None
+
+    @property
+    def clock_directory(self) -> Path:
+        return self.state / "clocks"
+
+
+class Query:
+    """`plan` has all inputs of the pipeline and this query's outputs. `step()` does one batch."""
+
+    def __init__(self, name: str, plan: PipelinePlan, workshop: Workshop) -> None:
+        self.name, self.plan, self.workshop = name, plan, workshop
+        self.clock_state: ClockState = read_clocks(workshop.clock_directory, self.entry.clocks)
+        self.last_result: BatchResult | None = None
+        self.batches = 0
+
+    @property
+    def has_begun(self) -> bool:
+        return self.workshop.ledger.last(self.name) is not None
+
+    @property
+    def entry(self) -> LedgerEntry:
+        """The newest one; before the first batch, one that says where the pipeline begins."""
+        first = self.workshop.journal.first
+        return self.workshop.ledger.last(self.name) or LedgerEntry(0, self.name, first.number if first else 0)
+
+    @property
+    def tick(self) -> int:
+        """The last tick that is in the ledger."""
+        return self.entry.tick
+
+    @cached_property
+    def _steps(self) -> dict[str, Step]:
+        return {step.name: step for step in self.plan.steps()}
+
+    def step(self, up_to: int, most_ticks: int = MOST_TICKS_A_BATCH) -> bool:
+        """One batch of ticks up to `up_to`, if there are any that the ledger does not have. Returns whether there were."""
+        entry, journal = self.entry, self.workshop.journal
+        before = journal.at(entry.tick)
+        if before is None:
+            raise ConfigurationError(f"The ticks of {self.plan.name!r} do not reach back to {entry.tick}.", fix="replay the pipeline.")
+        ticks = _bounded(before, journal.between(entry.tick, min(up_to, entry.tick + most_ticks)))
+        if ticks:
+            self._batch(entry, before, ticks)
+        return bool(ticks)
+
+    def _batch(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> None:
+        """The job, its reports, the clocks, the commit."""
+        context = self._context(entry, before, ticks)
+        builder = JobBuilder(self.workshop.spark, self.plan, context, before, ticks, self.workshop.cores, self._worth_combining())
+        try:
+            builder.job().collect()
+            result = read_reports(context)
+            result.counts |= builder.failure_counts()
+            clocks, state = context.time.clocks(context.clock_directory, context.job_directory, [spec.name for spec in context.time.specs])
+            self._commit(context, result, clocks, state)
+            self.clock_state, self.last_result = state, result
+            self.batches += 1
+        finally:
+            builder.forget()
+            clean_up(context)
+
+    def _context(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> BatchContext:
+        shop = self.workshop
+        specs = tuple(clock_spec(step) for step in self.plan.inputs)
+        time = ClockWork(specs, entry.clocks, before.time_us, tuple(tick.number for tick in ticks), tuple(tick.time_us for tick in ticks))
+        ids = {step: dict(found) for step, found in entry.states.items()}
+        return BatchContext(self.plan.name, shop.log.address, shop.state, shop.local / self.name, new_id(), shop.shards, entry.tick, ticks[-1].number, ids, time)
+
+    def _commit(self, context: BatchContext, result: BatchResult, clocks: BatchClocks, state: ClockState) -> None:
+        shop = self.workshop
+        stored = write_clocks(context.clock_directory, state) if state.inputs else None
+        entry = LedgerEntry(shop.ledger.epoch, self.name, context.up_to, result.ids, stored, result.due_us)
+        views = [each.name for each in self.plan.outputs if isinstance(each, ViewOutput)]
+        made = Made(result.views, result.topics, self._controls(result, clocks), result.diverted)
+        commit_batch(shop.ledger, shop.views, entry, made, views)
+
+    def _controls(self, result: BatchResult, clocks: BatchClocks) -> dict[tuple[str, int], bytes]:
+        """Each derived topic carries the ticks of its rows and its step's clocks."""
+        found = {}
+        for output in self.plan.outputs:
+            if isinstance(output, TopicOutput):
+                of_step = clocks.of(clock_paths(output.input))
+                for partition in range(output.partitions):
+                    found[output.name, partition] = to_control(result.topic_ticks.get((output.name, partition), {}), of_step)
+        return found
+
+    def _worth_combining(self) -> set[str]:
+        """Steps that had many rows a key in the last batch. What they compute does not depend on it, only how fast."""
+        counts = self.last_result.counts if self.last_result else {}
+        many = ROWS_A_KEY_TO_COMBINE
+        return {name for name in self._steps if counts.get(f"{name}.rows_in", 0) > many * counts.get(f"{name}.keys", 1)}
+
+    # Time
+
+    def waits_for(self, now_us: int) -> str | None:
+        """The step that would have something to tell if a tick were cut now, though no row came."""
+        entry = self.entry
+        if not entry.due_us:
+            return None
+        last = self.workshop.journal.at(entry.tick)
+        specs = [clock_spec(step) for step in self.plan.inputs]
+        before_us = last.time_us if last else 0
+        clocks, _ = batch_clocks(specs, ClockState(self.clock_state.inputs, before_us), {}, [entry.tick + 1], [max(now_us, before_us)])
+        return next((name for name, due_us in entry.due_us.items() if name in self._steps and self._reaches(clocks, self._steps[name], due_us)), None)
+
+    @staticmethod
+    def _reaches(clocks: BatchClocks, step: Step, due_us: int) -> bool:
+        each = [clocks.of(clock_paths(given)) for given in step.inputs]
+        return any(clock.complete_at_start < due_us <= int(clock.complete[-1]) for clock in each)
+
+    def about(self) -> dict[str, Any]:
+        """For the status: how far it is, and what its steps wait for."""
+        entry = self.entry
+        return {"tick": entry.tick, "outputs": [each.name for each in self.plan.outputs], "due_us": dict(entry.due_us)}
+
+
+def _bounded(before: Tick, ticks: Sequence[Tick]) -> Sequence[Tick]:
+    """As many ticks as make a batch of bounded size; at least one."""
+    for count, tick in enumerate(ticks):
+        rows = sum(end - before.end(topic, p) for topic, parts in tick.ends.items() for p, end in parts.items())
+        if rows > MOST_ROWS_A_BATCH and count:
+            return ticks[:count]
+    return ticks
+
+
+def sub_plan(plan: PipelinePlan, outputs: Mapping[str, object] | Sequence[str]) -> PipelinePlan:
+    """The same pipeline with some of its outputs: all inputs stay, so rows keep their order."""
+    return PipelinePlan(plan.name, plan.inputs, tuple(each for each in plan.outputs if each.name in set(outputs)), plan.ingests)
