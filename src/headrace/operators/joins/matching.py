@@ -1,0 +1,93 @@
+"""Finding each other: keys of several columns as numbers, places in columns that are sorted key by key, and all pairs of what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.operators.buffers import Ints, Mask, runs
+from headrace.operators.segments import by_key
+
+_WORD_BITS = 63
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The distinct keys of some columns, in order; for each column the place of each of its keys among them, and its rows in the order of their keys."""
+
+    keys: pa.Array
+    ranks: list[Ints]
+    orders: list[Ints]
+
+
+def ranked(columns: Sequence[pa.Array]) -> Ranked:
+    """Keys of several columns as numbers, in the order of the keys' bytes."""
+    together = _one_column(columns)
+    order, new_key = by_key(together)
+    ranks = np.empty(len(together), np.int64)
+    ranks[order] = np.cumsum(new_key) - 1
+    ends = np.cumsum([len(each) for each in columns])
+    orders = [_within(order, int(end) - len(each), int(end)) for end, each in zip(ends, columns, strict=True)]
+    return Ranked(together.take(pa.array(order[new_key])), np.split(ranks, ends[:-1]), orders)
+
+
+def _within(order: Ints, first: int, end: int) -> Ints:
+    return order if end - first == len(order) else order[(order >= first) & (order < end)] - first
+
+
+def _one_column(columns: Sequence[pa.Array]) -> pa.Array:
+    """Key bytes have a fixed size in one column and not in another, where a null is among them."""
+    some = [each for each in columns if len(each)] or list(columns[:1])
+    alike = all(each.type == some[0].type for each in some)
+    return pa.concat_arrays(some if alike else [each.cast(pa.binary()) for each in some])
+
+
+def search(values: Ints, starts: Ints, ends: Ints, wanted: Ints, *, right: bool) -> Ints:
+    """For each wanted value its place in values[start:end], which is sorted: before those that equal it, or, with `right`, behind them."""
+    low, high = starts.copy(), ends.copy()
+    left = np.flatnonzero(low < high)
+    while len(left):
+        middle = (low[left] + high[left]) >> 1
+        below = values[middle] <= wanted[left] if right else values[middle] < wanted[left]
+        low[left[below]] = middle[below] + 1
+        high[left[~below]] = middle[~below]
+        left = left[low[left] < high[left]]
+    return low
+
+
+def pairs(low: Ints, high: Ints) -> tuple[Ints, Ints]:
+    """Every place from low to high of each, and whose it is."""
+    lengths = np.maximum(high - low, 0)
+    return np.repeat(np.arange(len(low)), lengths), runs(low, lengths)
+
+
+def bounds(keys: Ints, count: int) -> Ints:
+    """Where each of `count` keys begins in a sorted column of key numbers, and where the last ends."""
+    return np.searchsorted(keys, np.arange(count + 1))
+
+
+def sorting(*columns: npt.NDArray[np.int64]) -> Ints:
+    """The order by several columns of integers, the first one first; equal ones stay in their order. As one number where they fit into one."""
+    if not len(columns[0]):
+        return np.zeros(0, np.int64)
+    together, bits = np.zeros(len(columns[0]), np.int64), 0
+    for column in columns:
+        lowest = int(column.min())
+        width = (int(column.max()) - lowest).bit_length()
+        bits += width
+        if bits > _WORD_BITS:
+            return np.lexsort(columns[::-1])
+        together = (together << width) | (column - lowest)
+    return np.arange(len(together)) if (together[1:] >= together[:-1]).all() else np.argsort(together, kind="stable")
+
+
+def begins(*columns: npt.NDArray[np.generic]) -> Mask:
+    """Where a new combination of values begins, in columns that are sorted by them."""
+    new = np.ones(len(columns[0]), np.bool_)
+    if len(new):
+        new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return new

@@ -1,0 +1,202 @@
+"""Rows kept by key, each key's in the order of a number (a time, the hash of an id): what joins keep in their state.
+
+A key's pile has sections (a join's left and right rows). A small section lies whole in the key's head; one that outgrows it is cut into leaves, entries of their
+own, of which the head lists the lowest numbers. So a key with one row costs one entry, and a key with a million costs what is looked at.
+
+| entry | under | bytes |
+|---|---|---|
+| head | `h`, key | version 1; the marks, 8 bytes each; for each section its count (the top bit: of leaves, else of rows), 4 bytes each; for each section its size, 4 bytes each; the sections |
+| leaf | `l`, section, lowest number, key | version 1; count, 4 bytes; the rows |
+| rows | | for each: number, 8 bytes; flags, 1 byte; size, 4 bytes; then the rows' own bytes |
+| leaves | | the lowest number of each, 8 bytes; the first also has all below |
+
+Marks are numbers that a kernel keeps for a key, such as when it is to be woken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.errors import CorruptionError, NewerFormat
+from headrace.operators.buffers import Ints, Mask, runs
+from headrace.operators.joins.matching import search
+from headrace.operators.kernel import Groups, KeyedState
+from headrace.operators.keys import key_groups, key_list
+from headrace.operators.row_codec import cut_out
+from headrace.operators.times import big_endian
+
+VERSION = 1
+LOWEST, NONE = -(2**63), 2**63 - 1
+"""Below all numbers; and a mark that is not set."""
+TREE = np.uint32(1 << 31)
+RECORD = np.dtype([("at", "<i8"), ("flags", "u1"), ("size", "<u4")])
+LEAF_HEADER = np.dtype([("version", "u1"), ("count", "<u4")])
+Flags = npt.NDArray[np.uint8]
+Data = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Records:
+    """Rows of piles: the number of each one's key, its number in the pile, its flags, its bytes (large binary)."""
+
+    keys: Ints
+    at: Ints
+    flags: Flags
+    rows: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, which: Ints) -> Records:
+        return Records(self.keys[which], self.at[which], self.flags[which], self.rows.take(pa.array(which)))
+
+    @staticmethod
+    def together(parts: list[Records]) -> Records:
+        keys, at, flags = (np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "at", "flags"))
+        return Records(keys, at, flags, pa.concat_arrays([part.rows for part in parts]))
+
+    @staticmethod
+    def none() -> Records:
+        empty = np.zeros(0, np.int64)
+        return Records(empty, empty, np.zeros(0, np.uint8), pa.array([], pa.large_binary()))
+
+
+@dataclass
+class Section:
+    """One section of many keys' piles: where it lies in the heads, and its leaves. A section that lies in the head has one leaf, which is loaded."""
+
+    number: int
+    starts: Ints
+    sizes: Ints
+    counts: Ints
+    tree: Mask
+    firsts: Ints  # the first leaf of each key, and the end
+    lows: Ints  # by leaf
+    loaded: Mask  # by leaf
+
+    @cached_property
+    def leaf_keys(self) -> Ints:
+        return np.repeat(np.arange(len(self.tree)), np.diff(self.firsts))
+
+    @cached_property
+    def has_trees(self) -> bool:
+        return bool(self.tree.any())
+
+    def leaves_of(self, keys: Ints, at: Ints) -> Ints:
+        """The leaf in which a number of a key lies, or would lie."""
+        first = self.firsts[keys]
+        if not self.has_trees:
+            return first
+        return np.maximum(search(self.lows, first, self.firsts[keys + 1], at, right=True) - 1, first)
+
+
+class Piles:
+    """The piles of some keys (distinct, in order) as they are in the state. Load what is to be looked at; `PileWriter` stores it again."""
+
+    def __init__(self, step: str, state: KeyedState, keys: pa.Array, *, sections: int, marks: int) -> None:
+        self.step, self.state, self.keys = step, state, key_list(keys)
+        self.groups: Groups = key_groups(keys)
+        self.header = np.dtype([("version", "u1"), ("marks", "<i8", (marks,)), ("counts", "<u4", (sections,)), ("sizes", "<u4", (sections,))])
+        self.names = [b"h" + key for key in self.keys]
+        self.data, starts = self._read(state.get(self.names, self.groups))
+        heads = _fixed_at(self.data, starts, self.header)
+        self._check(heads["version"])
+        self.marks: Ints = heads["marks"].T.copy()
+        self.marks_before = self.marks.copy()
+        ends = starts[:, None] + self.header.itemsize + np.cumsum(heads["sizes"], axis=1, dtype=np.int64)
+        self.sections = [
+            self._section(at, heads["counts"][:, at], ends[:, at] - heads["sizes"][:, at], heads["sizes"][:, at]) for at in range(sections)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def _read(self, values: list[bytes | None]) -> tuple[Data, Ints]:
+        """The heads side by side, and where each begins."""
+        nothing = np.zeros(1, self.header)
+        nothing["version"], nothing["marks"] = VERSION, NONE
+        empty = nothing.tobytes()
+        there = [empty if value is None else value for value in values]
+        lengths = np.fromiter(map(len, there), np.int64, len(there))
+        return np.frombuffer(b"".join(there), np.uint8), np.cumsum(lengths) - lengths
+
+    def _check(self, versions: Flags) -> None:
+        if len(versions) and int(versions.max()) > VERSION:
+            raise NewerFormat(f"The state of step {self.step!r} was written by a newer Headrace.", fix="run the newer Headrace that wrote it.")
+
+    def _section(self, number: int, counts: Ints, starts: Ints, sizes: Ints) -> Section:
+        tree = counts >= TREE
+        counts = (counts & ~TREE).astype(np.int64)
+        leaves = np.where(tree, counts, 1)
+        firsts = np.append(0, np.cumsum(leaves))
+        lows = np.full(firsts[-1], LOWEST)
+        in_trees = np.repeat(tree, leaves)
+        if tree.any():
+            lows[in_trees] = self.data[runs(starts[tree], 8 * counts[tree])].view("<i8")
+        return Section(number, starts, sizes.astype(np.int64), counts, tree, firsts, lows, ~in_trees)
+
+    # Loading
+
+    def load(self, section: int, low: Ints, high: Ints) -> Records:
+        """The rows of each key from low to high (and others that lie near them; all, of a small pile); none if low is above high. Once a section."""
+        part = self.sections[section]
+        whole = np.flatnonzero(~part.tree)
+        found = self._records(self.data, part.starts[whole], part.counts[whole], whole)
+        if not part.has_trees:
+            return found
+        wanted = self._wanted(part, low, high)
+        part.loaded[wanted] = True
+        in_leaves = self._records(*self._leaves(part, wanted), part.leaf_keys[wanted])
+        together = Records.together([found, in_leaves])
+        return together.take(np.argsort(together.keys, kind="stable"))
+
+    def load_all(self, section: int, of: Mask | None = None) -> Records:
+        """All rows of the keys, or of some of them."""
+        wanted = np.ones(len(self), np.bool_) if of is None else of
+        return self.load(section, np.where(wanted, LOWEST, NONE), np.where(wanted, NONE, LOWEST))
+
+    @staticmethod
+    def _wanted(part: Section, low: Ints, high: Ints) -> Ints:
+        keys = np.flatnonzero(part.tree & (low <= high))
+        first, last = part.leaves_of(keys, low[keys]), part.leaves_of(keys, high[keys])
+        return runs(first, last - first + 1)
+
+    def _leaves(self, part: Section, leaves: Ints) -> tuple[Data, Ints, Ints]:
+        """Leaves side by side, where the rows of each begin, and how many they are."""
+        keys = part.leaf_keys[leaves]
+        values = self.state.get(self.leaf_names(part, keys, part.lows[leaves]), self.groups[keys])
+        there = [value for value in values if value is not None]
+        if len(there) < len(values):
+            raise CorruptionError(f"The state of step {self.step!r} lacks {len(values) - len(there)} of its parts.", fix="rebuild it from its files.")
+        lengths = np.fromiter(map(len, there), np.int64, len(there))
+        data, starts = np.frombuffer(b"".join(there), np.uint8), np.cumsum(lengths) - lengths
+        headers = _fixed_at(data, starts, LEAF_HEADER)
+        self._check(headers["version"])
+        return data, starts + LEAF_HEADER.itemsize, headers["count"].astype(np.int64)
+
+    def leaf_names(self, part: Section, keys: Ints, lows: Ints) -> list[bytes]:
+        prefix = b"l" + bytes([part.number])
+        return [prefix + low + self.keys[key] for low, key in zip(big_endian(lows), keys.tolist(), strict=True)]
+
+    @staticmethod
+    def _records(data: Data, starts: Ints, counts: Ints, keys: Ints) -> Records:
+        """The rows that lie at these places, so many at each, of these keys."""
+        places = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        fixed = _fixed_at(data, np.repeat(starts, counts) + places * RECORD.itemsize, RECORD)
+        sizes = fixed["size"].astype(np.int64)
+        ends = np.cumsum(sizes)
+        before = np.append(0, ends)[np.cumsum(counts) - counts]  # the bytes of all rows of earlier piles
+        row_starts = np.repeat(starts + counts * RECORD.itemsize - before, counts) + ends - sizes
+        return Records(np.repeat(keys, counts), fixed["at"].astype(np.int64), fixed["flags"].copy(), cut_out(data, row_starts, sizes))
+
+
+def _fixed_at(data: Data, starts: Ints, kind: np.dtype[np.void]) -> npt.NDArray[np.void]:
+    """Values of one kind that lie at these places."""
+    if not len(starts):
+        return np.zeros(0, kind)
+    return np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(data, kind.itemsize)[starts]).view(kind).reshape(-1)

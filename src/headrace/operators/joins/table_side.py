@@ -1,0 +1,125 @@
+"""A table as one side of a join: its rows by join key, and their versions in the ticks of a call.
+
+A version is a row from the tick in which it came to the tick in which it went: it is there at the end of each tick from `start` on, and before `end`.
+Within a tick it does not matter in which order a row goes and its next version comes, as long as one follows from the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.errors import BugError
+from headrace.murmur2 import murmur2_array
+from headrace.operators import row_codec
+from headrace.operators.buffers import Ints, Mask
+from headrace.operators.joins.matching import begins, ranked, sorting
+from headrace.operators.joins.pile_writing import PileWriter
+from headrace.operators.joins.piles import LOWEST, NONE, Piles, Records
+from headrace.operators.joins.sides import Rows, Side, goes, ticks_of
+from headrace.operators.keys import encode_keys, whole
+from headrace.operators.segments import codes_of
+
+ID = "_id"
+ALWAYS, FOREVER = LOWEST, NONE
+"""The start of a version that was there before the call, and the end of one that is there after it."""
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Versions in order of key and number: for each its key, the row's number in its pile, its start and end, and its place among the side's rows."""
+
+    keys: Ints
+    at: Ints
+    start: Ints
+    end: Ints
+    row: Ints
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, which: Ints | Mask) -> Versions:
+        return Versions(self.keys[which], self.at[which], self.start[which], self.end[which], self.row[which])
+
+
+class TableSide:
+    """The changes of one side in a call, and what is stored of its rows."""
+
+    def __init__(self, step: str, side: Side, needs: pa.Schema, changes: pa.Table, keys: Ints) -> None:
+        """`needs`: the columns of its rows that are kept. `keys`: the number of each change's join key."""
+        self.step, self.side, self.changes, self.keys = step, side, changes, keys
+        self.ticks = ticks_of(changes)
+        self.one = side.one_row_a_key
+        self.kept = needs if self.one else pa.schema([pa.field(ID, pa.binary()), *needs])
+        self.at = np.zeros(changes.num_rows, np.int64) if self.one else numbers(changes, side.key)
+
+    def hull(self, count: int) -> tuple[Ints, Ints]:
+        """For each key the lowest and the highest number of a row that changes; the lowest above the highest if none does."""
+        low, high = np.full(count, NONE), np.full(count, LOWEST)
+        np.minimum.at(low, self.keys, self.at)
+        np.maximum.at(high, self.keys, self.at)
+        return low, high
+
+    def load(self, piles: Piles, section: int, whole_keys: Mask) -> None:
+        """All rows of some keys, and of the others those that change."""
+        low, high = self.hull(len(piles))
+        self.stored = piles.load(section, np.where(whole_keys, LOWEST, low), np.where(whole_keys, NONE, high))
+        fresh = self.changes
+        if not self.one:
+            fresh = fresh.append_column(ID, encode_keys(fresh, self.side.key).cast(pa.binary()))
+        self.rows = Rows(self.kept, self.stored.rows, fresh)
+
+    def versions(self) -> Versions:
+        """All versions of the rows that were loaded, and of those that came."""
+        was = self.stored
+        if not self.changes.num_rows:
+            return Versions(was.keys, was.at, np.full(len(was), ALWAYS), np.full(len(was), FOREVER), np.arange(len(was)))
+        keys, at = np.concatenate([was.keys, self.keys]), np.concatenate([was.at, self.at])
+        ticks = np.concatenate([np.full(len(was), ALWAYS), self.ticks])
+        signs = np.concatenate([np.ones(len(was), np.int64), np.where(goes(self.changes), -1, 1)])
+        ids = self._ids() if not self.one else np.zeros(len(keys), np.int64)
+        order = sorting(keys, at, ids)  # of equal ones the stored is first, and ticks come in order
+        keys, at, ids, ticks, signs = keys[order], at[order], ids[order], ticks[order], signs[order]
+        new_row = begins(keys, at, ids)
+        starts = np.flatnonzero(new_row | begins(ticks))
+        there = self._there(signs, starts, new_row[starts])
+        last = np.maximum.reduceat(np.where(signs > 0, np.arange(len(signs)), -1), starts)
+        end = np.append(ticks[starts[1:]], FOREVER)
+        end[np.append(new_row[starts[1:]], True)] = FOREVER
+        return Versions(keys[starts], at[starts], ticks[starts], end, order[last]).take(there)
+
+    def _ids(self) -> Ints:
+        """A number for each row's primary key, stored ones first."""
+        known = row_codec.decode_array(self.stored.rows, pa.struct([self.kept.field(0)])).field(0)
+        return np.concatenate(ranked([known, whole(self.rows.fresh.column(ID))]).ranks)
+
+    def _there(self, signs: Ints, starts: Ints, first: Mask) -> Mask:
+        """Whether the row is there at the end of each tick in which it changes: as often as it came and did not go."""
+        total = np.cumsum(np.add.reduceat(signs, starts))
+        count = total - np.append(0, total)[np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))]
+        if count.min() < 0 or count.max() > 1:
+            raise BugError(f"Step {self.step!r} was told that a row comes which is there, or that one goes which is not.")
+        there: Mask = count == 1
+        return there
+
+    def store(self, writer: PileWriter, section: int, versions: Versions) -> None:
+        """Keep the versions that last."""
+        if not self.changes.num_rows:
+            return
+        last = versions.take(versions.end == FOREVER)
+        records = Records(last.keys, last.at, np.zeros(len(last), np.uint8), self.rows.bytes(last.row))
+        writer.replace(section, records, self.keys, self.at)
+
+
+def numbers(rows: pa.Table, key: tuple[str, ...]) -> Ints:
+    """A number for each primary key, by which its rows are ordered in a pile: a small key's own value, else a hash. The same in every batch."""
+    if len(key) == 1 and (row_codec.width_of(rows.schema.field(key[0]).type) or 9) <= 8:
+        column = whole(rows.column(key[0]))
+        values = np.full(rows.num_rows, LOWEST + 1)
+        there = column.is_valid().to_numpy(zero_copy_only=False)
+        codes = codes_of(encode_keys(rows.select(list(key)).filter(pa.array(there)), key))
+        values[there] = (codes ^ np.uint64(1 << 63)).view(np.int64)
+        return values
+    return murmur2_array(encode_keys(rows, key)).astype(np.int64)

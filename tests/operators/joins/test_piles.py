@@ -1,0 +1,168 @@
+"""Piles against lists: whatever comes and goes, in whatever portions, a pile has what a sorted list has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import BugError, CorruptionError, NewerFormat
+from headrace.operators.joins import pile_writing
+from headrace.operators.joins.pile_writing import PileWriter
+from headrace.operators.joins.piles import LOWEST, NONE, Piles, Records
+from headrace.operators.keys import key_groups
+from headrace.operators.memory_state import MemoryState
+
+KEYS = pa.array([b"a", b"b" * 500, b"c"], pa.binary())
+Model = dict[tuple[int, int], list[tuple[int, int, bytes]]]
+
+
+@pytest.fixture(autouse=True)
+def small_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few rows make trees."""
+    monkeypatch.setattr(pile_writing, "MOST_IN_A_LEAF", 4)
+    monkeypatch.setattr(pile_writing, "_CUT_TO", 2)
+
+
+def opened(state: MemoryState, keys: pa.Array = KEYS) -> Piles:
+    return Piles("s", state, keys, sections=2, marks=1)
+
+
+def as_records(rows: list[tuple[int, int, int, bytes]]) -> Records:
+    keys, at, flags, values = zip(*rows, strict=True) if rows else ((), (), (), ())
+    return Records(np.array(keys, np.int64), np.array(at, np.int64), np.array(flags, np.uint8), pa.array(values, pa.large_binary()))
+
+
+def as_rows(records: Records) -> list[tuple[int, int, int, bytes]]:
+    return list(zip(records.keys.tolist(), records.at.tolist(), records.flags.tolist(), records.rows.to_pylist(), strict=True))
+
+
+changes = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(-12, 12), st.sampled_from(["come", "go", "flag"]), st.binary(max_size=3)), max_size=12
+)
+
+
+@given(st.lists(changes, max_size=12))
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_pile_has_what_a_sorted_list_has(steps: list[list[tuple[int, int, int, str, bytes]]]) -> None:
+    state = MemoryState()
+    model: Model = {(key, section): [] for key in range(3) for section in range(2)}
+    for number, step in enumerate(steps):
+        piles = opened(state)
+        writer = PileWriter(piles)
+        for section in range(2):
+            take_in(piles, writer, model, section, [each for each in step if each[1] == section])
+        piles.marks[0] = [number if model[key, 0] else NONE for key in range(3)]
+        writer.save()
+        check(state, model, number)
+    gone = [(key, section) for key in range(3) for section in range(2)]
+    piles = opened(state)
+    writer = PileWriter(piles)
+    for key, section in gone:
+        model[key, section] = []
+    for section in range(2):
+        there = piles.load_all(section)
+        writer.replace(section, Records.none(), there.keys, there.at)
+    writer.save()
+    assert state.values == {}, "nothing is left of empty piles"
+
+
+def take_in(piles: Piles, writer: PileWriter, model: Model, section: int, step: list[tuple[int, int, int, str, bytes]]) -> None:
+    low, high = np.full(3, NONE), np.full(3, LOWEST)
+    for key, _, at, _, _ in step:
+        low[key], high[key] = min(low[key], at), max(high[key], at)
+    loaded = as_rows(piles.load(section, low, high))
+    for key in range(3):
+        mine = model[key, section]
+        assert [row[1:] for row in loaded if row[0] == key and low[key] <= row[1] <= high[key]] == [
+            row for row in mine if low[key] <= row[0] <= high[key]
+        ]
+    for key, _, at, change, value in step:
+        mine = model[key, section]
+        there = [row for row in mine if row[0] == at]
+        if change == "come":
+            mine.append((at, 0, value))
+            loaded.append((key, at, 0, value))
+        elif change == "go" and there:
+            mine.remove(there[0])
+            loaded.remove((key, *there[0]))
+        elif change == "flag" and there:
+            mine[mine.index(there[0])] = (at, 1, there[0][2])
+            loaded[loaded.index((key, *there[0]))] = (key, at, 1, there[0][2])
+        mine.sort(key=lambda row: row[0])
+    loaded.sort(key=lambda row: row[:2])
+    writer.replace(section, as_records(loaded), np.array([each[0] for each in step], np.int64), np.array([each[2] for each in step], np.int64))
+
+
+def check(state: MemoryState, model: Model, mark: int) -> None:
+    piles = opened(state)
+    for section in range(2):
+        assert as_rows(piles.load_all(section)) == [(key, *row) for key in range(3) for row in model[key, section]]
+    assert piles.marks[0].tolist() == [mark if model[key, 0] else NONE for key in range(3)]
+    groups = key_groups(KEYS).tolist()
+    assert all(state.groups[name] == groups[next(at for at in range(3) if name.endswith(KEYS[at].as_py()))] for name in state.values)
+
+
+def fill(state: MemoryState, count: int) -> None:
+    piles = opened(state, KEYS.slice(0, 1))
+    writer = PileWriter(piles)
+    rows = as_records([(0, at, 0, b"x") for at in range(count)])
+    writer.replace(0, rows, rows.keys, rows.at)
+    writer.save()
+
+
+def test_looking_at_a_part_of_a_large_pile_gets_that_part() -> None:
+    state = MemoryState()
+    fill(state, 100)
+    piles = opened(state, KEYS.slice(0, 1))
+    found = piles.load(0, np.array([40]), np.array([42]))
+    assert {40, 41, 42} <= set(found.at.tolist())
+    assert len(found) <= 6
+
+
+def test_changing_a_leaf_of_a_large_pile_writes_that_leaf_alone() -> None:
+    state = MemoryState()
+    fill(state, 100)
+    state.take_changes()
+    piles = opened(state, KEYS.slice(0, 1))
+    found = piles.load(0, np.array([40]), np.array([40]))
+    writer = PileWriter(piles)
+    writer.replace(0, Records(found.keys, found.at, found.flags + np.uint8(1), found.rows), np.array([0]), np.array([40]))
+    writer.save()
+    assert [name[:1] for name in state.take_changes()] == [b"l"]
+
+
+def test_what_was_not_loaded_cannot_be_changed() -> None:
+    state = MemoryState()
+    fill(state, 100)
+    piles = opened(state, KEYS.slice(0, 1))
+    piles.load(0, np.array([40]), np.array([40]))
+    with pytest.raises(BugError, match="not loaded"):
+        PileWriter(piles).replace(0, Records.none(), np.array([0]), np.array([90]))
+
+
+def test_a_part_that_is_missing_is_named() -> None:
+    state = MemoryState()
+    fill(state, 100)
+    del state.values[next(name for name in state.values if name[:1] == b"l")]
+    with pytest.raises(CorruptionError, match="lacks 1 of its parts"):
+        opened(state, KEYS.slice(0, 1)).load_all(0)
+
+
+def test_state_of_a_newer_version_is_refused() -> None:
+    state = MemoryState()
+    fill(state, 1)
+    (name,) = state.values
+    state.values[name] = b"\x02" + state.values[name][1:]
+    with pytest.raises(NewerFormat, match="newer Headrace"):
+        opened(state, KEYS.slice(0, 1))
+
+
+def test_the_bytes_are_those_that_stored_piles_have() -> None:
+    state = MemoryState()
+    fill(state, 1)
+    record = (0).to_bytes(8, "little") + b"\0" + (1).to_bytes(4, "little") + b"x"
+    head = b"\x01" + NONE.to_bytes(8, "little") + bytes([1, 0, 0, 0, 0, 0, 0, 0]) + bytes([14, 0, 0, 0, 0, 0, 0, 0])
+    assert state.values == {b"ha": head + record}
