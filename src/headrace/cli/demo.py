@@ -1,8 +1,8 @@
-"""`headrace demo`: a small shop on an embedded log, and Spark beside it. Every number it shows is checked; a wrong one is exit code 1.
+"""`headrace demo`: a small shop on an embedded log, Spark beside it, and a pipeline with a live view. Every number it shows is checked; a wrong one is exit code 1.
 
 A till produces orders and now and then repeats an append, as after a lost answer. One group writes invoices in transactions, another reads slowly and falls
-behind, and Spark streams the large orders into a topic of their own. When the time is up, everyone reads to the end, and what was stored is compared with
-what was sent: the same rows, each once, each customer's in order.
+behind, Spark streams the large orders into a topic of their own, and a pipeline keeps each customer's revenue in a view. When the time is up, everyone reads
+to the end, and what was stored is compared with what was sent: the same rows, each once, each customer's in order, the view equal to a recomputation.
 """
 
 from __future__ import annotations
@@ -28,26 +28,33 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from headrace.pipeline.pipeline import Pipeline
+    from headrace.pipeline.runner import Runner
+
 ORDERS = "order_id BIGINT, customer_id BIGINT, amount DOUBLE, placed_at TIMESTAMP"
 CUSTOMERS = 97
 ROWS_AN_APPEND = 500
 REPEAT_EVERY = 5
 LARGE = 400.0
 SHOW_SECONDS = 5.0
+BATCHES_TO_SEE = 4
+SPARK_SECONDS = 40.0
 OPEN_SHARE = 0.6
 """Orders come in for this share of the time; the rest is for reading to the end, and counting. On a busy machine Spark may need longer to start."""
 
 
 def demo(
-    seconds: Annotated[float, typer.Option(min=1, envvar="DEMO_SECONDS", help="About how long it takes; Spark's start is the least it needs.")] = 15.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, envvar="DEMO_SECONDS", help="About how long it takes; Spark's start is the least it needs.")
+    ] = 15.0,
     keep: Annotated[Path | None, typer.Option(help="Keep the log in this directory, to look at it afterwards.")] = None,
 ) -> None:
-    """Show the log and Spark at work: producing, two groups, lag, transactions, a stream through Spark. Each number is checked.
+    """Show the log, Spark and a pipeline at work: producing, two groups, lag, transactions, a stream, a live view. Each number is checked.
 
     Example: headrace demo --seconds 30
     """
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as scratch:
-        failed = Shop(keep or Path(scratch) / "log", Path(scratch) / "checkpoint", seconds).run()
+        failed = Shop(keep or Path(scratch) / "log", Path(scratch), seconds).run()
     if failed:
         raise typer.Exit(1)
 
@@ -73,13 +80,14 @@ class Checks:
 class Shop:
     """The demo's actors, and what they know of what should be there."""
 
-    def __init__(self, directory: Path, checkpoint: Path, seconds: float) -> None:
+    def __init__(self, directory: Path, scratch: Path, seconds: float) -> None:
         self.address = f"file:{directory}"
-        self.checkpoint = checkpoint
+        self.checkpoint, self.state = scratch / "checkpoint", scratch / "state"
         self.seconds = seconds
         self.started = time.monotonic()
         self.closing = threading.Event()
         self.spark: SparkSession | None = None
+        self.runner: Runner | None = None
         self.sent = 0
         self.repeats = 0
         self.invoiced = 0
@@ -90,16 +98,18 @@ class Shop:
         """Open the shop, keep it open, close it, count. Returns what was not as it should be."""
         from headrace.log import open_log
 
-        with open_log(self.address) as log, ThreadPoolExecutor(max_workers=4) as pool:
+        with open_log(self.address) as log, ThreadPoolExecutor(max_workers=5) as pool:
             try:
                 self._create_topics(log)
-                spark = pool.submit(self._start_spark)
-                actors = [pool.submit(self._guarded, act, log) for act in (self._till, self._invoicing, self._reports)]
+                spark = pool.submit(self._start_spark, log)
+                actors = [pool.submit(self._guarded, act, log) for act in (self._till, self._invoicing, self._reports, self._pipeline)]
                 query = self._live(log, spark, actors)
                 self._close(log, query, actors, pool)
                 failed = self._check(log)
             finally:
                 self.closing.set()
+                if self.runner is not None:
+                    self.runner.close()
                 if self.spark is not None:
                     self.spark.stop()
         say(f"{'FAILED: ' + ', '.join(failed) if failed else 'All as it should be'}, in {seconds_text(self._elapsed())}.")
@@ -158,13 +168,24 @@ class Shop:
 
     def _finished(self, log: Log, consumer: Consumer) -> bool:
         """The shop is closed, and this group has read everything."""
-        return self.closing.is_set() and consumer.positions().get("orders") == log.end_offsets("orders") == {**log.committed(consumer.group).get("orders", {})}
+        return self.closing.is_set() and consumer.positions().get("orders") == log.end_offsets("orders") == {
+            **log.committed(consumer.group).get("orders", {})
+        }
 
-    def _start_spark(self) -> StreamingQuery:
+    def _start_spark(self, log: Log) -> StreamingQuery:
         import headrace
+        from headrace.pipeline.runner import Runner
 
         self.spark = headrace.spark()
+        self.runner = Runner(revenue(self.address).plan(), log, self.spark, self.state)
         return self._stream(self.spark)
+
+    def _pipeline(self, _log: Log) -> None:
+        """Keeps the view, batch after batch, from the moment Spark is there."""
+        while self.runner is None and not self.closing.wait(0.1):
+            continue
+        if self.runner is not None:
+            self.runner.run(stop=self.closing)
 
     def _stream(self, spark: SparkSession) -> StreamingQuery:
         """Large orders into a topic of their own, batch after batch, exactly once."""
@@ -177,12 +198,14 @@ class Shop:
 
     def _live(self, log: Log, spark: Future[StreamingQuery], actors: list[Future[None]]) -> StreamingQuery:
         """Show what happens until closing time. Spark takes some seconds to start; meanwhile orders come in, and it catches up."""
-        say("2. A till sends orders; two groups read them; Spark starts, and streams the large ones into a topic")
+        say(
+            "2. A till sends orders; two groups read them; Spark starts, streams the large ones into a topic, and a pipeline keeps a view of them all"
+        )
         everyone: list[Future[Any]] = [spark, *actors]
         while not self.closing.wait(min(1.0, self.seconds / 5)):
             failed = spark.done() and spark.exception() is not None
             self._show(log, "failed" if failed else "running" if spark.done() else "starting")
-            if failed or self._elapsed() > self.seconds * OPEN_SHARE:
+            if failed or self._closing_time():
                 self.closing.set()
         if not spark.done():
             say("  The shop is closed; Spark is still starting")
@@ -191,6 +214,11 @@ class Shop:
             if each.done():
                 each.result()  # raises what went wrong, if anything
         return spark.result()
+
+    def _closing_time(self) -> bool:
+        """When the time is up, and the view has been seen to change; but a machine that is too busy for that is not waited for."""
+        batches = self.runner.batches if self.runner is not None else 0
+        return self._elapsed() > self.seconds * OPEN_SHARE and (batches >= BATCHES_TO_SEE or self._elapsed() > self.seconds + SPARK_SECONDS)
 
     def _wait(self, log: Log, work: list[Future[Any]], spark: str) -> None:
         """Until all of it is done or some has failed; what happens meanwhile is shown, as it may take long on a busy machine."""
@@ -207,7 +235,15 @@ class Shop:
         behind = {name: sum(each.rows for each in log.lag(name)) for name in log.groups()}
         lags = "; ".join(f"{name} {rows:>6,} behind" for name, rows in sorted(behind.items())) or "nobody has read yet"
         large = sum(log.end_offsets("large_orders").values())
-        say(f"  {self._elapsed():5.1f} s  {self.sent:>8,} orders sent; {lags}; Spark {spark + ',':9} {large:>6,} large orders")
+        say(f"  {self._elapsed():5.1f} s  {self.sent:>8,} orders sent; {lags}; Spark {spark + ',':9} {large:>6,} large orders{self._in_view()}")
+
+    def _in_view(self) -> str:
+        """The view as it is now: complete up to one moment, whatever that is."""
+        if self.runner is None or self.runner.views is None:
+            return ""
+        rows = self.runner.views.reader.sql("SELECT sum(orders) AS orders, max(revenue) AS best FROM revenue").to_pylist()
+        counted, best = rows[0]["orders"] or 0, rows[0]["best"] or 0.0
+        return f"; view: {counted:>8,} orders, best customer {best:,.2f}"
 
     def _close(self, log: Log, query: StreamingQuery, actors: list[Future[None]], pool: ThreadPoolExecutor) -> None:
         say("3. Closing time: everyone reads to the end")
@@ -217,6 +253,8 @@ class Shop:
         self._wait(log, [rest], "running")
         rest.result()
         query.stop()
+        assert self.runner is not None
+        self.runner.run(until_caught_up=True)
         self._show(log, "done")
 
     def _check(self, log: Log) -> list[str]:
@@ -233,15 +271,38 @@ class Shop:
         wanted = expected.filter(pc.greater_equal(expected["amount"], LARGE))
         checks.equal("large orders that came through Spark", large.num_rows, wanted.num_rows)
         checks.true("they are the right ones, each once", same_set(large["order_id"], wanted["order_id"]))
+        self._check_view(checks, expected)
         checks.equal("rows that a group has not read", sum(each.rows for each in log.lag()), 0)
         checks.equal("damaged places that `log verify` finds", sum(each.kind != "ok" for each in log.verify()), 0)
         return checks.failed
+
+    def _check_view(self, checks: Checks, expected: pa.Table) -> None:
+        """The view that grew order by order, beside one computed now from all of them."""
+        assert self.runner is not None
+        assert self.runner.views is not None
+        kept = self.runner.views.reader.table("revenue").sort_by("customer_id")
+        wanted = expected.group_by("customer_id").aggregate([([], "count_all"), ("amount", "sum")]).sort_by("customer_id")
+        checks.equal(f"orders counted in the view, in {self.runner.batches} batches", sum(kept["orders"].to_pylist()), self.sent)
+        checks.true(
+            "each customer's orders and revenue are right",
+            kept["orders"].equals(wanted["count_all"]) and bool(np.allclose(kept["revenue"].to_numpy(), wanted["amount_sum"].to_numpy(), rtol=1e-9)),
+        )
 
     def _check_orders(self, checks: Checks, stored: pa.Table, expected: pa.Table) -> None:
         checks.equal("orders stored", stored.num_rows, self.sent)
         checks.true("each once, and none invented", same_set(stored["order_id"], expected["order_id"]))
         checks.true(f"{self.repeats:,} appends were sent twice and stored once", self.repeats > 0)
         checks.true("each customer's orders are in order", in_order(stored))
+
+
+def revenue(address: str) -> Pipeline:
+    """The pipeline: from a topic to a view, in three lines."""
+    import headrace as hr
+
+    shop = hr.Pipeline("demo", log=address)
+    placed = shop.topic("orders", schema=ORDERS, key="customer_id", partitions=4)
+    shop.view("revenue", placed.group_by("customer_id").aggregate(orders=hr.agg.count(), revenue=hr.agg.sum("amount")))
+    return shop
 
 
 def orders(first: int, count: int) -> pa.Table:
