@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import lmdb
+import pyarrow as pa
 import pytest
 
 from headrace.engine.local_store import LocalStore, StoreTransaction
@@ -26,7 +26,7 @@ def test_an_attempt_that_died_behind_its_undo_does_not_spoil_the_undo_of_the_one
     shard.batch(ids, {b"a": b"2", b"b": b"2"})
     real = StoreTransaction.keep_undo
 
-    def dies_behind(txn: StoreTransaction, keys: Sequence[bytes], values: Sequence[bytes | None]) -> str:
+    def dies_behind(txn: StoreTransaction, keys: pa.Array, values: pa.Array) -> str:
         real(txn, keys, values)
         raise Died
 

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.engine.local_store import LocalStore
 from headrace.engine.state_files import GROUPS, StateFiles, StateIds
+from headrace.engine.state_writing import write_states
 from headrace.engine.step_state import StepState
 from headrace.errors import CorruptionError
 
@@ -22,7 +23,6 @@ class Shard:
 
     def __init__(self, root: Path, groups: range = ALL) -> None:
         self.files, self.groups, self.local = StateFiles(root / "files"), groups, root / f"local-{groups.start}-{groups.stop}"
-        self.sizes: dict[str, list[int]] = {}
         self.how = ""
 
     def batch(self, ids: StateIds, changes: dict[bytes, bytes | None]) -> StateIds:
@@ -33,9 +33,7 @@ class Shard:
             self.how = txn.bring_to(wanted, [STEP], {STEP: self.files})
             state = StepState(txn, 1)
             state.put(list(changes), list(changes.values()))
-            fresh = {STEP: state.write(self.files, wanted[STEP], list(self.groups), self.sizes)}
-            undo = txn.keep_undo(list(state.undo), list(state.undo.values()))
-            txn.stamp(fresh, [STEP], before=wanted, undo=undo)
+            fresh, _ = write_states(txn, {STEP: state}, {STEP: self.files}, wanted)
         store.close()
         return fresh[STEP]
 
@@ -130,7 +128,7 @@ def test_more_or_fewer_shards_regroup_the_same_state(tmp_path: Path) -> None:
 
 
 def test_deltas_are_folded_before_they_outgrow_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.engine.step_state._FOLD_BYTES", 200)
+    monkeypatch.setattr("headrace.engine.chain_sizes._FOLD_BYTES", 200)
     shard, rng = Shard(tmp_path), random.Random(6)
     ids: StateIds = {}
     model: dict[bytes, bytes] = {}

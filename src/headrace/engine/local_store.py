@@ -1,7 +1,7 @@
 """A shard's state close at hand: an ordered key-value store on local disk. A cache, never the truth.
 
 It is stamped with the state ids it holds. Given the ids that the ledger has, it is there already (the usual case); or one batch ahead after a
-failed attempt, and goes back by the undo it kept; or behind or foreign, and is filled again from the files. LMDB has no checksums and a
+failed attempt, and goes back by the undo it kept; or behind, and is given the files in between; or foreign, and is filled again from the files. LMDB has no checksums and a
 truncated map is a bus error, so its file's length is checked before anything is read from it, and a store from before a power loss is thrown away.
 """
 
@@ -11,16 +11,22 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import lmdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from headrace.engine.state_files import StateFiles, StateIds, new_id
+from headrace.engine.chain_sizes import ChainSizes
+from headrace.engine.state_files import StateFile, StateFiles, StateIds, folded, new_id
 from headrace.log.file.disk import Disk
+from headrace.operators.buffers import bytes_list
+from headrace.operators.keys import whole
 
-VERSION = 1
+VERSION = 2
+_AT_ONCE = 1000
 _STAMP = b"\x00stamp"
 _MAP_BYTES = 1 << 36
 _UNDO = ".undo"
@@ -91,31 +97,81 @@ class StoreTransaction:
     def __init__(self, txn: Any, store: LocalStore) -> None:
         self.txn, self.store = txn, store
         self._kept_undo: str | None = None
+        self.sizes: dict[str, ChainSizes] = {}  # of the files that lead to each step's state
+        self._sizes_before: dict[str, Any] = {}
 
     def bring_to(self, wanted: Mapping[str, StateIds], steps: Sequence[str], files: Mapping[str, StateFiles]) -> str:
         """Make the store hold exactly the wanted states. Returns how: "there", "undone", "caught up" or "rebuilt"."""
         stamp = self._stamp()
-        target = _as_json(wanted)
         if stamp is not None and stamp["groups"] == list(self.store.groups) and stamp["steps"] == list(steps):
-            if stamp["ids"] == target:
-                return "there"
-            if stamp["before"] == target and self._undo(stamp["undo"]):
-                self.stamp(wanted, steps, before=None, undo=None)
-                return "undone"
-        self._rebuild(wanted, steps, files)
-        self.stamp(wanted, steps, before=None, undo=None)
-        return "rebuilt"
+            how = self._brought(stamp, wanted, steps, files)
+        else:
+            self.txn.drop(self.store.database(self.txn), delete=False)
+            self._filled({}, wanted, steps, files)
+            how = "rebuilt"
+        self._sizes_before = self._sizes_as_json()
+        if how != "there":
+            self.stamp(wanted, steps, before=None, undo=None)
+        return how
+
+    def _brought(self, stamp: dict[str, Any], wanted: Mapping[str, StateIds], steps: Sequence[str], files: Mapping[str, StateFiles]) -> str:
+        target = _as_json(wanted)
+        undone = stamp["before"] == target != stamp["ids"] and self._undo(stamp["undo"])
+        sizes = stamp["sizes_before" if undone else "sizes"]
+        self.sizes = {step: ChainSizes.from_json(sizes.get(step)) for step in steps}
+        if undone:
+            return "undone"
+        if stamp["ids"] == target:
+            return "there"
+        return "caught up" if self._filled(stamp["ids"], wanted, steps, files) else "rebuilt"
+
+    def _filled(self, ids: dict[str, Any], wanted: Mapping[str, StateIds], steps: Sequence[str], files: Mapping[str, StateFiles]) -> bool:
+        """From the files, on top of what is there. Returns whether that could stay."""
+        stayed = True
+        for number, step in enumerate(steps, 1):
+            held = {int(group): name for group, name in ids.get(step, {}).items()}
+            stayed &= self._catch_up(number, step, held, wanted.get(step, {}), files[step])
+        return stayed
+
+    def _catch_up(self, number: int, step: str, held: StateIds, wanted: StateIds, files: StateFiles) -> bool:
+        """Each group by the files behind the one it has; where that is not among them, from the beginning. Returns whether there was no such group."""
+        sizes = self.sizes.setdefault(step, ChainSizes())
+        cache: dict[str, StateFile] = {}
+        stayed = True
+        for group in self.store.groups:
+            has, wants = held.get(group), wanted.get(group)
+            if has == wants:
+                continue
+            chain = list(files.chain(group, wants, until=has, cache=cache))
+            prefix = bytes([number, group])
+            if not chain or chain[-1].parents.get(group) != has:
+                self.clear(prefix)
+                sizes.forget(group)
+                stayed = False
+            self._apply(prefix, *folded(chain, group, with_deletions=has is not None))
+            for file in reversed(chain):
+                sizes.add(group, file.share(group), begins=file.parents.get(group) is None)
+        return stayed
+
+    def _apply(self, prefix: bytes, keys: pa.Array, values: pa.Array) -> None:
+        names: list[bytes] = bytes_list(pc.binary_join_element_wise(pa.scalar(prefix, pa.binary()), keys, pa.scalar(b"", pa.binary())))  # type: ignore[assignment]
+        self.put(names, bytes_list(values))
 
     def _stamp(self) -> dict[str, Any] | None:
         raw = self.txn.get(_STAMP)
         return None if raw is None else json.loads(raw)
 
     def stamp(self, ids: Mapping[str, StateIds], steps: Sequence[str], *, before: Mapping[str, StateIds] | None, undo: str | None) -> None:
+        """Say what the store holds, and what it held before."""
         content = {
             "ids": _as_json(ids), "steps": list(steps), "groups": list(self.store.groups),
             "before": None if before is None else _as_json(before), "undo": undo,
+            "sizes": self._sizes_as_json(), "sizes_before": self._sizes_before,
         }  # fmt: skip
         self.txn.put(_STAMP, json.dumps(content).encode())
+
+    def _sizes_as_json(self) -> dict[str, Any]:
+        return {step: sizes.to_json() for step, sizes in self.sizes.items()}
 
     def _undo(self, name: str | None) -> bool:
         """Put back what the last batch changed; False if what it needs is not there."""
@@ -125,13 +181,14 @@ class StoreTransaction:
             table = pa.ipc.open_file(pa.BufferReader((self.store.directory / name).read_bytes())).read_all()
         except (OSError, pa.ArrowException):
             return False
-        self.put(table["key"].to_pylist(), table["value"].to_pylist())
+        names: list[bytes] = bytes_list(whole(table["key"]))  # type: ignore[assignment]  # none is null
+        self.put(names, bytes_list(whole(table["value"])))
         return True
 
-    def keep_undo(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> str:
+    def keep_undo(self, keys: pa.Array, values: pa.Array) -> str:
         """Remember what keys held before this batch, in a file that need not be durable. It has a name of its own: until this commit the store refers to the last one."""
         name = self._kept_undo = f"{new_id()}{_UNDO}"
-        table = pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+        table = pa.table({"key": keys, "value": values})
         with pa.ipc.new_file(str(self.store.directory / name), table.schema) as writer:
             writer.write_table(table)
         return name
@@ -143,41 +200,54 @@ class StoreTransaction:
                 if path.name != self._kept_undo:
                     path.unlink(missing_ok=True)
 
-    def _rebuild(self, wanted: Mapping[str, StateIds], steps: Sequence[str], files: Mapping[str, StateFiles]) -> None:
-        self.txn.drop(self.store.database(self.txn), delete=False)
-        for number, step in enumerate(steps):
-            ids = wanted.get(step, {})
-            for group, content in files[step].load(self.store.groups, ids).items():
-                prefix = bytes([number + 1, group])
-                self.txn.cursor().putmulti([(prefix + key, value) for key, value in sorted(content.items())])
-
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        known = dict(self.txn.cursor().getmulti(keys))
-        return [known.get(key) for key in keys]
+        """Quickest in the store's order."""
+        return list(map(self.txn.get, keys))
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        self.txn.cursor().putmulti([(key, value) for key, value in zip(keys, values, strict=True) if value is not None])
+        """Quickest in the store's order. None deletes."""
+        if None not in values:
+            self.txn.cursor().putmulti(zip(keys, values, strict=True))
+            return
+        self.txn.cursor().putmulti([pair for pair in zip(keys, values, strict=True) if pair[1] is not None])
         for key, value in zip(keys, values, strict=True):
             if value is None:
                 self.txn.delete(key)
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Every key that begins with a prefix, in order."""
-        cursor = self.txn.cursor()
-        if cursor.set_range(prefix):
-            for key, value in cursor:
-                if not key.startswith(prefix):
-                    return
-                yield bytes(key), bytes(value)
+    def clear(self, prefix: bytes) -> None:
+        for key, _ in self.scan(prefix):
+            self.txn.delete(key)
 
-    def between(self, prefix: bytes, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys under a prefix, from `low` up to but not including `high`, without the prefix. The store must not be written to meanwhile."""
-        cursor, end = self.txn.cursor(), prefix + high
-        if cursor.set_range(prefix + low):
-            for key, value in cursor:
-                if key >= end:
-                    return
-                yield bytes(key[len(prefix) :]), bytes(value)
+    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """Every key that begins with a prefix, in order."""
+        return self._until(prefix, _behind(prefix))
+
+    def between(self, prefix: bytes, low: bytes, high: bytes) -> list[tuple[bytes, bytes]]:
+        """Keys under a prefix, from `low` up to but not including `high`, without the prefix."""
+        return [(key[len(prefix) :], value) for key, value in self._until(prefix + low, min(prefix + high, _behind(prefix)))]
+
+    def first_between(self, prefix: bytes, low: bytes, high: bytes) -> bytes | None:
+        cursor = self.txn.cursor()
+        found: bytes = cursor.key() if cursor.set_range(prefix + low) else prefix + high
+        return found[len(prefix) :] if found < min(prefix + high, _behind(prefix)) else None
+
+    def _until(self, low: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+        """Taken some at a time: only the last of each must be looked at."""
+        cursor = self.txn.cursor()
+        found: list[tuple[bytes, bytes]] = []
+        if not cursor.set_range(low):
+            return found
+        pairs = cursor.iternext()
+        while some := list(islice(pairs, _AT_ONCE)):
+            if some[-1][0] >= end:
+                return found + [pair for pair in some if pair[0] < end]
+            found += some
+        return found
+
+
+def _behind(prefix: bytes) -> bytes:
+    """The first key that is larger than all that begin with the prefix; its last byte is no 255."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 def _as_json(ids: Mapping[str, StateIds]) -> dict[str, dict[str, str]]:

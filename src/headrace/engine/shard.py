@@ -21,6 +21,7 @@ from headrace.engine.local_store import LocalStore, StoreTransaction
 from headrace.engine.packing import hello, pack, packed_rows, shard_groups, to_blob, unpack
 from headrace.engine.spec import BatchContext, HostedStep, StageSpec, TopicTarget
 from headrace.engine.state_files import StateFiles
+from headrace.engine.state_writing import write_states
 from headrace.engine.step_state import StepState
 from headrace.engine.tasks import ORDER_FIELDS, TICK
 from headrace.log.dead import row_to_text
@@ -28,8 +29,6 @@ from headrace.log.keys import partitions_by_key
 from headrace.operators.aggregate import PARTIAL, AggregateKernel
 from headrace.operators.kernel import TimedKernel
 from headrace.operators.keys import encode_keys, key_groups
-
-_SIZES = b"\x00sizes"
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class ShardFunction:
         try:
             with store.transaction() as txn:
                 how = txn.bring_to(wanted, names, files)
-                result, fresh, touched, due_us = self._step(txn, inputs, wanted, files, groups)
+                result, fresh, touched, due_us = self._step(txn, inputs, wanted, files)
         finally:
             store.close()
         counts = {f"{self.stage.name}.rows_out": result.num_rows if result else 0, f"{self.stage.name}.keys": touched}
@@ -81,7 +80,7 @@ class ShardFunction:
         return letters
 
     def _step(
-        self, txn: StoreTransaction, inputs: dict[int, pa.Table], wanted: dict[str, Any], files: dict[str, StateFiles], groups: list[int]
+        self, txn: StoreTransaction, inputs: dict[int, pa.Table], wanted: dict[str, Any], files: dict[str, StateFiles]
     ) -> tuple[pa.Table | None, dict[str, Any], int, dict[str, int]]:
         states = {step.name: StepState(txn, number) for number, step in enumerate(self.stage.steps, 1)}
         clocks = self._clocks()
@@ -92,14 +91,8 @@ class ShardFunction:
             result = _stepped(step, states[step.name], given, clocks)
             if isinstance(step.kernel, TimedKernel) and (waits_us := step.kernel.due(states[step.name])) is not None:
                 due_us[step.name] = waits_us
-        sizes: dict[str, dict[str, list[int]]] = json.loads(txn.txn.get(_SIZES) or b"{}")
-        fresh = {name: state.write(files[name], wanted[name], groups, sizes.setdefault(name, {})) for name, state in states.items()}
-        undo = {key: value for state in states.values() for key, value in state.undo.items()}
-        kept = txn.keep_undo(list(undo), list(undo.values())) if undo else None
-        if undo:
-            txn.txn.put(_SIZES, json.dumps(sizes).encode())
-        txn.stamp(fresh, [step.name for step in self.stage.steps], before=wanted, undo=kept)
-        return result, fresh, len(undo), due_us
+        fresh, touched = write_states(txn, states, files, wanted)
+        return result, fresh, touched, due_us
 
     def _clocks(self) -> BatchClocks | None:
         """The clocks of the inputs upstream, if a step goes by them."""

@@ -16,8 +16,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.errors import CorruptionError, NewerFormat
+from headrace.operators.buffers import take_bytes
+from headrace.operators.keys import whole
 
 VERSION = 1
 GROUPS = 128
@@ -41,6 +44,15 @@ class StateFile:
         first, count = self.starts.get(group, (0, 0))
         return self.table.slice(first, count)
 
+    def share(self, group: int) -> int:
+        """How many of the file's bytes a group has in it."""
+        return share(self.size, self.starts.get(group, (0, 0))[1], self.table.num_rows)
+
+
+def share(size: int, rows: int, of_rows: int) -> int:
+    """A group's part of a file, by its rows."""
+    return size * rows // max(1, of_rows)
+
 
 def new_id() -> str:
     return uuid.uuid4().hex
@@ -53,14 +65,11 @@ class StateFiles:
         self.directory = directory
 
     def write(self, keys: pa.Array, values: pa.Array, groups: npt.NDArray[np.uint8], parents: Mapping[int, str | None]) -> tuple[str, int]:
-        """Store changes (a null value deletes its key) for all groups in `parents`. Returns the new id and the file's size."""
-        order = np.argsort(groups, kind="stable")
-        in_order = groups[order]
-        numbers, firsts, counts = np.unique(in_order, return_index=True, return_counts=True)
-        starts = {int(g): [int(f), int(c)] for g, f, c in zip(numbers, firsts, counts, strict=True)}
+        """Store changes (a null value deletes its key) for all groups in `parents`; `groups` are in order. Returns the new id and the file's size."""
+        cuts = np.searchsorted(groups, np.arange(GROUPS + 1))
+        starts = {group: [int(cuts[group]), int(cuts[group + 1] - cuts[group])] for group in range(GROUPS) if cuts[group + 1] > cuts[group]}
         metadata = {"version": VERSION, "starts": starts, "parents": {str(group): parent for group, parent in parents.items()}}
-        chosen = pa.array(order)
-        table = pa.Table.from_arrays([keys.take(chosen), values.take(chosen)], schema=_SCHEMA)
+        table = pa.Table.from_arrays([keys, values], schema=_SCHEMA)
         return self._store(table.replace_schema_metadata({b"headrace": json.dumps(metadata).encode()}))
 
     def _store(self, table: pa.Table) -> tuple[str, int]:
@@ -85,7 +94,7 @@ class StateFiles:
     def read(self, name: str) -> StateFile:
         path = self.directory / f"{name}{SUFFIX}"
         try:
-            table = pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
+            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
             metadata = json.loads(table.schema.metadata[b"headrace"])
         except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
             raise CorruptionError(
@@ -108,17 +117,10 @@ class StateFiles:
             name = known[name].parents.get(group)
 
     def load(self, groups: Iterable[int], ids: StateIds) -> dict[int, dict[bytes, bytes]]:
-        """The whole state of key groups, for rebuilding, rescaling and looking at it."""
+        """The whole state of key groups, for looking at it."""
         cache: dict[str, StateFile] = {}
-        return {group: self._folded(list(self.chain(group, ids.get(group), cache=cache)), group) for group in groups}
-
-    @staticmethod
-    def _folded(files: Sequence[StateFile], group: int) -> dict[bytes, bytes]:
-        state: dict[bytes, bytes | None] = {}
-        for file in reversed(files):
-            rows = file.rows(group)
-            state.update(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True))
-        return {key: value for key, value in state.items() if value is not None}
+        chains = {group: list(self.chain(group, ids.get(group), cache=cache)) for group in groups}
+        return {group: dict(zip(*(column.to_pylist() for column in folded(files, group)), strict=True)) for group, files in chains.items()}
 
     def reachable(self, ids: Iterable[StateIds]) -> set[str]:
         """Every file that some ledger entry leads to."""
@@ -133,3 +135,19 @@ class StateFiles:
                 path.unlink(missing_ok=True)
                 removed += 1
         return removed
+
+
+def folded(files: Sequence[StateFile], group: int, *, with_deletions: bool = False) -> tuple[pa.Array, pa.Array]:
+    """A group's keys and values after some files of its chain, newest first: each key once, in order; a deleted one only if asked for, with a null."""
+    if not files:
+        return pa.array([], pa.binary()), pa.array([], pa.binary())
+    rows = pa.concat_tables([file.rows(group) for file in files]).combine_chunks()
+    keys, values = whole(rows["key"]), whole(rows["value"])
+    encoded = keys.dictionary_encode()
+    _, newest = np.unique(encoded.indices.to_numpy(), return_index=True)  # the first that is found, since the newest file comes first
+    chosen = newest[pc.sort_indices(encoded.dictionary).to_numpy()]
+    keys, values = take_bytes(keys, chosen), take_bytes(values, chosen)
+    if with_deletions or not values.null_count:
+        return keys, values
+    there = values.is_valid()
+    return keys.filter(there), values.filter(there)

@@ -1,22 +1,55 @@
-"""What a kernel sees of its state, and what of it changed: over the local store of its shard."""
+"""What a kernel sees of its state, and what of it changed: over the local store of its shard.
+
+Keys come and go as columns. They are put into the store's order once (by key group; a kernel's keys are sorted already), and what was there before and what is
+there now stay columns in that order: the delta file and the undo are written from them as they are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.engine.local_store import StoreTransaction
-from headrace.engine.state_files import StateFiles, StateIds
+from headrace.operators.buffers import Ints, as_binary, bytes_list, same_width, take_bytes
 from headrace.operators.kernel import Groups
 from headrace.operators.keys import key_groups
 
 _LONGEST_KEY = 400
-_FOLD_BYTES = 64 << 10
-_MOST_FOLDS_A_BATCH = 8
-_MOST_FILES = 500
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Keys in the store's order, and where each of them came from."""
+
+    order: Ints
+    groups: Groups
+    keys: pa.Array  # as files have them: BINARY, long ones cut and told apart by a digest
+    stored: pa.Array  # as the local store has them: behind step and key group
+
+    @cached_property
+    def names(self) -> list[bytes]:
+        names: list[bytes] = bytes_list(self.stored)  # type: ignore[assignment]  # none is null
+        return names
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Keys with what they held before a batch and what they hold now; null where there is nothing."""
+
+    groups: Groups
+    keys: pa.Array
+    stored: pa.Array
+    before: pa.Array
+    after: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.groups)
 
 
 class StepState:
@@ -24,81 +57,104 @@ class StepState:
 
     def __init__(self, store: StoreTransaction, number: int) -> None:
         self.store, self.number = store, number
-        self._before: dict[bytes, bytes | None] = {}
-        self._after: dict[bytes, bytes | None] = {}
-        self._got: tuple[Sequence[bytes], list[bytes], list[bytes | None]] | None = None  # keys as asked for and as stored, and their values
+        self._puts: list[Changed] = []
+        self._distinct = True  # whether no put had a key twice
+        self._got: tuple[object, Placed, pa.Array] | None = None  # keys as asked for, in their places, and their values there
+
+    # What kernels call
 
     def get(self, keys: Sequence[bytes], groups: Groups | None = None) -> list[bytes | None]:
-        stored = self._stored(keys, groups)
-        values = self.store.get(stored)
-        self._got = keys, stored, values
-        return values
+        return bytes_list(self._get(keys, pa.array(keys, pa.binary()), groups))
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes | None], groups: Groups | None = None) -> None:
-        if self._got is not None and self._got[0] is keys:  # a kernel puts what it has just got: no need to look again
-            _, stored, before = self._got
-        else:
-            stored = self._stored(keys, groups)
-            before = self.store.get(stored)
-        self._got = None
-        known = dict(zip(stored, before, strict=True))
-        self._before = {**known, **self._before} if self._before else known
-        self._after.update(zip(stored, values, strict=True))
-        self.store.put(stored, values)
+        self._distinct = self._distinct and len(set(keys)) == len(keys)
+        self._put(keys, pa.array(keys, pa.binary()), pa.array(values, pa.binary()), groups)
+
+    def get_array(self, keys: pa.Array, groups: Groups | None = None) -> pa.Array:
+        return self._get(keys, keys, groups)
+
+    def put_array(self, keys: pa.Array, values: pa.Array, groups: Groups | None = None) -> None:
+        self._put(keys, keys, values, groups)
 
     def scan(self, low: bytes, high: bytes) -> tuple[list[bytes], list[bytes], Groups]:
-        found = [(group, key, value) for group in self.store.store.groups for key, value in self.store.between(bytes([self.number, group]), low, high)]
-        groups = np.fromiter((group for group, _, _ in found), np.uint8, len(found))
-        return [key for _, key, _ in found], [value for _, _, value in found], groups
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        counts = []
+        for group in self.store.store.groups:
+            found = self.store.between(bytes([self.number, group]), low, high)
+            keys += [key for key, _ in found]
+            values += [value for _, value in found]
+            counts.append(len(found))
+        return keys, values, np.repeat(np.array(self.store.store.groups, np.uint8), counts)
 
     def first(self, low: bytes, high: bytes) -> bytes | None:
-        firsts = (next(self.store.between(bytes([self.number, group]), low, high), None) for group in self.store.store.groups)
-        return min((found[0] for found in firsts if found is not None), default=None)
+        firsts = (self.store.first_between(bytes([self.number, group]), low, high) for group in self.store.store.groups)
+        return min((key for key in firsts if key is not None), default=None)
 
-    def _stored(self, keys: Sequence[bytes], given: Groups | None = None) -> list[bytes]:
-        """Keys as the store has them: step, key group, key. The store takes no long ones; those are told apart by a digest."""
-        groups = (key_groups(pa.array(keys, pa.binary())) if given is None else given).tolist()
-        prefixes = [bytes([self.number, group]) for group in range(256)]
-        return [
-            prefixes[group] + (key if len(key) <= _LONGEST_KEY else key[: _LONGEST_KEY - 32] + blake2b(key, digest_size=32).digest())
-            for group, key in zip(groups, keys, strict=True)
-        ]
+    # How keys are placed
 
-    @property
-    def undo(self) -> dict[bytes, bytes | None]:
-        return self._before
+    def _get(self, asked: object, keys: pa.Array, groups: Groups | None) -> pa.Array:
+        placed = self._placed(keys, groups)
+        values = pa.array(self.store.get(placed.names), pa.binary())
+        self._got = asked, placed, values
+        back = np.empty(len(placed.order), np.int64)
+        back[placed.order] = np.arange(len(back))
+        return take_bytes(values, back)
 
-    def write(self, files: StateFiles, ids: StateIds, groups: Sequence[int], sizes: dict[str, list[int]]) -> StateIds:
-        """Store what changed as a delta, fold the groups whose deltas outgrew their snapshots; returns the new ids."""
-        if not self._after:
-            return dict(ids)
-        keys = list(self._after)
-        touched = np.frombuffer(b"".join([key[1:2] for key in keys]), np.uint8)
-        present = {int(group) for group in np.unique(touched)}
-        stored_keys = pa.array([key[2:] for key in keys], pa.binary())
-        values = pa.array(list(self._after.values()), pa.binary())
-        name, size = files.write(stored_keys, values, touched, {group: ids.get(group) for group in present})
-        fresh = {**ids, **dict.fromkeys(present, name)}
-        share = size // len(present)
-        for group in present:
-            delta, snapshot, count = sizes.get(str(group), [0, 0, 0])
-            sizes[str(group)] = [delta + share, snapshot, count + 1]
-        return {**fresh, **self._fold(files, groups, sizes)}
+    def _put(self, asked: object, keys: pa.Array, values: pa.Array, groups: Groups | None) -> None:
+        if self._got is not None and self._got[0] is asked:  # a kernel puts what it has just got: no need to look again
+            _, placed, before = self._got
+        else:
+            placed = self._placed(keys, groups)
+            before = pa.array(self.store.get(placed.names), pa.binary())
+        self._got = None
+        after = take_bytes(values, placed.order)
+        self._puts.append(Changed(placed.groups, placed.keys, placed.stored, before, after))
+        self.store.put(placed.names, bytes_list(after))
 
-    def _fold(self, files: StateFiles, groups: Sequence[int], sizes: dict[str, list[int]]) -> StateIds:
-        """A snapshot for the groups that need one most; few at a time, so that cost follows the change."""
-        due = [(delta, group) for group in groups if (delta := _due(sizes.get(str(group), [0, 0, 0])))]
-        folded: StateIds = {}
-        for _, group in sorted(due, reverse=True)[:_MOST_FOLDS_A_BATCH]:
-            content = list(self.store.scan(bytes([self.number, group])))
-            keys = pa.array([key[2:] for key, _ in content], pa.binary())
-            values = pa.array([value for _, value in content], pa.binary())
-            folded[group], size = files.write(keys, values, np.full(len(content), group, np.uint8), {group: None})
-            sizes[str(group)] = [0, size, 0]
-        return folded
+    def _placed(self, keys: pa.Array, given: Groups | None) -> Placed:
+        groups = key_groups(keys) if given is None else given
+        order = np.argsort(groups, kind="stable")
+        in_order, short = groups[order], _short(take_bytes(keys, order))
+        return Placed(order, in_order, short, _behind_prefix(self.number, in_order, short))
+
+    # What changed
+
+    def changed(self) -> Changed | None:
+        """Every key that was put, once: as it was before the first time, and as it is after the last."""
+        if not self._puts:
+            return None
+        if len(self._puts) == 1 and self._distinct:
+            return self._puts[0]
+        stored = pa.concat_arrays([put.stored for put in self._puts])
+        codes = stored.dictionary_encode().indices.to_numpy()
+        _, first = np.unique(codes, return_index=True)
+        _, from_the_end = np.unique(codes[::-1], return_index=True)
+        last = len(codes) - 1 - from_the_end
+        groups = np.concatenate([put.groups for put in self._puts])[last]
+        order = np.argsort(groups, kind="stable")
+        first, last = first[order], last[order]
+        keys, before, after = (
+            take_bytes(pa.concat_arrays([getattr(put, name) for put in self._puts]), which)
+            for name, which in (("keys", last), ("before", first), ("after", last))
+        )
+        return Changed(groups[order], keys, take_bytes(stored, last), before, after)
 
 
-def _due(sizes: list[int]) -> int:
-    """How many bytes of deltas a fold would save; 0 if it is not due."""
-    delta, snapshot, count = sizes
-    return delta if delta > max(snapshot, _FOLD_BYTES) or count > _MOST_FILES else 0
+def _short(keys: pa.Array) -> pa.Array:
+    """The store takes no long keys; those are told apart by a digest."""
+    longest = pc.max(pc.binary_length(keys)).as_py()
+    if longest is None or longest <= _LONGEST_KEY:
+        return keys
+    cut = [key if len(key) <= _LONGEST_KEY else key[: _LONGEST_KEY - 32] + blake2b(key, digest_size=32).digest() for key in keys.to_pylist()]
+    return pa.array(cut, pa.binary())
+
+
+def _behind_prefix(number: int, groups: Groups, keys: pa.Array) -> pa.Array:
+    prefixes = np.empty((len(groups), 2), np.uint8)
+    prefixes[:, 0], prefixes[:, 1] = number, groups
+    plain = same_width(keys)
+    if plain is None:
+        return pc.binary_join_element_wise(as_binary(prefixes.view("V2").reshape(-1)), keys, pa.scalar(b"", pa.binary()))
+    joined = np.hstack([prefixes, plain.view(np.uint8).reshape(len(plain), -1)])
+    return as_binary(joined.view(f"V{joined.shape[1]}").reshape(-1))

@@ -16,8 +16,8 @@ from headrace.operators.aggregation import PARTIAL, Aggregation, Outcome
 from headrace.operators.changelog import Changes, changes
 from headrace.operators.combining import pays
 from headrace.operators.kernel import CHANGE_TYPE, TICK, KeyedState
-from headrace.operators.keys import canonical, encode_keys, key_list, whole
-from headrace.operators.layout import kept
+from headrace.operators.keys import canonical, encode_keys, whole
+from headrace.operators.layout import kept_array
 from headrace.operators.segments import Segments, cut
 from headrace.operators.specs import AggregateSpec
 
@@ -64,10 +64,9 @@ class AggregateKernel:
         if PARTIAL in rows.schema.names:
             rows = self._all_combined(rows)
         segments = cut(rows, encode_keys(rows, self.by))
-        keys = key_list(segments.keys)
-        stored, parts = self._layout.unpacked(state.get(keys))
+        stored, parts = self._layout.unpacked_array(state.get_array(segments.keys))
         outcome = self._aggregation.advance(segments, stored, parts)
-        state.put(keys, kept(self._layout.packed(outcome.rows, outcome.parts), outcome.rows))
+        state.put_array(segments.keys, kept_array(self._layout.packed_array(outcome.rows, outcome.parts), outcome.rows))
         told = changes(segments, outcome.exists, outcome.differs(segments.after - 1, segments.after))
         self._aggregation.keep_account(segments, outcome, told.versions[told.comes])
         return self._table(segments, outcome, told)

@@ -71,6 +71,14 @@ class KeyedState(Protocol):
         """Store the values of many keys at once; None deletes. A later `get` or `scan` sees it."""
         ...
 
+    def get_array(self, keys: pa.Array, groups: Groups | None = None) -> pa.Array:
+        """As `get`, for columns: keys are BINARY or fixed-size, none null; values come as BINARY, null for a key that has none."""
+        ...
+
+    def put_array(self, keys: pa.Array, values: pa.Array, groups: Groups | None = None) -> None:
+        """As `put`, for columns: no key twice in a call. Costs least with the very `keys` that `get_array` was last called with."""
+        ...
+
     def scan(self, low: bytes, high: bytes) -> tuple[list[bytes], list[bytes], Groups]:
         """Keys from `low` up to but not including `high`, of all groups at hand, with their values and groups. Sorted by key within a group only.
 

@@ -14,12 +14,16 @@ import pyarrow.compute as pc
 
 from headrace.errors import NewerFormat
 from headrace.operators import row_codec
-from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE, changes
+from headrace.operators.buffers import Ints, take_bytes
+from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE, changes, differs
 from headrace.operators.kernel import CHANGE_TYPE, TICK, KeyedState
-from headrace.operators.keys import encode_keys, key_list, whole
+from headrace.operators.keys import encode_keys, whole
 from headrace.operators.segments import Segments, cut
 
 _VERSION = b"\x01"
+_NOTHING = pa.scalar(b"", pa.large_binary())
+_LONGEST = 2**31  # longer than any row
+_TICK_FIELD = pa.field(TICK, pa.int64(), nullable=False)
 
 
 class LatestKernel:
@@ -37,38 +41,33 @@ class LatestKernel:
         if CHANGE_TYPE in rows.column_names:
             rows = rows.filter(pc.not_equal(rows[CHANGE_TYPE], UPDATE_PREIMAGE))
         if not rows.num_rows:
-            return self._told([], [], [])
+            return self.output.append(_TICK_FIELD).empty_table()
         segments = cut(rows, encode_keys(rows, self.key))
-        keys = key_list(segments.keys)
-        versions = self._versions(segments, state.get(keys))
-        exists = np.fromiter((value is not None for value in versions), np.bool_, len(versions))
+        versions = self._versions(segments, state.get_array(segments.keys))
         after = segments.after
-        unlike = np.fromiter((versions[at] != versions[at - 1] for at in after), np.bool_, len(after))
-        told = changes(segments, exists, unlike)
-        newest = [*(segments.before_all[1:] - 1), len(versions) - 1]
-        state.put(keys, [versions[at] for at in newest])
-        return self._told([versions[at] for at in told.versions], told.names(), segments.ticks[told.segments])
+        unlike = differs(take_bytes(versions, after - 1), take_bytes(versions, after))
+        told = changes(segments, versions.is_valid().to_numpy(zero_copy_only=False), unlike)
+        newest = np.append(segments.before_all[1:], segments.versions) - 1
+        state.put_array(segments.keys, take_bytes(versions, newest))
+        return self._told(take_bytes(versions, told.versions), told.names(), segments.ticks[told.segments])
 
-    def _versions(self, segments: Segments, stored: list[bytes | None]) -> list[bytes | None]:
-        """Each key's row before all, and after each of its ticks; None where it has none."""
+    def _versions(self, segments: Segments, stored: pa.Array) -> pa.Array:
+        """Each key's row before all, and after each of its ticks, as bytes; null where it has none."""
         last = pa.array(segments.order[segments.starts + segments.sizes - 1])
         rows = pa.StructArray.from_arrays([whole(segments.rows.column(name)).take(last) for name in self.schema.names], fields=list(self.schema))
-        versions: list[bytes | None] = [None] * segments.versions
-        for at, value in zip(segments.after.tolist(), row_codec.encode(rows), strict=True):
-            versions[at] = _VERSION + value
+        encoded = pc.binary_join_element_wise(pa.scalar(_VERSION, pa.large_binary()), row_codec.encode_array(rows), _NOTHING).cast(pa.binary())
         if CHANGE_TYPE in segments.rows.schema.names:
-            gone = pc.equal(whole(segments.rows.column(CHANGE_TYPE)).take(last), DELETE).to_numpy(zero_copy_only=False)
-            for at in segments.after[gone].tolist():
-                versions[at] = None
-        for at, known in zip(segments.before_all.tolist(), stored, strict=True):
-            versions[at] = known
-        return versions
+            gone = pc.equal(whole(segments.rows.column(CHANGE_TYPE)).take(last), DELETE)
+            encoded = pc.if_else(gone, pa.scalar(None, pa.binary()), encoded)
+        place = np.empty(segments.versions, np.int64)
+        place[segments.before_all] = np.arange(len(stored))
+        place[segments.after] = len(stored) + np.arange(len(segments))
+        return take_bytes(pa.concat_arrays([stored, encoded]), place)
 
-    def _told(self, values: list[bytes | None], kinds: pa.Array | list[str], ticks: object) -> pa.Table:
-        stored = [value for value in values if value is not None]
-        if any(value[:1] > _VERSION for value in stored):
+    def _told(self, values: pa.Array, kinds: pa.Array, ticks: Ints) -> pa.Table:
+        if pc.any(pc.greater(pc.binary_slice(values, 0, 1), _VERSION)).as_py():
             raise NewerFormat(f"The state of step {self.step_name!r} was written by a newer Headrace.", fix="upgrade Headrace.")
-        rows = row_codec.decode([value[1:] for value in stored], self._struct)
+        plain = pc.binary_slice(values.cast(pa.large_binary()), len(_VERSION), _LONGEST)
+        rows = row_codec.decode_array(plain, self._struct)
         columns = [pc.struct_field(rows, at) for at in range(self._struct.num_fields)]
-        schema = self.output.append(pa.field(TICK, pa.int64(), nullable=False))
-        return pa.Table.from_arrays([*columns, pa.array(kinds, pa.string()), pa.array(ticks, pa.int64())], schema=schema)
+        return pa.Table.from_arrays([*columns, kinds, pa.array(ticks, pa.int64())], schema=self.output.append(_TICK_FIELD))

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.errors import NewerFormat
 from headrace.operators.accumulators.accumulator import Accumulator, Columns, Tails
-from headrace.operators.buffers import Ints, Mask, offsets_of
+from headrace.operators.buffers import Ints, Mask, as_binary, bytes_list, same_width
 
 VERSION = 1
 Heads = npt.NDArray[np.void]
@@ -36,48 +37,47 @@ class Layout:
         self._nothing = bytes(self.dtype.itemsize)
 
     def unpacked(self, values: Sequence[bytes | None]) -> tuple[Ints, list[tuple[Columns, Tails | None]]]:
-        """The number of rows of each key (0 for a new one), and each accumulator's part."""
-        there = [self._nothing if value is None else value for value in values]
-        size = self.dtype.itemsize
-        joined = b"".join(there)
-        if len(joined) != size * len(there):
-            joined = b"".join([value[:size] for value in there])
-        heads = np.frombuffer(joined, self.dtype)
+        """The number of rows of each key (0 for a new one, which is None), and each accumulator's part."""
+        return self.unpacked_array(pa.array(values, pa.binary()))
+
+    def unpacked_array(self, values: pa.Array) -> tuple[Ints, list[tuple[Columns, Tails | None]]]:
+        """The same from a column of states; without a copy where all have the same width."""
+        plain = same_width(values)
+        if plain is not None and plain.dtype.itemsize == self.dtype.itemsize:
+            return self._from_heads(plain.view(self.dtype), None)
+        if values.null_count == len(values):
+            return self._from_heads(np.zeros(len(values), self.dtype), None)
+        known = same_width(values.drop_null())
+        if known is not None and known.dtype.itemsize == self.dtype.itemsize:
+            heads = np.zeros(len(values), self.dtype)
+            heads[values.is_valid().to_numpy(zero_copy_only=False)] = known.view(self.dtype)
+            return self._from_heads(heads, None)
+        each = [self._nothing if value is None else value for value in values.to_pylist()]
+        return self._from_heads(np.frombuffer(b"".join([value[: self.dtype.itemsize] for value in each]), self.dtype), each)
+
+    def _from_heads(self, heads: Heads, values: list[bytes] | None) -> tuple[Ints, list[tuple[Columns, Tails | None]]]:
+        """`values` are whole states, if some have tails."""
         self._check(heads)
         parts: list[tuple[Columns, Tails | None]] = []
-        at = np.full(len(there), size)
+        at = np.full(len(heads), self.dtype.itemsize)
         for number, accumulator in enumerate(self.accumulators):
             columns = self._columns(heads, number, accumulator)
             sizes = accumulator.tail_sizes(columns)
-            parts.append((columns, None if sizes is None else _slices(there, at, sizes)))
+            tails = None if sizes is None else [b""] * len(heads) if values is None else _slices(values, at, sizes)
+            parts.append((columns, tails))
             at = at if sizes is None else at + sizes
         return np.ascontiguousarray(heads["rows"]), parts
 
-    def unpacked_array(self, values: pa.Array) -> tuple[Ints, list[tuple[Columns, Tails | None]]]:
-        """The same from a column of states, none null; without a copy where none has a tail."""
-        size = self.dtype.itemsize
-        offsets = offsets_of(values)
-        if not (np.diff(offsets) == size).all():
-            return self.unpacked(values.to_pylist())
-        heads = np.frombuffer(values.buffers()[2], self.dtype, count=len(values), offset=int(offsets[0]))
-        self._check(heads)
-        parts: list[tuple[Columns, Tails | None]] = [(self._columns(heads, number, each), None) for number, each in enumerate(self.accumulators)]
-        return np.ascontiguousarray(heads["rows"]), parts
+    def packed(self, rows: Ints, parts: Sequence[tuple[Columns, Tails | None]]) -> list[bytes]:
+        """The bytes of each key's state."""
+        values: list[bytes] = bytes_list(self.packed_array(rows, parts))  # type: ignore[assignment]  # none is null
+        return values
 
     def packed_array(self, rows: Ints, parts: Sequence[tuple[Columns, Tails | None]]) -> pa.Array:
         """The states as a column."""
-        if any(tails is not None for _, tails in parts):
-            return pa.array(self.packed(rows, parts), pa.binary())
-        heads = self.heads(rows, [columns for columns, _ in parts])
-        offsets = np.arange(len(rows) + 1, dtype=np.int32) * np.int32(self.dtype.itemsize)
-        return pa.BinaryArray.from_buffers(pa.binary(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(heads.view(np.uint8))])
-
-    def packed(self, rows: Ints, parts: Sequence[tuple[Columns, Tails | None]]) -> list[bytes]:
-        """The bytes of each key's state."""
-        heads = self.heads(rows, [columns for columns, _ in parts])
-        values: list[bytes] = heads.view(f"V{self.dtype.itemsize}").tolist()
+        heads = self.heads(rows, [columns for columns, _ in parts]).view(f"V{self.dtype.itemsize}")
         tails = [tails for _, tails in parts if tails is not None]
-        return list(map(b"".join, zip(values, *tails, strict=True))) if tails else values
+        return pa.array(map(b"".join, zip(heads.tolist(), *tails, strict=True)), pa.binary()) if tails else as_binary(heads)
 
     def heads(self, rows: Ints, parts: Sequence[Columns]) -> Heads:
         heads = np.empty(len(rows), self.dtype)
@@ -104,3 +104,9 @@ def kept(values: list[bytes], rows: Ints) -> list[bytes | None]:
     """A group without rows is deleted."""
     stays: Mask = rows != 0
     return list(values) if stays.all() else [value if stay else None for value, stay in zip(values, stays.tolist(), strict=True)]
+
+
+def kept_array(values: pa.Array, rows: Ints) -> pa.Array:
+    """The same of a column of states."""
+    stays: Mask = rows != 0
+    return values if stays.all() else pc.if_else(pa.array(stays), values, pa.scalar(None, values.type))

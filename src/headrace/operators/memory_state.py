@@ -32,6 +32,12 @@ class MemoryState:
             for key in [key for key, value in changes.items() if value is None]:
                 self.values.pop(key)
 
+    def get_array(self, keys: pa.Array, groups: Groups | None = None) -> pa.Array:
+        return pa.array(self.get(keys.to_pylist(), groups), pa.binary())
+
+    def put_array(self, keys: pa.Array, values: pa.Array, groups: Groups | None = None) -> None:
+        self.put(keys.to_pylist(), values.to_pylist(), groups)
+
     def scan(self, low: bytes, high: bytes) -> tuple[list[bytes], list[bytes], Groups]:
         found = sorted(key for key in self.values if low <= key < high)
         own = key_groups(pa.array(found, pa.binary())).tolist()
