@@ -32,13 +32,18 @@ class Decoded:
 
 def encode(batch: pa.RecordBatch) -> list[bytes]:
     """One JSON object a row."""
+    values: list[bytes] = encoded(batch).to_pylist()
+    return values
+
+
+def encoded(batch: pa.RecordBatch) -> pa.BinaryArray:
+    """The same as a column."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if not fits_iso_years(column):
             raise BadRows(
                 f"Column {name!r} has a date or timestamp outside the years 0001 to 9999, which JSON on Kafka cannot carry.", fix="leave it null."
             )
-    values: list[bytes] = object_text(batch.schema.names, batch.columns).cast(pa.binary()).to_pylist()
-    return values
+    return object_text(batch.schema.names, batch.columns).cast(pa.binary())
 
 
 def decode(values: Sequence[bytes], schema: pa.Schema, *, ignored: Collection[str] = ()) -> Decoded:

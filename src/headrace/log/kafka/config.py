@@ -37,6 +37,7 @@ KEPT = {
     "partitioner": "the partition is computed here, as Kafka's Java client does",
 }
 
+DEFAULT_MAX_BYTES = 1_000_000
 QUEUED_KB = 32 << 10
 SEND_TIMEOUT_MS = 30_000
 TRANSACTION_TIMEOUT_MS = 60_000

@@ -9,14 +9,13 @@ from confluent_kafka import Consumer, Producer
 
 from headrace.errors import MemberFenced
 from headrace.log.kafka.cluster import Broker
-from headrace.log.kafka.config import parse_address
+from headrace.log.kafka.config import DEFAULT_MAX_BYTES, parse_address
 from headrace.log.kafka.failures import doing
 from headrace.log.kafka.group_admin import group_owners
 from headrace.log.kafka.notes import Notes
 from headrace.log.kafka.sending import FLUSH_SECONDS
 from headrace.log.kafka.topics import TopicStore
 
-DEFAULT_MAX_BYTES = 1_000_000
 VISIBLE_SECONDS = 5.0
 
 

@@ -107,7 +107,7 @@ class KafkaLog(Log):
         return Position(delivery.ranges())
 
     def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None, group: str | None = None) -> Staged:
-        return staging.stage(self.topic(topic), batches, directory, group)
+        return staging.stage(self._topics.recent(topic)[0], batches, directory, group, max_bytes=self._connection.max_bytes)
 
     def discard_staged(self, staged: Staged) -> None:
         staging.discard(staged)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from headrace.log.api import (
     UPDATE,
     TopicInfo,
 )
-from headrace.log.json_rows import Decoded, decode, encode
+from headrace.log.json_rows import Decoded, decode, encoded
 from headrace.log.kafka.record_keys import key_columns
 from headrace.log.kafka.sending import Record, RecordHeaders
 from headrace.log.keys import key_bytes
@@ -44,62 +44,76 @@ RECORD_OVERHEAD_BYTES = 512
 
 # Rows to records
 
+KEY, VALUE, CHANGE, HEADERS = "key", "value", "change", "headers"
+_NAMED_CHANGES = tuple(change for change in CHANGE_TYPES if change not in {UPDATE, DELETE})
+
 
 def to_records(info: TopicInfo, batch: pa.RecordBatch, partitions: npt.NDArray[np.int32], max_bytes: int) -> list[Record]:
-    """One record a row, in the rows' order. Refuses what Kafka would refuse later, so that nothing of an append is stored."""
-    headers = _record_headers(batch)
-    columns = batch.select(declared_schema(info.arrow_schema).names)
-    values: list[bytes | None] = list(encode(columns))
+    """One record a row, in the rows' order."""
+    keys, values, headers = record_parts(to_columns(info, batch, max_bytes))
+    return list(map(Record, itertools.repeat(info.name), partitions.tolist(), keys, values, headers))
+
+
+def to_columns(info: TopicInfo, batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
+    """One record a row, in columns: key, value, which change a header names, a user's own headers; the last two only where there are any.
+
+    A deletion has no value; an upsert needs no word; only the other kinds of changes are named. Refuses what Kafka would refuse later, so that nothing of
+    an append is stored.
+    """
+    rows = batch.select(declared_schema(info.arrow_schema).names)
+    keys = key_bytes(rows, info.key) if info.key else pa.nulls(batch.num_rows, pa.binary())
+    columns = {KEY: keys, VALUE: encoded(rows)}
     if info.is_table:
-        headers = _mark_changes(batch.column(CHANGE_TYPE), values, headers)
-    keys = key_bytes(columns, info.key).to_pylist() if info.key else itertools.repeat(None, len(values))
-    records = [Record(info.name, *parts) for parts in zip(partitions.tolist(), keys, values, headers, strict=True)]
-    _check_records(info, records, max_bytes)
-    return records
+        changes = batch.column(CHANGE_TYPE)
+        columns[VALUE] = pc.if_else(pc.equal(changes, DELETE), pa.scalar(None, pa.binary()), columns[VALUE])
+        columns[CHANGE] = pc.index_in(changes, pa.array(_NAMED_CHANGES))
+    if HEADERS_COLUMN in batch.schema.names:
+        columns[HEADERS] = batch.column(HEADERS_COLUMN)
+    found = pa.RecordBatch.from_pydict(columns)
+    _check(info, found, max_bytes)
+    return found
 
 
-def _record_headers(batch: pa.RecordBatch) -> list[RecordHeaders | None]:
-    if HEADERS_COLUMN not in batch.schema.names:
-        return [None] * batch.num_rows
-    return [
-        [(pair["key"], pair["value"]) for pair in pairs] if pairs else None for pairs in batch.column(HEADERS_COLUMN).to_pylist()
-    ]  # headers are rare, and Kafka's client wants Python's tuples
+def record_parts(columns: pa.RecordBatch) -> tuple[list[bytes | None], list[bytes | None], Iterable[RecordHeaders | None]]:
+    """Keys, values and headers, as Kafka's client wants them."""
+    headers: Iterable[RecordHeaders | None] = itertools.repeat(None, columns.num_rows)
+    if HEADERS in columns.schema.names:
+        headers = [[(pair["key"], pair["value"]) for pair in pairs] if pairs else None for pairs in columns.column(HEADERS).to_pylist()]
+    if CHANGE in columns.schema.names and columns.column(CHANGE).null_count < columns.num_rows:
+        headers = [[*(own or ()), _CHANGE_HEADERS[change]] if change is not None else own for own, change in _with_changes(headers, columns)]
+    return columns.column(KEY).to_pylist(), columns.column(VALUE).to_pylist(), headers
 
 
-def _mark_changes(changes: pa.StringArray, values: list[bytes | None], headers: list[RecordHeaders | None]) -> list[RecordHeaders | None]:
-    """A deletion has no value; an upsert needs no word; only the other kinds are named in a header."""
-    if pc.all(pc.equal(changes, UPDATE)).as_py():
-        return headers
-    for row, change in enumerate(changes.to_pylist()):
-        if change == DELETE:
-            values[row] = None
-        elif change != UPDATE:
-            headers[row] = [*(headers[row] or []), (CHANGE_HEADER, change.encode())]
-    return headers
+def _with_changes(headers: Iterable[RecordHeaders | None], columns: pa.RecordBatch) -> Iterable[tuple[RecordHeaders | None, int | None]]:
+    return zip(headers, columns.column(CHANGE).to_pylist(), strict=True)
 
 
-def _check_records(info: TopicInfo, records: Sequence[Record], max_bytes: int) -> None:
-    for row, record in enumerate(records):
-        if info.compact and record.key is None:
-            raise BadRows(f"Row {row} for {info.name} has no key, and the topic is compacted by key.", fix="give every row a key.")
-        size = len(record.value or b"") + len(record.key or b"") + RECORD_OVERHEAD_BYTES
-        if record.headers:
-            _check_headers(info, row, record.headers)
-            size += sum(len(name) + len(value or b"") for name, value in record.headers)
-        if size > max_bytes:
+def _check(info: TopicInfo, columns: pa.RecordBatch, max_bytes: int) -> None:
+    if info.compact and columns.column(KEY).null_count:
+        row = pc.index(pc.is_null(columns.column(KEY)), True).as_py()
+        raise BadRows(f"Row {row} for {info.name} has no key, and the topic is compacted by key.", fix="give every row a key.")
+    sizes = pc.add(*(pc.binary_length(columns.column(name)).fill_null(0).cast(pa.int64()) for name in (KEY, VALUE)))
+    if HEADERS in columns.schema.names:
+        headers = columns.column(HEADERS).to_pylist()
+        sizes = pc.add(sizes, pa.array([_headers_size(info, row, pairs) for row, pairs in enumerate(headers)], pa.int64()))
+    if columns.num_rows and pc.max(sizes).as_py() + RECORD_OVERHEAD_BYTES > max_bytes:
+        row = pc.index(pc.greater(sizes, max_bytes - RECORD_OVERHEAD_BYTES), True).as_py()
+        raise BadRows(
+            f"Row {row} for {info.name} takes {sizes[row].as_py() + RECORD_OVERHEAD_BYTES:,} bytes as JSON, more than the {max_bytes:,} that a record may have.",
+            fix="store large values elsewhere and append where they are, or raise message.max.bytes here and max.message.bytes of the topic.",
+        )
+
+
+def _headers_size(info: TopicInfo, row: int, pairs: list[dict[str, Any]] | None) -> int:
+    for pair in pairs or ():
+        if pair["key"].startswith(RESERVED):
             raise BadRows(
-                f"Row {row} for {info.name} takes {size:,} bytes as JSON, more than the {max_bytes:,} that a record may have.",
-                fix="store large values elsewhere and append where they are, or raise message.max.bytes here and max.message.bytes of the topic.",
+                f"Row {row} for {info.name} has a header {pair['key']!r}; names that begin with {RESERVED!r} are reserved.", fix="rename it."
             )
+    return sum(len(pair["key"]) + len(pair["value"] or b"") for pair in pairs or ())
 
 
-def _check_headers(info: TopicInfo, row: int, headers: RecordHeaders) -> None:
-    for name, value in headers:
-        if name.startswith(RESERVED) and (name, value) not in _OUR_HEADERS:
-            raise BadRows(f"Row {row} for {info.name} has a header {name!r}; names that begin with {RESERVED!r} are reserved.", fix="rename it.")
-
-
-_OUR_HEADERS = {(CHANGE_HEADER, change.encode()) for change in CHANGE_TYPES}
+_CHANGE_HEADERS: list[tuple[str, str | bytes | None]] = [(CHANGE_HEADER, change.encode()) for change in _NAMED_CHANGES]
 
 
 def control_record(topic: str, partition: int, payload: bytes) -> Record:

@@ -1,6 +1,7 @@
 """Rows put aside for a transaction of another process: one Arrow file per partition, on storage that both can see.
 
-Kafka has no place for rows that nobody may see yet, so a task of Spark writes them to a file, durably, and the driver's transaction sends them.
+Kafka has no place for rows that nobody may see yet, so a task of Spark writes them to a file, durably, and the driver's transaction sends them. The file has
+records, keys and values as Kafka gets them: many tasks make them at once, and the one driver only passes them on.
 """
 
 from __future__ import annotations
@@ -17,27 +18,32 @@ import pyarrow as pa
 
 from headrace.errors import LogUnavailable, NewerFormat, TransactionTimedOut
 from headrace.log.api import HEADERS_COLUMN, Staged, TopicInfo
+from headrace.log.kafka.config import DEFAULT_MAX_BYTES
+from headrace.log.kafka.records import record_parts, to_columns
 from headrace.log.kafka.row_batches import appended
+from headrace.log.kafka.sending import Block
 from headrace.log.names import check_name
 from headrace.log.partitioning import Chooser
 
-FORMAT_KEY, FORMAT = b"headrace.staged", b"1"
+FORMAT_KEY, FORMAT = b"headrace.staged", b"2"
+MOST_ROWS_A_PART = 50_000
 
 
 class StagingWriter:
     """Writes batches of one topic into one file per partition; each file begins with its format's version."""
 
-    def __init__(self, info: TopicInfo, directory: str | None, group: str | None = None) -> None:
-        self._info = info
+    def __init__(self, info: TopicInfo, directory: str | None, group: str | None, max_bytes: int) -> None:
+        self._info, self._max_bytes = info, max_bytes
         self._directory = _group_directory(group, directory) / uuid.uuid4().hex
         self._chooser = Chooser()
         self._files: dict[int, tuple[Path, pa.RecordBatchFileWriter, int]] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
         numbers = self._chooser.partitions(self._info, batch, None)
+        columns = to_columns(self._info, batch, self._max_bytes)
         for number in np.unique(numbers).tolist():
-            part = batch.filter(pa.array(numbers == number))
-            path, writer, rows = self._files.get(number) or self._begin(number, batch.schema)
+            part = columns.filter(pa.array(numbers == number))
+            path, writer, rows = self._files.get(number) or self._begin(number, columns.schema)
             writer.write_batch(part)
             self._files[number] = (path, writer, rows + part.num_rows)
 
@@ -81,11 +87,14 @@ def _group_directory(group: str | None, directory: str | None) -> Path:
     return base if group is None else base / check_name(group, what="group")
 
 
-def stage(info: TopicInfo, batches: Iterable[pa.RecordBatch], directory: str | None, group: str | None = None) -> Staged:
-    writer = StagingWriter(info, directory, group)
+def stage(
+    info: TopicInfo, batches: Iterable[pa.RecordBatch], directory: str | None, group: str | None = None, *, max_bytes: int = DEFAULT_MAX_BYTES
+) -> Staged:
+    writer = StagingWriter(info, directory, group, max_bytes)
     try:
         for batch in batches:
-            writer.write(_checked(batch, info))
+            for first in range(0, batch.num_rows, MOST_ROWS_A_PART):
+                writer.write(_checked(batch.slice(first, MOST_ROWS_A_PART), info))
         return writer.finish()
     except BaseException:
         writer.abandon()
@@ -101,17 +110,22 @@ def _checked(batch: pa.RecordBatch, info: TopicInfo) -> pa.RecordBatch:
     return rows.append_column(batch.schema.field(at), batch.column(at))
 
 
-def staged_batches(staged: Staged) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """What was staged: partition and rows."""
-    for number, (file, _) in sorted(staged.partitions.items()):
+def check_staged(staged: Staged) -> None:
+    for file, _ in staged.partitions.values():
         if not Path(file).exists():
             raise TransactionTimedOut(
                 f"Rows that were staged in {file} are gone.", fix="run the batch again; stage on storage that all machines share."
             )
+
+
+def staged_blocks(staged: Staged) -> Iterator[Block]:
+    """What was staged, a bounded part at a time."""
+    check_staged(staged)
+    for number, (file, _) in sorted(staged.partitions.items()):
         with pa.OSFile(file) as source, pa.ipc.open_file(source) as reader:
             _check_format(file, reader.schema.metadata or {})
             for index in range(reader.num_record_batches):
-                yield number, reader.get_batch(index)
+                yield Block(staged.topic, number, *record_parts(reader.get_batch(index)))
 
 
 def _check_format(file: str, metadata: Mapping[bytes, bytes]) -> None:

@@ -24,8 +24,18 @@ from headrace.log.kafka.group_admin import await_committed
 from headrace.log.kafka.notes import NOTES_TOPIC
 from headrace.log.kafka.records import control_record, to_records
 from headrace.log.kafka.row_batches import appended, deleted, repeatable, upserted
-from headrace.log.kafka.sending import Delivery, Record, commit, open_transactional, roll_back, send
-from headrace.log.kafka.staging import discard, staged_batches
+from headrace.log.kafka.sending import (
+    Delivery,
+    Record,
+    await_reports,
+    blocks,
+    commit,
+    open_transactional,
+    roll_back,
+    send,
+    send_in_transaction,
+)
+from headrace.log.kafka.staging import check_staged, discard, staged_blocks
 from headrace.log.names import check_name
 from headrace.log.partitioning import Chooser, check_partition
 
@@ -44,11 +54,11 @@ class GroupHandle(Protocol):
 class _Plan:
     """What the commit will do, in order."""
 
-    records: list[Record] = field(default_factory=list)
+    rows: list[list[Record] | Staged] = field(default_factory=list)
     held_bytes: int = 0
     offsets: list[tuple[str, Mapping[str, Mapping[int, int]]]] = field(default_factory=list)
     notes: list[tuple[str, str | None, Any]] = field(default_factory=list)
-    staged: list[Staged] = field(default_factory=list)
+    adopted: list[Staged] = field(default_factory=list)
 
 
 class KafkaTransaction(Transaction):
@@ -94,10 +104,11 @@ class KafkaTransaction(Transaction):
         self._hold([control_record(topic, partition, payload)])
 
     def adopt(self, staged: Staged) -> None:
-        info = self._info(staged.topic)
-        for number, batch in staged_batches(staged):
-            self._hold_rows(info, batch, number)
-        self._plan.staged.append(staged)
+        """Its rows stay in their files until the commit."""
+        self._info(staged.topic)
+        check_staged(staged)
+        self._plan.rows.append(staged)
+        self._plan.adopted.append(staged)
 
     def commit_offsets(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> None:
         self._check_open()
@@ -130,7 +141,10 @@ class KafkaTransaction(Transaction):
         self._hold(to_records(info, batch, self._chooser.partitions(info, batch, partition), self._connection.max_bytes))
 
     def _hold(self, records: list[Record]) -> None:
-        self._plan.records += records
+        if self._plan.rows and isinstance(self._plan.rows[-1], list):
+            self._plan.rows[-1] += records
+        else:
+            self._plan.rows.append(records)
         self._plan.held_bytes += sum(len(record.value or b"") for record in records)
         if self._plan.held_bytes > MOST_BYTES_HELD:
             self._guarded(self._send_held)
@@ -164,7 +178,7 @@ class KafkaTransaction(Transaction):
         self._connection.await_visible(offsets)
         for group, positions in self._plan.offsets:
             await_committed(self._connection.broker, group, positions)
-        for staged in self._plan.staged:
+        for staged in self._plan.adopted:
             discard(staged)
         return Position({topic: spans for topic, spans in offsets.items() if topic != NOTES_TOPIC})
 
@@ -176,7 +190,7 @@ class KafkaTransaction(Transaction):
         if not self._open:
             return reason
         self._open = False
-        self._plan.records = []
+        self._plan.rows = []
         self._is_sound = reason is None
         if self._begun:
             told = roll_back(self._client, reason or KafkaException(KafkaError(KafkaError.NO_ERROR)))
@@ -213,8 +227,11 @@ class KafkaTransaction(Transaction):
         if not self._begun:
             self._client.begin_transaction()
             self._begun = True
-        records, self._plan.records, self._plan.held_bytes = self._plan.records, [], 0
-        send(self._client, records, self._delivery)
+        rows, self._plan.rows, self._plan.held_bytes = self._plan.rows, [], 0
+        for part in rows:
+            for block in staged_blocks(part) if isinstance(part, Staged) else blocks(part):
+                send_in_transaction(self._client, block, self._delivery)
+        await_reports(self._client, self._delivery)
 
     def _send_everything(self, token: str) -> None:
         self._send_held()
