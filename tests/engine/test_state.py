@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -138,10 +137,7 @@ def test_deltas_are_folded_before_they_outgrow_the_state(tmp_path: Path, monkeyp
     assert in_files(shard.files, ids) == model
     longest = max(len(list(shard.files.chain(group, name))) for group, name in ids.items())
     assert longest < 100
-    reached = shard.files.reachable([ids])
-    removed = shard.files.sweep(reached, older_than_s=0, now_s=time.time() + 1)
-    assert removed > 0
-    assert in_files(shard.files, ids) == model
+    assert len(set(shard.files.reach([ids]))) < len(list((tmp_path / "files").glob("*.state")))
 
 
 def test_keys_too_long_for_the_store_are_kept_apart(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -97,11 +98,8 @@ class StateFiles:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
             metadata = json.loads(table.schema.metadata[b"headrace"])
         except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-            raise CorruptionError(
-                f"The state file {path} cannot be read: {error}", fix="restore it from a backup, or replay the pipeline."
-            ) from error
-        if metadata["version"] > VERSION:
-            raise NewerFormat(f"{path} has format {metadata['version']}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
+            raise _unreadable(path, error) from error
+        _check_version(path, metadata)
         starts = {int(group): (first, count) for group, (first, count) in metadata["starts"].items()}
         parents = {int(group): parent for group, parent in metadata["parents"].items()}
         return StateFile(name, table, starts, parents, path.stat().st_size)
@@ -122,19 +120,39 @@ class StateFiles:
         chains = {group: list(self.chain(group, ids.get(group), cache=cache)) for group in groups}
         return {group: dict(zip(*(column.to_pylist() for column in folded(files, group)), strict=True)) for group, files in chains.items()}
 
-    def reachable(self, ids: Iterable[StateIds]) -> set[str]:
-        """Every file that some ledger entry leads to."""
-        cache: dict[str, StateFile] = {}
-        return {file.id for entry in ids for group, name in entry.items() for file in self.chain(group, name, cache=cache)}
+    def parents(self, name: str) -> dict[int, str | None]:
+        """For each key group that a file covers the file that came before; without reading its rows."""
+        path = self.directory / f"{name}{SUFFIX}"
+        try:
+            with pa.OSFile(str(path)) as file:
+                metadata = json.loads(pa.ipc.open_file(file).schema.metadata[b"headrace"])
+        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+            raise _unreadable(path, error) from error
+        _check_version(path, metadata)
+        known: dict[str | None, str | None] = {}  # most groups have the same one: keep it once
+        return {int(group): known.setdefault(parent, parent) for group, parent in metadata["parents"].items()}
 
-    def sweep(self, kept: set[str], *, older_than_s: float, now_s: float) -> int:
-        """Remove files that nothing reaches, once they are too old to belong to a batch under way."""
-        removed = 0
-        for path in self.directory.glob(f"*{SUFFIX}"):
-            if path.name.removesuffix(SUFFIX) not in kept and now_s - path.stat().st_mtime > older_than_s:
-                path.unlink(missing_ok=True)
-                removed += 1
-        return removed
+    def reach(self, entries: Iterable[StateIds]) -> Iterator[str]:
+        """The files that ledger entries lead to, one by one; some are named more than once."""
+        known: dict[str, dict[int, str | None]] = {}
+        seen: set[tuple[int, str]] = set()
+        for group, newest in (each for ids in entries for each in ids.items()):
+            name: str | None = newest
+            while name is not None and (group, name) not in seen:
+                seen.add((group, name))
+                if name not in known:
+                    known[name] = self.parents(name)
+                yield name
+                name = known[name].get(group)
+
+
+def _unreadable(path: Path, error: Exception) -> CorruptionError:
+    return CorruptionError(f"The state file {path} cannot be read: {error}", fix="restore it from a backup, or replay the pipeline.")
+
+
+def _check_version(path: Path, metadata: dict[str, Any]) -> None:
+    if metadata["version"] > VERSION:
+        raise NewerFormat(f"{path} has format {metadata['version']}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
 
 
 def folded(files: Sequence[StateFile], group: int, *, with_deletions: bool = False) -> tuple[pa.Array, pa.Array]:

@@ -34,7 +34,7 @@ def step_states(log: Log, pipeline: str, state: Path) -> list[StepStateInfo]:
     for step, ids in sorted(entry.states.items()):
         files = StateFiles(state / "steps" / step)
         content = files.load(range(GROUPS), dict(ids))
-        reached = files.reachable([dict(ids)])
+        reached = set(files.reach([dict(ids)]))
         size = sum((files.directory / f"{name}.state").stat().st_size for name in reached)
         found.append(StepStateInfo(step, entry.tick, sum(map(len, content.values())), len(reached), size))
     return found

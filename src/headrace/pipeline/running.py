@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigurationError
@@ -15,6 +16,7 @@ from headrace.log import open_log
 from headrace.pipeline.replay import begin, version_state
 from headrace.pipeline.runner import Runner
 from headrace.pipeline.status import Status
+from headrace.pipeline.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from headrace.pipeline.pipeline import Pipeline
 
 OnStatus = Callable[[Status], None]
+PATIENCE_S = 20.0
 
 
 def run(
@@ -38,7 +41,7 @@ def run(
     """Run a pipeline in this process until `stop` is set; `on_status` hears of every batch. Other options are those of `hr.spark`."""
     with open_log(address_of(pipeline, log)) as opened:
         runner = Runner(pipeline.plan(), opened, _session(spark_options), state_of(pipeline, state), shards=shards)
-        _run(runner, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
+        _run(runner, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
 
 
 def replay(
@@ -59,21 +62,45 @@ def replay(
     with open_log(address_of(pipeline, log)) as opened:
         plan = begin(opened, pipeline.plan(), version, since=since, retick=retick)
         runner = Runner(plan, opened, _session(spark_options), version_state(state_of(pipeline, state), version), shards=shards)
-        _run(runner, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
+        _run(runner, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
 
 
-def _run(runner: Runner, *, until_caught_up: bool, stop: Event | None, on_status: OnStatus | None) -> None:
+def _run(runner: Runner, *, fixed_shards: bool, until_caught_up: bool, stop: Event | None, on_status: OnStatus | None) -> None:
+    """The runner at work, until it ends or is stopped; a batch that is under way then may take some time to finish, and is given up after that."""
+    stopped, ended = stop or Event(), Event()
     runner.on_status = on_status or runner.on_status
+    upkeep = Upkeep(runner, fixed_shards=fixed_shards)
+
+    def between() -> bool:
+        upkeep.attend()
+        return False
+
+    Thread(target=_give_up_late_batch, args=(runner.spark, stopped, ended), daemon=True).start()
     try:
-        runner.run(until_caught_up=until_caught_up, stop=stop)
+        runner.run(until_caught_up=until_caught_up, stop=stopped, between=between)
     finally:
+        ended.set()
         runner.close()
 
 
+def _give_up_late_batch(spark: SparkSession, stopped: Event, ended: Event) -> None:
+    """Interrupting a batch does no harm: what is not in the ledger never happened."""
+    while not ended.wait(0.5):
+        if stopped.is_set():
+            if not ended.wait(PATIENCE_S):
+                spark.interruptAll()
+            return
+
+
 def _session(options: dict[str, Any]) -> SparkSession:
+    """Spark takes Ctrl-C for itself when it starts; whoever had asked for it before gets it back."""
     from headrace.spark_session import spark
 
-    return spark(**options)
+    before = signal.getsignal(signal.SIGINT)
+    session = spark(**options)
+    if current_thread() is main_thread() and before not in {signal.default_int_handler, None}:
+        signal.signal(signal.SIGINT, before)
+    return session
 
 
 def state_of(pipeline: Pipeline, given: str | Path | None) -> Path:

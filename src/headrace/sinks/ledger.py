@@ -18,6 +18,8 @@ VERSION = 1
 MAIN_QUERY = "main"
 COMMIT_TIMEOUT = "10 minutes"
 _SCHEMA = "version INT, epoch BIGINT, query STRING, tick BIGINT, states STRING, `at` TIMESTAMP"
+_KEPT_BYTES = 64 << 20  # the newest entry of each query is in a note too
+_OFFSETS_AN_ENTRY = 4  # Kafka's transactions take offsets too, and there may be several queries
 StateIds = Mapping[int, str]
 
 
@@ -72,7 +74,7 @@ class Ledger:
     def __init__(self, log: Log, pipeline: str) -> None:
         self.log, self.pipeline, self.topic = log, pipeline, f"__ledger.{pipeline}"
         self._epoch_note = f"epoch.{pipeline}"
-        log.create_topic(self.topic, _SCHEMA, exist_ok=True)
+        log.create_topic(self.topic, _SCHEMA, exist_ok=True, retention_bytes=_KEPT_BYTES, segment_bytes=_KEPT_BYTES // 8)
         self.epoch = -1
         self._transaction: Transaction | None = None  # the last one of this runner
         self._added: dict[str, LedgerEntry] = {}  # by it
@@ -143,6 +145,22 @@ class Ledger:
 
     def _note(self, query: str) -> str:
         return f"ledger.{self.pipeline}.{query}"
+
+    def recent(self, count: int) -> list[LedgerEntry]:
+        """The last `count` entries of each query, of those written lately."""
+        end = self.log.end_offsets(self.topic)[0]
+        start = max(self.log.start_offsets(self.topic)[0], end - _OFFSETS_AN_ENTRY * count)
+        found: dict[str, list[LedgerEntry]] = {}
+        for batch in self.log.read(self.topic, 0, start, end, columns=["states"]):
+            for text in batch.column(0).to_pylist():
+                entry = LedgerEntry.from_json(text)
+                found.setdefault(entry.query, []).append(entry)
+        return [entry for entries in found.values() for entry in entries[-count:]]
+
+    def check_newest(self) -> None:
+        """RunnerFenced if another runner has taken over, which otherwise the next commit finds out."""
+        if self.log.note(self._epoch_note) != str(self.epoch):
+            raise self._refused()
 
     def entries(self) -> Iterator[LedgerEntry]:
         """All of them, oldest first."""
