@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Transaction,
     )
     from headrace.operators import agg
+    from headrace.operators.windows.specs import correct, divert, drop, hopping, session, sliding, tumbling
     from headrace.pipeline.event_time import EventTime
     from headrace.pipeline.pipeline import Pipeline
     from headrace.spark_session import spark
@@ -38,6 +39,7 @@ _HOMES = {
     "open_log": "headrace.log",
     "spark": "headrace.spark_session",
 }
+_HOMES |= dict.fromkeys(("correct", "divert", "drop", "hopping", "session", "sliding", "tumbling"), "headrace.operators.windows.specs")
 _MODULES = {"agg": "headrace.operators.agg"}
 _API = (
     "Batches",
@@ -72,9 +74,16 @@ __all__ = [
     "Transaction",
     "__version__",
     "agg",
+    "correct",
+    "divert",
+    "drop",
     "errors",
+    "hopping",
     "open_log",
+    "session",
+    "sliding",
     "spark",
+    "tumbling",
 ]
 
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from headrace.engine.tasks import TopicRange
 from headrace.log.api import Staged
 
 
+@runtime_checkable
 class Combining(Protocol):
     """A kernel that can do part of its work before the shuffle."""
 
@@ -138,6 +139,9 @@ def read_reports(context: BatchContext) -> BatchResult:
         for step, file in report.get("diverted", {}).items():
             letters = (context.job_directory / file).read_text().splitlines()
             result.diverted.setdefault(step, []).extend(map(json.loads, letters))
+        result.late += [(step, *found) for step, counted in report.get("late", {}).items() for found in counted]
+        for topic, file in report.get("late_rows", {}).items():
+            result.late_rows.setdefault(topic, []).append(context.job_directory / file)
         for step, due_us in report.get("due_us", {}).items():
             result.due_us[step] = min(due_us, result.due_us.get(step, due_us))
         if "how" in report:

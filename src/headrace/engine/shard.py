@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headrace.engine.account import account, write_rows
 from headrace.engine.clocks import BatchClocks
 from headrace.engine.labels import labels
 from headrace.engine.local_store import LocalStore, StoreTransaction
@@ -24,9 +25,8 @@ from headrace.engine.state_files import StateFiles
 from headrace.engine.state_writing import write_states
 from headrace.engine.step_state import StepState
 from headrace.engine.tasks import ORDER_FIELDS, TICK
-from headrace.log.dead import row_to_text
 from headrace.log.keys import partitions_by_key
-from headrace.operators.aggregate import PARTIAL, AggregateKernel
+from headrace.operators.aggregate import PARTIAL
 from headrace.operators.kernel import TimedKernel
 from headrace.operators.keys import encode_keys, key_groups
 
@@ -63,21 +63,8 @@ class ShardFunction:
         counts = {f"{self.stage.name}.rows_out": result.num_rows if result else 0, f"{self.stage.name}.keys": touched}
         if plain := [rows for rows in inputs.values() if PARTIAL not in rows.column_names]:
             counts[f"{self.stage.name}.rows_in"] = sum(rows.num_rows for rows in plain)
-        letters = self._left_out(counts)
-        return result, {"ids": fresh, "how": how, "counts": counts, "letters": letters, "due_us": due_us}
-
-    def _left_out(self, counts: dict[str, int]) -> dict[str, list[dict[str, Any]]]:
-        """Rows that an aggregate could not take in, for dead letters; and how many results could not be told."""
-        letters: dict[str, list[dict[str, Any]]] = {}
-        for step in self.stage.steps:
-            counts |= {f"{step.name}.{what}": count for what, count in getattr(step.kernel, "counts", {}).items() if count}
-            if isinstance(step.kernel, AggregateKernel):
-                found = step.kernel.diverted.take()
-                counts |= {f"{step.name}.{aggregate}.unknown": count for aggregate, count in step.kernel.lost.items()}
-                if found.num_rows:
-                    counts[f"{step.name}.diverted"] = found.num_rows
-                    letters[step.name] = _letters(found)
-        return letters
+        report = account(self.stage.steps, self.context.job_directory)
+        return result, {**report, "ids": fresh, "how": how, "counts": counts | report["counts"], "due_us": due_us}
 
     def _step(
         self, txn: StoreTransaction, inputs: dict[int, pa.Table], wanted: dict[str, Any], files: dict[str, StateFiles]
@@ -111,7 +98,7 @@ class ShardFunction:
             return
         placed = with_order(result, self.stage.key)
         for view in self.stage.views:
-            report.setdefault("views", {})[view] = write_changes(self.context.job_directory, f"view-{view}-{shard}", placed)
+            report.setdefault("views", {})[view] = write_rows(self.context.job_directory, f"view-{view}-{shard}", placed)
         if isinstance(following, TopicTarget):
             yield from by_partition(0, following, placed, self.context.shards)
         elif isinstance(following, tuple):
@@ -132,22 +119,6 @@ def _stepped(step: HostedStep, state: StepState, inputs: dict[int, pa.Table], cl
         return step.kernel.step_timed(state, rows, [clocks.of(given.clocks) for given in step.inputs])
     found = [rows for rows in inputs.values() if rows.num_rows]
     return step.kernel.step(state, found[0] if len(found) == 1 else _in_order(found)) if found else None
-
-
-def _letters(rows: pa.Table) -> list[dict[str, Any]]:
-    names = [name for name in rows.column_names if not name.startswith("_")]
-    texts = row_to_text(rows.select(names).combine_chunks().to_batches()[0])
-    why = zip(rows[TICK].to_pylist(), rows["_aggregate"].to_pylist(), rows["_reason"].to_pylist(), strict=True)
-    return [{"row": text, "tick": tick, "reason": f"{aggregate}: {reason}"} for text, (tick, aggregate, reason) in zip(texts, why, strict=True)]
-
-
-def write_changes(directory: Path, name: str, rows: pa.Table) -> str:
-    """A view's changes in a file; returns its name."""
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{name}-{os.urandom(4).hex()}.arrow"
-    with pa.ipc.new_file(str(path), rows.schema) as writer:
-        writer.write_table(rows)
-    return path.name
 
 
 def write_report(directory: Path, name: str, report: dict[str, Any]) -> None:

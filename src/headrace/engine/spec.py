@@ -31,6 +31,7 @@ class HostedStep:
     name: str
     kernel: Kernel | TimedKernel
     inputs: tuple[HostedInput, ...] = ()
+    late_topic: str | None = None  # where rows that came too late go, if not nowhere
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ class BatchResult:
     topics: list[Staged] = field(default_factory=list)
     topic_ticks: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)  # (topic, partition) -> tick -> rows
     diverted: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # step -> rows that could not be used, with where and why
+    late: list[tuple[str, int, str | None, int]] = field(default_factory=list)  # step, minute, producer, rows that came too late
+    late_rows: dict[str, list[Path]] = field(default_factory=dict)  # topic -> files with such rows
     counts: dict[str, int] = field(default_factory=dict)
     due_us: dict[str, int] = field(default_factory=dict)  # step -> the earliest time that something in its state waits for
     how: list[str] = field(default_factory=list)

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
+from headrace.engine.account import write_rows
 from headrace.engine.labels import labels
 from headrace.engine.packing import unpack
-from headrace.engine.shard import by_partition, chosen_partitions, write_changes, write_report
+from headrace.engine.shard import by_partition, chosen_partitions, write_report
 from headrace.engine.spec import BatchContext, TopicTarget
 from headrace.engine.tasks import ORDER_FIELDS, TICK
 from headrace.log.spark.handles import shared_log
@@ -93,6 +94,6 @@ class WriteView:
         if found and task is not None:
             rows = pa.Table.from_batches(found)
             name = f"view-{self.view}-p{task.partitionId()}"  # a second attempt replaces the first
-            file = write_changes(self.context.job_directory, name, rows)
+            file = write_rows(self.context.job_directory, name, rows)
             write_report(self.context.job_directory, name, {"views": {self.view: file}})
         yield from ()

@@ -23,7 +23,7 @@ from headrace.engine.ticks import Tick
 from headrace.engine.writing import PackForTopic, WriteTopic, WriteView
 from headrace.log.api import CHANGE_TYPE
 from headrace.log.schema import to_spark_ddl
-from headrace.operators.aggregate import AggregateKernel
+from headrace.operators.windows.specs import Divert
 from headrace.pipeline.expressions import Expression
 from headrace.pipeline.hosting import keeps_state, kernel_of
 from headrace.pipeline.plan import (
@@ -41,6 +41,7 @@ from headrace.pipeline.plan import (
     WhereStep,
 )
 from headrace.pipeline.timing import clock_paths, clock_spec
+from headrace.pipeline.windowing import WindowStep
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation, SparkSession
@@ -192,7 +193,7 @@ class JobBuilder:
         self, step: Step, views: tuple[str, ...], following: str | tuple[str, ...] | TopicTarget | None, *, port: int = 0, schema: str = PACKED
     ) -> DataFrame:
         chain = self._fused(step)
-        hosted = tuple(HostedStep(each.name, kernel_of(each), tuple(_hosted_input(given) for given in each.inputs or (each,))) for each in chain)
+        hosted = tuple(_hosted(each) for each in chain)
         stage = StageSpec(step.name, hosted, _order_key(step), views, following, port)
         first, key = chain[0], stage_key(step)
         inputs = [self._packed(each, key, first.name, port, self._combining(hosted[0])) for port, each in enumerate(first.inputs or (first,))]
@@ -219,7 +220,7 @@ class JobBuilder:
 
     def _combining(self, hosted: HostedStep) -> Combining | None:
         kernel = hosted.kernel
-        return kernel if hosted.name in self._combined and isinstance(kernel, AggregateKernel) and kernel.combinable else None
+        return kernel if hosted.name in self._combined and isinstance(kernel, Combining) and kernel.combinable else None
 
     def _packed(self, given: Step, key: tuple[str, ...], of: str, port: int, combine: Combining | None) -> DataFrame:
         """A step's rows on their way to the shards of the stage whose first step is `of`."""
@@ -243,8 +244,10 @@ def shard_schema(step: Step) -> pa.Schema:
     return pa.schema([*step.schema, *([_CHANGE_FIELD] if step.is_table else []), *ORDER_FIELDS])
 
 
-def _hosted_input(step: Step) -> HostedInput:
-    return HostedInput(shard_schema(step), clock_paths(step))
+def _hosted(step: Step) -> HostedStep:
+    inputs = tuple(HostedInput(shard_schema(given), clock_paths(given)) for given in step.inputs or (step,))
+    late = step.late.topic if isinstance(step, WindowStep) and isinstance(step.late, Divert) else None
+    return HostedStep(step.name, kernel_of(step), inputs, late)
 
 
 def _order_key(step: Step) -> tuple[str, ...]:
@@ -254,5 +257,7 @@ def _order_key(step: Step) -> tuple[str, ...]:
 
 
 def stage_key(step: Step) -> tuple[str, ...]:
-    """What a stateful step's rows are sent to shards by."""
+    """What a stateful step's rows are sent to shards by; nothing, if all go to one."""
+    if isinstance(step, WindowStep):
+        return step.by
     return tuple(getattr(step, "by", None) or getattr(step, "on", None) or step.key)

@@ -25,15 +25,15 @@ class Aggregation:
     aggregates: tuple[tuple[str, AggregateSpec], ...]
 
 
-def aggregated(step: Step, by: tuple[str, ...], aggregates: Mapping[str, Any], *, where: str) -> Aggregation:
-    """The aggregates over a step, grouped by columns it has."""
+def aggregated(step: Step, by: tuple[str, ...], aggregates: Mapping[str, Any], *, where: str, keep: tuple[str, ...] = ()) -> Aggregation:
+    """The aggregates over a step, grouped by columns it has. `keep`: other columns that a selection before it must leave."""
     if not aggregates:
         raise PlanError(f"The step {where} aggregates nothing.", fix="name a result, as in aggregate(orders=hr.agg.count()).")
     computed: dict[str, str] = {}
     bound = tuple((name, _bound(name, spec, step, computed, where=where)) for name, spec in aggregates.items())
     results = [pa.field(name, spec.type) for name, spec in bound]
     schema = check_columns(pa.schema([*(step.schema.field(name) for name in by), *results]), where=f"The step {where}")
-    selection = _before(step, by, bound, computed, where=where) if computed else None
+    selection = _before(step, (*by, *keep), bound, computed, where=where) if computed else None
     return Aggregation(selection, schema, bound)
 
 

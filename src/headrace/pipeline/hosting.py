@@ -7,8 +7,11 @@ from headrace.operators.aggregate import AggregateKernel
 from headrace.operators.dedupe import DedupeKernel
 from headrace.operators.kernel import Kernel, TimedKernel
 from headrace.operators.latest import LatestKernel
+from headrace.operators.windows.base import WindowStep as WindowSettings
+from headrace.operators.windows.fixed import FixedWindows
 from headrace.pipeline.plan import DIVERT, AggregateStep, DedupeStep, PipelinePlan, Step, TopicStep, ToTableStep
 from headrace.pipeline.timing import time_column
+from headrace.pipeline.windowing import WindowStep
 
 
 def keeps_state(step: Step) -> bool:
@@ -23,6 +26,8 @@ def kernel_of(step: Step) -> Kernel | TimedKernel:
         return AggregateKernel(
             step.name, source.schema, step.by, step.aggregates, over_table=source.is_table, row_key=row_key, divert=step.errors == DIVERT
         )
+    if isinstance(step, WindowStep):
+        return _windows(step)
     if isinstance(step, DedupeStep):
         time = time_column(step)
         return DedupeKernel(step.name, step.schema, step.on, step.within_us, None if time is None else time.name)
@@ -31,6 +36,15 @@ def kernel_of(step: Step) -> Kernel | TimedKernel:
     if isinstance(step, TopicStep) and step.is_table:
         return LatestKernel(step.name, step.schema, step.key)
     raise NotSupported(f"The step {step.name!r} ({step.operation}) can be declared and drawn, but not run yet.", fix="leave it out.")
+
+
+def _windows(step: WindowStep) -> TimedKernel:
+    source = step.input
+    settings = WindowSettings(
+        step.name, source.schema, step.over.name, step.window, step.by, step.aggregates, late=step.late, emit=step.emit, over_table=source.is_table,
+        row_key=source.key if source.is_table else (), producer=step.over.producer, time_shift_us=step.over.shift_us, divert_errors=step.errors == DIVERT,
+    )  # fmt: skip
+    return FixedWindows(settings)
 
 
 def check_hosted(plan: PipelinePlan) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -28,6 +28,18 @@ ERRORS = (NULL, DIVERT)
 
 Settings = tuple[tuple[str, Any], ...]
 _MOST_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class TimeColumn:
+    """The column that says when a row happened: its value and `shift_us` is the event time. `producer`: the column that says who sent it."""
+
+    name: str
+    shift_us: int = 0
+    producer: str | None = None
+
+
+Times = Sequence[TimeColumn | None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,6 +68,10 @@ class Step:
     def allows_late_us(self) -> int:
         """For how long after its time has passed this step still corrects what it told."""
         return 0
+
+    def time(self, inputs: Times) -> TimeColumn | None:
+        """The event time of this step's rows, given that of its inputs; None if it has none. `timing.time_column` asks all steps on the way."""
+        return inputs[0] if inputs and inputs[0] is not None and inputs[0].name in self.schema.names else None
 
     @property
     def place(self) -> str:
@@ -125,6 +141,9 @@ class TopicStep(Step):
     partitions: int = 1
     settings: Settings = ()
 
+    def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
+        return None if self.event_time is None else TimeColumn(self.event_time.column, producer=self.event_time.producer)
+
     def details(self) -> dict[str, Any]:
         times = {} if self.event_time is None else {"event_time": str(self.event_time)}
         return {"topic": self.topic, "partitions": self.partitions, **times, **dict(self.settings)}
@@ -150,6 +169,15 @@ class SelectStep(Step):
     def expressions(self) -> tuple[Expression, ...]:
         """The columns' expressions, read over the input's schema: their types, what they read, and the forms that cannot fail."""
         return tuple(read(text, self.input.schema, where=self.place) for _, text in self.columns)
+
+    def time(self, inputs: Times) -> TimeColumn | None:
+        """It lives on in a column that is taken over as it is."""
+        (before,) = inputs
+        names = {expression.column: name for (name, _), expression in zip(reversed(self.columns), reversed(self.expressions), strict=True)}
+        if before is None or before.name not in names:
+            return None
+        same = before.name if dict(self.columns).get(before.name) == before.name else names[before.name]
+        return replace(before, name=same, producer=names.get(before.producer))
 
     def details(self) -> dict[str, Any]:
         return {"columns": dict(self.columns), "errors": self.errors}
@@ -211,12 +239,18 @@ class AggregateStep(Step):
     def summary(self) -> str:
         return f"by {', '.join(self.by)}: " + ", ".join(f"{name} = {spec}" for name, spec in self.aggregates)
 
+    def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
+        return None
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UnionStep(Step):
     """The rows of all inputs, which have the same columns (in any order; the first input's is kept)."""
 
     operation: ClassVar[str] = "union"
+
+    def time(self, inputs: Times) -> TimeColumn | None:
+        return inputs[0] if len(set(inputs)) == 1 else None
 
     def summary(self) -> str:
         return f"{len(self.inputs)} inputs"

@@ -119,9 +119,10 @@ class Query:
     def _commit(self, context: BatchContext, result: BatchResult, clocks: BatchClocks, state: ClockState) -> None:
         shop = self.workshop
         stored = write_clocks(context.clock_directory, state) if state.inputs else None
-        entry = LedgerEntry(shop.ledger.epoch, self.name, context.up_to, result.ids, stored, result.due_us)
+        counts = _added(self.entry.counts, result.counts)
+        entry = LedgerEntry(shop.ledger.epoch, self.name, context.up_to, result.ids, stored, result.due_us, counts)
         views = [each.name for each in self.plan.outputs if isinstance(each, ViewOutput)]
-        made = Made(result.views, result.topics, self._controls(result, clocks), result.diverted)
+        made = Made(result.views, result.topics, self._controls(result, clocks), result.diverted, result.late, result.late_rows)
         commit_batch(shop.ledger, shop.views, entry, made, views)
 
     def _controls(self, result: BatchResult, clocks: BatchClocks) -> dict[tuple[str, int], bytes]:
@@ -162,6 +163,12 @@ class Query:
         """For the status: how far it is, and what its steps wait for."""
         entry = self.entry
         return {"tick": entry.tick, "outputs": [each.name for each in self.plan.outputs], "due_us": dict(entry.due_us)}
+
+
+def _added(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    """Counts since the beginning. How many keys a batch touched says nothing in sum."""
+    summed = {name: count for name, count in more.items() if not name.endswith(".keys")}
+    return {name: before.get(name, 0) + summed.get(name, 0) for name in {**before, **summed}}
 
 
 def _bounded(before: Tick, ticks: Sequence[Tick]) -> Sequence[Tick]:

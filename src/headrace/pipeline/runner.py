@@ -22,6 +22,7 @@ from headrace.engine.ticks import Tick, TickJournal, beginning
 from headrace.errors import TopicExists
 from headrace.log.api import Log, TopicInfo
 from headrace.log.schema import to_ddl
+from headrace.operators.windows.specs import Divert
 from headrace.pipeline.arrangement import Arrangement, arranged, arrangement_of, note_name
 from headrace.pipeline.failures import reason
 from headrace.pipeline.hosting import check_hosted
@@ -29,6 +30,7 @@ from headrace.pipeline.plan import PipelinePlan, TopicOutput, TopicStep, ViewOut
 from headrace.pipeline.query import MOST_TICKS_A_BATCH, Query, Workshop, sub_plan
 from headrace.pipeline.rescale import remembered_shards
 from headrace.pipeline.status import Status, told_clocks, write_status
+from headrace.pipeline.windowing import WindowStep
 from headrace.sinks.ledger import MAIN_QUERY, Ledger, RunnerFenced
 from headrace.sinks.views import ViewStore
 
@@ -82,6 +84,9 @@ class Runner:
         for output in self.plan.outputs:
             if isinstance(output, TopicOutput) and output.name not in known:
                 self._create(output.name, output.input, output.partitions, dict(output.settings))
+        for each in self.plan.steps():
+            if isinstance(each, WindowStep) and isinstance(each.late, Divert) and each.late.topic not in known:
+                self.log.create_topic(each.late.topic, to_ddl(each.input.schema), key=each.input.key or None, exist_ok=True)
 
     def _create(self, name: str, step: Any, partitions: int, settings: dict[str, Any]) -> None:
         ddl = to_ddl(step.schema)

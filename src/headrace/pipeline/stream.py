@@ -15,9 +15,11 @@ import pyarrow as pa
 from headrace.durations import to_us
 from headrace.errors import PlanError, StreamOnly
 from headrace.operators.specs import AggregateSpec
+from headrace.operators.windows.specs import LatePolicy, WindowSpec, drop
 from headrace.pipeline import columns as cols
 from headrace.pipeline.grouping import aggregated
 from headrace.pipeline.plan import NULL, AggregateStep, ChangesStep, DedupeStep, KeyByStep, SelectStep, Step, ToTableStep, UnionStep, WhereStep
+from headrace.pipeline.windowing import Windowed, windowed
 
 if TYPE_CHECKING:
     from headrace.pipeline.pipeline import Pipeline
@@ -64,6 +66,14 @@ class Rows:
             )
         rows = self.with_columns(**named) if named else self
         return Grouped(rows, cols.key((*columns, *named), rows.schema, where=where))
+
+    def window(self, window: WindowSpec, *, late: LatePolicy | None = None, emit: str = "final") -> Windowed:
+        """Windows over event time, for `group_by` and `aggregate`: `hr.tumbling("1 minute")`, `hr.hopping`, `hr.sliding`, `hr.session`.
+
+        A window is told when the clock says that it is complete, or at every change (`emit="changes"`). `late` says what becomes of rows that come after
+        that: `hr.drop()`, `hr.correct("1 hour")`, `hr.divert("late_rows")`.
+        """
+        return windowed(self, window, late=late or drop(), emit=emit)
 
     def _select(self, selection: cols.Selection, *, name: str | None, errors: str) -> Self:
         where = self._place("select", name)

@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from headrace.engine.clocks import ClockPath, ClockSpec
-from headrace.pipeline.plan import DedupeStep, KeyByStep, SelectStep, Step, TopicStep, UnionStep, WhereStep, ordered
-
-
-@dataclass(frozen=True)
-class TimeColumn:
-    """The column that says when a row happened; the event time is its value and `shift_us`."""
-
-    name: str
-    shift_us: int = 0
+from headrace.pipeline.plan import Step, TimeColumn, TopicStep, ordered
 
 
 def clock_spec(step: TopicStep) -> ClockSpec:
@@ -41,22 +31,8 @@ def clock_paths(step: Step) -> tuple[ClockPath, ...]:
 
 
 def time_column(step: Step) -> TimeColumn | None:
-    """The event time of a step's rows, if it has one: it lives on through steps that keep its column as it is."""
-    if isinstance(step, TopicStep):
-        return None if step.event_time is None else TimeColumn(step.event_time.column)
-    if isinstance(step, SelectStep):
-        return _selected(step, time_column(step.input))
-    if isinstance(step, WhereStep | KeyByStep | DedupeStep):
-        return time_column(step.input)
-    if isinstance(step, UnionStep):
-        found = {time_column(each) for each in step.inputs}
-        return found.pop() if len(found) == 1 else None
-    return None
-
-
-def _selected(step: SelectStep, before: TimeColumn | None) -> TimeColumn | None:
-    if before is None:
-        return None
-    names = [name for (name, _), expression in zip(step.columns, step.expressions, strict=True) if expression.column == before.name]
-    chosen = before.name if before.name in names else names[0] if names else None
-    return None if chosen is None else TimeColumn(chosen, before.shift_us)
+    """The event time of a step's rows, if it has one."""
+    found: dict[int, TimeColumn | None] = {}
+    for each in ordered([step]):
+        found[id(each)] = each.time([found[id(given)] for given in each.inputs])
+    return found[id(step)]

@@ -31,7 +31,7 @@ class RunnerFenced(FencedError):
 class LedgerEntry:
     """All inputs up to `tick` are in the outputs; `states` are the ids of every step's key groups as of it, `clocks` the id of the clocks.
 
-    `due_us`: what the steps that go by time wait for next.
+    `due_us`: what the steps that go by time wait for next. `counts`: what was counted since the beginning, each row once.
     """
 
     epoch: int
@@ -40,11 +40,12 @@ class LedgerEntry:
     states: Mapping[str, StateIds] = field(default_factory=dict)
     clocks: str | None = None
     due_us: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         states = {step: _ranges(ids) for step, ids in self.states.items()}
         about = {"version": VERSION, "epoch": self.epoch, "query": self.query, "tick": self.tick, "states": states}
-        return json.dumps({**about, "clocks": self.clocks, "due_us": dict(self.due_us)}, separators=(",", ":"))
+        return json.dumps({**about, "clocks": self.clocks, "due_us": dict(self.due_us), "counts": dict(self.counts)}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> LedgerEntry:
@@ -54,7 +55,7 @@ class LedgerEntry:
         states = {
             step: {group: name for first, last, name in ranges for group in range(first, last + 1)} for step, ranges in stored["states"].items()
         }
-        return cls(stored["epoch"], stored["query"], stored["tick"], states, stored.get("clocks"), stored.get("due_us", {}))
+        return cls(stored["epoch"], stored["query"], stored["tick"], states, stored.get("clocks"), stored.get("due_us", {}), stored.get("counts", {}))
 
 
 def _ranges(ids: StateIds) -> list[tuple[int, int, str]]:

@@ -1,0 +1,62 @@
+"""The account of a stage's rows that were not used: left out by an aggregate, or too late. A shard's report carries it, the commit makes it exact."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.engine.spec import HostedStep
+from headrace.engine.tasks import TICK
+from headrace.log.dead import row_to_text
+from headrace.operators.diverted import Diverted
+from headrace.operators.windows.late import LateRows
+
+
+def account(steps: Iterable[HostedStep], directory: Path) -> dict[str, Any]:
+    """For the report: counts by step, letters for rows that could not be taken in, late rows by minute and producer, and files with those that go to a topic."""
+    report: dict[str, Any] = {"counts": {}, "letters": {}, "late": {}, "late_rows": {}}
+    for step in steps:
+        report["counts"] |= {f"{step.name}.{what}": count for what, count in getattr(step.kernel, "counts", {}).items() if count}
+        report["counts"] |= {f"{step.name}.{aggregate}.unknown": count for aggregate, count in getattr(step.kernel, "lost", {}).items()}
+        if isinstance(diverted := getattr(step.kernel, "diverted", None), Diverted):
+            _add_diverted(step.name, diverted.take(), report)
+        if isinstance(late := getattr(step.kernel, "late", None), LateRows):
+            _add_late(step, late, directory, report)
+    return report
+
+
+def _add_diverted(step: str, rows: pa.Table, report: dict[str, Any]) -> None:
+    if not rows.num_rows:
+        return
+    report["counts"][f"{step}.diverted"] = rows.num_rows
+    names = [name for name in rows.column_names if not name.startswith("_")]
+    texts = row_to_text(rows.select(names).combine_chunks().to_batches()[0])
+    why = zip(rows[TICK].to_pylist(), rows["_aggregate"].to_pylist(), rows["_reason"].to_pylist(), strict=True)
+    report["letters"][step] = [
+        {"row": text, "tick": tick, "reason": f"{aggregate}: {reason}"} for text, (tick, aggregate, reason) in zip(texts, why, strict=True)
+    ]
+
+
+def _add_late(step: HostedStep, late: LateRows, directory: Path, report: dict[str, Any]) -> None:
+    counted = late.take_counts()
+    if counted.num_rows:
+        minutes, producers = counted["minute"].cast(pa.int64()).to_pylist(), counted["producer"].to_pylist()
+        texts = [None if producer is None else str(producer) for producer in producers]
+        report["late"][step.name] = [list(each) for each in zip(minutes, texts, counted["rows"].to_pylist(), strict=True)]
+    rows = late.take_rows()
+    if step.late_topic is not None and rows.num_rows:
+        names = [field.name for field in step.inputs[0].schema if not field.name.startswith("_")]
+        report["late_rows"][step.late_topic] = write_rows(directory, f"late-{step.name}", rows.select([*names, TICK]))
+
+
+def write_rows(directory: Path, name: str, rows: pa.Table) -> str:
+    """Rows in a file that the commit will read; returns its name."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}-{os.urandom(4).hex()}.arrow"
+    with pa.ipc.new_file(str(path), rows.schema) as writer:
+        writer.write_table(rows)
+    return path.name

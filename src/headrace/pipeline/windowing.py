@@ -1,0 +1,147 @@
+"""Windows in a plan: `rows.window(…)`, the step that `aggregate` makes of it, and what is checked when it is declared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from headrace.errors import PlanError
+from headrace.operators.specs import AggregateSpec
+from headrace.operators.windows.specs import Correct, Divert, Drop, Hopping, LatePolicy, Session, Sliding, Tumbling, WindowSpec, check_emit, identity
+from headrace.pipeline import columns as cols
+from headrace.pipeline.grouping import aggregated
+from headrace.pipeline.plan import NULL, Step, TimeColumn, Times, ordered
+from headrace.pipeline.timing import time_column
+
+if TYPE_CHECKING:
+    from headrace.pipeline.stream import Rows, Table
+
+WINDOW_START, WINDOW_END = "window_start", "window_end"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WindowStep(Step):
+    """A table keyed by group and window. `over` is the event time of the rows that come in."""
+
+    operation: ClassVar[str] = "window"
+    stateful: ClassVar[bool] = True
+
+    window: WindowSpec
+    late: LatePolicy
+    emit: str
+    over: TimeColumn
+    by: tuple[str, ...]
+    aggregates: tuple[tuple[str, AggregateSpec], ...]
+    errors: str = NULL
+
+    @property
+    def allows_late_us(self) -> int:
+        return self.late.lateness_us
+
+    def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
+        """A window happened when it was over: its last microsecond. A sliding one ends with its row."""
+        return TimeColumn(WINDOW_END, 0 if isinstance(self.window, Sliding) else -1)
+
+    def details(self) -> dict[str, Any]:
+        return {
+            "window": str(self.window),
+            "late": str(self.late),
+            "emit": self.emit,
+            "time": self.over.name,
+            "by": list(self.by),
+            "aggregates": {name: str(spec) for name, spec in self.aggregates},
+            "errors": self.errors,
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """How late rows may be can be changed; what windows are and what they keep cannot."""
+        read = {name: str(self.input.schema.field(spec.column).type) for name, spec in self.aggregates if spec.column is not None}
+        kept = {name: str(spec.without_bounds()) for name, spec in self.aggregates}
+        details = {name: value for name, value in super().identity().items() if name not in {"late", "window"}}
+        return {**details, "window": identity(self.window), "aggregates": kept, "read": read, "shift_us": self.over.shift_us}
+
+    def summary(self) -> str:
+        by = f" by {', '.join(self.by)}" if self.by else ""
+        late = "" if isinstance(self.late, Drop) else f", late {self.late}"
+        return f"{self.window}{by}{late}: " + ", ".join(f"{name} = {spec}" for name, spec in self.aggregates)
+
+
+@dataclass(frozen=True)
+class Windowed:
+    """What `window` gives: waits for `group_by` and `aggregate`."""
+
+    rows: Rows
+    window: WindowSpec
+    late: LatePolicy
+    emit: str
+    by: tuple[str, ...] = ()
+
+    def group_by(self, *columns: str, **named: str) -> Windowed:
+        """Windows of each group, by columns or by named expressions. Without it there is one group of all rows."""
+        where = f"{self.rows.step.place}.window.group_by"
+        if not columns and not named:
+            raise PlanError(f"The step {where} names no columns.", fix="leave out group_by() for windows over all rows.")
+        rows = self.rows.with_columns(**named) if named else self.rows
+        return Windowed(rows, self.window, self.late, self.emit, cols.key((*columns, *named), rows.schema, where=where))
+
+    def aggregate(self, *, name: str | None = None, errors: str = NULL, **aggregates: AggregateSpec) -> Table:
+        """One row for each group and window, as a table keyed by both."""
+        from headrace.pipeline.stream import Table
+
+        where = self.rows._place("window", name)  # noqa: SLF001
+        errors = cols.check_errors(errors, where=where)
+        over = _checked_time(self.rows.step, where=where)
+        kept = (*self.by, over.name, *([over.producer] if over.producer else []))
+        aggregation = aggregated(self.rows.step, self.by, aggregates, where=where, keep=kept)
+        rows = self.rows if aggregation.selection is None else self.rows._select(aggregation.selection, name=None, errors=errors)  # noqa: SLF001
+        schema = _schema(aggregation.schema, self.by, rows.step.schema.field(over.name).type, where=where)
+        step = WindowStep(
+            name=name or "", inputs=(rows.step,), schema=schema, key=(*self.by, WINDOW_START, WINDOW_END), is_table=True,
+            window=self.window, late=self.late, emit=self.emit, over=over, by=self.by, aggregates=aggregation.aggregates, errors=errors,
+        )  # fmt: skip
+        return Table(self.rows.pipeline, step)
+
+
+def windowed(rows: Rows, window: Any, *, late: Any, emit: str) -> Windowed:
+    """`rows.window(…)`, checked."""
+    where = f"{rows.step.place}.window"
+    if not isinstance(window, Tumbling | Hopping | Sliding | Session):
+        raise PlanError(
+            f"The step {where} was given {window!r}, which is not a window.", fix='use hr.tumbling("1 minute"), hr.hopping, hr.sliding or hr.session.'
+        )
+    if not isinstance(late, Drop | Correct | Divert):
+        raise PlanError(f"The step {where} has late={late!r}.", fix='use hr.drop(), hr.correct("1 hour") or hr.divert("late_rows").')
+    _checked_time(rows.step, where=where)
+    return Windowed(rows, window, late, check_emit(emit))
+
+
+def _checked_time(step: Step, *, where: str) -> TimeColumn:
+    """The event time that windows go by."""
+    found = time_column(step)
+    if found is None:
+        raise PlanError(
+            f"The step {where} needs an event time, and {step.place} has none: {_why(step)}",
+            fix='declare the topic with event_time=hr.EventTime("…"), or hr.processing_time() for windows over the time of processing, and keep that column.',
+        )
+    return found
+
+
+def _why(step: Step) -> str:
+    """Where the event time was lost, or that there never was one."""
+    before = [(each, time_column(each)) for each in ordered([step])]
+    known = [(each, time) for each, time in before if time is not None]
+    if not known:
+        return "no input declares one."
+    each, time = known[-1]
+    return f"{each.place} has {time.name!r}, which is not kept."
+
+
+def _schema(found: pa.Schema, by: tuple[str, ...], time: pa.DataType, *, where: str) -> pa.Schema:
+    """The group, the window, and the aggregates."""
+    taken = {WINDOW_START, WINDOW_END} & set(found.names)
+    if taken:
+        raise PlanError(f"The step {where} has a column named {min(taken)!r}, as the windows' own.", fix="rename the column, or the result, first.")
+    bounds = [pa.field(WINDOW_START, time), pa.field(WINDOW_END, time)]
+    return pa.schema([*(found.field(name) for name in by), *bounds, *(field for field in found if field.name not in by)])
