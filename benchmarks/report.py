@@ -104,6 +104,11 @@ def within(
     return judged(bench, what, unit, median, "limit", limit, bar=1.0, better="lower", params={**(params or {}), "repeats": repeats})
 
 
+def limited(bench: str, what: str, unit: str, ours: float, *, limit: float, params: Mapping[str, Any] | None = None) -> Result:
+    """A figure already measured, against a limit."""
+    return judged(bench, what, unit, max(ours, 1e-6), "limit", limit, bar=1.0, better="lower", params=params)
+
+
 def judged(
     bench: str, what: str, unit: str, ours: float, peer: str, theirs: float, *, bar: float, better: Better, params: Mapping[str, Any] | None = None
 ) -> Result:
