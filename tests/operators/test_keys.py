@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from headrace.errors import InputError, UnknownColumn
 from headrace.murmur2 import murmur2
-from headrace.operators.keys import GROUPS, canonical, encode_keys, key_groups, key_list
+from headrace.operators.key_values import decode_keys
+from headrace.operators.keys import GROUPS, canonical, encode_keys, key_groups, key_list, whole
 
 TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.int64(), st.integers(-(1 << 63), (1 << 63) - 1)),
@@ -99,3 +100,20 @@ def test_what_cannot_be_a_key_is_refused() -> None:
         encode_keys(table, ["amuont"])
     with pytest.raises(InputError, match="cannot be part of a key"):
         encode_keys(table, ["tags"])
+
+
+@pytest.mark.parametrize(("kind", "values"), TYPES, ids=lambda each: str(each) if isinstance(each, pa.DataType) else "")
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_values_can_be_read_back_from_a_key(kind: pa.DataType, values: st.SearchStrategy[Any], data: st.DataObject) -> None:
+    drawn = data.draw(st.lists(st.tuples(st.none() | values, st.none() | st.text(max_size=2), st.integers(-5, 5)), min_size=1, max_size=6))
+    schema = pa.schema([("a", kind), ("b", pa.string()), ("c", pa.int16())])
+    table = pa.Table.from_pylist([dict(zip("abc", row, strict=True)) for row in drawn], schema)
+    for names in (["a"], ["b"], ["c"], ["a", "c"], ["a", "b", "c"], []):
+        keys = encode_keys(table, names)
+        fields = [schema.field(name) for name in names]
+        for which in (keys, keys.slice(1), keys.take(pa.array(list(range(len(keys)))[::-1])).slice(0, 2)):
+            decoded = decode_keys(which, fields)
+            assert [array.type for array in decoded] == [field.type for field in fields]
+            assert not names or encode_keys(pa.table(decoded, names), names).cast(pa.binary()) == which.cast(pa.binary())
+        assert [canonical(whole(table[name])) for name in names] == decode_keys(keys, fields)

@@ -115,8 +115,8 @@ def cut_codes(rows: pa.Table, codes: Codes, entries: Ints | None = None) -> tupl
     ticks = whole(rows.column(TICK)).to_numpy()
     if len(ticks) and (np.diff(ticks) < 0).any():
         raise BugError("Rows came to a kernel out of the order of their ticks.")
-    order, ordered = stable_sort(codes)
-    order = order if entries is None else entries[order]
+    position, ordered = stable_sort(codes)
+    order = position if entries is None else entries[position]
     ticks = ticks[order]
     new_key = np.ones(len(order), np.bool_)
     new_key[1:] = ordered[1:] != ordered[:-1]
@@ -124,13 +124,12 @@ def cut_codes(rows: pa.Table, codes: Codes, entries: Ints | None = None) -> tupl
     new_segment[1:] |= ticks[1:] != ticks[:-1]
     starts = np.flatnonzero(new_segment)
     firsts = np.flatnonzero(new_key[starts])
-    return Segments(rows, order, starts, ticks[starts], firsts, _NO_KEYS), ordered[starts[firsts]]
+    return Segments(rows, order, starts, ticks[starts], firsts, _NO_KEYS), codes[position[starts[firsts]]]
 
 
-def with_keys(segments: Segments, known: Codes, codes: Codes, keys: pa.Array) -> Segments:
+def with_keys(segments: Segments, known: Codes, codes: Codes) -> Segments:
     """The same with more keys, of which no row came: all have the `codes`, in order, of which the segments' own are the `known`."""
-    firsts = np.append(segments.firsts, len(segments))[np.searchsorted(known, codes)]
-    return replace(segments, firsts=firsts, keys=keys)
+    return replace(segments, firsts=np.append(segments.firsts, len(segments))[np.searchsorted(known, codes)])
 
 
 def by_key(keys: pa.Array) -> tuple[Ints, Mask]:
@@ -163,7 +162,7 @@ def _as_numbers(keys: pa.FixedSizeBinaryArray) -> Codes:
 
 
 def stable_sort(codes: Codes) -> tuple[Ints, Codes]:
-    """Where each code of the sorted sequence comes from, equal ones in their old order; and the sorted sequence.
+    """Where each code of the sorted sequence comes from, equal ones in their old order; and the sorted sequence, less the smallest of them.
 
     Sorting numbers is several times as fast as sorting positions by them: where both fit into one word, that is what is done.
     """
@@ -173,7 +172,7 @@ def stable_sort(codes: Codes) -> tuple[Ints, Codes]:
     position_bits = (len(codes) - 1).bit_length()
     if (highest - lowest).bit_length() + position_bits > _WORD_BITS:
         order = np.argsort(codes, kind="stable")
-        return order, codes[order]
+        return order, codes[order] - np.uint64(lowest)
     shift = np.uint64(position_bits)
     together = np.sort(((codes - np.uint64(lowest)) << shift) | np.arange(len(codes), dtype=np.uint64))
     return (together & np.uint64((1 << position_bits) - 1)).astype(np.int64), together >> shift

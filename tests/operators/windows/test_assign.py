@@ -17,7 +17,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 HOUR_US = 3_600_000_000
 DAY_US = 24 * HOUR_US
-ZONES = "Europe/Berlin America/Havana Asia/Kolkata Australia/Lord_Howe Asia/Beirut America/Sao_Paulo Pacific/Apia Africa/Casablanca".split()
+SPRING_AND_AUTUMN = ["Europe/Berlin", "America/Havana", "Australia/Lord_Howe", "Asia/Beirut"]
+ZONES = [*SPRING_AND_AUTUMN, "Asia/Kolkata", "America/Sao_Paulo", "Pacific/Apia", "Africa/Casablanca"]
 
 
 def us(moment: datetime) -> int:

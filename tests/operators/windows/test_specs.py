@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -36,7 +36,13 @@ def test_specs_print_and_have_an_identity(spec: Any, text: str) -> None:
 
 
 def test_identities_differ() -> None:
-    some = [specs.tumbling("1 hour"), specs.hopping("1 hour", every="1 hour"), specs.sliding("1 hour"), specs.session("1 hour"), specs.drop()]
+    some: list[Any] = [
+        specs.tumbling("1 hour"),
+        specs.hopping("1 hour", every="1 hour"),
+        specs.sliding("1 hour"),
+        specs.session("1 hour"),
+        specs.drop(),
+    ]
     assert len({json.dumps(specs.identity(each)) for each in some}) == len(some)
 
 
@@ -45,7 +51,7 @@ def test_identities_differ() -> None:
     [
         (lambda: specs.tumbling("0 seconds"), PlanError, "size of a tumbling window is zero"),
         (lambda: specs.tumbling("-1 second"), BadDuration, "negative"),
-        (lambda: specs.tumbling(60), BadDuration, "has no unit"),
+        (lambda: specs.tumbling(cast("str", 60)), BadDuration, "has no unit"),
         (lambda: specs.tumbling("11 years"), BadDuration, "unknown unit"),
         (lambda: specs.tumbling("4000 days"), PlanError, "longer than 10 years"),
         (lambda: specs.tumbling("1 day", timezone="Europe/Berln"), PlanError, "did you mean 'Europe/Berlin'"),

@@ -39,12 +39,14 @@ class LocalClock:
     def shown(self, instants: Times) -> Times:
         """The latest local time that the clock has shown at each instant."""
         at = np.searchsorted(self.begins, instants, side="right") - 1
-        return np.maximum(instants + self.ahead[at], self.peaks[at])
+        latest: Times = np.maximum(instants + self.ahead[at], self.peaks[at])
+        return latest
 
     def first_shown(self, local: Times) -> Times:
         """The instant at which the clock first shows a local time, or one past it."""
         at = np.searchsorted(self.ends, local, side="left")
-        return np.maximum(local - self.ahead[at], self.begins[at])
+        when: Times = np.maximum(local - self.ahead[at], self.begins[at])
+        return when
 
 
 def local_clock(zone: str, instants: Times, *, reach_us: int, whole_us: int | None) -> LocalClock:

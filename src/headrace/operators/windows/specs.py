@@ -184,7 +184,7 @@ def correct(lateness: Duration) -> Correct:
 
 def divert(topic: str) -> Divert:
     """Send late rows to a topic, and count them."""
-    if not isinstance(topic, str) or not topic:
+    if not topic:
         raise PlanError(f"Late rows cannot be diverted to {topic!r}.", fix='name a topic, as in hr.divert("late_orders").')
     return Divert(topic)
 

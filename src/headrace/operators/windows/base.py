@@ -1,0 +1,146 @@
+"""What all window kernels have in common: their settings, their result's columns, and the account of rows that came too late."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.errors import InputError, UnknownColumn
+from headrace.operators.aggregation import Aggregation, Outcome
+from headrace.operators.buffers import Ints
+from headrace.operators.changelog import Changes
+from headrace.operators.kernel import CHANGE_TYPE, TICK, UNSTARTED, Clocks, KeyedState, Times
+from headrace.operators.key_values import decode_keys
+from headrace.operators.specs import AggregateSpec
+from headrace.operators.times import microseconds
+from headrace.operators.windows.entries import NO_WINDOWS, TOLD, WAITING, Windows, first_end, scan_until
+from headrace.operators.windows.late import LateRows, bound
+from headrace.operators.windows.specs import Divert, Drop, LatePolicy, WindowSpec, check_emit
+from headrace.operators.windows.telling import Shown, tell
+
+WINDOW_START, WINDOW_END = "window_start", "window_end"
+_TICK_FIELD = pa.field(TICK, pa.int64(), nullable=False)
+
+
+@dataclass(frozen=True)
+class WindowStep:
+    """A window step as a plan has it. `time` is the column with a row's event time, `time_shift_us` what to add to it: the event time of a row of a window's result
+    is its last microsecond, so over a table of windows it is `window_end` and -1 (over sliding ones, 0).
+
+    `producer` is the column that tells who sent a row, for the account of late rows. `divert_errors` is as in AggregateKernel.
+    """
+
+    name: str
+    schema: pa.Schema
+    time: str
+    window: WindowSpec
+    by: tuple[str, ...]
+    aggregates: tuple[tuple[str, AggregateSpec], ...]
+    late: LatePolicy = Drop()  # noqa: RUF009
+    emit: str = "final"
+    over_table: bool = False
+    row_key: tuple[str, ...] = ()
+    producer: str | None = None
+    time_shift_us: int = 0
+    divert_errors: bool = False
+
+    def __post_init__(self) -> None:
+        check_emit(self.emit)
+        if self.time not in self.schema.names:
+            raise UnknownColumn(self.time, self.schema.names, where=f"The input of step {self.name!r}")
+        if taken := {WINDOW_START, WINDOW_END} & {*self.by, *(name for name, _ in self.aggregates)}:
+            raise InputError(
+                f"Step {self.name!r} has a result named {min(taken)!r}, as the windows' own.", fix="give it another name, or rename the column first."
+            )
+
+
+class Windowed(ABC):
+    """A kernel of windows.
+
+    After a step its host finds: in `late` the rows that came too late, counted and, with `divert`, whole; in `diverted` and `lost` what `AggregateKernel` has there;
+    in `counts` how many rows were late. `lateness_us` is what downstream must take off the closed clock; the complete clock passes on as it is.
+    """
+
+    def __init__(self, step: WindowStep) -> None:
+        self.settings = step
+        self.step_name, self.by, self.final = step.name, step.by, step.emit == "final"
+        self.lateness_us = step.late.lateness_us
+        self.aggregation = Aggregation(
+            step.name, step.schema, step.by, step.aggregates, over_table=step.over_table, row_key=step.row_key, divert=step.divert_errors
+        )
+        self.diverted, self.lost = self.aggregation.diverted, self.aggregation.lost
+        self.late = LateRows(step.schema, step.producer, divert=isinstance(step.late, Divert))
+        self.counts: dict[str, int] = {}
+
+    @cached_property
+    def output(self) -> pa.Schema:
+        keys = [self.settings.schema.field(name) for name in self.by]
+        kind = self.settings.schema.field(self.settings.time).type
+        bounds = [pa.field(name, kind, nullable=False) for name in (WINDOW_START, WINDOW_END)]
+        return pa.schema([*keys, *bounds, *self.aggregation.fields, pa.field(CHANGE_TYPE, pa.string(), nullable=False)])
+
+    def step_timed(self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]) -> pa.Table:
+        """Take in the rows of some ticks, tell what they change and what the clocks complete, and let go of what the clocks close."""
+        (rows,), (clock,) = inputs, clocks
+        self.counts = {"late": 0}
+        if not len(clock):
+            return self.nothing()
+        return self.advance(state, rows, clock)
+
+    @abstractmethod
+    def advance(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> pa.Table:
+        """The step, for at least one tick."""
+
+    def due(self, state: KeyedState) -> int | None:
+        """The earliest end of a window that waits to be told."""
+        return first_end(state, WAITING) if self.final else None
+
+    # Time
+
+    def times(self, rows: pa.Table) -> Times:
+        """The event time of each row."""
+        return microseconds(rows.column(self.settings.time)) + self.settings.time_shift_us
+
+    def bounds(self, closed: Times) -> Times:
+        """What ends at or before this is closed."""
+        return bound(closed, self.lateness_us)
+
+    def told_from(self, ends: Times, clock: Clocks) -> Ints:
+        """From which tick on windows with these ends are shown: its place in the call's ticks, -1 if they were before, the number of ticks if they are not yet."""
+        if not self.final:
+            return np.full(len(ends), -1)
+        return np.where(ends <= clock.complete_at_start, -1, np.searchsorted(clock.complete, ends))
+
+    def completed(self, state: KeyedState, clock: Clocks) -> Windows:
+        """The stored windows that these ticks complete."""
+        complete = int(clock.complete[-1])
+        if not self.final or complete == clock.complete_at_start:
+            return NO_WINDOWS
+        return scan_until(state, WAITING, clock.complete_at_start, complete)[1]
+
+    def forget(self, state: KeyedState, clock: Clocks) -> None:
+        """Let go of the windows that no row can reach any more."""
+        (until,) = self.bounds(clock.closed[-1:]).tolist()
+        if until > self.bounds(np.array([clock.closed_at_start]))[0]:
+            names, windows = scan_until(state, TOLD, UNSTARTED, until)
+            state.put(names, [None] * len(names), windows.groups)
+
+    # The result
+
+    def nothing(self) -> pa.Table:
+        return self.output.append(_TICK_FIELD).empty_table()
+
+    def told(self, windows: Windows, shown: Shown, outcome: Outcome, clock: Clocks) -> tuple[pa.Table, Changes]:
+        """The rows to tell, and which versions they show. Windows are in order of group, start and end."""
+        changes = tell(shown, outcome.differs)
+        window = shown.windows[changes.segments]
+        columns = decode_keys(windows.by.take(pa.array(window)), list(self.output)[: len(self.by)])
+        columns += [pa.array(times[window]).cast(self.output.field(WINDOW_START).type) for times in (windows.starts, windows.ends)]
+        columns += outcome.results(changes.versions)
+        columns += [changes.names(), pa.array(clock.ticks[shown.places[changes.segments]])]
+        return pa.Table.from_arrays(columns, schema=self.output.append(_TICK_FIELD)), changes

@@ -1,0 +1,187 @@
+"""Histories with event times and clocks for window kernels; and ways to feed them: cut into calls, spread over shards that change in number, restarted each time."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from headrace.operators.kernel import UNSTARTED, Clocks
+from headrace.operators.keys import GROUPS, encode_keys, key_groups
+from headrace.operators.memory_state import MemoryState
+from headrace.operators.windows.base import Windowed, WindowStep
+from tests.operators.histories import changed, text
+from tests.operators.windows.oracle import Clock, Row, moment
+
+TIME = pa.timestamp("us", "UTC")
+STREAM = pa.schema([("k", pa.int64()), ("v", pa.float64()), ("t", TIME), ("device", pa.string())])
+TABLE = pa.schema([("id", pa.int64()), *STREAM])
+LATEST = 60
+MINUTE = 60_000_000
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Rows tick by tick, with the clocks at the end of each."""
+
+    ticks: list[list[Row]]
+    complete: list[int]
+    closed: list[int]
+    is_table: bool = False
+
+    @property
+    def schema(self) -> pa.Schema:
+        return TABLE if self.is_table else STREAM
+
+    def table(self, first: int, stop: int) -> pa.Table:
+        rows = [{**row, "_tick": number} for number in range(first, stop) for row in self.ticks[number]]
+        extra = [pa.field("_tick", pa.int64()), *([pa.field("_change_type", pa.string())] if self.is_table else [])]
+        return pa.Table.from_pylist(rows, pa.schema([*self.schema, *extra]))
+
+    def clocks(self, first: int, stop: int) -> Clocks:
+        numbers = np.arange(first, stop)
+        before = (self.complete[first - 1], self.closed[first - 1]) if first else (UNSTARTED, UNSTARTED)
+        return Clocks(numbers, numbers * 20_000_000, np.array(self.complete[first:stop]), np.array(self.closed[first:stop]), *before)
+
+    def clock(self, number: int) -> Clock:
+        before = (self.complete[number - 1], self.closed[number - 1]) if number else (UNSTARTED, UNSTARTED)
+        return Clock(*before, self.complete[number], self.closed[number])
+
+
+class WindowOracle(Protocol):
+    late: list[Row]
+
+    def tick(self, number: int, rows: Sequence[Row], clock: Clock) -> list[Row]: ...
+
+
+class Build(Protocol):
+    def __call__(self, step: WindowStep) -> Windowed: ...
+
+
+@dataclass
+class Fed:
+    """What came out."""
+
+    told: list[Row]
+    late: list[Row]
+    late_counts: list[Row]
+    state: dict[bytes, bytes]
+    due: list[int | None]
+
+
+def expected(oracle: WindowOracle, feed: Feed) -> list[Row]:
+    return [row for number, rows in enumerate(feed.ticks) for row in oracle.tick(number, rows, feed.clock(number))]
+
+
+def feed_to(
+    build: Build, step: WindowStep, feed: Feed, cuts: Sequence[int] = (), shards: Sequence[int] = (1,), combine: Sequence[int] | None = None
+) -> Fed:
+    """Feed it in calls, each with a number of shards of its own. With `combine`, rows are combined before, in pieces of these sizes, in turn."""
+    bounds = [0, *sorted({cut for cut in cuts if cut < len(feed.ticks)}), len(feed.ticks)]
+    states = [MemoryState()]
+    fed = Fed([], [], [], {}, [])
+    for call, (first, stop) in enumerate(pairwise(bounds)):
+        states = spread(states, shards[call % len(shards)])
+        rows, clocks = feed.table(first, stop), feed.clocks(first, stop)
+        of_row = key_groups(encode_keys(rows, list(step.by))).astype(np.int64) * len(states) // GROUPS
+        told: list[Row] = []
+        for number, state in enumerate(states):
+            kernel = pickle.loads(pickle.dumps(build(step)))
+            mine = rows.filter(pa.array(of_row == number))
+            told += kernel.step_timed(state, [mine if combine is None else combined(kernel, mine, combine)], [clocks]).to_pylist()
+            fed.late += kernel.late.take_rows().to_pylist()
+            fed.late_counts += kernel.late.take_counts().to_pylist()
+        fed.told += in_order(told) if len(states) > 1 else told
+        fed.due.append(min((due for state in states if (due := build(step).due(state)) is not None), default=None))
+    fed.state = {key: value for state in states for key, value in state.values.items()}
+    return fed
+
+
+def combined(kernel: Any, rows: pa.Table, sizes: Sequence[int]) -> pa.Table:
+    """Rows combined piece by piece; a piece of size 0 stands for one row that is left as it is."""
+    pieces, at, turn = [], 0, 0
+    while at < rows.num_rows:
+        size = sizes[turn % len(sizes)]
+        piece = rows.slice(at, max(size, 1))
+        pieces.append(kernel.combine(piece) if size else piece)
+        at, turn = at + max(size, 1), turn + 1
+    if not pieces:
+        return rows
+    return pa.concat_tables(pieces, promote_options="default").sort_by("_tick")
+
+
+def in_order(told: list[Row]) -> list[Row]:
+    """Rows of several shards, in an order that does not tell the shards apart; the halves of an update stay together."""
+    return sorted(told, key=lambda row: (row["_tick"], repr([row.get("k"), row.get("device"), row["window_start"], row["window_end"]])))
+
+
+def spread(states: Sequence[MemoryState], shards: int) -> list[MemoryState]:
+    """The same state in another number of shards, and all of it restarted."""
+    fresh = [MemoryState() for _ in range(shards)]
+    for state in states:
+        names, values, groups = state.scan(b"", b"\xff" * 2000)
+        for name, value, group in zip(names, values, groups, strict=True):
+            fresh[int(group) * shards // GROUPS].put([name], [value], np.array([group], np.uint8))
+    return fresh
+
+
+def same(left: Sequence[Row], right: Sequence[Row]) -> bool:
+    return text(in_order(list(left))) == text(in_order(list(right)))
+
+
+# Drawn
+
+
+def values() -> st.SearchStrategy[Any]:
+    return st.none() | st.sampled_from([0.1, 0.2, -0.3, 1e16, -1e16, math.nan, 0.0]) | st.floats(-100, 100)
+
+
+def rows() -> st.SearchStrategy[Row]:
+    return st.fixed_dictionaries({
+        "k": st.integers(0, 2) | st.none(), "v": values(), "t": st.integers(0, LATEST).map(moment), "device": st.sampled_from(["a", "b", None]),
+    })  # fmt: skip
+
+
+@st.composite
+def clocks(draw: st.DrawFn, count: int) -> tuple[list[int], list[int]]:
+    """Clocks that may not begin at once, never go back, and of which closed is never ahead."""
+    unstarted = draw(st.integers(0, count))
+    complete = sorted(draw(st.lists(st.integers(-5, LATEST + 40), min_size=count - unstarted, max_size=count - unstarted)))
+    behind = draw(st.sampled_from([0, 0, 7]))
+    return [UNSTARTED] * unstarted + complete, [UNSTARTED] * unstarted + [each - behind for each in complete]
+
+
+@st.composite
+def streams(draw: st.DrawFn, most_ticks: int = 6) -> Feed:
+    ticks = draw(st.lists(st.lists(rows(), max_size=6), min_size=1, max_size=most_ticks))
+    return Feed(ticks, *draw(clocks(len(ticks))))
+
+
+@st.composite
+def tables(draw: st.DrawFn, most_ticks: int = 6) -> Feed:
+    """Changes of a table with the key `id`: each row put or deleted some times in a tick."""
+    there: dict[int, Row | None] = {}
+    ticks: list[list[Row]] = []
+    for _ in range(draw(st.integers(1, most_ticks))):
+        ticks.append(changes := [])
+        for _ in range(draw(st.integers(0, 6))):
+            number = draw(st.integers(0, 4))
+            fresh = None if draw(st.integers(0, 3)) == 0 else {"id": number, **draw(rows())}
+            changes += changed(there.get(number), fresh)
+            there[number] = fresh
+    return Feed(ticks, *draw(clocks(len(ticks))), is_table=True)
+
+
+def cuts() -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(1, 5), max_size=4)
+
+
+def shard_counts() -> st.SearchStrategy[list[int]]:
+    return st.sampled_from([[1], [1], [2], [1, 3, 2]])

@@ -1,0 +1,249 @@
+"""Tumbling and hopping windows: against the obvious computation, whatever the calls and the shards; and what happens at their edges."""
+
+from __future__ import annotations
+
+from collections import Counter
+from hashlib import blake2b
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.durations import format_us
+from headrace.errors import InputError, PlanError, UnknownColumn
+from headrace.operators import agg
+from headrace.operators.kernel import UNSTARTED, TimedKernel
+from headrace.operators.memory_state import MemoryState
+from headrace.operators.specs import AggregateSpec
+from headrace.operators.windows.base import WindowStep
+from headrace.operators.windows.fixed import FixedWindows
+from headrace.operators.windows.specs import Correct, Divert, Drop, Hopping, LatePolicy, Tumbling, tumbling
+from tests.operators.windows.feeding import STREAM, Feed, cuts, expected, feed_to, same, shard_counts, streams, tables
+from tests.operators.windows.oracle import FixedOracle, Row, moment, us
+
+WINDOWS = [Tumbling(10), Tumbling(7, 3), Hopping(10, 5), Hopping(10, 4, 1), Hopping(12, 3)]
+LATE: list[LatePolicy] = [Drop(), Correct(0), Correct(12), Divert("late")]
+AGGREGATES = (("n", agg.count()), ("total", agg.sum("v")), ("low", agg.min("v")), ("all", agg.collect("v")), ("last", agg.last("v")))
+
+
+def step_of(feed: Feed, **settings: Any) -> WindowStep:
+    given = {"window": Tumbling(10), "by": ("k",), "aggregates": AGGREGATES, "producer": "device", **settings}
+    return WindowStep("w", feed.schema, "t", over_table=feed.is_table, row_key=("id",) if feed.is_table else (), **given)
+
+
+def row(time: int, v: float | None = 1.0, k: int | None = 0, device: str | None = "a") -> Row:
+    return {"k": k, "v": v, "t": moment(time), "device": device}
+
+
+@pytest.mark.parametrize("emit", ["final", "changes"])
+@given(
+    feed=streams() | tables(),
+    window=st.sampled_from(WINDOWS),
+    late=st.sampled_from(LATE),
+    by=st.sampled_from([("k",), (), ("k", "device")]),
+    where=cuts(),
+    shards=shard_counts(),
+)
+@settings(max_examples=80)
+def test_it_gives_the_obvious_rows(
+    emit: str, feed: Feed, window: Any, late: LatePolicy, by: tuple[str, ...], where: list[int], shards: list[int]
+) -> None:
+    step = step_of(feed, window=window, late=late, by=by, emit=emit)
+    oracle = FixedOracle(step)
+    wanted = expected(oracle, feed)
+    fed = feed_to(FixedWindows, step, feed, where, shards)
+    assert same(fed.told, wanted)
+    if shards == [1]:
+        assert [repr(sorted(row.items())) for row in fed.told] == [repr(sorted(row.items())) for row in wanted]
+    assert late_by_minute(fed.late_counts) == Counter((each["_tick"] * 20 // 60, each["device"]) for each in oracle.late)
+    assert fed.late == [] or isinstance(late, Divert)
+    if isinstance(late, Divert):
+        assert reasons(fed.late) == sorted(f"{each['_tick']} {each['t']} too late by {format_us(each['behind_us'])}" for each in oracle.late)
+
+
+def late_by_minute(counts: list[Row]) -> Counter[tuple[int, str | None]]:
+    found: Counter[tuple[int, str | None]] = Counter()
+    for each in counts:
+        found[us(each["minute"]) // 60_000_000, each["producer"]] += each["rows"]
+    return found
+
+
+def reasons(late: list[Row]) -> list[str]:
+    return sorted(f"{each['_tick']} {each['t']} {each['_reason']}" for each in late)
+
+
+@given(
+    feed=streams() | tables(), window=st.sampled_from(WINDOWS), late=st.sampled_from(LATE), emit=st.sampled_from(["final", "changes"]), where=cuts()
+)
+@settings(max_examples=40)
+def test_calls_leave_the_same_state_and_clocks_that_pass_everything_leave_none(
+    feed: Feed, window: Any, late: LatePolicy, emit: str, where: list[int]
+) -> None:
+    step = step_of(feed, window=window, late=late, emit=emit)
+    assert feed_to(FixedWindows, step, feed, where).state == feed_to(FixedWindows, step, feed).state
+    ended = Feed([*feed.ticks, []], [*feed.complete, 10_000], [*feed.closed, 10_000], feed.is_table)
+    fed = feed_to(FixedWindows, step, ended, where)
+    assert fed.state == {}
+    assert fed.due[-1] is None
+
+
+# Sketches and users' own aggregates are in windows that no row comes to any more, too
+
+
+class Longest(agg.CustomAggregate):
+    state_type = result_type = pa.float64()
+
+    def add(self, states: pa.Array, groups: pa.Array, values: pa.Array) -> pa.Array:
+        most = states.to_pylist()
+        for group, value in zip(groups.to_pylist(), values.to_pylist(), strict=True):
+            most[group] = max((each for each in (most[group], value) if each is not None), default=None)
+        return pa.array(most, pa.float64())
+
+    def result(self, states: pa.Array) -> pa.Array:
+        return states
+
+
+@pytest.mark.parametrize(
+    ("spec", "result"),
+    [
+        (agg.approx_distinct("v"), 2),
+        (agg.quantiles("v", 1.0), 3.0),
+        (agg.heavy_hitters("v", most=1), [{"value": 3.0, "count": 2, "at_least": 2, "at_most": 2}]),
+        (agg.custom(Longest(), "v"), 3.0),
+        (agg.count_distinct("v"), 2),
+        (agg.first("v"), 3.0),
+        (agg.stddev("v", population=True), pytest.approx(0.9428, abs=1e-3)),
+        (agg.avg("v"), pytest.approx(7 / 3)),
+        (agg.max("device"), "b"),
+        (agg.count("v"), 3),
+    ],
+    ids=str,
+)
+def test_every_aggregate_is_told_of_a_window_that_waited(spec: AggregateSpec, result: Any) -> None:
+    mine = [row(1, 3.0), row(2, 1.0, device="b"), row(3, 3.0)]
+    feed = Feed([mine, [row(1, 9.0, k=1)], [row(15, 5.0, k=2)]], [0, 0, 12], [0, 0, 12])
+    fed = feed_to(FixedWindows, step_of(feed, aggregates=(("a", spec),)), feed, [1, 2])
+    assert [each["a"] for each in fed.told if each["k"] == 0] == [result]
+    assert [each["k"] for each in fed.told] == [0, 1]
+
+
+# Edges
+
+
+def test_a_window_that_ends_exactly_at_the_clock_is_told() -> None:
+    feed = Feed([[row(9)], [], [], []], [0, 9, 10, 11], [0, 9, 10, 11])
+    fed = feed_to(FixedWindows, step_of(feed), feed)
+    assert [(each["_tick"], each["n"], each["window_start"], each["window_end"]) for each in fed.told] == [(2, 1, moment(0), moment(10))]
+    assert feed_to(FixedWindows, step_of(feed), Feed(feed.ticks[:2], [0, 9], [0, 9])).due == [10]
+
+
+def test_a_row_completes_its_own_window_in_its_own_tick() -> None:
+    feed = Feed([[row(3)], [row(4), row(12)]], [2, 10], [2, 10])
+    told = feed_to(FixedWindows, step_of(feed), feed).told
+    assert [(each["_tick"], each["n"]) for each in told] == [(1, 2)]
+
+
+@pytest.mark.parametrize(("lateness", "told"), [(5, ["insert", "update_preimage", "update_postimage"]), (4, ["insert"])])
+def test_a_row_exactly_at_the_lateness_bound_is_too_late(lateness: int, told: list[str]) -> None:
+    feed = Feed([[row(1)], [], [row(2)]], [0, 14, 14], [0, 14, 14])
+    fed = feed_to(FixedWindows, step_of(feed, late=Correct(lateness)), feed)
+    assert [each["_change_type"] for each in fed.told] == told
+    assert [each["rows"] for each in fed.late_counts] == ([] if len(told) == 3 else [1])
+    assert [each["n"] for each in fed.told] == [1, 1, 2][: len(told)]
+
+
+def test_a_row_that_comes_with_the_clock_that_closes_its_window_is_not_late() -> None:
+    feed = Feed([[row(1)], [row(2)], [row(3)]], [0, 10, 10], [0, 10, 10])
+    fed = feed_to(FixedWindows, step_of(feed), feed)
+    assert [(each["_tick"], each["n"]) for each in fed.told] == [(1, 2)]
+    assert [(each["producer"], each["rows"]) for each in fed.late_counts] == [("a", 1)]
+
+
+def test_a_hopping_row_is_in_the_windows_that_are_still_open() -> None:
+    feed = Feed([[row(20)], [row(8)]], [12, 30], [12, 30])
+    told = feed_to(FixedWindows, step_of(feed, window=Hopping(10, 5)), feed).told
+    assert [(us(each["window_start"]), each["n"]) for each in told] == [(5, 1), (15, 1), (20, 1)]
+
+
+def test_nothing_is_told_and_nothing_is_late_before_the_clock_begins() -> None:
+    feed = Feed([[row(1)], [row(-(10**15))]], [UNSTARTED] * 2, [UNSTARTED] * 2)
+    fed = feed_to(FixedWindows, step_of(feed, late=Correct(100)), feed)
+    assert (fed.told, fed.late_counts) == ([], [])
+    assert fed.due == [us(moment(10 - 10**15))]
+
+
+def test_lateness_is_counted_from_the_closed_clock_and_results_go_by_the_complete_clock() -> None:
+    feed = Feed([[row(1)], [], [row(2)]], [0, 20, 20], [0, 9, 9])
+    told = feed_to(FixedWindows, step_of(feed), feed).told
+    assert [(each["_tick"], each["_change_type"], each["n"]) for each in told] == [
+        (1, "insert", 1), (2, "update_preimage", 1), (2, "update_postimage", 2),
+    ]  # fmt: skip
+
+
+def test_a_row_of_a_table_that_goes_takes_its_window_with_it() -> None:
+    mine = {"id": 1, **row(1)}
+    feed = Feed([[{**mine, "_change_type": "insert"}], [], [{**mine, "_change_type": "delete"}]], [0, 10, 10], [0, 0, 0], is_table=True)
+    fed = feed_to(FixedWindows, step_of(feed), feed, [1, 2])
+    assert [each["_change_type"] for each in fed.told] == ["insert", "delete"]
+    assert fed.state == {}
+
+
+def test_long_keys_are_found_again() -> None:
+    schema = STREAM.set(0, pa.field("k", pa.string()))
+    step = WindowStep("w", schema, "t", Tumbling(10), ("k",), (("n", agg.count()),), late=Correct(50))
+    keys = ["ä" * 300, "b" * 382, "b" * 383, "c" * 2000, "d"]
+    feed = Feed([[row(1, k=key) for key in keys], [], [row(2, k=keys[0])]], [0, 10, 10], [0, 10, 10])  # type: ignore[arg-type]
+    kernel, state, told = FixedWindows(step), Cutting(), []
+    for tick in range(3):
+        rows = pa.Table.from_pylist([{**each, "_tick": tick} for each in feed.ticks[tick]], pa.schema([*schema, ("_tick", pa.int64())]))
+        told += kernel.step_timed(state, [rows], [feed.clocks(tick, tick + 1)]).to_pylist()
+    assert [(each["k"], each["n"]) for each in told if each["_tick"] == 1] == [(key, 1) for key in sorted(keys, key=str.encode)]
+    assert [(each["k"], each["n"]) for each in told if each["_tick"] == 2] == [(keys[0], 1), (keys[0], 2)]
+
+
+class Cutting(MemoryState):
+    """Cuts long names as a store does."""
+
+    def get(self, keys: Any, groups: Any = None) -> Any:
+        return super().get(list(map(self.cut, keys)), groups)
+
+    def put(self, keys: Any, values: Any, groups: Any = None) -> None:
+        super().put(list(map(self.cut, keys)), values, groups)
+
+    @staticmethod
+    def cut(key: bytes) -> bytes:
+        return key if len(key) <= 400 else key[:368] + blake2b(key, digest_size=32).digest()
+
+
+def test_a_day_of_25_hours() -> None:
+    hour = 3_600_000_000
+    begin = us(moment(1_792_879_200_000_000))  # 2026-10-24 22:00 UTC, midnight in Berlin
+    rows = [row(begin + at * hour + offset) for at, offset in [(0, 0), (24, 0), (25, -1), (25, 0)]]
+    feed = Feed([rows, []], [begin, begin + 25 * hour], [begin, begin])
+    told = feed_to(FixedWindows, step_of(feed, window=tumbling("1 day", timezone="Europe/Berlin")), feed).told
+    assert [(each["n"], us(each["window_start"]), us(each["window_end"])) for each in told] == [(3, begin, begin + 25 * hour)]
+
+
+# What cannot be
+
+
+def test_it_is_a_timed_kernel() -> None:
+    assert isinstance(FixedWindows(step_of(Feed([], [], []))), TimedKernel)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"emit": "final!"}, PlanError, "did you mean 'final'"),
+        ({"time": "at"}, UnknownColumn, "has no column 'at'"),
+        ({"by": ("kk",)}, UnknownColumn, "did you mean 'k'"),
+        ({"aggregates": (("window_end", agg.count()),)}, InputError, "named 'window_end'"),
+        ({"aggregates": (("k", agg.count()),)}, InputError, "two results named 'k'"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: Row, error: type[Exception], words: str) -> None:
+    given: Row = {"name": "w", "schema": STREAM, "time": "t", "window": Tumbling(10), "by": ("k",), "aggregates": AGGREGATES, **settings}
+    with pytest.raises(error, match=words):
+        FixedWindows(WindowStep(**given))
