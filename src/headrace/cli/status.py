@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.output import emit, say, table
 from headrace.cli.settings import JsonOption
+from headrace.durations import format_us, from_us
+
+if TYPE_CHECKING:
+    from headrace.pipeline.status import Status
 
 StateArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The pipeline's state directory, such as shop.state.")]
 
 
 def status(state: StateArgument, json: JsonOption = False) -> None:
-    """Show a pipeline's run: its tick, how far it is behind, rows a second, the size of its state, errors.
+    """Show a pipeline's run: its tick, how far it is behind, rows a second, the size of its state, clocks and who holds them back, errors.
 
     Example: headrace status shop.state
     """
@@ -27,14 +31,39 @@ def status(state: StateArgument, json: JsonOption = False) -> None:
         return
     how = "running" if known.is_running else "not running"
     say(f"{known.pipeline}: {how} (process {known.process}, epoch {known.epoch}), {time.time() - known.updated:.0f} s since the last batch")
-    rows = [
+    table(["what", "now"], [*_about(known), *((name, f"{count:,}") for name, count in sorted(known.counts.items()))])
+    if known.clocks:
+        say("")
+        table(["input", "complete up to", "producers", "held back by"], [_clock(name, clock) for name, clock in sorted(known.clocks.items())])
+    if len(known.queries) > 1:
+        say("")
+        table(["query", "tick", "outputs"], [(name, str(each["tick"]), ", ".join(each["outputs"])) for name, each in known.queries.items()])
+    for name, state_of in known.ingests.items():
+        say(f"Ingest {name}: {state_of}")
+    if known.last_error:
+        say(f"Last error: {known.last_error}")
+
+
+def _about(known: Status) -> list[tuple[str, str]]:
+    return [
         ("tick", f"{known.tick} of {known.newest_tick}"),
         ("rows behind", f"{known.rows_behind:,}"),
         ("last batch", f"{known.batch_rows:,} rows in {known.batch_seconds:.2f} s ({known.rows_per_second:,.0f} rows/s)"),
         ("batches", f"{known.batches:,} ({known.failures} failed)"),
         ("state", f"{known.state_bytes:,} bytes in {known.shards} shards"),
-        *((name, f"{count:,}") for name, count in sorted(known.counts.items())),
     ]
-    table(["what", "now"], rows)
-    if known.last_error:
-        say(f"Last error: {known.last_error}")
+
+
+def _clock(name: str, clock: dict[str, Any]) -> tuple[str, str, str, str]:
+    """How far an input is complete, and the producer that it waits for most."""
+    if clock["complete_us"] is None:
+        return name, "no row yet", "0", ""
+    held = ""
+    if clock["held_back_by"]:
+        slowest = clock["held_back_by"][0]
+        held = f"{slowest['producer']} (at {time_text(slowest['newest_us'])}, silent for {format_us(max(0, slowest['silent_us']))})"
+    return name, time_text(clock["complete_us"]), f"{clock['producers']:,}", held or "nobody: all are idle, time follows the ticks"
+
+
+def time_text(time_us: int) -> str:
+    return from_us(time_us).isoformat(sep=" ", timespec="seconds")

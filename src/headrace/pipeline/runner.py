@@ -281,7 +281,7 @@ class Runner:
             batches=self.batches,
             failures=self.failures,
             last_error=self.last_error,
-            counts=self.last_result.counts if self.last_result else {},
+            counts=dict(self.leading.entry.counts),
             ingests=self.ingests(),
             queries={query.name: query.about() for query in self.queries},
             clocks=told_clocks(self.leading, now.time_us),
