@@ -12,7 +12,6 @@ from confluent_kafka import KafkaError, KafkaException
 from headrace.errors import RetryError
 from headrace.log.kafka.cluster import Broker
 from headrace.log.kafka.failures import code, doing
-from headrace.log.kafka.fetching import Fetcher
 
 PENDING_SECONDS = 90.0
 SETTINGS = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", "segment.ms": str(24 * 3600 * 1000), "compression.type": "producer"}
@@ -63,7 +62,7 @@ class CompactedPartition:
     def _apply_all(self, end: int) -> None:
         if self._position < 0:
             self._position = self._broker.earliest([self._place])[self._place]
-        with Fetcher(self._broker.cluster) as fetcher:
+        with self._broker.fetchers.lease() as fetcher:
             for messages in fetcher.records(*self._place, self._position, end):
                 for message in messages:
                     self._apply(message.key(), message.value())

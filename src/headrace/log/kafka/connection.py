@@ -33,6 +33,7 @@ class Connection:
         self.max_bytes = int(self.cluster.options.get("message.max.bytes", DEFAULT_MAX_BYTES))
 
     def close(self) -> None:
+        self.broker.fetchers.close()
         self.plain.flush(FLUSH_SECONDS)
         self.plain.close()
 

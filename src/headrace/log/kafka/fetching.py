@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
 from types import TracebackType
 from typing import Self
 
@@ -18,6 +20,8 @@ from headrace.log.kafka.config import Cluster, Settings
 from headrace.log.kafka.failures import doing
 
 BATCH_RECORDS = 10_000
+MOST_IDLE = 4
+MOST_KNOWN = 10_000
 SILENCE_SECONDS = 30.0
 
 
@@ -27,6 +31,7 @@ class Fetcher:
     def __init__(self, cluster: Cluster, extra: Settings | None = None) -> None:
         with doing("open a reader"):
             self._consumer = Consumer(cluster.reader() | (extra or {}))
+        self._known: set[str] = set()
 
     def close(self) -> None:
         self._consumer.close()
@@ -41,6 +46,7 @@ class Fetcher:
         """The records from `start` up to `stop`, in lists of bounded length. `stop` must not be beyond the end of what is committed."""
         if start >= stop:
             return
+        self._meet(topic)
         self._consumer.assign([TopicPartition(topic, partition, start)])
         try:
             position, heard = start, time.monotonic()
@@ -56,6 +62,15 @@ class Fetcher:
         finally:
             self._consumer.unassign()
 
+    def _meet(self, topic: str) -> None:
+        """A client that reads already takes a second to find the leaders of a topic that is new to it, unless it is asked for them; a fresh one does not."""
+        if self._known and topic not in self._known:
+            with doing(f"look up the topic {topic!r}"):
+                self._consumer.list_topics(topic, timeout=SILENCE_SECONDS)
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known.add(topic)
+
     def _arrived(self) -> list[Message]:
         first = self._consumer.poll(1.0)
         if first is None:
@@ -63,7 +78,10 @@ class Fetcher:
         return [first, *self._consumer.consume(BATCH_RECORDS - 1, 0)]
 
     def _sorted_out(self, arrived: list[Message], position: int, stop: int) -> tuple[int, list[Message]]:
-        """The position after these, and those of them that are records before the stop."""
+        """The position after these, and those of them that are records before the stop. Usually all are, which is seen at once."""
+        last = arrived[-1].offset() if arrived else None
+        if last is not None and last < stop and all(message.error() is None for message in arrived):
+            return last + 1, arrived
         rows = []
         for message in arrived:
             error, offset = message.error(), message.offset()
@@ -77,6 +95,43 @@ class Fetcher:
             else:
                 raise_for(message, error, position)
         return position, rows
+
+
+class Fetchers:
+    """Readers kept open between reads, since opening one costs more than many a read. Safe for several threads."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._guard = Lock()
+        self._idle: list[Fetcher] = []
+        self._closed = False
+
+    @contextmanager
+    def lease(self) -> Iterator[Fetcher]:
+        """A reader for this one read. One whose read was not finished is not used again."""
+        with self._guard:
+            fetcher = self._idle.pop() if self._idle else None
+        fetcher = fetcher or Fetcher(self._cluster)
+        try:
+            yield fetcher
+        except BaseException:
+            fetcher.close()
+            raise
+        self._give_back(fetcher)
+
+    def _give_back(self, fetcher: Fetcher) -> None:
+        with self._guard:
+            if not self._closed and len(self._idle) < MOST_IDLE:
+                self._idle.append(fetcher)
+                return
+        fetcher.close()
+
+    def close(self) -> None:
+        with self._guard:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for fetcher in idle:
+            fetcher.close()
 
 
 def raise_for(message: Message, error: KafkaError, position: int) -> None:

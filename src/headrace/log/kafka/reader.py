@@ -62,7 +62,7 @@ class KafkaBatches(Batches):
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         reader = RowReader(self._connection, self._letters, self._info, headers=self._headers, follows=False)
-        with Fetcher(self._connection.cluster) as fetcher:
+        with self._connection.broker.fetchers.lease() as fetcher:
             for partition, start, stop in self._ranges:
                 for batch in self._batches(fetcher, reader, partition, start, stop):
                     yield batch.select(self._names)
@@ -85,7 +85,7 @@ def explained(connection: Connection, lost: OffsetLost) -> OffsetOutOfRange:
 def controls(connection: Connection, topic: str, span: Range) -> list[Control]:
     partition, start, stop = span
     found = []
-    with Fetcher(connection.cluster) as fetcher:
+    with connection.broker.fetchers.lease() as fetcher:
         try:
             for messages in fetcher.records(topic, partition, start, stop):
                 for message in messages:
