@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-import numpy as np
 import pyarrow as pa
 
-from headrace.operators.aggregation import PARTIAL, Aggregation, Outcome
+from headrace.operators.aggregation import Aggregation, Outcome
 from headrace.operators.changelog import Changes, changes
-from headrace.operators.combining import pays
+from headrace.operators.combining import ORDER, PARTIAL, all_combined, by_tick, pays
 from headrace.operators.kernel import CHANGE_TYPE, TICK, KeyedState
 from headrace.operators.keys import canonical, encode_keys, whole
 from headrace.operators.layout import kept_array
@@ -62,7 +61,7 @@ class AggregateKernel:
         if not rows.num_rows:
             return self.output.append(_TICK_FIELD).empty_table()
         if PARTIAL in rows.schema.names:
-            rows = self._all_combined(rows)
+            rows = all_combined(rows, self.combine)
         segments = cut(rows, encode_keys(rows, self.by))
         stored, parts = self._layout.unpacked_array(state.get_array(segments.keys))
         outcome = self._aggregation.advance(segments, stored, parts)
@@ -95,26 +94,7 @@ class AggregateKernel:
         The result has the group's columns, the system columns of the group's first row, and `_partial`, a state as it is stored. Rows that were not
         combined may come to `step` beside it, with a null `_partial`.
         """
-        rows = _by_tick(rows)
+        rows = by_tick(rows)
         segments = cut(rows, encode_keys(rows, self.by))
-        first = rows.select([*self.by, *(name for name in rows.schema.names if name in _ORDER)]).take(pa.array(segments.order[segments.starts]))
-        return _by_tick(first.append_column(pa.field(PARTIAL, pa.binary()), self._aggregation.partials(segments)))
-
-    def _all_combined(self, rows: pa.Table) -> pa.Table:
-        """Where only some rows were combined, the others too; where none was, rows as they are."""
-        partial = rows.column(PARTIAL)
-        if partial.null_count == 0:
-            return rows
-        plain = rows.drop_columns([PARTIAL])
-        if partial.null_count == len(partial):
-            return plain
-        combined = self.combine(plain.filter(partial.is_null()))
-        return _by_tick(pa.concat_tables([rows.filter(partial.is_valid()).select(combined.schema.names), combined]))
-
-
-_ORDER = (TICK, "_rank", "_partition", "_offset")
-
-
-def _by_tick(rows: pa.Table) -> pa.Table:
-    ticks = whole(rows.column(TICK)).to_numpy()
-    return rows if (ticks[1:] >= ticks[:-1]).all() else rows.take(pa.array(np.argsort(ticks, kind="stable")))
+        first = rows.select([*self.by, *(name for name in rows.schema.names if name in ORDER)]).take(pa.array(segments.order[segments.starts]))
+        return by_tick(first.append_column(pa.field(PARTIAL, pa.binary()), self._aggregation.partials(segments)))

@@ -21,6 +21,7 @@ from headrace.operators.accumulators.customs import Raised
 from headrace.operators.accumulators.keeper import Full
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.changelog import differs
+from headrace.operators.combining import PARTIAL
 from headrace.operators.diverted import Diverted
 from headrace.operators.failures import AggregateFailed, GroupFull
 from headrace.operators.keys import whole
@@ -29,7 +30,6 @@ from headrace.operators.segments import Segments
 from headrace.operators.specs import AggregateSpec, result_type
 
 Part = tuple[Columns, Tails | None]
-PARTIAL = "_partial"
 
 
 @dataclass(frozen=True)

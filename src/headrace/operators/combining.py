@@ -1,8 +1,9 @@
-"""Whether combining rows before the shuffle pays: about how many groups they would make, told from a sample."""
+"""Combining rows before the shuffle: whether it pays, about how many groups they would make, told from a sample; and what combined rows need to be a kernel's rows."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -11,11 +12,17 @@ import pyarrow.compute as pc
 from headrace.operators.kernel import TICK
 from headrace.operators.keys import encode_keys, whole
 
+ORDER = (TICK, "_rank", "_partition", "_offset")
+"""The columns that tell a row's place in the pipeline's order."""
+
+PARTIAL = "_partial"
+"""The column with a state, in rows that stand for several."""
+
 _SAMPLE_ROWS = 8192
 _WORTH = 0.5  # groups a row, above which combining costs more than it saves
 
 
-def pays(rows: pa.Table, by: tuple[str, ...]) -> bool:
+def pays(rows: pa.Table, by: Sequence[str]) -> bool:
     """Whether these rows make far fewer groups than they are. It decides about speed alone: the result is the same either way."""
     if not rows.num_rows:
         return False
@@ -40,3 +47,20 @@ def _keys_in_all(rows: int, distinct: int) -> float:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if _drawn(middle, rows) < distinct else (low, middle)
     return low
+
+
+def by_tick(rows: pa.Table) -> pa.Table:
+    """Rows in the order of their ticks, and otherwise as they were."""
+    ticks = whole(rows.column(TICK)).to_numpy()
+    return rows if (ticks[1:] >= ticks[:-1]).all() else rows.take(pa.array(np.argsort(ticks, kind="stable")))
+
+
+def all_combined(rows: pa.Table, combine: Callable[[pa.Table], pa.Table]) -> pa.Table:
+    """Where only some rows were combined, the others too; where none was, rows as they are."""
+    partial = rows.column(PARTIAL)
+    if partial.null_count == 0:
+        return rows
+    if partial.null_count == len(partial):
+        return rows.drop_columns([PARTIAL])
+    combined = combine(rows.filter(partial.is_null()).drop_columns([PARTIAL]))
+    return by_tick(pa.concat_tables([rows.filter(partial.is_valid()).select(combined.schema.names), combined]))
