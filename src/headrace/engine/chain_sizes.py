@@ -1,6 +1,10 @@
-"""How large the files behind a step's key groups have grown, and which groups are due to be folded into a snapshot, so that a rebuild stays short.
+"""How long the chains of files behind a step's key groups have grown, and what to do about it, so that filling a store from them stays quick.
 
-The local store keeps this beside the state; it follows from the files, and is computed from them again when the store is filled.
+*Folding* writes a group's whole state as a snapshot, which begins a new chain. It is paid for by the deltas that were written, a few groups at a time, so that cost
+follows the change and never comes all at once. *Merging* makes one delta of many small ones: where changes are small and the state is large, folding alone would let
+chains grow too long.
+
+The local store keeps these sizes beside the state. They follow from the files, and are computed from them again when the store is filled.
 """
 
 from __future__ import annotations
@@ -9,64 +13,92 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-_FOLD_BYTES = 64 << 10
-_FOLD_TIMES = 2  # deltas may be so many times as large as what they are deltas of
-_MOST_FILES = 500
-_FOLDED_A_BYTE = 2  # folding may write so many bytes for each byte of deltas: more than enough, since a fold is due only when deltas have outgrown it
+_SMALL_BYTES = 64 << 10  # of deltas of one group: not worth folding
+_FOLD_TIMES = 1.0  # deltas so many times as large as what they follow are worth folding
+_LATE_TIMES = 3.0  # and so many times are too many
+_PAID_A_BYTE = 0.5  # bytes of snapshots for each byte of deltas: keeps deltas at twice the state, where keys are updated
+_PAID_A_BYTE_LATE = 2.0  # enough also where all keys are new
+_MERGE_FILES = 256
+_MOST_MERGED_BYTES = 16 << 20
 
 
 @dataclass
 class Chain:
-    """A group's first file (a snapshot, or the first delta, which is one too), and the deltas behind it."""
+    """A group's first file (a snapshot, or the first delta, which is one too), the deltas behind it, and those of them that no merge has seen."""
 
     first_bytes: int = 0
     delta_bytes: int = 0
-    deltas: int = 0
+    fresh_bytes: int = 0
+    fresh: int = 0
 
     @property
-    def due(self) -> bool:
-        return self.delta_bytes > max(_FOLD_TIMES * self.first_bytes, _FOLD_BYTES) or self.deltas > _MOST_FILES
-
-    @property
-    def most_bytes(self) -> int:
-        """A snapshot has at most as many."""
-        return self.first_bytes + self.delta_bytes
+    def excess(self) -> float:
+        """How many times as large as what they follow deltas are; 0 if they are small."""
+        return self.delta_bytes / max(self.first_bytes, 1) if self.delta_bytes > _SMALL_BYTES else 0.0
 
 
 @dataclass
 class ChainSizes:
-    """The chains of one step in one shard. Folding is paid for by deltas: what they have brought in is the credit, kept while groups wait for it."""
+    """The chains of one step in one shard. `credit_bytes` is what deltas have paid for folding, kept while groups wait for it."""
 
     chains: dict[int, Chain] = field(default_factory=dict)
-    credit_bytes: int = 0
+    credit_bytes: float = 0
 
-    def add(self, group: int, size: int, *, begins: bool) -> None:
-        """A file behind the others of a group, or one that begins its chain."""
-        if begins:
-            self.chains[group] = Chain(first_bytes=size)
-            return
+    def begin(self, group: int, size: int) -> None:
+        """A group's chain begins anew with a file that has all of it."""
+        self.chains[group] = Chain(first_bytes=size)
+
+    def add(self, group: int, size: int) -> None:
+        """A delta behind the others."""
         chain = self.chains.setdefault(group, Chain())
         chain.delta_bytes += size
-        chain.deltas += 1
+        chain.fresh_bytes += size
+        chain.fresh += 1
 
     def forget(self, group: int) -> None:
         self.chains.pop(group, None)
 
-    def to_fold(self, written_bytes: int) -> list[int]:
-        """The groups to fold now that so many bytes of deltas were written: the most overdue first, as many as are paid for. Cost follows the change."""
-        due = sorted((group for group, chain in self.chains.items() if chain.due), key=lambda group: -self.chains[group].delta_bytes)
-        self.credit_bytes = self.credit_bytes + _FOLDED_A_BYTE * written_bytes if due else 0
-        chosen = []
-        for group in due:
-            price = self.chains[group].most_bytes
-            if price > self.credit_bytes:
+    # Folding
+
+    def earn(self, written_bytes: int) -> None:
+        """For deltas that were written."""
+        worst = max((chain.excess for chain in self.chains.values()), default=0.0)
+        paid = 0.0 if worst < _FOLD_TIMES else _PAID_A_BYTE if worst < _LATE_TIMES else _PAID_A_BYTE_LATE
+        self.credit_bytes = self.credit_bytes + paid * written_bytes if paid else 0
+
+    def to_fold(self) -> list[int]:
+        """The groups that are worth folding and paid for, the worst first. A snapshot is at most as large as the files it stands for."""
+        chosen, left = [], self.credit_bytes
+        for group, chain in sorted(self.chains.items(), key=lambda each: -each[1].excess):
+            price = chain.first_bytes + chain.delta_bytes
+            if chain.excess < _FOLD_TIMES or price > left:
                 break
-            self.credit_bytes -= price
+            left -= price
             chosen.append(group)
         return chosen
 
+    def folded(self, group: int, size: int) -> None:
+        self.begin(group, size)
+        self.credit_bytes -= size
+
+    # Merging
+
+    def to_merge(self) -> dict[int, int]:
+        """For each group with several how many of its newest deltas to merge; none, unless some group has many and all are small."""
+        many = any(chain.fresh >= _MERGE_FILES for chain in self.chains.values())
+        if not many or sum(chain.fresh_bytes for chain in self.chains.values()) > _MOST_MERGED_BYTES:
+            return {}
+        return {group: chain.fresh for group, chain in sorted(self.chains.items()) if chain.fresh > 1}
+
+    def merged(self, group: int, size: int) -> None:
+        chain = self.chains[group]
+        chain.delta_bytes += size - chain.fresh_bytes
+        chain.fresh_bytes = chain.fresh = 0
+
+    # Beside the state
+
     def to_json(self) -> dict[str, Any]:
-        chains = {str(group): [chain.first_bytes, chain.delta_bytes, chain.deltas] for group, chain in self.chains.items()}
+        chains = {str(group): [chain.first_bytes, chain.delta_bytes, chain.fresh_bytes, chain.fresh] for group, chain in self.chains.items()}
         return {"credit_bytes": self.credit_bytes, "chains": chains}
 
     @classmethod

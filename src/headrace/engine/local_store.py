@@ -150,7 +150,8 @@ class StoreTransaction:
                 stayed = False
             self._apply(prefix, *folded(chain, group, with_deletions=has is not None))
             for file in reversed(chain):
-                sizes.add(group, file.share(group), begins=file.parents.get(group) is None)
+                add = sizes.begin if file.parents.get(group) is None else sizes.add
+                add(group, file.share(group))
         return stayed
 
     def _apply(self, prefix: bytes, keys: pa.Array, values: pa.Array) -> None:

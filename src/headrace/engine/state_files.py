@@ -104,15 +104,17 @@ class StateFiles:
         parents = {int(group): parent for group, parent in metadata["parents"].items()}
         return StateFile(name, table, starts, parents, path.stat().st_size)
 
-    def chain(self, group: int, newest: str | None, *, until: str | None = None, cache: dict[str, StateFile] | None = None) -> Iterator[StateFile]:
-        """The files that lead to a group's state, newest first, down to (not including) `until`."""
+    def chain(
+        self, group: int, newest: str | None, *, until: str | None = None, most: int | None = None, cache: dict[str, StateFile] | None = None
+    ) -> Iterator[StateFile]:
+        """The files that lead to a group's state, newest first, down to (not including) `until`, at most `most` of them."""
         known = {} if cache is None else cache
-        name = newest
-        while name is not None and name != until:
+        name, left = newest, most
+        while name is not None and name != until and left != 0:
             if name not in known:
                 known[name] = self.read(name)
             yield known[name]
-            name = known[name].parents.get(group)
+            name, left = known[name].parents.get(group), None if left is None else left - 1
 
     def load(self, groups: Iterable[int], ids: StateIds) -> dict[int, dict[bytes, bytes]]:
         """The whole state of key groups, for looking at it."""

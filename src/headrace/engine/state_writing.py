@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from headrace.engine.chain_sizes import ChainSizes
 from headrace.engine.local_store import StoreTransaction
-from headrace.engine.state_files import GROUPS, StateFiles, StateIds, share
+from headrace.engine.state_files import GROUPS, StateFile, StateFiles, StateIds, folded, share
 from headrace.engine.step_state import Changed, StepState
 
 _LONGEST = 1 << 10  # longer than any key that the store takes
@@ -21,7 +21,7 @@ def write_states(
 ) -> tuple[dict[str, StateIds], int]:
     """Returns the new ids of each step's states, which were `held` before, and how many keys changed.
 
-    1. What changed goes into delta files. 2. Groups whose deltas have outgrown them are folded into snapshots. 3. What was there before is kept, to go back to.
+    1. What changed goes into delta files. 2. Chains that have grown long are folded or merged. 3. What was there before is kept, to go back to.
     4. The store is stamped with the new ids.
     """
     fresh = {step: dict(held[step]) for step in states}
@@ -30,37 +30,60 @@ def write_states(
         if (changed := state.changed()) is None:
             continue
         sizes = txn.sizes.setdefault(step, ChainSizes())
-        written = _write_delta(files[step], changed, fresh[step], sizes)  # 1
-        _fold(txn, state.number, files[step], fresh[step], sizes, written)  # 2
+        _write_delta(files[step], changed, fresh[step], sizes)  # 1
+        _fold(txn, state.number, files[step], fresh[step], sizes)  # 2
+        _merge(files[step], fresh[step], sizes)
         undo.append((changed.stored, changed.before))
     kept = txn.keep_undo(*(pa.concat_arrays(column) for column in zip(*undo, strict=True))) if undo else None  # 3
     txn.stamp(fresh, list(states), before=held, undo=kept)  # 4
     return fresh, sum(len(keys) for keys, _ in undo)
 
 
-def _write_delta(files: StateFiles, changed: Changed, ids: StateIds, sizes: ChainSizes) -> int:
-    """Returns the file's size."""
+def _write_delta(files: StateFiles, changed: Changed, ids: StateIds, sizes: ChainSizes) -> None:
     rows = np.bincount(changed.groups, minlength=GROUPS)
     touched = np.flatnonzero(rows).tolist()
     name, size = files.write(changed.keys, changed.after, changed.groups, {group: ids.get(group) for group in touched})
     for group in touched:
-        sizes.add(group, share(size, int(rows[group]), len(changed)), begins=group not in ids)
+        add = sizes.add if group in ids else sizes.begin
+        add(group, share(size, int(rows[group]), len(changed)))
         ids[group] = name
-    return size
+    sizes.earn(size)
 
 
-def _fold(txn: StoreTransaction, number: int, files: StateFiles, ids: StateIds, sizes: ChainSizes, written_bytes: int) -> None:
+def _fold(txn: StoreTransaction, number: int, files: StateFiles, ids: StateIds, sizes: ChainSizes) -> None:
     """All groups whose turn it is, as they are now, in one file."""
-    chosen = sorted(sizes.to_fold(written_bytes))
+    chosen = sorted(sizes.to_fold())
     if not chosen:
         return
-    contents = [txn.scan(bytes([number, group])) for group in chosen]
-    counts = [len(content) for content in contents]
-    keys, values = _columns([pair for content in contents for pair in content])
-    name, size = files.write(keys, values, np.repeat(np.array(chosen, np.uint8), counts), dict.fromkeys(chosen))
-    for group, count in zip(chosen, counts, strict=True):
+    contents = [_columns(txn.scan(bytes([number, group]))) for group in chosen]
+    name, shares = _written(files, chosen, contents, dict.fromkeys(chosen))
+    for group, size in zip(chosen, shares, strict=True):
         ids[group] = name
-        sizes.add(group, share(size, count, sum(counts)), begins=True)
+        sizes.folded(group, size)
+
+
+def _merge(files: StateFiles, ids: StateIds, sizes: ChainSizes) -> None:
+    """The newest deltas of all groups, in one file that stands in their place."""
+    chosen = sizes.to_merge()
+    if not chosen:
+        return
+    cache: dict[str, StateFile] = {}
+    chains = {group: list(files.chain(group, ids[group], most=count, cache=cache)) for group, count in chosen.items()}
+    contents = [folded(chain, group, with_deletions=True) for group, chain in chains.items()]
+    name, shares = _written(files, list(chosen), contents, {group: chain[-1].parents[group] for group, chain in chains.items()})
+    for group, size in zip(chosen, shares, strict=True):
+        ids[group] = name
+        sizes.merged(group, size)
+
+
+def _written(
+    files: StateFiles, groups: Sequence[int], contents: Sequence[tuple[pa.Array, pa.Array]], parents: Mapping[int, str | None]
+) -> tuple[str, list[int]]:
+    """A file with the keys and values of some groups; returns its id, and the bytes of each group in it."""
+    counts = [len(keys) for keys, _ in contents]
+    keys, values = (pa.concat_arrays(column) for column in zip(*contents, strict=True))
+    name, size = files.write(keys, values, np.repeat(np.array(groups, np.uint8), counts), parents)
+    return name, [share(size, count, sum(counts)) for count in counts]
 
 
 def _columns(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[pa.Array, pa.Array]:

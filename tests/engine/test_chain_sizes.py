@@ -1,0 +1,122 @@
+"""Chains of state files stay short, at a cost that follows the change: folding, merging, and their bookkeeping, which survives the loss of the local store."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from headrace.engine.chain_sizes import ChainSizes
+from headrace.engine.local_store import LocalStore
+from headrace.engine.state_files import GROUPS, StateFile, StateIds
+from tests.engine.test_state import STEP, Shard, apply, in_files, some_changes
+
+
+def sizes_of(shard: Shard, ids: StateIds) -> ChainSizes:
+    store = LocalStore(shard.local, list(shard.groups))
+    with store.transaction() as txn:
+        txn.bring_to({STEP: ids}, [STEP], {STEP: shard.files})
+        found = txn.sizes[STEP]
+    store.close()
+    return found
+
+
+def sizes(chain_sizes: ChainSizes) -> dict[int, tuple[int, int]]:
+    return {group: (chain.first_bytes, chain.delta_bytes) for group, chain in chain_sizes.chains.items()}
+
+
+def test_sizes_are_the_same_when_they_are_computed_from_the_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.engine.chain_sizes._SMALL_BYTES", 500)
+    monkeypatch.setattr("headrace.engine.chain_sizes._MERGE_FILES", 12)
+    shard, rng = Shard(tmp_path), random.Random(1)
+    ids: StateIds = {}
+    for _ in range(40):
+        ids = shard.batch(ids, some_changes(rng, 40))
+    kept = sizes_of(shard, ids)
+    assert shard.how == "there"
+    shutil.rmtree(shard.local)
+    assert sizes(sizes_of(shard, ids)) == sizes(kept)
+    assert any(chain.delta_bytes for chain in kept.chains.values())
+
+
+def test_sizes_go_back_with_the_undo(tmp_path: Path) -> None:
+    shard, rng = Shard(tmp_path), random.Random(2)
+    first = shard.batch({}, some_changes(rng, 100))
+    before = sizes(sizes_of(shard, first))
+    shard.batch(first, some_changes(rng, 100))
+    assert sizes(sizes_of(shard, first)) == before
+    assert shard.content(first) == in_files(shard.files, first)
+
+
+def test_a_store_that_is_behind_is_given_the_files_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard, rng = Shard(tmp_path), random.Random(3)
+    ids = shard.batch({}, some_changes(rng, 100))
+    behind = Shard(tmp_path)
+    behind.local = tmp_path / "another"
+    assert behind.content(ids) == in_files(shard.files, ids)
+    for _ in range(5):
+        ids = shard.batch(ids, some_changes(rng, 30))
+    read: list[str] = []
+    real = behind.files.read
+
+    def noted(name: str) -> StateFile:
+        read.append(name)
+        return real(name)
+
+    monkeypatch.setattr(behind.files, "read", noted)
+    assert behind.content(ids) == in_files(shard.files, ids)
+    assert behind.how == "caught up"
+    assert len(read) == 5
+    assert sizes(sizes_of(behind, ids)) == sizes(sizes_of(shard, ids))
+
+
+def test_many_small_deltas_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large state and small changes: it would take long until folding is worth it, and chains stay short all the same."""
+    monkeypatch.setattr("headrace.engine.chain_sizes._MERGE_FILES", 10)
+    shard, rng = Shard(tmp_path), random.Random(4)
+    model = {b"k%d" % number: b"x" * 50 for number in range(3000)}
+    ids = shard.batch({}, dict(model))
+    for number in range(95):
+        changes = {b"k%d" % rng.randrange(200): None if rng.random() < 0.2 else b"v%d" % number for _ in range(3)}
+        held, ids, model = ids, shard.batch(ids, dict(changes)), apply(model, changes)
+        if number % 20 == 0:
+            shard.batch(held, dict(changes))  # an attempt that came to nothing
+            assert shard.content(ids) == model
+    longest = max(len(list(shard.files.chain(group, name))) for group, name in ids.items())
+    assert longest < 1 + 10 + 95 / 10
+    assert in_files(shard.files, ids) == model
+    shutil.rmtree(shard.local)
+    assert shard.content(ids) == model
+
+
+def test_no_more_is_folded_than_deltas_pay_for() -> None:
+    """A state that is only updated, a thousand times as large as a change: about half as many bytes again, never many at once, and deltas at most three times the state."""
+    known = ChainSizes()
+    for group in range(GROUPS):
+        known.begin(group, 1_000_000)
+    folded: list[int] = []
+    for _ in range(5000):
+        for group in range(GROUPS):
+            known.add(group, 1000)
+        known.earn(1000 * GROUPS)
+        chosen = known.to_fold()
+        for group in chosen:
+            known.folded(group, 1_000_000)
+        folded.append(len(chosen))
+        assert max(chain.delta_bytes for chain in known.chains.values()) < 3_200_000
+    assert max(folded) == 1
+    assert sum(folded[3000:]) * 1_000_000 == pytest.approx(0.5 * 2000 * 1000 * GROUPS, rel=0.05)
+
+
+def test_chains_stay_short_where_all_keys_are_new() -> None:
+    known = ChainSizes()
+    for _ in range(1000):
+        for group in range(GROUPS):
+            (known.add if group in known.chains else known.begin)(group, 20_000)
+        known.earn(20_000 * GROUPS)
+        for group in known.to_fold():
+            chain = known.chains[group]
+            known.folded(group, chain.first_bytes + chain.delta_bytes)
+        assert all(chain.delta_bytes < max(4 * chain.first_bytes, 160_000) for chain in known.chains.values())
