@@ -23,7 +23,9 @@ DRIVER = """
 import json, subprocess, sys
 names = {"__name__": "__main__"}
 for language, line, text in json.load(sys.stdin):
-    if language == "python":
+    if language.startswith("file="):
+        open(language.removeprefix("file="), "w").write(text)
+    elif language == "python":
         exec(compile("\\n" * line + text, "README.md", "exec"), names)
     else:
         subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True)
@@ -42,14 +44,14 @@ class Section:
 
 
 def sections(page: str) -> list[Section]:
-    """The sections with snippets that run: ```python and ```bash. Others (```console) are for reading."""
+    """The sections with snippets that run, ```python and ```bash, or are files to save, ```python file=NAME. Others (```console) are for reading."""
     found: dict[str, list[tuple[str, int, str]]] = {}
     title = ""
-    for match in re.finditer(r"^## ([^\n]+)$|^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
-        heading, language, text = match.groups()
+    for match in re.finditer(r"^## ([^\n]+)$|^```(\w*) ?(file=\S+)?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        heading, language, file, text = match.groups()
         title = heading or title
         if language in {"python", "bash"}:
-            found.setdefault(title, []).append((language, page.count("\n", 0, match.start()) + 1, text))
+            found.setdefault(title, []).append((file or language, page.count("\n", 0, match.start()) + 1, text))
     return [Section(each, tuple(blocks)) for each, blocks in found.items()]
 
 
@@ -67,11 +69,11 @@ def run_section(section: Section, directory: Path, address: str = PLACEHOLDER) -
 
 
 def choose(*, spark: bool, kafka: bool) -> list[Section]:
-    return [each for each in SECTIONS if each.needs("hr.spark(") == spark and each.needs(PLACEHOLDER) == kafka]
+    return [each for each in SECTIONS if (each.needs("hr.spark(") or each.needs("headrace run ")) == spark and each.needs(PLACEHOLDER) == kafka]
 
 
 def test_the_page_has_its_snippets() -> None:
-    assert [each.title for each in SECTIONS] == ["The log in five minutes", "On the command line", "With Spark", "On Kafka"]
+    assert [each.title for each in SECTIONS] == ["The log in five minutes", "A pipeline in five minutes", "On the command line", "With Spark", "On Kafka"]
 
 
 @pytest.mark.parametrize("section", choose(spark=False, kafka=False), ids=lambda each: each.title)
