@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from headrace.engine.shard import write_report
+from headrace.engine.reports import write_report
 from headrace.engine.tasks import ORDER_FIELDS
 from headrace.log.dead import row_to_text
 
@@ -28,10 +29,12 @@ class Diverter:
     _letters: list[dict[str, object]] = field(default_factory=list)
 
     def divert(self, rows: pa.RecordBatch, reason: str) -> None:
+        """Put rows aside. One of a topic says where it stood there; one that a stage made has no such place."""
         names = [name for name in rows.schema.names if name not in _ORDER]
-        places = zip(*(rows.column(name).to_pylist() for name in ("_tick", "_partition", "_offset")), strict=True)
-        for text, (tick, partition, offset) in zip(row_to_text(rows.select(names)), places, strict=True):
-            self._letters.append({"row": text, "tick": tick, "partition": partition, "offset": offset, "reason": reason})
+        places = zip(*(rows.column(name).to_pylist() for name in _ORDER), strict=True)
+        for text, (tick, rank, partition, offset) in zip(row_to_text(rows.select(names)), places, strict=True):
+            place = {} if rank < 0 else {"partition": partition, "offset": offset}
+            self._letters.append({"row": text, "tick": tick, "reason": reason, **place})
 
     def without_null_keys(self, rows: pa.RecordBatch, key: tuple[str, ...]) -> pa.RecordBatch:
         """The rows that have a key."""
@@ -48,8 +51,9 @@ class Diverter:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         name = f"diverted-{self.step}-{part}"
-        (self.directory / f"{name}.letters").write_text("\n".join(map(json.dumps, self._letters)))
-        write_report(self.directory, name, {"diverted": {self.step: f"{name}.letters"}, "counts": {f"{self.step}.diverted": len(self._letters)}})
+        file = f"{name}-{os.urandom(4).hex()}.letters"  # another attempt, which may come late, must not write into a file that is being read
+        (self.directory / file).write_text("\n".join(map(json.dumps, self._letters)))
+        write_report(self.directory, name, {"diverted": {self.step: file}, "counts": {f"{self.step}.diverted": len(self._letters)}})
 
 
 def this_task() -> str:

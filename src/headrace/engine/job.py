@@ -15,7 +15,7 @@ from headrace.engine.clocks import ClockSpec
 from headrace.engine.diverting import Diverter, this_task
 from headrace.engine.event_times import EventTimes
 from headrace.engine.packing import hello, pack
-from headrace.engine.shard import write_report
+from headrace.engine.reports import write_report
 from headrace.engine.spec import BatchContext, BatchResult
 from headrace.engine.tasks import TopicRange
 from headrace.log.api import Staged

@@ -5,11 +5,8 @@ An attempt that fails, repeats or comes late leaves files that nobody refers to,
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,14 +14,16 @@ import pyarrow as pa
 
 from headrace.engine.account import account, write_rows
 from headrace.engine.clocks import BatchClocks
+from headrace.engine.diverting import Diverter
 from headrace.engine.labels import labels
 from headrace.engine.local_store import LocalStore, StoreTransaction
 from headrace.engine.packing import hello, pack, packed_rows, shard_groups, to_blob, unpack
-from headrace.engine.spec import BatchContext, HostedStep, StageSpec, TopicTarget
+from headrace.engine.reports import write_report
+from headrace.engine.spec import BatchContext, HostedStep, StageSpec, StageTarget, TopicTarget
 from headrace.engine.state_files import StateFiles
 from headrace.engine.state_writing import write_states
 from headrace.engine.step_state import StepState
-from headrace.engine.tasks import ORDER_FIELDS, TICK
+from headrace.engine.tasks import DERIVED, ORDER_FIELDS, TICK
 from headrace.log.keys import partitions_by_key
 from headrace.operators.aggregate import PARTIAL
 from headrace.operators.kernel import TimedKernel
@@ -92,7 +91,7 @@ class ShardFunction:
 
     def _hand_on(self, shard: int, result: pa.Table | None, report: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         following = self.stage.next
-        if isinstance(following, tuple | TopicTarget) and shard == 0:
+        if isinstance(following, StageTarget | TopicTarget) and shard == 0:
             yield hello(self.context.shards)
         if result is None or not result.num_rows:
             return
@@ -101,10 +100,16 @@ class ShardFunction:
             report.setdefault("views", {})[view] = write_rows(self.context.job_directory, f"view-{view}-{shard}", placed)
         if isinstance(following, TopicTarget):
             yield from by_partition(0, following, placed, self.context.shards)
-        elif isinstance(following, tuple):
-            yield from pack(self.stage.port, placed.to_batches(), following, self.context.shards)
+        elif isinstance(following, StageTarget):
+            yield from self._to_stage(shard, following, placed)
         elif following == "rows":
             yield from placed.to_batches(max_chunksize=100_000)
+
+    def _to_stage(self, shard: int, following: StageTarget, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+        diverter = Diverter(self.context.job_directory, following.step)
+        keyed = (diverter.without_null_keys(batch, following.key) for batch in rows.to_batches())
+        yield from pack(following.port, keyed, following.key, self.context.shards)
+        diverter.finish(f"{following.port}-{shard}")
 
     def _report(self, shard: int, report: dict[str, Any]) -> None:
         """A small file a task: whichever attempt's is found, it stands for the same rows."""
@@ -119,13 +124,6 @@ def _stepped(step: HostedStep, state: StepState, inputs: dict[int, pa.Table], cl
         return step.kernel.step_timed(state, rows, [clocks.of(given.clocks) for given in step.inputs])
     found = [rows for rows in inputs.values() if rows.num_rows]
     return step.kernel.step(state, found[0] if len(found) == 1 else _in_order(found)) if found else None
-
-
-def write_report(directory: Path, name: str, report: dict[str, Any]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    fresh = directory / f".{name}-{os.urandom(4).hex()}"
-    fresh.write_text(json.dumps(report))
-    fresh.rename(directory / f"{name}.json")
 
 
 def _in_order(tables: list[pa.Table]) -> pa.Table | None:
@@ -149,7 +147,7 @@ def with_order(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
     """Results with their place in a tick: by key group, and within one as the kernel gave them. So it does not depend on the number of shards."""
     groups = key_groups(encode_keys(rows, list(key))).astype(np.int32)
     order = {
-        "_rank": pa.array(np.zeros(rows.num_rows, np.int32)),
+        "_rank": pa.array(np.full(rows.num_rows, DERIVED, np.int32)),
         "_partition": pa.array(groups),
         "_offset": pa.array(np.arange(rows.num_rows, dtype=np.int64)),
     }

@@ -44,18 +44,26 @@ class TopicTarget:
 
 
 @dataclass(frozen=True)
+class StageTarget:
+    """The stage behind the next shuffle: its first step, the key by which it gets rows, and which of its inputs these are."""
+
+    step: str
+    key: tuple[str, ...]
+    port: int
+
+
+@dataclass(frozen=True)
 class StageSpec:
     """Kernels with one key behind one shuffle, and where the last one's rows go: into views, and on to what is next.
 
-    `next`: nothing, rows for Spark ("rows"), blobs for a stage by another key (a tuple of columns), or blobs for the tasks that write a topic.
+    `next`: nothing, rows for Spark ("rows"), blobs for a stage by another key, or blobs for the tasks that write a topic.
     """
 
     name: str
     steps: tuple[HostedStep, ...]
     key: tuple[str, ...]  # by which the rows that come out are put into order within a tick
     views: tuple[str, ...] = ()
-    next: str | tuple[str, ...] | TopicTarget | None = None
-    port: int = 0  # which input of the next stage the rows are
+    next: str | StageTarget | TopicTarget | None = None
 
 
 @dataclass(frozen=True)

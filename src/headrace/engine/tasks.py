@@ -19,6 +19,7 @@ from headrace.log.spark.handles import shared_log
 from headrace.log.spark.options import Address
 
 TICK, RANK = "_tick", "_rank"
+DERIVED = -1  # the rank of rows that a stage made: below zero, also behind a union
 _MOST_ROWS_A_BATCH = 100_000
 ORDER_FIELDS = (
     pa.field(TICK, pa.int64(), nullable=False),

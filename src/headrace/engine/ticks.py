@@ -43,6 +43,7 @@ class TickJournal:
         log.create_topic(self.topic, _SCHEMA, exist_ok=True)
         self._ticks: list[Tick] = []
         self._offset = 0
+        self._unsure = False  # whether something was given to a transaction whose outcome has not been looked at
         self.refresh()
 
     def refresh(self) -> None:
@@ -52,6 +53,7 @@ class TickJournal:
             numbered = {topic: {int(p): end for p, end in parts.items()} for topic, parts in ends.items()}
             before = self._ticks[-1].ends if self._ticks and not row["whole"] else {}
             self._ticks.append(Tick(row["tick"], row["time_us"], _merged(before, numbered)))
+        self._unsure = False
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         for batch in self.log.read(self.topic, 0, self._offset):
@@ -65,6 +67,8 @@ class TickJournal:
 
     @property
     def last(self) -> Tick | None:
+        if self._unsure:  # a commit that failed may have happened nevertheless; to record the same number twice would be worse than to look
+            self.refresh()
         return self._ticks[-1] if self._ticks else None
 
     def between(self, after: int, up_to: int) -> Sequence[Tick]:
@@ -86,6 +90,7 @@ class TickJournal:
             ends = tick.ends if before is None or whole else _changed(before.ends, tick.ends)
             rows.append({"tick": tick.number, "time_us": tick.time_us, "whole": whole, "ends": json.dumps(ends, separators=(",", ":"))})
             before = tick
+        self._unsure = True
         tx.append(self.topic, rows)
 
 

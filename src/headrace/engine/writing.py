@@ -13,7 +13,8 @@ from pyspark import TaskContext
 from headrace.engine.account import write_rows
 from headrace.engine.labels import labels
 from headrace.engine.packing import unpack
-from headrace.engine.shard import by_partition, chosen_partitions, write_report
+from headrace.engine.reports import write_report
+from headrace.engine.shard import by_partition, chosen_partitions
 from headrace.engine.spec import BatchContext, TopicTarget
 from headrace.engine.tasks import ORDER_FIELDS, TICK
 from headrace.log.spark.handles import shared_log

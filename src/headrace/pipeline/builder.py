@@ -17,7 +17,7 @@ from headrace.engine.filtering import KEEP, keep_changes
 from headrace.engine.job import Combining, Greet, PackRows, ReadAndPack, Reading, ReadRows
 from headrace.engine.packing import PACKED
 from headrace.engine.shard import ShardFunction
-from headrace.engine.spec import BatchContext, HostedInput, HostedStep, StageSpec, TopicTarget
+from headrace.engine.spec import BatchContext, HostedInput, HostedStep, StageSpec, StageTarget, TopicTarget
 from headrace.engine.tasks import ORDER_FIELDS, ranges
 from headrace.engine.ticks import Tick
 from headrace.engine.writing import PackForTopic, WriteTopic, WriteView
@@ -189,12 +189,10 @@ class JobBuilder:
 
     # Stages
 
-    def _stage(
-        self, step: Step, views: tuple[str, ...], following: str | tuple[str, ...] | TopicTarget | None, *, port: int = 0, schema: str = PACKED
-    ) -> DataFrame:
+    def _stage(self, step: Step, views: tuple[str, ...], following: str | StageTarget | TopicTarget | None, *, schema: str = PACKED) -> DataFrame:
         chain = self._fused(step)
         hosted = tuple(_hosted(each) for each in chain)
-        stage = StageSpec(step.name, hosted, _order_key(step), views, following, port)
+        stage = StageSpec(step.name, hosted, _order_key(step), views, following)
         first, key = chain[0], stage_key(step)
         inputs = [self._packed(each, key, first.name, port, self._combining(hosted[0])) for port, each in enumerate(first.inputs or (first,))]
         packed = reduce(lambda left, right: left.unionAll(right), inputs)
@@ -232,7 +230,7 @@ class JobBuilder:
             read = ReadAndPack(reading, port, of, key, self.context.shards, combine)
             return self._tasks(len(reading.ranges)).mapInArrow(read, PACKED).unionAll(self._greeting())
         if keeps_state(step) and alone:
-            return self._stage(step, (), key, port=port)
+            return self._stage(step, (), StageTarget(of, key, port))
         return self.rows(step).mapInArrow(PackRows(port, of, key, self.context.shards, self.context.job_directory), PACKED).unionAll(self._greeting())
 
     def _greeting(self) -> DataFrame:
