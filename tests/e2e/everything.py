@@ -1,0 +1,184 @@
+"""A pipeline with a bit of everything that runs without Spark SQL, and what must come out of it, computed the obvious way from the log and the recorded ticks."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+import headrace as hr
+from headrace.engine.ticks import Tick
+from headrace.log.api import CHANGE_TYPE, Log
+from headrace.log.dead import letters
+from headrace.operators.keys import encode_keys, key_groups
+from headrace.sinks.view_reader import ViewReader
+from headrace.testing.pipelines import PipelineTest
+from tests.operators.oracle import Oracle
+
+Row = dict[str, Any]
+Changes = list[tuple[int, Row]]  # a tick, and what changed in it
+Place = tuple[int | None, int | None]  # partition and offset; of a row that a stage made, neither
+ORDERS = "k BIGINT, v BIGINT, note STRING"
+PEOPLE = "id BIGINT, city STRING, age INT"
+
+
+def everything() -> hr.Pipeline:
+    """Two inputs of one kind and a table; a stage behind a stage; a stage with several consumers; aggregates that see the order of rows."""
+    pipeline = hr.Pipeline("all")
+    orders = pipeline.topic("orders", schema=ORDERS, partitions=2)
+    late_orders = pipeline.topic("late_orders", schema=ORDERS)
+    people = pipeline.table("people", schema=PEOPLE, key="id", partitions=2)
+    totals = orders.group_by("k").aggregate(
+        n=hr.agg.count(), s=hr.agg.sum("v"), first=hr.agg.first("v"), last=hr.agg.last("note"), all=hr.agg.collect("v", most=1000), name="totals"
+    )
+    pipeline.write("totals", totals, partitions=3)
+    pipeline.view("by_key", totals)
+    pipeline.view("by_count", totals.group_by("n").aggregate(keys=hr.agg.count(), most=hr.agg.max("s"), name="by_count"))
+    pipeline.write("counted", orders.group_by("note").aggregate(n=hr.agg.count(), least=hr.agg.min("v"), name="counted"), partitions=2)
+    pipeline.view("cities", people.group_by("city").aggregate(n=hr.agg.count(), oldest=hr.agg.max("age"), name="cities"))
+    pipeline.view("newest", orders.union(late_orders).to_table("k", name="newest"))
+    return pipeline
+
+
+KEYS = {"totals": "k", "by_key": "k", "by_count": "n", "counted": "note", "cities": "city", "newest": "k"}
+VIEWS, TOPICS = ("by_key", "by_count", "cities", "newest"), ("totals", "counted")
+
+
+@dataclass
+class Expected:
+    """What each output must tell, tick by tick, and which rows of which step must become dead letters."""
+
+    told: dict[str, Changes]
+    diverted: dict[str, list[Place]]
+
+
+def expected(log: Log, ticks: Iterable[Tick]) -> Expected:
+    plan = everything().plan()
+    steps = {step.name: step for step in plan.steps()}
+
+    def oracle(name: str, **options: Any) -> Oracle:
+        step: Any = steps[name]
+        return Oracle(step.input.schema, step.by, step.aggregates, **options)
+
+    totals, counted, by_count, cities = oracle("totals"), oracle("counted"), oracle("by_count", row_key=["k"]), oracle("cities", row_key=["id"])
+    people, newest = Latest("id"), Latest("k")
+    told: dict[str, Changes] = defaultdict(list)
+    diverted: dict[str, list[Place]] = defaultdict(list)
+    for number, rows in rows_by_tick(log, ("late_orders", "orders", "people"), ticks):
+        orders, late = rows["orders"], rows["late_orders"]
+        changed = totals.tick(number, with_key(orders, "k", diverted["totals"]))
+        for name, made in {
+            "totals": changed,
+            "by_key": changed,
+            "by_count": by_count.tick(number, changed),
+            "counted": counted.tick(number, with_key(orders, "note", diverted["counted"])),
+            "cities": cities.tick(number, with_key(people.tick(rows["people"]), "city", diverted["cities"])),
+            "newest": newest.tick(with_key([*late, *orders], "k", diverted["newest"])),
+        }.items():
+            told[name] += [(number, {column: value for column, value in row.items() if column != "_tick"}) for row in made]
+    return Expected(told, diverted)
+
+
+def with_key(rows: list[Row], key: str, without: list[Place]) -> list[Row]:
+    without += [(row.get("_partition"), row.get("_offset")) for row in rows if row[key] is None]
+    return [row for row in rows if row[key] is not None]
+
+
+class Latest:
+    """The newest row of each key."""
+
+    def __init__(self, key: str) -> None:
+        self.key, self.rows = key, dict[Any, Row]()
+
+    def tick(self, rows: list[Row]) -> list[Row]:
+        before = dict(self.rows)
+        for row in rows:
+            plain = {name: value for name, value in row.items() if not name.startswith("_")}
+            if row.get(CHANGE_TYPE) == "delete":
+                self.rows.pop(row[self.key], None)
+            else:
+                self.rows[row[self.key]] = plain
+        touched = sorted({row[self.key] for row in rows})
+        return [change for key in touched for change in self._told(before.get(key), self.rows.get(key))]
+
+    @staticmethod
+    def _told(was: Row | None, now: Row | None) -> list[Row]:
+        if was == now:
+            return []
+        if was is None or now is None:
+            return [{**now, CHANGE_TYPE: "insert"}] if now else [{**(was or {}), CHANGE_TYPE: "delete"}]
+        return [{**was, CHANGE_TYPE: "update_preimage"}, {**now, CHANGE_TYPE: "update_postimage"}]
+
+
+def rows_by_tick(log: Log, topics: Iterable[str], ticks: Iterable[Tick]) -> Iterator[tuple[int, dict[str, list[Row]]]]:
+    """Rows in the pipeline's order: tick, topic, partition, offset."""
+    found = {topic: sorted(log.read(topic).to_pylist(), key=lambda row: (row["_partition"], row["_offset"])) for topic in topics}
+    before = Tick(0, 0, {})
+    for tick in ticks:
+        inside = {
+            topic: [row for row in rows if before.end(topic, row["_partition"]) <= row["_offset"] < tick.end(topic, row["_partition"])]
+            for topic, rows in found.items()
+        }
+        yield tick.number, inside
+        before = tick
+
+
+# What came out
+
+
+def check(test: PipelineTest) -> None:
+    """Every output against the oracle, tick by tick and row by row; every diverted row once."""
+    ticks = list(test.runner.journal.between(0, test.runner.tick))
+    right = expected(test.log, ticks)
+    for topic in TOPICS:
+        check_topic(test, topic, right.told[topic])
+    with ViewReader(test.root / "state" / "views.db") as reader:
+        for view in VIEWS:
+            told = [(tick, row) for tick, table in reader.changes_since(view, 0) for row in table.to_pylist()]
+            assert told == in_groups(right.told[view], view), f"the view {view}"
+            assert {row[KEYS[view]]: row for row in reader.table(view).to_pylist()} == folded(right.told[view], KEYS[view])
+    for step, places in right.diverted.items():
+        found = letters(test.log, step) if places else []
+        assert Counter((letter["source_partition"], letter["source_offset"]) for letter in found) == Counter(places), f"dead letters of {step}"
+
+
+def check_topic(test: PipelineTest, topic: str, told: Changes) -> None:
+    """A topic's rows in each partition are those of the oracle in their order; and the partition is the key's."""
+    info, key = test.log.topic(topic), KEYS[topic]
+    rows = test.log.read(topic).to_pylist()
+    place = {row[key]: row["_partition"] for row in rows}
+    for partition in range(info.partitions):
+        inside = sorted((row for row in rows if row["_partition"] == partition), key=lambda row: row["_offset"])
+        plain = [{name: value for name, value in row.items() if name in {*info.arrow_schema.names, CHANGE_TYPE}} for row in inside]
+        assert plain == [row for _, row in told if place.get(row[key], 0) == partition], f"{topic}[{partition}]"
+
+
+def in_groups(told: Changes, view: str) -> Changes:
+    """A view keeps the changes of a tick by key group, and in it by key."""
+    if not told:
+        return told
+    key = pa.array([row[KEYS[view]] for _, row in told])
+    groups = key_groups(encode_keys(pa.table({"key": key}), ["key"])).tolist()
+    return [change for _, _, change in sorted(((change[0], group, change) for change, group in zip(told, groups, strict=True)), key=lambda each: each[:2])]
+
+
+def folded(told: Changes, key: str) -> dict[Any, Row]:
+    """What changes amount to. No row is taken back that is not there, and there are never two for a key."""
+    state: dict[Any, Row] = {}
+    for _, change in told:
+        row = {name: value for name, value in change.items() if name != CHANGE_TYPE}
+        kind = change[CHANGE_TYPE]
+        if kind == "insert":
+            assert row[key] not in state
+        else:
+            assert row[key] in state
+        if kind in {"delete", "update_preimage"}:
+            assert state[row[key]] == row
+        if kind == "delete":
+            del state[row[key]]
+        elif kind != "update_preimage":
+            state[row[key]] = row
+    return state

@@ -1,0 +1,167 @@
+"""Any split of ticks into batches, any number of shards, restarts, failures anywhere, tasks that run twice or far too late: the same rows with the same ticks.
+
+The jobs run in this process (`tests/engine/plain_spark.py`), so that there can be many; what they run is the engine. `test_engine.py` has a few through Spark.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import HeadraceError
+from headrace.testing.pipelines import PipelineTest
+from tests.crash.inject.points import POINTS, put_in_place
+from tests.e2e.everything import check, everything
+from tests.engine.plain_spark import Fault, PlainSpark
+
+MOST_TRIES = 40
+orders = st.lists(
+    st.fixed_dictionaries(
+        {"k": st.none() | st.integers(0, 5), "v": st.none() | st.integers(-3, 3), "note": st.none() | st.sampled_from(["a", "b", "ünï", ""])}
+    ),
+    max_size=8,
+)
+people = st.lists(
+    st.fixed_dictionaries({
+        "id": st.integers(0, 4), "city": st.none() | st.sampled_from(["Oslo", "Rome"]), "age": st.none() | st.integers(1, 90),
+        "_change_type": st.sampled_from(["insert", "update_postimage", "delete"]),
+    }),
+    max_size=5,
+)  # fmt: skip
+tick_rows = st.fixed_dictionaries({"orders": orders, "late_orders": orders, "people": people})
+
+
+@dataclass(frozen=True)
+class Move:
+    """A batch of at most so many ticks; what happens before it."""
+
+    most_ticks: int
+    restart: bool
+    shards: int
+    lose_store: bool
+    late_tasks: int
+
+
+@dataclass
+class Faults:
+    """Strikes at some of the points that are passed, by their number. None for now if it is told to rest."""
+
+    at: frozenset[int]
+    passed: int = 0
+    struck: list[str] = field(default_factory=list)
+    resting: bool = True
+
+    def strike(self, point: str) -> None:
+        if self.resting:
+            return
+        self.passed += 1
+        if self.passed in self.at:
+            self.struck.append(point)
+            raise Fault(point)
+
+
+moves = st.builds(
+    Move, most_ticks=st.integers(1, 5), restart=st.booleans(), shards=st.integers(1, 4), lose_store=st.integers(0, 4).map(lambda n: n == 0),
+    late_tasks=st.integers(0, 3),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Life:
+    """What happens to a pipeline, all of it."""
+
+    ticks: list[dict[str, list[dict[str, Any]]]]
+    moves: list[Move]
+    faults: frozenset[int]
+    repeats: float
+    seed: int
+
+
+lives = st.builds(
+    Life,
+    ticks=st.lists(tick_rows, min_size=1, max_size=6),
+    moves=st.lists(moves, max_size=6),
+    faults=st.frozensets(st.integers(1, 200), max_size=6),
+    repeats=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 3),
+)
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> list[Faults]:
+    """The faults of the life that is lived just now, in a list of one."""
+    current = [Faults(frozenset())]
+
+    def strike(point: str) -> None:
+        current[0].strike(point)
+
+    put_in_place(POINTS, strike, monkeypatch.setattr)
+    return current
+
+
+def live(life: Life, faults: Faults, root: Path) -> None:
+    """Feed and run, whatever happens, and check what came out."""
+    spark: Any = PlainSpark(chance=Random(life.seed), repeats=life.repeats)
+    with PipelineTest(everything(), root, spark, shards=1) as test:
+        for rows in life.ticks:
+            for topic, fed in rows.items():
+                if fed:
+                    test.feed(topic, fed)
+            test.cut(forced=True)
+        for move in life.moves:
+            advance(test, move, faults, spark)
+        finish(test, faults)
+        for point in faults.struck:
+            event(f"struck: {point}")
+        check(test)
+
+
+def advance(test: PipelineTest, move: Move, faults: Faults, spark: PlainSpark) -> None:
+    if move.restart:
+        test.restart(shards=move.shards, lose_local_store=move.lose_store)
+    if spark.zombies:
+        for _ in range(move.late_tasks):
+            with suppress(HeadraceError, OSError, Fault):
+                spark.chance.choice(spark.zombies)()
+    faults.resting = False
+    with suppress(Fault):
+        test.step(move.most_ticks)
+    faults.resting = True
+
+
+def finish(test: PipelineTest, faults: Faults) -> None:
+    faults.resting = False
+    for _ in range(MOST_TRIES):
+        with suppress(Fault):
+            if not test.step(3):
+                break
+    else:
+        raise AssertionError("it never came to its end")
+    faults.resting = True
+
+
+def lived(life: Life, faults: list[Faults]) -> None:
+    faults[0] = Faults(life.faults)
+    with TemporaryDirectory() as root:
+        live(life, faults[0], Path(root))
+
+
+@given(life=lives)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_whatever_happens_the_rows_and_their_ticks_are_the_same(life: Life, faults: list[Faults]) -> None:
+    lived(life, faults)
+
+
+@pytest.mark.slow
+@given(life=lives)
+@settings(max_examples=1000, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_the_same_a_thousand_times(life: Life, faults: list[Faults]) -> None:
+    lived(life, faults)

@@ -1,0 +1,142 @@
+"""What the job builder needs of Spark, in this process: tasks one after the other, in an order of chance, some of them tried again, run twice, or long after their time.
+
+It is for properties, which want hundreds of runs; the runner, the builder and everything a task does are the real ones, and every attempt of a task has its own
+copy of its function, as in Spark. There is no Spark SQL here: pipelines under test have none.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext, cloudpickle
+
+from headrace.engine.labels import spark_hash
+
+Batches = Iterable[pa.RecordBatch]
+Part = Callable[[], Iterator[pa.RecordBatch]]
+MOST_ATTEMPTS = 4
+
+
+class Fault(Exception):
+    """Something broke, on purpose."""
+
+
+@dataclass
+class PlainSpark:
+    """The session. `chance` orders tasks and what they get; a task that raises `Fault` is tried again; some that succeeded are run again, at once or later."""
+
+    cores: int = 2
+    chance: Random = field(default_factory=lambda: Random(0))
+    repeats: float = 0.0
+    zombies: list[Callable[[], object]] = field(default_factory=list)
+    """The tasks of earlier jobs, to be run when nobody waits for them any more."""
+
+    @property
+    def conf(self) -> dict[str, str]:
+        return {"spark.sql.shuffle.partitions": str(self.cores)}
+
+    def range(self, start: int, stop: int, step: int, parts: int) -> Frame:
+        numbers = list(range(start, stop, step))
+        cuts = [len(numbers) * part // parts for part in range(parts + 1)]
+        chunks = [numbers[cuts[part] : cuts[part + 1]] for part in range(parts)]
+        return Frame(self, lambda: [partial(iter, [pa.record_batch({"id": chunk})] if chunk else []) for chunk in chunks])
+
+    def run(self, tasks: list[Part]) -> list[list[pa.RecordBatch]]:
+        """All tasks of a Spark stage."""
+        results: list[list[pa.RecordBatch]] = [[] for _ in tasks]
+        for number in self.chance.sample(range(len(tasks)), len(tasks)):
+            task = partial(_attempt, tasks[number], number)
+            results[number] = self._tried(task)
+            if self.chance.random() < self.repeats:
+                results[number] = self._tried(task)
+            if self.repeats:
+                self.zombies.append(task)
+        return results
+
+    @staticmethod
+    def _tried(task: Callable[[], list[pa.RecordBatch]]) -> list[pa.RecordBatch]:
+        for attempt in range(MOST_ATTEMPTS):
+            try:
+                return task()
+            except Fault:
+                if attempt == MOST_ATTEMPTS - 1:
+                    raise
+        raise AssertionError
+
+
+def _attempt(task: Part, number: int) -> list[pa.RecordBatch]:
+    TaskContext(partitionId=number)  # there is one in a process; Spark's workers set it like this
+    try:
+        return list(task())
+    finally:
+        TaskContext._setTaskContext(None)
+
+
+@dataclass
+class Frame:
+    """A DataFrame: what its parts give, made anew whenever it is asked."""
+
+    spark: PlainSpark
+    parts: Callable[[], list[Part]]
+
+    def mapInArrow(self, function: Callable[[Batches], Iterator[pa.RecordBatch]], schema: str) -> Frame:  # noqa: N802
+        frozen: bytes = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
+        return Frame(self.spark, lambda: [partial(_mapped, frozen, part) for part in self.parts()])
+
+    def repartition(self, count: int, label: str) -> Frame:
+        return Frame(self.spark, partial(self._shuffled, count, label))
+
+    def _shuffled(self, count: int, label: str) -> list[Part]:
+        rows = [batch.slice(at, 1) for batches in self.spark.run(self.parts()) for batch in batches for at in range(batch.num_rows)]
+        self.spark.chance.shuffle(rows)
+        places: list[list[pa.RecordBatch]] = [[] for _ in range(count)]
+        for row in rows:
+            places[spark_hash(row.column(label)[0].as_py()) % count].append(row)
+        return [partial(iter, place) for place in places]
+
+    def unionAll(self, other: Frame) -> Frame:  # noqa: N802
+        return Frame(self.spark, lambda: [*self.parts(), *other.parts()])
+
+    def unionByName(self, other: Frame) -> Frame:  # noqa: N802
+        return self.unionAll(other)
+
+    def persist(self) -> Frame:
+        """Computed by whoever comes first, and kept."""
+        known: list[Part] = []
+
+        def parts() -> list[Part]:
+            if not known:
+                known.extend(_kept(part) for part in self.parts())
+            return known
+
+        return Frame(self.spark, parts)
+
+    def unpersist(self) -> None:
+        """Nothing to do: nobody asks again."""
+
+    def collect(self) -> list[Any]:
+        results = self.spark.run(self.parts())
+        assert not any(batch.num_rows for batches in results for batch in batches), "a job has no rows of its own"
+        return []
+
+
+def _mapped(frozen: bytes, part: Part) -> Iterator[pa.RecordBatch]:
+    result: Iterator[pa.RecordBatch] = pickle.loads(frozen)(part())
+    return result
+
+
+def _kept(part: Part) -> Part:
+    known: list[list[pa.RecordBatch]] = []
+
+    def give() -> Iterator[pa.RecordBatch]:
+        if not known:
+            known.append(list(part()))
+        return iter(known[0])
+
+    return give
