@@ -256,6 +256,13 @@ class TransactionsContract(ContractBase):
         by_customer = {row["customer_id"]: row["_partition"] for row in rows}
         assert all(by_customer.get(row["customer_id"], row["_partition"]) == row["_partition"] for row in log.read(orders).to_pylist())
 
+    def test_staged_rows_can_be_for_one_partition(self, log: hr.Log, name: MakeName) -> None:
+        topic = log.create_topic(name("t"), "n BIGINT", partitions=3)
+        staged = log.stage(topic.name, [pa.RecordBatch.from_pydict({"n": [1, 2, 3, 4]})], partition=1)
+        with log.transaction(name("job")) as tx:
+            tx.adopt(staged)
+        assert [(row["_partition"], row["n"]) for row in log.read(topic.name).to_pylist()] == [(1, 1), (1, 2), (1, 3), (1, 4)]
+
     def test_staged_rows_of_an_abort_stay_invisible(self, log: hr.Log, events: str, name: MakeName) -> None:
         staged = log.stage(events, [pa.RecordBatch.from_pylist([event(1)], schema=log.topic(events).arrow_schema)])
         tx = log.transaction(name("job"))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.log.api import Log, Transaction
+from headrace.log.api import Log, Position, Transaction
 
 Ends = Mapping[str, Mapping[int, int]]
 _SCHEMA = "tick BIGINT, time_us BIGINT, whole BOOLEAN, ends STRING"
@@ -53,6 +53,12 @@ class TickJournal:
             numbered = {topic: {int(p): end for p, end in parts.items()} for topic, parts in ends.items()}
             before = self._ticks[-1].ends if self._ticks and not row["whole"] else {}
             self._ticks.append(Tick(row["tick"], row["time_us"], _merged(before, numbered)))
+        self._unsure = False
+
+    def took(self, ticks: Sequence[Tick], position: Position) -> None:
+        """Ticks that were recorded here, and committed at a position: there is no need to read them."""
+        self._ticks += ticks
+        self._offset = position.partitions(self.topic)[0].stop
         self._unsure = False
 
     def _rows(self) -> Iterator[dict[str, Any]]:

@@ -40,7 +40,9 @@ class WriteTopic:
             rows = _in_topic_order(pa.concat_tables(tables), self.target.key)
             ticks = _tick_rows(rows, self.target)
             plain = rows.drop_columns([name for name in rows.column_names if name in _ORDER])
-            staged = shared_log(Address(self.context.log)).stage(self.target.name, plain.to_batches())
+            partition = None if self.target.key else 0  # as `chosen_partitions`
+            log, directory = shared_log(Address(self.context.log)), str(self.context.job_directory)
+            staged = log.stage(self.target.name, plain.to_batches(), partition=partition, directory=directory, group=self.context.job)
             report = {
                 "topic": staged.topic, "rows": staged.rows, "partitions": {str(p): list(place) for p, place in staged.partitions.items()},
                 "ticks": ticks,
@@ -52,10 +54,11 @@ class WriteTopic:
 def _tick_rows(rows: pa.Table, target: TopicTarget) -> dict[str, list[list[int]]]:
     """How many rows of which tick go to each partition."""
     chosen = chosen_partitions(rows.combine_chunks().to_batches()[0], target)
-    pairs, counts = np.unique(np.stack([chosen.astype(np.int64), rows[TICK].to_numpy()]), axis=1, return_counts=True)
+    ticks, at = np.unique(rows[TICK].to_numpy(), return_inverse=True)
+    pairs, counts = np.unique(chosen.astype(np.int64) * len(ticks) + at, return_counts=True)
     found: dict[str, list[list[int]]] = {}
-    for partition, tick, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
-        found.setdefault(str(partition), []).append([tick, count])
+    for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+        found.setdefault(str(pair // len(ticks)), []).append([int(ticks[pair % len(ticks)]), count])
     return found
 
 

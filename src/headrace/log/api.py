@@ -339,9 +339,18 @@ class Log(Closing):
     def append_control(self, topic: str, partition: int, payload: bytes) -> Position: ...
 
     @abstractmethod
-    def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None, group: str | None = None) -> Staged:
+    def stage(
+        self,
+        topic: str,
+        batches: Iterable[pa.RecordBatch],
+        *,
+        partition: int | None = None,
+        directory: str | None = None,
+        group: str | None = None,
+    ) -> Staged:
         """Put rows aside, durably but invisibly, for a transaction of another process to adopt. If the rows fail on the way, nothing is left.
 
+        `directory` is where, if the log has no place for them itself (Kafka has none); it must be seen by both processes.
         `group` is a name for what belongs together, such as the tasks of one job: `discard_group` removes it all, also what a killed process left.
         """
 

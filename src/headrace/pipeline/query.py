@@ -108,13 +108,16 @@ class Query:
         finally:
             builder.forget()
             clean_up(context)
+            self.workshop.log.discard_group(context.job)  # what attempts that failed put aside
 
     def _context(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> BatchContext:
         shop = self.workshop
         specs = tuple(clock_spec(step) for step in self.plan.inputs)
         time = ClockWork(specs, entry.clocks, before.time_us, tuple(tick.number for tick in ticks), tuple(tick.time_us for tick in ticks))
         ids = {step: dict(found) for step, found in entry.states.items()}
-        return BatchContext(self.plan.name, shop.log.address, shop.state, shop.local / self.name, new_id(), shop.shards, entry.tick, ticks[-1].number, ids, time)
+        return BatchContext(
+            self.plan.name, shop.log.address, shop.state, shop.local / self.name, new_id(), shop.shards, entry.tick, ticks[-1].number, ids, time
+        )
 
     def _commit(self, context: BatchContext, result: BatchResult, clocks: BatchClocks, state: ClockState) -> None:
         shop = self.workshop

@@ -132,8 +132,7 @@ class Runner:
     def _record(self, ticks: Sequence[Tick]) -> None:
         tx = self.ledger.transaction()
         self.journal.record(tx, ticks)
-        self.ledger.commit(tx)
-        self.journal.refresh()
+        self.journal.took(ticks, self.ledger.commit(tx))
 
     # Going on
 

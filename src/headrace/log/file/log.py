@@ -143,7 +143,15 @@ class FileLog(Log):
             except StaleTopic:
                 continue
 
-    def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None, group: str | None = None) -> Staged:  # noqa: ARG002
+    def stage(
+        self,
+        topic: str,
+        batches: Iterable[pa.RecordBatch],
+        *,
+        partition: int | None = None,
+        directory: str | None = None,  # noqa: ARG002
+        group: str | None = None,
+    ) -> Staged:
         """The rows are put aside in the log's own directory, from which they can be moved to their places."""
         known = self.topic_state(topic)
         writer = staging.StagingWriter(self.store, known, staging.staging_name(now_us() + _STAGED_FOR_US, group))
@@ -151,7 +159,7 @@ class FileLog(Log):
         try:
             for rows in batches:
                 batch = rows_to_batch(rows, known, None)
-                writer.write(prepare(known, batch, chooser.partitions(known.info, batch, None)))
+                writer.write(prepare(known, batch, chooser.partitions(known.info, batch, partition)))
             return writer.finish()
         except BaseException:
             writer.abandon()

@@ -106,8 +106,17 @@ class KafkaLog(Log):
             send(self._connection.plain, [control_record(topic, partition, payload)], delivery)
         return Position(delivery.ranges())
 
-    def stage(self, topic: str, batches: Iterable[pa.RecordBatch], *, directory: str | None = None, group: str | None = None) -> Staged:
-        return staging.stage(self._topics.recent(topic)[0], batches, directory, group, max_bytes=self._connection.max_bytes)
+    def stage(
+        self,
+        topic: str,
+        batches: Iterable[pa.RecordBatch],
+        *,
+        partition: int | None = None,
+        directory: str | None = None,
+        group: str | None = None,
+    ) -> Staged:
+        info, _ = self._topics.recent(topic)
+        return staging.stage(info, batches, directory, group, partition=partition, max_bytes=self._connection.max_bytes)
 
     def discard_staged(self, staged: Staged) -> None:
         staging.discard(staged)

@@ -32,14 +32,14 @@ MOST_ROWS_A_PART = 50_000
 class StagingWriter:
     """Writes batches of one topic into one file per partition; each file begins with its format's version."""
 
-    def __init__(self, info: TopicInfo, directory: str | None, group: str | None, max_bytes: int) -> None:
-        self._info, self._max_bytes = info, max_bytes
+    def __init__(self, info: TopicInfo, directory: str | None, group: str | None, partition: int | None, max_bytes: int) -> None:
+        self._info, self._partition, self._max_bytes = info, partition, max_bytes
         self._directory = _group_directory(group, directory) / uuid.uuid4().hex
         self._chooser = Chooser()
         self._files: dict[int, tuple[Path, pa.RecordBatchFileWriter, int]] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
-        numbers = self._chooser.partitions(self._info, batch, None)
+        numbers = self._chooser.partitions(self._info, batch, self._partition)
         columns = to_columns(self._info, batch, self._max_bytes)
         for number in np.unique(numbers).tolist():
             part = columns.filter(pa.array(numbers == number))
@@ -88,9 +88,15 @@ def _group_directory(group: str | None, directory: str | None) -> Path:
 
 
 def stage(
-    info: TopicInfo, batches: Iterable[pa.RecordBatch], directory: str | None, group: str | None = None, *, max_bytes: int = DEFAULT_MAX_BYTES
+    info: TopicInfo,
+    batches: Iterable[pa.RecordBatch],
+    directory: str | None,
+    group: str | None = None,
+    *,
+    partition: int | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Staged:
-    writer = StagingWriter(info, directory, group, max_bytes)
+    writer = StagingWriter(info, directory, group, partition, max_bytes)
     try:
         for batch in batches:
             for first in range(0, batch.num_rows, MOST_ROWS_A_PART):
