@@ -12,7 +12,7 @@ from headrace.errors import BugError
 from headrace.operators.accumulators.keeper import place_in_slot
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.joins.matching import begins, sorting
-from headrace.operators.joins.piles import LEAF_HEADER, RECORD, TREE, VERSION, Data, Piles, Records, Section
+from headrace.operators.joins.piles import LEAF_HEADER, RECORD, TREE, VERSION, Piles, Records, Section, joined, pieces
 from headrace.operators.kernel import Groups
 from headrace.operators.row_codec import cut_out
 
@@ -123,7 +123,7 @@ class PileWriter:
         headers = np.zeros(int(fresh.sum()), LEAF_HEADER)
         headers["version"], headers["count"] = VERSION, chunks.counts[chunk[fresh]]
         bytes_ = chunks.bytes.take(pa.array(chunk[fresh]))
-        values = _joined([_pieces(headers.view(np.uint8), np.arange(len(headers) + 1) * LEAF_HEADER.itemsize), bytes_])
+        values = joined([pieces(headers.view(np.uint8), np.arange(len(headers) + 1) * LEAF_HEADER.itemsize), bytes_])
         self._put(self.piles.leaf_names(part, keys[fresh], lows[fresh]), values.to_pylist(), self.piles.groups[keys[fresh]])
 
     @staticmethod
@@ -131,7 +131,7 @@ class PileWriter:
         """For each key that changed: its rows, or the list of its leaves, or nothing."""
         which = np.flatnonzero(relisted)
         begin = np.append(0, np.cumsum(counts))
-        lists = _pieces(lows.astype("<i8").view(np.uint8), 8 * begin).take(pa.array(which))
+        lists = pieces(lows.astype("<i8").view(np.uint8), 8 * begin).take(pa.array(which))
         in_head = np.full(len(counts), -1)
         in_head[keys[whole]] = chunk[whole]
         rows_in_head = np.zeros(len(counts), np.int64)
@@ -158,16 +158,13 @@ class PileWriter:
         piles = self.piles
         headers = np.zeros(len(which), piles.header)
         headers["version"], headers["marks"] = VERSION, piles.marks[:, which].T
-        pieces = []
+        parts = []
         for number, part in enumerate(piles.sections):
             bytes_, counts = self._section_bytes(number, part, which)
             headers["counts"][:, number], headers["sizes"][:, number] = counts, pc.binary_length(bytes_).to_numpy(zero_copy_only=False)
-            pieces.append(bytes_)
-        values: list[bytes | None] = _joined(
-            [_pieces(headers.view(np.uint8), np.arange(len(which) + 1) * piles.header.itemsize), *pieces]
-        ).to_pylist()
-        for at in np.flatnonzero(~headers["counts"].any(axis=1)).tolist():
-            values[at] = None
+            parts.append(bytes_)
+        heads = joined([pieces(headers.view(np.uint8), np.arange(len(which) + 1) * piles.header.itemsize), *parts])
+        values = _only(heads, np.logical_or.reduce(headers["counts"], axis=1))
         if len(which) and len(which) == len(piles):  # the very list that was got: a state need not look up again what was there
             piles.state.put(piles.names, values, piles.groups)
         else:
@@ -194,6 +191,14 @@ class PileWriter:
         self._groups.append(groups)
 
 
+def _only(heads: pa.Array, some: Mask) -> list[bytes | None]:
+    """Nothing, which deletes them, for those that are empty."""
+    values = np.full(len(heads), None, object)
+    values[some] = heads.filter(pa.array(some)).to_pylist()
+    listed: list[bytes | None] = values.tolist()
+    return listed
+
+
 def _all_whole(part: Section, chunks: Chunks) -> bool:
     return not part.has_trees and bool(begins(chunks.leaves).all())
 
@@ -213,18 +218,10 @@ def _chunks(part: Section, records: Records, leaves: Ints) -> Chunks:
     row_starts = _offsets(records.rows)
     fixed["at"], fixed["flags"], fixed["size"] = records.at, records.flags, np.diff(row_starts)
     rows = np.frombuffer(records.rows.buffers()[2] or b"", np.uint8)
-    return Chunks(leaves[at], ends, lows, _joined([_pieces(fixed.view(np.uint8), ends * RECORD.itemsize), _pieces(rows, row_starts[ends])]))
+    return Chunks(leaves[at], ends, lows, joined([pieces(fixed.view(np.uint8), ends * RECORD.itemsize), pieces(rows, row_starts[ends])]))
 
 
 def _offsets(array: pa.Array) -> Ints:
     if not len(array):
         return np.zeros(1, np.int64)
     return np.frombuffer(array.buffers()[1], np.int64, count=len(array) + 1, offset=array.offset * 8)
-
-
-def _pieces(data: Data, offsets: Ints) -> pa.Array:
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(data)])
-
-
-def _joined(pieces: list[pa.Array]) -> pa.Array:
-    return pc.binary_join_element_wise(*pieces, _NOTHING)

@@ -21,14 +21,14 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.errors import CorruptionError, NewerFormat
 from headrace.operators.buffers import Ints, Mask, runs
 from headrace.operators.joins.matching import search
 from headrace.operators.kernel import Groups, KeyedState
-from headrace.operators.keys import key_groups, key_list
+from headrace.operators.keys import key_groups
 from headrace.operators.row_codec import cut_out
-from headrace.operators.times import big_endian
 
 VERSION = 1
 LOWEST, NONE = -(2**63), 2**63 - 1
@@ -99,10 +99,11 @@ class Piles:
     """The piles of some keys (distinct, in order) as they are in the state. Load what is to be looked at; `PileWriter` stores it again."""
 
     def __init__(self, step: str, state: KeyedState, keys: pa.Array, *, sections: int, marks: int) -> None:
-        self.step, self.state, self.keys = step, state, key_list(keys)
+        self.step, self.state = step, state
+        self.keys = keys.cast(pa.binary()).cast(pa.large_binary())
         self.groups: Groups = key_groups(keys)
         self.header = np.dtype([("version", "u1"), ("marks", "<i8", (marks,)), ("counts", "<u4", (sections,)), ("sizes", "<u4", (sections,))])
-        self.names = [b"h" + key for key in self.keys]
+        self.names: list[bytes] = joined([pa.scalar(b"h", pa.large_binary()), self.keys]).to_pylist()
         self.data, starts = self._read(state.get(self.names, self.groups))
         heads = _fixed_at(self.data, starts, self.header)
         self._check(heads["version"])
@@ -180,8 +181,7 @@ class Piles:
         return data, starts + LEAF_HEADER.itemsize, headers["count"].astype(np.int64)
 
     def leaf_names(self, part: Section, keys: Ints, lows: Ints) -> list[bytes]:
-        prefix = b"l" + bytes([part.number])
-        return [prefix + low + self.keys[key] for low, key in zip(big_endian(lows), keys.tolist(), strict=True)]
+        return names(b"l" + bytes([part.number]), lows, self.keys.take(pa.array(keys)))
 
     @staticmethod
     def _records(data: Data, starts: Ints, counts: Ints, keys: Ints) -> Records:
@@ -193,6 +193,24 @@ class Piles:
         before = np.append(0, ends)[np.cumsum(counts) - counts]  # the bytes of all rows of earlier piles
         row_starts = np.repeat(starts + counts * RECORD.itemsize - before, counts) + ends - sizes
         return Records(np.repeat(keys, counts), fixed["at"].astype(np.int64), fixed["flags"].copy(), cut_out(data, row_starts, sizes))
+
+
+def names(prefix: bytes, numbers: Ints, keys: pa.Array) -> list[bytes]:
+    """Names of entries that lie in the order of a number: of some kind, the number, the key."""
+    ordered = (numbers.view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8").view(np.uint8)
+    parts = [pa.scalar(prefix, pa.large_binary()), pieces(ordered, np.arange(len(numbers) + 1) * 8), keys]
+    listed: list[bytes] = joined(parts).to_pylist()
+    return listed
+
+
+def pieces(data: Data, offsets: Ints) -> pa.Array:
+    """Bytes cut at these places, as large binary."""
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(data)])
+
+
+def joined(parts: list[pa.Array | pa.Scalar]) -> pa.Array:
+    """The bytes of several columns, one behind the other."""
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
 
 
 def _fixed_at(data: Data, starts: Ints, kind: np.dtype[np.void]) -> npt.NDArray[np.void]:

@@ -15,12 +15,12 @@ from headrace.errors import BugError
 from headrace.murmur2 import murmur2_array
 from headrace.operators import row_codec
 from headrace.operators.buffers import Ints, Mask
+from headrace.operators.codes import codes_of
 from headrace.operators.joins.matching import begins, ranked, sorting
 from headrace.operators.joins.pile_writing import PileWriter
 from headrace.operators.joins.piles import LOWEST, NONE, Piles, Records
 from headrace.operators.joins.sides import Rows, Side, goes, ticks_of
 from headrace.operators.keys import encode_keys, whole
-from headrace.operators.segments import codes_of
 
 ID = "_id"
 ALWAYS, FOREVER = LOWEST, NONE

@@ -1,0 +1,60 @@
+"""When keys are to be woken: entries in the state that are found by time.
+
+| under | bytes |
+|---|---|
+| `t`, kind of timer, time, key | version 1, key |
+
+A kernel that moves a key's timer must know where it was: it keeps that as a mark in the key's pile.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.errors import NewerFormat
+from headrace.operators.joins.piles import NONE, Piles, joined, names
+from headrace.operators.kernel import UNSTARTED, KeyedState
+from headrace.operators.row_codec import cut_out
+from headrace.operators.times import big_endian
+
+_VERSION = 1
+_TIMER = b"t"
+
+
+def fired(state: KeyedState, kind: int, clock_us: int) -> pa.Array:
+    """The keys whose timers of a kind the clock has reached."""
+    prefix = _prefix(kind)
+    (end,) = big_endian(np.array([min(clock_us, NONE - 1) + 1]))
+    values = [] if clock_us == UNSTARTED else state.scan(prefix, prefix + end)[1]
+    if not values:
+        return pa.array([], pa.binary())
+    data, lengths = np.frombuffer(b"".join(values), np.uint8), np.fromiter(map(len, values), np.int64, len(values))
+    starts = np.cumsum(lengths) - lengths
+    if int(data[starts].max()) > _VERSION:
+        raise NewerFormat("A timer was written by a newer Headrace.", fix="run the newer Headrace that wrote it.")
+    return cut_out(data, starts + 1, lengths - 1).cast(pa.binary())
+
+
+def earliest(state: KeyedState, kind: int) -> int | None:
+    """The time of the first timer of a kind."""
+    prefix = _prefix(kind)
+    found = state.first(prefix, _prefix(kind + 1))
+    return None if found is None else int.from_bytes(found[2:10], "big") - (1 << 63)
+
+
+def move(piles: Piles, kind: int) -> None:
+    """Move a kind of timer to where the marks of that number have gone; a mark of NONE is no timer."""
+    before, after = piles.marks_before[kind], piles.marks[kind]
+    moved = before != after
+    goes, comes = np.flatnonzero(moved & (before != NONE)), np.flatnonzero(moved & (after != NONE))
+    which = np.concatenate([goes, comes])
+    if not len(which):
+        return
+    keys = piles.keys.take(pa.array(which))
+    values = [None] * len(goes) + joined([pa.scalar(bytes([_VERSION]), pa.large_binary()), keys.slice(len(goes))]).to_pylist()
+    piles.state.put(names(_prefix(kind), np.concatenate([before[goes], after[comes]]), keys), values, piles.groups[which])
+
+
+def _prefix(kind: int) -> bytes:
+    return _TIMER + bytes([kind])

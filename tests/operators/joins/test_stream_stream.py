@@ -1,0 +1,198 @@
+"""Two streams joined within a time bound, against two lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import InputError
+from headrace.operators.joins import pile_writing
+from headrace.operators.joins.piles import Piles
+from headrace.operators.joins.sides import ResultColumn, Side
+from headrace.operators.joins.stream_stream import StreamStreamJoin
+from headrace.operators.kernel import UNSTARTED
+from headrace.operators.keys import encode_keys
+from headrace.operators.memory_state import MemoryState
+from tests.operators.histories import History, Row, Ticks
+from tests.operators.joins.driving import Drive, Track, check_all_ways, cuts, restored, tracks
+
+TIME = pa.timestamp("us", "UTC")
+LEFT = Side(pa.schema([("k", pa.int64()), ("t", TIME), ("n", pa.int64())]), ("k",), time="t")
+RIGHT = Side(pa.schema([("key", pa.int64()), ("at", TIME), ("m", pa.string())]), ("key",), time="at")
+COLUMNS: list[ResultColumn] = [
+    ("key", "k", "k"),
+    ("time", "t", "time"),
+    ("left", "t", "t"),
+    ("left", "n", "n"),
+    ("right", "at", "at"),
+    ("right", "m", "m"),
+]
+
+
+def join(how: str, before: int, after: int) -> StreamStreamJoin:
+    return restored(StreamStreamJoin("j", LEFT, RIGHT, COLUMNS, before_us=before, after_us=after, how=how))
+
+
+@dataclass
+class Oracle:
+    """All rows that still matter, in two lists; tick by tick, every row with every row."""
+
+    how: str
+    before: int
+    after: int
+
+    def __post_init__(self) -> None:
+        self.pools: tuple[list[Row], list[Row]] = ([], [])
+        self.late = [0, 0]
+
+    def tick(self, number: int, inputs: tuple[list[Row], list[Row]], clocks: tuple[Track, Track]) -> list[Row]:
+        keeps, reach = (self.how in {"left", "full"}, self.how in {"right", "full"}), (self.after, self.before)
+        for side in (0, 1):
+            fresh = [{**row, "matched": False, "tick": number} for row in inputs[side] if row["time"] >= clocks[side].closed_before(number)]
+            self.late[side] += len(inputs[side]) - len(fresh)
+            self.pools[side].extend(fresh)
+            self.pools[side].sort(key=lambda row: row["time"])
+        told = [(left, right) for left in self.pools[0] for right in self.pools[1] if self._meet(left, right, number)]
+        for left, right in told:
+            left["matched"] = right["matched"] = True
+        for side, pool in enumerate(self.pools):
+            complete, closed = clocks[1 - side].complete[number], clocks[1 - side].closed[number]
+            alone = [row for row in pool if keeps[side] and not row["matched"] and (row["k"] is None or row["time"] + reach[side] < complete)]
+            told += [(row, None) if side == 0 else (None, row) for row in alone]  # type: ignore[misc]
+            pool[:] = [row for row in pool if row not in alone and row["k"] is not None and row["time"] + reach[side] >= closed]
+        return self._in_order(told)
+
+    def _meet(self, left: Row, right: Row, tick: int) -> bool:
+        new = tick in {left["tick"], right["tick"]}
+        return new and left["k"] == right["k"] and left["k"] is not None and -self.before <= right["time"] - left["time"] <= self.after
+
+    def _in_order(self, told: list[Any]) -> list[Row]:
+        keys = encode_keys(pa.table({"k": pa.array([(left or right)["k"] for left, right in told], pa.int64())}), ["k"]).to_pylist()
+        # Rows that are alone are told in their left row's place; right ones behind all left ones of their key. Pools are in order of time.
+        at = [(key, left is None, self._place(left), self._place(right)) for key, (left, right) in zip(keys, told, strict=True)]
+        return [told[which] for which in sorted(range(len(told)), key=lambda which: at[which])]
+
+    @staticmethod
+    def _place(row: Row | None) -> tuple[int, int]:
+        return (UNSTARTED, -1) if row is None else (row["time"], row["number"])
+
+    @property
+    def due(self) -> int | None:
+        keeps, reach = (self.how in {"left", "full"}, self.how in {"right", "full"}), (self.after, self.before)
+        waits = [row["time"] + reach[side] + 1 for side in (0, 1) if keeps[side] for row in self.pools[side] if not row["matched"]]
+        return min(waits, default=None)
+
+
+def shown(tick: int, pair: tuple[Row | None, Row | None]) -> Row:
+    left, right = pair
+    some = left or right
+    assert some is not None
+    return {
+        "k": some["k"], "time": moment(some["time"]), "t": moment(left and left["time"]), "n": left and left["number"],
+        "at": moment(right and right["time"]), "m": right and str(right["number"]), "_tick": tick,
+    }  # fmt: skip
+
+
+def moment(time: Any) -> Any:
+    return pa.scalar(time, TIME).as_py()
+
+
+def histories(ticks: tuple[Ticks, Ticks]) -> tuple[History, History]:
+    lefts = [[{"k": row["k"], "t": row["time"], "n": row["number"]} for row in rows] for rows in ticks[0]]
+    rights = [[{"key": row["k"], "at": row["time"], "m": str(row["number"])} for row in rows] for rows in ticks[1]]
+    return History(LEFT.schema, lefts, is_table=False), History(RIGHT.schema, rights, is_table=False)
+
+
+def stored_rows(state: MemoryState) -> int:
+    keys = sorted(name[1:] for name in state.values if name[:1] == b"h")
+    piles = Piles("j", state, pa.array(keys, pa.binary()), sections=2, marks=4)
+    return sum(len(piles.load_all(section)) for section in range(2))
+
+
+@st.composite
+def rows_in_ticks(draw: st.DrawFn, ticks: int, *, keys: int = 2) -> Ticks:
+    row = st.fixed_dictionaries({"k": st.none() | st.integers(0, keys), "time": st.integers(-4, 14)})
+    drawn = draw(st.lists(st.lists(row, max_size=4), min_size=ticks, max_size=ticks))
+    numbers = iter(range(1000))
+    return [[{**each, "number": next(numbers)} for each in rows] for rows in drawn]
+
+
+def check(ticks: tuple[Ticks, Ticks], clocks: tuple[Track, Track], how: str, bounds: tuple[int, int], cut: list[int], *, due: bool = True) -> None:
+    oracle = Oracle(how, *bounds)
+    expected = []
+    for number, inputs in enumerate(zip(*ticks, strict=True)):
+        expected += [shown(number, pair) for pair in oracle.tick(number, inputs, clocks)]  # type: ignore[arg-type]
+    drive = Drive(histories(ticks), clocks)
+    state = check_all_ways(drive, lambda: join(how, *bounds), expected, ("k", pa.int64()), [["k"], ["key"]], cut)
+    assert stored_rows(state) == sum(map(len, oracle.pools)), "a row is kept as long as it may meet another, and no longer"
+    if due:
+        assert join(how, *bounds).due(state) == oracle.due
+    kernel = join(how, *bounds)
+    kernel.step_timed(MemoryState(), [each.table(0, len(ticks[0])) for each in drive.inputs], [each.clocks(0, len(ticks[0])) for each in clocks])
+    assert kernel.counts == {"late_left": oracle.late[0], "late_right": oracle.late[1]}
+
+
+bounds = st.tuples(st.integers(-2, 4), st.integers(-2, 4)).filter(lambda each: sum(each) >= 0)
+hows = pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
+
+
+@hows
+@given(data=st.data())
+@settings(max_examples=80)
+def test_rows_meet_within_their_bounds_and_are_told_alone_once(how: str, data: st.DataObject) -> None:
+    ticks = data.draw(st.integers(1, 6))
+    clocks = data.draw(tracks(ticks)), data.draw(tracks(ticks))
+    check((data.draw(rows_in_ticks(ticks)), data.draw(rows_in_ticks(ticks))), clocks, how, data.draw(bounds), data.draw(cuts(ticks)))
+
+
+@hows
+@given(data=st.data())
+@settings(max_examples=40)
+def test_large_piles(how: str, data: st.DataObject) -> None:
+    """One key with many rows, in small leaves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pile_writing, "MOST_IN_A_LEAF", 3)
+        patch.setattr(pile_writing, "_CUT_TO", 2)
+        ticks = data.draw(st.integers(3, 6))
+        clocks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
+        rows = data.draw(rows_in_ticks(ticks, keys=0)), data.draw(rows_in_ticks(ticks, keys=0))
+        # Of what was not looked at it is only known from when on it may be due.
+        check(rows, clocks, how, data.draw(bounds), list(range(1, ticks)), due=False)
+
+
+@hows
+def test_nothing_is_left_once_the_clocks_have_passed(how: str) -> None:
+    rows = [[{"k": 1, "time": 5, "number": 0}, {"k": 2, "time": 6, "number": 1}], []]
+    others = [[{"k": 1, "time": 7, "number": 0}, {"k": 3, "time": 6, "number": 1}], []]
+    passed = Track([0, 100], [0, 100])
+    _, state = Drive(histories((rows, others)), (passed, passed)).run(lambda: join(how, 2, 2), [1])
+    assert state.values == {}
+
+
+def test_told_exactly_when_the_other_side_s_clock_has_passed_all_it_could_meet() -> None:
+    rows: Ticks = [[{"k": 1, "time": 5, "number": 0}], [], [], []]
+    clocks = Track([9, 9, 9, 9], [9, 9, 9, 9])
+    others = Track([6, 7, 8, 9], [6, 7, 8, 9])
+    drive = Drive(histories((rows, [[], [], [], []])), (clocks, others))
+    told, _ = drive.run(lambda: join("left", 2, 2), [1, 2, 3])
+    assert [(row["n"], row["_tick"]) for row in told] == [(0, 2)], "a right row at 7 may come as long as the clock is not past 7"
+
+
+def test_how_far_the_result_s_clocks_are_held_back() -> None:
+    assert [join(how, 3, 7).hold_us for how in ("inner", "left", "right", "full")] == [7, 7, 7, 7]
+    assert [join(how, 7, 3).hold_us for how in ("inner", "left", "right", "full")] == [3, 3, 7, 7]
+    assert join("inner", 3, -2).hold_us == 0
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(InputError, match="no two are"):
+        join("inner", -3, 2)
+    with pytest.raises(InputError, match="no event time"):
+        StreamStreamJoin("j", Side(LEFT.schema, ("k",)), RIGHT, [], before_us=1, after_us=1)
+    with pytest.raises(InputError, match="'inner', 'left', 'right', 'full'"):
+        join("outer", 1, 1)
