@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from headrace.operators import agg
     from headrace.operators.windows.specs import correct, divert, drop, hopping, session, sliding, tumbling
-    from headrace.pipeline.event_time import EventTime
+    from headrace.pipeline.event_time import EventTime, processing_time
     from headrace.pipeline.pipeline import Pipeline
     from headrace.spark_session import spark
 
@@ -37,6 +37,7 @@ _HOMES = {
     "EventTime": "headrace.pipeline.event_time",
     "Pipeline": "headrace.pipeline.pipeline",
     "open_log": "headrace.log",
+    "processing_time": "headrace.pipeline.event_time",
     "spark": "headrace.spark_session",
 }
 _HOMES |= dict.fromkeys(("correct", "divert", "drop", "hopping", "session", "sliding", "tumbling"), "headrace.operators.windows.specs")
@@ -80,6 +81,7 @@ __all__ = [
     "errors",
     "hopping",
     "open_log",
+    "processing_time",
     "session",
     "sliding",
     "spark",

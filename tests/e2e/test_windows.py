@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,3 +112,19 @@ def test_time_moves_on_when_no_row_comes_and_only_when_something_waits(tmp_path:
         test.settle()
         assert [row["n"] for row in test.view("minutes")] == [1]
         assert test.cut() == 0, "nothing waits for time any more"
+
+
+def test_windows_over_the_time_of_processing(tmp_path: Path, spark: SparkSession) -> None:
+    shop = hr.Pipeline("shop")
+    orders = shop.topic("orders", schema="region STRING, amount BIGINT", event_time=hr.processing_time())
+    shop.view("seconds", orders.window(hr.tumbling("1 second")).group_by("region").aggregate(n=hr.agg.count()))
+    shop.write("stamped", orders)
+    with PipelineTest(shop, tmp_path, spark) as test:
+        test.feed("orders", [{"region": "a", "amount": n} for n in range(5)])
+        test.settle()
+        stamped = {row["processed_at"] for row in test.log.read("stamped").to_pylist()}
+        assert len(stamped) == 1, "rows of one tick have one time"
+        time.sleep(1.1)
+        test.settle()
+        assert [(row["region"], row["n"]) for row in test.view("seconds")] == [("a", 5)]
+        assert test.view("seconds")[0]["window_start"] <= stamped.pop() < test.view("seconds")[0]["window_end"]

@@ -55,8 +55,7 @@ class EventTimes:
         return rows, times
 
     def _limits(self, rows: pa.RecordBatch) -> pa.Array:
-        at = np.searchsorted(np.array(self.piece.ticks), rows.column(TICK).to_numpy())
-        return pa.array(np.array(self.piece.times_us)[at] + self.spec.most_ahead_us)
+        return pa.array(_tick_times(rows, self.piece) + self.spec.most_ahead_us)
 
     def _newest(self, rows: pa.RecordBatch, times: pa.Array) -> pa.Table:
         table = pa.table([rows.column(TICK), self._producers(rows), times], schema=PARTS)
@@ -74,6 +73,17 @@ class EventTimes:
         self._diverter.finish(f"times-{self.number}")
         if self._found:
             write_part(self.directory, self.spec.name, self.number, newest(pa.concat_tables(self._found)))
+
+
+def _tick_times(rows: pa.RecordBatch, piece: TopicRange) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    times: np.ndarray[tuple[int], np.dtype[np.int64]] = np.array(piece.times_us, np.int64)[np.searchsorted(piece.ticks, rows.column(TICK).to_numpy())]
+    return times
+
+
+def with_tick_times(rows: pa.RecordBatch, piece: TopicRange, name: str) -> pa.RecordBatch:
+    """Rows with the time of their tick in a column behind the user's own."""
+    at = len(piece.stored_columns)
+    return rows.add_column(at, pa.field(name, pa.timestamp("us", "UTC")), pa.array(_tick_times(rows, piece)).cast(pa.timestamp("us", "UTC")))
 
 
 def _zoned(rows: pa.RecordBatch, spec: ClockSpec) -> bool:

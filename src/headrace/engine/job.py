@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from headrace.engine.clocks import ClockSpec
 from headrace.engine.diverting import Diverter, this_task
-from headrace.engine.event_times import EventTimes
+from headrace.engine.event_times import EventTimes, with_tick_times
 from headrace.engine.packing import hello, pack
 from headrace.engine.reports import write_report
 from headrace.engine.spec import BatchContext, BatchResult
@@ -39,12 +39,13 @@ class Reading:
     clock: ClockSpec
     log: str
     directory: Path
+    time_as: str | None = None  # the name of a column to add, with the time of each row's tick
 
     def rows(self, number: int) -> Iterator[pa.RecordBatch]:
         """The usable rows of a range; what was found out about time is left for the shards."""
         times = EventTimes(self.clock, self.ranges[number], number, self.directory)
         for batch in self.ranges[number].read(self.log):
-            yield times.taken(batch)
+            yield times.taken(batch if self.time_as is None else with_tick_times(batch, self.ranges[number], self.time_as))
         times.finish()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.engine.ticks import Tick
-from headrace.log.api import OFFSET_COLUMN, PARTITION_COLUMN
+from headrace.log.api import CHANGE_TYPE, OFFSET_COLUMN, PARTITION_COLUMN
 from headrace.log.spark.handles import shared_log
 from headrace.log.spark.options import Address
 
@@ -42,6 +42,11 @@ class TopicRange:
     ticks: tuple[int, ...]
     ends: tuple[int, ...]
     times_us: tuple[int, ...] = ()
+
+    @property
+    def stored_columns(self) -> tuple[str, ...]:
+        """The user's."""
+        return tuple(name for name in self.columns if name != CHANGE_TYPE)
 
     def read(self, log_address: str) -> Iterator[pa.RecordBatch]:
         """The rows with the user's columns first, then tick, rank, partition and offset."""

@@ -176,9 +176,9 @@ class JobBuilder:
         return to_spark_ddl(shard_schema(step))
 
     def _reading(self, step: TopicStep) -> Reading:
-        columns = [*step.schema.names, *([CHANGE_TYPE] if step.is_table else [])]
+        columns = [*step.stored_schema.names, *([CHANGE_TYPE] if step.is_table else [])]
         found = ranges(step.topic, self._ranks[step.name], columns, self.before, self.ticks, parts=self.cores)
-        return Reading(tuple(found), clock_spec(step), self.context.log, self.context.job_directory)
+        return Reading(tuple(found), clock_spec(step), self.context.log, self.context.job_directory, step.added)
 
     def _tasks(self, count: int) -> DataFrame:
         return self.spark.range(0, count, 1, max(1, count))

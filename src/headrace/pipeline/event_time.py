@@ -68,3 +68,22 @@ class EventTime:
         if self.producer is not None:
             parts.append(f"producer {self.producer}")
         return ", ".join([*parts, f"idle {format_us(self.idle_us)}"])
+
+
+@dataclass(frozen=True)
+class ProcessingTime:
+    """The time of the tick that a row was taken in with, as a column of its own. The clock follows the ticks, so nothing is ever late."""
+
+    column: str = "processed_at"
+
+    def check(self, schema: pa.Schema, *, where: str) -> None:
+        if self.column in schema.names:
+            raise PlanError(f"{where} has a column {self.column!r} already.", fix='name another: hr.processing_time(column="taken_in_at").')
+
+    def __str__(self) -> str:
+        return f"{self.column}, the time of processing"
+
+
+def processing_time(column: str = "processed_at") -> ProcessingTime:
+    """For `event_time=`: rows happen when they are processed. They get a column with that time."""
+    return ProcessingTime(column)

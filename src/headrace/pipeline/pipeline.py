@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from headrace.errors import CyclicPlan, DuplicateStep, PlanError, StreamOnly, nearest
 from headrace.log.names import check_name
 from headrace.log.schema import parse_schema, to_ddl
 from headrace.log.settings import declared
 from headrace.pipeline.columns import check_columns
-from headrace.pipeline.event_time import EventTime
+from headrace.pipeline.event_time import EventTime, ProcessingTime
 from headrace.pipeline.names import with_names
 from headrace.pipeline.plan import Ingest, Output, PipelinePlan, Settings, Step, TopicOutput, TopicStep, ViewOutput, ordered
 from headrace.pipeline.stream import Rows, Stream, Table
@@ -44,7 +46,7 @@ class Pipeline:
         *,
         schema: str,
         key: str | Sequence[str] | None = None,
-        event_time: EventTime | str | None = None,
+        event_time: EventTime | ProcessingTime | str | None = None,
         partitions: int = 1,
         **settings: Any,
     ) -> Stream:
@@ -57,7 +59,7 @@ class Pipeline:
         *,
         schema: str,
         key: str | Sequence[str],
-        event_time: EventTime | str | None = None,
+        event_time: EventTime | ProcessingTime | str | None = None,
         partitions: int = 1,
         **settings: Any,
     ) -> Table:
@@ -121,7 +123,7 @@ class Pipeline:
         name: str,
         schema: str,
         key: str | Sequence[str] | None,
-        event_time: EventTime | str | None,
+        event_time: EventTime | ProcessingTime | str | None,
         partitions: int,
         settings: dict[str, Any],
         *,
@@ -134,6 +136,8 @@ class Pipeline:
         times = EventTime(event_time) if isinstance(event_time, str) else event_time
         if times is not None:
             times.check(columns, where=f"The topic {name!r}")
+        if isinstance(times, ProcessingTime):
+            columns = columns.append(pa.field(times.column, pa.timestamp("us", "UTC")))
         step = TopicStep(
             name=name,
             topic=name,

@@ -19,7 +19,7 @@ from headrace.durations import format_us
 from headrace.errors import CyclicPlan, PlanError, nearest
 from headrace.log.schema import to_ddl
 from headrace.operators.specs import AggregateSpec
-from headrace.pipeline.event_time import EventTime
+from headrace.pipeline.event_time import EventTime, ProcessingTime
 from headrace.pipeline.expressions import Expression, read
 
 NULL, DIVERT = "null", "divert"
@@ -137,12 +137,24 @@ class TopicStep(Step):
     operation: ClassVar[str] = "topic"
 
     topic: str
-    event_time: EventTime | None = None
+    event_time: EventTime | ProcessingTime | None = None
     partitions: int = 1
     settings: Settings = ()
 
     def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
-        return None if self.event_time is None else TimeColumn(self.event_time.column, producer=self.event_time.producer)
+        if self.event_time is None:
+            return None
+        return TimeColumn(self.event_time.column, producer=self.event_time.producer if isinstance(self.event_time, EventTime) else None)
+
+    @property
+    def added(self) -> str | None:
+        """The column that is not in the topic, but is put in when rows are read."""
+        return self.event_time.column if isinstance(self.event_time, ProcessingTime) else None
+
+    @property
+    def stored_schema(self) -> pa.Schema:
+        """The columns that the topic has."""
+        return pa.schema([field for field in self.schema if field.name != self.added])
 
     def details(self) -> dict[str, Any]:
         times = {} if self.event_time is None else {"event_time": str(self.event_time)}

@@ -14,6 +14,8 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from headrace.engine.clock_files import sweep_clocks
 from headrace.engine.clocks import ClockState
 from headrace.engine.cutter import MOST_ROWS_A_TICK, next_ticks, rows_between
@@ -26,7 +28,7 @@ from headrace.operators.windows.specs import Divert
 from headrace.pipeline.arrangement import Arrangement, arranged, arrangement_of, note_name
 from headrace.pipeline.failures import reason
 from headrace.pipeline.hosting import check_hosted
-from headrace.pipeline.plan import PipelinePlan, TopicOutput, TopicStep, ViewOutput
+from headrace.pipeline.plan import PipelinePlan, Step, TopicOutput, TopicStep, ViewOutput
 from headrace.pipeline.query import MOST_TICKS_A_BATCH, Query, Workshop, sub_plan
 from headrace.pipeline.rescale import remembered_shards
 from headrace.pipeline.status import Status, told_clocks, write_status
@@ -78,18 +80,18 @@ class Runner:
         known = set(self.log.topics())
         for step in self.plan.inputs:
             if step.topic not in known:
-                self._create(step.topic, step, step.partitions, dict(step.settings))
+                self._create(step.topic, step, step.stored_schema, step.partitions, dict(step.settings))
             else:
                 _check_fits(step, self.log.topic(step.topic))
         for output in self.plan.outputs:
             if isinstance(output, TopicOutput) and output.name not in known:
-                self._create(output.name, output.input, output.partitions, dict(output.settings))
+                self._create(output.name, output.input, output.input.schema, output.partitions, dict(output.settings))
         for each in self.plan.steps():
             if isinstance(each, WindowStep) and isinstance(each.late, Divert) and each.late.topic not in known:
                 self.log.create_topic(each.late.topic, to_ddl(each.input.schema), key=each.input.key or None, exist_ok=True)
 
-    def _create(self, name: str, step: Any, partitions: int, settings: dict[str, Any]) -> None:
-        ddl = to_ddl(step.schema)
+    def _create(self, name: str, step: Step, schema: pa.Schema, partitions: int, settings: dict[str, Any]) -> None:
+        ddl = to_ddl(schema)
         if step.is_table:
             self.log.create_table(name, ddl, primary_key=step.key, partitions=partitions, exist_ok=True, **settings)
         else:
@@ -295,7 +297,7 @@ class Runner:
 
 def _check_fits(step: TopicStep, info: TopicInfo) -> None:
     """A topic that is there must have the declared columns and key."""
-    if (info.schema, info.key, info.is_table) != (to_ddl(step.schema), step.key, step.is_table):
+    if (info.schema, info.key, info.is_table) != (to_ddl(step.stored_schema), step.key, step.is_table):
         raise TopicExists(
             f"The topic {step.topic!r} is there with another schema or key: {info.schema} (key: {', '.join(info.key) or 'none'}).",
             fix="declare it in the pipeline as it is.",

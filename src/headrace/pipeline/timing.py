@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from headrace.engine.clocks import ClockPath, ClockSpec
+from headrace.pipeline.event_time import EventTime
 from headrace.pipeline.plan import Step, TimeColumn, TopicStep, ordered
 
 
 def clock_spec(step: TopicStep) -> ClockSpec:
     """A table's clock follows the ticks unless its event time names a delay or a producer; so does that of a topic without event time."""
     times = step.event_time
-    if times is None or (step.is_table and not times.delay_given and times.producer is None):
+    if not isinstance(times, EventTime) or (step.is_table and not times.delay_given and times.producer is None):
         return ClockSpec(step.name)
     return ClockSpec(step.name, times.column, times.producer, times.delay_us, times.idle_us, times.most_ahead_us)
 
