@@ -11,17 +11,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import BugError
-from headrace.operators.buffers import Ints, Mask, fixed_width
+from headrace.operators.buffers import Ints, Mask
+from headrace.operators.codes import Codes, codes_of, stable_sort
 from headrace.operators.kernel import CHANGE_TYPE, TICK
 from headrace.operators.keys import whole
 
-Codes = npt.NDArray[np.uint64]
-_WORD_BITS = 64
 _NO_KEYS = pa.array([], pa.binary())
 
 
@@ -138,41 +136,3 @@ def by_key(keys: pa.Array) -> tuple[Ints, Mask]:
     new_key = np.ones(len(keys), np.bool_)
     new_key[1:] = ordered[1:] != ordered[:-1]
     return order, new_key
-
-
-def codes_of(keys: pa.Array) -> Codes:
-    """A number for each key, in the order of the keys' bytes."""
-    if pa.types.is_fixed_size_binary(keys.type) and keys.type.byte_width <= _WORD_BITS // 8:
-        return _as_numbers(keys)
-    encoded = keys.dictionary_encode()
-    ranks = np.empty(len(encoded.dictionary), np.uint64)
-    ranks[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(ranks), dtype=np.uint64)
-    codes: Codes = ranks[encoded.indices.to_numpy()]
-    return codes
-
-
-def _as_numbers(keys: pa.FixedSizeBinaryArray) -> Codes:
-    width: int = keys.type.byte_width
-    data = fixed_width(keys, np.uint8)
-    padded = data
-    if width < 8:
-        padded = np.zeros((len(keys), 8), np.uint8)
-        padded[:, 8 - width :] = data.reshape(-1, width)
-    return padded.view(">u8").astype(np.uint64).reshape(-1)
-
-
-def stable_sort(codes: Codes) -> tuple[Ints, Codes]:
-    """Where each code of the sorted sequence comes from, equal ones in their old order; and the sorted sequence, less the smallest of them.
-
-    Sorting numbers is several times as fast as sorting positions by them: where both fit into one word, that is what is done.
-    """
-    if not len(codes):
-        return np.zeros(0, np.int64), codes
-    lowest, highest = int(codes.min()), int(codes.max())
-    position_bits = (len(codes) - 1).bit_length()
-    if (highest - lowest).bit_length() + position_bits > _WORD_BITS:
-        order = np.argsort(codes, kind="stable")
-        return order, codes[order] - np.uint64(lowest)
-    shift = np.uint64(position_bits)
-    together = np.sort(((codes - np.uint64(lowest)) << shift) | np.arange(len(codes), dtype=np.uint64))
-    return (together & np.uint64((1 << position_bits) - 1)).astype(np.int64), together >> shift

@@ -29,53 +29,51 @@ ALWAYS, FOREVER = LOWEST, NONE
 
 @dataclass(frozen=True)
 class Versions:
-    """Versions in order of key and number: for each its key, the row's number in its pile, its start and end, and its place among the side's rows."""
+    """Versions in order of key and row: for each its key, its row's number in the pile, its start and end, its place among the side's rows, and which
+    row it is a version of.
+    """
 
     keys: Ints
     at: Ints
     start: Ints
     end: Ints
     row: Ints
+    of: Ints
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def take(self, which: Ints | Mask) -> Versions:
-        return Versions(self.keys[which], self.at[which], self.start[which], self.end[which], self.row[which])
+        return Versions(self.keys[which], self.at[which], self.start[which], self.end[which], self.row[which], self.of[which])
 
 
 class TableSide:
     """The changes of one side in a call, and what is stored of its rows."""
 
-    def __init__(self, step: str, side: Side, needs: pa.Schema, changes: pa.Table, keys: Ints) -> None:
-        """`needs`: the columns of its rows that are kept. `keys`: the number of each change's join key."""
-        self.step, self.side, self.changes, self.keys = step, side, changes, keys
-        self.ticks = ticks_of(changes)
+    def __init__(self, step: str, side: Side, needs: pa.Schema, changes: pa.Table, keys: Ints, missing: Mask) -> None:
+        """`needs`: the columns of its rows that are kept. `keys`: the number of each change's join key. `missing`: which have a null in it, and are not kept."""
+        self.step, self.side = step, side
         self.one = side.one_row_a_key
         self.kept = needs if self.one else pa.schema([pa.field(ID, pa.binary()), *needs])
-        self.at = np.zeros(changes.num_rows, np.int64) if self.one else numbers(changes, side.key)
-
-    def hull(self, count: int) -> tuple[Ints, Ints]:
-        """For each key the lowest and the highest number of a row that changes; the lowest above the highest if none does."""
-        low, high = np.full(count, NONE), np.full(count, LOWEST)
-        np.minimum.at(low, self.keys, self.at)
-        np.maximum.at(high, self.keys, self.at)
-        return low, high
+        self.fresh = changes if self.one else changes.append_column(ID, encode_keys(changes, side.key).cast(pa.binary()))
+        self.which = np.flatnonzero(~missing)
+        self.changes = changes.take(pa.array(self.which)) if missing.any() else changes
+        self.keys, self.ticks = keys[self.which], ticks_of(self.changes)
+        self.at = np.zeros(len(self.which), np.int64) if self.one else numbers(self.changes, side.key)
 
     def load(self, piles: Piles, section: int, whole_keys: Mask) -> None:
         """All rows of some keys, and of the others those that change."""
-        low, high = self.hull(len(piles))
+        low, high = np.full(len(piles), NONE), np.full(len(piles), LOWEST)
+        np.minimum.at(low, self.keys, self.at)
+        np.maximum.at(high, self.keys, self.at)
         self.stored = piles.load(section, np.where(whole_keys, LOWEST, low), np.where(whole_keys, NONE, high))
-        fresh = self.changes
-        if not self.one:
-            fresh = fresh.append_column(ID, encode_keys(fresh, self.side.key).cast(pa.binary()))
-        self.rows = Rows(self.kept, self.stored.rows, fresh)
+        self.rows = Rows(self.kept, self.stored.rows, self.fresh)
 
     def versions(self) -> Versions:
         """All versions of the rows that were loaded, and of those that came."""
         was = self.stored
         if not self.changes.num_rows:
-            return Versions(was.keys, was.at, np.full(len(was), ALWAYS), np.full(len(was), FOREVER), np.arange(len(was)))
+            return Versions(was.keys, was.at, np.full(len(was), ALWAYS), np.full(len(was), FOREVER), np.arange(len(was)), np.arange(len(was)))
         keys, at = np.concatenate([was.keys, self.keys]), np.concatenate([was.at, self.at])
         ticks = np.concatenate([np.full(len(was), ALWAYS), self.ticks])
         signs = np.concatenate([np.ones(len(was), np.int64), np.where(goes(self.changes), -1, 1)])
@@ -88,12 +86,13 @@ class TableSide:
         last = np.maximum.reduceat(np.where(signs > 0, np.arange(len(signs)), -1), starts)
         end = np.append(ticks[starts[1:]], FOREVER)
         end[np.append(new_row[starts[1:]], True)] = FOREVER
-        return Versions(keys[starts], at[starts], ticks[starts], end, order[last]).take(there)
+        row = np.concatenate([np.arange(len(was)), len(was) + self.which])[order[last]]
+        return Versions(keys[starts], at[starts], ticks[starts], end, row, np.cumsum(new_row)[starts]).take(there)
 
     def _ids(self) -> Ints:
         """A number for each row's primary key, stored ones first."""
         known = row_codec.decode_array(self.stored.rows, pa.struct([self.kept.field(0)])).field(0)
-        return np.concatenate(ranked([known, whole(self.rows.fresh.column(ID))]).ranks)
+        return np.concatenate(ranked([known, whole(self.fresh.column(ID)).take(pa.array(self.which))]).ranks)
 
     def _there(self, signs: Ints, starts: Ints, first: Mask) -> Mask:
         """Whether the row is there at the end of each tick in which it changes: as often as it came and did not go."""

@@ -13,7 +13,6 @@ its length behind it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,18 +51,14 @@ class Windows:
         at = np.flatnonzero(which) if which.dtype == np.bool_ else which
         return Windows(self.by.take(pa.array(at)), self.starts[at], self.ends[at], self.groups[at])
 
-    def names(self, waiting: Mask) -> list[bytes]:
+    def names(self, waiting: Mask) -> pa.Array:
         """The names of their entries."""
         head = np.empty((len(self), _HEAD), np.uint8)
         head[:, 0] = np.where(waiting, WAITING[0], TOLD[0])
         head[:, 1:9], head[:, 9:17] = _ordered(self.ends), _ordered(self.starts)
         if pa.types.is_fixed_size_binary(self.by.type):
-            by = fixed_width(self.by, np.uint8).reshape(len(self), -1)
-            fixed: list[bytes] = np.hstack([head, by]).view(f"V{_HEAD + by.shape[1]}").reshape(-1).tolist()
-            return fixed
-        heads = pa.FixedSizeBinaryArray.from_buffers(pa.binary(_HEAD), len(self), [None, pa.py_buffer(head)]).cast(pa.binary())
-        varying: list[bytes] = pc.binary_join_element_wise(heads, self.by, _NOTHING).to_pylist()
-        return varying
+            return _fixed(np.hstack([head, fixed_width(self.by, np.uint8).reshape(-1, self.by.type.byte_width)]))
+        return pc.binary_join_element_wise(_fixed(head).cast(pa.binary()), self.by, _NOTHING)
 
 
 NO_WINDOWS = Windows(pa.array([], pa.binary()), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8))
@@ -84,22 +79,33 @@ def first_end(state: KeyedState, tag: bytes) -> int | None:
     return None if name is None else int.from_bytes(name[1:9], "big") - (1 << 63)
 
 
+def bounds_of(name: bytes) -> tuple[int, int]:
+    """The start and the end of the window whose entry has this name."""
+    return int.from_bytes(name[9:17], "big") - (1 << 63), int.from_bytes(name[1:9], "big") - (1 << 63)
+
+
 def prefix(tag: bytes, end_us: int) -> bytes:
     """What the names of windows that end then or later begin with, or come after."""
     return tag + (end_us + (1 << 63)).to_bytes(9, "big")[1:] if end_us < 1 << 63 else bytes([tag[0] + 1])
 
 
-def with_long_keys(names: Sequence[bytes], values: Sequence[bytes | None]) -> list[bytes | None]:
+def with_long_keys(names: pa.Array, values: pa.Array) -> pa.Array:
     """Values as they are stored: with the group's key where the name is long."""
-    if max(map(len, names), default=0) < _CUT_FROM:
-        return list(values)
-    pairs = zip(names, values, strict=True)
-    return [value if value is None or len(name) < _CUT_FROM else value + name[_HEAD:] + len(name[_HEAD:]).to_bytes(4, "big") for name, value in pairs]
+    if not len(names) or pc.max(pc.binary_length(names)).as_py() < _CUT_FROM:
+        return values
+    pairs = zip(names.to_pylist(), values.to_pylist(), strict=True)
+    return pa.array(
+        [value if len(name) < _CUT_FROM else value + name[_HEAD:] + len(name[_HEAD:]).to_bytes(4, "big") for name, value in pairs], pa.binary()
+    )
 
 
 def _long_key(value: bytes) -> bytes:
     size = int.from_bytes(value[-4:], "big")
     return value[-4 - size : -4]
+
+
+def _fixed(data: npt.NDArray[np.uint8]) -> pa.Array:
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(data.shape[1]), len(data), [None, pa.py_buffer(np.ascontiguousarray(data))])
 
 
 def _ordered(times: Times) -> npt.NDArray[np.uint8]:

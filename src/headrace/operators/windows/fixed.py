@@ -10,19 +10,25 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.operators.aggregation import Outcome
 from headrace.operators.buffers import Ints, Mask, runs
-from headrace.operators.kernel import UNSTARTED, Clocks, KeyedState, Times
+from headrace.operators.codes import codes_of, ranked, spread_out
+from headrace.operators.combining import PARTIAL, all_combined, pays
+from headrace.operators.kernel import TICK, UNSTARTED, Clocks, KeyedState, Times
 from headrace.operators.keys import encode_keys
-from headrace.operators.layout import kept
-from headrace.operators.segments import Codes, Segments, codes_of, cut_codes, with_keys
+from headrace.operators.segments import Segments, cut_codes, with_keys
 from headrace.operators.windows.assign import Assigned, assign
 from headrace.operators.windows.base import Windowed, WindowStep
+from headrace.operators.windows.combining import combine
 from headrace.operators.windows.entries import Windows, joined, with_long_keys
 from headrace.operators.windows.late import places_of
 from headrace.operators.windows.specs import Hopping, Tumbling
 from headrace.operators.windows.telling import NOTHING, Shown
+
+_PANE = "_pane"
+_MANY = 3  # windows a row, from which on rows are combined before they go into them
 
 
 @dataclass(frozen=True)
@@ -45,15 +51,43 @@ class FixedWindows(Windowed):
 
     def advance(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> pa.Table:
         """1. Put rows into windows. 2. Get the states, those of completed windows too. 3. Go through all segments. 4. Put the states. 5. Tell. 6. Forget."""
+        rows = self._few(rows)
         held = self._held(rows, clock)
         windows, segments = together(rows, encode_keys(rows, self.by), held, self.completed(state, clock))
         table = self._windows(state, windows, segments, clock) if len(windows) else self.nothing()
         self.forget(state, clock)
         return table
 
+    def _few(self, rows: pa.Table) -> pa.Table:
+        """Rows, combined if some of them are, or if each is in many windows: then fewer go into them."""
+        if PARTIAL in rows.schema.names:
+            return all_combined(rows, self.combine)
+        overlapping = self.spec.size_us // self.spec.every_us
+        return self.combine(rows) if overlapping >= _MANY and self.worth_combining(rows) else rows
+
+    # Combining before the shuffle
+
+    @property
+    def combinable(self) -> bool:
+        """Whether rows may be combined before the shuffle: if every aggregate's states can be put together exactly, and no row is needed whole."""
+        return self.aggregation.combinable and not self.late.divert
+
+    def worth_combining(self, rows: pa.Table) -> bool:
+        """Whether `combine` would make these rows far fewer. It decides about speed alone."""
+        if not self.combinable or not rows.num_rows:
+            return False
+        panes = pa.array(assign(self.spec, self.times(rows)).panes())
+        return pays(rows.select([*self.by, TICK]).append_column(_PANE, panes), [*self.by, _PANE])
+
+    def combine(self, rows: pa.Table) -> pa.Table:
+        """Rows as fewer rows, one for each group, pane and tick, that the step takes in their stead. See `combining`."""
+        return combine(self.aggregation, rows, self.settings.time, assign(self.spec, self.times(rows)).panes(), self.late.producers(rows))
+
+    # The step
+
     def _windows(self, state: KeyedState, windows: Windows, segments: Segments, clock: Clocks) -> pa.Table:
         names = windows.names(self._waits(windows, clock.complete_at_start))
-        stored, parts = self.aggregation.layout.unpacked(state.get(names, windows.groups))
+        stored, parts = self.aggregation.layout.unpacked_array(state.get_array(names, windows.groups))
         outcome = self.aggregation.advance(segments, stored, parts)
         self._put(state, windows, names, outcome, clock)
         table, changes = self.told(windows, self._shown(windows, segments, outcome, clock), outcome, clock)
@@ -82,20 +116,16 @@ class FixedWindows(Windowed):
 
     # What is stored and told
 
-    def _put(self, state: KeyedState, windows: Windows, names: list[bytes], outcome: Outcome, clock: Clocks) -> None:
+    def _put(self, state: KeyedState, windows: Windows, names: pa.Array, outcome: Outcome, clock: Clocks) -> None:
         """States under the names they had; those that have been told since move."""
-        values = with_long_keys(names, kept(self.aggregation.layout.packed(outcome.rows, outcome.parts), outcome.rows))
+        values = with_long_keys(names, self.aggregation.layout.packed_array(outcome.rows, outcome.parts))
         waited, waits = (self._waits(windows, int(complete)) for complete in (clock.complete_at_start, clock.complete[-1]))
-        closed = windows.ends <= self.bounds(clock.closed[-1:])[0]
-        moved = np.flatnonzero((waited != waits) & ~closed)
-        goes = (waited != waits) | closed
-        if not goes.any():
-            state.put(names, values, windows.groups)
-            return
-        state.put(names, [None if go else value for value, go in zip(values, goes.tolist(), strict=True)], windows.groups)
+        stays = (windows.ends > self.bounds(clock.closed[-1:])[0]) & (outcome.rows > 0)
+        state.put_array(names, _where(stays & (waited == waits), values), windows.groups)
+        moved = np.flatnonzero(stays & (waited != waits))
         if len(moved):
             there = windows.take(moved)
-            state.put(there.names(waits[moved]), [values[at] for at in moved.tolist()], there.groups)
+            state.put_array(there.names(waits[moved]), values.take(pa.array(moved)), there.groups)
 
     def _shown(self, windows: Windows, segments: Segments, outcome: Outcome, clock: Clocks) -> Shown:
         """What each segment changes, and what is shown for the first time when nothing changes it."""
@@ -115,34 +145,25 @@ class FixedWindows(Windowed):
         )
 
 
+def _where(stays: Mask, values: pa.Array) -> pa.Array:
+    return values if stays.all() else pc.if_else(pa.array(stays), values, pa.scalar(None, values.type))
+
+
 def _held(assigned: Assigned, first: Ints, last: Ints) -> Held:
     count = np.maximum(last - first + 1, 0)
     if (count == 1).all():
         entries, numbers = None, last
     else:
         entries, numbers = np.repeat(np.arange(len(last)), count), runs(first, count)
-    distinct, windows = _ranked(numbers)
+    distinct, windows = ranked(numbers)
     return Held(entries, windows, *assigned.bounds(distinct))
-
-
-def _ranked(numbers: Ints) -> tuple[Ints, Ints]:
-    """The distinct numbers in order, and the place of each among them. Windows of a call mostly lie close together."""
-    if not len(numbers):
-        return numbers, numbers
-    lowest, highest = int(numbers.min()), int(numbers.max())
-    if highest - lowest > 4 * len(numbers) + 1000:
-        distinct, places = np.unique(numbers, return_inverse=True)
-        return distinct, places
-    there = np.zeros(highest - lowest + 1, np.bool_)
-    there[numbers - lowest] = True
-    return np.flatnonzero(there) + lowest, (np.cumsum(there) - 1)[numbers - lowest]
 
 
 def together(rows: pa.Table, by: pa.Array, held: Held, more: Windows) -> tuple[Windows, Segments]:
     """All windows of groups that a call is about, and their segments: those that rows are in, and some more."""
     starts, ends, places = _catalogue(np.concatenate([held.starts, more.starts]), np.concatenate([held.ends, more.ends]))
     keys = joined(by, more.by)
-    codes = numbered(codes_of(keys), len(starts))
+    codes = spread_out(codes_of(keys), len(starts))
     of_rows = codes[: len(by)] if held.entries is None else codes[held.entries]
     segments, known = cut_codes(rows, of_rows + places[: len(held.starts)].astype(np.uint64)[held.windows], held.entries)
     found, everything = segments.order[segments.starts[segments.firsts]], known
@@ -169,23 +190,3 @@ def _catalogue(starts: Times, ends: Times) -> tuple[Times, Times, Ints]:
     place = np.empty(len(order), np.int64)
     place[order] = np.cumsum(fresh) - 1
     return run_starts[fresh], run_ends[fresh], place[np.cumsum(new) - 1]
-
-
-def numbered(codes: Codes, windows: int) -> Codes:
-    """The groups' numbers, spread out so that a window's number can be added to each."""
-    if not len(codes):
-        return codes
-    lowest = codes.min()
-    if (int(codes.max()) - int(lowest) + 1) * max(windows, 1) >= 1 << 64:
-        codes, lowest = _dense(codes), np.uint64(0)
-    spread: Codes = (codes - lowest) * np.uint64(windows)
-    return spread
-
-
-def _dense(codes: Codes) -> Codes:
-    """Numbers in the same order, without gaps."""
-    encoded = pa.array(codes).dictionary_encode()
-    ranks = np.empty(len(encoded.dictionary), np.uint64)
-    ranks[np.argsort(encoded.dictionary.to_numpy())] = np.arange(len(ranks), dtype=np.uint64)
-    dense: Codes = ranks[encoded.indices.to_numpy()]
-    return dense

@@ -7,10 +7,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.durations import format_us
-from headrace.operators.buffers import Ints, Mask
+from headrace.operators.buffers import Ints, Mask, offsets_of
 from headrace.operators.diverted import REASON
 from headrace.operators.kernel import CHANGE_TYPE, TICK, UNSTARTED, Clocks, Times
 from headrace.operators.keys import whole
+from headrace.operators.windows.combining import PRODUCERS
 
 MINUTE = "minute"
 PRODUCER = "producer"
@@ -53,13 +54,20 @@ class LateRows:
         return count
 
     def _count(self, rows: pa.Table, times_us: Times) -> int:
+        producers, count = self.producers(rows), np.ones(len(times_us), np.int64)
+        if PRODUCERS in rows.schema.names:
+            lists = whole(rows.column(PRODUCERS))
+            producers, count = lists.flatten().field(0), lists.flatten().field(1).to_numpy()
+            times_us = np.repeat(times_us, np.diff(offsets_of(lists)))
         minutes = pa.array(times_us // _MINUTE_US * _MINUTE_US).cast(self.counts_schema.field(MINUTE).type)
-        if self.producer is not None and self.producer in rows.schema.names:
-            producers = whole(rows.column(self.producer)).cast(self.producer_type)
-        else:
-            producers = pa.nulls(len(minutes), self.producer_type)
-        self._counts.append(pa.table([minutes, producers, pa.array(np.ones(len(minutes), np.int64))], schema=self.counts_schema))
-        return len(minutes)
+        self._counts.append(pa.table([minutes, producers, pa.array(count)], schema=self.counts_schema))
+        return int(count.sum())
+
+    def producers(self, rows: pa.Table) -> pa.Array:
+        """Who sent each row; null if that is not known."""
+        if self.producer is None or self.producer not in rows.schema.names:
+            return pa.nulls(rows.num_rows, self.producer_type)
+        return whole(rows.column(self.producer)).cast(self.producer_type)
 
     def _whole(self, rows: pa.Table, behind_us: Times) -> pa.Table:
         amounts = pc.dictionary_encode(pa.array(behind_us))
