@@ -21,7 +21,7 @@ class Past:
     """A step with a history of batches, and a sweeper for it."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, batches: int = 80) -> None:
-        monkeypatch.setattr("headrace.engine.chain_sizes._FOLD_BYTES", 200)
+        monkeypatch.setattr("headrace.engine.chain_sizes._SMALL_BYTES", 200)
         self.state = root / "state"
         shard, rng = Shard(root), random.Random(3)
         shard.files.directory = self.state / "steps" / "s"

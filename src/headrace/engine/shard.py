@@ -17,6 +17,7 @@ from headrace.engine.clocks import BatchClocks
 from headrace.engine.diverting import Diverter
 from headrace.engine.labels import labels
 from headrace.engine.local_store import LocalStore, StoreTransaction
+from headrace.engine.ordering import order_of
 from headrace.engine.packing import hello, pack, packed_rows, shard_groups, to_blob, unpack
 from headrace.engine.reports import write_report
 from headrace.engine.spec import BatchContext, HostedStep, StageSpec, StageTarget, TopicTarget
@@ -93,7 +94,7 @@ class ShardFunction:
         following = self.stage.next
         if isinstance(following, StageTarget | TopicTarget) and shard == 0:
             yield hello(self.context.shards)
-        if result is None or not result.num_rows:
+        if result is None or not result.num_rows or (following is None and not self.stage.views):
             return
         placed = with_order(result, self.stage.key)
         for view in self.stage.views:
@@ -132,15 +133,8 @@ def _in_order(tables: list[pa.Table]) -> pa.Table | None:
         return None
     rows = pa.concat_tables(tables)
     ordered = [field.name for field in ORDER_FIELDS]
-    columns = [rows[name].to_numpy() for name in ordered]
-    if all(bool((np.diff(column) >= 0).all()) for column in columns[:1]) and _is_sorted(columns):
-        return rows
-    return rows.take(pa.array(np.lexsort(columns[::-1])))
-
-
-def _is_sorted(columns: list[np.ndarray[Any, Any]]) -> bool:
-    """Whether rows already lie in order, as they do when they come from one partition."""
-    return bool(all((column[1:] == column[:-1]).all() for column in columns[1:3]) and (np.diff(columns[3]) > 0).all())
+    order = order_of([rows[name].to_numpy() for name in ordered])
+    return rows if order is None else rows.take(pa.array(order))
 
 
 def with_order(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:

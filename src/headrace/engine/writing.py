@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from headrace.engine.account import write_rows
 from headrace.engine.labels import labels
+from headrace.engine.ordering import order_of
 from headrace.engine.packing import unpack
 from headrace.engine.reports import write_report
 from headrace.engine.shard import by_partition, chosen_partitions
@@ -20,6 +20,7 @@ from headrace.engine.tasks import ORDER_FIELDS, TICK
 from headrace.log.spark.handles import shared_log
 from headrace.log.spark.options import Address
 from headrace.operators.keys import encode_keys
+from headrace.operators.segments import codes_of
 
 _ORDER = [field.name for field in ORDER_FIELDS]
 
@@ -52,24 +53,24 @@ class WriteTopic:
 
 
 def _tick_rows(rows: pa.Table, target: TopicTarget) -> dict[str, list[list[int]]]:
-    """How many rows of which tick go to each partition."""
+    """How many rows of which tick go to each partition. Rows are in order of tick."""
     chosen = chosen_partitions(rows.combine_chunks().to_batches()[0], target)
-    ticks, at = np.unique(rows[TICK].to_numpy(), return_inverse=True)
-    pairs, counts = np.unique(chosen.astype(np.int64) * len(ticks) + at, return_counts=True)
+    ticks = rows[TICK].to_numpy()
+    begins = np.flatnonzero(np.append(True, ticks[1:] != ticks[:-1]))
     found: dict[str, list[list[int]]] = {}
-    for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
-        found.setdefault(str(pair // len(ticks)), []).append([int(ticks[pair % len(ticks)]), count])
+    for tick, some in zip(ticks[begins].tolist(), np.split(chosen, begins[1:]), strict=True):
+        counts = np.bincount(some)
+        for partition in np.flatnonzero(counts).tolist():
+            found.setdefault(str(partition), []).append([tick, int(counts[partition])])
     return found
 
 
 def _in_topic_order(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
     """By tick and key; rows of one key and tick stay in the order of change in which their shard gave them."""
     rows = rows.combine_chunks()
-    columns = [rows[name].to_numpy() for name in ("_offset", "_partition", "_rank")]
-    if key:
-        keys = encode_keys(rows, list(key)).cast(pa.binary())
-        columns.append(pc.rank(keys, sort_keys="ascending", tiebreaker="dense").to_numpy())
-    return rows.take(pa.array(np.lexsort([*columns, rows[TICK].to_numpy()])))
+    columns = [rows[TICK].to_numpy(), *([codes_of(encode_keys(rows, list(key)))] if key else [])]
+    order = order_of([*columns, *(rows[name].to_numpy() for name in ("_rank", "_partition", "_offset"))], likely=len(columns))
+    return rows if order is None else rows.take(pa.array(order))
 
 
 @dataclass(frozen=True)
