@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
+from headrace.pipeline.explain import explain, told
 from headrace.testing.pipelines import PipelineTest
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ SCHEMA = "region STRING, amount BIGINT, device STRING, at TIMESTAMP"
 
 def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
+
+
+def us(seconds: float) -> int:
+    return round(at(seconds).timestamp() * 1e6)
 
 
 def order(region: str, amount: int, device: str, seconds: float) -> dict[str, Any]:
@@ -86,7 +91,10 @@ def test_a_window_is_told_when_the_slowest_producer_has_passed_it(tmp_path: Path
         test.feed("orders", [order("a", 1, "x", 200)])
         test.settle()
         assert test.view("minutes") == [], "y may still send rows of the first minute"
-        assert test.runner.clock_state.inputs["orders"].holding(1)[0][0] == "y"
+        why = explain(shop.plan(), test.log, tmp_path / "state", "minutes.window", at(30))
+        assert [(each.producer, each.newest_us, each.needed_us) for each in why.held_by] == [("y", us(20), us(65))]
+        assert [(each.start_us, each.end_us, each.waiting, each.groups) for each in why.windows] == [(us(0), us(60), True, 1)]
+        assert "waits for the producer y" in "\n".join(told(why))
         test.feed("orders", [order("a", 1, "y", 65)])
         test.settle()
         assert [(row["window_start"], row["n"]) for row in test.view("minutes")] == [(at(0), 2)], "65 seconds less the delay is the end of the first minute"

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from headrace._version import __version__
-from headrace.cli import consume, dead, demo, group, lag, log, plan, produce, queue, run, state, status, topic, view
+from headrace.cli import consume, dead, demo, explain, group, lag, log, plan, produce, queue, run, state, status, topic, view
 from headrace.cli.output import emit, say
 from headrace.cli.quiet import QuietGroup
 from headrace.cli.settings import JsonOption, Settings
@@ -36,6 +36,7 @@ app.add_typer(log.app, name="log")
 app.command("plan")(plan.plan)
 app.command("run")(run.run)
 app.command("status")(status.status)
+app.command("explain")(explain.explain)
 app.add_typer(state.app, name="state")
 app.add_typer(view.app, name="view")
 app.command("demo")(demo.demo)

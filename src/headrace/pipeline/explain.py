@@ -1,0 +1,175 @@
+"""Why has this window not been published? What a step waits for: its open windows, its clocks, the producers that hold them back, and what would release them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.durations import format_us, from_us, to_time_us
+from headrace.engine.clock_files import read_clocks
+from headrace.engine.clocks import ClockState, InputClock, batch_clocks
+from headrace.engine.state_files import GROUPS, StateFiles
+from headrace.engine.ticks import TickJournal
+from headrace.errors import PlanError
+from headrace.log.api import Log
+from headrace.operators.kernel import UNSTARTED
+from headrace.operators.windows.entries import TOLD, WAITING, bounds_of
+from headrace.pipeline.event_time import EventTime
+from headrace.pipeline.hosting import keeps_state
+from headrace.pipeline.inspect import last_entry
+from headrace.pipeline.plan import PipelinePlan, Step, TopicStep
+from headrace.pipeline.timing import clock_paths, clock_spec
+from headrace.pipeline.windowing import WindowStep
+from headrace.sinks.ledger import LedgerEntry
+
+MOST_PRODUCERS = 5
+
+
+@dataclass(frozen=True)
+class Held:
+    """A producer that keeps an input's clock from reaching `needed_us`."""
+
+    input: str
+    producer: str
+    newest_us: int
+    silent_us: int
+    needed_us: int
+    given_up_us: int
+    """The time of the ticks at which it is no longer waited for, if it stays silent."""
+
+
+@dataclass(frozen=True)
+class OpenWindow:
+    """A window in the state: `waiting` to be told, or told and kept for corrections. `groups`: how many groups have it."""
+
+    start_us: int
+    end_us: int
+    waiting: bool
+    groups: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What there is to say about a step at the last tick that was committed."""
+
+    step: str
+    tick: int
+    tick_us: int
+    complete_us: int
+    closed_us: int
+    windows: list[OpenWindow] = field(default_factory=list)
+    held_by: list[Held] = field(default_factory=list)
+    not_begun: list[str] = field(default_factory=list)
+    """Inputs that have not had a row yet: nothing that depends on them has a time."""
+    next_us: int | None = None
+    """The next time that something waits for."""
+
+
+def explain(plan: PipelinePlan, log: Log, state: Path, step_name: str, window: datetime | str | None = None) -> Explanation:
+    """About a step that goes by time; with `window`, about the window that holds that time."""
+    step = plan.step(step_name)
+    if not keeps_state(step) or not step.inputs:
+        timed = ", ".join(each.name for each in plan.steps() if isinstance(each, WindowStep)) or "no windows"
+        raise PlanError(f"The step {step_name!r} ({step.operation}) waits for nothing.", fix=f"name a step that goes by time; the plan has {timed}.")
+    entry = last_entry(log, plan.name)
+    tick = TickJournal(log, plan.name).at(entry.tick)
+    tick_us = tick.time_us if tick else 0
+    clocks = ClockState(read_clocks(state / "clocks", entry.clocks).inputs, tick_us)
+    complete_us, closed_us = _now(plan, step, clocks, entry.tick)
+    windows = [each for each in _windows(step, state, entry) if window is None or _holds(each, window)]
+    waiting = [each.end_us for each in windows if each.waiting]
+    next_us = min(waiting, default=entry.due_us.get(step.name))
+    held, not_begun = _held(plan, step, clocks, next_us, tick_us)
+    return Explanation(step.name, entry.tick, tick_us, complete_us, closed_us, windows, held, not_begun, next_us)
+
+
+def _now(plan: PipelinePlan, step: Step, clocks: ClockState, tick: int) -> tuple[int, int]:
+    """The step's input clocks as of the last tick."""
+    found, _ = batch_clocks([clock_spec(each) for each in plan.inputs], clocks, {}, [tick], [clocks.time_us])
+    paths = [path for given in step.inputs for path in clock_paths(given)]
+    of_step = found.of(paths)
+    return of_step.complete_at_start, of_step.closed_at_start
+
+
+def _windows(step: Step, state: Path, entry: LedgerEntry) -> list[OpenWindow]:
+    if not isinstance(step, WindowStep):
+        return []
+    content = StateFiles(state / "steps" / step.name).load(range(GROUPS), dict(entry.states.get(step.name, {})))
+    names = [name for group in content.values() for name in group if name[:1] in (WAITING, TOLD)]
+    found = Counter((start_us, end_us, name[:1] == WAITING) for name in names for start_us, end_us in [bounds_of(name)])
+    return sorted((OpenWindow(start, end, waiting, count) for (start, end, waiting), count in found.items()), key=lambda each: (each.end_us, each.start_us))
+
+
+def _holds(window: OpenWindow, at: datetime | str) -> bool:
+    return window.start_us <= to_time_us(at) < window.end_us
+
+
+def _held(plan: PipelinePlan, step: Step, clocks: ClockState, next_us: int | None, tick_us: int) -> tuple[list[Held], list[str]]:
+    """Who keeps the clocks from reaching the next time that is waited for."""
+    if next_us is None:
+        return [], []
+    inputs = {each.name: each for each in plan.inputs}
+    held: list[Held] = []
+    not_begun: list[str] = []
+    for path in (path for given in step.inputs for path in clock_paths(given)):
+        topic, clock = inputs[path.name], clocks.inputs.get(path.name, InputClock())
+        if not isinstance(topic.event_time, EventTime) or clock_spec(topic).follows_ticks:
+            continue
+        if not clock.begun:
+            not_begun.append(path.name)
+            continue
+        held += _producers(topic, topic.event_time, clock, next_us + path.complete_back_us, tick_us)
+    return held, not_begun
+
+
+def _producers(topic: TopicStep, times: EventTime, clock: InputClock, needed_us: int, tick_us: int) -> list[Held]:
+    behind = np.flatnonzero(clock.newest_us - times.delay_us < needed_us)
+    slowest = behind[np.argsort(clock.newest_us[behind], kind="stable")][:MOST_PRODUCERS]
+    return [
+        Held(
+            topic.name, clock.producers[int(at)].as_py(), int(clock.newest_us[at]), tick_us - int(clock.active_us[at]), needed_us + times.delay_us,
+            int(clock.active_us[at]) + times.idle_us,
+        )
+        for at in slowest
+    ]  # fmt: skip
+
+
+def told(explanation: Explanation) -> list[str]:
+    """In sentences, for people."""
+    clocks = f"complete up to {time_text(explanation.complete_us)}, closed up to {time_text(explanation.closed_us)}"
+    lines = [f"{explanation.step} at tick {explanation.tick} ({time_text(explanation.tick_us)}): {clocks}."]
+    waiting, kept = ([each for each in explanation.windows if each.waiting is which] for which in (True, False))
+    if waiting:
+        lines.append(f"{len(waiting):,} windows wait to be published, the first one ends at {time_text(waiting[0].end_us)}.")
+    if kept:
+        lines.append(f"{len(kept):,} published windows are kept for corrections.")
+    if explanation.next_us is None:
+        return [*lines, "Nothing waits for time."]
+    lines += [f"The input {name} has not had a row yet, and has no time until then." for name in explanation.not_begun]
+    lines += [_held_text(each) for each in explanation.held_by]
+    if not explanation.held_by and not explanation.not_begun:
+        lines.append("Nobody holds it back: it is told with the next tick.")
+    return lines
+
+
+def _held_text(held: Held) -> str:
+    return (
+        f"{held.input} waits for the producer {held.producer}: its newest row is of {time_text(held.newest_us)}, it has been silent for {format_us(max(0, held.silent_us))}. "
+        f"A row of {time_text(held.needed_us)} or later releases it, or silence until {time_text(held.given_up_us)}."
+    )
+
+
+def time_text(time_us: int) -> str:
+    return "no time yet" if time_us == UNSTARTED else from_us(time_us).isoformat(sep=" ", timespec="milliseconds")
+
+
+def plain(explanation: Explanation) -> dict[str, Any]:
+    """For programs."""
+    about = {name: value for name, value in vars(explanation).items() if name not in {"windows", "held_by"}}
+    about |= {name: None if about[name] == UNSTARTED else about[name] for name in ("complete_us", "closed_us")}
+    return {**about, "windows": [vars(each) for each in explanation.windows], "held_by": [vars(each) for each in explanation.held_by]}
