@@ -1,33 +1,39 @@
-"""`headrace run`: run a pipeline until it is stopped."""
+"""`headrace run`: run a pipeline until it is stopped. The options that it shares with `replay` are here too."""
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
-from threading import Event
-from types import FrameType
 from typing import Annotated
 
 import typer
 
 from headrace.cli.output import say
-from headrace.cli.settings import LogOption, Settings
+from headrace.cli.progress import Progress
+from headrace.cli.settings import LogOption, chosen_log
+from headrace.cli.stopping import stopping
 
 File = Annotated[Path, typer.Argument(help="The Python file that declares the pipeline.", exists=True, dir_okay=False)]
+PipelineOption = Annotated[str | None, typer.Option("--pipeline", metavar="NAME", help="Which one, if the file declares several.")]
 StateOption = Annotated[
     Path | None, typer.Option("--state", metavar="DIR", help="Where state and views are kept. Default: NAME.state beside the file.")
 ]
+MasterOption = Annotated[str | None, typer.Option("--master", help="Spark's master; default: this machine.")]
+ShardsOption = Annotated[
+    int | None,
+    typer.Option("--shards", min=1, max=128, help="How many shards, for this run. Default: what `headrace rescale` chose, else one a core."),
+]
+UntilOption = Annotated[bool, typer.Option("--until-caught-up", help="End when everything that is there has been taken in.")]
 
 
 def run(
     context: typer.Context,
     file: File,
     log: LogOption = None,
-    master: Annotated[str | None, typer.Option("--master", help="Spark's master; default: this machine.")] = None,
+    master: MasterOption = None,
     state: StateOption = None,
-    shards: Annotated[int | None, typer.Option("--shards", min=1, max=128, help="How many shards; can be changed at any start.")] = None,
-    pipeline: Annotated[str | None, typer.Option("--pipeline", help="Which one, if the file declares several.")] = None,
-    until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="End when everything that is there has been taken in.")] = False,
+    shards: ShardsOption = None,
+    pipeline: PipelineOption = None,
+    until_caught_up: UntilOption = False,
 ) -> None:
     """Run a pipeline: take in its topics, keep its views and derived topics, until Ctrl-C or SIGTERM.
 
@@ -37,15 +43,27 @@ def run(
     from headrace.pipeline.running import run as run_pipeline
 
     loaded = load(file, pipeline)
-    settings = context.find_object(Settings) or Settings()
-    directory = state or file.parent / f"{loaded.name}.state"
-    stop = Event()
+    directory = state or state_beside(file, loaded.name)
+    progress = Progress()
+    with stopping() as stop:
+        say(f"Running {loaded.name}; state and views in {directory}. Ctrl-C ends it.")
+        run_pipeline(
+            loaded,
+            log=chosen_log(context, log),
+            state=directory,
+            shards=shards,
+            until_caught_up=until_caught_up,
+            stop=stop,
+            on_status=progress,
+            master=master,
+        )
+        say(farewell(loaded.name, progress, stopped=stop.is_set()))
 
-    def end(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    say(f"Running {loaded.name}; state and views in {directory}. Ctrl-C ends it.")
-    run_pipeline(loaded, log=log or settings.log, state=directory, shards=shards, until_caught_up=until_caught_up, stop=stop, master=master)
-    say(f"{loaded.name} ended cleanly.")
+def state_beside(file: Path, name: str) -> Path:
+    return file.parent / f"{name}.state"
+
+
+def farewell(name: str, progress: Progress, *, stopped: bool) -> str:
+    """The last line of a run."""
+    return f"{name} ended cleanly." if stopped else progress.summary()

@@ -34,14 +34,19 @@ class Settings:
     debug: bool = False
 
 
+def chosen_log(context: typer.Context, address: str | None) -> str | None:
+    """The address of a log that was chosen: behind the command, before it, or in the environment, in this order."""
+    settings = context.find_object(Settings) or Settings()
+    return address or settings.log or os.environ.get(LOG_VARIABLE)
+
+
 @contextmanager
 def opened(context: typer.Context, address: str | None, *, create: bool = False) -> Iterator[Log]:
-    """The log that was chosen: behind the command, before it, or in the environment, in this order.
+    """The log that was chosen.
 
     A directory is made only with `create`, so that a misspelt address does not leave an empty log behind.
     """
-    settings = context.find_object(Settings) or Settings()
-    chosen = address or settings.log or os.environ.get(LOG_VARIABLE)
+    chosen = chosen_log(context, address)
     if not chosen:
         raise typer.BadParameter(f"Which log? Say --log file:PATH (a directory) or --log kafka://HOST:PORT, or set {LOG_VARIABLE}.", param_hint="--log")
     from headrace.log import open_log

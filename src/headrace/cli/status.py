@@ -51,6 +51,7 @@ def _about(known: Status) -> list[tuple[str, str]]:
         ("last batch", f"{known.batch_rows:,} rows in {known.batch_seconds:.2f} s ({known.rows_per_second:,.0f} rows/s)"),
         ("batches", f"{known.batches:,} ({known.failures} failed)"),
         ("state", f"{known.state_bytes:,} bytes in {known.shards} shards"),
+        *((f"ingest {name}", how) for name, how in sorted(known.ingests.items())),
     ]
 
 

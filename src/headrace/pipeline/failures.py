@@ -22,10 +22,12 @@ def reason(error: BaseException) -> str:
 
 
 def _raised_in_worker(text: str) -> str:
-    """The last error of a worker's traceback: from the line that names it up to where the JVM's part begins."""
-    lines = text.rsplit(_TRACE, 1)[1].splitlines()
-    begin = next((number for number, line in enumerate(lines) if _RAISED.match(line)), None)
-    if begin is None:
+    """The error at the end of a worker's traceback: of several the last, but one of ours before all others, since it says what to do. Up to the JVM's part."""
+    lines = text[text.index(_TRACE) :].splitlines()
+    raised = [number for number, line in enumerate(lines) if _RAISED.match(line) and number and lines[number - 1].startswith("  ")]
+    if not raised:
         return text.strip()
-    end = next((number for number, line in enumerate(lines) if number > begin and _END.match(line)), len(lines))
-    return "\n".join([lines[begin].rsplit(".", 1)[-1] if "." in lines[begin].split(":")[0] else lines[begin], *lines[begin + 1 : end]])
+    begin = next((number for number in reversed(raised) if lines[number].startswith("headrace.")), raised[-1])
+    end = next((number for number in range(begin + 1, len(lines)) if _END.match(lines[number])), len(lines))
+    name, colon, rest = lines[begin].partition(":")
+    return "\n".join([f"{name.rsplit('.', 1)[-1]}{colon}{rest}", *lines[begin + 1 : end]])

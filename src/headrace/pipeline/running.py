@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event, Thread, current_thread, main_thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigurationError
@@ -93,14 +93,12 @@ def _give_up_late_batch(spark: SparkSession, stopped: Event, ended: Event) -> No
 
 
 def _session(options: dict[str, Any]) -> SparkSession:
-    """Spark takes Ctrl-C for itself when it starts; whoever had asked for it before gets it back."""
+    """Started by the main thread, Spark would take Ctrl-C for itself. So another starts it, and whoever asked for Ctrl-C keeps it."""
     from headrace.spark_session import spark
 
-    before = signal.getsignal(signal.SIGINT)
-    session = spark(**options)
-    if current_thread() is main_thread() and before not in {signal.default_int_handler, None}:
-        signal.signal(signal.SIGINT, before)
-    return session
+    with ThreadPoolExecutor(1) as starter:
+        starter.submit(spark, **options).result()
+    return spark(**options)
 
 
 def state_of(pipeline: Pipeline, given: str | Path | None) -> Path:

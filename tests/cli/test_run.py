@@ -1,0 +1,206 @@
+"""`headrace run` as a real process: stopped by signals in the middle of a batch, failing and going on; and what it tells the person who waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import headrace as hr
+from headrace.cli.progress import Progress
+from headrace.pipeline.load import load
+from headrace.pipeline.status import Status
+from headrace.sinks.view_reader import ViewReader
+from tests.cli.conftest import Run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# An aggregate that is slow, or raises, while a file of that name lies beside the pipeline's.
+SHOP = """
+import time
+from pathlib import Path
+import numpy as np
+import pyarrow as pa
+import headrace as hr
+
+HERE = str(Path(__file__).parent)
+
+class Watched(hr.agg.CustomAggregate):
+    state_type = result_type = pa.int64()
+
+    def add(self, states, groups, values):
+        here = Path(HERE)
+        if (here / "broken").exists():
+            raise ValueError("broken on purpose")
+        if (here / "slow").exists():
+            (here / "busy").touch()
+            time.sleep(3)
+        total = states.fill_null(0).to_numpy().copy()
+        np.add.at(total, groups.to_numpy(), values.to_numpy())
+        return pa.array(total)
+
+    def result(self, states):
+        return states
+
+shop = hr.Pipeline("shop", log=f"file:{HERE}/log")
+orders = shop.topic("orders", schema="k BIGINT, v BIGINT", key="k")
+totals = orders.group_by("k").aggregate(n=hr.agg.count(), s=hr.agg.custom(Watched(), "v"))
+shop.view("totals", totals)
+shop.write("changes", totals)
+"""
+
+
+class Shop:
+    """A pipeline's file, its log, and a process that runs it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.file, self.state = root, root / "shop.py", root / "shop.state"
+        self.file.write_text(SHOP)
+        self.log = hr.open_log(f"file:{root / 'log'}")
+        self.log.create_topic("orders", "k BIGINT, v BIGINT", key="k")
+        self.process: subprocess.Popen[str] | None = None
+        self.fed = 0
+
+    def feed(self, count: int = 100) -> None:
+        with self.log.producer("orders") as producer:
+            producer.append([{"k": n % 7, "v": n} for n in range(self.fed, self.fed + count)])
+        self.fed += count
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "headrace.cli", "run", str(self.file), "--master", "local[2]"]
+        environment = {name: value for name, value in os.environ.items() if name != "HEADRACE_LOG"}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+
+    def status(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((self.state / "status.json").read_text())
+        except FileNotFoundError:
+            return {"tick": 0, "last_error": None, "rows_behind": -1}
+        return found
+
+    def wait(self, until: Callable[[], bool], seconds: float = 240) -> None:
+        end = time.monotonic() + seconds
+        while not until():
+            assert self.process is not None
+            assert self.process.poll() is None, f"it ended early: {self.process.communicate()}"
+            assert time.monotonic() < end, f"it took too long; the last status is {self.status()}"
+            time.sleep(0.1)
+
+    def end(self, number: int, *, group: bool = False) -> tuple[int, str, str]:
+        assert self.process is not None
+        (os.killpg if group else os.kill)(self.process.pid, number)
+        out, err = self.process.communicate(timeout=120)
+        return self.process.returncode, out, err
+
+    def check_totals(self) -> None:
+        """That every row counts exactly once, in the view and in the topic."""
+        expected = {k: (len(values := [n for n in range(self.fed) if n % 7 == k]), sum(values)) for k in range(7)}
+        with ViewReader(self.state / "views.db") as views:
+            assert {row["k"]: (row["n"], row["s"]) for row in views.table("totals").to_pylist()} == expected
+        newest: dict[int, tuple[int, int]] = {}
+        for row in self.log.read("changes").to_pylist():
+            if row["_change_type"] == "update_preimage":
+                assert newest.pop(row["k"]) == (row["n"], row["s"])
+            else:
+                assert row["k"] not in newest
+                newest[row["k"]] = (row["n"], row["s"])
+        assert newest == expected
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
+        self.log.close()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    made = Shop(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("number", "group"), [(signal.SIGTERM, False), (signal.SIGINT, True)], ids=["SIGTERM", "Ctrl-C"])
+def test_a_run_that_is_stopped_in_the_middle_of_a_batch_ends_cleanly(shop: Shop, spark: SparkSession, number: int, group: bool) -> None:
+    """Ctrl-C in a terminal reaches Spark's workers too."""
+    shop.feed()
+    shop.start()
+    shop.wait(lambda: shop.status()["tick"] >= 1)
+    (shop.root / "slow").touch()
+    shop.feed()
+    shop.wait((shop.root / "busy").exists)
+    code, out, err = shop.end(number, group=group)
+    assert (code, out.splitlines()[-1]) == (0, "shop ended cleanly."), err
+    assert "Traceback" not in err
+    (shop.root / "slow").unlink()
+    shop.feed()
+    load(shop.file).run(state=shop.state, until_caught_up=True, master="local[2]")
+    shop.check_totals()
+
+
+@pytest.mark.spark
+def test_a_batch_that_fails_is_tried_again_and_says_why(shop: Shop, run: Run) -> None:
+    (shop.root / "broken").touch()
+    shop.feed()
+    shop.start()
+    shop.wait(lambda: bool(shop.status()["last_error"]))
+    status = run("status", shop.state)
+    assert "AggregateFailed" in status.out
+    assert "broken on purpose" in status.out
+    assert "Py4J" not in status.out
+    (shop.root / "broken").unlink()
+    shop.wait(lambda: shop.status()["last_error"] is None and shop.status()["tick"] >= 1)
+    code, _, err = shop.end(signal.SIGTERM)
+    assert code == 0
+    assert "A batch of shop failed (1 in a row): AggregateFailed" in err
+    assert "Trying again in 2 s." in err
+    shop.check_totals()
+
+
+@pytest.mark.spark
+def test_a_run_until_caught_up_tells_what_it_did(shop: Shop, run: Run, spark: SparkSession) -> None:
+    shop.feed(200)
+    done = run("run", shop.file, "--until-caught-up", "--master", "local[2]", "--log", shop.log.address)
+    assert done.out.splitlines()[-1].startswith("Caught up at tick 1: 200 rows in ")
+    shop.check_totals()
+    assert run("run", shop.file, "--until-caught-up", "--log", shop.log.address).out.splitlines()[-1] == "There was nothing to take in."
+
+
+STATUS = Status("shop", 1, 1, 2, 0.0, 0.0, 0, 0, 1.0, 0, 0.0, 0, 0, 0)
+
+
+def test_progress_is_told_while_there_are_ticks_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(every_s=0)
+    progress(replace(STATUS, tick=1, newest_tick=1, batch_rows=10, batches=1))
+    assert capsys.readouterr().err == ""
+    progress(replace(STATUS, tick=5, newest_tick=40, batch_rows=1_000_000, rows_behind=8_000_000, batches=2))
+    line = capsys.readouterr().err
+    assert line.startswith("tick 5 of 40, 8,000,000 rows behind, ")
+    assert " rows/s, about " in line
+    assert progress.summary().startswith("Caught up at tick 5: 1,000,010 rows in 0.")
+
+
+def test_progress_is_told_every_few_seconds_only(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(every_s=60)
+    for tick in range(5):
+        progress(replace(STATUS, tick=tick, newest_tick=9, batches=tick))
+    assert capsys.readouterr().err == ""
+
+
+def test_time_left_follows_from_the_rows_behind() -> None:
+    progress = Progress()
+    progress(replace(STATUS, tick=1, newest_tick=3, batch_rows=500, batches=1))
+    status = replace(STATUS, tick=1, newest_tick=3, rows_behind=3_000)
+    assert progress.line(status, 5.0) == "tick 1 of 3, 3,000 rows behind, 100 rows/s, about 30.0 s left"
+    assert Progress().line(status, 5.0) == "tick 1 of 3, 3,000 rows behind, 0 rows/s, time left not known"
