@@ -12,8 +12,10 @@ import headrace as hr
 from headrace.engine.ticks import Tick, TickJournal
 from headrace.errors import PlanError
 from headrace.log.file.log import FileLog
+from headrace.operators.windows.specs import Divert
 from headrace.pipeline import replay
 from headrace.pipeline.replay import ReplayRefused, as_version, begin
+from headrace.pipeline.windowing import WindowStep
 from headrace.sinks.ledger import Ledger
 
 
@@ -68,6 +70,15 @@ def test_everything_of_a_version_carries_its_name() -> None:
     assert [step.name for step in version.steps()] == [f"{step.name}.v2" for step in plan.steps()]
     assert [step.topic for step in version.inputs] == ["orders"]
     assert [step.lineage for step in version.steps()] == [step.lineage for step in plan.steps()]
+
+
+def test_late_rows_of_a_version_go_to_a_topic_of_its_own() -> None:
+    pipeline = hr.Pipeline("shop")
+    orders = pipeline.topic("orders", schema="k BIGINT, at TIMESTAMP", key="k", event_time="at")
+    pipeline.view("counts", orders.window(hr.tumbling("1 minute"), late=hr.divert("late")).group_by("k").aggregate(n=hr.agg.count()))
+    (window,) = [step for step in as_version(pipeline.plan(), "v2").steps() if isinstance(step, WindowStep)]
+    assert isinstance(window.late, Divert)
+    assert window.late.topic == "late.v2"
 
 
 def test_a_version_needs_a_name_that_is_free() -> None:

@@ -12,27 +12,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from headrace.engine.clock_files import sweep_clocks
 from headrace.engine.clocks import ClockState
 from headrace.engine.cutter import MOST_ROWS_A_TICK, next_ticks, rows_between
 from headrace.engine.spec import BatchResult
 from headrace.engine.ticks import Tick, TickJournal, beginning
-from headrace.errors import TopicExists
-from headrace.log.api import Log, TopicInfo
-from headrace.log.schema import to_ddl
-from headrace.operators.windows.specs import Divert
+from headrace.log.api import Log
 from headrace.pipeline.arrangement import Arrangement, arranged, arrangement_of, note_name
 from headrace.pipeline.failures import reason
 from headrace.pipeline.hosting import check_hosted
-from headrace.pipeline.plan import PipelinePlan, Step, TopicOutput, TopicStep, ViewOutput
+from headrace.pipeline.plan import PipelinePlan, ViewOutput
 from headrace.pipeline.query import MOST_TICKS_A_BATCH, Query, Workshop, sub_plan
 from headrace.pipeline.rescale import remembered_shards
 from headrace.pipeline.status import Status, told_clocks, write_status
-from headrace.pipeline.windowing import WindowStep
+from headrace.pipeline.topics import make_topics
 from headrace.sinks.ledger import MAIN_QUERY, Ledger, RunnerFenced
 from headrace.sinks.views import ViewStore
 
@@ -57,7 +52,7 @@ class Runner:
         self.cores = int(spark.conf.get("spark.sql.shuffle.partitions", "2") or 2)
         self.shards = shards or remembered_shards(log, plan.name) or self.cores
         self.state.mkdir(parents=True, exist_ok=True)
-        self._make_topics()
+        make_topics(log, plan)
         self.ledger = Ledger(log, plan.name)
         self.journal = TickJournal(log, plan.name)
         self.ledger.take_over()
@@ -74,28 +69,6 @@ class Runner:
         self._state_bytes = 0
 
     # Beginning
-
-    def _make_topics(self) -> None:
-        """Make the topics that are missing; those that are there must fit."""
-        known = set(self.log.topics())
-        for step in self.plan.inputs:
-            if step.topic not in known:
-                self._create(step.topic, step, step.stored_schema, step.partitions, dict(step.settings))
-            else:
-                _check_fits(step, self.log.topic(step.topic))
-        for output in self.plan.outputs:
-            if isinstance(output, TopicOutput) and output.name not in known:
-                self._create(output.name, output.input, output.input.schema, output.partitions, dict(output.settings))
-        for each in self.plan.steps():
-            if isinstance(each, WindowStep) and isinstance(each.late, Divert) and each.late.topic not in known:
-                self.log.create_topic(each.late.topic, to_ddl(each.input.schema), key=each.input.key or None, exist_ok=True)
-
-    def _create(self, name: str, step: Step, schema: pa.Schema, partitions: int, settings: dict[str, Any]) -> None:
-        ddl = to_ddl(schema)
-        if step.is_table:
-            self.log.create_table(name, ddl, primary_key=step.key, partitions=partitions, exist_ok=True, **settings)
-        else:
-            self.log.create_topic(name, ddl, key=step.key or None, partitions=partitions, exist_ok=True, **settings)
 
     def _open_views(self) -> ViewStore | None:
         outputs = [each for each in self.plan.outputs if isinstance(each, ViewOutput)]
@@ -293,12 +266,3 @@ class Runner:
     def close(self) -> None:
         if self.views is not None:
             self.views.close()
-
-
-def _check_fits(step: TopicStep, info: TopicInfo) -> None:
-    """A topic that is there must have the declared columns and key."""
-    if (info.schema, info.key, info.is_table) != (to_ddl(step.stored_schema), step.key, step.is_table):
-        raise TopicExists(
-            f"The topic {step.topic!r} is there with another schema or key: {info.schema} (key: {', '.join(info.key) or 'none'}).",
-            fix="declare it in the pipeline as it is.",
-        )

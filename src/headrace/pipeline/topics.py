@@ -1,0 +1,51 @@
+"""The topics of a pipeline: those that are missing are made when it runs, those that are there must fit their declaration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.errors import TopicExists
+from headrace.log.api import Log, TopicInfo
+from headrace.log.schema import to_ddl
+from headrace.operators.windows.specs import Divert
+from headrace.pipeline.plan import PipelinePlan, Step, TopicOutput, TopicStep
+from headrace.pipeline.windowing import WindowStep
+
+
+def make_topics(log: Log, plan: PipelinePlan) -> None:
+    """Make the topics that are missing; those that are there must fit."""
+    known = set(log.topics())
+    for step in plan.inputs:
+        make_input(log, step, known)
+    for output in plan.outputs:
+        if isinstance(output, TopicOutput) and output.name not in known:
+            _create(log, output.name, output.input, output.input.schema, output.partitions, dict(output.settings))
+    for each in plan.steps():
+        if isinstance(each, WindowStep) and isinstance(each.late, Divert) and each.late.topic not in known:
+            log.create_topic(each.late.topic, to_ddl(each.input.schema), key=each.input.key or None, exist_ok=True)
+
+
+def make_input(log: Log, step: TopicStep, known: set[str]) -> None:
+    """Make an input's topic, if it is not among those that are known to be there; if it is, it must have the declared columns and key."""
+    if step.topic not in known:
+        _create(log, step.topic, step, step.stored_schema, step.partitions, dict(step.settings))
+    else:
+        _check_fits(step, log.topic(step.topic))
+
+
+def _create(log: Log, name: str, step: Step, schema: pa.Schema, partitions: int, settings: dict[str, Any]) -> None:
+    ddl = to_ddl(schema)
+    if step.is_table:
+        log.create_table(name, ddl, primary_key=step.key, partitions=partitions, exist_ok=True, **settings)
+    else:
+        log.create_topic(name, ddl, key=step.key or None, partitions=partitions, exist_ok=True, **settings)
+
+
+def _check_fits(step: TopicStep, info: TopicInfo) -> None:
+    if (info.schema, info.key, info.is_table) != (to_ddl(step.stored_schema), step.key, step.is_table):
+        raise TopicExists(
+            f"The topic {step.topic!r} is there with another schema or key: {info.schema} (key: {', '.join(info.key) or 'none'}).",
+            fix="declare it in the pipeline as it is.",
+        )
