@@ -45,7 +45,7 @@ changes = st.lists(
 
 
 @given(st.lists(changes, max_size=12))
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=70, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_pile_has_what_a_sorted_list_has(steps: list[list[tuple[int, int, int, str, bytes]]]) -> None:
     state = MemoryState()
     model: Model = {(key, section): [] for key in range(3) for section in range(2)}

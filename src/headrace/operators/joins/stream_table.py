@@ -49,10 +49,8 @@ class StreamTableJoin:
         rows, changes = inputs
         keys, _ = join_keys(rows, self.stream.on)
         changed_keys, missing = join_keys(changes, self.table.on)
-        if missing.any():
-            changes, changed_keys = changes.filter(pa.array(~missing)), changed_keys.filter(pa.array(~missing))
         found = ranked([keys, changed_keys])
-        side = TableSide(self.step_name, self.table, self._columns.right_needs, changes, found.ranks[1])
+        side = TableSide(self.step_name, self.table, self._columns.right_needs, changes, found.ranks[1], missing)
         piles = Piles(self.step_name, state, found.keys, sections=1, marks=0)
         met = np.zeros(len(piles), np.bool_)
         met[found.ranks[0]] = True

@@ -87,7 +87,7 @@ class TableSide:
         end = np.append(ticks[starts[1:]], FOREVER)
         end[np.append(new_row[starts[1:]], True)] = FOREVER
         row = np.concatenate([np.arange(len(was)), len(was) + self.which])[order[last]]
-        return Versions(keys[starts], at[starts], ticks[starts], end, row, np.cumsum(new_row)[starts]).take(there)
+        return Versions(keys[starts], at[starts], ticks[starts], end, row, np.cumsum(new_row, dtype=np.int64)[starts]).take(there)
 
     def _ids(self) -> Ints:
         """A number for each row's primary key, stored ones first."""
