@@ -67,8 +67,16 @@ class Pipeline:
         return Table(self, self._input(name, schema, key, event_time, partitions, settings, is_table=True))
 
     def ingest(self, df: Any, topic: Stream | Table | str, *, name: str | None = None) -> None:
-        """Bring a streaming DataFrame in, through a topic that was declared with `topic` or `table`."""
+        """Bring a streaming DataFrame in, through a topic that was declared with `topic` or `table`, as long as the pipeline runs.
+
+        `df` may also be a function that makes one from the Spark session: then declaring the pipeline starts no Spark.
+        """
         step = self._declared_input(topic)
+        if not callable(df) and not getattr(df, "isStreaming", True):
+            raise PlanError(
+                f"What is to be ingested into {step.topic!r} is no streaming DataFrame.",
+                fix="read it with spark.readStream; a batch is written once, with df.write.format('headrace').",
+            )
         entry = Ingest(check_name(name or f"{step.name}.ingest", what="ingest name", error=PlanError), step.topic)
         if entry.name in self.ingested:
             raise DuplicateStep(f"Something is ingested under the name {entry.name!r} already.", fix="give it another name with name=….")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigurationError
 from headrace.log import open_log
+from headrace.pipeline.ingest import Ingests
 from headrace.pipeline.replay import begin, version_state
 from headrace.pipeline.runner import Runner
 from headrace.pipeline.status import Status
@@ -41,7 +42,8 @@ def run(
     """Run a pipeline in this process until `stop` is set; `on_status` hears of every batch. Other options are those of `hr.spark`."""
     with open_log(address_of(pipeline, log)) as opened:
         runner = Runner(pipeline.plan(), opened, _session(spark_options), state_of(pipeline, state), shards=shards)
-        _run(runner, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
+        ingests = Ingests(pipeline, runner.spark, opened.address, runner.state, until_caught_up=until_caught_up, on_change=runner.tell)
+        _run(runner, ingests, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
 
 
 def replay(
@@ -62,24 +64,30 @@ def replay(
     with open_log(address_of(pipeline, log)) as opened:
         plan = begin(opened, pipeline.plan(), version, since=since, retick=retick)
         runner = Runner(plan, opened, _session(spark_options), version_state(state_of(pipeline, state), version), shards=shards)
-        _run(runner, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
+        _run(runner, None, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
 
 
-def _run(runner: Runner, *, fixed_shards: bool, until_caught_up: bool, stop: Event | None, on_status: OnStatus | None) -> None:
+def _run(
+    runner: Runner, ingests: Ingests | None, *, fixed_shards: bool, until_caught_up: bool, stop: Event | None, on_status: OnStatus | None
+) -> None:
     """The runner at work, until it ends or is stopped; a batch that is under way then may take some time to finish, and is given up after that."""
     stopped, ended = stop or Event(), Event()
     runner.on_status = on_status or runner.on_status
     upkeep = Upkeep(runner, fixed_shards=fixed_shards)
+    if ingests is not None:
+        runner.ingests = ingests.status
 
     def between() -> bool:
         upkeep.attend()
-        return False
+        return ingests is not None and ingests.attend()
 
     Thread(target=_give_up_late_batch, args=(runner.spark, stopped, ended), daemon=True).start()
     try:
         runner.run(until_caught_up=until_caught_up, stop=stopped, between=between)
     finally:
         ended.set()
+        if ingests is not None:
+            ingests.stop()
         runner.close()
 
 
@@ -97,8 +105,9 @@ def _session(options: dict[str, Any]) -> SparkSession:
     from headrace.spark_session import spark
 
     with ThreadPoolExecutor(1) as starter:
-        starter.submit(spark, **options).result()
-    return spark(**options)
+        session = starter.submit(spark, **options).result()
+    session.createDataFrame([], "nothing INT")  # makes it this thread's session too: that is where Spark looks for data sources
+    return session
 
 
 def state_of(pipeline: Pipeline, given: str | Path | None) -> Path:
