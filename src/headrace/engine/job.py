@@ -71,6 +71,7 @@ class ReadAndPack:
     key: tuple[str, ...]
     shards: int
     combine: Combining | None = None
+    nulls: bool = False  # whether keys may be null
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -83,7 +84,7 @@ class ReadAndPack:
         def keyed() -> Iterator[pa.RecordBatch]:
             nonlocal counted
             for rows in self.reading.rows(number):
-                kept = diverter.without_null_keys(rows, self.key)
+                kept = rows if self.nulls else diverter.without_null_keys(rows, self.key)
                 counted += kept.num_rows
                 yield kept
 
@@ -103,10 +104,11 @@ class PackRows:
     key: tuple[str, ...]
     shards: int
     directory: Path
+    nulls: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         diverter = Diverter(self.directory, self.step)
-        yield from pack(self.port, (diverter.without_null_keys(rows, self.key) for rows in batches), self.key, self.shards)
+        yield from pack(self.port, (rows if self.nulls else diverter.without_null_keys(rows, self.key) for rows in batches), self.key, self.shards)
         diverter.finish(f"{self.port}-{this_task()}")
 
 

@@ -50,6 +50,7 @@ class StageTarget:
     step: str
     key: tuple[str, ...]
     port: int
+    nulls: bool = False  # whether its keys may be null
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from headrace.log.schema import to_spark_ddl
 from headrace.operators.windows.specs import Divert
 from headrace.pipeline.expressions import Expression
 from headrace.pipeline.hosting import keeps_state, kernel_of
+from headrace.pipeline.joining import JoinStep
 from headrace.pipeline.plan import (
     DIVERT,
     ChangesStep,
@@ -193,8 +194,11 @@ class JobBuilder:
         chain = self._fused(step)
         hosted = tuple(_hosted(each) for each in chain)
         stage = StageSpec(step.name, hosted, _order_key(step), views, following)
-        first, key = chain[0], stage_key(step)
-        inputs = [self._packed(each, key, first.name, port, self._combining(hosted[0])) for port, each in enumerate(first.inputs or (first,))]
+        first = chain[0]
+        inputs = [
+            self._packed(each, key, first, port, self._combining(hosted[0]))
+            for port, (each, key) in enumerate(zip(first.inputs or (first,), input_keys(first), strict=True))
+        ]
         packed = reduce(lambda left, right: left.unionAll(right), inputs)
         return packed.repartition(self.context.shards, "label").mapInArrow(ShardFunction(stage, self.context), schema)
 
@@ -220,18 +224,20 @@ class JobBuilder:
         kernel = hosted.kernel
         return kernel if hosted.name in self._combined and isinstance(kernel, Combining) and kernel.combinable else None
 
-    def _packed(self, given: Step, key: tuple[str, ...], of: str, port: int, combine: Combining | None) -> DataFrame:
-        """A step's rows on their way to the shards of the stage whose first step is `of`."""
+    def _packed(self, given: Step, key: tuple[str, ...], of: Step, port: int, combine: Combining | None) -> DataFrame:
+        """A step's rows on their way to the shards of the stage whose first step is `of`. A join meets null keys itself; elsewhere rows with one are put aside."""
+        nulls = isinstance(of, JoinStep)
         step, alone = self._behind_key_by(given)
-        if isinstance(step, TopicStep) and (not step.is_table or step.name == of):
+        if isinstance(step, TopicStep) and (not step.is_table or step is of):
             reading = self._reading(step)
             if not reading.ranges:
                 return self._greeting()
-            read = ReadAndPack(reading, port, of, key, self.context.shards, combine)
+            read = ReadAndPack(reading, port, of.name, key, self.context.shards, combine, nulls)
             return self._tasks(len(reading.ranges)).mapInArrow(read, PACKED).unionAll(self._greeting())
         if keeps_state(step) and alone:
-            return self._stage(step, (), StageTarget(of, key, port))
-        return self.rows(step).mapInArrow(PackRows(port, of, key, self.context.shards, self.context.job_directory), PACKED).unionAll(self._greeting())
+            return self._stage(step, (), StageTarget(of.name, key, port, nulls))
+        packed = PackRows(port, of.name, key, self.context.shards, self.context.job_directory, nulls)
+        return self.rows(step).mapInArrow(packed, PACKED).unionAll(self._greeting())
 
     def _greeting(self) -> DataFrame:
         return self._tasks(1).mapInArrow(Greet(self.context.shards), PACKED)
@@ -254,8 +260,17 @@ def _order_key(step: Step) -> tuple[str, ...]:
     return key if all(name in step.schema.names for name in key) else step.key
 
 
+def input_keys(step: Step) -> tuple[tuple[str, ...], ...]:
+    """What the rows of each input are sent to shards by."""
+    if isinstance(step, JoinStep):
+        return step.left.on, step.right.on
+    return (stage_key(step),) * max(1, len(step.inputs))
+
+
 def stage_key(step: Step) -> tuple[str, ...]:
     """What a stateful step's rows are sent to shards by; nothing, if all go to one."""
     if isinstance(step, WindowStep):
         return step.by
+    if isinstance(step, JoinStep):
+        return step.left.on
     return tuple(getattr(step, "by", None) or getattr(step, "on", None) or step.key)

@@ -9,6 +9,7 @@ from headrace.operators.kernel import Kernel, TimedKernel
 from headrace.operators.latest import LatestKernel
 from headrace.operators.windows.base import WindowStep as WindowSettings
 from headrace.operators.windows.fixed import FixedWindows
+from headrace.pipeline.joining import JoinStep
 from headrace.pipeline.plan import DIVERT, AggregateStep, DedupeStep, PipelinePlan, Step, TopicStep, ToTableStep
 from headrace.pipeline.timing import time_column
 from headrace.pipeline.windowing import WindowStep
@@ -28,6 +29,8 @@ def kernel_of(step: Step) -> Kernel | TimedKernel:
         )
     if isinstance(step, WindowStep):
         return _windows(step)
+    if isinstance(step, JoinStep):
+        return step.kernel()
     if isinstance(step, DedupeStep):
         time = time_column(step)
         return DedupeKernel(step.name, step.schema, step.on, step.within_us, None if time is None else time.name)

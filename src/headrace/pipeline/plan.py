@@ -65,6 +65,11 @@ class Step:
         return 0
 
     @property
+    def timed_by(self) -> tuple[Step, ...]:
+        """The inputs by whose clocks this step's rows go."""
+        return self.inputs
+
+    @property
     def allows_late_us(self) -> int:
         """For how long after its time has passed this step still corrects what it told."""
         return 0
@@ -389,7 +394,7 @@ class PipelinePlan:
 
     def consumers(self, step: Step) -> tuple[Step | Output, ...]:
         """The steps and outputs that a step feeds."""
-        feeds = [each for each in self.steps() if any(given is step for given in each.inputs)]
+        feeds = [each for each in self.steps() for given in each.inputs if given is step]  # a step joined with itself feeds the join twice
         return (*feeds, *(each for each in self.outputs if each.input is step))
 
     def describe(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from headrace.operators.specs import AggregateSpec
 from headrace.operators.windows.specs import LatePolicy, WindowSpec, drop
 from headrace.pipeline import columns as cols
 from headrace.pipeline.grouping import aggregated
+from headrace.pipeline.joining import Bounds, joined
 from headrace.pipeline.plan import NULL, AggregateStep, ChangesStep, DedupeStep, KeyByStep, SelectStep, Step, ToTableStep, UnionStep, WhereStep
 from headrace.pipeline.windowing import Windowed, windowed
 
@@ -74,6 +75,19 @@ class Rows:
         that: `hr.drop()`, `hr.correct("1 hour")`, `hr.divert("late_rows")`.
         """
         return windowed(self, window, late=late or drop(), emit=emit)
+
+    def join(
+        self, other: Rows, *, on: Names | None = None, left_on: Names | None = None, right_on: Names | None = None, how: str = "inner",
+        within: str | timedelta | None = None, before: str | timedelta | None = None, after: str | timedelta | None = None,
+        suffix: str | None = None, name: str | None = None,
+    ) -> Self:  # fmt: skip
+        """Rows of both sides that are equal in some columns, `on` or `left_on` and `right_on`.
+
+        A stream with a stream: rows at most `within` apart, or from `before` to `after` the left one's time. A stream with a table: each row meets the table as of its
+        tick. A table with a table: a table that changes with both. `how`: "inner", "left", "right", "full".
+        """
+        step = joined(self, other, on, left_on, right_on, how, Bounds(within, before, after), suffix, name)
+        return type(self)(self.pipeline, step)
 
     def _select(self, selection: cols.Selection, *, name: str | None, errors: str) -> Self:
         where = self._place("select", name)

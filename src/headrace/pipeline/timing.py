@@ -23,7 +23,7 @@ def clock_paths(step: Step) -> tuple[ClockPath, ...]:
             found[id(each)] = {each.name: ClockPath(each.name)}
             continue
         paths: dict[str, ClockPath] = {}
-        for path in (path for given in each.inputs for path in found[id(given)].values()):
+        for path in (path for given in each.timed_by for path in found[id(given)].values()):
             known = paths.get(path.name, ClockPath(path.name))
             complete, closed = path.complete_back_us + each.holds_back_us, path.closed_back_us + each.holds_back_us + each.allows_late_us
             paths[path.name] = ClockPath(path.name, max(known.complete_back_us, complete), max(known.closed_back_us, closed))
