@@ -22,6 +22,7 @@ from tests.crash.inject.points import POINTS, put_in_place
 from tests.e2e.everything import check, everything
 from tests.engine.plain_spark import Fault, PlainSpark
 
+pytestmark = pytest.mark.usefixtures("no_syncs")
 MOST_TRIES = 40
 orders = st.lists(
     st.fixed_dictionaries(

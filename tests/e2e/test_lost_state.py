@@ -15,12 +15,13 @@ from headrace.testing.pipelines import PipelineTest
 from tests.e2e.everything import check, everything
 from tests.engine.plain_spark import PlainSpark
 
+pytestmark = pytest.mark.usefixtures("no_syncs")
 Contents = dict[str, dict[bytes, bytes]]
 
 
-def feed_some(test: PipelineTest, seed: int) -> None:
+def feed_some(test: PipelineTest, seed: int, *, ticks: int = 2) -> None:
     rng = random.Random(seed)
-    for _ in range(3):
+    for _ in range(ticks):
         test.feed("orders", [{"k": rng.randrange(40), "v": rng.randrange(9), "note": rng.choice("abc")} for _ in range(60)])
         test.feed("people", [{"id": rng.randrange(30), "city": rng.choice(["Oslo", "Rome"]), "age": rng.randrange(90)} for _ in range(20)])
         test.cut(forced=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.engine.clocks import PARTS, BatchClocks, ClockSpec, ClockState, InputClock, batch_clocks
-from headrace.engine.state_files import new_id
+from headrace.engine.state_files import new_id, sync_directory
 from headrace.errors import CorruptionError, NewerFormat
 from headrace.operators.kernel import UNSTARTED
 
@@ -37,6 +38,7 @@ def write_clocks(directory: Path, state: ClockState) -> str:
         file.flush()
         os.fsync(file.fileno())
     fresh.rename(directory / f"{name}{_SUFFIX}")
+    sync_directory(directory)
     return name
 
 
@@ -68,10 +70,11 @@ def _clock(table: pa.Table, name: str, known: dict[str, Any]) -> InputClock:
     return InputClock(known["complete_us"], producers, newest, active, known["begun"])
 
 
-def sweep_clocks(directory: Path, kept: set[str]) -> None:
-    """Remove the clocks that no ledger entry refers to. Only the runner calls it, between batches."""
+def sweep_clocks(directory: Path, kept: set[str], *, older_than_s: float = 60.0) -> None:
+    """Remove the clocks that no ledger entry refers to. Young ones stay: they may be those of a newer runner, of which this one has not heard yet."""
+    limit_s = time.time() - older_than_s
     for path in directory.glob(f"*{_SUFFIX}"):
-        if path.name.removesuffix(_SUFFIX) not in kept:
+        if path.name.removesuffix(_SUFFIX) not in kept and path.stat().st_mtime < limit_s:
             path.unlink(missing_ok=True)
 
 

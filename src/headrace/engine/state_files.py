@@ -59,6 +59,15 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
+def sync_directory(directory: Path) -> None:
+    """So that a file that was renamed into it is there after power loss too."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class StateFiles:
     """The files of one step, in a directory of their own."""
 
@@ -85,11 +94,7 @@ class StateFiles:
             os.fsync(file.fileno())
             size = file.tell()
         fresh.rename(self.directory / f"{name}{SUFFIX}")
-        descriptor = os.open(self.directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_directory(self.directory)
         return name, size
 
     def read(self, name: str) -> StateFile:

@@ -54,8 +54,8 @@ class Runner:
         self.state.mkdir(parents=True, exist_ok=True)
         make_topics(log, plan)
         self.ledger = Ledger(log, plan.name)
-        self.journal = TickJournal(log, plan.name)
         self.ledger.take_over()
+        self.journal = TickJournal(log, plan.name)  # now nobody else can add to it
         self._begin()
         self.views = self._open_views()
         self._workshop = Workshop(log, spark, self.state, self.local, self.cores, self.shards, self.ledger, self.journal, self.views)
@@ -157,7 +157,8 @@ class Runner:
             worked |= query.step(self.leading.tick, most_ticks)
         if len(self.queries) > 1:
             self._join_up()
-        sweep_clocks(self._workshop.clock_directory, {query.entry.clocks or "" for query in self.queries})
+        if worked:
+            sweep_clocks(self._workshop.clock_directory, {query.entry.clocks or "" for query in self.queries})
         return worked
 
     def _join_up(self) -> None:

@@ -43,7 +43,8 @@ def commit_batch(ledger: Ledger, views: ViewStore | None, entry: LedgerEntry, ma
     A crash between the two is harmless: the run resumes at the ledger's tick, computes the same rows again, and the views drop what they have.
     """
     if views is not None and of_views:  # 1
-        views.commit(entry.tick, entry.epoch, {name: in_order(files) for name, files in made.changes.items()}, views=of_views)
+        with ledger.fencing():
+            views.commit(entry.tick, entry.epoch, {name: in_order(files) for name, files in made.changes.items()}, views=of_views)
     dead = {step: ensure_topic(ledger.log, step) for step in made.diverted}
     late = late_topic(ledger) if made.late else ""
     tx = ledger.transaction()  # 2

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from headrace.errors import FencedError, NewerFormat, NoteConflict, RetryError
+from headrace.errors import FencedError, NewerFormat, RetryError
 from headrace.log.api import Log, Position, Transaction
 
 VERSION = 1
@@ -90,7 +91,7 @@ class Ledger:
             tx.set_note(self._epoch_note, str(self.epoch), expect=known)
             try:
                 tx.commit()
-            except NoteConflict:
+            except FencedError:  # another one starts at the same moment
                 continue
             self._transaction, self._known = tx, {}
             return self.epoch
@@ -100,10 +101,8 @@ class Ledger:
 
     def transaction(self) -> Transaction:
         """A transaction that commits only while this runner is the newest."""
-        try:
+        with self.fencing():
             tx = self._transaction.next() if self._transaction is not None else self._opened()
-        except FencedError as error:
-            raise self._refused() from error
         tx.set_note(self._epoch_note, str(self.epoch), expect=str(self.epoch))
         self._transaction, self._added = tx, {}
         return tx
@@ -111,12 +110,18 @@ class Ledger:
     def commit(self, tx: Transaction) -> Position:
         """Commit, and say clearly if someone else has taken over."""
         known, self._known = self._known, {}  # a commit whose outcome is not known is looked up
-        try:
+        with self.fencing():
             position = tx.commit()
-        except FencedError as error:
-            raise self._refused() from error
         self._known = known | self._added
         return position
+
+    @contextmanager
+    def fencing(self) -> Iterator[None]:
+        """Around whatever refuses an older runner: it is told so in one way."""
+        try:
+            yield
+        except FencedError as error:
+            raise self._refused() from error
 
     def _refused(self) -> RunnerFenced | RetryError:
         """Fenced by a newer runner; or, if there is none, by an older one that found out too late: then it is worth another try."""
