@@ -103,6 +103,10 @@ class Pipeline:
             )
         self._outputs[name] = ViewOutput(name=name, input=step)
 
+    def topic_of(self, step: Step) -> str | None:
+        """The derived topic that a step's rows are written to, if there is one."""
+        return next((each.name for each in self._outputs.values() if isinstance(each, TopicOutput) and each.input is step), None)
+
     # What becomes of it
 
     def plan(self) -> PipelinePlan:

@@ -23,6 +23,8 @@ from headrace.pipeline.plan import NULL, AggregateStep, ChangesStep, DedupeStep,
 from headrace.pipeline.windowing import Windowed, windowed
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
     from headrace.pipeline.pipeline import Pipeline
 
 Names = str | Sequence[str]
@@ -88,6 +90,15 @@ class Rows:
         """
         step = joined(self, other, on, left_on, right_on, how, Bounds(within, before, after), suffix, name)
         return type(self)(self.pipeline, step)
+
+    def df(self, spark: SparkSession | None = None, *, log: str | None = None, **options: Any) -> DataFrame:
+        """A streaming DataFrame, for anything Spark can do. A table's rows come as its changes, with `_change_type`; where an expression fails, it gives null.
+
+        What keeps state must be written to a topic, which is read then. Options are those of reading a topic with `format("headrace")`, such as `startingOffsets`.
+        """
+        from headrace.pipeline.dataframes import dataframe
+
+        return dataframe(self, spark, log, options)
 
     def _select(self, selection: cols.Selection, *, name: str | None, errors: str) -> Self:
         where = self._place("select", name)
