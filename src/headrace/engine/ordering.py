@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.operators.buffers import Ints
-from headrace.operators.segments import Codes, stable_sort
+from headrace.operators.codes import Codes, stable_sort
 
 _WORD_BITS = 64
 Column = npt.NDArray[np.integer[Any]]

@@ -19,8 +19,8 @@ from headrace.engine.spec import BatchContext, TopicTarget
 from headrace.engine.tasks import ORDER_FIELDS, TICK
 from headrace.log.spark.handles import shared_log
 from headrace.log.spark.options import Address
+from headrace.operators.codes import codes_of
 from headrace.operators.keys import encode_keys
-from headrace.operators.segments import codes_of
 
 _ORDER = [field.name for field in ORDER_FIELDS]
 

@@ -65,6 +65,8 @@ class Runner:
         self.on_status: Callable[[Status], None] = lambda _status: None
         self.ingests: Callable[[], dict[str, str]] = dict
         """How the streams that are brought in are doing, for the status."""
+        self.now_us: Callable[[], int] = lambda: time.time_ns() // 1000
+        """The time that the next tick gets. Tests let it pass as they like."""
         self._last_batch = (0, 0.0)  # rows, seconds
         self._state_bytes = 0
 
@@ -139,7 +141,7 @@ class Runner:
 
     def cut(self, *, forced: bool = False, most_rows: int = MOST_ROWS_A_TICK) -> int:
         """Record the ticks that are due: for new rows, or because time itself has something to tell. Returns how many."""
-        last, now_us = self.journal.last, time.time_ns() // 1000
+        last, now_us = self.journal.last, self.now_us()
         assert last is not None
         ticks = next_ticks(self.log, self.topics, last, now_us, most_rows=most_rows, forced=forced or self._time_must_move(last, now_us))
         if ticks:

@@ -4,6 +4,9 @@
         test.feed("orders", rows)
         test.settle()
         assert test.view("revenue") == [...]
+        test.pass_time("1 hour")
+        test.step(dies="between commits")
+        test.restart(shards=3)
 
 It runs the real thing: an embedded log, or the one given with `log=`, Spark, state on disk.
 """
@@ -11,20 +14,51 @@ It runs the real thing: an embedded log, or the one given with `log=`, Spark, st
 from __future__ import annotations
 
 import shutil
+import time
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from unittest.mock import patch
 
+from headrace.durations import to_us
+from headrace.errors import nearest
 from headrace.log import open_log
 from headrace.log.api import CHANGE_TYPE, OFFSET_COLUMN, PARTITION_COLUMN, Log, Rows
 from headrace.pipeline.replay import begin, version_state
 from headrace.pipeline.runner import Runner
+from headrace.sinks.commit import commit_batch
+from headrace.sinks.ledger import Ledger
 from headrace.sinks.view_reader import ViewReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.pipeline.pipeline import Pipeline
+
+
+class Died(Exception):
+    """The runner was made to die at the point that the test named."""
+
+
+DEATHS = ("before commit", "between commits", "after commit")
+
+
+def _dying(point: str) -> Callable[..., None]:
+    if point not in DEATHS:
+        raise ValueError(f"There is no point {point!r}: {nearest(point, DEATHS)}")
+
+    def commit(ledger: Ledger, *made: Any) -> None:
+        if point == "before commit":
+            raise Died(point)
+        if point == "between commits":
+            with patch.object(ledger, "transaction", side_effect=Died(point)):
+                commit_batch(ledger, *made)
+        commit_batch(ledger, *made)
+        raise Died(point)
+
+    return commit
 
 
 class PipelineTest:
@@ -36,6 +70,7 @@ class PipelineTest:
         self._own_log = not isinstance(log, Log)
         self.log = log if isinstance(log, Log) else open_log(log or f"file:{root / 'log'}")
         self.state = root / "state"
+        self._passed_us = 0
         self.runner = self._started(shards)
 
     def _started(self, shards: int) -> Runner:
@@ -55,11 +90,21 @@ class PipelineTest:
         """Make a tick of what was fed since the last one."""
         return self.runner.cut(forced=forced)
 
+    def pass_time(self, duration: str | timedelta) -> None:
+        """Let time pass: the next ticks are so much later."""
+        self._passed_us += to_us(duration)
+        self.runner.now_us = lambda: time.time_ns() // 1000 + self._passed_us
+
     # What happens
 
-    def step(self, most_ticks: int = 1_000_000) -> bool:
-        """One batch of at most so many ticks."""
-        return self.runner.step(most_ticks)
+    def step(self, most_ticks: int = 1_000_000, *, dies: str | None = None) -> bool:
+        """One batch of at most so many ticks. `dies`: the runner is gone at that point, "before commit", "between commits" (of views and the log) or
+        "after commit"; Died is raised, and `restart` goes on.
+        """
+        if dies is None:
+            return self.runner.step(most_ticks)
+        with patch("headrace.pipeline.query.commit_batch", _dying(dies)):
+            return self.runner.step(most_ticks)
 
     def settle(self, most_ticks: int = 1_000_000) -> None:
         """Cut a tick, and run until the ledger has all of them."""
@@ -74,6 +119,7 @@ class PipelineTest:
         if lose_local_store:
             shutil.rmtree(self.state / "local", ignore_errors=True)
         self.runner = self._started(shards or before.shards)
+        self.pass_time("0 seconds")
 
     def replay(
         self, version: str, *, pipeline: Pipeline | None = None, since: int | str | None = None, retick: bool = False, shards: int = 2
@@ -87,6 +133,11 @@ class PipelineTest:
         with ViewReader(self.state / "views.db") as reader:
             rows: list[dict[str, Any]] = reader.table(name).to_pylist()
             return rows
+
+    def changes(self, view: str, since: int = 0) -> list[tuple[int, list[dict[str, Any]]]]:
+        """A view's changes after a tick: for each tick that changed it, its number and the changes."""
+        with ViewReader(self.state / "views.db") as reader:
+            return [(tick, rows.to_pylist()) for tick, rows in reader.changes_since(view, since)]
 
     def rows(self, topic: str) -> list[tuple[Any, ...]]:
         """A derived topic's rows in order, by partition: values, and the kind of change of a table's."""
