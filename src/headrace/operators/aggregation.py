@@ -157,11 +157,16 @@ class Aggregation:
 
     def keep_account(self, segments: Segments, outcome: Outcome, shown: Ints) -> None:
         """Of results that could not be told, among the versions that are shown; and of rows that were left out."""
+        self.count_lost(outcome, shown)
+        for (name, _), each in zip(self.aggregates, outcome.advanced, strict=True):
+            for left_out in each.left_out:
+                self.diverted.add(segments.rows, segments.order[left_out.rows], name, left_out.reason)
+
+    def count_lost(self, outcome: Outcome, shown: Ints) -> None:
+        """Count the results that could not be told."""
         for (name, _), each in zip(self.aggregates, outcome.advanced, strict=True):
             if each.lost is not None and (lost := int(np.count_nonzero(each.lost[shown]))):
                 self.lost[name] = self.lost.get(name, 0) + lost
-            for left_out in each.left_out:
-                self.diverted.add(segments.rows, segments.order[left_out.rows], name, left_out.reason)
 
     # Combining before the shuffle
 

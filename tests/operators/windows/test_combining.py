@@ -15,7 +15,7 @@ from headrace.operators.memory_state import MemoryState
 from headrace.operators.windows.base import WindowStep
 from headrace.operators.windows.fixed import FixedWindows
 from headrace.operators.windows.specs import Correct, Divert, Drop, Hopping, LatePolicy, Tumbling
-from tests.operators.windows.feeding import STREAM, TIME, Feed, cuts, feed_to, same, streams, tables
+from tests.operators.windows.feeding import STREAM, TIME, Feed, check_same, cuts, feed_to, streams, tables
 from tests.operators.windows.test_fixed import late_by_minute
 
 AGGREGATES = (("n", agg.count()), ("total", agg.sum("v")), ("mean", agg.avg("v")), ("spread", agg.stddev("v")))
@@ -42,7 +42,7 @@ def test_combined_rows_give_what_rows_give(
 ) -> None:
     step = step_of(feed, window=window, late=late, emit=emit, by=by, producer=producer)
     plain, combined = feed_to(FixedWindows, step, feed, where), feed_to(FixedWindows, step, feed, where, combine=sizes)
-    assert same(combined.told, plain.told)
+    check_same(combined.told, plain.told)
     assert combined.state == plain.state
     assert late_by_minute(combined.late_counts) == late_by_minute(plain.late_counts)
 

@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from headrace.errors import InputError, UnknownColumn
-from headrace.operators.aggregation import Aggregation, Outcome
-from headrace.operators.buffers import Ints
+from headrace.operators.aggregation import Aggregation
+from headrace.operators.buffers import Ints, Mask
 from headrace.operators.changelog import Changes
 from headrace.operators.kernel import CHANGE_TYPE, TICK, UNSTARTED, Clocks, KeyedState, Times
 from headrace.operators.key_values import decode_keys
@@ -59,6 +60,14 @@ class WindowStep:
             )
 
 
+class Results(Protocol):
+    """What windows amount to, by version."""
+
+    def differs(self, before: Ints, after: Ints) -> Mask: ...
+
+    def results(self, versions: Ints) -> list[pa.Array]: ...
+
+
 class Windowed(ABC):
     """A kernel of windows.
 
@@ -70,12 +79,15 @@ class Windowed(ABC):
         self.settings = step
         self.step_name, self.by, self.final = step.name, step.by, step.emit == "final"
         self.lateness_us = step.late.lateness_us
-        self.aggregation = Aggregation(
-            step.name, step.schema, step.by, step.aggregates, over_table=step.over_table, row_key=step.row_key, divert=step.divert_errors
-        )
+        self.aggregation = self.aggregating(step)
         self.diverted, self.lost = self.aggregation.diverted, self.aggregation.lost
         self.late = LateRows(step.schema, step.producer, divert=isinstance(step.late, Divert))
         self.counts: dict[str, int] = {}
+
+    def aggregating(self, step: WindowStep) -> Aggregation:
+        return Aggregation(
+            step.name, step.schema, step.by, step.aggregates, over_table=step.over_table, row_key=step.row_key, divert=step.divert_errors
+        )
 
     @cached_property
     def output(self) -> pa.Schema:
@@ -135,7 +147,7 @@ class Windowed(ABC):
     def nothing(self) -> pa.Table:
         return self.output.append(_TICK_FIELD).empty_table()
 
-    def told(self, windows: Windows, shown: Shown, outcome: Outcome, clock: Clocks) -> tuple[pa.Table, Changes]:
+    def told(self, windows: Windows, shown: Shown, outcome: Results, clock: Clocks) -> tuple[pa.Table, Changes]:
         """The rows to tell, and which versions they show. Windows are in order of group, start and end."""
         changes = tell(shown, outcome.differs)
         window = shown.windows[changes.segments]

@@ -11,6 +11,7 @@ from headrace.operators.buffers import Ints, Mask
 from headrace.operators.changelog import Changes
 
 NOTHING = -1
+FOR_EVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,28 @@ class Shown:
         shown = np.flatnonzero((was != NOTHING) | (now != NOTHING))
         order = shown[np.lexsort((windows[shown], places[shown]))]
         return Shown(places[order], windows[order], was[order], now[order])
+
+
+def over_lifetimes(windows: Ints, born: Ints, died: Ints, told_from: Ints, ticks: int) -> Shown:
+    """From versions of windows, each of which holds from one tick of a call until another takes its place: born at -1 it was there before, died at FOR_EVER it stays.
+
+    A version is shown from its birth on, but not before its window is told.
+    """
+    begins = np.maximum(born, told_from)
+    lives = begins < np.minimum(died, ticks)
+    comes, goes = np.flatnonzero(lives & (begins >= 0)), np.flatnonzero(lives & (died < ticks))
+    places, of = np.concatenate([begins[comes], died[goes]]), np.concatenate([windows[comes], windows[goes]])
+    nothing = np.full(len(places), NOTHING)
+    now, was = nothing.copy(), nothing
+    now[: len(comes)], was[len(comes) :] = comes, goes
+    order = np.lexsort((of, places))
+    places, of, now, was = places[order], of[order], now[order], was[order]
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (places[1:] != places[:-1]) | (of[1:] != of[:-1])
+    starts = np.flatnonzero(new)
+    if not len(starts):
+        return Shown(places, of, was, now)
+    return Shown(places[starts], of[starts], np.maximum.reduceat(was, starts), np.maximum.reduceat(now, starts))
 
 
 def tell(shown: Shown, differs: Callable[[Ints, Ints], Mask]) -> Changes:

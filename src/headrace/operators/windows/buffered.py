@@ -1,0 +1,300 @@
+"""Windows that are made anew from the rows that they hold: for sessions and sliding windows over tables, whose rows go again, and for aggregates whose states cannot
+be put together. Every window that a tick changes is computed from its rows, so this costs what the windows hold; `sessions` and `sliding` have the quick way for the rest.
+
+Rows are kept as long as a window that is not closed holds them (`kept_rows`). Beside them a group has timers, entries as other windows have them (`entries`), which
+say when it must be looked at though no row came.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.operators.aggregation import Aggregation, Outcome
+from headrace.operators.buffers import Ints, Mask, runs
+from headrace.operators.joins.matching import begins, ranked
+from headrace.operators.kernel import CHANGE_TYPE, TICK, UNSTARTED, Clocks, Groups, KeyedState, Times
+from headrace.operators.keys import encode_keys, key_groups, whole
+from headrace.operators.segments import Segments
+from headrace.operators.windows.base import Windowed, WindowStep
+from headrace.operators.windows.entries import TOLD, Windows, scan_until, with_long_keys
+from headrace.operators.windows.history import History, Sets, any_within
+from headrace.operators.windows.kept_rows import ID, TIME, Kept, RowStore
+from headrace.operators.windows.late import places_of
+from headrace.operators.windows.telling import over_lifetimes
+
+_NO_KEYS = pa.array([], pa.binary())
+_ONE = b"\x01"
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Windows over rows that lie in order of group and time: each one's group, its bounds, and the places of its first row and of the one behind its last."""
+
+    keys: Ints
+    starts: Times
+    ends: Times
+    first: Ints
+    stop: Ints
+
+    def only(self, which: Mask) -> Spans:
+        return Spans(self.keys[which], self.starts[which], self.ends[which], self.first[which], self.stop[which])
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """The groups that a call is about."""
+
+    by: pa.Array
+    groups: Groups
+    names: pa.Array  # of their rows
+
+
+class Buffered(Windowed):
+    """What sessions and sliding windows that keep rows have in common."""
+
+    def __init__(self, step: WindowStep) -> None:
+        super().__init__(step)
+        read = dict.fromkeys(spec.column for _, spec in step.aggregates if spec.column is not None)
+        self._store = RowStore(step.name, [step.schema.field(name) for name in read], with_id=step.over_table)
+
+    def aggregating(self, step: WindowStep) -> Aggregation:
+        """Rows that go are taken out before: aggregates see none go."""
+        return Aggregation(step.name, step.schema, step.by, step.aggregates, divert=step.divert_errors)
+
+    # What kinds of windows differ in
+
+    @abstractmethod
+    def spans(self, keys: Ints, times: Times) -> Spans:
+        """The windows of rows in order of group and time."""
+
+    @abstractmethod
+    def open(self, keys: Ints, times: Times, limit: int) -> Mask:
+        """Which of these rows some window still needs, by the time up to which windows are closed. Rows are in order of group and time."""
+
+    @abstractmethod
+    def taken(self, keys: Ints, times: Times, comes: Mask, limit: int) -> Mask:
+        """Which rows that come are not late, and all others. Rows are in order of group and time."""
+
+    @abstractmethod
+    def can_go(self, times: Times, limit: int) -> Mask:
+        """Which kept rows may still go."""
+
+    @abstractmethod
+    def reach(self, starts: Times, ends: Times) -> tuple[Times, Times]:
+        """From which time up to which a row changes such windows."""
+
+    @abstractmethod
+    def timers(self, spans: Spans, keys: Ints, times: Times, complete_us: int) -> tuple[Ints, Times, Times, Mask]:
+        """When groups with these windows and rows must be looked at: group, start, end and whether it waits for the complete clock (else for the closed one)."""
+
+    # The step
+
+    def advance(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> pa.Table:
+        """1. Read the rows of all groups that something happens to. 2. Go through the ticks. 3. Compute every version of a window. 4. Store rows and timers. 5. Tell."""
+        grouped, kept = self._gather(state, rows, clock)
+        if not len(grouped.by):
+            return self.nothing()
+        before = kept.in_order(np.arange(kept.stored))
+        history, after = self._through(kept, before, rows, clock)
+        self._put(state, grouped, kept, (before, after), clock)
+        return self._result(rows, grouped, kept, history, clock)
+
+    def _gather(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> tuple[Grouped, Kept]:
+        of_rows = encode_keys(rows, self.by)
+        found = ranked([of_rows, self.completed(state, clock).by, self._closing(state, clock)])
+        grouped = Grouped(found.keys, key_groups(found.keys), RowStore.names(found.keys))
+        counts, stored = self._store.read(state, grouped.names, grouped.groups)
+        return grouped, self._kept(rows, found.ranks[0], counts, stored, clock)
+
+    def _closing(self, state: KeyedState, clock: Clocks) -> pa.Array:
+        """The groups of timers that the closed clock has passed."""
+        (until,) = self.bounds(clock.closed[-1:]).tolist()
+        if until == self.bounds(np.array([clock.closed_at_start]))[0]:
+            return _NO_KEYS
+        return scan_until(state, TOLD, UNSTARTED, until)[1].by
+
+    def _kept(self, rows: pa.Table, keys: Ints, counts: Ints, stored: pa.Table, clock: Clocks) -> Kept:
+        fresh = rows.select([field.name for field in self._store.fields if field.name in rows.schema.names])
+        fresh = fresh.append_column(TIME, pa.array(self.times(rows)))
+        comes = np.ones(stored.num_rows + rows.num_rows, np.bool_)
+        if self.settings.over_table:
+            fresh = fresh.append_column(ID, encode_keys(rows, self.settings.row_key).cast(pa.binary()))
+            goes = pc.is_in(whole(rows.column(CHANGE_TYPE)), pa.array(["delete", "update_preimage"]))
+            comes[stored.num_rows :] = ~goes.to_numpy(zero_copy_only=False)
+        everything = pa.concat_tables([stored, fresh.select(stored.schema.names).cast(stored.schema)]).combine_chunks()
+        keys = np.concatenate([np.repeat(np.arange(len(counts)), counts), keys])
+        places = np.concatenate([np.full(stored.num_rows, -1), places_of(rows, clock)])
+        times = whole(everything.column(TIME)).to_numpy()
+        same = self._same(keys, everything) if self.settings.over_table else None
+        ticks = pa.array(np.zeros(everything.num_rows, np.int64))
+        return Kept(everything.append_column(TICK, ticks), stored.num_rows, keys, times, places, np.arange(len(keys)), comes, same)
+
+    @staticmethod
+    def _same(keys: Ints, rows: pa.Table) -> Ints:
+        ids = whole(rows.column(ID)).dictionary_encode().indices.to_numpy().astype(np.int64)
+        _, same = np.unique(keys * (int(ids.max(initial=0)) + 1) + ids, return_inverse=True)
+        return same
+
+    # Tick by tick
+
+    def _through(self, kept: Kept, before: Ints, rows: pa.Table, clock: Clocks) -> tuple[History, Ints]:
+        """What windows were at every tick; and the rows that are kept at the end, in order of group and time."""
+        limits = self.bounds(clock.closed_before)
+        history, late = History(), np.zeros(len(kept.keys), np.bool_)
+        history.add(self._sets(kept, before, self.spans(kept.keys[before], kept.times[before])), -1)
+        alive = np.zeros(len(kept.keys), np.bool_)
+        alive[before] = True
+        for place, fresh in _by_place(kept):
+            touched = np.zeros(int(kept.keys.max()) + 1, np.bool_)
+            touched[kept.keys[fresh]] = True
+            mine = kept.in_order(np.flatnonzero(alive & touched[kept.keys]))
+            alive[mine] = False
+            now = self._tick(kept, history, touched, (mine, fresh), late, place, int(limits[place]))
+            alive[now] = True
+        self.counts["late"] += self.late.add(rows, late[kept.stored :], *self._lateness(kept, limits, clock))
+        after = kept.in_order(np.flatnonzero(alive))
+        (limit,) = self.bounds(clock.closed[-1:]).tolist()
+        return history, after[self.open(kept.keys[after], kept.times[after], limit)]
+
+    def _lateness(self, kept: Kept, limits: Times, clock: Clocks) -> tuple[Times, Times]:
+        places = kept.places[kept.stored :]
+        return clock.times_us[places], limits[places] - kept.times[kept.stored :]
+
+    def _tick(self, kept: Kept, history: History, touched: Mask, rows: tuple[Ints, Ints], late: Mask, place: int, limit: int) -> Ints:
+        """The rows of the touched groups after a tick, in order. `rows` are theirs, in order, and those of the tick."""
+        mine, fresh = rows
+        mine = mine[self.open(kept.keys[mine], kept.times[mine], limit)]
+        current = history.current
+        history.forget(touched[current.keys] & (current.ends <= limit))
+        goes, comes = self._net(kept, mine, fresh, late, limit)
+        members = kept.in_order(np.concatenate([mine[~np.isin(mine, goes)], comes]))
+        new = np.isin(members, comes)
+        taken = self.taken(kept.keys[members], kept.times[members], new, limit)
+        late[members[~taken]] = True
+        changed = np.concatenate([goes, members[new & taken]])
+        members = members[taken]
+        self._renew(kept, history, touched, members, changed, place, limit)
+        return members
+
+    def _net(self, kept: Kept, mine: Ints, fresh: Ints, late: Mask, limit: int) -> tuple[Ints, Ints]:
+        """The kept rows that go and the rows that come. What comes and goes within the tick is not seen; what goes and is not there, or may not go any more, is late."""
+        if kept.same is None:
+            return np.zeros(0, np.int64), fresh
+        there = np.full(int(kept.same.max()) + 1, -1)
+        by_rank = mine[np.argsort(kept.ranks[mine], kind="stable")]
+        there[kept.same[by_rank]] = by_rank
+        order = fresh[np.argsort(kept.same[fresh], kind="stable")]
+        new = np.ones(len(order), np.bool_)
+        new[1:] = kept.same[order][1:] != kept.same[order][:-1]
+        first, last = order[new], order[np.append(np.flatnonzero(new)[1:], len(order)) - 1]
+        old = there[kept.same[first]]
+        found = ~kept.comes[first] & (old >= 0)
+        found[found] = self.can_go(kept.times[old[found]], limit)
+        late[first[~kept.comes[first] & ~found]] = True
+        comes = kept.comes[last]
+        kept.ranks[last[comes & found]] = kept.ranks[old[comes & found]]
+        return old[found], last[comes]
+
+    def _renew(self, kept: Kept, history: History, touched: Mask, members: Ints, changed: Ints, place: int, limit: int) -> None:
+        """End the versions of windows that the tick changes, and add what they are now."""
+        keys, times = kept.keys[changed], kept.times[changed]
+        current = history.current
+        history.end(touched[current.keys] & any_within(keys, times, current.keys, *self.reach(current.starts, current.ends)), place)
+        spans = self.spans(kept.keys[members], kept.times[members])
+        spans = spans.only(any_within(keys, times, spans.keys, *self.reach(spans.starts, spans.ends)) & self._counts(spans, limit))
+        history.add(self._sets(kept, members, spans), place)
+
+    def _counts(self, spans: Spans, limit: int) -> Mask:  # noqa: ARG002
+        """Which windows there are at all."""
+        return np.ones(len(spans.keys), np.bool_)
+
+    @staticmethod
+    def _sets(kept: Kept, in_order: Ints, spans: Spans) -> Sets:
+        lengths = spans.stop - spans.first
+        entries = in_order[runs(spans.first, lengths)]
+        return Sets(spans.keys, spans.starts, spans.ends, lengths, kept.ranked(np.repeat(np.arange(len(lengths)), lengths), entries))
+
+    # What is stored and told
+
+    def _put(self, state: KeyedState, grouped: Grouped, kept: Kept, rows: tuple[Ints, Ints], clock: Clocks) -> None:
+        before, after = rows
+        in_rank = kept.ranked(kept.keys[after], after)
+        counts = np.bincount(kept.keys[after], minlength=len(grouped.by))
+        self._store.write(state, grouped.names, grouped.groups, counts, kept.rows.take(pa.array(in_rank)))
+        old, new = (self._timers(grouped, kept, *each) for each in ((before, clock.complete_at_start), (after, int(clock.complete[-1]))))
+        gone = pc.invert(pc.is_in(old[0], new[0])).to_numpy(zero_copy_only=False)
+        state.put_array(old[0].filter(pa.array(gone)), pa.nulls(int(gone.sum()), pa.binary()), old[1][gone])
+        fresh = pc.invert(pc.is_in(new[0], old[0])).to_numpy(zero_copy_only=False)
+        names = new[0].filter(pa.array(fresh))
+        state.put_array(names, with_long_keys(names, pa.array([_ONE] * len(names), pa.binary())), new[1][fresh])
+
+    def _timers(self, grouped: Grouped, kept: Kept, rows: Ints, complete_us: int) -> tuple[pa.Array, Groups]:
+        keys, times = kept.keys[rows], kept.times[rows]
+        of, starts, ends, waits = self.timers(self.spans(keys, times), keys, times, complete_us)
+        windows = Windows(grouped.by.take(pa.array(of)), starts, ends, grouped.groups[of])
+        return windows.names(waits).cast(pa.binary()), windows.groups
+
+    def _result(self, rows: pa.Table, grouped: Grouped, kept: Kept, history: History, clock: Clocks) -> pa.Table:
+        sets, born = history.all(), history.born
+        if not len(sets):
+            return self.nothing()
+        segments = Segments(
+            kept.rows, sets.entries, np.cumsum(sets.lengths) - sets.lengths, np.zeros(len(sets), np.int64), np.arange(len(sets)), _NO_KEYS
+        )
+        stored, parts = self.aggregation.layout.unpacked_array(pa.nulls(len(sets), pa.binary()))
+        outcome = self.aggregation.advance(segments, stored, parts)
+        windows, window = distinct_windows(grouped, sets.keys, sets.starts, sets.ends)
+        shown = over_lifetimes(window, born, history.died, self.told_from(sets.ends, clock), len(clock))
+        table, changes = self.told(windows, shown, Versions(outcome, segments.after), clock)
+        self.aggregation.count_lost(outcome, segments.after[changes.versions[changes.comes]])
+        self._put_aside(rows, kept, outcome, segments, born)
+        return table
+
+    def _put_aside(self, rows: pa.Table, kept: Kept, outcome: Outcome, segments: Segments, born: Ints) -> None:
+        """Rows that an aggregate left out, when they come: each time that a window is computed it leaves them out again."""
+        for (name, _), each in zip(self.aggregation.aggregates, outcome.advanced, strict=True):
+            for left_out in each.left_out:
+                row = segments.order[left_out.rows]
+                fresh = (row >= kept.stored) & (kept.places[row] == born[segments.segment_of[left_out.rows]])
+                if fresh.any():
+                    self.diverted.add(rows, row[fresh] - kept.stored, name, left_out.reason)
+
+
+@dataclass(frozen=True)
+class Versions:
+    """An outcome, by the numbers of windows' versions."""
+
+    outcome: Outcome
+    after: Ints
+
+    def differs(self, before: Ints, after: Ints) -> Mask:
+        return self.outcome.differs(self.after[before], self.after[after])
+
+    def results(self, versions: Ints) -> list[pa.Array]:
+        return self.outcome.results(self.after[versions])
+
+
+def _by_place(kept: Kept) -> Iterator[tuple[int, Ints]]:
+    """The ticks that have rows, and the rows of each."""
+    places = kept.places[kept.stored :]
+    starts = np.flatnonzero(begins(places))
+    for start, stop in pairwise([*starts.tolist(), len(places)]):
+        yield int(places[start]), kept.stored + np.arange(start, stop)
+
+
+def distinct_windows(grouped: Grouped, keys: Ints, starts: Times, ends: Times) -> tuple[Windows, Ints]:
+    """The distinct windows in order of group, start and end, and the place of each given one among them."""
+    order = np.lexsort((ends, starts, keys))
+    keys, starts, ends = keys[order], starts[order], ends[order]
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (keys[1:] != keys[:-1]) | (starts[1:] != starts[:-1]) | (ends[1:] != ends[:-1])
+    place = np.empty(len(order), np.int64)
+    place[order] = np.cumsum(new) - 1
+    return Windows(grouped.by.take(pa.array(keys[new])), starts[new], ends[new], grouped.groups[keys[new]]), place
