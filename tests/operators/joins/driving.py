@@ -38,7 +38,11 @@ class Track:
         complete, closed = (np.array(each[first:stop], np.int64) for each in (self.complete, self.closed))
         ticks = np.arange(first, stop)
         before = (self.complete[first - 1], self.closed[first - 1]) if first else (UNSTARTED, UNSTARTED)
-        return Clocks(ticks, ticks * 1_000_000, complete, closed, *before)
+        return Clocks(ticks, self.time_of(ticks), complete, closed, *before)
+
+    @staticmethod
+    def time_of(tick: Any) -> Any:
+        return 2 * tick
 
     def closed_before(self, tick: int) -> int:
         return self.closed[tick - 1] if tick else UNSTARTED

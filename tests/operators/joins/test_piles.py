@@ -134,6 +134,22 @@ def test_changing_a_leaf_of_a_large_pile_writes_that_leaf_alone() -> None:
     assert [name[:1] for name in state.take_changes()] == [b"l"]
 
 
+def test_rows_before_the_first_leaf() -> None:
+    """The first leaf has all that is below, also when it was not always the first."""
+    state = MemoryState()
+    fill(state, 12)
+    for comes, goes in (([], range(5)), (range(-9, 3), [])):
+        piles = opened(state, KEYS.slice(0, 1))
+        rows = sorted({*piles.load_all(0).at.tolist(), *comes} - {*goes})
+        writer = PileWriter(piles)
+        touched = np.array([*comes, *goes], np.int64)
+        writer.replace(0, as_records([(0, at, 0, b"x") for at in rows]), np.zeros(len(touched), np.int64), touched)
+        writer.save()
+    assert opened(state, KEYS.slice(0, 1)).load_all(0).at.tolist() == [*range(-9, 3), *range(5, 12)]
+    found = opened(state, KEYS.slice(0, 1)).load(0, np.array([-3]), np.array([1]))
+    assert {-3, -2, -1, 0, 1} <= set(found.at.tolist())
+
+
 def test_what_was_not_loaded_cannot_be_changed() -> None:
     state = MemoryState()
     fill(state, 100)

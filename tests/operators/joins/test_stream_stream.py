@@ -163,9 +163,10 @@ def test_large_piles(how: str, data: st.DataObject) -> None:
         patch.setattr(pile_writing, "_CUT_TO", 2)
         ticks = data.draw(st.integers(3, 6))
         clocks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
-        rows = data.draw(rows_in_ticks(ticks, keys=0)), data.draw(rows_in_ticks(ticks, keys=0))
+        rows = [*data.draw(rows_in_ticks(ticks, keys=0)), []], [*data.draw(rows_in_ticks(ticks, keys=0)), []]
+        clocks = tuple(Track([*each.complete, 100], [*each.closed, 100]) for each in clocks)  # type: ignore[assignment]
         # Of what was not looked at it is only known from when on it may be due.
-        check(rows, clocks, how, data.draw(bounds), list(range(1, ticks)), due=False)
+        check(rows, clocks, how, data.draw(bounds), list(range(1, ticks + 1)), due=False)
 
 
 @hows

@@ -70,19 +70,54 @@ def bounds(keys: Ints, count: int) -> Ints:
     return np.searchsorted(keys, np.arange(count + 1))
 
 
-def sorting(*columns: npt.NDArray[np.int64]) -> Ints:
-    """The order by several columns of integers, the first one first; equal ones stay in their order. As one number where they fit into one."""
-    if not len(columns[0]):
-        return np.zeros(0, np.int64)
-    together, bits = np.zeros(len(columns[0]), np.int64), 0
-    for column in columns:
-        lowest = int(column.min())
-        width = (int(column.max()) - lowest).bit_length()
+def hull(count: int, keys: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
+    """For each of `count` keys the lowest first and the highest last; the lowest above the highest for a key that has none."""
+    low, high = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
+    np.minimum.at(low, keys, first)
+    np.maximum.at(high, keys, last)
+    return low, high
+
+
+def marked(count: int, which: Ints) -> Mask:
+    """Of so many, these."""
+    mask = np.zeros(count, np.bool_)
+    mask[which] = True
+    return mask
+
+
+def sorting(*columns: npt.NDArray[np.int64], start: Ints | None = None) -> Ints:
+    """The order by several columns of integers, the first one first. Equal ones stay in their order, or in that of `start`, which is quick if it is nearly the answer."""
+    columns = columns if start is None else tuple(column[start] for column in columns)
+    (together,) = _packed(columns)
+    if together is None:
+        order = np.lexsort(columns[::-1])
+    elif (together[1:] >= together[:-1]).all():
+        order = np.arange(len(together))
+    else:
+        order = np.argsort(together, kind="stable")
+    return order if start is None else start[order]
+
+
+def _packed(*tables: Sequence[npt.NDArray[np.int64]]) -> tuple[npt.NDArray[np.int64] | None, ...]:
+    """Several columns as one number that has their order, for each table the same way; None if they do not fit into one."""
+    together, bits = [np.zeros(len(table[0]), np.int64) for table in tables], 0
+    for columns in zip(*tables, strict=True):
+        some = [column for column in columns if len(column)]
+        lowest = min((int(column.min()) for column in some), default=0)
+        width = (max((int(column.max()) for column in some), default=0) - lowest).bit_length()
         bits += width
         if bits > _WORD_BITS:
-            return np.lexsort(columns[::-1])
-        together = (together << width) | (column - lowest)
-    return np.arange(len(together)) if (together[1:] >= together[:-1]).all() else np.argsort(together, kind="stable")
+            return (None,) * len(tables)
+        together = [(each << width) | (column - lowest) for each, column in zip(together, columns, strict=True)]
+    return tuple(together)
+
+
+def last_before(keys: Ints, values: Ints, wanted_keys: Ints, wanted: Ints, begin: Ints) -> Ints:
+    """For each wanted value of a key its place behind the last that is not above it, in columns that are sorted by key and value; `begin`: where keys begin."""
+    packed, packed_wanted = _packed((keys, values), (wanted_keys, wanted))
+    if packed is None or packed_wanted is None:
+        return search(values, begin[wanted_keys], begin[wanted_keys + 1], wanted, right=True)
+    return np.searchsorted(packed, packed_wanted, side="right")
 
 
 def begins(*columns: npt.NDArray[np.generic]) -> Mask:

@@ -143,14 +143,17 @@ class Piles:
 
     # Loading
 
-    def load(self, section: int, low: Ints, high: Ints) -> Records:
-        """The rows of each key from low to high (and others that lie near them; all, of a small pile); none if low is above high. Once a section."""
+    def load(self, section: int, low: Ints, high: Ints, *, beyond: bool = False) -> Records:
+        """The rows of each key from low to high (and others that lie near them; all, of a small pile); none if low is above high. Once a section.
+
+        `beyond`: also the first row behind them.
+        """
         part = self.sections[section]
         whole = np.flatnonzero(~part.tree)
         found = self._records(self.data, part.starts[whole], part.counts[whole], whole)
         if not part.has_trees:
             return found
-        wanted = self._wanted(part, low, high)
+        wanted = self._wanted(part, low, high, 1 if beyond else 0)
         part.loaded[wanted] = True
         in_leaves = self._records(*self._leaves(part, wanted), part.leaf_keys[wanted])
         together = Records.together([found, in_leaves])
@@ -162,10 +165,10 @@ class Piles:
         return self.load(section, np.where(wanted, LOWEST, NONE), np.where(wanted, NONE, LOWEST))
 
     @staticmethod
-    def _wanted(part: Section, low: Ints, high: Ints) -> Ints:
+    def _wanted(part: Section, low: Ints, high: Ints, more: int) -> Ints:
         keys = np.flatnonzero(part.tree & (low <= high))
         first, last = part.leaves_of(keys, low[keys]), part.leaves_of(keys, high[keys])
-        return runs(first, last - first + 1)
+        return runs(first, np.minimum(last + more, part.firsts[keys + 1] - 1) - first + 1)
 
     def _leaves(self, part: Section, leaves: Ints) -> tuple[Data, Ints, Ints]:
         """Leaves side by side, where the rows of each begin, and how many they are."""

@@ -14,6 +14,7 @@ from headrace.errors import BugError, InputError, UnknownColumn
 from headrace.operators import row_codec
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE
+from headrace.operators.joins.matching import marked
 from headrace.operators.kernel import CHANGE_TYPE, TICK
 from headrace.operators.keys import encode_keys, whole
 
@@ -123,9 +124,11 @@ class Rows:
     def columns(self, needed: pa.Schema, at: Ints) -> dict[str, pa.Array]:
         """Some columns of some rows; nulls for those at -1."""
         count = len(self.stored)
-        used, places = np.unique(at[(at >= 0) & (at < count)], return_inverse=True)
+        old = np.flatnonzero((at >= 0) & (at < count))
+        wanted = marked(count, at[old])
+        used = np.flatnonzero(wanted)
         moved = np.where(at >= count, at - count + len(used), at)
-        moved[(at >= 0) & (at < count)] = places
+        moved[old] = (np.cumsum(wanted) - 1)[at[old]]
         decoded = row_codec.decode_array(self.stored.take(pa.array(used)), self._kind) if len(used) else None
         which = pa.array(moved, mask=at < 0) if len(at) and at.min() < 0 else pa.array(moved)
         return {field.name: self._column(field, decoded).take(which) for field in needed}

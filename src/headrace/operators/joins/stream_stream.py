@@ -18,7 +18,7 @@ import pyarrow as pa
 from headrace.errors import InputError
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.joins import timers
-from headrace.operators.joins.matching import pairs, ranked, search, sorting
+from headrace.operators.joins.matching import marked, pairs, ranked, search, sorting
 from headrace.operators.joins.pile_writing import PileWriter
 from headrace.operators.joins.piles import Piles
 from headrace.operators.joins.sides import JoinColumns, ResultColumn, Side
@@ -98,8 +98,7 @@ class StreamStreamJoin:
         found = ranked([*keys, *woken])
         piles = Piles(self.step_name, state, found.keys, sections=2, marks=4)
         looks = [looked_at(arrivals[at], found.ranks[at], self._reach[at], len(piles)) for at in range(2)]
-        wake = np.zeros((2, len(piles)), np.bool_)
-        wake[0, found.ranks[2]], wake[1, found.ranks[3]] = True, True
+        wake = [marked(len(piles), found.ranks[at]) for at in (2, 3)]
         needs = self._columns.left_needs, self._columns.right_needs
         left, right = (WaitingSide(arrivals[at], found.ranks[at], wake[at], self._reach[at], needs[at], piles, looks[1 - at]) for at in range(2))
         return piles, left, right

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import InputError
-from headrace.operators.joins.matching import Ranked, bounds, pairs, ranked, search, sorting
+from headrace.operators.joins.matching import Ranked, bounds, marked, pairs, ranked, search, sorting
 from headrace.operators.joins.pile_writing import PileWriter
 from headrace.operators.joins.piles import Piles
 from headrace.operators.joins.sides import JoinColumns, ResultColumn, Rows, Side, join_keys, ticks_of
@@ -52,9 +52,7 @@ class StreamTableJoin:
         found = ranked([keys, changed_keys])
         side = TableSide(self.step_name, self.table, self._columns.right_needs, changes, found.ranks[1], missing)
         piles = Piles(self.step_name, state, found.keys, sections=1, marks=0)
-        met = np.zeros(len(piles), np.bool_)
-        met[found.ranks[0]] = True
-        side.load(piles, 0, met)
+        side.load(piles, 0, marked(len(piles), found.ranks[0]))
         versions = side.versions()
         writer = PileWriter(piles)
         side.store(writer, 0, versions)

@@ -16,7 +16,7 @@ from headrace.murmur2 import murmur2_array
 from headrace.operators import row_codec
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.codes import codes_of
-from headrace.operators.joins.matching import begins, ranked, sorting
+from headrace.operators.joins.matching import begins, hull, ranked, sorting
 from headrace.operators.joins.pile_writing import PileWriter
 from headrace.operators.joins.piles import LOWEST, NONE, Piles, Records
 from headrace.operators.joins.sides import Rows, Side, goes, ticks_of
@@ -63,9 +63,7 @@ class TableSide:
 
     def load(self, piles: Piles, section: int, whole_keys: Mask) -> None:
         """All rows of some keys, and of the others those that change."""
-        low, high = np.full(len(piles), NONE), np.full(len(piles), LOWEST)
-        np.minimum.at(low, self.keys, self.at)
-        np.maximum.at(high, self.keys, self.at)
+        low, high = hull(len(piles), self.keys, self.at, self.at)
         self.stored = piles.load(section, np.where(whole_keys, LOWEST, low), np.where(whole_keys, NONE, high))
         self.rows = Rows(self.kept, self.stored.rows, self.fresh)
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from headrace.errors import InputError
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.joins.intervals import absences, overlaps
-from headrace.operators.joins.matching import begins, ranked, sorting
+from headrace.operators.joins.matching import begins, marked, ranked, sorting
 from headrace.operators.joins.pile_writing import PileWriter
 from headrace.operators.joins.piles import NONE, Piles
 from headrace.operators.joins.settling import merged
@@ -119,9 +119,7 @@ class TableTableJoin:
         needs = self._columns.left_needs, self._columns.right_needs
         sides = [TableSide(self.step_name, each, needs[at], inputs[at], ranks[at], missing[at]) for at, each in enumerate((self.left, self.right))]
         for at, side in enumerate(sides):
-            other_changes = np.zeros(len(piles), np.bool_)
-            other_changes[sides[1 - at].keys] = True
-            side.load(piles, at, other_changes)
+            side.load(piles, at, marked(len(piles), sides[1 - at].keys))
         return sides
 
     def _store(self, piles: Piles, sides: list[TableSide], versions: list[Versions], rows_before: Ints) -> None:

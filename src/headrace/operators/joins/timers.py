@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import NewerFormat
+from headrace.operators.buffers import Ints, Mask
 from headrace.operators.joins.piles import NONE, Piles, joined, names
 from headrace.operators.kernel import UNSTARTED, KeyedState
 from headrace.operators.row_codec import cut_out
@@ -41,6 +42,18 @@ def earliest(state: KeyedState, kind: int) -> int | None:
     prefix = _prefix(kind)
     found = state.first(prefix, _prefix(kind + 1))
     return None if found is None else int.from_bytes(found[2:10], "big") - (1 << 63)
+
+
+def of_the_rest(piles: Piles, section: int, kind: int, woken: Mask, later: int) -> Ints:
+    """For each key a time before which nothing that was not loaded is to be woken: `later` than its number. It need not be exact: who is woken too early sets
+    the timer again. Where a key was woken, what was not loaded lies behind what was.
+    """
+    part, before = piles.sections[section], piles.marks_before[kind]
+    bound = np.full(len(before), NONE)
+    left = np.flatnonzero(~part.loaded)
+    keys = part.leaf_keys[left]
+    np.minimum.at(bound, keys, np.where(woken[keys], part.lows[left] + later, before[keys]))
+    return bound
 
 
 def move(piles: Piles, kind: int) -> None:

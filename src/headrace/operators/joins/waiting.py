@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.joins import timers
-from headrace.operators.joins.matching import bounds, sorting
+from headrace.operators.joins.matching import bounds, hull, sorting
 from headrace.operators.joins.pile_writing import PileWriter
-from headrace.operators.joins.piles import LOWEST, NONE, Piles, Records
+from headrace.operators.joins.piles import LOWEST, Piles, Records
 from headrace.operators.joins.sides import Rows, Side, join_keys, ticks_of
 from headrace.operators.kernel import Clocks, KeyedState
 from headrace.operators.times import microseconds
@@ -52,11 +52,11 @@ class Arrivals:
 class WaitingSide:
     """All rows of a side that a call looks at. Positions are in order of key and time; of equal times the stored ones first, then as they came."""
 
-    def __init__(self, arrivals: Arrivals, keys: Ints, woken: Mask, reach: Reach, kept: pa.Schema, piles: Piles, hull: tuple[Ints, Ints]) -> None:
-        """`keys`: of the new rows. `woken`: by key. `hull`: the times at which rows of the other side look, by key."""
+    def __init__(self, arrivals: Arrivals, keys: Ints, woken: Mask, reach: Reach, kept: pa.Schema, piles: Piles, looked: tuple[Ints, Ints]) -> None:
+        """`keys`: of the new rows. `woken`: by key. `looked`: the times at which rows of the other side look, by key."""
         self.arrivals, self.reach, self.piles, self.woken = arrivals, reach, piles, woken
-        low, high = hull
-        _widen(low, high, keys, arrivals.times, arrivals.times)
+        mine = hull(len(piles), keys, arrivals.times, arrivals.times)
+        low, high = np.minimum(mine[0], looked[0]), np.maximum(mine[1], looked[1])
         passed = max(int(arrivals.other.complete[-1]) - reach.forth_us, LOWEST)
         self.stored = piles.load(arrivals.number, np.where(woken, LOWEST, low), np.where(woken, np.maximum(high, passed), high))
         self.rows = Rows(kept, self.stored.rows, arrivals.rows)
@@ -96,26 +96,11 @@ class WaitingSide:
     def _wake_later(self, kind: int, waiting: Ints) -> None:
         """Set a kind of timer to the first of the rows that wait for it. Of rows that were not loaded it is enough to know that they are not earlier."""
         mark = self.piles.marks[kind]
-        mark[:] = self._not_loaded(mark)
-        np.minimum.at(mark, self.keys[waiting], self.times[waiting] + self.reach.forth_us + 1)
-
-    def _not_loaded(self, before: Ints) -> Ints:
-        """For each key a time before which no row that was not loaded is to be woken. Where the key was woken, those lie behind what was loaded."""
-        part = self.piles.sections[self.arrivals.number]
-        bound = np.full(len(before), NONE)
-        left = np.flatnonzero(~part.loaded)
-        keys = part.leaf_keys[left]
-        np.minimum.at(bound, keys, np.where(self.woken[keys], part.lows[left] + self.reach.forth_us + 1, before[keys]))
-        return bound
+        later = self.reach.forth_us + 1
+        mark[:] = timers.of_the_rest(self.piles, self.arrivals.number, kind, self.woken, later)
+        np.minimum.at(mark, self.keys[waiting], self.times[waiting] + later)
 
 
 def looked_at(arrivals: Arrivals, keys: Ints, reach: Reach, count: int) -> tuple[Ints, Ints]:
     """For each key the times of the other side's rows that new rows of this side look at; the lowest above the highest if there are none."""
-    low, high = np.full(count, NONE), np.full(count, LOWEST)
-    _widen(low, high, keys, arrivals.times - reach.back_us, arrivals.times + reach.forth_us)
-    return low, high
-
-
-def _widen(low: Ints, high: Ints, keys: Ints, first: Ints, last: Ints) -> None:
-    np.minimum.at(low, keys, first)
-    np.maximum.at(high, keys, last)
+    return hull(count, keys, arrivals.times - reach.back_us, arrivals.times + reach.forth_us)

@@ -1,0 +1,170 @@
+"""A table's versions by the time from which they are valid: which row of a key was valid at a time, as far as was known in a tick.
+
+A version comes with an insert or an update, and is valid from its event time until the next one's. A delete ends validity at its tick's time, or, if that is later, at
+the time from which the row that goes was to be valid. A version that comes later for the same time takes the place of the earlier.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import InputError
+from headrace.operators.buffers import Ints, Mask
+from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE
+from headrace.operators.joins import timers
+from headrace.operators.joins.matching import begins, bounds, hull, last_before, marked, pairs, sorting
+from headrace.operators.joins.pile_writing import PileWriter
+from headrace.operators.joins.piles import LOWEST, NONE, Piles, Records
+from headrace.operators.joins.sides import Rows, Side, ticks_of
+from headrace.operators.kernel import CHANGE_TYPE, UNSTARTED, Clocks, Times
+from headrace.operators.keys import whole
+
+GONE = np.uint8(1)
+
+
+def check_versioned(step: str, table: Side) -> None:
+    """Refuse a table whose rows' versions cannot be told apart by its join key."""
+    if table.time is None:
+        raise InputError(
+            f"Step {step!r} needs the versions of a table that has no event time.", fix="declare the table with event_time=hr.EventTime(...)."
+        )
+    if set(table.on) != set(table.key):
+        raise InputError(
+            f"Step {step!r} joins versions on {', '.join(map(repr, table.on))}, and the table's key is {', '.join(map(repr, table.key))}.",
+            fix="join on the table's whole key.",
+        )
+
+
+def horizon(clocks: list[Times], history_us: int) -> Times:
+    """How far back the past is known, by the clock that is behind."""
+    earliest = np.minimum.reduce(clocks)
+    known: Times = np.where(earliest < UNSTARTED + history_us, UNSTARTED, earliest - history_us)
+    return known
+
+
+class Timeline:
+    """The versions of a call's keys, in order of key, time and arrival. `place`: that of the tick in which each came, -1 for those that were there.
+
+    `forgets_gone`: whether that a row is gone may be forgotten too, so that nothing is left of it.
+    """
+
+    def __init__(self, side: Side, needs: pa.Schema, changes: pa.Table, keys: Ints, clock: Clocks, *, forgets_gone: bool = True) -> None:
+        self.forgets_gone = forgets_gone
+        kinds = whole(changes.column(CHANGE_TYPE))
+        self.fresh, self.needs = changes, needs
+        which = np.flatnonzero(pc.not_equal(kinds, UPDATE_PREIMAGE).to_numpy(zero_copy_only=False))
+        gone = pc.equal(kinds, DELETE).to_numpy(zero_copy_only=False)[which]
+        places = clock.at(ticks_of(changes)[which])
+        now = clock.times_us[places] if len(clock) else places
+        assert side.time is not None
+        stamps = whole(changes.column(side.time)).take(pa.array(which))
+        at = stamps.cast(pa.timestamp("us", stamps.type.tz)).cast(pa.int64()).fill_null(LOWEST).to_numpy()
+        at = np.where(gone, np.maximum(at, now), np.where(at == LOWEST, now, at))
+        order = sorting(keys[which], at, places)
+        last = np.append(begins(keys[which][order], at[order], places[order])[1:], True)[: len(order)]
+        kept = order[last]  # of several versions for one time in a tick the last
+        self.fresh_keys, self.fresh_at, self.fresh_place = keys[which][kept], at[kept], places[kept]
+        self._gone, self._which = gone[kept], which[kept]
+
+    def load(self, piles: Piles, asked: tuple[Ints, Ints], woken: Mask, known_from: Times) -> None:
+        """What is valid in the times that are asked for, by key; the neighbours of what comes; and of woken keys what may be forgotten.
+
+        `known_from`: how far back the past is known at the end of each tick.
+        """
+        low, high = (each.copy() for each in hull(len(piles), self.fresh_keys, np.where(self._gone, LOWEST, self.fresh_at), self.fresh_at))
+        low, high = np.where(woken, LOWEST, np.minimum(low, asked[0])), np.maximum(high, asked[1])
+        high = np.where(woken, np.maximum(high, known_from[-1]), high)
+        stored = piles.load(0, low, high, beyond=True)
+        self.piles, self.woken, self.known_from = piles, woken, known_from
+        self.rows = Rows(self.needs, stored.rows, self.fresh)
+        keys, at = np.concatenate([stored.keys, self.fresh_keys]), np.concatenate([stored.at, self.fresh_at])
+        place = np.concatenate([np.full(len(stored), -1), self.fresh_place])
+        gone = np.concatenate([stored.flags & GONE, self._gone.astype(np.uint8)]).astype(np.bool_)
+        row = np.concatenate([np.arange(len(stored)), len(stored) + self._which])
+        order = sorting(keys, at, place)
+        self._set(keys[order], at[order], place[order], gone[order], row[order])
+
+    def _set(self, keys: Ints, at: Ints, place: Ints, gone: Mask, row: Ints) -> None:
+        self.keys, self.at, self.place, self.gone, self.row = keys, at, place, gone, row
+        self.bounds = bounds(keys, len(self.piles))
+        self.until = self._until()
+
+    def leave_out(self, versions: Ints) -> None:
+        """As if these had never come."""
+        stay = ~marked(len(self), versions)
+        self._set(self.keys[stay], self.at[stay], self.place[stay], self.gone[stay], self.row[stay])
+
+    def _until(self) -> Ints:
+        """The place of the tick at whose end each version is forgotten because of a row that is gone: when that lies as far back as the past is known, nothing
+        needs to be known of it, nor of what was before. It matters if something comes later that is valid from even earlier.
+        """
+        until = np.full(len(self), NONE)
+        which = np.flatnonzero(self.gone & self.forgets_gone)
+        forgotten = np.maximum(np.searchsorted(self.known_from, self.at[which]), self.place[which])
+        which, forgotten = which[forgotten < len(self.known_from)], forgotten[forgotten < len(self.known_from)]
+        of, earlier = pairs(self.bounds[self.keys[which]], which + 1)
+        there = self.place[earlier] <= forgotten[of]
+        np.minimum.at(until, earlier[there], forgotten[of[there]])
+        return until
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def known(self, keys: Ints, times: Ints, places: Ints) -> Ints:
+        """The version of each key that is valid at a time, as far as is known in a tick; -1 if there is none."""
+        return self._nearest(last_before(self.keys, self.at, keys, times, self.bounds) - 1, keys, places, -1)
+
+    def before(self, versions: Ints, places: Ints) -> Ints:
+        """The version before each, as far as is known in a tick; -1 if there is none."""
+        return self._nearest(self.moments[versions] - 1, self.keys[versions], places, -1)
+
+    def behind(self, versions: Ints, places: Ints) -> Ints:
+        """The version that ends the validity of each, as far as is known in a tick; -1 if there is none."""
+        moments = np.append(np.unique(self.moments), len(self))
+        return self._nearest(moments[np.searchsorted(moments, versions, side="right")], self.keys[versions], places, 1)
+
+    @property
+    def moments(self) -> Ints:
+        """The first version of the same key and time as each."""
+        first: Ints = np.maximum.accumulate(np.where(begins(self.keys, self.at), np.arange(len(self)), 0))
+        return first
+
+    def _nearest(self, at: Ints, keys: Ints, places: Ints, step: int) -> Ints:
+        """From these on, step by step within the key, the first that has come and is not forgotten; -1 if there is none."""
+        place, until = np.append(self.place, NONE), np.append(self.until, NONE)
+        first, end = self.bounds[keys], self.bounds[keys + 1]
+        left = np.arange(len(at))
+        while len(left):
+            here = at[left]
+            inside = (here >= first[left]) & (here < end[left])
+            left = left[inside & ((place[here] > places[left]) | (until[here] < places[left]))]
+            at[left] += step
+        return np.where((at >= first) & (at < end), at, -1)
+
+    # Forgetting
+
+    def store(self, writer: PileWriter, history_us: int) -> None:
+        """Keep what is valid as far back as the past is known: the newest version before that and all behind it. Sets mark 1 to when there is more to forget."""
+        newest = np.append(begins(self.keys, self.at)[1:], True)[: len(self)]
+        everyone, ticks = np.arange(len(self.piles)), len(self.known_from)
+        base = self.known(everyone, np.full(len(everyone), self.known_from[-1]), np.full(len(everyone), ticks - 1))
+        stays = newest & (self.until >= ticks) & (np.arange(len(self)) >= base[self.keys])
+        which = np.flatnonzero(stays)
+        self._wake(which, history_us)
+        touched = (self.place >= 0) | ~stays
+        if touched.any():
+            flags = np.where(self.gone, GONE, np.uint8(0))[which]
+            writer.replace(
+                0, Records(self.keys[which], self.at[which], flags, self.rows.bytes(self.row[which])), self.keys[touched], self.at[touched]
+            )
+
+    def _wake(self, kept: Ints, history_us: int) -> None:
+        """A version is forgotten when the next one is old enough; one that only says that the row is gone, when it is old enough itself."""
+        mark = self.piles.marks[1]
+        mark[:] = timers.of_the_rest(self.piles, 0, 1, self.woken, history_us)
+        first = begins(self.keys[kept])
+        second = ~first & np.append(True, first)[:-1]
+        told = np.concatenate([kept[second], kept[first & self.gone[kept] & self.forgets_gone]])
+        np.minimum.at(mark, self.keys[told], self.at[told] + history_us)
