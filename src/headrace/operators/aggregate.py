@@ -14,7 +14,9 @@ import pyarrow as pa
 from headrace.operators.aggregation import Aggregation, Outcome
 from headrace.operators.changelog import Changes, changes
 from headrace.operators.combining import ORDER, PARTIAL, all_combined, by_tick, pays
+from headrace.operators.describing import no_rows
 from headrace.operators.kernel import CHANGE_TYPE, TICK, KeyedState
+from headrace.operators.key_values import decode_keys
 from headrace.operators.keys import canonical, encode_keys, whole
 from headrace.operators.layout import kept_array
 from headrace.operators.segments import Segments, cut
@@ -76,6 +78,20 @@ class AggregateKernel:
         columns += outcome.results(told.versions)
         columns += [told.names(), pa.array(segments.ticks[told.segments])]
         return pa.Table.from_arrays(columns, schema=self.output.append(_TICK_FIELD))
+
+    # Looking at what is stored
+
+    @property
+    def key_fields(self) -> list[pa.Field]:
+        return [self.schema.field(name) for name in self.by]
+
+    def describe(self, keys: pa.Array, values: pa.Array) -> pa.Table:
+        """The group's columns, how many rows it has, and what its aggregates amount to."""
+        stored, parts = self._layout.unpacked_array(values)
+        segments = no_rows(self.schema, len(keys), over_table=self.over_table)
+        results = self._aggregation.advance(segments, stored, parts).results(segments.before_all)
+        columns = {**dict(zip(self.by, decode_keys(keys, self.key_fields), strict=True)), "_rows": pa.array(stored)}
+        return pa.table(columns | dict(zip((name for name, _ in self.aggregates), results, strict=True)))
 
     # Combining before the shuffle
 

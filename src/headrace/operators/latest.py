@@ -65,9 +65,23 @@ class LatestKernel:
         return take_bytes(pa.concat_arrays([stored, encoded]), place)
 
     def _told(self, values: pa.Array, kinds: pa.Array, ticks: Ints) -> pa.Table:
+        columns = self._decoded(values)
+        return pa.Table.from_arrays([*columns, kinds, pa.array(ticks, pa.int64())], schema=self.output.append(_TICK_FIELD))
+
+    def _decoded(self, values: pa.Array) -> list[pa.Array]:
+        """The columns of stored rows."""
         if pc.any(pc.greater(pc.binary_slice(values, 0, 1), _VERSION)).as_py():
             raise NewerFormat(f"The state of step {self.step_name!r} was written by a newer Headrace.", fix="upgrade Headrace.")
         plain = pc.binary_slice(values.cast(pa.large_binary()), len(_VERSION), _LONGEST)
         rows = row_codec.decode_array(plain, self._struct)
-        columns = [pc.struct_field(rows, at) for at in range(self._struct.num_fields)]
-        return pa.Table.from_arrays([*columns, kinds, pa.array(ticks, pa.int64())], schema=self.output.append(_TICK_FIELD))
+        return [pc.struct_field(rows, at) for at in range(self._struct.num_fields)]
+
+    # Looking at what is stored
+
+    @property
+    def key_fields(self) -> list[pa.Field]:
+        return [self.schema.field(name) for name in self.key]
+
+    def describe(self, keys: pa.Array, values: pa.Array) -> pa.Table:  # noqa: ARG002 - the row has the key's columns
+        """The newest row of each key."""
+        return pa.Table.from_arrays(self._decoded(values), schema=self.schema)
