@@ -10,6 +10,7 @@ import lmdb
 import pyarrow as pa
 import pytest
 
+from headrace.engine import store_handles
 from headrace.engine.local_store import LocalStore, StoreTransaction
 from headrace.engine.state_files import StateIds
 from tests.engine.test_state import Shard, apply, in_files, some_changes
@@ -105,3 +106,32 @@ def test_a_store_of_other_key_groups_or_steps_is_filled_again(tmp_path: Path) ->
     mine = {group: name for group, name in ids.items() if group < 64}
     assert part.content(mine) == {key: value for group, content in part.files.load(range(64), ids).items() for key, value in content.items()}
     assert part.how == "rebuilt"
+
+
+def test_a_store_stays_open_in_its_process_and_is_looked_at_before_it_is_used_again(tmp_path: Path) -> None:
+    """What is damaged or replaced while it is open must not be read: it would end the process."""
+    directory = tmp_path / "store"
+    first = store_handles.opened(directory)
+    store_handles.give_back(directory, first)
+    assert store_handles.opened(directory) is first
+    store_handles.give_back(directory, first)
+    shutil.rmtree(directory)
+    second = store_handles.opened(directory)
+    assert second is not first
+    with second.begin(write=True) as txn:
+        txn.put(b"key", b"value" * 10_000)
+    store_handles.give_back(directory, second)
+    data = directory / store_handles.DATA
+    data.write_bytes(b"")
+    third = store_handles.opened(directory)
+    assert third is not second
+    store_handles.give_back(directory, third)
+    data.write_bytes(b"x" * 8192)
+    with pytest.raises(lmdb.Error):
+        store_handles.opened(directory)
+
+
+def test_a_process_does_not_keep_too_many_stores_open(tmp_path: Path) -> None:
+    for number in range(20):
+        store_handles.give_back(tmp_path / str(number), store_handles.opened(tmp_path / str(number)))
+    assert len(store_handles._idle) == 16

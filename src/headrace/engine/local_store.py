@@ -19,6 +19,7 @@ import lmdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.engine import store_handles
 from headrace.engine.chain_sizes import ChainSizes
 from headrace.engine.state_files import StateFile, StateFiles, StateIds, folded, new_id
 from headrace.log.file.disk import Disk
@@ -28,7 +29,6 @@ from headrace.operators.keys import whole
 VERSION = 2
 _AT_ONCE = 1000
 _STAMP = b"\x00stamp"
-_MAP_BYTES = 1 << 36
 _UNDO = ".undo"
 Groups = Sequence[int]
 
@@ -40,19 +40,10 @@ class LocalStore:
         self.directory, self.groups = directory, groups
         self._check()
         try:
-            self._env = self._opened()
+            self._env = store_handles.opened(directory)
         except lmdb.Error:  # not a store at all, or damaged
             shutil.rmtree(directory, ignore_errors=True)
-            self._env = self._opened()
-
-    def _opened(self) -> Any:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        env = lmdb.open(str(self.directory), map_size=_MAP_BYTES, sync=False, metasync=False, max_readers=16)
-        pages = env.info()["last_pgno"] + 1
-        if pages * env.stat()["psize"] > (self.directory / "data.mdb").stat().st_size:  # reading a page that is not there ends the process
-            env.close()
-            raise lmdb.CorruptedError(f"{self.directory} was cut short")
-        return env
+            self._env = store_handles.opened(directory)
 
     def _check(self) -> None:
         """Throw away what cannot be trusted: another machine life, or a file that is shorter than it was."""
@@ -60,7 +51,7 @@ class LocalStore:
             return
         try:
             known = json.loads((self.directory / "about.json").read_text())
-            size = (self.directory / "data.mdb").stat().st_size
+            size = (self.directory / store_handles.DATA).stat().st_size
             sound = known["boot"] == Disk().boot().hex() and size >= known["size"] and known["version"] == VERSION
         except (OSError, ValueError, KeyError):
             sound = False
@@ -81,14 +72,15 @@ class LocalStore:
         made.forget_older_undo()
 
     def _write_about(self) -> None:
-        about = {"version": VERSION, "boot": Disk().boot().hex(), "size": (self.directory / "data.mdb").stat().st_size}
+        about = {"version": VERSION, "boot": Disk().boot().hex(), "size": (self.directory / store_handles.DATA).stat().st_size}
         (self.directory / "about.json").write_text(json.dumps(about))
 
     def database(self, txn: Any) -> Any:
         return self._env.open_db(None, txn)
 
     def close(self) -> None:
-        self._env.close()
+        """The next one to open it in this process has it at once."""
+        store_handles.give_back(self.directory, self._env)
 
 
 class StoreTransaction:
