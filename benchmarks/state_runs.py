@@ -47,11 +47,14 @@ def directory() -> Iterator[Path]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def count_and_sum() -> hr.Pipeline:
-    """The running count and sum of each key."""
+def count_and_sum(*, view: bool = False) -> hr.Pipeline:
+    """The running count and sum of each key, as a topic, and as a view if asked for."""
     pipeline = hr.Pipeline("bench")
     rows = pipeline.topic("rows", schema=SCHEMA, key="k", partitions=2)
-    pipeline.write("totals", rows.group_by("k").aggregate(n=hr.agg.count(), s=hr.agg.sum("v")), partitions=2)
+    totals = rows.group_by("k").aggregate(n=hr.agg.count(), s=hr.agg.sum("v"))
+    pipeline.write("totals", totals, partitions=2)
+    if view:
+        pipeline.view("by_key", totals)
     return pipeline
 
 

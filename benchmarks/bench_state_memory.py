@@ -1,0 +1,87 @@
+"""Memory does not grow: driver, JVM and workers over 300 batches with a bounded key set, the last hundred beside the hundred before.
+
+What counts is memory of their own: pages of the local store that a worker has mapped belong to the system's cache. The JVM may use what it was given, so it is given
+little; that is why this runs in a process of its own: `python -m benchmarks.bench_state_memory` prints what was seen after each batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+import headrace as hr
+from benchmarks.report import Result, judged, note
+from benchmarks.state_runs import Run, count_and_sum, directory, random_rows
+
+BATCHES, ROWS, KEYS = 300, 5_000, 20_000
+SLACK = 1.1
+
+
+def own_kib(process: int) -> int:
+    """Anonymous memory of a process; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0)
+
+
+def descendants(process: int) -> dict[int, str]:
+    """All processes below one, with their commands."""
+    parents, names = {}, {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            name, rest = (path / "stat").read_text().split("(", 1)[1].rsplit(")", 1)
+        except OSError:
+            continue
+        parents[int(path.name)], names[int(path.name)] = int(rest.split()[1]), name
+    found: dict[int, str] = {}
+    waiting = [process]
+    while waiting:
+        parent = waiting.pop()
+        children = [child for child, its_parent in parents.items() if its_parent == parent]
+        found |= {child: names[child] for child in children}
+        waiting += children
+    return found
+
+
+def memory_mib() -> dict[str, float]:
+    """Of the driver's Python, the JVM, and all workers."""
+    below = descendants(os.getpid())
+    workers = sum(own_kib(process) for process, name in below.items() if name.startswith("python"))
+    java = sum(own_kib(process) for process, name in below.items() if name.startswith("java"))
+    return {"driver": own_kib(os.getpid()) / 1024, "JVM": java / 1024, "workers": workers / 1024}
+
+
+def main() -> None:
+    """Run the batches; print the memory after each as a line of JSON."""
+    rng = np.random.default_rng(1)
+    spark = hr.spark("bench", master="local[2]", driver_memory="1g", sql_shuffle_partitions=2)
+    with directory() as root, Run(count_and_sum(view=True).plan(), root, spark) as run:
+        for _ in range(BATCHES):
+            run.batch(random_rows(rng, ROWS, KEYS))
+            print(json.dumps(memory_mib()), flush=True)
+    spark.stop()
+
+
+def results() -> Iterator[Result]:
+    note(f"state_memory: {BATCHES} batches of {ROWS:,} rows, {KEYS:,} keys, into a topic and a view")
+    told = subprocess.run([sys.executable, "-m", "benchmarks.bench_state_memory"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    seen = [json.loads(line) for line in told.splitlines()]
+    for who in ("driver", "JVM", "workers"):
+        before, after = (statistics.median(each[who] for each in part) for part in (seen[-200:-100], seen[-100:]))
+        yield judged(
+            "state_memory", f"memory of the {who} after 300 batches", "MiB", after, "100 batches before", before, bar=1 / SLACK, better="lower",
+            params={"batches": BATCHES, "rows": ROWS, "keys": KEYS},
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
