@@ -55,12 +55,13 @@ def by_tick(rows: pa.Table) -> pa.Table:
     return rows if (ticks[1:] >= ticks[:-1]).all() else rows.take(pa.array(np.argsort(ticks, kind="stable")))
 
 
-def all_combined(rows: pa.Table, combine: Callable[[pa.Table], pa.Table]) -> pa.Table:
-    """Where only some rows were combined, the others too; where none was, rows as they are."""
+def all_combined(rows: pa.Table, combine: Callable[[pa.Table], pa.Table], also: Sequence[str] = ()) -> pa.Table:
+    """Where only some rows were combined, the others too; where none was, rows as they are. `also` names other columns that only combined rows have."""
     partial = rows.column(PARTIAL)
     if partial.null_count == 0:
         return rows
+    plain = rows.drop_columns([name for name in (PARTIAL, *also) if name in rows.schema.names])
     if partial.null_count == len(partial):
-        return rows.drop_columns([PARTIAL])
-    combined = combine(rows.filter(partial.is_null()).drop_columns([PARTIAL]))
+        return plain
+    combined = combine(plain.filter(partial.is_null()))
     return by_tick(pa.concat_tables([rows.filter(partial.is_valid()).select(combined.schema.names), combined]))

@@ -7,6 +7,8 @@ rows of each producer it stands for, so that late rows are counted exactly all t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
@@ -22,14 +24,14 @@ PRODUCERS = "_producers"
 _NO_KEYS = pa.array([], pa.binary())
 
 
-def combine(aggregation: Aggregation, rows: pa.Table, time: str, panes: Ints, producers: pa.Array) -> pa.Table:
-    """Rows with a pane and a producer each, as fewer rows. It does not matter which rows come together."""
+def combine(aggregation: Aggregation, rows: pa.Table, times: Sequence[str], panes: Ints, producers: pa.Array) -> pa.Table:
+    """Rows with a pane and a producer each, as fewer rows, each with the columns `times` of one of its rows. It does not matter which rows come together."""
     ticks = whole(rows.column(TICK)).to_numpy()
     coarse = joint(joint(codes_of(encode_keys(rows, aggregation.by)), panes), ticks)
     order, _ = stable_sort(joint(coarse, _numbers(producers)))
     starts = np.flatnonzero(_begins(coarse[order]))
     segments = Segments(rows, order, starts, ticks[order[starts]], np.arange(len(starts)), _NO_KEYS)
-    columns = dict.fromkeys([*aggregation.by, time, *(name for name in rows.schema.names if name in ORDER)])
+    columns = dict.fromkeys([*aggregation.by, *times, *(name for name in rows.schema.names if name in ORDER)])
     first = rows.select(list(columns)).take(pa.array(order[starts]))
     first = first.append_column(PRODUCERS, _counted(producers.take(pa.array(order)), starts))
     return by_tick(first.append_column(pa.field(PARTIAL, pa.binary()), aggregation.partials(segments)))

@@ -21,7 +21,7 @@ from headrace.operators.keys import encode_keys
 from headrace.operators.segments import Segments, cut_codes, with_keys
 from headrace.operators.windows.assign import Assigned, assign
 from headrace.operators.windows.base import Windowed, WindowStep
-from headrace.operators.windows.combining import combine
+from headrace.operators.windows.combining import PRODUCERS, combine
 from headrace.operators.windows.entries import Windows, joined, with_long_keys
 from headrace.operators.windows.late import places_of
 from headrace.operators.windows.specs import Hopping, Tumbling
@@ -61,7 +61,7 @@ class FixedWindows(Windowed):
     def _few(self, rows: pa.Table) -> pa.Table:
         """Rows, combined if some of them are, or if each is in many windows: then fewer go into them."""
         if PARTIAL in rows.schema.names:
-            return all_combined(rows, self.combine)
+            return all_combined(rows, self.combine, [PRODUCERS])
         overlapping = self.spec.size_us // self.spec.every_us
         return self.combine(rows) if overlapping >= _MANY and self.worth_combining(rows) else rows
 
@@ -81,7 +81,7 @@ class FixedWindows(Windowed):
 
     def combine(self, rows: pa.Table) -> pa.Table:
         """Rows as fewer rows, one for each group, pane and tick, that the step takes in their stead. See `combining`."""
-        return combine(self.aggregation, rows, self.settings.time, assign(self.spec, self.times(rows)).panes(), self.late.producers(rows))
+        return combine(self.aggregation, rows, [self.settings.time], assign(self.spec, self.times(rows)).panes(), self.late.producers(rows))
 
     # The step
 
