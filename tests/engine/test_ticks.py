@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.durations import to_time_us
+from headrace.engine import ticks as ticks_module
 from headrace.engine.cutter import next_ticks
 from headrace.engine.ticks import Tick, TickJournal, beginning
 from headrace.log.file.log import FileLog
@@ -106,3 +107,22 @@ def test_a_tick_s_time_never_goes_back(log: FileLog) -> None:
     later = to_time_us("2040-01-01")
     (tick,) = next_ticks(log, ["t"], Tick(4, later, {"t": {0: 0}}), now_us())
     assert (tick.number, tick.time_us) == (5, later)
+
+
+def test_only_the_newest_ticks_are_at_hand_and_older_ones_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticks_module, "MOST_AT_HAND", 100)
+    log = FileLog(tmp_path)
+    journal = TickJournal(log, "shop")
+    everything = [Tick(number, number * 10, {"a": {0: number, 1: number // 100}, "b": {0: 7 * (number // 1000)}}) for number in range(3_000)]
+    for first in range(0, 3_000, 150):
+        with log.transaction("writer") as tx:
+            journal.record(tx, everything[first : first + 150])
+        journal.refresh()
+    assert len(journal._ticks) <= 200
+    for opened in (journal, TickJournal(log, "shop")):
+        assert opened.first == everything[0]
+        assert opened.last == everything[-1]
+        for after, up_to in ((-1, 5), (0, 2_999), (62, 66), (1_500, 1_700), (2_850, 2_990), (2_999, 3_005)):
+            assert list(opened.between(after, up_to)) == everything[after + 1 : up_to + 1]
+        assert opened.at(1_234) == everything[1_234]
+        assert opened.at(3_000) is None
