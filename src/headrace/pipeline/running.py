@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigurationError
 from headrace.log import open_log
+from headrace.log.api import Log
+from headrace.pipeline.hosting import check_hosted
 from headrace.pipeline.ingest import Ingests
+from headrace.pipeline.plan import PipelinePlan
 from headrace.pipeline.replay import begin, version_state
 from headrace.pipeline.runner import Runner
 from headrace.pipeline.status import Status
+from headrace.pipeline.topics import make_topics
 from headrace.pipeline.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -41,7 +45,8 @@ def run(
 ) -> None:
     """Run a pipeline in this process until `stop` is set; `on_status` hears of every batch. Other options are those of `hr.spark`."""
     with open_log(address_of(pipeline, log)) as opened:
-        runner = Runner(pipeline.plan(), opened, _session(spark_options), state_of(pipeline, state), shards=shards)
+        plan = _checked(opened, pipeline.plan())
+        runner = Runner(plan, opened, _session(spark_options), state_of(pipeline, state), shards=shards)
         ingests = Ingests(pipeline, runner.spark, opened.address, runner.state, until_caught_up=until_caught_up, on_change=runner.tell)
         _run(runner, ingests, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
 
@@ -62,9 +67,16 @@ def replay(
 ) -> None:
     """Run a version of a pipeline beside it, over the recorded ticks from `since` on (a tick's number, or a time) and whatever comes after them."""
     with open_log(address_of(pipeline, log)) as opened:
-        plan = begin(opened, pipeline.plan(), version, since=since, retick=retick)
+        plan = _checked(opened, begin(opened, pipeline.plan(), version, since=since, retick=retick))
         runner = Runner(plan, opened, _session(spark_options), version_state(state_of(pipeline, state), version), shards=shards)
         _run(runner, None, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
+
+
+def _checked(log: Log, plan: PipelinePlan) -> PipelinePlan:
+    """What can be refused without Spark is refused before it is started."""
+    check_hosted(plan)
+    make_topics(log, plan)
+    return plan
 
 
 def _run(

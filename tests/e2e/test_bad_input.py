@@ -1,0 +1,204 @@
+"""What a user may get wrong: the error names the step and the fix, and comes before Spark is started where that is possible; what rows get wrong stops nothing that it need not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import headrace as hr
+from headrace import errors
+from headrace.log.dead import letters
+from headrace.pipeline.failures import reason
+from headrace.testing.pipelines import PipelineTest
+from tests.engine.plain_spark import PlainSpark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.pipeline.stream import Stream
+
+pytestmark = pytest.mark.usefixtures("no_syncs")
+SCHEMA = "k BIGINT, v BIGINT, name STRING, at TIMESTAMP"
+
+
+def orders(pipeline: hr.Pipeline) -> Stream:
+    return pipeline.topic("orders", schema=SCHEMA, key="k")
+
+
+def same_name_twice(pipeline: hr.Pipeline) -> None:
+    stream = orders(pipeline)
+    pipeline.view("first", stream.to_table("k", name="same"))
+    pipeline.view("second", stream.group_by("k").aggregate(n=hr.agg.count(), name="same"))
+    pipeline.plan()
+
+
+# What is declared, the error, and what it says: the step or place, and a way out.
+DECLARED: dict[str, tuple[Callable[[hr.Pipeline], object], type[errors.HeadraceError], list[str]]] = {
+    "a column that is not there": (lambda p: orders(p).where("nmae = 'a'"), errors.UnknownColumn, ["orders.where", "did you mean 'name'"]),
+    "in a named step": (lambda p: orders(p).with_columns(x="vv + 1", name="labelled"), errors.UnknownColumn, ["step labelled", "did you mean 'v'"]),
+    "a group that is not there": (lambda p: orders(p).group_by("kk"), errors.UnknownColumn, ["orders.group_by", "did you mean 'k'"]),
+    "an aggregate of a column that is not there": (
+        lambda p: orders(p).group_by("k").aggregate(s=hr.agg.sum("vv"), name="sums"), errors.UnknownColumn, ["step sums", "'s'", "did you mean 'v'"]),
+    "a type that an aggregate cannot take": (
+        lambda p: orders(p).group_by("k").aggregate(s=hr.agg.sum("name")), errors.UnfitColumn, ["'s' of the step orders.aggregate", "'name' is STRING", "sum takes numbers"]),
+    "a sketch over a table": (
+        lambda p: orders(p).to_table("k").group_by("v").aggregate(a=hr.agg.approx_distinct("name")), errors.StreamOnly, ["aggregate", "count_distinct"]),
+    "a duration of a step": (lambda p: orders(p).dedupe(on="k", within="a fortnight"), errors.BadDuration, ["orders.dedupe", "'a fortnight'", "30 seconds"]),
+    "a duration of an event time": (
+        lambda p: p.topic("o", schema=SCHEMA, event_time=hr.EventTime("at", delay="soon")), errors.BadDuration, ["delay of the event time 'at'", "30 seconds"]),
+    "a cycle": (lambda p: p.write("orders", orders(p).where("v > 1")), errors.CyclicPlan, ["'orders'", "write to another topic"]),
+    "two steps with one name": (same_name_twice, errors.DuplicateStep, ["'same'", "to_table", "aggregate", "name="]),
+    "an expression that cannot be read": (lambda p: orders(p).where("v >"), errors.BadExpression, ["orders.where", "line 1", "Spark SQL"]),
+    "a function that is not there": (lambda p: orders(p).select("uper(name) AS n"), errors.BadExpression, ["orders.select", "did you mean 'upper'"]),
+    "types that do not fit": (lambda p: orders(p).select("v + name AS x"), errors.BadExpression, ["orders.select", "BIGINT + STRING", "CAST"]),
+    "a view of a stream": (lambda p: p.view("all", orders(p)),  # type: ignore[arg-type]
+        errors.StreamOnly, ["'all'", "to_table"]),
+    "a key that is not there": (lambda p: p.table("people", schema="id BIGINT", key="ident"), errors.UnknownColumn, ["'people'", "'id'"]),
+    "nothing that comes out": (lambda p: p.plan(), errors.PlanError, ["'shop' has no output", "view"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", DECLARED)
+def test_a_mistake_in_a_declaration_is_named_with_its_step_and_a_way_out(mistake: str) -> None:
+    declare, error, said = DECLARED[mistake]
+    with pytest.raises(error) as raised:
+        declare(hr.Pipeline("shop"))
+    missing = [text for text in said if text not in str(raised.value)]
+    assert missing == [], str(raised.value)
+
+
+# At the start of a run, without Spark
+
+FILE = """
+import headrace as hr
+shop = hr.Pipeline("shop", log={log!r})
+orders = shop.topic("orders", schema={schema!r}, key="k")
+shop.view("counts", orders.group_by("k").aggregate(n=hr.agg.count()))
+"""
+
+
+def run_without_java(directory: Path, schema: str, *options: str) -> subprocess.CompletedProcess[str]:
+    file = directory / "shop.py"
+    file.write_text(FILE.format(log=f"file:{directory / 'log'}", schema=schema))
+    command = [sys.executable, "-m", "headrace.cli", "run", str(file), *options]
+    return subprocess.run(command, env={**os.environ, "JAVA_HOME": str(directory)}, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_a_topic_that_does_not_fit_its_declaration_is_refused_before_spark_is_started(tmp_path: Path) -> None:
+    with hr.open_log(f"file:{tmp_path / 'log'}") as log:
+        log.create_topic("orders", "k STRING, v BIGINT", key="k")
+    ran = run_without_java(tmp_path, "k BIGINT, v BIGINT", "--until-caught-up")
+    assert ran.returncode != 0
+    assert "The topic 'orders' is there with another schema or key: k STRING, v BIGINT" in ran.stderr
+    assert "declare it in the pipeline as it is" in ran.stderr
+    assert "Java" not in ran.stderr
+
+
+def test_with_a_sound_declaration_it_is_java_that_is_missing(tmp_path: Path) -> None:
+    """Or the test before would prove nothing."""
+    ran = run_without_java(tmp_path, "k BIGINT, v BIGINT", "--until-caught-up")
+    assert ran.returncode != 0
+    assert "Spark needs Java" in ran.stderr
+
+
+# Rows
+
+
+def test_a_null_key_is_diverted_and_counted_and_the_others_go_on(tmp_path: Path) -> None:
+    spark: Any = PlainSpark()
+    pipeline = hr.Pipeline("shop")
+    stream = pipeline.topic("orders", schema="k BIGINT, v BIGINT")
+    pipeline.view("counts", stream.group_by("k").aggregate(n=hr.agg.count(), name="counted"))
+    with PipelineTest(pipeline, tmp_path, spark) as test:
+        test.feed("orders", [{"k": 1, "v": 1}, {"k": None, "v": 2}, {"k": 1, "v": 3}])
+        test.settle()
+        assert test.view("counts") == [{"k": 1, "n": 2}]
+        (letter,) = letters(test.log, "counted")
+        assert (letter["place"], letter["source_partition"], letter["source_offset"], letter["tick"]) == ("step counted", 0, 1, 1)
+        assert letter["reason"] == "its key is null"
+        assert '"v":2' in letter["row"]
+        assert test.runner.last_result is not None
+        assert test.runner.last_result.counts["counted.diverted"] == 1
+        assert test.runner.last_result.counts["counted.rows_in"] == 2
+
+
+class Longest(hr.agg.CustomAggregate):
+    """Refuses texts with a dot."""
+
+    state_type = pa.string()
+    result_type = pa.string()
+
+    def add(self, states: pa.Array, groups: pa.Array, values: pa.Array) -> pa.Array:
+        if pc.any(pc.match_substring(values, ".")).as_py():
+            raise ValueError("no dots, please")
+        current = states.to_pylist()
+        for group, value in zip(groups.to_pylist(), values.to_pylist(), strict=True):
+            current[group] = max(current[group] or "", value or "", key=len)
+        return pa.array(current, pa.string())
+
+    def result(self, states: pa.Array) -> pa.Array:
+        return states
+
+
+def words(*, divert: bool) -> hr.Pipeline:
+    pipeline = hr.Pipeline("words")
+    texts = pipeline.topic("texts", schema="k BIGINT, word STRING")
+    longest = texts.group_by("k").aggregate(
+        longest=hr.agg.custom(Longest(), "word"), n=hr.agg.count(), name="longest_word", errors="divert" if divert else "null"
+    )
+    pipeline.view("longest", longest)
+    return pipeline
+
+
+WORDS = [{"k": 1, "word": "a"}, {"k": 1, "word": "b.c"}, {"k": 2, "word": "long"}]
+
+
+def test_a_users_aggregate_that_raises_diverts_the_row_if_asked_to(tmp_path: Path) -> None:
+    spark: Any = PlainSpark()
+    with PipelineTest(words(divert=True), tmp_path, spark) as test:
+        test.feed("texts", WORDS)
+        test.settle()
+        assert {row["k"]: (row["longest"], row["n"]) for row in test.view("longest")} == {1: ("a", 2), 2: ("long", 1)}
+        (letter,) = letters(test.log, "longest_word")
+        assert letter["place"] == "step longest_word"
+        assert '"word":"b.c"' in letter["row"]
+        assert "no dots, please" in letter["reason"]
+
+
+def test_a_users_aggregate_that_raises_stops_the_batch_with_step_row_and_traceback(tmp_path: Path) -> None:
+    spark: Any = PlainSpark()
+    with PipelineTest(words(divert=False), tmp_path, spark) as test:
+        test.feed("texts", WORDS)
+        test.cut()
+        with pytest.raises(errors.InputError) as raised:
+            test.step()
+        check_told(str(raised.value))
+        assert test.view("longest") == []
+
+
+@pytest.mark.spark
+def test_on_spark_too(tmp_path: Path, spark: SparkSession) -> None:
+    """What a worker raises comes through the JVM as text; what the runner says of it must still be all of that, and no more."""
+    with PipelineTest(words(divert=False), tmp_path, spark) as test:
+        test.feed("texts", WORDS)
+        test.cut()
+        with pytest.raises(Exception, match="no dots, please") as raised:
+            test.step()
+        told = reason(raised.value)
+        check_told(told)
+        assert "java" not in told
+
+
+def check_told(text: str) -> None:
+    assert "The aggregate 'longest' of the step 'longest_word' failed on the row {'k': 1, 'word': 'b.c'" in text
+    assert "ValueError: no dots, please" in text
+    assert 'raise ValueError("no dots, please")' in text, "the traceback of the user's own lines"
+    assert 'errors="divert"' in text, "the way out"
