@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -44,7 +45,7 @@ class Watched(hr.agg.CustomAggregate):
             raise ValueError("broken on purpose")
         if (here / "slow").exists():
             (here / "busy").touch()
-            time.sleep(3)
+            time.sleep(float((here / "slow").read_text()))
         total = states.fill_null(0).to_numpy().copy()
         np.add.at(total, groups.to_numpy(), values.to_numpy())
         return pa.array(total)
@@ -137,7 +138,7 @@ def test_a_run_that_is_stopped_in_the_middle_of_a_batch_ends_cleanly(shop: Shop,
     shop.feed()
     shop.start()
     shop.wait(lambda: shop.status()["tick"] >= 1)
-    (shop.root / "slow").touch()
+    (shop.root / "slow").write_text("3")
     shop.feed()
     shop.wait((shop.root / "busy").exists)
     code, out, err = shop.end(number, group=group)
@@ -145,6 +146,26 @@ def test_a_run_that_is_stopped_in_the_middle_of_a_batch_ends_cleanly(shop: Shop,
     assert "Traceback" not in err
     (shop.root / "slow").unlink()
     shop.feed()
+    load(shop.file).run(state=shop.state, until_caught_up=True, master="local[2]")
+    shop.check_totals()
+
+
+@pytest.mark.spark
+def test_a_batch_that_does_not_finish_in_time_is_given_up_without_harm(shop: Shop, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.pipeline.running.PATIENCE_S", 0.5)
+    (shop.root / "slow").write_text("600")
+    shop.feed()
+    stop = Event()
+    running = Thread(target=load(shop.file).run, kwargs={"state": shop.state, "stop": stop, "master": "local[2]"})
+    running.start()
+    end = time.monotonic() + 120
+    while not (shop.root / "busy").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    stop.set()
+    running.join(60)
+    assert not running.is_alive()
+    (shop.root / "slow").unlink()
     load(shop.file).run(state=shop.state, until_caught_up=True, master="local[2]")
     shop.check_totals()
 
