@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +47,7 @@ def _one_column(columns: Sequence[pa.Array]) -> pa.Array:
     return pa.concat_arrays(some if alike else [each.cast(pa.binary()) for each in some])
 
 
-def search(values: Ints, starts: Ints, ends: Ints, wanted: Ints, *, right: bool) -> Ints:
+def search(values: npt.NDArray[Any], starts: Ints, ends: Ints, wanted: npt.NDArray[Any], *, right: bool) -> Ints:
     """For each wanted value its place in values[start:end], which is sorted: before those that equal it, or, with `right`, behind them."""
     low, high = starts.copy(), ends.copy()
     left = np.flatnonzero(low < high)
@@ -85,10 +86,10 @@ def marked(count: int, which: Ints) -> Mask:
     return mask
 
 
-def sorting(*columns: npt.NDArray[np.int64], start: Ints | None = None) -> Ints:
-    """The order by several columns of integers, the first one first. Equal ones stay in their order, or in that of `start`, which is quick if it is nearly the answer."""
+def sorting(*columns: npt.NDArray[Any], start: Ints | None = None) -> Ints:
+    """The order by several columns of integers (or bytes), the first one first. Equal ones stay in their order, or in that of `start`, which is quick if it is nearly the answer."""
     columns = columns if start is None else tuple(column[start] for column in columns)
-    (together,) = _packed(columns)
+    (together,) = _packed(columns) if all(column.dtype.kind == "i" for column in columns) else (None,)
     if together is None:
         order = np.lexsort(columns[::-1])
     elif (together[1:] >= together[:-1]).all():

@@ -12,12 +12,12 @@ from headrace.errors import BugError
 from headrace.operators.accumulators.keeper import place_in_slot
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.joins.matching import begins, sorting
-from headrace.operators.joins.piles import LEAF_HEADER, RECORD, TREE, VERSION, Piles, Records, Section, joined, pieces
+from headrace.operators.joins.piles import LEAF_HEADER, TREE, VERSION, Numbers, Piles, Records, Section, joined, pieces
 from headrace.operators.kernel import Groups
 from headrace.operators.row_codec import cut_out
 
-MOST_IN_A_LEAF = 128
-_CUT_TO = 64
+MOST_IN_A_LEAF = 64
+_CUT_TO = 32
 _NOTHING = pa.scalar(b"", pa.large_binary())
 
 
@@ -36,7 +36,7 @@ class Chunks:
 
     leaves: Ints  # the old leaf that each comes from
     starts: Ints
-    lows: Ints
+    lows: Numbers
     bytes: pa.Array
 
     @property
@@ -54,7 +54,7 @@ class PileWriter:
         self._values: list[bytes | None] = []
         self._groups: list[Groups] = []
 
-    def replace(self, section: int, records: Records, touched_keys: Ints, touched_at: Ints) -> None:
+    def replace(self, section: int, records: Records, touched_keys: Ints, touched_at: Numbers) -> None:
         """`records`: what the loaded part holds now, in order of key and number. `touched`: where something came, went or changed."""
         part = self.piles.sections[section]
         dirty = np.zeros(len(part.lows), np.bool_)
@@ -67,7 +67,7 @@ class PileWriter:
         if not dirty.all():
             which = np.flatnonzero(dirty[leaves])
             records, leaves = records.take(which), leaves[which]
-        chunks = _chunks(part, records, leaves)
+        chunks = _chunks(part, records, leaves, self.piles.record)
         self._bodies[section] = self._without_trees(part, dirty, chunks) if _all_whole(part, chunks) else self._with_trees(part, dirty, chunks)
 
     @staticmethod
@@ -109,7 +109,7 @@ class PileWriter:
         relisted[part.leaf_keys[emptied]] = True
         return relisted
 
-    def _let_go(self, part: Section, were: Mask, keys: Ints, lows: Ints) -> None:
+    def _let_go(self, part: Section, were: Mask, keys: Ints, lows: Numbers) -> None:
         """Leaves that changed and are not there any more under their names."""
         old_keys, old_lows = part.leaf_keys[were], part.lows[were]
         all_keys, all_lows = np.concatenate([keys, old_keys]), np.concatenate([lows, old_lows])
@@ -119,7 +119,7 @@ class PileWriter:
         gone = first[len(keys) :]
         self._put(self.piles.leaf_names(part, old_keys[gone], old_lows[gone]), [None] * int(gone.sum()), self.piles.groups[old_keys[gone]])
 
-    def _write_leaves(self, part: Section, keys: Ints, lows: Ints, chunk: Ints, fresh: Mask, chunks: Chunks) -> None:
+    def _write_leaves(self, part: Section, keys: Ints, lows: Numbers, chunk: Ints, fresh: Mask, chunks: Chunks) -> None:
         headers = np.zeros(int(fresh.sum()), LEAF_HEADER)
         headers["version"], headers["count"] = VERSION, chunks.counts[chunk[fresh]]
         bytes_ = chunks.bytes.take(pa.array(chunk[fresh]))
@@ -127,11 +127,11 @@ class PileWriter:
         self._put(self.piles.leaf_names(part, keys[fresh], lows[fresh]), values.to_pylist(), self.piles.groups[keys[fresh]])
 
     @staticmethod
-    def _heads(relisted: Mask, counts: Ints, keys: Ints, lows: Ints, chunk: Ints, whole: Mask, chunks: Chunks) -> Bodies:
+    def _heads(relisted: Mask, counts: Ints, keys: Ints, lows: Numbers, chunk: Ints, whole: Mask, chunks: Chunks) -> Bodies:
         """For each key that changed: its rows, or the list of its leaves, or nothing."""
         which = np.flatnonzero(relisted)
         begin = np.append(0, np.cumsum(counts))
-        lists = pieces(lows.astype("<i8").view(np.uint8), 8 * begin).take(pa.array(which))
+        lists = pieces(lows.view(np.uint8), lows.dtype.itemsize * begin).take(pa.array(which))
         in_head = np.full(len(counts), -1)
         in_head[keys[whole]] = chunk[whole]
         rows_in_head = np.zeros(len(counts), np.int64)
@@ -203,7 +203,7 @@ def _all_whole(part: Section, chunks: Chunks) -> bool:
     return not part.has_trees and bool(begins(chunks.leaves).all())
 
 
-def _chunks(part: Section, records: Records, leaves: Ints) -> Chunks:
+def _chunks(part: Section, records: Records, leaves: Ints, record: np.dtype[np.void]) -> Chunks:
     """Rows of leaves cut into new leaves. Rows with the same number stay together, so that a number says where a row is."""
     first = begins(leaves)
     starts = first.copy()
@@ -212,13 +212,14 @@ def _chunks(part: Section, records: Records, leaves: Ints) -> Chunks:
         fresh_number = np.append(True, records.at[1:] != records.at[:-1])
         starts |= (place_in_slot(leaves) % _CUT_TO == 0) & (sizes[leaves] > MOST_IN_A_LEAF) & fresh_number
     at = np.flatnonzero(starts)
-    lows = np.where(first[at], np.minimum(part.lows[leaves[at]], records.at[at]), records.at[at])
+    known = part.lows[leaves[at]]
+    lows = np.where(first[at] & (known <= records.at[at]), known, records.at[at])
     ends = np.append(at, len(leaves))
-    fixed = np.zeros(len(records), RECORD)
+    fixed = np.zeros(len(records), record)
     row_starts = _offsets(records.rows)
     fixed["at"], fixed["flags"], fixed["size"] = records.at, records.flags, np.diff(row_starts)
     rows = np.frombuffer(records.rows.buffers()[2] or b"", np.uint8)
-    return Chunks(leaves[at], ends, lows, joined([pieces(fixed.view(np.uint8), ends * RECORD.itemsize), pieces(rows, row_starts[ends])]))
+    return Chunks(leaves[at], ends, lows, joined([pieces(fixed.view(np.uint8), ends * record.itemsize), pieces(rows, row_starts[ends])]))
 
 
 def _offsets(array: pa.Array) -> Ints:

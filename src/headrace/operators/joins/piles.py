@@ -10,13 +10,14 @@ own, of which the head lists the lowest numbers. So a key with one row costs one
 | rows | | for each: number, 8 bytes; flags, 1 byte; size, 4 bytes; then the rows' own bytes |
 | leaves | | the lowest number of each, 8 bytes; the first also has all below |
 
-Marks are numbers that a kernel keeps for a key, such as when it is to be woken.
+Marks are numbers that a kernel keeps for a key, such as when it is to be woken. Where the order needs more than a number, 24 bytes take its place.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +35,12 @@ VERSION = 1
 LOWEST, NONE = -(2**63), 2**63 - 1
 """Below all numbers; and a mark that is not set."""
 TREE = np.uint32(1 << 31)
-RECORD = np.dtype([("at", "<i8"), ("flags", "u1"), ("size", "<u4")])
+WIDE = 24
 LEAF_HEADER = np.dtype([("version", "u1"), ("count", "<u4")])
 Flags = npt.NDArray[np.uint8]
 Data = npt.NDArray[np.uint8]
+Numbers = npt.NDArray[Any]
+"""What piles are ordered by: integers, or bytes."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Records:
     """Rows of piles: the number of each one's key, its number in the pile, its flags, its bytes (large binary)."""
 
     keys: Ints
-    at: Ints
+    at: Numbers
     flags: Flags
     rows: pa.Array
 
@@ -76,7 +79,7 @@ class Section:
     counts: Ints
     tree: Mask
     firsts: Ints  # the first leaf of each key, and the end
-    lows: Ints  # by leaf
+    lows: Numbers  # by leaf
     loaded: Mask  # by leaf
 
     @cached_property
@@ -87,7 +90,7 @@ class Section:
     def has_trees(self) -> bool:
         return bool(self.tree.any())
 
-    def leaves_of(self, keys: Ints, at: Ints) -> Ints:
+    def leaves_of(self, keys: Ints, at: Numbers) -> Ints:
         """The leaf in which a number of a key lies, or would lie."""
         first = self.firsts[keys]
         if not self.has_trees:
@@ -98,8 +101,11 @@ class Section:
 class Piles:
     """The piles of some keys (distinct, in order) as they are in the state. Load what is to be looked at; `PileWriter` stores it again."""
 
-    def __init__(self, step: str, state: KeyedState, keys: pa.Array, *, sections: int, marks: int) -> None:
+    def __init__(self, step: str, state: KeyedState, keys: pa.Array, *, sections: int, marks: int, wide: bool = False) -> None:
+        """`wide`: in the order of 24 bytes, not of a number."""
         self.step, self.state = step, state
+        self.number: np.dtype[Any] = np.dtype(f"S{WIDE}" if wide else "<i8")
+        self.record = np.dtype([("at", self.number), ("flags", "u1"), ("size", "<u4")])
         self.keys = keys.cast(pa.binary()).cast(pa.large_binary())
         self.groups: Groups = key_groups(keys)
         self.header = np.dtype([("version", "u1"), ("marks", "<i8", (marks,)), ("counts", "<u4", (sections,)), ("sizes", "<u4", (sections,))])
@@ -135,10 +141,10 @@ class Piles:
         counts = (counts & ~TREE).astype(np.int64)
         leaves = np.where(tree, counts, 1)
         firsts = np.append(0, np.cumsum(leaves))
-        lows = np.full(firsts[-1], LOWEST)
+        lows = np.full(firsts[-1], LOWEST if self.number.kind == "i" else b"", self.number)
         in_trees = np.repeat(tree, leaves)
         if tree.any():
-            lows[in_trees] = self.data[runs(starts[tree], 8 * counts[tree])].view("<i8")
+            lows[in_trees] = self.data[runs(starts[tree], self.number.itemsize * counts[tree])].view(self.number)
         return Section(number, starts, sizes.astype(np.int64), counts, tree, firsts, lows, ~in_trees)
 
     # Loading
@@ -149,15 +155,23 @@ class Piles:
         `beyond`: also the first row behind them.
         """
         part = self.sections[section]
-        whole = np.flatnonzero(~part.tree)
-        found = self._records(self.data, part.starts[whole], part.counts[whole], whole)
+        found = self.load_whole(section)
         if not part.has_trees:
             return found
-        wanted = self._wanted(part, low, high, 1 if beyond else 0)
-        part.loaded[wanted] = True
-        in_leaves = self._records(*self._leaves(part, wanted), part.leaf_keys[wanted])
-        together = Records.together([found, in_leaves])
+        together = Records.together([found, self.load_leaves(section, self._wanted(part, low, high, 1 if beyond else 0))])
         return together.take(np.argsort(together.keys, kind="stable"))
+
+    def load_whole(self, section: int) -> Records:
+        """The rows that lie in heads."""
+        part = self.sections[section]
+        whole = np.flatnonzero(~part.tree)
+        return self._records(self.data, part.starts[whole], part.counts[whole], whole)
+
+    def load_leaves(self, section: int, leaves: Ints) -> Records:
+        """The rows of some leaves, of none twice."""
+        part = self.sections[section]
+        part.loaded[leaves] = True
+        return self._records(*self._leaves(part, leaves), part.leaf_keys[leaves])
 
     def load_all(self, section: int, of: Mask | None = None) -> Records:
         """All rows of the keys, or of some of them."""
@@ -183,26 +197,25 @@ class Piles:
         self._check(headers["version"])
         return data, starts + LEAF_HEADER.itemsize, headers["count"].astype(np.int64)
 
-    def leaf_names(self, part: Section, keys: Ints, lows: Ints) -> list[bytes]:
+    def leaf_names(self, part: Section, keys: Ints, lows: Numbers) -> list[bytes]:
         return names(b"l" + bytes([part.number]), lows, self.keys.take(pa.array(keys)))
 
-    @staticmethod
-    def _records(data: Data, starts: Ints, counts: Ints, keys: Ints) -> Records:
+    def _records(self, data: Data, starts: Ints, counts: Ints, keys: Ints) -> Records:
         """The rows that lie at these places, so many at each, of these keys."""
         places = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        fixed = _fixed_at(data, np.repeat(starts, counts) + places * RECORD.itemsize, RECORD)
+        fixed = _fixed_at(data, np.repeat(starts, counts) + places * self.record.itemsize, self.record)
         sizes = fixed["size"].astype(np.int64)
         ends = np.cumsum(sizes)
         before = np.append(0, ends)[np.cumsum(counts) - counts]  # the bytes of all rows of earlier piles
-        row_starts = np.repeat(starts + counts * RECORD.itemsize - before, counts) + ends - sizes
-        return Records(np.repeat(keys, counts), fixed["at"].astype(np.int64), fixed["flags"].copy(), cut_out(data, row_starts, sizes))
+        row_starts = np.repeat(starts + counts * self.record.itemsize - before, counts) + ends - sizes
+        return Records(np.repeat(keys, counts), fixed["at"].copy(), fixed["flags"].copy(), cut_out(data, row_starts, sizes))
 
 
-def names(prefix: bytes, numbers: Ints, keys: pa.Array) -> list[bytes]:
+def names(prefix: bytes, numbers: Numbers, keys: pa.Array) -> list[bytes]:
     """Names of entries that lie in the order of a number: of some kind, the number, the key."""
-    ordered = (numbers.view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8").view(np.uint8)
-    parts = [pa.scalar(prefix, pa.large_binary()), pieces(ordered, np.arange(len(numbers) + 1) * 8), keys]
-    listed: list[bytes] = joined(parts).to_pylist()
+    ordered = numbers if numbers.dtype.kind == "S" else (numbers.view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8")
+    in_order = pieces(ordered.view(np.uint8), np.arange(len(numbers) + 1) * ordered.dtype.itemsize)
+    listed: list[bytes] = joined([pa.scalar(prefix, pa.large_binary()), in_order, keys]).to_pylist()
     return listed
 
 

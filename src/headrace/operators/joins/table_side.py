@@ -18,7 +18,7 @@ from headrace.operators.buffers import Ints, Mask
 from headrace.operators.codes import codes_of
 from headrace.operators.joins.matching import begins, hull, ranked, sorting
 from headrace.operators.joins.pile_writing import PileWriter
-from headrace.operators.joins.piles import LOWEST, NONE, Piles, Records
+from headrace.operators.joins.piles import LOWEST, NONE, Numbers, Piles, Records
 from headrace.operators.joins.sides import Rows, Side, goes, ticks_of
 from headrace.operators.keys import encode_keys, whole
 
@@ -34,7 +34,7 @@ class Versions:
     """
 
     keys: Ints
-    at: Ints
+    at: Numbers
     start: Ints
     end: Ints
     row: Ints
@@ -75,31 +75,13 @@ class TableSide:
         keys, at = np.concatenate([was.keys, self.keys]), np.concatenate([was.at, self.at])
         ticks = np.concatenate([np.full(len(was), ALWAYS), self.ticks])
         signs = np.concatenate([np.ones(len(was), np.int64), np.where(goes(self.changes), -1, 1)])
-        ids = self._ids() if not self.one else np.zeros(len(keys), np.int64)
-        order = sorting(keys, at, ids)  # of equal ones the stored is first, and ticks come in order
-        keys, at, ids, ticks, signs = keys[order], at[order], ids[order], ticks[order], signs[order]
-        new_row = begins(keys, at, ids)
-        starts = np.flatnonzero(new_row | begins(ticks))
-        there = self._there(signs, starts, new_row[starts])
-        last = np.maximum.reduceat(np.where(signs > 0, np.arange(len(signs)), -1), starts)
-        end = np.append(ticks[starts[1:]], FOREVER)
-        end[np.append(new_row[starts[1:]], True)] = FOREVER
-        row = np.concatenate([np.arange(len(was)), len(was) + self.which])[order[last]]
-        return Versions(keys[starts], at[starts], ticks[starts], end, row, np.cumsum(new_row, dtype=np.int64)[starts]).take(there)
+        rows = np.concatenate([np.arange(len(was)), len(was) + self.which])
+        return versions_of(self.step, keys, at, self._ids() if not self.one else np.zeros(len(keys), np.int64), ticks, signs, rows)
 
     def _ids(self) -> Ints:
         """A number for each row's primary key, stored ones first."""
         known = row_codec.decode_array(self.stored.rows, pa.struct([self.kept.field(0)])).field(0)
         return np.concatenate(ranked([known, whole(self.fresh.column(ID)).take(pa.array(self.which))]).ranks)
-
-    def _there(self, signs: Ints, starts: Ints, first: Mask) -> Mask:
-        """Whether the row is there at the end of each tick in which it changes: as often as it came and did not go."""
-        total = np.cumsum(np.add.reduceat(signs, starts))
-        count = total - np.append(0, total)[np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))]
-        if count.min() < 0 or count.max() > 1:
-            raise BugError(f"Step {self.step!r} was told that a row comes which is there, or that one goes which is not.")
-        there: Mask = count == 1
-        return there
 
     def store(self, writer: PileWriter, section: int, versions: Versions) -> None:
         """Keep the versions that last."""
@@ -108,6 +90,29 @@ class TableSide:
         last = versions.take(versions.end == FOREVER)
         records = Records(last.keys, last.at, np.zeros(len(last), np.uint8), self.rows.bytes(last.row))
         writer.replace(section, records, self.keys, self.at)
+
+
+def versions_of(step: str, keys: Ints, at: Numbers, ids: Ints, ticks: Ints, signs: Ints, rows: Ints) -> Versions:
+    """Versions from what comes (sign 1) and goes (-1), what was there first; `ids` tell rows of one key and number apart."""
+    order = sorting(keys, at, ids)  # ticks come in order, and stay so
+    keys, at, ids, ticks, signs = keys[order], at[order], ids[order], ticks[order], signs[order]
+    new_row = begins(keys, at, ids)
+    starts = np.flatnonzero(new_row | begins(ticks))
+    there = _there(step, signs, starts, new_row[starts])
+    last = np.maximum.reduceat(np.where(signs > 0, np.arange(len(signs)), -1), starts)
+    end = np.append(ticks[starts[1:]], FOREVER)
+    end[np.append(new_row[starts[1:]], True)] = FOREVER
+    return Versions(keys[starts], at[starts], ticks[starts], end, rows[order[last]], np.cumsum(new_row, dtype=np.int64)[starts]).take(there)
+
+
+def _there(step: str, signs: Ints, starts: Ints, first: Mask) -> Mask:
+    """Whether the row is there at the end of each tick in which it changes: as often as it came and did not go."""
+    total = np.cumsum(np.add.reduceat(signs, starts))
+    count = total - np.append(0, total)[np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))]
+    if count.min() < 0 or count.max() > 1:
+        raise BugError(f"Step {step!r} was told that a row comes which is there, or that one goes which is not.")
+    there: Mask = count == 1
+    return there
 
 
 def numbers(rows: pa.Table, key: tuple[str, ...]) -> Ints:
