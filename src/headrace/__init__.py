@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from headrace.operators.windows.specs import correct, divert, drop, hopping, session, sliding, tumbling
     from headrace.pipeline.event_time import EventTime, processing_time
     from headrace.pipeline.pipeline import Pipeline
+    from headrace.pipeline.stream import Stream, Table
     from headrace.spark_session import spark
 
 _HOMES = {
@@ -39,6 +40,8 @@ _HOMES = {
     "open_log": "headrace.log",
     "processing_time": "headrace.pipeline.event_time",
     "spark": "headrace.spark_session",
+    "Stream": "headrace.pipeline.stream",
+    "Table": "headrace.pipeline.stream",
 }
 _HOMES |= dict.fromkeys(("correct", "divert", "drop", "hopping", "session", "sliding", "tumbling"), "headrace.operators.windows.specs")
 _MODULES = {"agg": "headrace.operators.agg"}
@@ -71,6 +74,8 @@ __all__ = [
     "Positions",
     "Producer",
     "Queue",
+    "Stream",
+    "Table",
     "TopicInfo",
     "Transaction",
     "__version__",

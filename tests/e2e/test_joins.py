@@ -134,3 +134,81 @@ def test_tables_meet_and_the_result_changes_with_both(tmp_path: Path, spark: Spa
         test.settle(2)
         assert sorted((row["follower"], row["tweet"], row["text"]) for row in test.view("timelines")) == [(9, 1, "a2"), (9, 2, "moved")]
         assert [(row["follower"], row["n"]) for row in test.view("sizes")] == [(9, 2)]
+
+
+def rates(pipeline: hr.Pipeline) -> hr.Table:
+    schema = "region STRING, rate DOUBLE, valid_from TIMESTAMP"
+    return pipeline.table("rates", schema=schema, key="region", event_time=hr.EventTime("valid_from"), history="30 days")
+
+
+def orders_with_time(pipeline: hr.Pipeline) -> hr.Stream:
+    schema = "id BIGINT, region STRING, placed_at TIMESTAMP"
+    return pipeline.topic("orders", schema=schema, key="id", event_time=hr.EventTime("placed_at"))
+
+
+def feed_rates(test: PipelineTest) -> None:
+    """All in the first tick, with two versions of one region among them; one more comes late."""
+    test.feed("rates", [{"region": "a", "rate": 1.0, "valid_from": at(0)}, {"region": "a", "rate": 2.0, "valid_from": at(100)}])
+    test.feed("orders", [{"id": n, "region": region, "placed_at": at(seconds)} for n, region, seconds in ((1, "a", 50), (2, "a", 150), (3, "b", 150))])
+    test.cut()
+    test.feed("rates", [{"region": "a", "rate": 1.5, "valid_from": at(40)}])
+    test.cut()
+    test.feed("orders", [{"id": 4, "region": "a", "placed_at": at(60)}])
+    test.cut()
+
+
+def test_a_row_meets_the_version_valid_at_its_time(tmp_path: Path, spark: SparkSession) -> None:
+    def pipeline() -> hr.Pipeline:
+        shop = hr.Pipeline("shop")
+        shop.write("taxed", orders_with_time(shop).join(rates(shop).as_of("placed_at"), on="region", how="left"))
+        return shop
+
+    rows = both_ways(pipeline, feed_rates, "taxed", tmp_path, spark)
+    assert sorted((row[1], row[4]) for row in rows) == [(1, 1.0), (2, 2.0), (3, None), (4, 1.5)], "the past is let be, and what comes sees all that is known"
+
+
+def test_late_versions_correct_what_was_told(tmp_path: Path, spark: SparkSession) -> None:
+    def pipeline() -> hr.Pipeline:
+        shop = hr.Pipeline("shop")
+        taxed = orders_with_time(shop).join(rates(shop).as_of("placed_at"), on="region", how="left", late_versions="correct")
+        shop.write("taxed", taxed)
+        shop.view("versions", rates_history(shop))
+        return shop
+
+    def rates_history(shop: hr.Pipeline) -> hr.Table:
+        table = shop.table("other", schema="k BIGINT, v BIGINT, since TIMESTAMP", key="k", event_time=hr.EventTime("since"), history="30 days")
+        return table.history()
+
+    def feed(test: PipelineTest) -> None:
+        feed_rates(test)
+        test.feed("other", [{"k": 1, "v": 1, "since": at(0)}, {"k": 1, "v": 2, "since": at(10)}])
+        test.cut()
+
+    rows = both_ways(pipeline, feed, "taxed", tmp_path, spark)
+    assert [(row[-1], row[4]) for row in rows if row[1] == 1] == [("insert", 1.0), ("update_preimage", 1.0), ("update_postimage", 1.5)]
+    with PipelineTest(pipeline(), tmp_path / "views", spark) as test:
+        feed(test)
+        test.settle()
+        assert [(row["v"], row["since"], row["valid_to"]) for row in test.view("versions")] == [(1, at(0), at(10)), (2, at(10), None)]
+
+
+def test_what_cannot_be_joined_is_refused_with_what_to_do() -> None:
+    shop = hr.Pipeline("shop")
+    orders, table = orders_with_time(shop), rates(shop)
+    other = shop.topic("other", schema="id BIGINT, region BIGINT, placed_at TIMESTAMP", event_time=hr.EventTime("placed_at"))
+    endless = shop.table("endless", schema="region STRING, since TIMESTAMP", key="region", event_time=hr.EventTime("since"))
+    refused: list[tuple[Callable[[], object], str]] = [
+        (lambda: orders.join(other, on="id"), 'within="1 hour"'),
+        (lambda: orders.join(other, on="region", within="1 hour"), "CAST"),
+        (lambda: orders.join(other, on="id", within="1 hour"), "suffix="),
+        (lambda: orders.join(endless.as_of("placed_at"), on="region"), 'history="30 days"'),
+        (lambda: orders.join(table.as_of("id"), on="region"), "event time"),
+        (lambda: table.join(orders, on="region"), "turn it round"),
+        (lambda: orders.join(table, on="regoin"), "region"),
+        (lambda: orders.join(table), "on="),
+        (lambda: orders.join(table, on="region", how="full"), "left"),
+        (lambda: orders.join(table, on="region", within="1 hour"), "leave out within="),
+    ]
+    for declare, what in refused:
+        with pytest.raises(hr.errors.HeadraceError, match=what.replace("(", r"\(")):
+            declare()

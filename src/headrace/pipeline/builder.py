@@ -205,7 +205,7 @@ class JobBuilder:
     def _fused(self, step: Step) -> list[Step]:
         """A step and those before it that work on the same key and feed nothing else: one shuffle and one stage for all of them."""
         chain = [step]
-        while len(chain[0].inputs) == 1:
+        while len(chain[0].inputs) == 1 and not chain[0].versioned_inputs:
             before, alone = self._behind_key_by(chain[0].input)
             if not (alone and keeps_state(before) and stage_key(before) == stage_key(step) == before.key):
                 break
@@ -228,7 +228,7 @@ class JobBuilder:
         """A step's rows on their way to the shards of the stage whose first step is `of`. A join meets null keys itself; elsewhere rows with one are put aside."""
         nulls = isinstance(of, JoinStep)
         step, alone = self._behind_key_by(given)
-        if isinstance(step, TopicStep) and (not step.is_table or step is of):
+        if isinstance(step, TopicStep) and (not step.is_table or step is of or port in of.versioned_inputs):
             reading = self._reading(step)
             if not reading.ranges:
                 return self._greeting()

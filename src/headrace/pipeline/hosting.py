@@ -9,7 +9,7 @@ from headrace.operators.kernel import Kernel, TimedKernel
 from headrace.operators.latest import LatestKernel
 from headrace.operators.windows.base import WindowStep as WindowSettings
 from headrace.operators.windows.fixed import FixedWindows
-from headrace.pipeline.joining import JoinStep
+from headrace.pipeline.joining import HistoryStep, JoinStep
 from headrace.pipeline.plan import DIVERT, AggregateStep, DedupeStep, PipelinePlan, Step, TopicStep, ToTableStep
 from headrace.pipeline.timing import time_column
 from headrace.pipeline.windowing import WindowStep
@@ -29,7 +29,7 @@ def kernel_of(step: Step) -> Kernel | TimedKernel:
         )
     if isinstance(step, WindowStep):
         return _windows(step)
-    if isinstance(step, JoinStep):
+    if isinstance(step, JoinStep | HistoryStep):
         return step.kernel()
     if isinstance(step, DedupeStep):
         time = time_column(step)

@@ -13,20 +13,24 @@ import pyarrow as pa
 from headrace.durations import format_us, to_us
 from headrace.errors import PlanError, StreamOnly
 from headrace.log.schema import type_name
+from headrace.operators.joins.corrected import CorrectedJoin
+from headrace.operators.joins.history import HistoryKernel
 from headrace.operators.joins.sides import HOWS, ResultColumn, Side
 from headrace.operators.joins.stream_stream import StreamStreamJoin
 from headrace.operators.joins.stream_table import StreamTableJoin
 from headrace.operators.joins.table_table import TableTableJoin
+from headrace.operators.joins.versioned import VersionedJoin
 from headrace.operators.kernel import CHANGE_TYPE
 from headrace.pipeline import columns as cols
-from headrace.pipeline.plan import Step, TimeColumn, Times
+from headrace.pipeline.plan import Step, TimeColumn, Times, TopicStep
 from headrace.pipeline.timing import time_column
 
 if TYPE_CHECKING:
     from headrace.pipeline.stream import Rows
 
 Duration = str | timedelta
-JoinKernel = StreamStreamJoin | StreamTableJoin | TableTableJoin
+JoinKernel = StreamStreamJoin | StreamTableJoin | TableTableJoin | VersionedJoin | CorrectedJoin
+WAIT, CORRECT = "wait", "correct"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,6 +46,9 @@ class JoinStep(Step):
     how: str
     before_us: int = 0
     after_us: int = 0
+    history_us: int | None = None
+    """With versions: for how long old ones are kept."""
+    late_versions: str = WAIT
 
     @property
     def kind(self) -> str:
@@ -52,6 +59,9 @@ class JoinStep(Step):
         if self.kind == "stream-stream":
             bounds = {"before_us": self.before_us, "after_us": self.after_us}
             return StreamStreamJoin(self.name, self.left, self.right, self.columns, **bounds, how=self.how)
+        if self.history_us is not None:
+            versioned = VersionedJoin if self.late_versions == WAIT else CorrectedJoin
+            return versioned(self.name, self.left, self.right, self.columns, history_us=self.history_us, how=self.how)
         if self.kind == "stream-table":
             return StreamTableJoin(self.name, self.left, self.right, self.columns, how=self.how)
         return TableTableJoin(self.name, self.left, self.right, self.columns, how=self.how)
@@ -67,7 +77,11 @@ class JoinStep(Step):
     @property
     def timed_by(self) -> tuple[Step, ...]:
         """A stream that looks things up in a table goes by its own time."""
-        return self.inputs[:1] if self.kind == "stream-table" else self.inputs
+        return self.inputs[:1] if self.kind == "stream-table" and self.history_us is None else self.inputs
+
+    @property
+    def versioned_inputs(self) -> tuple[int, ...]:
+        return (1,) if self.history_us is not None else ()
 
     def time(self, inputs: Times) -> TimeColumn | None:
         """The left row's."""
@@ -79,13 +93,102 @@ class JoinStep(Step):
         return None if name is None else TimeColumn(name, before.shift_us, named.get(("left", before.producer or "")))
 
     def details(self) -> dict[str, Any]:
-        bounds = {"before_us": self.before_us, "after_us": self.after_us} if self.kind == "stream-stream" else {}
+        bounds: dict[str, Any] = {"before_us": self.before_us, "after_us": self.after_us} if self.kind == "stream-stream" else {}
+        if self.history_us is not None:
+            bounds = {"history_us": self.history_us, "late_versions": self.late_versions}
         return {"left_on": list(self.left.on), "right_on": list(self.right.on), "how": self.how, "columns": [list(each) for each in self.columns], **bounds}
 
     def summary(self) -> str:
         on = ", ".join(a if a == b else f"{a} = {b}" for a, b in zip(self.left.on, self.right.on, strict=True))
         within = f" within -{format_us(self.before_us)} to {format_us(self.after_us)}" if self.kind == "stream-stream" else ""
-        return f"{self.how} on {on}{within}"
+        versions = "" if self.history_us is None else f" as of {self.left.time}, history {format_us(self.history_us)}, late versions {self.late_versions}"
+        return f"{self.how} on {on}{within}{versions}"
+
+    def identity(self) -> dict[str, Any]:
+        """How much of the past is kept can be changed."""
+        return {name: value for name, value in super().identity().items() if name != "history_us"}
+
+
+@dataclass(frozen=True)
+class AsOf:
+    """What `table.as_of(column)` gives, for `stream.join`: the table's versions, looked up at the time in the stream's column."""
+
+    table: Rows
+    column: str
+    history_us: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HistoryStep(Step):
+    """Each version of a table's rows, with the time until which it was valid."""
+
+    operation: ClassVar[str] = "history"
+    stateful: ClassVar[bool] = True
+
+    valid_from: str
+    valid_to: str
+    history_us: int
+
+    @property
+    def versioned_inputs(self) -> tuple[int, ...]:
+        return (0,)
+
+    @property
+    def by(self) -> tuple[str, ...]:
+        return self.input.key
+
+    def kernel(self) -> HistoryKernel:
+        table = self.input
+        return HistoryKernel(self.name, Side(table.schema, table.key, table.key, self.valid_from), history_us=self.history_us, valid_to=self.valid_to)
+
+    def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
+        return None
+
+    def details(self) -> dict[str, Any]:
+        return {"valid_from": self.valid_from, "valid_to": self.valid_to, "history_us": self.history_us}
+
+    def identity(self) -> dict[str, Any]:
+        return {name: value for name, value in super().identity().items() if name != "history_us"}
+
+
+def as_of(table: Rows, column: str, history: Duration | None, *, where: str) -> AsOf:
+    return AsOf(table, column, _history_us(table.step, history, where=where))
+
+
+def history(table: Rows, kept: Duration | None, valid_to: str, name: str | None) -> HistoryStep:
+    """`table.history()`, checked."""
+    where = table._place("history", name)  # noqa: SLF001
+    if valid_to in table.schema.names:
+        raise PlanError(f"The step {where} would have two columns {valid_to!r}.", fix="name another: history(valid_to='until').")
+    valid_from = _valid_from(table.step, where=where)
+    kind = table.schema.field(valid_from).type
+    schema = cols.check_columns(table.schema.append(pa.field(valid_to, kind)), where=f"The step {where}")
+    return HistoryStep(
+        name=name or "", inputs=(table.step,), schema=schema, key=(*table.key, valid_from), is_table=True, valid_from=valid_from, valid_to=valid_to,
+        history_us=_history_us(table.step, kept, where=where),
+    )  # fmt: skip
+
+
+def _valid_from(table: Step, *, where: str) -> str:
+    time = time_column(table)
+    if time is None or time.shift_us:
+        raise PlanError(
+            f"The step {where} needs the versions of {table.place}, which has no event time.",
+            fix='declare the table with event_time=hr.EventTime("valid_from").',
+        )
+    return time.name
+
+
+def _history_us(table: Step, given: Duration | None, *, where: str) -> int:
+    """For how long versions are kept: as it is said here, or where the table is declared."""
+    declared = dict(table.settings).get("history") if isinstance(table, TopicStep) else None
+    chosen = given if given is not None else declared
+    if chosen is None:
+        raise PlanError(
+            f"The step {where} would keep every version of {table.place} for ever.",
+            fix='say how far back rows may look: as_of(column, history="30 days"), or table(…, history="30 days").',
+        )
+    return to_us(chosen, what=f"history of the step {where}")
 
 
 @dataclass(frozen=True)
@@ -116,12 +219,15 @@ class Bounds:
 
 
 def joined(
-    left: Rows, right: Any, names: Any, left_on: Any, right_on: Any, how: str, bounds: Bounds, suffix: str | None, name: str | None
+    left: Rows, right: Any, names: Any, left_on: Any, right_on: Any, how: str, bounds: Bounds, suffix: str | None, name: str | None,
+    late_versions: str = WAIT,
 ) -> JoinStep:
     """`left.join(right, …)`, checked."""
     from headrace.pipeline.stream import Rows
 
     where = left._place("join", name)  # noqa: SLF001
+    versions = right if isinstance(right, AsOf) else None
+    right = versions.table if versions is not None else right
     if not isinstance(right, Rows):
         raise PlanError(f"The step {where} was given a {type(right).__name__}.", fix="give it a stream or a table.")
     if right.pipeline is not left.pipeline:
@@ -130,10 +236,13 @@ def joined(
     mine, other = _on(left.step, right.step, names, left_on, right_on, where=where)
     before_us, after_us = bounds.us(where=where) if not left.step.is_table and not right.step.is_table else (0, 0)
     sides = _side(left.step, mine, where=where), _side(right.step, other, where=where)
+    if versions is not None:
+        sides = _versioned(left.step, right.step, sides, versions, late_versions, where=where)
     columns = _columns(*sides, how, suffix, where=where)
     step = JoinStep(
-        name=name or "", inputs=(left.step, right.step), schema=pa.schema([]), key=(), is_table=left.step.is_table,
-        left=sides[0], right=sides[1], columns=columns, how=how, before_us=before_us, after_us=after_us,
+        name=name or "", inputs=(left.step, right.step), schema=pa.schema([]), key=(),
+        is_table=left.step.is_table or (versions is not None and late_versions == CORRECT), left=sides[0], right=sides[1], columns=columns, how=how,
+        before_us=before_us, after_us=after_us, history_us=None if versions is None else versions.history_us, late_versions=late_versions,
     )  # fmt: skip
     return _completed(step, where=where)
 
@@ -142,7 +251,7 @@ def _completed(step: JoinStep, *, where: str) -> JoinStep:
     """With the schema and the key that its kernel gives."""
     kernel = step.kernel()
     schema = cols.check_columns(pa.schema([field for field in kernel.output if field.name != CHANGE_TYPE]), where=f"The step {where}")
-    key = tuple(kernel.key) if isinstance(kernel, TableTableJoin) else _stream_key(step)
+    key = tuple(kernel.key) if isinstance(kernel, TableTableJoin | CorrectedJoin) else _stream_key(step)
     return replace(step, schema=schema, key=key)
 
 
@@ -192,6 +301,32 @@ def _side(step: Step, on: tuple[str, ...], *, where: str) -> Side:
     if time is not None and time.shift_us and not step.is_table:
         raise PlanError(f"The step {where} joins {step.place}, whose event time is computed.", fix="write it to a topic and read that with an event time.")
     return Side(step.schema, on, step.key if step.is_table else (), None if time is None or step.is_table else time.name)
+
+
+def _versioned(
+    left: Step, right: Step, sides: tuple[Side, Side], versions: AsOf, late_versions: str, *, where: str
+) -> tuple[Side, Side]:
+    """The sides of a join with versions: rows look at their own time, versions are valid from theirs."""
+    if left.is_table:
+        raise StreamOnly(f"The step {where} joins the table {left.place} as of a time.", fix="join a stream, or its changes(), as of a time.")
+    if late_versions not in {WAIT, CORRECT}:
+        raise PlanError(f"The step {where} has late_versions={late_versions!r}.", fix='choose "wait" or "correct".')
+    if sides[0].time != versions.column:
+        raise PlanError(
+            f"The step {where} looks up as of {versions.column!r}, and the event time of {left.place} is {sides[0].time!r}.",
+            fix="look up at the stream's event time, or declare that column as its event time.",
+        )
+    if set(sides[1].on) != set(right.key):
+        raise PlanError(
+            f"The step {where} joins versions of {right.place} on {', '.join(sides[1].on)}, and its key is {', '.join(right.key)}.",
+            fix="join on the table's whole key.",
+        )
+    if late_versions == CORRECT and not left.key:
+        raise PlanError(
+            f"The step {where} corrects what it told, so it must know rows again, and {left.place} has no key.",
+            fix='say what identifies a row: key_by("order_id").join(…).',
+        )
+    return replace(sides[0], key=left.key), replace(sides[1], time=_valid_from(right, where=where))
 
 
 def _columns(left: Side, right: Side, how: str, suffix: str | None, *, where: str) -> tuple[ResultColumn, ...]:

@@ -70,6 +70,11 @@ class Step:
         return self.inputs
 
     @property
+    def versioned_inputs(self) -> tuple[int, ...]:
+        """The inputs of which every version is needed, not only what each tick left: such a table is read as it lies in its topic."""
+        return ()
+
+    @property
     def allows_late_us(self) -> int:
         """For how long after its time has passed this step still corrects what it told."""
         return 0

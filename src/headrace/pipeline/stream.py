@@ -18,7 +18,7 @@ from headrace.operators.specs import AggregateSpec
 from headrace.operators.windows.specs import LatePolicy, WindowSpec, drop
 from headrace.pipeline import columns as cols
 from headrace.pipeline.grouping import aggregated
-from headrace.pipeline.joining import Bounds, joined
+from headrace.pipeline.joining import WAIT, AsOf, Bounds, as_of, history, joined
 from headrace.pipeline.plan import NULL, AggregateStep, ChangesStep, DedupeStep, KeyByStep, SelectStep, Step, ToTableStep, UnionStep, WhereStep
 from headrace.pipeline.windowing import Windowed, windowed
 
@@ -79,17 +79,19 @@ class Rows:
         return windowed(self, window, late=late or drop(), emit=emit)
 
     def join(
-        self, other: Rows, *, on: Names | None = None, left_on: Names | None = None, right_on: Names | None = None, how: str = "inner",
+        self, other: Rows | AsOf, *, on: Names | None = None, left_on: Names | None = None, right_on: Names | None = None, how: str = "inner",
         within: str | timedelta | None = None, before: str | timedelta | None = None, after: str | timedelta | None = None,
-        suffix: str | None = None, name: str | None = None,
-    ) -> Self:  # fmt: skip
+        suffix: str | None = None, late_versions: str = WAIT, name: str | None = None,
+    ) -> Any:  # fmt: skip
         """Rows of both sides that are equal in some columns, `on` or `left_on` and `right_on`.
 
         A stream with a stream: rows at most `within` apart, or from `before` to `after` the left one's time. A stream with a table: each row meets the table as of its
-        tick. A table with a table: a table that changes with both. `how`: "inner", "left", "right", "full".
+        tick; with `table.as_of(column)`, the version that was valid at the row's time: it waits until the table's clock has passed that time, or
+        (`late_versions="correct"`) answers at once and is corrected, as a table. A table with a table: a table that changes with both.
+        `how`: "inner", "left", "right", "full". Of columns that both sides have, the right ones get the `suffix`.
         """
-        step = joined(self, other, on, left_on, right_on, how, Bounds(within, before, after), suffix, name)
-        return type(self)(self.pipeline, step)
+        step = joined(self, other, on, left_on, right_on, how, Bounds(within, before, after), suffix, name, late_versions)
+        return (Table if step.is_table else Stream)(self.pipeline, step)
 
     def df(self, spark: SparkSession | None = None, *, log: str | None = None, **options: Any) -> DataFrame:
         """A streaming DataFrame, for anything Spark can do. A table's rows come as its changes, with `_change_type`; where an expression fails, it gives null.
@@ -182,6 +184,14 @@ class Table(Rows):
                     fix="give them the same key with key_by.",
                 )
         return self._union(others, name=name)
+
+    def as_of(self, column: str, *, history: str | timedelta | None = None) -> AsOf:
+        """For `stream.join`: the row that was valid at the time in the stream's `column`. Old versions are kept for `history`, or as the table was declared."""
+        return as_of(self, column, history, where=f"{self.step.place}.as_of")
+
+    def history(self, *, kept: str | timedelta | None = None, valid_to: str = "valid_to", name: str | None = None) -> Table:
+        """Each version of each row: its event time says from when it was valid, `valid_to` until when; null as long as it is."""
+        return Table(self.pipeline, history(self, kept, valid_to, name))
 
     def changes(self, *, column: str = "change_type", name: str | None = None) -> Stream:
         """The changes as a stream: the columns and, in `column`, insert, update_preimage, update_postimage or delete."""
