@@ -5,7 +5,6 @@ For kernels whose groups come together and are made of others: sessions, sliding
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +44,31 @@ class Merging:
     def reduced(self, states: States, sets: Ints) -> States:
         """One state for each set, of neighbours with the same number."""
         return [reduce_segments(each.merge, columns, sets) for each, columns in zip(self._monoids, states, strict=True)]
+
+    def prefixes(self, states: States, sets: Ints) -> States:
+        """For each state the merger of it and all before it in its set; sets lie one behind the other. Takes two merges a state."""
+        begins = np.ones(len(sets), np.bool_)
+        begins[1:] = sets[1:] != sets[:-1]
+        if begins.all():
+            return states
+        position = np.arange(len(sets))
+        within = position - np.maximum.accumulate(np.where(begins, position, 0))
+        left = np.flatnonzero(within % 2 == 0)
+        paired = np.append(within % 2 == 1, False)[left + 1]
+        pairs = pick(states, left)
+        place(pairs, paired, self.merge(pick(pairs, paired), pick(states, left[paired] + 1)))
+        pairs = self.prefixes(pairs, sets[left])
+        done = [tuple(np.empty_like(column) for column in columns) for columns in states]
+        place(done, left[paired] + 1, pick(pairs, paired))
+        first = within[left] == 0
+        place(done, left[first], pick(states, left[first]))
+        others = np.flatnonzero(~first)
+        place(done, left[others], self.merge(pick(pairs, others - 1), pick(states, left[others])))
+        return done
+
+    def suffixes(self, states: States, sets: Ints) -> States:
+        """For each state the merger of it and all behind it in its set."""
+        return _turned(self.prefixes(_turned(states), sets[::-1]))
 
     def results(self, states: States) -> Shows:
         """What states amount to."""
@@ -94,7 +118,7 @@ class Pool:
         return self._count
 
     def pick(self, which: Ints) -> States:
-        return [tuple(column[which] for column in columns) for columns in self._columns]
+        return pick(self._columns, which)
 
     def add(self, states: States) -> Ints:
         """More states; gives their numbers."""
@@ -102,9 +126,7 @@ class Pool:
         self._count += len(fresh)
         if self._count > len(self._columns[0][0]):
             self._columns = [tuple(_grown(column, 2 * self._count) for column in columns) for columns in self._columns]
-        for mine, theirs in zip(self._columns, states, strict=True):
-            for column, values in zip(mine, theirs, strict=True):
-                column[fresh] = values
+        place(self._columns, fresh, states)
         return fresh
 
 
@@ -114,5 +136,15 @@ def _grown(column: np.ndarray[tuple[int, ...], np.dtype[np.generic]], room: int)
     return larger
 
 
-def concatenated(parts: Sequence[States]) -> States:
-    return [tuple(np.concatenate(columns) for columns in zip(*each, strict=True)) for each in zip(*parts, strict=True)]
+def pick(states: States, which: Ints | Mask) -> States:
+    return [tuple(column[which] for column in columns) for columns in states]
+
+
+def place(states: States, where: Ints | Mask, values: States) -> None:
+    for mine, theirs in zip(states, values, strict=True):
+        for column, value in zip(mine, theirs, strict=True):
+            column[where] = value
+
+
+def _turned(states: States) -> States:
+    return [tuple(column[::-1] for column in columns) for columns in states]

@@ -111,6 +111,7 @@ class RowOracle(WindowOracle):
     """Windows that depend on the rows: all rows of a group that some window still needs, in their places; everything made anew from them at every tick."""
 
     groups: dict[tuple[Any, ...], list[Row]] = field(default_factory=dict)
+    limit: int = 0
 
     def windows(self, rows: list[Row]) -> dict[tuple[int, int], list[Row]]:
         """The windows of some rows of a group: start, end (the first moment behind it), and what is in each."""
@@ -128,7 +129,7 @@ class RowOracle(WindowOracle):
         raise NotImplementedError
 
     def tick(self, number: int, rows: Sequence[Row], clock: Clock) -> list[Row]:
-        limit = clock.closed_before - self.step.late.lateness_us
+        self.limit = limit = clock.closed_before - self.step.late.lateness_us
         touched: dict[tuple[Any, ...], list[Row]] = {}
         for row in rows:
             touched.setdefault(tuple(plain(row[name]) for name in self.step.by), []).append(row)
@@ -209,3 +210,22 @@ class SessionOracle(RowOracle):
     def needed(self, rows: list[Row], limit: int) -> list[Row]:
         open_windows = [inside for (_, end), inside in self.windows(rows).items() if end > limit]
         return [row for row in rows if any(row is each for inside in open_windows for each in inside)]
+
+
+class SlidingOracle(RowOracle):
+    def windows(self, rows: list[Row]) -> dict[tuple[int, int], list[Row]]:
+        size = self.step.window.size_us  # type: ignore[union-attr]
+        times = sorted({us(row["t"]) for row in rows})
+        return {(time - size, time + 1): [row for row in rows if time - size < us(row["t"]) <= time] for time in times if time >= self.limit}
+
+    def take(self, rows: list[Row], comes: list[Row], limit: int) -> list[Row]:
+        return [row for row in comes if us(row["t"]) >= limit]
+
+    def can_go(self, row: Row, limit: int) -> bool:
+        return us(row["t"]) >= limit
+
+    def needed(self, rows: list[Row], limit: int) -> list[Row]:
+        return [row for row in rows if us(row["t"]) > limit - self.step.window.size_us]  # type: ignore[union-attr]
+
+    def result(self, group: tuple[Any, ...], start: int, end: int, rows: list[Row]) -> Row:
+        return super().result(group, start, end - 1, rows)

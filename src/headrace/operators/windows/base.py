@@ -75,6 +75,9 @@ class Windowed(ABC):
     in `counts` how many rows were late. `lateness_us` is what downstream must take off the closed clock; the complete clock passes on as it is.
     """
 
+    end_shown_us = 0
+    """What is added to a window's end where it is shown."""
+
     def __init__(self, step: WindowStep) -> None:
         self.settings = step
         self.step_name, self.by, self.final = step.name, step.by, step.emit == "final"
@@ -152,7 +155,8 @@ class Windowed(ABC):
         changes = tell(shown, outcome.differs)
         window = shown.windows[changes.segments]
         columns = decode_keys(windows.by.take(pa.array(window)), list(self.output)[: len(self.by)])
-        columns += [pa.array(times[window]).cast(self.output.field(WINDOW_START).type) for times in (windows.starts, windows.ends)]
+        bounds = windows.starts[window], windows.ends[window] + self.end_shown_us
+        columns += [pa.array(times).cast(self.output.field(WINDOW_START).type) for times in bounds]
         columns += outcome.results(changes.versions)
         columns += [changes.names(), pa.array(clock.ticks[shown.places[changes.segments]])]
         return pa.Table.from_arrays(columns, schema=self.output.append(_TICK_FIELD)), changes

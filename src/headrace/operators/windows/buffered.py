@@ -86,13 +86,17 @@ class Buffered(Windowed):
     def can_go(self, times: Times, limit: int) -> Mask:
         """Which kept rows may still go."""
 
+    def counts_as_window(self, ends: Times, limit: int) -> Mask:  # noqa: ARG002
+        """Which of the windows that rows make are windows still."""
+        return np.ones(len(ends), np.bool_)
+
     @abstractmethod
     def reach(self, starts: Times, ends: Times) -> tuple[Times, Times]:
         """From which time up to which a row changes such windows."""
 
     @abstractmethod
-    def timers(self, spans: Spans, keys: Ints, times: Times, complete_us: int) -> tuple[Ints, Times, Times, Mask]:
-        """When groups with these windows and rows must be looked at: group, start, end and whether it waits for the complete clock (else for the closed one)."""
+    def timers(self, keys: Ints, times: Times, complete_us: int) -> tuple[Ints, Times, Times, Mask]:
+        """When groups with these rows, in order, must be looked at: group, start, end and whether it waits for the complete clock (else for the closed one)."""
 
     # The step
 
@@ -108,17 +112,10 @@ class Buffered(Windowed):
 
     def _gather(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> tuple[Grouped, Kept]:
         of_rows = encode_keys(rows, self.by)
-        found = ranked([of_rows, self.completed(state, clock).by, self._closing(state, clock)])
+        found = ranked([of_rows, self.completed(state, clock).by, closing(self, state, clock)])
         grouped = Grouped(found.keys, key_groups(found.keys), RowStore.names(found.keys))
         counts, stored = self._store.read(state, grouped.names, grouped.groups)
         return grouped, self._kept(rows, found.ranks[0], counts, stored, clock)
-
-    def _closing(self, state: KeyedState, clock: Clocks) -> pa.Array:
-        """The groups of timers that the closed clock has passed."""
-        (until,) = self.bounds(clock.closed[-1:]).tolist()
-        if until == self.bounds(np.array([clock.closed_at_start]))[0]:
-            return _NO_KEYS
-        return scan_until(state, TOLD, UNSTARTED, until)[1].by
 
     def _kept(self, rows: pa.Table, keys: Ints, counts: Ints, stored: pa.Table, clock: Clocks) -> Kept:
         fresh = rows.select([field.name for field in self._store.fields if field.name in rows.schema.names])
@@ -148,7 +145,9 @@ class Buffered(Windowed):
         """What windows were at every tick; and the rows that are kept at the end, in order of group and time."""
         limits = self.bounds(clock.closed_before)
         history, late = History(), np.zeros(len(kept.keys), np.bool_)
-        history.add(self._sets(kept, before, self.spans(kept.keys[before], kept.times[before])), -1)
+        known = self.spans(kept.keys[before], kept.times[before])
+        closed = int(self.bounds(np.array([clock.closed_at_start]))[0])
+        history.add(self._sets(kept, before, known.only(self.counts_as_window(known.ends, closed))), -1)
         alive = np.zeros(len(kept.keys), np.bool_)
         alive[before] = True
         for place, fresh in _by_place(kept):
@@ -208,12 +207,8 @@ class Buffered(Windowed):
         current = history.current
         history.end(touched[current.keys] & any_within(keys, times, current.keys, *self.reach(current.starts, current.ends)), place)
         spans = self.spans(kept.keys[members], kept.times[members])
-        spans = spans.only(any_within(keys, times, spans.keys, *self.reach(spans.starts, spans.ends)) & self._counts(spans, limit))
+        spans = spans.only(any_within(keys, times, spans.keys, *self.reach(spans.starts, spans.ends)) & self.counts_as_window(spans.ends, limit))
         history.add(self._sets(kept, members, spans), place)
-
-    def _counts(self, spans: Spans, limit: int) -> Mask:  # noqa: ARG002
-        """Which windows there are at all."""
-        return np.ones(len(spans.keys), np.bool_)
 
     @staticmethod
     def _sets(kept: Kept, in_order: Ints, spans: Spans) -> Sets:
@@ -229,15 +224,10 @@ class Buffered(Windowed):
         counts = np.bincount(kept.keys[after], minlength=len(grouped.by))
         self._store.write(state, grouped.names, grouped.groups, counts, kept.rows.take(pa.array(in_rank)))
         old, new = (self._timers(grouped, kept, *each) for each in ((before, clock.complete_at_start), (after, int(clock.complete[-1]))))
-        gone = pc.invert(pc.is_in(old[0], new[0])).to_numpy(zero_copy_only=False)
-        state.put_array(old[0].filter(pa.array(gone)), pa.nulls(int(gone.sum()), pa.binary()), old[1][gone])
-        fresh = pc.invert(pc.is_in(new[0], old[0])).to_numpy(zero_copy_only=False)
-        names = new[0].filter(pa.array(fresh))
-        state.put_array(names, with_long_keys(names, pa.array([_ONE] * len(names), pa.binary())), new[1][fresh])
+        put_timers(state, old, new)
 
     def _timers(self, grouped: Grouped, kept: Kept, rows: Ints, complete_us: int) -> tuple[pa.Array, Groups]:
-        keys, times = kept.keys[rows], kept.times[rows]
-        of, starts, ends, waits = self.timers(self.spans(keys, times), keys, times, complete_us)
+        of, starts, ends, waits = self.timers(kept.keys[rows], kept.times[rows], complete_us)
         windows = Windows(grouped.by.take(pa.array(of)), starts, ends, grouped.groups[of])
         return windows.names(waits).cast(pa.binary()), windows.groups
 
@@ -298,3 +288,20 @@ def distinct_windows(grouped: Grouped, keys: Ints, starts: Times, ends: Times) -
     place = np.empty(len(order), np.int64)
     place[order] = np.cumsum(new) - 1
     return Windows(grouped.by.take(pa.array(keys[new])), starts[new], ends[new], grouped.groups[keys[new]]), place
+
+
+def closing(kernel: Windowed, state: KeyedState, clock: Clocks) -> pa.Array:
+    """The groups of entries that the closed clock has passed."""
+    (until,) = kernel.bounds(clock.closed[-1:]).tolist()
+    if until == kernel.bounds(np.array([clock.closed_at_start]))[0]:
+        return _NO_KEYS
+    return scan_until(state, TOLD, UNSTARTED, until)[1].by
+
+
+def put_timers(state: KeyedState, old: tuple[pa.Array, Groups], new: tuple[pa.Array, Groups]) -> None:
+    """Take away the timers that groups had, and put those that they have now; names and key groups."""
+    gone = pc.invert(pc.is_in(old[0], new[0])).to_numpy(zero_copy_only=False)
+    state.put_array(old[0].filter(pa.array(gone)), pa.nulls(int(gone.sum()), pa.binary()), old[1][gone])
+    fresh = pc.invert(pc.is_in(new[0], old[0])).to_numpy(zero_copy_only=False)
+    names = new[0].filter(pa.array(fresh))
+    state.put_array(names, with_long_keys(names, pa.array([_ONE] * len(names), pa.binary())), new[1][fresh])

@@ -37,10 +37,13 @@ class History:
         self.current = Current(*(np.zeros(0, np.int64) for _ in range(4)))
 
     def add(self, sets: Sets, born: int) -> None:
+        self.add_each(sets, np.full(len(sets), born))
+
+    def add_each(self, sets: Sets, born: Ints) -> None:
         numbers = self._count + np.arange(len(sets))
         self._count += len(sets)
         self._sets.append(sets)
-        self._born.append(np.full(len(sets), born))
+        self._born.append(born)
         old = self.current
         self.current = Current(
             *(np.concatenate(pair) for pair in ((old.numbers, numbers), (old.keys, sets.keys), (old.starts, sets.starts), (old.ends, sets.ends)))
@@ -98,12 +101,18 @@ def chains(keys: Ints, starts: Times, ends: Times) -> Ints:
     """For ranges in order of group and start: a number for each, the same for those that overlap or are joined by others that do. Ranges are half open."""
     if not len(keys):
         return keys
-    # The latest end so far within the group, by the ends' places in their order: those of a later group are all above.
+    new = np.ones(len(keys), np.bool_)
+    new[1:] = keys[1:] != keys[:-1]
+    latest = ends if (new[1:] | (ends[1:] >= ends[:-1])).all() else _latest(keys, ends)
+    new[1:] |= starts[1:] >= latest[:-1]
+    return np.cumsum(new) - 1
+
+
+def _latest(keys: Ints, ends: Times) -> Times:
+    """The latest end so far within the group: by the ends' places in their order, those of a later group above all others."""
     ranks = np.empty(len(ends), np.int64)
     by_end = np.argsort(ends, kind="stable")
     ranks[by_end] = np.arange(len(ends))
     so_far = np.maximum.accumulate(keys * len(ends) + ranks)
-    latest = ends[by_end[so_far % len(ends)]]
-    new = np.ones(len(keys), np.bool_)
-    new[1:] = (keys[1:] != keys[:-1]) | (starts[1:] >= latest[:-1])
-    return np.cumsum(new) - 1
+    latest: Times = ends[by_end[so_far % len(ends)]]
+    return latest

@@ -47,6 +47,8 @@ class SessionRows(Buffered):
     def reach(self, starts: Times, ends: Times) -> tuple[Times, Times]:
         return starts - self.gap_us + 1, ends
 
-    def timers(self, spans: Spans, keys: Ints, times: Times, complete_us: int) -> tuple[Ints, Times, Times, Mask]:  # noqa: ARG002
+    def timers(self, keys: Ints, times: Times, complete_us: int) -> tuple[Ints, Times, Times, Mask]:
+        """One for each session."""
+        spans = self.spans(keys, times)
         waits = spans.ends > complete_us if self.final else np.zeros(len(spans.keys), np.bool_)
         return spans.keys, spans.starts, spans.ends, waits

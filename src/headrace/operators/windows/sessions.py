@@ -16,15 +16,15 @@ import pyarrow.compute as pc
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.combining import PARTIAL, all_combined, pays
 from headrace.operators.joins.matching import begins, bounds, ranked, search, sorting
-from headrace.operators.kernel import TICK, UNSTARTED, Clocks, KeyedState, Times
+from headrace.operators.kernel import TICK, Clocks, KeyedState, Times
 from headrace.operators.keys import encode_keys, key_groups, whole
 from headrace.operators.segments import Segments
 from headrace.operators.state_pool import Merging, Pool, States
 from headrace.operators.times import microseconds
 from headrace.operators.windows.base import Windowed, WindowStep
-from headrace.operators.windows.buffered import Grouped, distinct_windows
+from headrace.operators.windows.buffered import Grouped, closing, distinct_windows
 from headrace.operators.windows.combining import PRODUCERS, combine
-from headrace.operators.windows.entries import TOLD, Windows, scan_until, with_long_keys
+from headrace.operators.windows.entries import Windows, with_long_keys
 from headrace.operators.windows.history import History, Sets, chains
 from headrace.operators.windows.late import places_of
 from headrace.operators.windows.session_index import Ranges, SessionIndex
@@ -90,7 +90,7 @@ class Sessions(Windowed):
     def advance(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> pa.Table:
         """1. Make islands. 2. Read the sessions that they touch, and those that the clocks complete. 3. Go through the ticks. 4. Store. 5. Tell."""
         rows = all_combined(rows, self.combine, [PRODUCERS, UNTIL]) if PARTIAL in rows.schema.names else rows
-        found = ranked([encode_keys(rows, self.by), self.completed(state, clock).by, self._closing(state, clock)])
+        found = ranked([encode_keys(rows, self.by), self.completed(state, clock).by, closing(self, state, clock)])
         if not len(found.keys):
             return self.nothing()
         grouped = Grouped(found.keys, key_groups(found.keys), _NO_KEYS)
@@ -105,12 +105,6 @@ class Sessions(Windowed):
         self._put(state, grouped, (names, before), index.sessions.only(~read), history, pool.pick(states[history.current.numbers]), clock)
         index.write(self._open(index.sessions.only(~read).and_also(_current(history)), clock))
         return table
-
-    def _closing(self, state: KeyedState, clock: Clocks) -> pa.Array:
-        (until,) = self.bounds(clock.closed[-1:]).tolist()
-        if until == self.bounds(np.array([clock.closed_at_start]))[0]:
-            return _NO_KEYS
-        return scan_until(state, TOLD, UNSTARTED, until)[1].by
 
     def _read(self, sessions: Ranges, islands: Ranges, clock: Clocks) -> Mask:
         """Which stored sessions something happens to: islands touch them, or the clocks complete them."""
