@@ -24,7 +24,7 @@ from headrace.log.kafka.failures import FENCED, cause, code, translated
 from headrace.log.kafka.notes import Ledger
 from headrace.log.kafka.records import to_records
 from headrace.log.kafka.row_batches import appended, deleted, repeatable, upserted
-from headrace.log.kafka.sending import Delivery, Record, commit, fenced_as, open_transactional, roll_back, send
+from headrace.log.kafka.sending import Delivery, Record, blocks, commit, fenced_as, open_transactional, roll_back, send, send_in_transaction
 from headrace.log.names import check_name
 from headrace.log.partitioning import Chooser
 from headrace.log.sequences import check_sequence
@@ -144,7 +144,7 @@ class KafkaProducer(Producer):
         with fenced_as(ProducerFenced, self._fenced().message, _FIX_FENCED, f"append to {self.topic!r}"):
             try:
                 client.begin_transaction()
-                send(client, records, delivery)
+                send_in_transaction(client, blocks(records), delivery)
                 offsets = delivery.ranges()
                 if ledger is not None:
                     ledger = ledger if sequence is None else ledger.with_append(sequence, offsets.get(self.topic, {}))

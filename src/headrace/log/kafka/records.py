@@ -174,10 +174,10 @@ def _shown_headers(pairs: Any) -> list[tuple[str, bytes | None]] | None:
 
 
 def _system_columns(messages: Sequence[Message]) -> list[pa.Array]:
-    count = len(messages)
-    partitions = np.fromiter((message.partition() for message in messages), np.int32, count)
-    offsets = np.fromiter((message.offset() for message in messages), np.int64, count)
-    times_ms = np.fromiter((message.timestamp()[1] for message in messages), np.int64, count)
+    """Of records of one partition."""
+    partitions = np.full(len(messages), messages[0].partition() if messages else 0, np.int32)
+    offsets = np.array([message.offset() for message in messages], np.int64)
+    times_ms = np.array([message.timestamp()[1] for message in messages], np.int64)
     return [pa.array(partitions), pa.array(offsets), pa.array(times_ms * 1000).cast(TIMESTAMP_TYPE)]
 
 

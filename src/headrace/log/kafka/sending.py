@@ -70,7 +70,7 @@ def send(producer: Producer, records: Iterable[Record], delivery: Delivery) -> N
         _produce(producer, topic, partition, key, value, headers, delivery)
         if number % _SERVED_EVERY == 0:
             producer.poll(0)
-    await_reports(producer, delivery)
+    _await_reports(producer, delivery)
 
 
 class Block(NamedTuple):
@@ -94,11 +94,18 @@ def blocks(records: Iterable[Record]) -> list[Block]:
     return [Block(topic, partition, *columns) for (topic, partition), columns in found.items()]
 
 
-def send_in_transaction(producer: Producer, block: Block, delivery: Delivery) -> None:
-    """Hand records over to Kafka's client. Only the first and the last are reported: a report costs four times as much as sending the record.
+def send_in_transaction(producer: Producer, sent: Iterable[Block], delivery: Delivery) -> None:
+    """Send records, and wait until they are acknowledged. Raises KafkaException if one was not.
 
-    That is enough: a partition's records are stored in order, and a transaction with a record that was not stored cannot be committed.
+    Only the first and the last of a block are reported, since a report costs four times as much as the sending itself. That is enough: a partition's records are
+    stored in order, and a transaction with a record that was not stored cannot be committed.
     """
+    for block in sent:
+        _hand_over(producer, block, delivery)
+    _await_reports(producer, delivery)
+
+
+def _hand_over(producer: Producer, block: Block, delivery: Delivery) -> None:
     reported = {0, len(block.values) - 1}
     delivery.sent += len(reported)
     for number, (key, value, headers) in enumerate(zip(block.keys, block.values, block.headers, strict=True)):
@@ -107,7 +114,7 @@ def send_in_transaction(producer: Producer, block: Block, delivery: Delivery) ->
             producer.poll(0)
 
 
-def await_reports(producer: Producer, delivery: Delivery) -> None:
+def _await_reports(producer: Producer, delivery: Delivery) -> None:
     deadline = time.monotonic() + FLUSH_SECONDS
     while not delivery.is_complete and time.monotonic() < deadline:
         producer.poll(0.1)  # not flush(): it goes on calling back after a fatal error, which Python cannot bear

@@ -27,7 +27,6 @@ from headrace.log.kafka.row_batches import appended, deleted, repeatable, upsert
 from headrace.log.kafka.sending import (
     Delivery,
     Record,
-    await_reports,
     blocks,
     commit,
     open_transactional,
@@ -229,9 +228,7 @@ class KafkaTransaction(Transaction):
             self._begun = True
         rows, self._plan.rows, self._plan.held_bytes = self._plan.rows, [], 0
         for part in rows:
-            for block in staged_blocks(part) if isinstance(part, Staged) else blocks(part):
-                send_in_transaction(self._client, block, self._delivery)
-        await_reports(self._client, self._delivery)
+            send_in_transaction(self._client, staged_blocks(part) if isinstance(part, Staged) else blocks(part), self._delivery)
 
     def _send_everything(self, token: str) -> None:
         self._send_held()
