@@ -1,0 +1,65 @@
+"""A runner of a pipeline in a process of its own, to be killed. Run as a program: it goes on where the ledger says, one tick a batch, until all ticks are done.
+
+The plan says for some ticks at which point (`inject/points.py`) which process is to be killed: the worker or driver that passes it ("self"), or the driver while
+a worker passes it ("driver"). Each is done once, however often the program is started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import headrace as hr
+from headrace.pipeline.runner import Runner
+from tests.crash.inject.points import armed
+
+Plan = Mapping[int, tuple[str, str]]  # tick -> (point, whom)
+GROUPS = 500
+
+
+def numbers(name: str) -> hr.Pipeline:
+    """Numbered rows: all of them again in a topic and in a view, and totals of them in both. `name` keeps runs on one broker apart."""
+    pipeline = hr.Pipeline(name)
+    rows = pipeline.topic(f"{name}.numbers", schema="n BIGINT, k BIGINT, v BIGINT", key="n", partitions=2)
+    totals = rows.group_by("k").aggregate(n=hr.agg.count(), s=hr.agg.sum("v"), name="totals")
+    pipeline.write(f"{name}.totals", totals, partitions=2)
+    pipeline.view("totals", totals)
+    pipeline.write(f"{name}.copy", rows.key_by("n"), partitions=2)
+    pipeline.view("numbers", rows.to_table("n", name="newest"))
+    return pipeline
+
+
+def run(name: str, log: str, state: Path, plan: Plan) -> None:
+    spark = hr.spark("crash", master="local[2,4]", driver_memory="512m")  # a task may fail three times
+    with hr.open_log(log) as opened:
+        runner = Runner(numbers(name).plan(), opened, spark, state, shards=2)
+        while True:
+            arm(plan, runner.tick + 1)
+            if not runner.step(1):
+                break
+        runner.close()
+
+
+def arm(plan: Plan, tick: int) -> None:
+    if tick in plan:
+        point, whom = plan[tick]
+        if not armed(point).with_suffix(".struck").exists():
+            armed(point).write_text(whom)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("log")
+    parser.add_argument("state", type=Path)
+    parser.add_argument("plan", type=json.loads)
+    chosen = parser.parse_args()
+    os.environ["HEADRACE_DRIVER"] = str(os.getpid())
+    run(chosen.name, chosen.log, chosen.state, {int(tick): tuple(each) for tick, each in chosen.plan.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Kills processes at chosen points, once each. Python imports this by itself in every process that has this directory on its PYTHONPATH, Spark's workers included.
+
+A point is armed by a file of its name in the directory HEADRACE_ARMED; whoever takes the file away is the one that strikes. What the file says is whom:
+"self", or "driver", the process whose number is in HEADRACE_DRIVER.
+"""
+
+import os
+import signal
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+
+
+def strike(point: str) -> None:
+    """The file is moved, not read and removed: of several processes one succeeds, and what it did can be seen afterwards."""
+    armed = points.armed(point)
+    mine = armed.with_suffix(f".{os.getpid()}")
+    try:
+        armed.rename(mine)
+    except FileNotFoundError:
+        return
+    whom = mine.read_text()
+    mine.rename(armed.with_suffix(".struck"))
+    os.kill(int(os.environ["HEADRACE_DRIVER"]) if whom == "driver" else os.getpid(), signal.SIGKILL)
+
+
+class AtImport(MetaPathFinder):
+    """Puts the points of a module in place as soon as it has been imported."""
+
+    def __init__(self, modules: set[str]) -> None:
+        self.modules = modules
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if fullname not in self.modules:
+            return None
+        self.modules.discard(fullname)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = PuttingInPlace(spec.loader, fullname)
+        return spec
+
+
+class PuttingInPlace(Loader):
+    def __init__(self, real: Loader, module: str) -> None:
+        self.real, self.module = real, module
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.real.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.real.exec_module(module)
+        points.put_in_place([name for name, point in points.POINTS.items() if point.module == self.module], strike)
+
+
+if "HEADRACE_ARMED" in os.environ:
+    from tests.crash.inject import points
+
+    sys.meta_path.insert(0, AtImport({point.module for point in points.POINTS.values()}))

@@ -1,0 +1,127 @@
+"""Kill -9 of the driver and of Spark's Python workers, at every point of a batch: the same rows and totals as without, none lost, none doubled, and in the same order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.log.api import Log
+from headrace.sinks.view_reader import ViewReader
+from headrace.testing.pipelines import PipelineTest
+from tests.crash.engine_child import GROUPS, Plan, numbers
+from tests.crash.inject.points import IN_TASKS, ON_THE_DRIVER
+from tests.engine.plain_spark import PlainSpark
+
+pytestmark = pytest.mark.spark
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+WORKER, DRIVER = "self", "driver"
+PATIENCE_S = 1800
+SOME_POINTS = ("before the pack", "in the kernel", "files were written", "the store was committed", "a shard has reported", "a topic's rows were staged")
+
+
+def prepared(root: Path, address: str, name: str, rows: int, ticks: int) -> None:
+    """Rows in ticks, recorded, and nothing done yet. That needs no Spark."""
+    session: Any = PlainSpark()
+    root.mkdir()
+    with hr.open_log(address) as log, PipelineTest(numbers(name), root, session, log=log) as test:
+        for tick in range(ticks):
+            first, stop = rows * tick // ticks, rows * (tick + 1) // ticks
+            test.feed(f"{name}.numbers", [{"n": n, "k": n * n % GROUPS, "v": n % 1000 - 300} for n in range(first, stop)])
+            assert test.cut() == 1
+
+
+def run_through(root: Path, address: str, name: str, plan: Plan, *, deaths: int) -> None:
+    """Start the program until it comes to its end; it must have died so many times, of nothing else but SIGKILL."""
+    armed = root / "armed"
+    armed.mkdir()
+    places = [str(HERE / "inject"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "HEADRACE_ARMED": str(armed)}
+    command = [sys.executable, "-m", "tests.crash.engine_child", name, address, str(root / "state"), json.dumps(plan)]
+    for ending in [*[-signal.SIGKILL] * deaths, 0]:
+        said = root / "said"  # no pipe: what a killed driver started would hold it open
+        with said.open("w") as output:
+            done = subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=output, timeout=PATIENCE_S, check=False)
+        assert done.returncode == ending, said.read_text()
+    assert {path.stem for path in armed.iterdir()} == {point.replace(" ", "_") for point, _ in plan.values()}
+    assert {path.suffix for path in armed.iterdir()} == {".struck"}
+
+
+class Outcome:
+    """All that came out: topics in their order, views and their changes with ticks."""
+
+    def __init__(self, log: Log, name: str, state: Path) -> None:
+        self.topics = {topic: in_order(log, f"{name}.{topic}") for topic in ("totals", "copy")}
+        with ViewReader(state / "views.db") as reader:
+            self.views = {view.name: reader.table(view.name).to_pylist() for view in reader.views()}
+            self.changes = {view.name: [(tick, rows.to_pylist()) for tick, rows in reader.changes_since(view.name, 0)] for view in reader.views()}
+
+    def check(self, rows: int) -> None:
+        """Against plain arithmetic."""
+        copied = [row for partition in self.topics["copy"] for row in partition]
+        assert Counter(row[1] for row in copied) == Counter(range(rows))
+        assert all(v == n % 1000 - 300 for _, n, _, v in copied)
+        assert [row["n"] for row in self.views["numbers"]] == list(range(rows))
+        assert sum(row["n"] for row in self.views["totals"]) == rows
+        assert sum(row["s"] for row in self.views["totals"]) == sum(n % 1000 - 300 for n in range(rows))
+
+
+def in_order(log: Log, topic: str) -> list[list[tuple[Any, ...]]]:
+    """Each partition's rows, without offsets and times, which a broker gives."""
+    names = log.topic(topic).arrow_schema.names
+    found = []
+    for partition in range(2):
+        table = log.read(topic, partition).to_table()
+        kinds = [table["_change_type"]] if "_change_type" in table.column_names else [table["_partition"]]
+        found.append(list(zip(*(column.to_pylist() for column in [*kinds, *(table[name] for name in names)]), strict=True)))
+    return found
+
+
+def undisturbed(root: Path, address: str, name: str) -> Outcome:
+    """Without Spark: that its rows are the same is part of what is to be shown."""
+    session: Any = PlainSpark()
+    with hr.open_log(address) as log, PipelineTest(numbers(name), root, session, log=log) as test:
+        while test.step(1):
+            continue
+        return Outcome(log, name, root / "state")
+
+
+def check_killed(tmp_path: Path, plans: Sequence[Plan], *, rows: int, deaths: Sequence[int], address: str | None = None) -> None:
+    ticks = max(tick for plan in plans for tick in plan) + 1
+    root = tmp_path / "calm"
+    prepared(root, address or f"file:{root / 'log'}", "calm", rows, ticks)
+    calm = undisturbed(root, address or f"file:{root / 'log'}", "calm")
+    calm.check(rows)
+    for number, (plan, dead) in enumerate(zip(plans, deaths, strict=True)):
+        name, root = f"killed{number}", tmp_path / f"killed{number}"
+        log_address = address or f"file:{root / 'log'}"
+        prepared(root, log_address, name, rows, ticks)
+        run_through(root, log_address, name, plan, deaths=dead)
+        with hr.open_log(log_address) as log:
+            killed = Outcome(log, name, root / "state")
+        assert killed.topics == calm.topics
+        assert killed.views == calm.views
+        assert killed.changes == calm.changes
+
+
+def test_workers_and_drivers_killed_in_the_middle_of_it(tmp_path: Path) -> None:
+    kills = [*((point, WORKER) for point in SOME_POINTS), ("between views and log", DRIVER), ("in the log's transaction", DRIVER), ("a row was read", DRIVER)]
+    check_killed(tmp_path, [dict(enumerate(kills, 1))], rows=5000, deaths=[3])
+
+
+@pytest.mark.slow
+def test_the_driver_killed_at_every_point_and_workers_too_with_100_000_rows(tmp_path: Path) -> None:
+    worker_kills = {tick: (point, WORKER) for tick, point in enumerate(IN_TASKS, 1)}
+    drivers_from_workers = {tick: (point, DRIVER) for tick, point in enumerate(IN_TASKS, 1)}
+    drivers = {tick: (point, DRIVER) for tick, point in enumerate(ON_THE_DRIVER, 1)}
+    check_killed(tmp_path, [worker_kills, drivers_from_workers, drivers], rows=100_000, deaths=[0, len(IN_TASKS), len(ON_THE_DRIVER)])
