@@ -87,9 +87,7 @@ class CorrectedJoin:
         writer = PileWriter(piles)
         answered.store(writer, int(known_from[-1]), self.history_us)
         timeline.store(writer, self.history_us)
-        writer.save()
-        timers.move(piles, _ROWS)
-        timers.move(piles, _VERSIONS)
+        writer.save((_ROWS, _VERSIONS))
         return self._told(answered, timeline, known_before, own)
 
     def _told(self, answered: _Answered, timeline: Timeline, known_before: Times, clock: Clocks) -> pa.Table:

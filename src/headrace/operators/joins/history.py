@@ -66,8 +66,7 @@ class HistoryKernel:
         self.counts = {"late_versions": self._leave_out(timeline, clock)}
         writer = PileWriter(piles)
         timeline.store(writer, self.history_us)
-        writer.save()
-        timers.move(piles, _FORGETS)
+        writer.save((_FORGETS,))
         return self._told(timeline, clock)
 
     def _leave_out(self, timeline: Timeline, clock: Clocks) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,8 @@ from headrace.errors import BugError
 from headrace.operators.accumulators.keeper import place_in_slot
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.joins.matching import begins, sorting
-from headrace.operators.joins.piles import LEAF_HEADER, TREE, VERSION, Numbers, Piles, Records, Section, joined, pieces
+from headrace.operators.joins.piles import LEAF_HEADER, TREE, VERSION, Numbers, Piles, Records, Section, data_of, joined, pieces
+from headrace.operators.joins.timers import Entries, moved
 from headrace.operators.kernel import Groups
 from headrace.operators.row_codec import cut_out
 
@@ -50,9 +52,7 @@ class PileWriter:
     def __init__(self, piles: Piles) -> None:
         self.piles = piles
         self._bodies: dict[int, Bodies] = {}
-        self._names: list[bytes] = []
-        self._values: list[bytes | None] = []
-        self._groups: list[Groups] = []
+        self._entries: list[Entries] = []
 
     def replace(self, section: int, records: Records, touched_keys: Ints, touched_at: Numbers) -> None:
         """`records`: what the loaded part holds now, in order of key and number. `touched`: where something came, went or changed."""
@@ -117,14 +117,16 @@ class PileWriter:
         first = np.empty(len(order), np.bool_)
         first[order] = begins(all_keys[order], all_lows[order])
         gone = first[len(keys) :]
-        self._put(self.piles.leaf_names(part, old_keys[gone], old_lows[gone]), [None] * int(gone.sum()), self.piles.groups[old_keys[gone]])
+        self._put(
+            self.piles.leaf_names(part, old_keys[gone], old_lows[gone]), pa.nulls(int(gone.sum()), pa.binary()), self.piles.groups[old_keys[gone]]
+        )
 
     def _write_leaves(self, part: Section, keys: Ints, lows: Numbers, chunk: Ints, fresh: Mask, chunks: Chunks) -> None:
         headers = np.zeros(int(fresh.sum()), LEAF_HEADER)
         headers["version"], headers["count"] = VERSION, chunks.counts[chunk[fresh]]
         bytes_ = chunks.bytes.take(pa.array(chunk[fresh]))
         values = joined([pieces(headers.view(np.uint8), np.arange(len(headers) + 1) * LEAF_HEADER.itemsize), bytes_])
-        self._put(self.piles.leaf_names(part, keys[fresh], lows[fresh]), values.to_pylist(), self.piles.groups[keys[fresh]])
+        self._put(self.piles.leaf_names(part, keys[fresh], lows[fresh]), values.cast(pa.binary()), self.piles.groups[keys[fresh]])
 
     @staticmethod
     def _heads(relisted: Mask, counts: Ints, keys: Ints, lows: Numbers, chunk: Ints, whole: Mask, chunks: Chunks) -> Bodies:
@@ -143,16 +145,17 @@ class PileWriter:
 
     # All of it
 
-    def save(self) -> None:
-        """Store everything that changed."""
+    def save(self, timers: Sequence[int] = ()) -> None:
+        """Store everything that changed, and move the timers of these kinds to where the marks have gone."""
         piles = self.piles
         changed = (piles.marks != piles.marks_before).any(axis=0)
         for bodies in self._bodies.values():
             changed[bodies.keys] = True
         self._save_heads(np.flatnonzero(changed))
-        names, values, groups = self._names, self._values, self._groups
-        if names:
-            piles.state.put(names, values, np.concatenate(groups))
+        entries = [each for each in (*self._entries, *(moved(piles, kind) for kind in timers)) if len(each[0])]
+        if entries:
+            names, values = (pa.concat_arrays([each[at] for each in entries]) for at in range(2))
+            piles.state.put_array(names, values, np.concatenate([each[2] for each in entries]))
 
     def _save_heads(self, which: Ints) -> None:
         piles = self.piles
@@ -164,11 +167,12 @@ class PileWriter:
             headers["counts"][:, number], headers["sizes"][:, number] = counts, pc.binary_length(bytes_).to_numpy(zero_copy_only=False)
             parts.append(bytes_)
         heads = joined([pieces(headers.view(np.uint8), np.arange(len(which) + 1) * piles.header.itemsize), *parts])
-        values = _only(heads, np.logical_or.reduce(headers["counts"], axis=1))
-        if len(which) and len(which) == len(piles):  # the very list that was got: a state need not look up again what was there
-            piles.state.put(piles.names, values, piles.groups)
+        empty = ~np.logical_or.reduce(headers["counts"], axis=1)
+        values = (heads.take(pa.array(np.arange(len(heads)), mask=empty)) if empty.any() else heads).cast(pa.binary())
+        if len(which) and len(which) == len(piles):  # the very column that was got: a state need not look up again what was there
+            piles.state.put_array(piles.names, values, piles.groups)
         else:
-            self._put([piles.names[at] for at in which.tolist()], values, piles.groups[which])
+            self._put(piles.names.take(pa.array(which)), values, piles.groups[which])
 
     def _section_bytes(self, number: int, part: Section, which: Ints) -> tuple[pa.Array, Ints]:
         """What the heads of some keys hold of a section, new or as it was; and its count."""
@@ -185,18 +189,8 @@ class PileWriter:
         counts[at] = bodies.counts
         return pa.concat_arrays([were, bodies.bytes]).take(pa.array(source)), counts
 
-    def _put(self, names: list[bytes], values: list[bytes | None], groups: Groups) -> None:
-        self._names += names
-        self._values += values
-        self._groups.append(groups)
-
-
-def _only(heads: pa.Array, some: Mask) -> list[bytes | None]:
-    """Nothing, which deletes them, for those that are empty."""
-    values = np.full(len(heads), None, object)
-    values[some] = heads.filter(pa.array(some)).to_pylist()
-    listed: list[bytes | None] = values.tolist()
-    return listed
+    def _put(self, names: pa.Array, values: pa.Array, groups: Groups) -> None:
+        self._entries.append((names, values, groups))
 
 
 def _all_whole(part: Section, chunks: Chunks) -> bool:
@@ -218,7 +212,7 @@ def _chunks(part: Section, records: Records, leaves: Ints, record: np.dtype[np.v
     fixed = np.zeros(len(records), record)
     row_starts = _offsets(records.rows)
     fixed["at"], fixed["flags"], fixed["size"] = records.at, records.flags, np.diff(row_starts)
-    rows = np.frombuffer(records.rows.buffers()[2] or b"", np.uint8)
+    rows = data_of(records.rows)
     return Chunks(leaves[at], ends, lows, joined([pieces(fixed.view(np.uint8), ends * record.itemsize), pieces(rows, row_starts[ends])]))
 
 

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import CorruptionError, NewerFormat
-from headrace.operators.buffers import Ints, Mask, runs
+from headrace.operators.buffers import Ints, Mask, offsets_of, runs
 from headrace.operators.joins.matching import search
 from headrace.operators.kernel import Groups, KeyedState
 from headrace.operators.keys import key_groups
@@ -109,8 +109,8 @@ class Piles:
         self.keys = keys.cast(pa.binary()).cast(pa.large_binary())
         self.groups: Groups = key_groups(keys)
         self.header = np.dtype([("version", "u1"), ("marks", "<i8", (marks,)), ("counts", "<u4", (sections,)), ("sizes", "<u4", (sections,))])
-        self.names: list[bytes] = joined([pa.scalar(b"h", pa.large_binary()), self.keys]).to_pylist()
-        self.data, starts = self._read(state.get(self.names, self.groups))
+        self.names = joined([pa.scalar(b"h", pa.large_binary()), self.keys]).cast(pa.binary())
+        self.data, starts = self._read(state.get_array(self.names, self.groups))
         heads = _fixed_at(self.data, starts, self.header)
         self._check(heads["version"])
         self.marks: Ints = heads["marks"].T.copy()
@@ -123,14 +123,12 @@ class Piles:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def _read(self, values: list[bytes | None]) -> tuple[Data, Ints]:
+    def _read(self, values: pa.Array) -> tuple[Data, Ints]:
         """The heads side by side, and where each begins."""
         nothing = np.zeros(1, self.header)
         nothing["version"], nothing["marks"] = VERSION, NONE
-        empty = nothing.tobytes()
-        there = [empty if value is None else value for value in values]
-        lengths = np.fromiter(map(len, there), np.int64, len(there))
-        return np.frombuffer(b"".join(there), np.uint8), np.cumsum(lengths) - lengths
+        heads = values.fill_null(nothing.tobytes())
+        return data_of(heads), offsets_of(heads)[:-1]
 
     def _check(self, versions: Flags) -> None:
         if len(versions) and int(versions.max()) > VERSION:
@@ -187,17 +185,15 @@ class Piles:
     def _leaves(self, part: Section, leaves: Ints) -> tuple[Data, Ints, Ints]:
         """Leaves side by side, where the rows of each begin, and how many they are."""
         keys = part.leaf_keys[leaves]
-        values = self.state.get(self.leaf_names(part, keys, part.lows[leaves]), self.groups[keys])
-        there = [value for value in values if value is not None]
-        if len(there) < len(values):
-            raise CorruptionError(f"The state of step {self.step!r} lacks {len(values) - len(there)} of its parts.", fix="rebuild it from its files.")
-        lengths = np.fromiter(map(len, there), np.int64, len(there))
-        data, starts = np.frombuffer(b"".join(there), np.uint8), np.cumsum(lengths) - lengths
+        values = self.state.get_array(self.leaf_names(part, keys, part.lows[leaves]), self.groups[keys])
+        if values.null_count:
+            raise CorruptionError(f"The state of step {self.step!r} lacks {values.null_count} of its parts.", fix="rebuild it from its files.")
+        data, starts = data_of(values), offsets_of(values)[:-1]
         headers = _fixed_at(data, starts, LEAF_HEADER)
         self._check(headers["version"])
         return data, starts + LEAF_HEADER.itemsize, headers["count"].astype(np.int64)
 
-    def leaf_names(self, part: Section, keys: Ints, lows: Numbers) -> list[bytes]:
+    def leaf_names(self, part: Section, keys: Ints, lows: Numbers) -> pa.Array:
         return names(b"l" + bytes([part.number]), lows, self.keys.take(pa.array(keys)))
 
     def _records(self, data: Data, starts: Ints, counts: Ints, keys: Ints) -> Records:
@@ -211,12 +207,17 @@ class Piles:
         return Records(np.repeat(keys, counts), fixed["at"].copy(), fixed["flags"].copy(), cut_out(data, row_starts, sizes))
 
 
-def names(prefix: bytes, numbers: Numbers, keys: pa.Array) -> list[bytes]:
+def names(prefix: bytes, numbers: Numbers, keys: pa.Array) -> pa.Array:
     """Names of entries that lie in the order of a number: of some kind, the number, the key."""
     ordered = numbers if numbers.dtype.kind == "S" else (numbers.view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8")
     in_order = pieces(ordered.view(np.uint8), np.arange(len(numbers) + 1) * ordered.dtype.itemsize)
-    listed: list[bytes] = joined([pa.scalar(prefix, pa.large_binary()), in_order, keys]).to_pylist()
-    return listed
+    return joined([pa.scalar(prefix, pa.large_binary()), in_order, keys]).cast(pa.binary())
+
+
+def data_of(array: pa.Array) -> Data:
+    """The bytes of all values, as they lie in memory."""
+    data = array.buffers()[2] if len(array) else None
+    return np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
 
 
 def pieces(data: Data, offsets: Ints) -> pa.Array:

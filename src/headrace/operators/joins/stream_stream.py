@@ -85,9 +85,7 @@ class StreamStreamJoin:
             matched = side.was_matched.copy()
             matched[met] = True
             side.store(writer, matched, alone < len(clocks[0]))
-        writer.save()
-        for kind in range(4):
-            timers.move(piles, kind)
+        writer.save(range(4))
         return self._told(clocks[0], left, right, (lefts, rights, met_at), alone_at)
 
     def _loaded(self, state: KeyedState, arrivals: list[Arrivals]) -> tuple[Piles, WaitingSide, WaitingSide]:

@@ -15,12 +15,14 @@ import pyarrow as pa
 from headrace.errors import NewerFormat
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.joins.piles import NONE, Piles, joined, names
-from headrace.operators.kernel import UNSTARTED, KeyedState
+from headrace.operators.kernel import UNSTARTED, Groups, KeyedState
 from headrace.operators.row_codec import cut_out
 from headrace.operators.times import big_endian
 
 _VERSION = 1
 _TIMER = b"t"
+Entries = tuple[pa.Array, pa.Array, Groups]
+"""Names, values (null: deleted) and key groups."""
 
 
 def fired(state: KeyedState, kind: int, clock_us: int) -> pa.Array:
@@ -56,17 +58,16 @@ def of_the_rest(piles: Piles, section: int, kind: int, woken: Mask, later: int) 
     return bound
 
 
-def move(piles: Piles, kind: int) -> None:
-    """Move a kind of timer to where the marks of that number have gone; a mark of NONE is no timer."""
+def moved(piles: Piles, kind: int) -> Entries:
+    """The entries that move a kind of timer to where the marks of that number have gone; a mark of NONE is no timer."""
     before, after = piles.marks_before[kind], piles.marks[kind]
-    moved = before != after
-    goes, comes = np.flatnonzero(moved & (before != NONE)), np.flatnonzero(moved & (after != NONE))
+    differs = before != after
+    goes, comes = np.flatnonzero(differs & (before != NONE)), np.flatnonzero(differs & (after != NONE))
     which = np.concatenate([goes, comes])
-    if not len(which):
-        return
     keys = piles.keys.take(pa.array(which))
-    values = [None] * len(goes) + joined([pa.scalar(bytes([_VERSION]), pa.large_binary()), keys.slice(len(goes))]).to_pylist()
-    piles.state.put(names(_prefix(kind), np.concatenate([before[goes], after[comes]]), keys), values, piles.groups[which])
+    values = joined([pa.scalar(bytes([_VERSION]), pa.large_binary()), keys.slice(len(goes))]).cast(pa.binary())
+    times = np.concatenate([before[goes], after[comes]])
+    return names(_prefix(kind), times, keys), pa.concat_arrays([pa.nulls(len(goes), pa.binary()), values]), piles.groups[which]
 
 
 def _prefix(kind: int) -> bytes:

@@ -76,9 +76,7 @@ class VersionedJoin:
         writer = PileWriter(piles)
         waiting.store(writer)
         timeline.store(writer, self.history_us)
-        writer.save()
-        timers.move(piles, _WAITS)
-        timers.move(piles, _FORGETS)
+        writer.save((_WAITS, _FORGETS))
         return self._told(waiting, timeline, own)
 
     def _told(self, waiting: _Waiting, timeline: Timeline, clock: Clocks) -> pa.Table:
