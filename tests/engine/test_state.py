@@ -41,7 +41,7 @@ class Shard:
         store = LocalStore(self.local, list(self.groups))
         with store.transaction() as txn:
             self.how = txn.bring_to({STEP: ids}, [STEP], {STEP: self.files})
-            found = {key[2:]: value for group in self.groups for key, value in txn.scan(bytes([1, group]))}
+            found = {key[2:]: value for group in self.groups for key, value in zip(*txn.scan(bytes([1, group])), strict=True)}
         store.close()
         return found
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _SMALL_BYTES = 64 << 10  # of deltas of one group: not worth folding
-_FOLD_TIMES = 1.0  # deltas so many times as large as what they follow are worth folding
-_LATE_TIMES = 3.0  # and so many times are too many
-_PAID_A_BYTE = 0.5  # bytes of snapshots for each byte of deltas: keeps deltas at twice the state, where keys are updated
+_FOLD_TIMES = 2.0  # deltas so many times as large as what they follow are worth folding
+_LATE_TIMES = 6.0  # and so many times are too many
+_PAID_A_BYTE = 0.25  # bytes of snapshots for each byte of deltas: keeps deltas at four times the state, where keys are updated
 _PAID_A_BYTE_LATE = 2.0  # enough also where all keys are new
 _MERGE_FILES = 256
 _MOST_MERGED_BYTES = 16 << 20

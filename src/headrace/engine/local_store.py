@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -208,34 +209,35 @@ class StoreTransaction:
                 self.txn.delete(key)
 
     def clear(self, prefix: bytes) -> None:
-        for key, _ in self.scan(prefix):
+        for key in self.scan(prefix)[0]:
             self.txn.delete(key)
 
-    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """Every key that begins with a prefix, in order."""
+    def scan(self, prefix: bytes) -> tuple[list[bytes], list[bytes]]:
+        """Every key that begins with a prefix, in order, and their values."""
         return self._until(prefix, _behind(prefix))
 
-    def between(self, prefix: bytes, low: bytes, high: bytes) -> list[tuple[bytes, bytes]]:
-        """Keys under a prefix, from `low` up to but not including `high`, without the prefix."""
-        return [(key[len(prefix) :], value) for key, value in self._until(prefix + low, min(prefix + high, _behind(prefix)))]
+    def between(self, prefix: bytes, low: bytes, high: bytes) -> tuple[list[bytes], list[bytes]]:
+        """Keys under a prefix, from `low` up to but not including `high`, without the prefix; and their values."""
+        keys, values = self._until(prefix + low, min(prefix + high, _behind(prefix)))
+        return [key[len(prefix) :] for key in keys], values
 
     def first_between(self, prefix: bytes, low: bytes, high: bytes) -> bytes | None:
         cursor = self.txn.cursor()
         found: bytes = cursor.key() if cursor.set_range(prefix + low) else prefix + high
         return found[len(prefix) :] if found < min(prefix + high, _behind(prefix)) else None
 
-    def _until(self, low: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
-        """Taken some at a time: only the last of each must be looked at."""
+    def _until(self, low: bytes, end: bytes) -> tuple[list[bytes], list[bytes]]:
+        """Taken some at a time: only of the last ones it must be found out where they end."""
         cursor = self.txn.cursor()
-        found: list[tuple[bytes, bytes]] = []
-        if not cursor.set_range(low):
-            return found
-        pairs = cursor.iternext()
-        while some := list(islice(pairs, _AT_ONCE)):
-            if some[-1][0] >= end:
-                return found + [pair for pair in some if pair[0] < end]
-            found += some
-        return found
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        pairs = cursor.iternext() if cursor.set_range(low) else iter(())
+        while (not keys or keys[-1] < end) and (some := list(islice(pairs, _AT_ONCE))):
+            some_keys, some_values = zip(*some, strict=True)
+            keys += some_keys
+            values += some_values
+        last = bisect_left(keys, end)
+        return keys[:last], values[:last]
 
 
 def _behind(prefix: bytes) -> bytes:

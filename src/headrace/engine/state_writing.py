@@ -55,7 +55,7 @@ def _fold(txn: StoreTransaction, number: int, files: StateFiles, ids: StateIds, 
     chosen = sorted(sizes.to_fold())
     if not chosen:
         return
-    contents = [_columns(txn.scan(bytes([number, group]))) for group in chosen]
+    contents = [_columns(*txn.scan(bytes([number, group]))) for group in chosen]
     name, shares = _written(files, chosen, contents, dict.fromkeys(chosen))
     for group, size in zip(chosen, shares, strict=True):
         ids[group] = name
@@ -86,7 +86,6 @@ def _written(
     return name, [share(size, count, sum(counts)) for count in counts]
 
 
-def _columns(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[pa.Array, pa.Array]:
+def _columns(keys: Sequence[bytes], values: Sequence[bytes]) -> tuple[pa.Array, pa.Array]:
     """Keys, without step and group, and values."""
-    keys = pa.array([key for key, _ in pairs], pa.binary())
-    return pc.binary_slice(keys, 2, _LONGEST), pa.array([value for _, value in pairs], pa.binary())
+    return pc.binary_slice(pa.array(keys, pa.binary()), 2, _LONGEST), pa.array(values, pa.binary())

@@ -81,10 +81,10 @@ class StepState:
         values: list[bytes] = []
         counts = []
         for group in self.store.store.groups:
-            found = self.store.between(bytes([self.number, group]), low, high)
-            keys += [key for key, _ in found]
-            values += [value for _, value in found]
-            counts.append(len(found))
+            some, its_values = self.store.between(bytes([self.number, group]), low, high)
+            keys += some
+            values += its_values
+            counts.append(len(some))
         return keys, values, np.repeat(np.array(self.store.store.groups, np.uint8), counts)
 
     def first(self, low: bytes, high: bytes) -> bytes | None:
