@@ -212,3 +212,43 @@ def test_what_cannot_be_joined_is_refused_with_what_to_do() -> None:
     for declare, what in refused:
         with pytest.raises(hr.errors.HeadraceError, match=what.replace("(", r"\(")):
             declare()
+
+
+def test_rows_that_change_their_join_key_and_the_first_of_each_group(tmp_path: Path, spark: SparkSession) -> None:
+    """An update that moves a row to another customer comes from two shards, and is one change."""
+
+    def pipeline() -> hr.Pipeline:
+        shop = hr.Pipeline("shop")
+        orders = shop.table("orders", schema="id BIGINT, customer BIGINT, amount BIGINT", key="id")
+        customers = shop.table("customers", schema="customer BIGINT, city STRING", key="customer")
+        told = orders.join(customers, on="customer", how="left")
+        shop.write("told", told)
+        shop.view("best", told.top(2, by="amount", per="city"))
+        shop.view("cities", told.select("id", "city").select("id", "city").group_by("city").aggregate(n=hr.agg.count()))
+        shop.view("leaders", told.top(1, by=["amount DESC", "id ASC"]))
+        return shop
+
+    rng = random.Random(2)
+    ticks = [[{"id": rng.randrange(12), "customer": rng.randrange(5), "amount": rng.randrange(50)} for _ in range(6)] for _ in range(6)]
+    cities = {0: "a", 1: "b", 2: "a", 3: "b"}
+
+    def feed(test: PipelineTest) -> None:
+        test.feed("customers", [{"customer": number, "city": city} for number, city in cities.items()])
+        for rows in ticks:
+            test.feed("orders", rows)
+            test.cut()
+
+    both_ways(pipeline, feed, "told", tmp_path, spark)
+    newest = {row["id"]: row for rows in ticks for row in rows}
+    with PipelineTest(pipeline(), tmp_path / "views", spark, shards=3) as test:
+        feed(test)
+        test.settle(2)
+        assert {key: (row["customer"], row["city"]) for key, row in test.folded("told", "id").items()} == {
+            key: (row["customer"], cities.get(row["customer"])) for key, row in newest.items()
+        }
+        best: dict[Any, list[tuple[int, int]]] = {}
+        for row in newest.values():
+            best.setdefault(cities.get(row["customer"]), []).append((-row["amount"], row["id"]))
+        expected = sorted(number for ranked in best.values() for _, number in sorted(ranked)[:2])
+        assert sorted(row["id"] for row in test.view("best")) == expected
+        assert [row["id"] for row in test.view("leaders")] == [min((-row["amount"], row["id"]) for row in newest.values())[1]]

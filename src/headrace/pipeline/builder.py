@@ -41,6 +41,7 @@ from headrace.pipeline.plan import (
     ViewOutput,
     WhereStep,
 )
+from headrace.pipeline.table_ops import DistinctStep, SettleStep, TopStep
 from headrace.pipeline.timing import clock_paths, clock_spec
 from headrace.pipeline.windowing import WindowStep
 
@@ -226,7 +227,7 @@ class JobBuilder:
 
     def _packed(self, given: Step, key: tuple[str, ...], of: Step, port: int, combine: Combining | None) -> DataFrame:
         """A step's rows on their way to the shards of the stage whose first step is `of`. A join meets null keys itself; elsewhere rows with one are put aside."""
-        nulls = isinstance(of, JoinStep)
+        nulls = isinstance(of, JoinStep | SettleStep | DistinctStep | TopStep)
         step, alone = self._behind_key_by(given)
         if isinstance(step, TopicStep) and (not step.is_table or step is of or port in of.versioned_inputs):
             reading = self._reading(step)
@@ -273,4 +274,6 @@ def stage_key(step: Step) -> tuple[str, ...]:
         return step.by
     if isinstance(step, JoinStep):
         return step.left.on
+    if isinstance(step, TopStep):
+        return step.per
     return tuple(getattr(step, "by", None) or getattr(step, "on", None) or step.key)

@@ -11,6 +11,7 @@ from headrace.operators.windows.base import WindowStep as WindowSettings
 from headrace.operators.windows.fixed import FixedWindows
 from headrace.pipeline.joining import HistoryStep, JoinStep
 from headrace.pipeline.plan import DIVERT, AggregateStep, DedupeStep, PipelinePlan, Step, TopicStep, ToTableStep
+from headrace.pipeline.table_ops import DistinctStep, SettleStep, TopStep
 from headrace.pipeline.timing import time_column
 from headrace.pipeline.windowing import WindowStep
 
@@ -29,7 +30,7 @@ def kernel_of(step: Step) -> Kernel | TimedKernel:
         )
     if isinstance(step, WindowStep):
         return _windows(step)
-    if isinstance(step, JoinStep | HistoryStep):
+    if isinstance(step, JoinStep | HistoryStep | TopStep | DistinctStep | SettleStep):
         return step.kernel()
     if isinstance(step, DedupeStep):
         time = time_column(step)

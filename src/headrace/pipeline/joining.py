@@ -23,6 +23,7 @@ from headrace.operators.joins.versioned import VersionedJoin
 from headrace.operators.kernel import CHANGE_TYPE
 from headrace.pipeline import columns as cols
 from headrace.pipeline.plan import Step, TimeColumn, Times, TopicStep
+from headrace.pipeline.table_ops import settled
 from headrace.pipeline.timing import time_column
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ class Bounds:
 def joined(
     left: Rows, right: Any, names: Any, left_on: Any, right_on: Any, how: str, bounds: Bounds, suffix: str | None, name: str | None,
     late_versions: str = WAIT,
-) -> JoinStep:
+) -> Step:
     """`left.join(right, …)`, checked."""
     from headrace.pipeline.stream import Rows
 
@@ -244,7 +245,14 @@ def joined(
         is_table=left.step.is_table or (versions is not None and late_versions == CORRECT), left=sides[0], right=sides[1], columns=columns, how=how,
         before_us=before_us, after_us=after_us, history_us=None if versions is None else versions.history_us, late_versions=late_versions,
     )  # fmt: skip
-    return _completed(step, where=where)
+    complete = _completed(step, where=where)
+    return settled(complete) if complete.kind == "table-table" and not _on_in_key(complete) else complete
+
+
+def _on_in_key(step: JoinStep) -> bool:
+    """Whether the result's key holds what is joined on: else a row may leave one join key and come under another in the same tick."""
+    names = {name for kind, column, name in step.columns if (kind in {"left", "key"} and column in step.left.on) or (kind == "right" and column in step.right.on)}
+    return bool(names) and len(names & set(step.key)) >= len(step.left.on)
 
 
 def _completed(step: JoinStep, *, where: str) -> JoinStep:

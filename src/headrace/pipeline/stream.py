@@ -20,6 +20,7 @@ from headrace.pipeline import columns as cols
 from headrace.pipeline.grouping import aggregated
 from headrace.pipeline.joining import WAIT, AsOf, Bounds, as_of, history, joined
 from headrace.pipeline.plan import NULL, AggregateStep, ChangesStep, DedupeStep, KeyByStep, SelectStep, Step, ToTableStep, UnionStep, WhereStep
+from headrace.pipeline.table_ops import distinct, top
 from headrace.pipeline.windowing import Windowed, windowed
 
 if TYPE_CHECKING:
@@ -184,6 +185,14 @@ class Table(Rows):
                     fix="give them the same key with key_by.",
                 )
         return self._union(others, name=name)
+
+    def top(self, n: int, *, by: Names, per: Names | None = None, name: str | None = None) -> Table:
+        """The first `n` rows, of each group of `per` if it is given: by a column, the largest first, or `"name ASC"`. Rows of equal rank go by their keys."""
+        return Table(self.pipeline, top(self, n, by, per, name))
+
+    def distinct(self, *, name: str | None = None) -> Table:
+        """The different rows, each once: a table keyed by all columns."""
+        return Table(self.pipeline, distinct(self, name))
 
     def as_of(self, column: str, *, history: str | timedelta | None = None) -> AsOf:
         """For `stream.join`: the row that was valid at the time in the stream's `column`. Old versions are kept for `history`, or as the table was declared."""

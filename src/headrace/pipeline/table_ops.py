@@ -1,0 +1,99 @@
+"""Operations on tables alone: the first rows of each group, the different rows, and settling what was told under two keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from headrace.errors import PlanError
+from headrace.operators.aggregate import AggregateKernel
+from headrace.operators.joins.distinct import distinct as distinct_kernel
+from headrace.operators.joins.ordering import Order
+from headrace.operators.joins.settling import SettleKernel
+from headrace.operators.joins.top import MOST, TopKernel
+from headrace.pipeline import columns as cols
+from headrace.pipeline.plan import Step, TimeColumn, Times
+
+if TYPE_CHECKING:
+    from headrace.pipeline.stream import Rows
+
+_ORDERED = re.compile(r"^\s*(?P<column>.+?)(?:\s+(?P<way>asc|desc))?\s*$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TopStep(Step):
+    """The first `n` rows of each group of `per`."""
+
+    operation: ClassVar[str] = "top"
+    stateful: ClassVar[bool] = True
+
+    n: int
+    order: tuple[Order, ...]
+    per: tuple[str, ...]
+
+    def kernel(self) -> TopKernel:
+        return TopKernel(self.name, self.schema, self.key, n=self.n, by=self.order, per=self.per)
+
+    def details(self) -> dict[str, Any]:
+        return {"n": self.n, "by": [list(each) for each in self.order], "per": list(self.per)}
+
+    def summary(self) -> str:
+        by = ", ".join(f"{name} {'desc' if largest else 'asc'}" for name, largest in self.order)
+        return f"{self.n} by {by}" + (f" per {', '.join(self.per)}" if self.per else "")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DistinctStep(Step):
+    """The different rows."""
+
+    operation: ClassVar[str] = "distinct"
+    stateful: ClassVar[bool] = True
+
+    def kernel(self) -> AggregateKernel:
+        return distinct_kernel(self.name, self.schema, self.input.key)
+
+    def time(self, inputs: Times) -> TimeColumn | None:
+        return inputs[0]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SettleStep(Step):
+    """A table's changes, of which those of one key may come from different shards, as one change for each key and tick."""
+
+    operation: ClassVar[str] = "settle"
+    stateful: ClassVar[bool] = True
+
+    def kernel(self) -> SettleKernel:
+        return SettleKernel(self.name, self.schema, self.key)
+
+
+def top(table: Rows, n: int, by: str | Sequence[str], per: str | Sequence[str] | None, name: str | None) -> Step:
+    """`table.top(…)`, checked."""
+    where = table._place("top", name)  # noqa: SLF001
+    if not 1 <= n <= MOST:
+        raise PlanError(f"The step {where} asks for the first {n!r} rows.", fix=f"ask for 1 to {MOST:,}.")
+    order = tuple(_order(each, table, where=where) for each in ([by] if isinstance(by, str) else by))
+    if not order:
+        raise PlanError(f"The step {where} names no order.", fix='say by what rows are ordered: by="revenue", or by="name ASC".')
+    groups = () if per is None else cols.key(per, table.schema, where=where)
+    step = TopStep(name=name or "", inputs=(table.step,), schema=table.schema, key=table.key, is_table=True, n=n, order=order, per=groups)
+    return step if set(groups) <= set(table.key) else settled(step)
+
+
+def _order(text: str, table: Rows, *, where: str) -> Order:
+    """A column, the largest first unless it says ASC."""
+    found = _ORDERED.match(text)
+    assert found is not None
+    (column,) = cols.key(found["column"], table.schema, where=where)
+    return column, (found["way"] or "desc").lower() == "desc"
+
+
+def distinct(table: Rows, name: str | None) -> Step:
+    cols.key(tuple(table.schema.names), table.schema, where=table._place("distinct", name))  # noqa: SLF001
+    return DistinctStep(name=name or "", inputs=(table.step,), schema=table.schema, key=tuple(table.schema.names), is_table=True)
+
+
+def settled(step: Step) -> SettleStep:
+    return SettleStep(inputs=(step,), schema=step.schema, key=step.key, is_table=True)
