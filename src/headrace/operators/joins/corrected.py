@@ -1,8 +1,9 @@
-"""A stream joined with the versions of a table, answered at once and corrected: when a version comes that was valid at the time of a row that was told
-already, what was told is taken back and told anew.
+"""A stream joined with the versions of a table, answered at once and corrected: when a version comes that was valid at the time of a row that was
+told already, what was told is taken back and told anew.
 
-The result is a table, keyed by what identifies a row of the stream (its key, which must be its own). Rows and versions are kept for `history` behind the clock of the input
-that is behind, and of versions the newest before that. Rows older than that are left out and counted; of what is forgotten nothing is corrected any more.
+The result is a table, keyed by what identifies a row of the stream (its key, which must be its own). Rows and versions are kept for `history` behind
+the clock of the input that is behind, and of versions the newest before that. Rows older than that are left out and counted; of what is forgotten
+nothing is corrected any more.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class CorrectedJoin:
         return self._told(answered, timeline, known_before, own)
 
     def _told(self, answered: _Answered, timeline: Timeline, known_before: Times, clock: Clocks) -> pa.Table:
-        """Each row's answers one after the other: the first is told, the others take the place of those before. In order of tick, key, time and arrival."""
+        """Each row's answers one after the other: each takes the place of the one before. In order of tick, key, time and arrival."""
         row, place, version = answered.answers(timeline, known_before)
         version = np.where(np.append(timeline.gone, True)[version], -1, version)
         first = begins(row)
@@ -111,7 +112,7 @@ class CorrectedJoin:
 
 
 class _Answered:
-    """The stream's rows of a call, stored and new, in order of key, time and arrival. `place`: that of the tick in which each came, -1 for stored ones."""
+    """The stream's rows of a call, in order of key, time and arrival. `place`: that of the tick in which each came, -1 for stored ones."""
 
     def __init__(
         self, side: Side, rows: pa.Table, missing: Mask, keys: Ints, order: Ints, own: Clocks, known_before: Times, *, keep_missing: bool
@@ -145,7 +146,7 @@ class _Answered:
         self.missing = np.concatenate([np.zeros(len(stored), np.bool_), self._missing])[order]
 
     def answers(self, timeline: Timeline, known_before: Times) -> tuple[Ints, Ints, Ints]:
-        """Rows, places of ticks, and the version that is the row's answer from that tick on; of a stored row also its answer before, if it changes."""
+        """Rows, places of ticks, and the version that answers the row from then on; of a stored row also its answer before, if it changes."""
         corrected, by = self._corrections(timeline, known_before)
         new = np.flatnonzero(self.place >= 0)
         old = np.unique(corrected[self.place[corrected] < 0])

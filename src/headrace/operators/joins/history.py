@@ -1,8 +1,8 @@
 """A table's history: every version of its rows, with when it was valid, as a table keyed by the row's key and the time from which it was valid.
 
-A version that comes between others ends the one before it; one that comes for the same time takes its place. Versions are remembered for `history` behind the clock,
-and the newest before that, even if it says that the row is gone: one from before that, where a newer one is known from before that too, is left out and
-counted. What was told of forgotten versions stands.
+A version that comes between others ends the one before it; one that comes for the same time takes its place. Versions are remembered for `history`
+behind the clock, and the newest before that, even if it says that the row is gone: one from before that, where a newer one is known from before that
+too, is left out and counted. What was told of forgotten versions stands.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _FORGETS = 1
 
 
 class HistoryKernel:
-    """Input: a table's changes. The result has the table's columns, of which `table.time` is when a version's validity begins, and `valid_to`, when it
-    ends; null as long as it does not. `counts`: `late_versions` are those that were left out.
+    """Input: a table's changes. The result has the table's columns, of which `table.time` is when a version's validity begins, and `valid_to`, when
+    it ends; null as long as it does not. `counts`: `late_versions` are those that were left out.
     """
 
     hold_us = 0
@@ -102,7 +102,8 @@ class HistoryKernel:
 
     @staticmethod
     def _states(timeline: Timeline) -> tuple[Ints, Ints, Ints, Ints]:
-        """Of each moment of a key, for each tick that touches it and before the first: the version that stands for it, and the one that ends it; -1 for none.
+        """Of each moment of a key, for each tick that touches it and before the first: the version that stands for it, and the one that ends it; -1
+        for none.
 
         A version that comes touches its own moment, and that of the version before it, which it ends.
         """

@@ -18,7 +18,7 @@ _WORD_BITS = 63
 
 @dataclass(frozen=True)
 class Ranked:
-    """The distinct keys of some columns, in order; for each column the place of each of its keys among them, and its rows in the order of their keys."""
+    """The distinct keys of some columns, in order; for each column the place of each of its keys among them, and its rows in key order."""
 
     keys: pa.Array
     ranks: list[Ints]
@@ -87,7 +87,7 @@ def marked(count: int, which: Ints) -> Mask:
 
 
 def sorting(*columns: npt.NDArray[Any], start: Ints | None = None) -> Ints:
-    """The order by several columns of integers (or bytes), the first one first. Equal ones stay in their order, or in that of `start`, which is quick if it is nearly the answer."""
+    """The order by several columns of integers or bytes. Equal rows stay in their order, or in that of `start`: quick if that is nearly it."""
     columns = columns if start is None else tuple(column[start] for column in columns)
     (together,) = _packed(columns) if all(column.dtype.kind == "i" for column in columns) else (None,)
     if together is None:
@@ -114,7 +114,7 @@ def _packed(*tables: Sequence[npt.NDArray[np.int64]]) -> tuple[npt.NDArray[np.in
 
 
 def last_before(keys: Ints, values: Ints, wanted_keys: Ints, wanted: Ints, begin: Ints) -> Ints:
-    """For each wanted value of a key its place behind the last that is not above it, in columns that are sorted by key and value; `begin`: where keys begin."""
+    """For each wanted value of a key the place behind the last that is not above it, in columns sorted by both; `begin`: where keys begin."""
     packed, packed_wanted = _packed((keys, values), (wanted_keys, wanted))
     if packed is None or packed_wanted is None:
         return search(values, begin[wanted_keys], begin[wanted_keys + 1], wanted, right=True)

@@ -82,7 +82,7 @@ class PileWriter:
         return Bodies(keys, chunks.bytes.take(pa.array(at, mask=counts == 0)).fill_null(_NOTHING), counts)
 
     def _with_trees(self, part: Section, dirty: Mask, chunks: Chunks) -> Bodies:
-        """1. Which leaves there are from now on. 2. Those that were and are no more, go. 3. Those that changed come. 4. Heads list them, or have the only one."""
+        """1. Which leaves there are now. 2. Those that are no more, go. 3. Those that changed come. 4. Heads list them, or have the only one."""
         of_chunk = part.leaf_keys[chunks.leaves]
         stays = np.flatnonzero(~dirty)
         keys, lows = np.concatenate([part.leaf_keys[stays], of_chunk]), np.concatenate([part.lows[stays], chunks.lows])

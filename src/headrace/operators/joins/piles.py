@@ -1,11 +1,12 @@
 """Rows kept by key, each key's in the order of a number (a time, the hash of an id): what joins keep in their state.
 
-A key's pile has sections (a join's left and right rows). A small section lies whole in the key's head; one that outgrows it is cut into leaves, entries of their
-own, of which the head lists the lowest numbers. So a key with one row costs one entry, and a key with a million costs what is looked at.
+A key's pile has sections (a join's left and right rows). A small section lies whole in the key's head; one that outgrows it is cut into leaves,
+entries of their own, of which the head lists the lowest numbers. So a key with one row costs one entry, and a key with a million costs what is looked
+at.
 
 | entry | under | bytes |
 |---|---|---|
-| head | `h`, key | version 1; the marks, 8 bytes each; for each section its count (the top bit: of leaves, else of rows), 4 bytes each; for each section its size, 4 bytes each; the sections |
+| head | `h`, key | version 1; marks, 8 bytes each; counts of the sections, 4 bytes each (top bit: of leaves, not rows); their sizes, 4 each; they |
 | leaf | `l`, section, lowest number, key | version 1; count, 4 bytes; the rows |
 | rows | | for each: number, 8 bytes; flags, 1 byte; size, 4 bytes; then the rows' own bytes |
 | leaves | | the lowest number of each, 8 bytes; the first also has all below |

@@ -1,6 +1,8 @@
-"""Changes of a table, some of which come from different shards, made one change for each key and tick: what went and came again is an update, or nothing.
+"""Changes of a table, some of which come from different shards, made one change for each key and tick: what went and came again is an update, or
+nothing.
 
-Needed behind a join of tables, and wherever else the rows of one key may be told under two: by the table's own key, before anything relies on that key.
+Needed behind a join of tables, and wherever else the rows of one key may be told under two: by the table's own key, before anything relies on that
+key.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class SettleKernel:
 
 
 def merged(columns: Sequence[pa.Array], again: Mask, comes: Mask) -> tuple[pa.Array, Mask]:
-    """The kinds of changes in order, of which some come `again` right behind the row that went; and which to tell: not those that are as they were."""
+    """The kinds of changes, of which some come `again` right behind the row that went; and which to tell: not those that are as they were."""
     second = np.flatnonzero(again)
     kinds = np.where(comes, 0, 3)
     kinds[second], kinds[second - 1] = 2, 1

@@ -19,7 +19,8 @@ from headrace.operators.kernel import CHANGE_TYPE, TICK
 from headrace.operators.keys import encode_keys, whole
 
 ResultColumn = tuple[str, str, str]
-"""(from where, column, name in the result). From "left" or "right"; or "key": a join column (as the left names it) of whichever side is there; or "time":
+"""(from where, column, name in the result). From "left" or "right"; or "key": a join column (as the left names it) of whichever side is there; or
+"time":
 the left's time column, of whichever side is there."""
 HOWS = ("inner", "left", "right", "full")
 _GOES = pa.array([DELETE, UPDATE_PREIMAGE])
@@ -110,7 +111,10 @@ class JoinColumns:
         arrays = []
         for kind, column, _ in self.columns:
             mine, other = self.sources(kind, column)
-            arrays.append(rights[other] if mine is None else lefts[mine] if other is None else pc.if_else(there, lefts[mine], rights[other]))  # type: ignore[index]
+            if mine is not None and other is not None:
+                arrays.append(pc.if_else(there, lefts[mine], rights[other]))
+            else:
+                arrays.append(lefts[mine] if mine is not None else rights[other or ""])
         return arrays
 
 

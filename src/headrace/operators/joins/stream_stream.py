@@ -1,8 +1,9 @@
 """Two streams joined within a time bound: a left row at t meets the right rows from t - before to t + after.
 
-A pair is told in the tick in which the later of the two comes. An outer join also tells rows that met nothing, each once: at the end of the tick in which the other side's
-complete clock says that no row for it is expected any more; what comes for it later meets it no more. A row is forgotten when the other side's closed clock has
-passed all that it could meet. A row behind the closed clock of its own side is too late, and is left out and counted. A row whose join key has a null meets nothing.
+A pair is told in the tick in which the later of the two comes. An outer join also tells rows that met nothing, each once: at the end of the tick in
+which the other side's complete clock says that no row for it is expected any more; what comes for it later meets it no more. A row is forgotten when
+the other side's closed clock has passed all that it could meet. A row behind the closed clock of its own side is too late, and is left out and
+counted. A row whose join key has a null meets nothing.
 
 A result's time is its left row's, or its right row's where there is no left one.
 """
@@ -68,7 +69,7 @@ class StreamStreamJoin:
     # The step
 
     def step_timed(self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]) -> pa.Table:
-        """1. Leave out what is too late. 2. Load what rows can meet, and what has waited long enough. 3. Find pairs. 4. Find who stays alone. 5. Store the rest."""
+        """1. Leave out what is too late. 2. Load what rows can meet, and what waited long enough. 3. Find pairs. 4. Find who is alone. 5. Store."""
         if not len(clocks[0]):
             return self.output.append(_TICK_FIELD).empty_table()
         keeps = self._columns.keeps_left, self._columns.keeps_right

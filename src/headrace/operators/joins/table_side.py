@@ -51,7 +51,7 @@ class TableSide:
     """The changes of one side in a call, and what is stored of its rows."""
 
     def __init__(self, step: str, side: Side, needs: pa.Schema, changes: pa.Table, keys: Ints, missing: Mask) -> None:
-        """`needs`: the columns of its rows that are kept. `keys`: the number of each change's join key. `missing`: which have a null in it, and are not kept."""
+        """`needs`: the columns that are kept. `keys`: the number of each change's join key. `missing`: which have a null in it: they are not kept."""
         self.step, self.side = step, side
         self.one = side.one_row_a_key
         self.kept = needs if self.one else pa.schema([pa.field(ID, pa.binary()), *needs])

@@ -1,10 +1,11 @@
 """Two tables joined into a table, kept up to date from the changes of both: on primary or foreign keys, one to one, one to many or many to many.
 
-The result has a row for each pair of rows with equal join keys, and in an outer join one for each row that has no partner. Its key is that of both, or of one of them where that
-is enough. A change costs as much as there are rows of its join key on the other side. A row whose join key has a null has no partner.
+The result has a row for each pair of rows with equal join keys, and in an outer join one for each row that has no partner. Its key is that of both,
+or of one of them where that is enough. A change costs as much as there are rows of its join key on the other side. A row whose join key has a null
+has no partner.
 
-Where a row moves from one join key to another, the result's row may go under the one and come under the other in the same tick: in the work of different
-shards. `SettleKernel`, by the result's key, makes one change of the two.
+Where a row moves from one join key to another, the result's row may go under the one and come under the other in the same tick: in the work of
+different shards. `SettleKernel`, by the result's key, makes one change of the two.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _SYSTEM = [pa.field(CHANGE_TYPE, pa.string(), nullable=False), pa.field(TICK, pa
 
 @dataclass(frozen=True)
 class Told:
-    """Result rows that come or go, in the ticks they do: their join key, which rows of either side they are made of, and where those are; -1 for none."""
+    """Result rows that come or go, and when: their join key, which rows of either side they are made of, and where those are; -1 for none."""
 
     ticks: Ints
     keys: Ints

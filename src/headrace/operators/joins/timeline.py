@@ -1,7 +1,7 @@
 """A table's versions by the time from which they are valid: which row of a key was valid at a time, as far as was known in a tick.
 
-A version comes with an insert or an update, and is valid from its event time until the next one's. A delete ends validity at its tick's time, or, if that is later, at
-the time from which the row that goes was to be valid. A version that comes later for the same time takes the place of the earlier.
+A version comes with an insert or an update, and is valid from its event time until the next one's. A delete ends validity at its tick's time, or, if
+that is later, at the time from which the row that goes was to be valid. A version that comes later for the same time takes the place of the earlier.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Timeline:
         self._set(self.keys[stay], self.at[stay], self.place[stay], self.gone[stay], self.row[stay])
 
     def _until(self) -> Ints:
-        """The place of the tick at whose end each version is forgotten because of a row that is gone: when that lies as far back as the past is known, nothing
-        needs to be known of it, nor of what was before. It matters if something comes later that is valid from even earlier.
+        """The place of the tick at whose end each version is forgotten because of a row that is gone: when that lies as far back as the past is
+        known, nothing needs to be known of it, nor of what was before. It matters if something comes later that is valid from even earlier.
         """
         until = np.full(len(self), NONE)
         which = np.flatnonzero(self.gone & self.forgets_gone)
@@ -146,7 +146,7 @@ class Timeline:
     # Forgetting
 
     def store(self, writer: PileWriter, history_us: int) -> None:
-        """Keep what is valid as far back as the past is known: the newest version before that and all behind it. Sets mark 1 to when there is more to forget."""
+        """Keep what is valid as far back as the past is known: the newest before that and all behind it. Mark 1: when there is more to forget."""
         newest = np.append(begins(self.keys, self.at)[1:], True)[: len(self)]
         everyone, ticks = np.arange(len(self.piles)), len(self.known_from)
         base = self.known(everyone, np.full(len(everyone), self.known_from[-1]), np.full(len(everyone), ticks - 1))

@@ -47,8 +47,8 @@ def earliest(state: KeyedState, kind: int) -> int | None:
 
 
 def of_the_rest(piles: Piles, section: int, kind: int, woken: Mask, later: int) -> Ints:
-    """For each key a time before which nothing that was not loaded is to be woken: `later` than its number. It need not be exact: who is woken too early sets
-    the timer again. Where a key was woken, what was not loaded lies behind what was.
+    """For each key a time before which nothing that was not loaded is to be woken: `later` than its number. It need not be exact: who is woken too
+    early sets the timer again. Where a key was woken, what was not loaded lies behind what was.
     """
     part, before = piles.sections[section], piles.marks_before[kind]
     bound = np.full(len(before), NONE)

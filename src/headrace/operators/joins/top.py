@@ -1,7 +1,7 @@
 """The first rows of each group of a table, in an order: a table that is kept up to date, with as much work as there are changes.
 
-All rows of a group are kept in their order. Rows of equal rank are ordered by their keys, so that there is always one answer. A row that moves to another group may go
-from the one and come to the other in the same tick, in the work of different shards: `SettleKernel` makes one change of the two.
+All rows of a group are kept in their order. Rows of equal rank are ordered by their keys, so that there is always one answer. A row that moves to
+another group may go from the one and come to the other in the same tick, in the work of different shards: `SettleKernel` makes one change of the two.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A stream joined with the versions of a table: each row meets the row that was valid at its own time, whatever came when.
 
-A row waits until the table's complete clock has passed its time, and is answered at the end of that tick with what is known then. A version that comes behind the
-complete clock is counted: it changes nothing that was told, and holds for all rows that are told from then on. Versions are kept for `history` behind the
-clock of the input that is behind, and the newest before that; rows older than that are left out and counted. The result is a stream.
+A row waits until the table's complete clock has passed its time, and is answered at the end of that tick with what is known then. A version that
+comes behind the complete clock is counted: it changes nothing that was told, and holds for all rows that are told from then on. Versions are kept for
+`history` behind the clock of the input that is behind, and the newest before that; rows older than that are left out and counted. The result is a
+stream.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class VersionedJoin:
         return timers.earliest(state, _WAITS)
 
     def step_timed(self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]) -> pa.Table:
-        """1. Find the keys: of rows, of versions, of those that waited long enough. 2. Load. 3. Answer. 4. Keep what waits, and versions that rows may ask for."""
+        """1. Find the keys: of rows, versions, and what waited long enough. 2. Load. 3. Answer. 4. Keep what waits, and what rows may ask for."""
         rows, changes = inputs
         own, table = clocks
         if not len(own):

@@ -94,7 +94,7 @@ class WaitingSide:
             writer.replace(number, records, self.keys[touched], self.times[touched])
 
     def _wake_later(self, kind: int, waiting: Ints) -> None:
-        """Set a kind of timer to the first of the rows that wait for it. Of rows that were not loaded it is enough to know that they are not earlier."""
+        """Set a kind of timer to the first row that waits for it. Of rows that were not loaded it is enough to know that they are not earlier."""
         mark = self.piles.marks[kind]
         later = self.reach.forth_us + 1
         mark[:] = timers.of_the_rest(self.piles, self.arrivals.number, kind, self.woken, later)
