@@ -15,8 +15,10 @@ _WORD_BITS = 64
 
 def codes_of(keys: pa.Array) -> Codes:
     """A number for each key, in the order of the keys' bytes."""
-    if pa.types.is_fixed_size_binary(keys.type) and keys.type.byte_width <= _WORD_BITS // 8:
-        return _as_numbers(keys)
+    if pa.types.is_fixed_size_binary(keys.type):
+        fixed = _as_numbers(keys) if keys.type.byte_width <= _WORD_BITS // 8 else _in_one_word(keys)
+        if fixed is not None:
+            return fixed
     encoded = keys.dictionary_encode()
     ranks = np.empty(len(encoded.dictionary), np.uint64)
     ranks[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(ranks), dtype=np.uint64)
@@ -32,6 +34,27 @@ def _as_numbers(keys: pa.FixedSizeBinaryArray) -> Codes:
         padded = np.zeros((len(keys), 8), np.uint8)
         padded[:, 8 - width :] = data.reshape(-1, width)
     return padded.view(">u8").astype(np.uint64).reshape(-1)
+
+
+def _in_one_word(keys: pa.FixedSizeBinaryArray) -> Codes | None:
+    """The bits in which longer keys differ, as one number; None if they are too many. Keys of several columns mostly differ in few."""
+    width: int = keys.type.byte_width
+    padded = np.zeros((len(keys), -(-width // 8) * 8), np.uint8)
+    padded[:, :width] = fixed_width(keys, np.uint8).reshape(-1, width)
+    codes, used = np.zeros(len(keys), np.uint64), 0
+    for word in padded.view(">u8").T[::-1] if len(keys) else ():  # the last is the least significant
+        plain = word.astype(np.uint64)
+        plain -= plain.min()
+        differ = int(np.bitwise_or.reduce(plain))
+        if not differ:
+            continue
+        empty = (differ & -differ).bit_length() - 1  # low bits that are alike
+        bits = differ.bit_length() - empty
+        if used + bits > _WORD_BITS:
+            return None
+        codes |= (plain >> np.uint64(empty)) << np.uint64(used)
+        used += bits
+    return codes
 
 
 def stable_sort(codes: Codes) -> tuple[Ints, Codes]:
