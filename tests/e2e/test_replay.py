@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,23 +20,30 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
+TIMES = hr.EventTime("at", delay="5 seconds", producer="k")
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
 def shop(aggregate: str = "sum") -> hr.Pipeline:
-    """A stream, a table, row-local steps that divert, two stages, a view and two topics."""
+    """A stream, a table, row-local steps that divert, a stage for each of several keys, a window that waits for its producers, a view and topics."""
     pipeline = hr.Pipeline("shop")
-    orders = pipeline.topic("orders", schema="k BIGINT, v BIGINT, d BIGINT", key="k", partitions=2)
+    orders = pipeline.topic("orders", schema="k BIGINT, v BIGINT, d BIGINT, at TIMESTAMP", key="k", partitions=2, event_time=TIMES)
     people = pipeline.table("people", schema="k BIGINT, city STRING", key="k")
     parts = orders.with_columns(part="v / d", errors="divert", name="part")
     by_key = parts.group_by("k").aggregate(n=hr.agg.count(), s=getattr(hr.agg, aggregate)("part"))
     pipeline.write("totals", by_key, partitions=2)
     pipeline.view("by_key", by_key)
+    pipeline.write("minutes", orders.window(hr.tumbling("1 minute"), late=hr.divert("late")).group_by("k").aggregate(n=hr.agg.count()))
     pipeline.write("cities", people.group_by("city").aggregate(n=hr.agg.count()))
     return pipeline
 
 
 def feed(test: PipelineTest, ticks: int, seed: int = 1) -> None:
     rng = random.Random(seed)
-    for _ in range(ticks):
-        test.feed("orders", [{"k": rng.randrange(6), "v": rng.randrange(50), "d": rng.randrange(4)} for _ in range(rng.randrange(1, 20))])
+    for tick in range(ticks):
+        times = [NOON + timedelta(seconds=40 * tick + rng.randrange(-90, 30)) for _ in range(rng.randrange(5, 20))]
+        times += [NOON - timedelta(hours=1)] * (tick == 5)  # too late by then
+        test.feed("orders", [{"k": rng.randrange(6), "v": rng.randrange(50), "d": rng.randrange(4), "at": at} for at in times])
         if rng.random() < 0.7:
             test.feed("people", [{"k": rng.randrange(5), "city": rng.choice(["Oslo", "Rome", "Bonn"])}])
         test.cut(forced=True)
@@ -67,6 +75,8 @@ def test_an_unchanged_pipeline_gives_the_same_rows_at_every_tick(tmp_path: Path,
             run(again)
             assert again.rows("totals.v2") == test.rows("totals")
             assert again.rows("cities.v2") == test.rows("cities")
+            assert again.rows("minutes.v2") == test.rows("minutes") != []
+            assert sorted(again.rows("late.v2")) == sorted(test.rows("late")) != []
             assert [tick for tick, _ in changes(again, "by_key.v2")] == [tick for tick, _ in changes(test, "by_key")]
             assert all(ours.equals(theirs) for (_, ours), (_, theirs) in zip(changes(again, "by_key.v2"), changes(test, "by_key"), strict=True))
             assert again.view("by_key.v2") == test.view("by_key") != []

@@ -26,17 +26,18 @@ class Upkeep:
 
     def attend(self) -> None:
         """Called between batches."""
-        now_s = time.monotonic()
-        if now_s >= self._next_look_s:
-            self._next_look_s = now_s + LOOK_EVERY_S
-            self._notice_shards()
         try:
+            self._notice_shards()
             self.sweeper.work()
-        except (HeadraceError, OSError) as error:  # it is no reason to stop: nothing was removed that is needed
-            logger.warning("State of %s could not be swept: %s", self.runner.plan.name, error)
+        except (HeadraceError, OSError) as error:  # no reason to stop: if it is one, the next batch will tell
+            logger.warning("The upkeep of %s was put off: %s", self.runner.plan.name, error)
             self.sweeper.postpone()
 
     def _notice_shards(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + LOOK_EVERY_S
         chosen = None if self.fixed_shards else remembered_shards(self.runner.log, self.runner.plan.name)
         if chosen is not None and chosen != self.runner.shards:
             logger.info("%s goes on with %d shards instead of %d.", self.runner.plan.name, chosen, self.runner.shards)
