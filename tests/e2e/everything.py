@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,25 @@ ORDERS = "k BIGINT, v BIGINT, note STRING"
 PEOPLE = "id BIGINT, city STRING, age INT"
 
 
-def everything() -> hr.Pipeline:
-    """Two inputs of one kind and a table; a stage behind a stage; a stage with several consumers; aggregates that see the order of rows."""
-    pipeline = hr.Pipeline("all")
+class Some(hr.Pipeline):
+    """A pipeline without some of its outputs."""
+
+    def __init__(self, name: str, without: Collection[str]) -> None:
+        super().__init__(name)
+        self.without = without
+
+    def write(self, name: str, rows: Any, **options: Any) -> None:
+        if name not in self.without:
+            super().write(name, rows, **options)
+
+    def view(self, name: str, rows: Any) -> None:
+        if name not in self.without:
+            super().view(name, rows)
+
+
+def everything(without: Collection[str] = ()) -> hr.Pipeline:
+    """Two inputs of one kind and a table; a stage behind a stage; a stage with several consumers; unions; aggregates that see the order of rows."""
+    pipeline = Some("all", without)
     orders = pipeline.topic("orders", schema=ORDERS, partitions=2)
     late_orders = pipeline.topic("late_orders", schema=ORDERS)
     people = pipeline.table("people", schema=PEOPLE, key="id", partitions=2)
@@ -40,11 +56,13 @@ def everything() -> hr.Pipeline:
     pipeline.write("counted", orders.group_by("note").aggregate(n=hr.agg.count(), least=hr.agg.min("v"), name="counted"), partitions=2)
     pipeline.view("cities", people.group_by("city").aggregate(n=hr.agg.count(), oldest=hr.agg.max("age"), name="cities"))
     pipeline.view("newest", orders.union(late_orders).to_table("k", name="newest"))
+    both = [each.group_by("k").aggregate(n=hr.agg.count(), name=name).changes() for name, each in (("first", orders), ("second", late_orders))]
+    pipeline.view("story", both[0].union(both[1]).group_by("k").aggregate(told=hr.agg.collect("n", most=1000), name="story"))
     return pipeline
 
 
-KEYS = {"totals": "k", "by_key": "k", "by_count": "n", "counted": "note", "cities": "city", "newest": "k"}
-VIEWS, TOPICS = ("by_key", "by_count", "cities", "newest"), ("totals", "counted")
+KEYS = {"totals": "k", "by_key": "k", "by_count": "n", "counted": "note", "cities": "city", "newest": "k", "story": "k"}
+VIEWS, TOPICS = ("by_key", "by_count", "cities", "newest", "story"), ("totals", "counted")
 
 
 @dataclass
@@ -64,6 +82,7 @@ def expected(log: Log, ticks: Iterable[Tick]) -> Expected:
         return Oracle(step.input.schema, step.by, step.aggregates, **options)
 
     totals, counted, by_count, cities = oracle("totals"), oracle("counted"), oracle("by_count", row_key=["k"]), oracle("cities", row_key=["id"])
+    first, second, story = oracle("first"), oracle("second"), oracle("story")
     people, newest = Latest("id"), Latest("k")
     told: dict[str, Changes] = defaultdict(list)
     diverted: dict[str, list[Place]] = defaultdict(list)
@@ -77,9 +96,17 @@ def expected(log: Log, ticks: Iterable[Tick]) -> Expected:
             "counted": counted.tick(number, with_key(orders, "note", diverted["counted"])),
             "cities": cities.tick(number, with_key(people.tick(rows["people"]), "city", diverted["cities"])),
             "newest": newest.tick(with_key([*late, *orders], "k", diverted["newest"])),
+            "story": story.tick(number, as_rows([
+                *first.tick(number, with_key(orders, "k", diverted["first"])), *second.tick(number, with_key(late, "k", diverted["second"]))
+            ])),
         }.items():
             told[name] += [(number, {column: value for column, value in row.items() if column != "_tick"}) for row in made]
     return Expected(told, diverted)
+
+
+def as_rows(changes: list[Row]) -> list[Row]:
+    """What `changes()` makes of a table."""
+    return [{"k": change["k"], "n": change["n"], "change_type": change[CHANGE_TYPE]} for change in changes]
 
 
 def with_key(rows: list[Row], key: str, without: list[Place]) -> list[Row]:

@@ -12,9 +12,9 @@ import pytest
 
 import headrace as hr
 from headrace.log.dead import letters as letters_of
-from headrace.sinks.commit import commit_batch
 from headrace.sinks.ledger import RunnerFenced
 from headrace.testing.pipelines import PipelineTest
+from tests.crash.inject.points import put_in_place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,25 +73,14 @@ def test_rows_do_not_depend_on_batches_shards_or_restarts(tmp_path: Path, spark:
 
 def test_a_batch_that_fails_anywhere_is_done_again_once(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = ticks_of_rows(4)
-    real = commit_batch
     broken: Counter[str] = Counter()
 
-    def commit_views_only(ledger: Any, views: Any, *rest: Any) -> None:
-        """As if the process died between the views' commit and the log's."""
-        if not broken["after views"]:
-            broken["after views"] += 1
-
-            class Dead:
-                def transaction(self) -> Any:
-                    raise OSError("died here")
-
-            real(Dead(), views, *rest)  # type: ignore[arg-type]
-        if not broken["before all"]:
-            broken["before all"] += 1
+    def strike(point: str) -> None:
+        if not broken[point]:
+            broken[point] += 1
             raise OSError("died here")
-        real(ledger, views, *rest)
 
-    monkeypatch.setattr("headrace.pipeline.query.commit_batch", commit_views_only)
+    put_in_place(["before the commit", "between views and log"], strike, monkeypatch.setattr)
     with PipelineTest(totals(), tmp_path, spark) as test:
         for rows in fed:
             test.feed("orders", rows)
@@ -102,7 +91,7 @@ def test_a_batch_that_fails_anywhere_is_done_again_once(tmp_path: Path, spark: S
                         break
                 except OSError:
                     continue
-        assert broken == {"after views": 1, "before all": 1}
+        assert broken == {"before the commit": 1, "between views and log": 1}
         assert test.folded("totals", "k") == expected(fed) == by_key(test)
 
 

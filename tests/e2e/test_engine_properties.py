@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from headrace.errors import HeadraceError
 from headrace.testing.pipelines import PipelineTest
 from tests.crash.inject.points import POINTS, put_in_place
-from tests.e2e.everything import check, everything
+from tests.e2e.everything import TOPICS, VIEWS, check, everything
 from tests.engine.plain_spark import Fault, PlainSpark
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
@@ -84,6 +84,7 @@ class Life:
     faults: frozenset[int]
     repeats: float
     seed: int
+    added_later: frozenset[str]
 
 
 lives = st.builds(
@@ -93,6 +94,7 @@ lives = st.builds(
     faults=st.frozensets(st.integers(1, 200), max_size=6),
     repeats=st.sampled_from([0.0, 0.3]),
     seed=st.integers(0, 3),
+    added_later=st.just(frozenset[str]()) | st.frozensets(st.sampled_from([*VIEWS, *TOPICS]), max_size=3),
 )
 
 
@@ -111,7 +113,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> list[Faults]:
 def live(life: Life, faults: Faults, root: Path) -> None:
     """Feed and run, whatever happens, and check what came out."""
     spark: Any = PlainSpark(chance=Random(life.seed), repeats=life.repeats)
-    with PipelineTest(everything(), root, spark, shards=1) as test:
+    with PipelineTest(everything(without=life.added_later), root, spark, shards=1) as test:
         for rows in life.ticks:
             for topic, fed in rows.items():
                 if fed:
@@ -119,6 +121,9 @@ def live(life: Life, faults: Faults, root: Path) -> None:
             test.cut(forced=True)
         for move in life.moves:
             advance(test, move, faults, spark)
+        if life.added_later:
+            test.pipeline = everything()
+            test.restart()
         finish(test, faults)
         for point in faults.struck:
             event(f"struck: {point}")
@@ -127,6 +132,7 @@ def live(life: Life, faults: Faults, root: Path) -> None:
 
 def advance(test: PipelineTest, move: Move, faults: Faults, spark: PlainSpark) -> None:
     if move.restart:
+        test.pipeline = everything()
         test.restart(shards=move.shards, lose_local_store=move.lose_store)
     if spark.zombies:
         for _ in range(move.late_tasks):

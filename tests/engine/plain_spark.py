@@ -1,12 +1,13 @@
 """What the job builder needs of Spark, in this process: tasks one after the other, in an order of chance, some of them tried again, run twice, or long after their time.
 
 It is for properties, which want hundreds of runs; the runner, the builder and everything a task does are the real ones, and every attempt of a task has its own
-copy of its function, as in Spark. There is no Spark SQL here: pipelines under test have none.
+copy of its function, as in Spark. There is no Spark SQL here but a few words that the builder uses itself.
 """
 
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +15,7 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext, cloudpickle
 
 from headrace.engine.labels import spark_hash
@@ -89,6 +91,10 @@ class Frame:
         frozen: bytes = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
         return Frame(self.spark, lambda: [partial(_mapped, frozen, part) for part in self.parts()])
 
+    def selectExpr(self, *expressions: str) -> Frame:  # noqa: N802
+        """Columns, under other names, and whole numbers that are multiplied and moved: what the builder itself needs."""
+        return self.mapInArrow(partial(_selected, expressions), "")
+
     def repartition(self, count: int, label: str) -> Frame:
         return Frame(self.spark, partial(self._shuffled, count, label))
 
@@ -129,6 +135,25 @@ class Frame:
 def _mapped(frozen: bytes, part: Part) -> Iterator[pa.RecordBatch]:
     result: Iterator[pa.RecordBatch] = pickle.loads(frozen)(part())
     return result
+
+
+_COLUMN = re.compile(r"`(\w+)`(?: AS `(\w+)`)?")
+_MOVED = re.compile(r"CAST\(`(\w+)` \* (\d+) \+ (\d+) AS INT\) AS `(\w+)`")
+
+
+def _selected(expressions: tuple[str, ...], batches: Batches) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        columns = dict(_column(batch, expression) for expression in expressions)
+        yield pa.record_batch(columns)
+
+
+def _column(batch: pa.RecordBatch, expression: str) -> tuple[str, pa.Array]:
+    if moved := _MOVED.fullmatch(expression):
+        name, times, plus, new = moved.groups()
+        return new, pc.add(pc.multiply(batch.column(name), int(times)), int(plus)).cast(pa.int32())
+    column = _COLUMN.fullmatch(expression)
+    assert column is not None, f"no Spark SQL here: {expression}"
+    return column[2] or column[1], batch.column(column[1])
 
 
 def _kept(part: Part) -> Part:

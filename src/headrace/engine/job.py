@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -18,6 +18,7 @@ from headrace.engine.packing import hello, pack
 from headrace.engine.reports import write_report
 from headrace.engine.spec import BatchContext, BatchResult
 from headrace.engine.tasks import TopicRange
+from headrace.errors import BugError
 from headrace.log.api import Staged
 
 
@@ -124,8 +125,11 @@ class Greet:
                 yield hello(self.shards)
 
 
-def read_reports(context: BatchContext) -> BatchResult:
-    """What the tasks of a job made, from the small files they left."""
+def read_reports(context: BatchContext, stages: Collection[str] = ()) -> BatchResult:
+    """What the tasks of a job made, from the small files they left. Every shard of every stage has left one, or its rows would be lost without a word."""
+    for name in (f"stage-{stage}-{shard}.json" for stage in stages for shard in range(context.shards)):
+        if not (context.job_directory / name).exists():
+            raise BugError(f"A job of the pipeline {context.pipeline!r} ended, and {name} is not in {context.job_directory}.")
     result = BatchResult(ids={step: dict(ids) for step, ids in context.ids.items()})
     for path in sorted(context.job_directory.glob("*.json")):
         report = json.loads(path.read_text())

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from headrace.engine.labels import labels
 from headrace.engine.state_files import GROUPS
+from headrace.errors import BugError
 from headrace.operators.keys import encode_keys, key_groups
 
 PACKED = "label INT, port INT, blob BINARY"
@@ -80,12 +81,14 @@ def to_blob(batch: pa.RecordBatch) -> bytes:
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> tuple[int | None, dict[int, list[pa.Table]]]:
-    """What a shard got: its label, and for each port its tables."""
+    """What a shard got: its label, and for each port its tables. Rows of two shards in one task would mix their states, so it is not believed but checked."""
     label: int | None = None
     ports: dict[int, list[pa.Table]] = {}
     for batch in batches:
         blobs = batch.column("blob")
         for row, (to, port) in enumerate(zip(batch.column("label").to_pylist(), batch.column("port").to_pylist(), strict=True)):
+            if label not in {None, to}:
+                raise BugError(f"A task got rows of two shards (labels {label} and {to}): Spark did not keep them apart.")
             label = to
             if port >= 0:
                 ports.setdefault(port, []).append(pa.ipc.open_stream(blobs[row].as_buffer()).read_all())

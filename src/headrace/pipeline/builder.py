@@ -18,7 +18,7 @@ from headrace.engine.job import Combining, Greet, PackRows, ReadAndPack, Reading
 from headrace.engine.packing import PACKED
 from headrace.engine.shard import ShardFunction
 from headrace.engine.spec import BatchContext, HostedInput, HostedStep, StageSpec, StageTarget, TopicTarget
-from headrace.engine.tasks import ORDER_FIELDS, ranges
+from headrace.engine.tasks import ORDER_FIELDS, RANK, ranges
 from headrace.engine.ticks import Tick
 from headrace.engine.writing import PackForTopic, WriteTopic, WriteView
 from headrace.log.api import CHANGE_TYPE
@@ -71,6 +71,7 @@ class JobBuilder:
         self._kept: list[DataFrame] = []
         self._diverting: list[DataFrame] = []
         self.failures: dict[str, Observation] = {}
+        self.stages: list[str] = []
         self._ranks = {step.name: rank for rank, step in enumerate(sorted(plan.inputs, key=lambda each: (not each.is_table, each.topic)))}
 
     def job(self) -> DataFrame:
@@ -138,12 +139,17 @@ class JobBuilder:
         if isinstance(step, KeyByStep):
             return self.rows(step.input)
         if isinstance(step, UnionStep):
-            first, *others = (self.rows(each) for each in step.inputs)
+            first, *others = (self._ranked(each, number, len(step.inputs)) for number, each in enumerate(step.inputs))
             return reduce(lambda left, right: left.unionByName(right), others, first)
         if isinstance(step, ChangesStep):
             names = [f"`{name}`" for name in step.input.schema.names]
             return self.rows(step.input).selectExpr(*names, f"`{CHANGE_TYPE}` AS `{step.column}`", *_ORDER)
         return self._stage(step, (), "rows", schema=self._spark_schema(step))
+
+    def _ranked(self, step: Step, number: int, of: int) -> DataFrame:
+        """An input of a union: rows that stand at the same place of several inputs come in the order of the inputs. A rank below zero stays there."""
+        names = [f"`{field.name}`" for field in shard_schema(step) if field.name != RANK]
+        return self.rows(step).selectExpr(*names, f"CAST(`{RANK}` * {of} + {number} AS INT) AS `{RANK}`")
 
     def _selected(self, step: SelectStep) -> DataFrame:
         columns = [f"{expression.safe} AS `{name}`" for (name, _), expression in zip(step.columns, step.expressions, strict=True)]
@@ -195,6 +201,7 @@ class JobBuilder:
         chain = self._fused(step)
         hosted = tuple(_hosted(each) for each in chain)
         stage = StageSpec(step.name, hosted, _order_key(step), views, following)
+        self.stages.append(stage.name)
         first = chain[0]
         inputs = [
             self._packed(each, key, first, port, self._combining(hosted[0]))
@@ -251,8 +258,12 @@ def shard_schema(step: Step) -> pa.Schema:
 
 def _hosted(step: Step) -> HostedStep:
     inputs = tuple(HostedInput(shard_schema(given), clock_paths(given)) for given in step.inputs or (step,))
-    late = step.late.topic if isinstance(step, WindowStep) and isinstance(step.late, Divert) else None
-    return HostedStep(step.name, kernel_of(step), inputs, late)
+    return HostedStep(step.name, kernel_of(step), inputs, late_topic_of(step))
+
+
+def late_topic_of(step: Step) -> str | None:
+    """Where a step's late rows go, if it sends them somewhere."""
+    return step.late.topic if isinstance(step, WindowStep) and isinstance(step.late, Divert) else None
 
 
 def _order_key(step: Step) -> tuple[str, ...]:

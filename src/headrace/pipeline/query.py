@@ -20,7 +20,7 @@ from headrace.engine.state_files import new_id
 from headrace.engine.ticks import Tick, TickJournal
 from headrace.errors import ConfigurationError
 from headrace.log.api import Log
-from headrace.pipeline.builder import JobBuilder
+from headrace.pipeline.builder import JobBuilder, late_topic_of
 from headrace.pipeline.plan import PipelinePlan, Step, TopicOutput, ViewOutput
 from headrace.pipeline.timing import clock_paths, clock_spec
 from headrace.sinks.commit import Made, commit_batch
@@ -62,6 +62,8 @@ class Query:
         self.clock_state: ClockState = read_clocks(workshop.clock_directory, self.entry.clocks)
         self.last_result: BatchResult | None = None
         self.batches = 0
+        self.told_elsewhere: frozenset[str] = frozenset()
+        """Steps that another query, further than this one, has too: it has told of their rows that could not be used."""
 
     @property
     def has_begun(self) -> bool:
@@ -79,7 +81,7 @@ class Query:
         return self.entry.tick
 
     @cached_property
-    def _steps(self) -> dict[str, Step]:
+    def steps(self) -> dict[str, Step]:
         return {step.name: step for step in self.plan.steps()}
 
     def step(self, up_to: int, most_ticks: int = MOST_TICKS_A_BATCH) -> bool:
@@ -99,7 +101,7 @@ class Query:
         builder = JobBuilder(self.workshop.spark, self.plan, context, before, ticks, self.workshop.cores, self._worth_combining())
         try:
             builder.job().collect()
-            result = read_reports(context)
+            result = read_reports(context, builder.stages)
             result.counts |= builder.failure_counts()
             clocks, state = context.time.clocks(context.clock_directory, context.job_directory, [spec.name for spec in context.time.specs])
             self._commit(context, result, clocks, state)
@@ -125,8 +127,17 @@ class Query:
         counts = _added(self.entry.counts, result.counts)
         entry = LedgerEntry(shop.ledger.epoch, self.name, context.up_to, result.ids, stored, result.due_us, counts)
         views = [each.name for each in self.plan.outputs if isinstance(each, ViewOutput)]
+        self._leave_out_told(result)
         made = Made(result.views, result.topics, self._controls(result, clocks), result.diverted, result.late, result.late_rows)
         commit_batch(shop.ledger, shop.views, entry, made, views)
+
+    def _leave_out_told(self, result: BatchResult) -> None:
+        """A row becomes a dead letter, or goes to a topic for late rows, once, however many queries meet it."""
+        told = self.told_elsewhere
+        topics = {late_topic_of(self.steps[name]) for name in told if name in self.steps}
+        result.diverted = {step: letters for step, letters in result.diverted.items() if step not in told}
+        result.late = [counted for counted in result.late if counted[0] not in told]
+        result.late_rows = {topic: files for topic, files in result.late_rows.items() if topic not in topics}
 
     def _controls(self, result: BatchResult, clocks: BatchClocks) -> dict[tuple[str, int], bytes]:
         """Each derived topic carries the ticks of its rows and its step's clocks."""
@@ -142,7 +153,7 @@ class Query:
         """Steps that had many rows a key in the last batch. What they compute does not depend on it, only how fast."""
         counts = self.last_result.counts if self.last_result else {}
         many = ROWS_A_KEY_TO_COMBINE
-        return {name for name in self._steps if counts.get(f"{name}.rows_in", 0) > many * counts.get(f"{name}.keys", 1)}
+        return {name for name in self.steps if counts.get(f"{name}.rows_in", 0) > many * counts.get(f"{name}.keys", 1)}
 
     # Time
 
@@ -155,7 +166,7 @@ class Query:
         specs = [clock_spec(step) for step in self.plan.inputs]
         before_us = last.time_us if last else 0
         clocks, _ = batch_clocks(specs, ClockState(self.clock_state.inputs, before_us), {}, [entry.tick + 1], [max(now_us, before_us)])
-        return next((name for name, due_us in entry.due_us.items() if name in self._steps and self._reaches(clocks, self._steps[name], due_us)), None)
+        return next((name for name, due_us in entry.due_us.items() if name in self.steps and self._reaches(clocks, self.steps[name], due_us)), None)
 
     @staticmethod
     def _reaches(clocks: BatchClocks, step: Step, due_us: int) -> bool:

@@ -154,6 +154,8 @@ class Runner:
     def step(self, most_ticks: int = MOST_TICKS_A_BATCH) -> bool:
         """One batch of each query that has ticks to do. Returns whether one had."""
         self._workshop.shards = self.shards
+        for number, query in enumerate(self.queries):
+            query.told_elsewhere = frozenset(step for further in self.queries[:number] for step in further.steps)
         worked = self.leading.step(self._newest(), most_ticks)
         for query in self.queries[1:]:
             worked |= query.step(self.leading.tick, most_ticks)
