@@ -1,0 +1,110 @@
+"""Who may ask. A server listens on this machine alone unless it has a token, and no page of another origin can read from it, or make a browser ask.
+
+- `Host` must be this machine's name for itself, as long as only this machine can connect: so a page whose name is made to resolve to it learns nothing.
+- `Origin` and `Sec-Fetch-Site`, which browsers send and pages cannot forge, must be the server's own.
+- with a token, every request but `/health` must have it in `Authorization: Bearer`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headrace.errors import ConfigurationError
+from headrace.serve.answers import Refused, error_response
+
+TOKEN_VARIABLE = "HEADRACE_TOKEN"  # noqa: S105 - where it is, not what it is
+SHORTEST_TOKEN = 16
+_OPEN_TO_ALL = {"/health"}
+_HARMLESS_SITES = {None, "same-origin", "none"}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or a name, can only mean this machine."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def find_token(file: Path | None, environment: Mapping[str, str] = os.environ) -> str | None:
+    """The token of a file, or of the environment; None if there is none. It is never in a pipeline's text, nor on a command line that others can list."""
+    if file is not None:
+        return _checked(_read(file), f"The token in {file}")
+    given = environment.get(TOKEN_VARIABLE)
+    return None if given is None else _checked(given, f"The token in {TOKEN_VARIABLE}")
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"The token file {file} cannot be read: {error}.", fix="name a file with one line of text.") from None
+
+
+def _checked(token: str, what: str) -> str:
+    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigurationError(
+            f"{what} is not one of {SHORTEST_TOKEN} or more letters, digits and signs.",
+            fix="make one: python -c 'import secrets; print(secrets.token_urlsafe())'",
+        )
+    return token
+
+
+def check_listening(host: str, token: str | None) -> None:
+    if token is None and not is_loopback(host):
+        raise ConfigurationError(
+            f"Listening on {host} would let everyone who can reach this machine read the views.",
+            fix=f"give a token with --token-file or {TOKEN_VARIABLE}, or listen on 127.0.0.1.",
+        )
+
+
+class Access:
+    """Turns requests away before anything else sees them."""
+
+    def __init__(self, app: ASGIApp, *, host: str, token: str | None) -> None:
+        self._app, self._token = app, token
+        self._only_here = is_loopback(host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(scope["path"], Headers(scope=scope))
+            except Refused as error:
+                await error_response(error)(scope, receive, send)
+                return
+        elif scope["type"] != "lifespan":
+            return  # a websocket, which nothing here speaks
+        await self._app(scope, receive, send)
+
+    def _check(self, path: str, headers: Headers) -> None:
+        host = headers.get("host", "")
+        if self._only_here and not is_loopback(host_name(host)):
+            raise Refused(403, f"This server is not {host!r}.", fix="ask for it as localhost or 127.0.0.1.")
+        self._check_origin(host, headers)
+        if self._token is not None and path not in _OPEN_TO_ALL:
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token.encode()):
+                raise Refused(401, "The token is missing or wrong.", fix="send it as `Authorization: Bearer TOKEN`.")
+
+    def _check_origin(self, host: str, headers: Headers) -> None:
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if (origin is not None and origin.partition("://")[2].lower() != host.lower()) or site not in _HARMLESS_SITES:
+            raise Refused(
+                403, f"A page of another origin ({origin or site}) may not ask.", fix="serve the page from this origin, or ask from a program."
+            )
+
+
+def host_name(host: str) -> str:
+    """Without the port."""
+    if host.startswith("["):
+        return host.partition("]")[0].removeprefix("[")
+    return host.partition(":")[0]

@@ -1,0 +1,165 @@
+"""The HTTP interface: which paths there are, and what each does with a request. `description` says the same as OpenAPI."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from headrace.errors import ConfigurationError, HeadraceError
+from headrace.log.api import Log
+from headrace.serve import query, tail, views
+from headrace.serve.access import Access
+from headrace.serve.answers import Refused, error_response, json_response
+from headrace.serve.arrivals import Arrivals
+from headrace.serve.asking import Asked
+from headrace.serve.changes import Subscription, resume_from
+from headrace.serve.channels import Hub
+from headrace.serve.description import description
+from headrace.serve.events import EventStream
+from headrace.serve.limits import Limits
+from headrace.serve.reads import Reads
+from headrace.serve.run_status import metrics
+from headrace.serve.selecting import selection
+from headrace.serve.stores import Stores
+
+MOST_TAIL_ROWS = 10_000
+
+
+class Service:
+    """The views of a state directory, and the topics of a log, if there is one."""
+
+    hub: Hub
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self, state: Path, log: Log | None, limits: Limits) -> None:
+        self.limits, self.log = limits, log
+        self.stores = Stores(state)
+        self.reads = Reads(limits)
+        self.arrivals = Arrivals(log, self.reads)
+
+    def end_streams(self) -> None:
+        """Called from another thread, before the server waits for what is under way."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
+            self.loop.call_soon_threadsafe(self.hub.end)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        self.loop, self.hub = asyncio.get_running_loop(), Hub(self.limits)
+        try:
+            yield
+        finally:
+            await self.hub.close()
+            self.reads.close()
+            self.stores.close()
+
+    # Views
+
+    async def list_views(self, request: Request) -> Response:
+        Asked(request, ())
+        return await self.reads.run(views.list_views, self.stores)
+
+    async def view(self, request: Request) -> Response:
+        asked = Asked(request, views.PARAMETERS)
+        place = self.stores.place(request.path_params["name"])
+        if (position := asked.one("at_least")) is not None:
+            await self.arrivals.wait(place.store, place.stored, position, asked.seconds("wait", self.limits.wait_s, self.limits.most_wait_s))
+        wanted = views.Range.of(asked, self.limits)
+        tick = asked.number("at_tick", most=views.MOST_TICK)
+        if tick is not None:
+            return await self.reads.run(views.rows_at, place, tick, wanted, self.limits.undone_rows)
+        if wanted.key:
+            return views.row(place, wanted.key)
+        return await self.reads.run(views.rows, place, wanted)
+
+    async def changes(self, request: Request) -> ASGIApp:
+        asked = Asked(request, ("key", "where"))
+        name, resume = request.path_params["name"], resume_from(request.headers.get("last-event-id"))
+        place = self.stores.place(name)
+        info = await self.reads.run(_info, place)
+        select = selection(info.name, info.schema, info.key, asked.all("key"), asked.one("where"))
+        subscription = Subscription(self.stores, self.hub, name, select)
+        await self.reads.run(subscription.check, resume)
+        return self._stream(subscription.events(resume))
+
+    async def sql(self, request: Request) -> Response:
+        asked = await query.read_query(request, self.limits)
+        if asked.at_least is not None:
+            await self.arrivals.wait(self.stores.store(asked.version), None, asked.at_least, asked.wait_s)
+        return await self.reads.run(query.answer, self.stores, asked)
+
+    # Topics
+
+    async def tail(self, request: Request) -> ASGIApp:
+        asked = Asked(request, ("where", "last"))
+        if self.log is None:
+            raise ConfigurationError("This server was started without a log.", fix="start it with --log ADDRESS.")
+        resume, last = tail.offsets_from(request.headers.get("last-event-id")), asked.number("last", most=MOST_TAIL_ROWS) or 0
+        topic = await self.reads.run(self.log.topic, request.path_params["name"])
+        select = selection(topic.name, topic.arrow_schema, (), [], asked.one("where"), as_changes=False)
+        after = await self.reads.run(tail.start_of, self.log, topic.name, resume, last)
+        return self._stream(tail.tail(self.log, self.hub, topic.name, after, select))
+
+    def _stream(self, events: Any) -> EventStream:
+        if self.hub.subscribers >= self.limits.subscribers:
+            raise Refused(503, f"There are {self.limits.subscribers:,} subscribers, which is the most.", fix="come back later.")
+        return EventStream(events, self.limits.slow_s)
+
+    # The server itself
+
+    async def metrics(self, request: Request) -> Response:
+        Asked(request, ())
+        text = await self.reads.run(metrics, self.stores, self.hub.subscribers)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def health(self, _request: Request) -> Response:
+        """Whether views can be read. It tells nothing more, since it needs no token."""
+        try:
+            await self.reads.run(self.stores.views)
+        except HeadraceError:
+            return json_response({"status": "no views"}, 503)
+        return json_response({"status": "ok"})
+
+    async def describe(self, _request: Request) -> Response:
+        return json_response(description(self.limits))
+
+
+def _info(place: Any) -> Any:
+    with place.store.reader.snapshot() as snap:
+        return snap.view(place.stored)
+
+
+def make_app(service: Service, *, host: str, token: str | None) -> ASGIApp:
+    routes = [
+        Route("/views", service.list_views, methods=["GET"]),
+        Route("/views/{name}", service.view, methods=["GET"]),
+        Route("/views/{name}/changes", service.changes, methods=["GET"]),
+        Route("/sql", service.sql, methods=["POST"]),
+        Route("/topics/{name}/tail", service.tail, methods=["GET"]),
+        Route("/metrics", service.metrics, methods=["GET"]),
+        Route("/health", service.health, methods=["GET"]),
+        Route("/openapi.json", service.describe, methods=["GET"]),
+    ]
+    handlers: dict[Any, Callable[..., Any]] = {HeadraceError: _failed, HTTPException: _not_here}
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=service.lifespan)
+    return Access(app, host=host, token=token)
+
+
+def _failed(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HeadraceError)
+    return error_response(error)
+
+
+def _not_here(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    fix = "/openapi.json says what there is."
+    return error_response(Refused(error.status_code, f"{error.detail}.", fix=fix))

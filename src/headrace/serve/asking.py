@@ -1,0 +1,55 @@
+"""What a request asks for: its parameters, by name, each once unless it is a list, and nothing that is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from starlette.requests import Request
+
+from headrace.durations import to_us
+from headrace.errors import InputError, nearest
+
+
+class Asked:
+    """The parameters of one request."""
+
+    def __init__(self, request: Request, known: Collection[str]) -> None:
+        self._given = request.query_params
+        for name in self._given:
+            if name not in known:
+                raise InputError(f"There is no parameter {name!r} here: {nearest(name, known)}")
+
+    def all(self, name: str) -> list[str]:
+        return self._given.getlist(name)
+
+    def one(self, name: str) -> str | None:
+        given = self._given.getlist(name)
+        if len(given) > 1:
+            raise InputError(f"The parameter {name!r} came {len(given)} times.", fix="give it once.")
+        return given[0] if given else None
+
+    def number(self, name: str, *, least: int = 0, most: int) -> int | None:
+        text = self.one(name)
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdecimal() and len(text) < 19 and least <= int(text) <= most):
+            raise InputError(f"{name}={text[:40]!r} is not a number from {least:,} to {most:,}.")
+        return int(text)
+
+    def choice(self, name: str, choices: Collection[str]) -> str | None:
+        text = self.one(name)
+        if text is not None and text not in choices:
+            raise InputError(f"{name}={text[:40]!r} is not one of {', '.join(choices)}.")
+        return text
+
+    def seconds(self, name: str, default_s: float, most_s: float) -> float:
+        """A length of time such as "5 seconds", bounded."""
+        text = self.one(name)
+        return default_s if text is None else bounded_seconds(name, text, most_s)
+
+
+def bounded_seconds(name: str, text: str, most_s: float) -> float:
+    seconds = to_us(text, what=name) / 1_000_000
+    if not 0 <= seconds <= most_s:
+        raise InputError(f"{name}={text!r} is longer than {most_s:g} seconds, which is the most.")
+    return seconds

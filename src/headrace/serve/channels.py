@@ -1,0 +1,237 @@
+"""One reader for many subscribers: what is followed is read once, and each event is encoded once, however many hear of it.
+
+A channel has a ring of the newest events, bounded in number and bytes. A subscriber is only a place in that ring, so thousands of idle ones cost little, and a slow
+one holds nothing up: when it has fallen behind the ring it is dropped, and resumes later from what the store or the log keeps. All of this lives in the
+event loop's thread; reading happens in one thread beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from headrace.errors import HeadraceError, RetryError
+from headrace.serve.answers import Refused
+from headrace.serve.limits import Limits
+
+Position = Any
+"""How far a channel is: a view's tick, or the offsets of a topic's partitions."""
+Select = Callable[[pa.Table], pa.Table]
+"""What a subscriber wants of an event's rows."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Rows that belong together: of one tick, or of one read. `id` is where to resume behind it, `data` what is sent to those who want all of it."""
+
+    id: str
+    rows: pa.Table
+    data: bytes
+
+
+class Source(Protocol):
+    """What a channel reads. Its methods may take time, and run in a thread."""
+
+    def start(self) -> Position:
+        """Where it is now."""
+
+    def read(self, after: Position) -> tuple[Position, list[Event]]:
+        """What came since. Moved, if it cannot be followed any further."""
+
+    def missed(self, after: Position, up_to: Position) -> Iterator[Event]:
+        """What one who resumes missed: behind one position and not behind the other."""
+
+    def is_behind(self, position: Position, wanted: Position) -> bool: ...
+
+    def id(self, position: Position) -> str: ...
+
+    def encode(self, id: str, rows: pa.Table) -> bytes: ...
+
+
+class Moved(Exception):
+    """What is followed has changed otherwise than by events: a version was switched, a store rebuilt, or more came at once than is kept."""
+
+
+class Dropped(Exception):
+    """A subscriber that was too slow. It resumes behind the last event it got."""
+
+
+class Channel:
+    """The newest events of one source."""
+
+    def __init__(self, source: Source, position: Position, limits: Limits) -> None:
+        self.source, self.position, self._limits = source, position, limits
+        self._events: deque[Event] = deque()
+        self._first, self._bytes, self._beats = 0, 0, 0
+        self._changed = asyncio.Event()
+        self.subscribers = 0
+        self.end: Exception | None = None
+
+    @property
+    def next(self) -> int:
+        """The number that the next event will have."""
+        return self._first + len(self._events)
+
+    def publish(self, position: Position, events: list[Event]) -> None:
+        self.position = position
+        for event in events:
+            self._events.append(event)
+            self._bytes += len(event.data)
+        while self._events and (len(self._events) > self._limits.ring_events or self._bytes > self._limits.ring_bytes):
+            self._bytes -= len(self._events.popleft().data)
+            self._first += 1
+        if events:
+            self._wake()
+
+    def beat(self) -> None:
+        self._beats += 1
+        self._wake()
+
+    def close(self, why: Exception) -> None:
+        self.end = why
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def listen(self, number: int, select: Select | None) -> AsyncGenerator[bytes, None]:
+        """Events from a number on, as they are sent, and a heartbeat when there has been none for long. Dropped, if it is no longer there."""
+        beats = self._beats
+        while True:
+            changed = self._changed
+            while number < self.next:
+                if number < self._first:
+                    raise Dropped
+                event = self._events[number - self._first]
+                number += 1
+                if data := self.data(event, select):
+                    yield data
+            if self.end is not None:
+                raise self.end
+            if beats != self._beats:
+                beats = self._beats
+                yield f": heartbeat\nid: {self.source.id(self.position)}\n\n".encode()
+            if changed is self._changed:
+                await changed.wait()
+
+    def data(self, event: Event, select: Select | None) -> bytes:
+        if select is None:
+            return event.data
+        rows = select(event.rows)
+        return self.source.encode(event.id, rows) if rows.num_rows else b""
+
+
+class Hub:
+    """All channels of a server, and the task that reads for them."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._channels: dict[Hashable, Channel] = {}
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="headrace-follow")
+        self._resuming = asyncio.Semaphore(limits.resuming)
+        self._reading = asyncio.Lock()
+        self.closing = False
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def subscribers(self) -> int:
+        return sum(channel.subscribers for channel in self._channels.values())
+
+    def end(self) -> None:
+        """Everyone's stream ends."""
+        self.closing = True
+        self._task.cancel()
+        for channel in self._channels.values():
+            channel.close(Closing())
+
+    async def close(self) -> None:
+        self.end()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._reader.shutdown(wait=True)
+
+    @contextmanager
+    def followed(self, channel: Channel) -> Iterator[None]:
+        """For as long as someone listens to it."""
+        if self.subscribers >= self.limits.subscribers:
+            raise Refused(503, f"There are {self.limits.subscribers:,} subscribers, which is the most.", fix="come back later.")
+        channel.subscribers += 1
+        try:
+            yield
+        finally:
+            channel.subscribers -= 1
+
+    async def channel(self, key: Hashable, make: Callable[[], Source]) -> Channel:
+        """The channel of a key, made for the first who asks."""
+        async with self._reading:
+            if self.closing:
+                raise Closing
+            found = self._channels.get(key)
+            if found is None or found.end is not None:
+                source = make()
+                found = self._channels[key] = Channel(source, await self._in_thread(source.start), self.limits)
+            return found
+
+    async def follow(self, channel: Channel, after: Position, select: Select | None) -> AsyncGenerator[bytes, None]:
+        """Everything behind a position, without a gap and without a repeat: first what was missed, then what comes."""
+        await self._reach(channel, after)
+        async with self._resuming:
+            while True:
+                up_to, number = channel.position, channel.next
+                if channel.source.is_behind(after, up_to):
+                    missed = await self._in_thread(channel.source.missed, after, up_to)
+                    while (event := await self._in_thread(next, missed, None)) is not None:
+                        if data := channel.data(event, select):
+                            yield data
+                after = up_to
+                if number >= channel._first:  # noqa: SLF001 - else the ring has moved on meanwhile
+                    break
+        async for data in channel.listen(number, select):
+            yield data
+
+    async def _reach(self, channel: Channel, position: Position) -> None:
+        """A snapshot, or a subscriber of another server, can be ahead of what was last read here."""
+        if channel.source.is_behind(channel.position, position):
+            async with self._reading:
+                await self._read(channel)
+
+    async def _run(self) -> None:
+        beaten = time.monotonic()
+        while True:
+            await asyncio.sleep(self.limits.poll_s)
+            if is_due := time.monotonic() - beaten >= self.limits.heartbeat_s:
+                beaten = time.monotonic()
+            for key, channel in list(self._channels.items()):
+                async with self._reading:
+                    if not channel.subscribers or channel.end is not None:
+                        self._channels.pop(key, None)
+                        channel.close(channel.end or Moved())
+                        continue
+                    await self._read(channel)
+                if is_due:
+                    channel.beat()
+
+    async def _read(self, channel: Channel) -> None:
+        try:
+            position, events = await self._in_thread(channel.source.read, channel.position)
+        except RetryError:
+            return  # the next look may succeed
+        except (Moved, HeadraceError) as error:
+            channel.close(error)
+            return
+        channel.publish(position, events)
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._reader, function, *arguments)
+
+
+class Closing(Exception):
+    """The server ends."""

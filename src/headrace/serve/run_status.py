@@ -1,0 +1,116 @@
+"""What a pipeline's runner tells of itself in its state directory (`pipeline/status.py` writes it), as the server needs it: its name, and figures for Prometheus."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import ConfigurationError
+from headrace.serve.stores import Stores, version_directory, versions
+
+_FILE = "status.json"
+_GAUGES = {
+    "tick": "The last tick that was committed.",
+    "newest_tick": "The last tick that was cut.",
+    "rows_behind": "Rows of the inputs that were not taken in yet.",
+    "rows_per_second": "Rows of the last batch by its time.",
+    "batch_seconds": "Time of the last batch.",
+    "batch_rows": "Rows of the last batch.",
+    "state_bytes": "Size of what steps keep.",
+    "shards": "Shards that the pipeline runs with.",
+}
+_COUNTERS = {"batches": "Batches of this run.", "failures": "Batches of this run that failed."}
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+
+
+def read_run(directory: Path) -> dict[str, Any] | None:
+    """None if nothing has run there."""
+    try:
+        found = json.loads((directory / _FILE).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def pipeline_of(directory: Path) -> str:
+    run = read_run(directory)
+    if run is None:
+        raise ConfigurationError(f"No pipeline has run with the state directory {directory}.", fix="run it, or name its state directory.")
+    return str(run["pipeline"])
+
+
+def metrics(stores: Stores, subscribers: int) -> str:
+    """Prometheus' text format."""
+    lines: list[str] = []
+    runs = [run for version in (None, *versions(stores.state)) if (run := read_run(version_directory(stores.state, version)))]
+    for name, what in _GAUGES.items():
+        lines += _family(f"headrace_{name}", "gauge", what, [(_of(run), run[name]) for run in runs if name in run])
+    for name, what in _COUNTERS.items():
+        lines += _family(f"headrace_{name}_total", "counter", what, [(_of(run), run[name]) for run in runs if name in run])
+    lines += _family("headrace_running", "gauge", "Whether the pipeline's process is there.", [(_of(run), float(_is_running(run))) for run in runs])
+    lines += _family(
+        "headrace_updated_timestamp_seconds", "gauge", "When the pipeline last told of itself.", [(_of(run), run["updated"]) for run in runs]
+    )
+    lines += _family("headrace_rows_counted_total", "counter", "Rows that were put aside or came too late, by step and reason.", list(_counts(runs)))
+    lines += _family("headrace_complete_timestamp_seconds", "gauge", "Event time up to which an input is complete.", list(_clocks(runs)))
+    lines += _family(
+        "headrace_view_tick", "gauge", "The tick that a view shows.", [({"view": place.name}, info.tick) for place, info in _views(stores)]
+    )
+    lines += _family("headrace_subscribers", "gauge", "Those who follow views and topics here.", [({}, subscribers)])
+    return "\n".join(lines) + "\n"
+
+
+def _of(run: dict[str, Any]) -> dict[str, str]:
+    return {"pipeline": str(run.get("pipeline"))}
+
+
+def _counts(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
+    for run in runs:
+        for name, count in run.get("counts", {}).items():
+            yield {**_of(run), "what": name}, count
+
+
+def _clocks(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
+    for run in runs:
+        for name, clock in run.get("clocks", {}).items():
+            if clock.get("complete_us") is not None:
+                yield {**_of(run), "input": name}, clock["complete_us"] / 1_000_000
+
+
+def _views(stores: Stores) -> list[Any]:
+    try:
+        return stores.views()
+    except ConfigurationError:
+        return []
+
+
+def _is_running(run: dict[str, Any]) -> bool:
+    try:
+        os.kill(int(run["process"]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _family(name: str, kind: str, what: str, samples: list[tuple[dict[str, str], float]]) -> list[str]:
+    if not samples:
+        return []
+    return [f"# HELP {name} {what}", f"# TYPE {name} {kind}", *(f"{name}{_labels(labels)} {_number(value)}" for labels, value in samples)]
+
+
+def _labels(labels: dict[str, str]) -> str:
+    written = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    return f"{{{written}}}" if written else ""
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else repr(float(value))

@@ -1,0 +1,212 @@
+"""Which store a view is served from: the pipeline's own, or that of a version which `headrace view switch` has put in its place.
+
+    shop.state/views.db                  the views of the pipeline
+    shop.state/versions/v2/views.db      the views of its version v2: revenue.v2, …
+    shop.state/served.json               which version stands behind a plain name
+
+The file is replaced as a whole, so a switch happens at once; whoever follows the view is told by a new snapshot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace.errors import ConfigurationError, CorruptionError, NewerFormat, UnknownView
+from headrace.log.names import check_name
+from headrace.sinks.view_file import VIEWS_FILE, ViewInfo, open_for_reading, translated
+from headrace.sinks.view_lookup import Lookup
+from headrace.sinks.view_reader import ViewReader
+
+SERVED_FILE = "served.json"
+FORMAT = 1
+_VERSIONS = "versions"
+
+
+class Store:
+    """One view store, as it is on disk now. A file that was put in its place is another store."""
+
+    def __init__(self, path: Path, version: str | None, identity: tuple[int, int]) -> None:
+        self.path, self.version, self.identity = path, version, identity
+        self.reader = ViewReader(path)
+        self._lookups: dict[str, Lookup] = {}
+        self._watching: sqlite3.Connection | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def directory(self) -> Path:
+        return self.path.parent
+
+    def lookup(self, view: str) -> Lookup:
+        """Reads single rows of a view; used by the thread of the event loop alone."""
+        found = self._lookups.get(view)
+        if found is None:
+            with self.reader.snapshot() as snap:
+                info = snap.view(view)
+            found = self._lookups[view] = Lookup(self.path, info)
+        return found
+
+    def forget_lookup(self, view: str) -> None:
+        if found := self._lookups.pop(view, None):
+            found.close()
+
+    def commits(self) -> int:
+        """A number that changes with every commit of others; much cheaper than reading."""
+        with self._lock, translated(self.path):
+            if self._watching is None:
+                self._watching = open_for_reading(self.path)
+            return int(self._watching.execute("PRAGMA data_version").fetchone()[0])
+
+    def close(self) -> None:
+        self.reader.close()
+        for view in list(self._lookups):
+            self.forget_lookup(view)
+        with self._lock:
+            if self._watching is not None:
+                self._watching.close()
+                self._watching = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A view that was asked for: where it is, and what it is called there."""
+
+    name: str
+    stored: str
+    version: str | None
+    identity: tuple[int, int]
+    store: Store = field(compare=False, repr=False)
+
+
+class Stores:
+    """The stores of a state directory. Threads may share it."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = Path(state)
+        self._stores: dict[str | None, Store] = {}
+        self._served: tuple[tuple[int, int], dict[str, str]] | None = None
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        with self._lock:
+            for store in self._stores.values():
+                store.close()
+            self._stores.clear()
+
+    def store(self, version: str | None = None) -> Store:
+        """The store of the pipeline, or of a version."""
+        path = version_directory(self.state, version) / VIEWS_FILE
+        try:
+            found = os.stat(path)  # noqa: PTH116 - at every request
+        except FileNotFoundError:
+            raise ConfigurationError(f"There are no views in {path.parent}.", fix="run the pipeline first, or name its state directory.") from None
+        identity = (found.st_dev, found.st_ino)
+        with self._lock:
+            known = self._stores.get(version)
+            if known is None or known.identity != identity:
+                if known is not None:
+                    known.close()
+                known = self._stores[version] = Store(path, version, identity)
+            return known
+
+    def place(self, name: str) -> Place:
+        """Where a view is served from. A version's view can be named in full, as in `revenue.v2`; UnknownView if there is none."""
+        version = self.served().get(name)
+        if version is not None:
+            return _place(name, f"{name}.{version}", self.store(version))
+        plain, _, named = name.rpartition(".")
+        if plain and self.has_version(named):
+            store = self.store(named)
+            if name in {info.name for info in store.reader.views()}:
+                return _place(name, name, store)
+        return _place(name, name, self.store())
+
+    def views(self) -> list[tuple[Place, ViewInfo]]:
+        """All views: the pipeline's by name, each from where it is served, and those of versions under their full names."""
+        found = [(_place(info.name, info.name, self.store()), info) for info in self.store().reader.views() if info.name not in self.served()]
+        for version in versions(self.state):
+            store = self.store(version)
+            for info in store.reader.views():
+                found.append((_place(info.name, info.name, store), info))
+                plain = info.name.removesuffix(f".{version}")
+                if self.served().get(plain) == version:
+                    found.append((_place(plain, info.name, store), info))
+        return sorted(found, key=lambda each: each[0].name)
+
+    def has_version(self, version: str) -> bool:
+        return (self.state / _VERSIONS / version / VIEWS_FILE).is_file()
+
+    def served(self) -> dict[str, str]:
+        """Plain names that stand for a version's view."""
+        try:
+            found = os.stat(self.state / SERVED_FILE)  # noqa: PTH116 - at every request
+        except FileNotFoundError:
+            return {}
+        stamp = (found.st_ino, found.st_mtime_ns)
+        known = self._served
+        if known is None or known[0] != stamp:
+            known = self._served = (stamp, read_served(self.state))
+        return known[1]
+
+
+def _place(name: str, stored: str, store: Store) -> Place:
+    return Place(name, stored, store.version, store.identity, store)
+
+
+def version_directory(state: Path, version: str | None) -> Path:
+    return state if version is None else state / _VERSIONS / check_name(version, what="version")
+
+
+def versions(state: Path) -> list[str]:
+    """The versions that have views."""
+    return sorted(path.parent.name for path in state.glob(f"{_VERSIONS}/*/{VIEWS_FILE}"))
+
+
+# What stands behind a plain name
+
+
+def read_served(state: Path) -> dict[str, str]:
+    path = state / SERVED_FILE
+    try:
+        stored = json.loads(path.read_text())
+        version, views = stored["format"], stored["views"]
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError):
+        raise CorruptionError(f"{path} is damaged.", fix="delete it, and switch the views again with `headrace view switch`.") from None
+    if version > FORMAT:
+        raise NewerFormat(f"{path} has format {version}; this Headrace knows {FORMAT}.", fix="upgrade Headrace.")
+    return dict(views)
+
+
+def switch(state: Path, view: str, version: str | None) -> None:
+    """Serve a version's view under the plain name from now on; without a version, the pipeline's own again. It is there at once or not at all."""
+    if version is not None:
+        _check_there(state, view, version)
+    served = read_served(state)
+    served.pop(view, None)
+    if version is not None:
+        served[view] = version
+    fresh = state / f".{SERVED_FILE}"
+    with fresh.open("w") as file:
+        json.dump({"format": FORMAT, "views": served}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.rename(state / SERVED_FILE)
+
+
+def _check_there(state: Path, view: str, version: str) -> None:
+    path = version_directory(state, version) / VIEWS_FILE
+    if not path.is_file():
+        known = ", ".join(versions(state)) or "none"
+        raise ConfigurationError(
+            f"There is no version {version!r} in {state}; there is {known}.", fix=f"build it with `headrace replay FILE --as {version}`."
+        )
+    with ViewReader(path) as reader:
+        names = [info.name for info in reader.views()]
+    if f"{view}.{version}" not in names:
+        raise UnknownView(f"{view}.{version}", names)

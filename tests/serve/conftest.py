@@ -1,0 +1,149 @@
+"""A real server on a free port over a real view store, and clients that speak HTTP to it."""
+
+import contextlib
+import http.client
+import json
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from headrace.log.schema import parse_schema
+from headrace.serve.limits import Limits
+from headrace.serve.server import Server, start
+from headrace.sinks.views import ViewStore
+from tests.contract.view_contract import COUNTS, inserts
+
+ORDERS = parse_schema("region STRING, day DATE, amount DOUBLE, tax DECIMAL(10, 2), at TIMESTAMP, big BOOLEAN, tags ARRAY<STRING>, raw BINARY, ratio FLOAT")
+QUICK = Limits(poll_s=0.01, heartbeat_s=0.2, slow_s=1.0)
+Start = Callable[..., Server]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server said."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Client:
+    """Asks one server; a connection for each request."""
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self.port, self.host = port, host
+
+    def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None, **query: Any) -> Answer:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
+        with contextlib.closing(connection):
+            connection.request(method, f"{path}?{urlencode(query, doseq=True)}" if query else path, body, headers or {})
+            response = connection.getresponse()
+            return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+
+    def get(self, path: str, *, headers: dict[str, str] | None = None, **query: Any) -> Answer:
+        return self.ask("GET", path, None, headers, **query)
+
+    def sql(self, query: str, **members: Any) -> Answer:
+        return self.ask("POST", "/sql", json.dumps({"query": query, **members}).encode(), {"content-type": "application/json"})
+
+    def follow(self, path: str, last: str | None = None, **query: Any) -> "Follower":
+        return Follower(self, f"{path}?{urlencode(query, doseq=True)}" if query else path, last)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One event."""
+
+    kind: str
+    id: str | None
+    data: Any
+
+
+class Follower:
+    """Listens to server-sent events as a browser does, and remembers the last id it was given."""
+
+    def __init__(self, client: Client, path: str, last: str | None) -> None:
+        self.last = last
+        self._connection = http.client.HTTPConnection(client.host, client.port, timeout=30)
+        self._connection.request("GET", path, headers={} if last is None else {"Last-Event-ID": last})
+        self._response = self._connection.getresponse()
+        self.status = self._response.status
+
+    def __enter__(self) -> "Follower":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._response.close()
+        self._connection.close()
+
+    def next(self) -> Heard | None:
+        """The next event, without heartbeats; None when the stream has ended."""
+        fields: dict[str, str] = {}
+        while line := self._response.readline():
+            text = line.decode().rstrip("\n")
+            if text and not text.startswith(":"):
+                name, _, value = text.partition(": ")
+                fields[name] = value
+            elif not text:
+                self.last = fields.get("id", self.last)
+                if "data" in fields:
+                    return Heard(fields["event"], fields.get("id"), json.loads(fields["data"]))
+                fields = {}
+        return None
+
+    def body(self) -> Any:
+        return json.loads(self._response.read())
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    directory = tmp_path / "shop.state"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def store(state: Path) -> Iterator[ViewStore]:
+    """`counts` with the keys 1, 2 and 3 as of tick 4, and the empty stream `events`."""
+    with ViewStore(state / "views.db") as store:
+        store.declare("counts", COUNTS, ("k",))
+        store.declare("events", COUNTS)
+        store.commit(4, 1, {"counts": inserts(4, (1, 10), (2, 20), (3, 30))})
+        yield store
+
+
+@pytest.fixture
+def serve(state: Path) -> Iterator[Start]:
+    """`serve()` starts a server over the state directory; it is stopped afterwards."""
+    started: list[Server] = []
+
+    def start_one(log: Any = None, **options: Any) -> Server:
+        started.append(start(state, log, **{"limits": QUICK, **options}))
+        return started[-1]
+
+    yield start_one
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture
+def client(serve: Start, store: ViewStore) -> Client:
+    return Client(serve().port)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
