@@ -23,7 +23,6 @@ from headrace.operators.segments import Segments
 
 INSERT, UPDATE_PREIMAGE, UPDATE_POSTIMAGE, DELETE = CHANGES = ("insert", "update_preimage", "update_postimage", "delete")
 COMES = frozenset({INSERT, UPDATE_POSTIMAGE})
-_NAMES = pa.array(CHANGES)
 
 
 class MalformedChangelog(InputError):
@@ -45,7 +44,7 @@ class Changes:
         return shown
 
     def names(self) -> pa.Array:
-        return _NAMES.take(pa.array(self.kinds))
+        return pa.array(CHANGES).take(pa.array(self.kinds))
 
 
 def changes(segments: Segments, exists: Mask, differs: Mask) -> Changes:

@@ -20,7 +20,7 @@ from headrace.operators.codes import Codes, codes_of, stable_sort
 from headrace.operators.kernel import CHANGE_TYPE, TICK
 from headrace.operators.keys import whole
 
-_NO_KEYS = pa.array([], pa.binary())
+_NO_KEYS = pa.nulls(0, pa.binary())
 
 
 @dataclass(frozen=True)

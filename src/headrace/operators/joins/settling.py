@@ -22,7 +22,6 @@ from headrace.operators.kernel import CHANGE_TYPE, TICK, KeyedState
 from headrace.operators.keys import encode_keys, whole
 from headrace.operators.segments import by_key
 
-_NAMES = pa.array(CHANGES)
 
 
 class SettleKernel:
@@ -60,4 +59,4 @@ def merged(columns: Sequence[pa.Array], again: Mask, comes: Mask) -> tuple[pa.Ar
         before, after = pa.array(second - 1), pa.array(second)
         same = ~np.logical_or.reduce([differs(column.take(before), column.take(after)) for column in columns])
         stays[second[same]] = stays[second[same] - 1] = False
-    return _NAMES.take(pa.array(kinds)), stays
+    return pa.array(CHANGES).take(pa.array(kinds)), stays

@@ -23,7 +23,6 @@ ResultColumn = tuple[str, str, str]
 "time":
 the left's time column, of whichever side is there."""
 HOWS = ("inner", "left", "right", "full")
-_GOES = pa.array([DELETE, UPDATE_PREIMAGE])
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def ticks_of(rows: pa.Table) -> Ints:
 
 def goes(changes: pa.Table) -> Mask:
     """Which changes show a row that goes."""
-    gone: Mask = pc.is_in(whole(changes.column(CHANGE_TYPE)), _GOES).to_numpy(zero_copy_only=False)
+    gone: Mask = pc.is_in(whole(changes.column(CHANGE_TYPE)), pa.array([DELETE, UPDATE_PREIMAGE])).to_numpy(zero_copy_only=False)
     return gone
 
 

@@ -19,7 +19,7 @@ from headrace.operators.joins.sides import JoinColumns, ResultColumn, Rows, Side
 from headrace.operators.joins.table_side import TableSide, Versions
 from headrace.operators.kernel import TICK, Clocks, KeyedState
 
-_NO_ROWS = pa.array([], pa.large_binary())
+_NO_ROWS = pa.nulls(0, pa.large_binary())
 
 
 class StreamTableJoin:

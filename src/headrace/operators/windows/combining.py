@@ -21,7 +21,7 @@ from headrace.operators.keys import encode_keys, whole
 from headrace.operators.segments import Segments
 
 PRODUCERS = "_producers"
-_NO_KEYS = pa.array([], pa.binary())
+_NO_KEYS = pa.nulls(0, pa.binary())
 
 
 def combine(aggregation: Aggregation, rows: pa.Table, times: Sequence[str], panes: Ints, producers: pa.Array) -> pa.Table:

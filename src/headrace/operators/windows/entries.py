@@ -61,7 +61,7 @@ class Windows:
         return pc.binary_join_element_wise(_fixed(head).cast(pa.binary()), self.by, _NOTHING)
 
 
-NO_WINDOWS = Windows(pa.array([], pa.binary()), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8))
+NO_WINDOWS = Windows(pa.nulls(0, pa.binary()), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8))
 
 
 def scan_until(state: KeyedState, tag: bytes, after_us: int, until_us: int) -> tuple[list[bytes], Windows]:

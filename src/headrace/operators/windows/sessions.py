@@ -33,7 +33,7 @@ from headrace.operators.windows.telling import over_lifetimes
 
 UNTIL = "_until"
 """In rows that were combined: the time of the last row that they stand for."""
-_NO_KEYS = pa.array([], pa.binary())
+_NO_KEYS = pa.nulls(0, pa.binary())
 _NONE = np.zeros(0, np.int64)
 
 
@@ -220,7 +220,7 @@ class Sessions(Windowed):
 
     @property
     def combinable(self) -> bool:
-        """Whether rows may be combined before the shuffle: unless some are needed whole."""
+        """Unless some rows are needed whole."""
         return not self.late.divert
 
     def worth_combining(self, rows: pa.Table) -> bool:
