@@ -124,6 +124,8 @@ class Pool:
         """More states; gives their numbers."""
         fresh = self._count + np.arange(len(states[0][0]))
         self._count += len(fresh)
+        if not len(fresh):
+            return fresh
         if self._count > len(self._columns[0][0]):
             self._columns = [tuple(_grown(column, 2 * self._count) for column in columns) for columns in self._columns]
         place(self._columns, fresh, states)

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from headrace.errors import InputError, UnknownColumn
+from headrace.errors import BugError, InputError, UnknownColumn
 from headrace.operators.aggregation import Aggregation
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.changelog import Changes
@@ -114,6 +114,21 @@ class Windowed(ABC):
     def due(self, state: KeyedState) -> int | None:
         """The earliest end of a window that waits to be told."""
         return first_end(state, WAITING) if self.final else None
+
+    # Combining before the shuffle, for the kinds that can
+
+    @property
+    def combinable(self) -> bool:
+        """Whether rows may be combined before the shuffle."""
+        return False
+
+    def worth_combining(self, rows: pa.Table) -> bool:  # noqa: ARG002
+        """Whether `combine` would make these rows far fewer. It decides about speed alone."""
+        return False
+
+    def combine(self, rows: pa.Table) -> pa.Table:
+        """Rows as fewer rows, that the step takes in their stead."""
+        raise BugError(f"The rows of step {self.step_name!r} cannot be combined: {rows.num_rows} were to be.")
 
     # Time
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from headrace.operators.aggregation import Aggregation, Outcome
 from headrace.operators.buffers import Ints, Mask, runs
-from headrace.operators.joins.matching import begins, ranked
+from headrace.operators.joins.matching import begins, ranked, sorting
 from headrace.operators.kernel import CHANGE_TYPE, TICK, UNSTARTED, Clocks, Groups, KeyedState, Times
 from headrace.operators.keys import encode_keys, key_groups, whole
 from headrace.operators.segments import Segments
@@ -29,7 +29,7 @@ from headrace.operators.windows.kept_rows import ID, TIME, Kept, RowStore
 from headrace.operators.windows.late import places_of
 from headrace.operators.windows.telling import over_lifetimes
 
-_NO_KEYS = pa.array([], pa.binary())
+_NO_KEYS = pa.nulls(0, pa.binary())
 _ONE = b"\x01"
 
 
@@ -281,7 +281,7 @@ def _by_place(kept: Kept) -> Iterator[tuple[int, Ints]]:
 
 def distinct_windows(grouped: Grouped, keys: Ints, starts: Times, ends: Times) -> tuple[Windows, Ints]:
     """The distinct windows in order of group, start and end, and the place of each given one among them."""
-    order = np.lexsort((ends, starts, keys))
+    order = sorting(keys, starts, ends)
     keys, starts, ends = keys[order], starts[order], ends[order]
     new = np.ones(len(order), np.bool_)
     new[1:] = (keys[1:] != keys[:-1]) | (starts[1:] != starts[:-1]) | (ends[1:] != ends[:-1])

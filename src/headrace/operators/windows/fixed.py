@@ -69,7 +69,7 @@ class FixedWindows(Windowed):
 
     @property
     def combinable(self) -> bool:
-        """Whether rows may be combined before the shuffle: if every aggregate's states can be put together exactly, and no row is needed whole."""
+        """If every aggregate's states can be put together exactly, and no row is needed whole."""
         return self.aggregation.combinable and not self.late.divert
 
     def worth_combining(self, rows: pa.Table) -> bool:

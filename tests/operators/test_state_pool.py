@@ -1,0 +1,58 @@
+"""States side by side: what each amounts to with all before it and behind it, and a pool of them that grows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.operators import agg
+from headrace.operators.aggregation import Aggregation
+from headrace.operators.segments import Segments
+from headrace.operators.state_pool import Merging, Pool, States
+
+SCHEMA = pa.schema([("v", pa.float64())])
+SPECS = (("n", agg.count()), ("total", agg.sum("v")), ("most", agg.max("v")))
+VALUES = st.none() | st.sampled_from([1e300, -1e300, 0.1, 1e-300, math.inf, math.nan]) | st.floats(-10, 10)
+
+
+def lifted(merging: Merging, values: list[float | None]) -> States:
+    rows = pa.table({"v": pa.array(values, pa.float64()), "_tick": pa.array([0] * len(values), pa.int64())})
+    each = np.arange(len(values))
+    return merging.lifted(Segments(rows, each, each, np.zeros(len(values), np.int64), each, pa.array([], pa.binary())))
+
+
+def shown(merging: Merging, states: States) -> list[str]:
+    return [repr(row) for row in zip(*(array.to_pylist() for array in merging.results(states).arrays), strict=True)]
+
+
+@given(st.lists(st.lists(VALUES, min_size=1, max_size=9), min_size=1, max_size=4))
+def test_all_before_and_all_behind(sets: list[list[float | None]]) -> None:
+    merging = Merging(Aggregation("s", SCHEMA, (), SPECS))
+    values = [value for each in sets for value in each]
+    numbers = np.repeat(np.arange(len(sets)), [len(each) for each in sets])
+    states = lifted(merging, values)
+    before = shown(merging, merging.prefixes(states, numbers))
+    behind = shown(merging, merging.suffixes(states, numbers))
+    pool = Pool(states)
+    starts = np.cumsum([0, *(len(each) for each in sets)])
+    for at, of in enumerate(numbers.tolist()):
+        for found, (first, stop) in ((before, (starts[of], at + 1)), (behind, (at, starts[of + 1]))):
+            alone = merging.reduced(pool.pick(np.arange(first, stop)), np.zeros(stop - first, np.int64))
+            assert found[at] == shown(merging, alone)[0]
+
+
+@given(st.lists(st.lists(VALUES, max_size=5), min_size=1, max_size=6))
+def test_a_pool_keeps_what_it_was_given_and_states_can_be_stored(pieces: list[list[float | None]]) -> None:
+    merging = Merging(Aggregation("s", SCHEMA, (), SPECS))
+    pool = Pool(lifted(merging, pieces[0]))
+    numbers = [np.arange(len(pieces[0])), *(pool.add(lifted(merging, piece)) for piece in pieces[1:])]
+    everything = np.concatenate(numbers)
+    assert everything.tolist() == list(range(len(pool)))
+    wanted = shown(merging, lifted(merging, [value for piece in pieces for value in piece]))
+    assert shown(merging, pool.pick(everything)) == wanted
+    stored = merging.stored(pool.pick(everything[::-1]))
+    assert shown(merging, merging.opened(stored)) == wanted[::-1]

@@ -1,0 +1,143 @@
+"""Windows over windows: corrections at the bottom reach the top, and what stands there in the end is what a look at all rows at once would give."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from headrace.operators import agg
+from headrace.operators.changelog import check_ticks, fold
+from headrace.operators.kernel import UNSTARTED, Clocks
+from headrace.operators.memory_state import MemoryState
+from headrace.operators.windows.base import WindowStep
+from headrace.operators.windows.build import window_kernel
+from headrace.operators.windows.specs import Correct, Hopping, Session, Sliding, Tumbling, WindowSpec
+from tests.operators.windows.feeding import STREAM, Feed
+from tests.operators.windows.oracle import Row, moment, us
+
+LATENESS = 40
+KEY = ("k", "window_start", "window_end")
+
+
+def bottom(emit: str) -> WindowStep:
+    aggregates = (("n", agg.count()), ("total", agg.sum("v")))
+    return WindowStep("minutes", STREAM, "t", Tumbling(10), ("k",), aggregates, late=Correct(LATENESS), emit=emit)
+
+
+def on_top(name: str, below: pa.Schema, window: WindowSpec, aggregates: Any, shift: int = -1) -> WindowStep:
+    schema = pa.schema([field for field in below if field.name != "_change_type"])
+    return WindowStep(
+        name, schema, "window_end", window, ("k",), aggregates, late=Correct(LATENESS), over_table=True, row_key=KEY, time_shift_us=shift
+    )  # fmt: skip
+
+
+def drawn(seed: int) -> Feed:
+    """Rows of a minute that come up to 35 late, and clocks that follow the newest of them."""
+    chance = random.Random(seed)
+    ticks: list[list[Row]] = []
+    complete, newest = [], 0
+    for tick in range(40):
+        times = [max(tick * 10 - chance.randrange(35), 0) for _ in range(chance.randrange(6))]
+        ticks.append([{"k": chance.randrange(2), "v": chance.randrange(100) / 10, "t": moment(time), "device": None} for time in times])
+        newest = max([newest, *times])
+        complete.append(newest)
+    return Feed([*ticks, []], [*complete, 10_000], [*complete, 10_000])
+
+
+def run(steps: Sequence[WindowStep], feed: Feed, sizes: Sequence[int]) -> pa.Table:
+    """Feed a chain of steps, in calls of some numbers of ticks; each step's clocks are those before it, less what it allows."""
+    states, told, at, turn = [MemoryState() for _ in steps], [], 0, 0
+    while at < len(feed.ticks):
+        stop = min(at + sizes[turn % len(sizes)], len(feed.ticks))
+        rows, clocks = feed.table(at, stop), feed.clocks(at, stop)
+        for step, state in zip(steps, states, strict=True):
+            kernel = window_kernel(step)
+            rows = kernel.step_timed(state, [rows], [clocks])
+            assert kernel.counts == {"late": 0}
+            clocks = behind(clocks, kernel.lateness_us)
+        told.append(rows)
+        at, turn = stop, turn + 1
+    return pa.concat_tables(told)
+
+
+def behind(clocks: Clocks, lateness_us: int) -> Clocks:
+    start = clocks.closed_at_start
+    return Clocks(
+        clocks.ticks, clocks.times_us, clocks.complete, np.where(clocks.closed == UNSTARTED, UNSTARTED, clocks.closed - lateness_us),
+        clocks.complete_at_start, start if start == UNSTARTED else start - lateness_us,
+    )  # fmt: skip
+
+
+def totals(feed: Feed) -> dict[tuple[int, int], int]:
+    """How many rows each group has in each minute, by the minute's last moment."""
+    found: dict[tuple[int, int], int] = {}
+    for row in (row for tick in feed.ticks for row in tick):
+        key = (row["k"], us(row["t"]) // 10 * 10 + 9)
+        found[key] = found.get(key, 0) + 1
+    return found
+
+
+def hours_of(minutes: dict[tuple[int, int], int]) -> dict[tuple[int, int, int], int]:
+    found: dict[tuple[int, int, int], int] = {}
+    for (k, time), count in minutes.items():
+        for start in (time // 30 * 30, time // 30 * 30 - 30):
+            found[k, start, start + 60] = found.get((k, start, start + 60), 0) + count
+    return found
+
+
+def days_of(hours: dict[tuple[int, int, int], int]) -> dict[tuple[int, int, int], int]:
+    found: dict[tuple[int, int, int], int] = {}
+    for (k, _, end), count in hours.items():
+        start = (end - 1) // 240 * 240
+        found[k, start, start + 240] = found.get((k, start, start + 240), 0) + count
+    return found
+
+
+def sessions_of(minutes: dict[tuple[int, int], int]) -> dict[tuple[int, int, int], int]:
+    found: dict[tuple[int, int, int], int] = {}
+    for (k, time), count in sorted(minutes.items()):
+        last = next((key for key in found if key[0] == k and time < key[2]), None)
+        start, before = (last[1], found.pop(last)) if last else (time, 0)
+        found[k, start, time + 15] = before + count
+    return found
+
+
+def sliding_of(minutes: dict[tuple[int, int], int]) -> dict[tuple[int, int, int], int]:
+    return {(k, time - 50, time): sum(n for (other, at), n in minutes.items() if other == k and time - 50 < at <= time) for k, time in minutes}
+
+
+def counts(told: pa.Table) -> dict[tuple[int, int, int], int]:
+    return {(k, us(start), us(end)): row["n"] for (k, start, end), row in fold(told, KEY).items()}
+
+
+SUMS = (("n", agg.sum("n")), ("total", agg.sum("total")), ("parts", agg.count()))
+
+
+@pytest.mark.parametrize("emit", ["final", "changes"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_minutes_to_hours_to_days(seed: int, emit: str) -> None:
+    feed, minutes = drawn(seed), bottom(emit)
+    hours = on_top("hours", window_kernel(minutes).output, Hopping(60, 30), SUMS)
+    days = on_top("days", window_kernel(hours).output, Tumbling(240), SUMS)
+    told = run([minutes, hours, days], feed, [1])
+    check_ticks(told, KEY)
+    assert told.equals(run([minutes, hours, days], feed, [7, 1, 3]))
+    assert set(told["_change_type"].to_pylist()) >= {"insert", "update_preimage", "update_postimage"}
+    assert counts(told) == days_of(hours_of(totals(feed)))
+
+
+@pytest.mark.parametrize("emit", ["final", "changes"])
+@pytest.mark.parametrize(("window", "wanted"), [(Session(15), sessions_of), (Sliding(50), sliding_of)])
+def test_windows_that_depend_on_rows_over_minutes(window: WindowSpec, wanted: Any, emit: str) -> None:
+    for seed in range(2):
+        feed, minutes = drawn(seed), bottom(emit)
+        top = on_top("top", window_kernel(minutes).output, window, SUMS)
+        told = run([minutes, top], feed, [1])
+        check_ticks(told, KEY)
+        assert told.equals(run([minutes, top], feed, [7, 1, 3]))
+        assert counts(told) == wanted(totals(feed))
