@@ -13,24 +13,25 @@ import pyarrow as pa
 from headrace.durations import format_us, to_us
 from headrace.errors import PlanError, StreamOnly
 from headrace.log.schema import type_name
-from headrace.operators.joins.corrected import CorrectedJoin
-from headrace.operators.joins.history import HistoryKernel
-from headrace.operators.joins.sides import HOWS, ResultColumn, Side
-from headrace.operators.joins.stream_stream import StreamStreamJoin
-from headrace.operators.joins.stream_table import StreamTableJoin
-from headrace.operators.joins.table_table import TableTableJoin
-from headrace.operators.joins.versioned import VersionedJoin
 from headrace.operators.kernel import CHANGE_TYPE
 from headrace.pipeline import columns as cols
 from headrace.pipeline.plan import Step, TimeColumn, Times, TopicStep
 from headrace.pipeline.table_ops import settled
 from headrace.pipeline.timing import time_column
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # kernels are loaded when a join is declared, and not by those who declare none
+    from headrace.operators.joins.corrected import CorrectedJoin
+    from headrace.operators.joins.history import HistoryKernel
+    from headrace.operators.joins.sides import ResultColumn, Side
+    from headrace.operators.joins.stream_stream import StreamStreamJoin
+    from headrace.operators.joins.stream_table import StreamTableJoin
+    from headrace.operators.joins.table_table import TableTableJoin
+    from headrace.operators.joins.versioned import VersionedJoin
     from headrace.pipeline.stream import Rows
 
+    JoinKernel = StreamStreamJoin | StreamTableJoin | TableTableJoin | VersionedJoin | CorrectedJoin
+
 Duration = str | timedelta
-JoinKernel = StreamStreamJoin | StreamTableJoin | TableTableJoin | VersionedJoin | CorrectedJoin
 WAIT, CORRECT = "wait", "correct"
 
 
@@ -57,6 +58,12 @@ class JoinStep(Step):
         return f"{'table' if left.is_table else 'stream'}-{'table' if right.is_table else 'stream'}"
 
     def kernel(self) -> JoinKernel:
+        from headrace.operators.joins.corrected import CorrectedJoin
+        from headrace.operators.joins.stream_stream import StreamStreamJoin
+        from headrace.operators.joins.stream_table import StreamTableJoin
+        from headrace.operators.joins.table_table import TableTableJoin
+        from headrace.operators.joins.versioned import VersionedJoin
+
         if self.kind == "stream-stream":
             bounds = {"before_us": self.before_us, "after_us": self.after_us}
             return StreamStreamJoin(self.name, self.left, self.right, self.columns, **bounds, how=self.how)
@@ -139,6 +146,9 @@ class HistoryStep(Step):
         return self.input.key
 
     def kernel(self) -> HistoryKernel:
+        from headrace.operators.joins.history import HistoryKernel
+        from headrace.operators.joins.sides import Side
+
         table = self.input
         return HistoryKernel(self.name, Side(table.schema, table.key, table.key, self.valid_from), history_us=self.history_us, valid_to=self.valid_to)
 
@@ -259,7 +269,7 @@ def _completed(step: JoinStep, *, where: str) -> JoinStep:
     """With the schema and the key that its kernel gives."""
     kernel = step.kernel()
     schema = cols.check_columns(pa.schema([field for field in kernel.output if field.name != CHANGE_TYPE]), where=f"The step {where}")
-    key = tuple(kernel.key) if isinstance(kernel, TableTableJoin | CorrectedJoin) else _stream_key(step)
+    key = tuple(getattr(kernel, "key", ())) if step.is_table else _stream_key(step)
     return replace(step, schema=schema, key=key)
 
 
@@ -270,6 +280,8 @@ def _stream_key(step: JoinStep) -> tuple[str, ...]:
 
 
 def _check_kinds(left: Step, right: Step, how: str, bounds: Bounds, *, where: str) -> None:
+    from headrace.operators.joins.sides import HOWS
+
     if how not in HOWS:
         raise PlanError(f"The step {where} joins how={how!r}.", fix=f"choose one of {', '.join(map(repr, HOWS))}.")
     if left.is_table and not right.is_table:
@@ -305,6 +317,8 @@ def _on(left: Step, right: Step, names: Any, left_on: Any, right_on: Any, *, whe
 
 
 def _side(step: Step, on: tuple[str, ...], *, where: str) -> Side:
+    from headrace.operators.joins.sides import Side
+
     time = time_column(step)
     if time is not None and time.shift_us and not step.is_table:
         raise PlanError(f"The step {where} joins {step.place}, whose event time is computed.", fix="write it to a topic and read that with an event time.")

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.errors import PlanError
-from headrace.operators.aggregate import AggregateKernel
-from headrace.operators.joins.distinct import distinct as distinct_kernel
-from headrace.operators.joins.ordering import Order
-from headrace.operators.joins.settling import SettleKernel
-from headrace.operators.joins.top import MOST, TopKernel
 from headrace.pipeline import columns as cols
 from headrace.pipeline.plan import Step, TimeColumn, Times
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # kernels are loaded where they are used, and not by those who declare nothing of the kind
+    from headrace.operators.aggregate import AggregateKernel
+    from headrace.operators.joins.ordering import Order
+    from headrace.operators.joins.settling import SettleKernel
+    from headrace.operators.joins.top import TopKernel
     from headrace.pipeline.stream import Rows
 
 _ORDERED = re.compile(r"^\s*(?P<column>.+?)(?:\s+(?P<way>asc|desc))?\s*$", re.IGNORECASE)
@@ -34,6 +33,8 @@ class TopStep(Step):
     per: tuple[str, ...]
 
     def kernel(self) -> TopKernel:
+        from headrace.operators.joins.top import TopKernel
+
         return TopKernel(self.name, self.schema, self.key, n=self.n, by=self.order, per=self.per)
 
     def details(self) -> dict[str, Any]:
@@ -52,7 +53,9 @@ class DistinctStep(Step):
     stateful: ClassVar[bool] = True
 
     def kernel(self) -> AggregateKernel:
-        return distinct_kernel(self.name, self.schema, self.input.key)
+        from headrace.operators.joins.distinct import distinct
+
+        return distinct(self.name, self.schema, self.input.key)
 
     def time(self, inputs: Times) -> TimeColumn | None:
         return inputs[0]
@@ -66,11 +69,15 @@ class SettleStep(Step):
     stateful: ClassVar[bool] = True
 
     def kernel(self) -> SettleKernel:
+        from headrace.operators.joins.settling import SettleKernel
+
         return SettleKernel(self.name, self.schema, self.key)
 
 
 def top(table: Rows, n: int, by: str | Sequence[str], per: str | Sequence[str] | None, name: str | None) -> Step:
     """`table.top(…)`, checked."""
+    from headrace.operators.joins.top import MOST
+
     where = table._place("top", name)  # noqa: SLF001
     if not 1 <= n <= MOST:
         raise PlanError(f"The step {where} asks for the first {n!r} rows.", fix=f"ask for 1 to {MOST:,}.")

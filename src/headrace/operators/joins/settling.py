@@ -23,7 +23,6 @@ from headrace.operators.keys import encode_keys, whole
 from headrace.operators.segments import by_key
 
 
-
 class SettleKernel:
     """A kernel without state: each tick's changes are made out by themselves. Of a key, a tick may bring one row that goes and one that comes."""
 
