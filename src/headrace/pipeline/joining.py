@@ -83,6 +83,11 @@ class JoinStep(Step):
         return self._hold_us
 
     @property
+    def allows_late_us(self) -> int:
+        """A join that corrects what it told does so as far back as versions are kept."""
+        return self.history_us or 0 if self.late_versions == CORRECT else 0
+
+    @property
     def timed_by(self) -> tuple[Step, ...]:
         """A stream that looks things up in a table goes by its own time."""
         return self.inputs[:1] if self.kind == "stream-table" and self.history_us is None else self.inputs
