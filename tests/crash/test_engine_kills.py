@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +18,10 @@ import pytest
 import headrace as hr
 from headrace.log.api import Log
 from headrace.sinks.view_reader import ViewReader
+from headrace.testing.kafka_broker import KafkaBroker
 from headrace.testing.pipelines import PipelineTest
 from tests.crash.engine_child import GROUPS, Plan, numbers
-from tests.crash.inject.points import IN_TASKS, ON_THE_DRIVER
+from tests.crash.inject.points import IN_TASKS, KAFKA_IN_TASKS, KAFKA_ON_THE_DRIVER, ON_THE_DRIVER, on_kafka
 from tests.engine.plain_spark import PlainSpark
 
 pytestmark = pytest.mark.spark
@@ -98,12 +100,12 @@ def undisturbed(root: Path, address: str, name: str) -> Outcome:
 
 def check_killed(tmp_path: Path, plans: Sequence[Plan], *, rows: int, deaths: Sequence[int], address: str | None = None) -> None:
     ticks = max(tick for plan in plans for tick in plan) + 1
-    root = tmp_path / "calm"
-    prepared(root, address or f"file:{root / 'log'}", "calm", rows, ticks)
-    calm = undisturbed(root, address or f"file:{root / 'log'}", "calm")
+    root, name = tmp_path / "calm", f"calm-{uuid.uuid4().hex[:8]}"  # a broker outlives a test
+    prepared(root, address or f"file:{root / 'log'}", name, rows, ticks)
+    calm = undisturbed(root, address or f"file:{root / 'log'}", name)
     calm.check(rows)
     for number, (plan, dead) in enumerate(zip(plans, deaths, strict=True)):
-        name, root = f"killed{number}", tmp_path / f"killed{number}"
+        name, root = f"killed-{uuid.uuid4().hex[:8]}", tmp_path / f"killed{number}"
         log_address = address or f"file:{root / 'log'}"
         prepared(root, log_address, name, rows, ticks)
         run_through(root, log_address, name, plan, deaths=dead)
@@ -116,12 +118,26 @@ def check_killed(tmp_path: Path, plans: Sequence[Plan], *, rows: int, deaths: Se
 
 def test_workers_and_drivers_killed_in_the_middle_of_it(tmp_path: Path) -> None:
     kills = [*((point, WORKER) for point in SOME_POINTS), ("between views and log", DRIVER), ("in the log's transaction", DRIVER), ("a row was read", DRIVER)]
-    check_killed(tmp_path, [dict(enumerate(kills, 1))], rows=5000, deaths=[3])
+    check_killed(tmp_path, [in_turn(*kills)], rows=5000, deaths=[3])
+
+
+def in_turn(*kills: tuple[str, str]) -> Plan:
+    """One a tick."""
+    return dict(enumerate(kills, 1))
 
 
 @pytest.mark.slow
 def test_the_driver_killed_at_every_point_and_workers_too_with_100_000_rows(tmp_path: Path) -> None:
-    worker_kills = {tick: (point, WORKER) for tick, point in enumerate(IN_TASKS, 1)}
-    drivers_from_workers = {tick: (point, DRIVER) for tick, point in enumerate(IN_TASKS, 1)}
-    drivers = {tick: (point, DRIVER) for tick, point in enumerate(ON_THE_DRIVER, 1)}
-    check_killed(tmp_path, [worker_kills, drivers_from_workers, drivers], rows=100_000, deaths=[0, len(IN_TASKS), len(ON_THE_DRIVER)])
+    workers = in_turn(*((point, WORKER) for point in IN_TASKS))
+    drivers_from_workers = in_turn(*((point, DRIVER) for point in IN_TASKS))
+    drivers = in_turn(*((point, DRIVER) for point in ON_THE_DRIVER))
+    check_killed(tmp_path, [workers, drivers_from_workers, drivers], rows=100_000, deaths=[0, len(drivers_from_workers), len(drivers)])
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+def test_the_same_from_kafka_to_kafka(tmp_path: Path, kafka_broker: KafkaBroker) -> None:
+    tasks, on_the_driver = on_kafka([*IN_TASKS, *KAFKA_IN_TASKS]), on_kafka([*ON_THE_DRIVER, *KAFKA_ON_THE_DRIVER])
+    workers = in_turn(*((point, WORKER) for point in tasks))
+    drivers = in_turn(*((point, DRIVER) for point in on_the_driver))
+    check_killed(tmp_path, [workers, drivers], rows=100_000, deaths=[0, len(drivers)], address=kafka_broker.address)

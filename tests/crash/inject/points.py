@@ -62,6 +62,18 @@ POINTS |= {
     "after the commit": Point("headrace.pipeline.query", "commit_batch", AFTER),
 }
 ON_THE_DRIVER = tuple(name for name in POINTS if name not in IN_TASKS)
+# Where the log is Kafka's, in the place of those of the embedded log
+KAFKA_IN_TASKS = {"rows were staged for Kafka": Point("headrace.log.kafka.log", "KafkaLog.stage", AFTER)}
+KAFKA_ON_THE_DRIVER = {
+    "sent to Kafka": Point("headrace.log.kafka.transaction", "KafkaTransaction._send_everything", AFTER),
+    "committed in Kafka": Point("headrace.log.kafka.transaction", "commit", AFTER),
+}
+ALL = POINTS | KAFKA_IN_TASKS | KAFKA_ON_THE_DRIVER
+
+
+def on_kafka(names: Iterable[str]) -> list[str]:
+    """Without the points of the embedded log."""
+    return [name for name in names if not ALL[name].module.startswith("headrace.log.file")]
 
 
 def armed(name: str) -> Path:
@@ -72,7 +84,7 @@ def armed(name: str) -> Path:
 def put_in_place(names: Iterable[str], strike: Callable[[str], None], patch: Callable[[Any, str, Any], None] = setattr) -> None:
     """Let `strike` be called with a point's name whenever it is passed. Modules are imported."""
     for name in names:
-        point = POINTS[name]
+        point = ALL[name]
         owner = point.owner()
         patch(owner, point.name, _struck(getattr(owner, point.name), name, point.when, strike))
 

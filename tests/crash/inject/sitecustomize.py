@@ -51,10 +51,10 @@ class PuttingInPlace(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self.real.exec_module(module)
-        points.put_in_place([name for name, point in points.POINTS.items() if point.module == self.module], strike)
+        points.put_in_place([name for name, point in points.ALL.items() if point.module == self.module], strike)
 
 
 if "HEADRACE_ARMED" in os.environ:
     from tests.crash.inject import points
 
-    sys.meta_path.insert(0, AtImport({point.module for point in points.POINTS.values()}))
+    sys.meta_path.insert(0, AtImport({point.module for point in points.ALL.values()}))
