@@ -4,10 +4,11 @@ import contextlib
 import http.client
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlencode
 
 import pytest
@@ -18,8 +19,11 @@ from headrace.serve.server import Server, start
 from headrace.sinks.views import ViewStore
 from tests.contract.view_contract import COUNTS, inserts
 
-ORDERS = parse_schema("region STRING, day DATE, amount DOUBLE, tax DECIMAL(10, 2), at TIMESTAMP, big BOOLEAN, tags ARRAY<STRING>, raw BINARY, ratio FLOAT")
+ORDERS = parse_schema(
+    "region STRING, day DATE, amount DOUBLE, tax DECIMAL(10, 2), at TIMESTAMP, big BOOLEAN, tags ARRAY<STRING>, raw BINARY, ratio FLOAT"
+)
 QUICK = Limits(poll_s=0.01, heartbeat_s=0.2, slow_s=1.0)
+PATIENCE_S = 20
 Start = Callable[..., Server]
 
 
@@ -49,7 +53,7 @@ class Client:
             response = connection.getresponse()
             return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
 
-    def get(self, path: str, *, headers: dict[str, str] | None = None, **query: Any) -> Answer:
+    def get(self, path: str, *, headers: Any = None, **query: Any) -> Answer:
         return self.ask("GET", path, None, headers, **query)
 
     def sql(self, query: str, **members: Any) -> Answer:
@@ -78,7 +82,7 @@ class Follower:
         self._response = self._connection.getresponse()
         self.status = self._response.status
 
-    def __enter__(self) -> "Follower":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,7 +95,9 @@ class Follower:
     def next(self) -> Heard | None:
         """The next event, without heartbeats; None when the stream has ended."""
         fields: dict[str, str] = {}
+        deadline = time.monotonic() + PATIENCE_S
         while line := self._response.readline():
+            assert time.monotonic() < deadline, "nothing but heartbeats came"
             text = line.decode().rstrip("\n")
             if text and not text.startswith(":"):
                 name, _, value = text.partition(": ")

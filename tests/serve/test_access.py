@@ -14,7 +14,6 @@ TOKEN = "a-token-of-some-length"
 PATHS = ["/views", "/views/counts", "/views/counts/changes", "/metrics", "/openapi.json", "/health"]
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     "headers",
     [
@@ -30,10 +29,11 @@ PATHS = ["/views", "/views/counts", "/views/counts/changes", "/metrics", "/opena
     ],
     ids=str,
 )
-def test_pages_of_other_origins_and_other_names_are_refused(client: Client, path: str, headers: dict[str, str]) -> None:
-    refused = client.get(path, headers=headers)
-    assert refused.status == 403
-    assert "access-control-allow-origin" not in refused.headers
+def test_pages_of_other_origins_and_other_names_are_refused(client: Client, headers: dict[str, str]) -> None:
+    for path in PATHS:
+        refused = client.get(path, headers=headers)
+        assert refused.status == 403
+        assert "access-control-allow-origin" not in refused.headers
 
 
 def test_a_query_from_another_origin_is_refused_and_no_page_is_told_that_it_may(client: Client) -> None:
@@ -62,7 +62,13 @@ def test_nothing_but_sql_takes_anything_but_get(client: Client, method: str) -> 
 def test_with_a_token_every_request_needs_it(serve: Start, store: ViewStore) -> None:
     client = Client(serve(token=TOKEN).port)
     for path in PATHS[:-1]:
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Authorization": f"Basic {TOKEN}"}, {"Authorization": "Bearer "}):
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": TOKEN},
+            {"Authorization": f"Basic {TOKEN}"},
+            {"Authorization": "Bearer "},
+        ):
             refused = client.get(path, headers=headers)
             assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
     assert client.get("/views", headers={"Authorization": f"Bearer {TOKEN}"}).status == 200

@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,10 +64,10 @@ def test_a_subscriber_that_is_killed_and_resumes_hears_each_change_once_in_order
             time.sleep(0.004)
 
     writer = threading.Thread(target=write)
-    writer.start()
     got: list[int] = []
     follower = client.follow("/views/counts/changes")
     heard(follower)
+    writer.start()
     while len(got) < ticks:
         for _ in range(7):
             if len(got) < ticks:
@@ -214,7 +215,8 @@ def test_one_that_falls_behind_what_is_at_hand_is_told_so() -> None:
     from headrace.serve.channels import Channel, Dropped, Event
 
     async def fall_behind() -> list[bytes]:
-        channel = Channel(None, 0, Limits(ring_events=4))  # type: ignore[arg-type] - the source is not asked
+        nothing: Any = None  # the source is not asked
+        channel = Channel(nothing, 0, Limits(ring_events=4))
         channel.publish(1, [Event("1", pa.table({}), b"1")])
         got, listening = [], channel.listen(0, None)
         got.append(await anext(listening))

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from headrace._version import __version__
-from headrace.cli import consume, dead, demo, explain, group, lag, log, plan, produce, queue, replay, rescale, run, state, status, topic, view
+from headrace.cli import consume, dead, demo, explain, group, lag, log, plan, produce, queue, replay, rescale, run, serve, state, status, topic, view
 from headrace.cli.output import emit, say
 from headrace.cli.quiet import QuietGroup
 from headrace.cli.settings import JsonOption, Settings
@@ -35,6 +35,7 @@ app.add_typer(dead.app, name="dead")
 app.add_typer(log.app, name="log")
 app.command("plan")(plan.plan)
 app.command("run")(run.run)
+app.command("serve")(serve.serve)
 app.command("replay")(replay.replay)
 app.command("rescale")(rescale.rescale)
 app.command("status")(status.status)

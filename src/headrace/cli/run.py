@@ -23,6 +23,9 @@ ShardsOption = Annotated[
     typer.Option("--shards", min=1, max=128, help="How many shards, for this run. Default: what `headrace rescale` chose, else one a core."),
 ]
 UntilOption = Annotated[bool, typer.Option("--until-caught-up", help="End when everything that is there has been taken in.")]
+PortOption = Annotated[
+    int | None, typer.Option("--port", min=0, max=65535, help="Where to serve the views; 0 is any that is free. Default: 8765, or any if that is taken.")
+]
 
 
 def run(
@@ -34,8 +37,10 @@ def run(
     shards: ShardsOption = None,
     pipeline: PipelineOption = None,
     until_caught_up: UntilOption = False,
+    port: PortOption = None,
+    no_serve: Annotated[bool, typer.Option("--no-serve", help="Do not serve the views.")] = False,
 ) -> None:
-    """Run a pipeline: take in its topics, keep its views and derived topics, until Ctrl-C or SIGTERM.
+    """Run a pipeline: take in its topics, keep its views and derived topics, and serve the views on this machine, until Ctrl-C or SIGTERM.
 
     Example: headrace run shop.py --log file:data
     """
@@ -56,6 +61,9 @@ def run(
             stop=stop,
             on_status=progress,
             master=master,
+            serve=not no_serve and (port is not None or not until_caught_up),
+            port=port,
+            on_serving=lambda server: say(f"Serving the views at {server.address}."),
         )
         say(farewell(loaded.name, progress, stopped=stop.is_set()))
 

@@ -11,7 +11,7 @@ from types import FrameType
 
 
 @contextmanager
-def stopping() -> Iterator[Event]:
+def stopping(told: str = "Stopping after the batch under way; once more ends it at once.") -> Iterator[Event]:
     """An event that the first signal sets; the second one raises KeyboardInterrupt, which does no harm either."""
     stop = Event()
 
@@ -19,7 +19,7 @@ def stopping() -> Iterator[Event]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        print("Stopping after the batch under way; once more ends it at once.", file=sys.stderr, flush=True)
+        print(told, file=sys.stderr, flush=True)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

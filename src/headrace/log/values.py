@@ -96,6 +96,10 @@ class Position:
             (topic,) = self.offsets or ("",)
         return self.offsets.get(topic, {})
 
+    def __str__(self) -> str:
+        """`orders:0:18,orders:1:20`: where each partition ends behind it. A server that is given it waits until a view contains it."""
+        return ",".join(f"{topic}:{partition}:{span.stop}" for topic, parts in self.offsets.items() for partition, span in parts.items())
+
 
 class Positions(dict[str, dict[int, int]]):
     """Topic -> partition -> next offset. Taken from a consumer it also carries who it was, so that a commit can be fenced."""

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.pipeline.pipeline import Pipeline
+    from headrace.serve.server import Server
 
 OnStatus = Callable[[Status], None]
 PATIENCE_S = 20.0
@@ -41,14 +43,21 @@ def run(
     until_caught_up: bool = False,
     stop: Event | None = None,
     on_status: OnStatus | None = None,
+    serve: bool = False,
+    port: int | None = None,
+    on_serving: Callable[[Server], None] | None = None,
     **spark_options: Any,
 ) -> None:
-    """Run a pipeline in this process until `stop` is set; `on_status` hears of every batch. Other options are those of `hr.spark`."""
+    """Run a pipeline in this process until `stop` is set; `on_status` hears of every batch. Other options are those of `hr.spark`.
+
+    With `serve` its views are served on this machine meanwhile, at a port or, without one, at 8765 or any that is free; `on_serving` hears where.
+    """
     with open_log(address_of(pipeline, log)) as opened:
         plan = _checked(opened, pipeline.plan())
         runner = Runner(plan, opened, _session(spark_options), state_of(pipeline, state), shards=shards)
         ingests = Ingests(pipeline, runner.spark, opened.address, runner.state, until_caught_up=until_caught_up, on_change=runner.tell)
-        _run(runner, ingests, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
+        with _serving(runner, opened, port, on_serving) if serve else nullcontext():
+            _run(runner, ingests, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
 
 
 def replay(
@@ -70,6 +79,18 @@ def replay(
         plan = _checked(opened, begin(opened, pipeline.plan(), version, since=since, retick=retick))
         runner = Runner(plan, opened, _session(spark_options), version_state(state_of(pipeline, state), version), shards=shards)
         _run(runner, None, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
+
+
+@contextmanager
+def _serving(runner: Runner, log: Log, port: int | None, on_serving: Callable[[Server], None] | None) -> Iterator[None]:
+    """The views, for as long as the pipeline runs."""
+    from headrace.serve.access import find_token
+    from headrace.serve.server import start_at_usual_port
+
+    with start_at_usual_port(runner.state, log, port, token=find_token(None)) as server:
+        if on_serving is not None:
+            on_serving(server)
+        yield
 
 
 def _checked(log: Log, plan: PipelinePlan) -> PipelinePlan:

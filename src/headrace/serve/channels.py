@@ -212,7 +212,8 @@ class Hub:
             for key, channel in list(self._channels.items()):
                 async with self._reading:
                     if not channel.subscribers or channel.end is not None:
-                        self._channels.pop(key, None)
+                        if self._channels.get(key) is channel:
+                            del self._channels[key]
                         channel.close(channel.end or Moved())
                         continue
                     await self._read(channel)

@@ -100,12 +100,23 @@ def start(
     return server
 
 
+def start_at_usual_port(state: Path, log: Log | None, port: int | None, *, token: str | None) -> Server:
+    """At a port that was chosen; or, if none was, at the usual one, or any if that is taken."""
+    if port is not None:
+        return start(state, log, port, token=token)
+    try:
+        return start(state, log, PORT, token=token)
+    except ConfigurationError:
+        return start(state, log, 0, token=token)
+
+
 def _open(address: str) -> Log:
     return open_log(address, create=False) if address.startswith("file:") else open_log(address)
 
 
 def _listen(host: str, port: int, limits: Limits) -> socket.socket:
     """A peer that takes nothing for too long is forgotten by the system itself, so that it cannot hold a connection for ever."""
+    listening = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.socket(family, kind, protocol)
@@ -115,6 +126,8 @@ def _listen(host: str, port: int, limits: Limits) -> socket.socket:
         listening.bind(address)
         listening.listen(_BACKLOG)
     except OSError as error:
+        if listening is not None:
+            listening.close()
         taken = error.errno == errno.EADDRINUSE
         fix = "choose another with --port, or 0 for any that is free." if taken else "choose another --host or --port."
         raise ConfigurationError(f"Cannot listen on {host}, port {port}: {error.strerror or error}.", fix=fix) from None
