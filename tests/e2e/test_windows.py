@@ -136,3 +136,44 @@ def test_windows_over_the_time_of_processing(tmp_path: Path, spark: SparkSession
         test.settle()
         assert [(row["region"], row["n"]) for row in test.view("seconds")] == [("a", 5)]
         assert test.view("seconds")[0]["window_start"] <= stamped.pop() < test.view("seconds")[0]["window_end"]
+
+
+def test_sessions_and_sliding_windows_whatever_the_batches(tmp_path: Path, spark: SparkSession) -> None:
+    def visits() -> hr.Pipeline:
+        shop = hr.Pipeline("shop")
+        times = hr.EventTime("at", delay="5 seconds", producer="device", idle="10 minutes")
+        orders = shop.topic("orders", schema=SCHEMA, key="region", event_time=times, partitions=2)
+        shop.write("visits", orders.window(hr.session("5 minutes"), late=hr.correct("1 day")).group_by("region").aggregate(n=hr.agg.count()))
+        shop.write("moving", orders.window(hr.sliding("10 minutes"), late=hr.correct("1 day")).group_by("region").aggregate(s=hr.agg.sum("amount")))
+        return shop
+
+    fed = disordered(7, ticks=4)
+    answers = []
+    for number, (most_ticks, shards) in enumerate([(100, 2), (1, 3)]):
+        with PipelineTest(visits(), tmp_path / str(number), spark, shards=shards) as test:
+            for rows in [*fed, [order(region, 0, device, 9 * 86400) for region in "ab" for device in "xy"]]:
+                test.feed("orders", rows)
+                test.cut()
+            while test.step(most_ticks):
+                continue
+            answers.append((test.rows("visits"), test.rows("moving")))
+            sessions = [row for row in visible(test, "visits") if row["window_end"] < at(86400 * 8)]
+            moving = {(row["region"], row["window_end"]): row["s"] for row in visible(test, "moving")}
+    assert answers[0] == answers[1]
+    everything = [row for rows in fed for row in rows]
+    assert sum(row["n"] for row in sessions) == len(everything)
+    for row in everything:
+        near = [r["amount"] for r in everything if r["region"] == row["region"] and timedelta(0) <= row["at"] - r["at"] < timedelta(minutes=10)]
+        assert moving[row["region"], row["at"]] == sum(near)
+
+
+def visible(test: PipelineTest, topic: str) -> list[dict[str, Any]]:
+    """What a table's topic amounts to."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in test.log.read(topic).to_pylist():
+        key = (row["region"], row["window_start"], row["window_end"])
+        if row["_change_type"] in {"delete", "update_preimage"}:
+            del found[key]
+        else:
+            found[key] = row
+    return list(found.values())

@@ -8,7 +8,7 @@ from headrace.operators.dedupe import DedupeKernel
 from headrace.operators.kernel import Kernel, TimedKernel
 from headrace.operators.latest import LatestKernel
 from headrace.operators.windows.base import WindowStep as WindowSettings
-from headrace.operators.windows.fixed import FixedWindows
+from headrace.operators.windows.build import window_kernel
 from headrace.pipeline.joining import HistoryStep, JoinStep
 from headrace.pipeline.plan import DIVERT, AggregateStep, DedupeStep, PipelinePlan, Step, TopicStep, ToTableStep
 from headrace.pipeline.table_ops import DistinctStep, SettleStep, TopStep
@@ -48,7 +48,7 @@ def _windows(step: WindowStep) -> TimedKernel:
         step.name, source.schema, step.over.name, step.window, step.by, step.aggregates, late=step.late, emit=step.emit, over_table=source.is_table,
         row_key=source.key if source.is_table else (), producer=step.over.producer, time_shift_us=step.over.shift_us, divert_errors=step.errors == DIVERT,
     )  # fmt: skip
-    return FixedWindows(settings)
+    return window_kernel(settings)
 
 
 def check_hosted(plan: PipelinePlan) -> None:
