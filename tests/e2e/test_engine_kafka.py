@@ -109,16 +109,15 @@ def test_a_batch_that_fails_between_the_views_and_the_log_is_done_once(
     fed, shop = ticks_of_rows(3), Shop()
     died: list[str] = []
 
-    def dies_once(ledger: Any, views: Any, *rest: Any, **named: Any) -> None:
-        if not died:
-            died.append("after the views")
+    def gone() -> Any:
+        raise OSError("died here")
 
-            class Dead:
-                def transaction(self) -> Any:
-                    raise OSError("died here")
-
-            commit_batch(Dead(), views, *rest, **named)  # type: ignore[arg-type]
-        commit_batch(ledger, views, *rest, **named)
+    def dies_once(ledger: Any, *rest: Any, **named: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if not died:
+                died.append("after the views")
+                patch.setattr(ledger, "transaction", gone)
+            commit_batch(ledger, *rest, **named)
 
     monkeypatch.setattr("headrace.pipeline.query.commit_batch", dies_once)
     with PipelineTest(shop.pipeline(), tmp_path, spark, log=log) as test:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +17,7 @@ from headrace.engine.diverting import Diverter, this_task
 from headrace.engine.event_times import EventTimes, with_tick_times
 from headrace.engine.packing import hello, pack
 from headrace.engine.reports import write_report
+from headrace.engine.row_local import RowStep
 from headrace.engine.spec import BatchContext, BatchResult
 from headrace.engine.tasks import TopicRange
 from headrace.errors import BugError
@@ -34,19 +36,21 @@ class Combining(Protocol):
 
 @dataclass(frozen=True)
 class Reading:
-    """Some ranges of an input, and how its clock goes."""
+    """Some ranges of an input, how its clock goes, and row-local steps that are done on the spot."""
 
     ranges: tuple[TopicRange, ...]
     clock: ClockSpec
     log: str
     directory: Path
     time_as: str | None = None  # the name of a column to add, with the time of each row's tick
+    steps: tuple[RowStep, ...] = ()
 
     def rows(self, number: int) -> Iterator[pa.RecordBatch]:
         """The usable rows of a range; what was found out about time is left for the shards."""
         times = EventTimes(self.clock, self.ranges[number], number, self.directory)
         for batch in self.ranges[number].read(self.log):
-            yield times.taken(batch if self.time_as is None else with_tick_times(batch, self.ranges[number], self.time_as))
+            rows = times.taken(batch if self.time_as is None else with_tick_times(batch, self.ranges[number], self.time_as))
+            yield reduce(lambda given, step: step(given), self.steps, rows)
         times.finish()
 
 
@@ -63,8 +67,19 @@ class ReadRows:
 
 
 @dataclass(frozen=True)
+class Chained:
+    """Two functions in one task: what the first gives, the second takes, and nothing goes through Spark between them."""
+
+    first: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+    second: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.second(self.first(batches))
+
+
+@dataclass(frozen=True)
 class ReadAndPack:
-    """The same where no row-local step stands between: rows never leave Python before the shuffle."""
+    """The same where no step of Spark's stands between: rows never leave Python before the shuffle."""
 
     reading: Reading
     port: int

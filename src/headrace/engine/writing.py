@@ -23,6 +23,7 @@ from headrace.operators.codes import codes_of
 from headrace.operators.keys import encode_keys
 
 _ORDER = [field.name for field in ORDER_FIELDS]
+_BLOB_ROWS = 100_000
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,20 @@ def _in_topic_order(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
 
 @dataclass(frozen=True)
 class PackForTopic:
-    """Rows of Spark's to the tasks that write a topic."""
+    """Rows to the tasks that write a topic."""
 
     target: TopicTarget
     shards: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        waiting: list[pa.RecordBatch] = []
         for batch in batches:
-            if batch.num_rows:
-                yield from by_partition(0, self.target, pa.Table.from_batches([batch]), self.shards)
+            waiting.append(batch)
+            if sum(each.num_rows for each in waiting) >= _BLOB_ROWS:
+                yield from by_partition(0, self.target, pa.Table.from_batches(waiting), self.shards)
+                waiting = []
+        if any(batch.num_rows for batch in waiting):
+            yield from by_partition(0, self.target, pa.Table.from_batches(waiting), self.shards)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """From the plan to one Spark job: the DataFrame whose single action computes all outputs of a pipeline for some ticks.
 
-Rows stay in Python where the plan allows it: a topic without row-local steps is read and packed in one go, a stage hands blobs to the next, and writes its
+Rows stay in Python where the plan allows it: a topic, with row-local steps that need no Spark, is read and packed in one go, a stage hands blobs to the next, and writes its
 views itself. Where Spark SQL stands between, rows go through Spark. A step with several consumers is kept, so that it is not computed again for each of them.
 """
 
@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from headrace.engine.diverting import DivertRows
 from headrace.engine.filtering import KEEP, keep_changes
-from headrace.engine.job import Combining, Greet, PackRows, ReadAndPack, Reading, ReadRows
+from headrace.engine.job import Chained, Combining, Greet, PackRows, ReadAndPack, Reading, ReadRows
 from headrace.engine.packing import PACKED
+from headrace.engine.row_local import RowStep
 from headrace.engine.shard import ShardFunction
 from headrace.engine.spec import BatchContext, HostedInput, HostedStep, StageSpec, StageTarget, TopicTarget
 from headrace.engine.tasks import ORDER_FIELDS, RANK, ranges
@@ -27,6 +28,7 @@ from headrace.operators.windows.specs import Divert
 from headrace.pipeline.expressions import Expression
 from headrace.pipeline.hosting import keeps_state, kernel_of
 from headrace.pipeline.joining import JoinStep
+from headrace.pipeline.local import Behind, local_steps
 from headrace.pipeline.plan import (
     DIVERT,
     ChangesStep,
@@ -102,6 +104,8 @@ class JobBuilder:
             target = self._target(topics[0]) if topics else None
             packed = self._stage(step, tuple(view.name for view in views), target)
             return [self._written(packed, target) if target else packed]
+        if not views and (behind := local_steps(step)) is not None:
+            return [self._read_for_topic(behind, self._target(output)) for output in topics]
         rows = self.rows(step)
         written = [rows.mapInArrow(WriteView(view.name, self.context), PACKED) for view in views]
         for output in topics:
@@ -109,6 +113,12 @@ class JobBuilder:
             packed = rows.mapInArrow(PackForTopic(target, self.context.shards), PACKED)
             written.append(self._written(packed.unionAll(self._greeting()), target))
         return written
+
+    def _read_for_topic(self, behind: Behind, target: TopicTarget) -> DataFrame:
+        """From topic to topic without Spark's columns: rows are read, computed and packed in one task."""
+        reading = self._reading(*behind)
+        work = Chained(ReadRows(reading), PackForTopic(target, self.context.shards))
+        return self._written(self._tasks(len(reading.ranges)).mapInArrow(work, PACKED).unionAll(self._greeting()), target)
 
     @staticmethod
     def _target(output: TopicOutput) -> TopicTarget:
@@ -123,15 +133,15 @@ class JobBuilder:
         """A step's rows as Spark has them: the user's columns, a table's `_change_type`, and the pipeline's order."""
         if step.name not in self._rows:
             made = self._make_rows(step)
-            if len(self.plan.consumers(step)) > 1 and (keeps_state(step) or not isinstance(step, TopicStep)):
+            if len(self.plan.consumers(step)) > 1 and (keeps_state(step) or local_steps(step) is None):
                 made = made.persist()
                 self._kept.append(made)
             self._rows[step.name] = made
         return self._rows[step.name]
 
     def _make_rows(self, step: Step) -> DataFrame:
-        if isinstance(step, TopicStep) and not step.is_table:
-            return self._read_rows(step)
+        if (behind := local_steps(step)) is not None:
+            return self._read_rows(step, behind)
         if isinstance(step, SelectStep):
             return self._selected(step)
         if isinstance(step, WhereStep):
@@ -183,16 +193,16 @@ class JobBuilder:
     def _spark_schema(self, step: Step) -> str:
         return to_spark_ddl(shard_schema(step))
 
-    def _reading(self, step: TopicStep) -> Reading:
+    def _reading(self, step: TopicStep, steps: tuple[RowStep, ...] = ()) -> Reading:
         columns = [*step.stored_schema.names, *([CHANGE_TYPE] if step.is_table else [])]
         found = ranges(step.topic, self._ranks[step.name], columns, self.before, self.ticks, parts=self.cores)
-        return Reading(tuple(found), clock_spec(step), self.context.log, self.context.job_directory, step.added)
+        return Reading(tuple(found), clock_spec(step), self.context.log, self.context.job_directory, step.added, steps)
 
     def _tasks(self, count: int) -> DataFrame:
         return self.spark.range(0, count, 1, max(1, count))
 
-    def _read_rows(self, step: TopicStep) -> DataFrame:
-        reading = self._reading(step)
+    def _read_rows(self, step: Step, behind: Behind) -> DataFrame:
+        reading = self._reading(*behind)
         return self._tasks(len(reading.ranges)).mapInArrow(ReadRows(reading), self._spark_schema(step))
 
     # Stages
@@ -236,8 +246,10 @@ class JobBuilder:
         """A step's rows on their way to the shards of the stage whose first step is `of`. A join meets null keys itself; elsewhere rows with one are put aside."""
         nulls = isinstance(of, JoinStep | SettleStep | DistinctStep | TopStep)
         step, alone = self._behind_key_by(given)
-        if isinstance(step, TopicStep) and (not step.is_table or step is of or port in of.versioned_inputs):
-            reading = self._reading(step)
+        is_read = isinstance(step, TopicStep) and (step is of or port in of.versioned_inputs)
+        behind = (step, ()) if isinstance(step, TopicStep) and is_read else local_steps(step)
+        if behind is not None:
+            reading = self._reading(*behind)
             if not reading.ranges:
                 return self._greeting()
             read = ReadAndPack(reading, port, of.name, key, self.context.shards, combine, nulls)

@@ -135,7 +135,7 @@ def by_arrow(messages: list[Message]) -> Iterable[tuple[bytes | None, bytes]]:
 
 
 def results() -> Iterator[Result]:
-    root = Path(tempfile.mkdtemp(prefix="bench-kafka-engine-"))
+    root = Path(tempfile.mkdtemp(prefix="bench-engine-kafka-"))
     spark = hr.spark("bench", master="local[2]", driver_memory="2g")
     try:
         with KafkaBroker(heap_mb=1000) as broker, hr.open_log(broker.address) as log:
@@ -164,7 +164,7 @@ def _measured(ours: OurSide, broker: KafkaBroker, log: hr.Log) -> Result:
             shares.append(share)
     rate, share = statistics.median(our_rates), statistics.median(shares)
     return judged(
-        "kafka_engine", "from Kafka to Kafka through Spark, exactly once, 1 million rows of 100 bytes a batch", "rows/s",
+        "engine_kafka", "from Kafka to Kafka through Spark, exactly once, 1 million rows of 100 bytes a batch", "rows/s",
         rate, f"bare confluent-kafka loop, decoding and encoding with {quicker}", statistics.median(their_rates), bar=0.5, better="higher",
         params={"rows": ROWS, "partitions": PARTITIONS, "rounds": ROUNDS, "rows_in_per_s": round(rate / (1 - share)), "rows_out_per_s": round(rate / share)},
     )  # fmt: skip
