@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
 
+from headrace.durations import to_us
 from headrace.errors import PlanError, nearest
 from headrace.operators.custom import CustomAggregate
 from headrace.operators.specs import AggregateSpec
@@ -27,12 +29,14 @@ __all__ = [
     "count",
     "count_distinct",
     "custom",
+    "decayed_sum",
     "first",
     "heavy_hitters",
     "last",
     "max",
     "min",
     "quantiles",
+    "rate",
     "stddev",
     "sum",
 ]
@@ -60,6 +64,20 @@ def avg(column: str) -> AggregateSpec:
 def stddev(column: str, *, population: bool = False) -> AggregateSpec:
     """The standard deviation, of a sample unless `population`. DOUBLE."""
     return AggregateSpec("stddev", column, (("population", population),))
+
+
+def rate(column: str | None = None, *, per: str | timedelta = "1 second") -> AggregateSpec:
+    """The sum of a column by the length of the window, as so much `per` time; without a column, the number of rows. DOUBLE. For windows only."""
+    return AggregateSpec("rate", column, (("per_us", _duration("rate", "per", per)),))
+
+
+def decayed_sum(column: str, *, half_life: str | timedelta, time: str | None = None) -> AggregateSpec:
+    """The sum as of the newest row's event time, in which a value counts half for every half-life that it is older. DOUBLE. Streams only.
+
+    In a window, times are the windows' own; elsewhere `time` names their column. Values are put together tick by tick, so the last digits depend on ticks,
+    but not on batches.
+    """
+    return AggregateSpec("decayed_sum", column, (("half_life_us", _duration("decayed_sum", "half_life", half_life)), ("time", time)))
 
 
 def min(column: str, *, most: int = MOST_VALUES, when_full: str = "divert") -> AggregateSpec:  # noqa: A001
@@ -149,6 +167,12 @@ def _bound(kind: str, most: int, when_full: str) -> tuple[tuple[str, Any], ...]:
     if when_full not in _WHEN_FULL:
         raise PlanError(f"{kind} has when_full={when_full!r}: {nearest(str(when_full), _WHEN_FULL)}")
     return (("most", _whole(kind, "most", most, least=1, most=10_000_000)), ("when_full", when_full))
+
+
+def _duration(kind: str, option: str, value: str | timedelta) -> int:
+    if not (us := to_us(value, what=f"{option} of {kind}")):
+        raise PlanError(f"{kind} has {option}={value!r}, which is zero.", fix="give more than zero.")
+    return us
 
 
 def _whole(kind: str, option: str, value: Any, *, least: int, most: int) -> int:

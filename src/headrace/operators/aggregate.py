@@ -11,6 +11,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from headrace.errors import PlanError
 from headrace.operators.aggregation import Aggregation, Outcome
 from headrace.operators.changelog import Changes, changes
 from headrace.operators.combining import ORDER, PARTIAL, all_combined, by_tick, pays
@@ -47,6 +48,10 @@ class AggregateKernel:
     ) -> None:
         self.step_name, self.schema, self.by, self.aggregates = step, schema, tuple(by), tuple(aggregates)
         self.over_table, self.row_key = over_table, tuple(row_key)
+        if rates := [name for name, spec in self.aggregates if spec.kind == "rate"]:
+            raise PlanError(
+                f"{rates[0]!r} of the step {step!r} is a rate, which is by the length of a window, and there is none.", fix="use window(…) before it."
+            )
         self._aggregation = Aggregation(step, schema, by, aggregates, over_table=over_table, row_key=row_key, divert=divert)
         self._layout = self._aggregation.layout
         self.diverted, self.lost = self._aggregation.diverted, self._aggregation.lost

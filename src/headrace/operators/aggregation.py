@@ -96,7 +96,7 @@ class Aggregation:
         self.lost: dict[str, int] = {}
 
     def _check(self, row_key: Sequence[str]) -> None:
-        used = [*self.by, *row_key, *(spec.column for _, spec in self.aggregates if spec.column is not None)]
+        used = [*self.by, *row_key, *(name for _, spec in self.aggregates for name in spec.reads)]
         if missing := [name for name in used if name not in self.schema.names]:
             raise UnknownColumn(missing[0], self.schema.names, where=f"The input of step {self.step_name!r}")
         names = [*self.by, *(name for name, _ in self.aggregates)]

@@ -12,7 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 SKETCHES = frozenset({"approx_distinct", "quantiles", "heavy_hitters", "bloom"})
-"""Kinds that cannot take a row back, and so take streams only."""
+"""Kinds that answer about."""
+
+STREAMS_ONLY = SKETCHES | {"decayed_sum"}
+"""Kinds that cannot take rows back."""
 
 KEEPS_VALUES = frozenset({"min", "max", "first", "last", "collect", "count_distinct"})
 """Kinds that keep values of a key to be able to take them back, and so have a bound, the option `most`."""
@@ -50,7 +53,12 @@ class AggregateSpec:
     @property
     def takes_tables(self) -> bool:
         """Whether it can take rows back."""
-        return bool(self.option("aggregate").retractable) if self.kind == "custom" else not self.is_sketch
+        return bool(self.option("aggregate").retractable) if self.kind == "custom" else self.kind not in STREAMS_ONLY
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns that it reads: its own, and for what goes by event time that of the time."""
+        return tuple(name for name in (self.column, self.option("time")) if name is not None)
 
     def without_bounds(self) -> AggregateSpec:
         """The same, whatever it may keep of a key."""
@@ -73,7 +81,7 @@ def result_type(spec: AggregateSpec, column_type: pa.DataType | None) -> pa.Data
         result: pa.DataType = spec.option("aggregate").result_type
         return result
     if column_type is None:
-        return pa.int64()
+        return pa.float64() if spec.kind == "rate" else pa.int64()
     return _RESULTS[spec.kind](spec, column_type)
 
 
@@ -159,6 +167,8 @@ _RESULTS: dict[str, Callable[[AggregateSpec, pa.DataType], pa.DataType]] = {
     "collect": _collect,
     "count_distinct": _distinct,
     "stddev": _stddev,
+    "rate": _stddev,
+    "decayed_sum": _stddev,
     "approx_distinct": _distinct,
     "quantiles": _quantiles,
     "heavy_hitters": _heavy_hitters,

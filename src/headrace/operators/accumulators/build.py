@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from headrace.operators.accumulators.accumulator import Accumulator
 from headrace.operators.accumulators.averages import DecimalAverage, IntegerAverage, IntervalAverage
 from headrace.operators.accumulators.counts import CountRows, CountValues
 from headrace.operators.accumulators.customs import Custom
+from headrace.operators.accumulators.decays import DecayedSum
 from headrace.operators.accumulators.double_sums import DoubleAverage, DoubleSum
 from headrace.operators.accumulators.extremes import Extreme
 from headrace.operators.accumulators.ordered import has_order_in_64_bits
@@ -44,7 +45,7 @@ class Order:
 
     @property
     def result(self) -> pa.DataType:
-        return result_type(self.spec, self.type)
+        return result_type(replace(self.spec, kind="sum") if self.spec.kind == "rate" else self.spec, self.type)
 
 
 def build(spec: AggregateSpec, schema: pa.Schema, *, over_table: bool, row_key: Sequence[str] = (), divert: bool = False) -> Accumulator:
@@ -69,6 +70,13 @@ def _avg(order: Order) -> Accumulator:
     if pa.types.is_decimal(order.type):
         return DecimalAverage(order.column, order.result, order.type.scale)
     return (IntegerAverage if pa.types.is_integer(order.type) else IntervalAverage)(order.column, order.result)
+
+
+def _decayed_sum(order: Order) -> Accumulator:
+    time = order.spec.option("time")
+    if time is None:
+        raise BugError(f"{order.spec} needs the column of the event time.")
+    return DecayedSum(order.column, time, half_life_us=order.spec.option("half_life_us"))
 
 
 def _extreme(order: Order) -> Accumulator:
@@ -125,6 +133,8 @@ def _bloom(order: Order) -> Accumulator:
 _BUILDERS: dict[str, Callable[[Order], Accumulator]] = {
     "count": lambda order: CountValues(order.column),
     "sum": _sum,
+    "rate": _sum,  # its window divides it by its length
+    "decayed_sum": _decayed_sum,
     "avg": _avg,
     "stddev": lambda order: StandardDeviation(order.column, population=bool(order.spec.option("population"))),
     "min": _extreme,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.errors import BugError, InputError, UnknownColumn
 from headrace.operators.aggregation import Aggregation
@@ -59,6 +60,15 @@ class WindowStep:
                 f"Step {self.name!r} has a result named {min(taken)!r}, as the windows' own.", fix="give it another name, or rename the column first."
             )
 
+    @property
+    def timed_aggregates(self) -> tuple[tuple[str, AggregateSpec], ...]:
+        """With the windows' time for those that go by event time and name none."""
+        return tuple((name, self._timed(spec)) for name, spec in self.aggregates)
+
+    def _timed(self, spec: AggregateSpec) -> AggregateSpec:
+        options = tuple((name, self.time if name == "time" and value is None else value) for name, value in spec.options)
+        return replace(spec, options=options)
+
 
 class Results(Protocol):
     """What windows amount to, by version."""
@@ -89,7 +99,7 @@ class Windowed(ABC):
 
     def aggregating(self, step: WindowStep) -> Aggregation:
         return Aggregation(
-            step.name, step.schema, step.by, step.aggregates, over_table=step.over_table, row_key=step.row_key, divert=step.divert_errors
+            step.name, step.schema, step.by, step.timed_aggregates, over_table=step.over_table, row_key=step.row_key, divert=step.divert_errors
         )
 
     @cached_property
@@ -172,6 +182,14 @@ class Windowed(ABC):
         columns = decode_keys(windows.by.take(pa.array(window)), list(self.output)[: len(self.by)])
         bounds = windows.starts[window], windows.ends[window] + self.end_shown_us
         columns += [pa.array(times).cast(self.output.field(WINDOW_START).type) for times in bounds]
-        columns += outcome.results(changes.versions)
+        columns += self._by_length(outcome.results(changes.versions), bounds[1] - bounds[0])
         columns += [changes.names(), pa.array(clock.ticks[shown.places[changes.segments]])]
         return pa.Table.from_arrays(columns, schema=self.output.append(_TICK_FIELD)), changes
+
+    def _by_length(self, results: list[pa.Array], lengths_us: Times) -> list[pa.Array]:
+        """Rates are sums until the window is known."""
+        specs = [spec for _, spec in self.settings.aggregates]
+        return [
+            pc.divide(array.cast(pa.float64()), pa.array(lengths_us / spec.option("per_us"))) if spec.kind == "rate" else array
+            for array, spec in zip(results, specs, strict=True)
+        ]

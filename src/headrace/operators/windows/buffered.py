@@ -61,12 +61,12 @@ class Buffered(Windowed):
 
     def __init__(self, step: WindowStep) -> None:
         super().__init__(step)
-        read = dict.fromkeys(spec.column for _, spec in step.aggregates if spec.column is not None)
+        read = dict.fromkeys(name for _, spec in step.timed_aggregates for name in spec.reads)
         self._store = RowStore(step.name, [step.schema.field(name) for name in read], with_id=step.over_table)
 
     def aggregating(self, step: WindowStep) -> Aggregation:
         """Rows that go are taken out before: aggregates see none go."""
-        return Aggregation(step.name, step.schema, step.by, step.aggregates, divert=step.divert_errors)
+        return Aggregation(step.name, step.schema, step.by, step.timed_aggregates, divert=step.divert_errors)
 
     # What kinds of windows differ in
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from headrace.operators.accumulators.accumulator import Monoid
 from headrace.operators.accumulators.build import build
 from headrace.operators.windows.base import Windowed, WindowStep
 from headrace.operators.windows.fixed import FixedWindows
@@ -26,4 +25,4 @@ def keeps_rows(step: WindowStep) -> bool:
     """Whether the kernel must keep the rows of windows that are not closed: over tables, and for aggregates whose states cannot be put together."""
     if isinstance(step.window, Tumbling | Hopping):
         return False
-    return step.over_table or not all(isinstance(build(spec, step.schema, over_table=False), Monoid) for _, spec in step.aggregates)
+    return step.over_table or not all(build(spec, step.schema, over_table=False).combinable for _, spec in step.timed_aggregates)
