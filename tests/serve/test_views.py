@@ -15,7 +15,7 @@ from tests.serve.conftest import ORDERS, Client
 AT = datetime(2026, 1, 31, 12, 30, 0, 5, tzinfo=UTC)
 EU = ("eu", date(2026, 1, 31), 1.5, Decimal("0.30"), AT, True, ["a", '"b"'], b"\x00\xff", 0.1)
 US = ("us", date(2026, 1, 31), float("nan"), None, None, False, None, None, float("inf"))
-NOBODY = (None, None, float("-inf"), Decimal("-1.00"), AT, None, [], b"", 1e30)
+NOBODY: tuple[Any, ...] = (None, None, float("-inf"), Decimal("-1.00"), AT, None, [], b"", 1e30)
 SHOWN = {
     "region": "eu",
     "day": "2026-01-31",

@@ -1,7 +1,7 @@
 """The command `headrace`: one file a command group, all of them against the log's interface (`headrace.log.api`).
 
 Exit codes, for scripts: 0 done, 1 an error (what happened and what to do is on standard error), 2 wrong usage, 3 a lag threshold was passed,
-4 `log verify` found damage, 130 ended by Ctrl-C. A reader that closes our output early, such as `head`, ends a command quietly with 0.
+4 `log verify` found damage, 5 `view diff` found a difference, 130 ended by Ctrl-C. A reader that closes our output early, such as `head`, ends a command quietly with 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,27 @@ from typing import Annotated
 import typer
 
 from headrace._version import __version__
-from headrace.cli import consume, dead, demo, explain, group, lag, log, plan, produce, queue, replay, rescale, run, serve, state, status, topic, view
+from headrace.cli import (
+    consume,
+    dead,
+    demo,
+    explain,
+    group,
+    lag,
+    log,
+    plan,
+    produce,
+    queue,
+    replay,
+    rescale,
+    run,
+    serve,
+    state,
+    status,
+    topic,
+    view,
+    view_versions,
+)
 from headrace.cli.output import emit, say
 from headrace.cli.quiet import QuietGroup
 from headrace.cli.settings import JsonOption, Settings
@@ -21,7 +41,7 @@ app = typer.Typer(
     cls=QuietGroup,
     help="A durable log for Python: topics, groups and queues in a directory, or on Kafka.\n\n"
     "Say which log with --log or HEADRACE_LOG: file:PATH is a directory, kafka://HOST:PORT a broker.\n\n"
-    "Exit codes: 0 done, 1 error, 2 wrong usage, 3 a lag threshold was passed, 4 damage was found.",
+    "Exit codes: 0 done, 1 error, 2 wrong usage, 3 a lag threshold was passed, 4 damage was found, 5 views differ.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -41,6 +61,9 @@ app.command("rescale")(rescale.rescale)
 app.command("status")(status.status)
 app.command("explain")(explain.explain)
 app.add_typer(state.app, name="state")
+view.app.command("diff")(view_versions.diff)
+view.app.command("switch")(view_versions.switch)
+view.app.command("drop")(view_versions.drop)
 app.add_typer(view.app, name="view")
 app.command("demo")(demo.demo)
 

@@ -1,4 +1,4 @@
-"""`headrace view`: list a pipeline's views, and show one: whole, by key, as it changes, or through SQL."""
+"""`headrace view`: list a pipeline's views, and show one: whole, by key, as it changes, or through SQL. `view_versions` compares and switches versions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TABLE_ROWS = 1_000
 POLL_SECONDS = 0.2
 _MARKS = {"insert": "+", "update_preimage": "-", "update_postimage": "+", "delete": "-"}
 
-app = typer.Typer(help="Views: list, show.", no_args_is_help=True)
+app = typer.Typer(help="Views: list, show, compare and switch versions.", no_args_is_help=True)
 
 StateOption = Annotated[
     Path | None,
@@ -87,12 +87,16 @@ def _refuse_mixtures(name: str | None, key: list[str] | None, sql: str | None, *
 
 
 def _reader(state: Path | None) -> ViewReader:
+    return ViewReader(state_directory(state) / VIEWS_FILE)
+
+
+def state_directory(state: Path | None) -> Path:
     """The state directory that was named, or that the environment names, or the only one here."""
     if chosen := state or os.environ.get(STATE_VARIABLE):
-        return ViewReader(Path(chosen) / VIEWS_FILE)
+        return Path(chosen)
     here = sorted(Path().glob(f"*.state/{VIEWS_FILE}"))
     if len(here) == 1:
-        return ViewReader(here[0])
+        return here[0].parent
     found = f"Here are {', '.join(path.parent.name for path in here)}." if here else "There is none here."
     raise typer.BadParameter(
         f"Which pipeline? Say --state DIR, the directory it keeps its state in, or set {STATE_VARIABLE}. {found}", param_hint="--state"

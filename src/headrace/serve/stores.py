@@ -138,7 +138,7 @@ class Stores:
         return sorted(found, key=lambda each: each[0].name)
 
     def has_version(self, version: str) -> bool:
-        return (self.state / _VERSIONS / version / VIEWS_FILE).is_file()
+        return has_version(self.state, version)
 
     def served(self) -> dict[str, str]:
         """Plain names that stand for a version's view."""
@@ -159,6 +159,10 @@ def _place(name: str, stored: str, store: Store) -> Place:
 
 def version_directory(state: Path, version: str | None) -> Path:
     return state if version is None else state / _VERSIONS / check_name(version, what="version")
+
+
+def has_version(state: Path, version: str) -> bool:
+    return (state / _VERSIONS / version / VIEWS_FILE).is_file()
 
 
 def versions(state: Path) -> list[str]:

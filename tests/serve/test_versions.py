@@ -1,0 +1,150 @@
+"""A version beside its pipeline: compared, served in its place at once, subscribers included, and the old one dropped."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.serve.stores import SERVED_FILE, switch
+from headrace.sinks.views import ViewStore
+from tests.cli.conftest import Run, address, run
+from tests.contract.view_contract import COUNTS, changes, inserts
+from tests.serve.conftest import Client
+from tests.serve.test_changes import heard
+
+__all__ = ["address", "run"]
+
+
+@pytest.fixture
+def v2(state: Path, store: ViewStore) -> Iterator[ViewStore]:
+    """The version v2 of `counts`: without the key 1, with another number for 2, and with a key of its own."""
+    directory = state / "versions" / "v2"
+    directory.mkdir(parents=True)
+    with ViewStore(directory / "views.db") as version:
+        version.declare("counts.v2", COUNTS, ("k",))
+        version.commit(3, 1, {"counts.v2": inserts(3, (2, 22), (3, 30), (4, 40))})
+        yield version
+
+
+# Served
+
+
+def test_a_version_is_read_by_its_full_name_and_after_a_switch_by_the_plain_one(client: Client, v2: ViewStore, state: Path) -> None:
+    assert client.get("/views/counts", key=2).json["row"]["n"] == 20
+    assert client.get("/views/counts.v2", key=2).json == {"view": "counts.v2", "version": "v2", "tick": 3, "row": {"k": 2, "n": 22}}
+    switch(state, "counts", "v2")
+    assert client.get("/views/counts", key=2).json == {"view": "counts", "version": "v2", "tick": 3, "row": {"k": 2, "n": 22}}
+    assert {(each["name"], each["version"]) for each in client.get("/views").json["views"]} == {
+        ("counts", "v2"),
+        ("counts.v2", "v2"),
+        ("events", None),
+    }
+    switch(state, "counts", None)
+    assert client.get("/views/counts", key=2).json["row"]["n"] == 20
+
+
+def test_a_query_never_reads_the_old_one_unawares(client: Client, v2: ViewStore, state: Path) -> None:
+    switch(state, "counts", "v2")
+    refused = client.sql("SELECT sum(n) AS total FROM Counts")
+    assert (refused.status, refused.json["message"]) == (409, "The view 'counts' is served from its version 'v2'.")
+    assert client.sql('SELECT sum(n) AS total FROM "counts.v2"', version="v2").json["rows"] == [{"total": 92}]
+    assert client.sql("SELECT count(*) AS n FROM events").status == 200
+
+
+def test_subscribers_are_switched_too(client: Client, v2: ViewStore, store: ViewStore, state: Path) -> None:
+    with client.follow("/views/counts/changes") as follower:
+        assert heard(follower).id == "4"
+        switch(state, "counts", "v2")
+        snapshot = heard(follower)
+        assert (snapshot.kind, snapshot.id, [row["n"] for row in snapshot.data["rows"]]) == ("snapshot", "v2:3", [22, 30, 40])
+        store.commit(5, 1, {"counts": inserts(5, (50, 50))})
+        v2.commit(4, 1, {"counts.v2": changes((4, "delete", (4, 40)))})
+        assert heard(follower).id == "v2:4"
+    with client.follow("/views/counts/changes", last="v2:3") as resumed:
+        assert heard(resumed).data == {"tick": 4, "changes": [{"_change_type": "delete", "k": 4, "n": 40}]}
+    with client.follow("/views/counts/changes", last="4") as of_the_old_one:
+        assert (heard(of_the_old_one).kind, of_the_old_one.last) == ("snapshot", "v2:4")
+    with client.follow("/views/counts.v2/changes", last="3") as by_full_name:
+        assert heard(by_full_name).id == "4"
+
+
+def test_a_damaged_or_newer_file_is_not_taken_for_an_empty_one(client: Client, v2: ViewStore, state: Path) -> None:
+    (state / SERVED_FILE).write_text("{")
+    assert client.get("/views/counts").status == 500
+    (state / SERVED_FILE).write_text(json.dumps({"format": 2, "views": {}}))
+    assert "upgrade" in client.get("/views/counts").json["fix"]
+
+
+# On the command line
+
+
+def test_diff(run: Run, v2: ViewStore, state: Path) -> None:
+    shown = run("view", "diff", "counts", "counts.v2", "--state", state, code=5).out
+    assert "counts at tick 4, counts.v2 at tick 3: 1 row the same" in shown
+    assert "1 row only in counts\n" in shown
+    assert run("view", "diff", "counts", "counts.v2", "--state", state, "--json", code=5).lines == [
+        {
+            "left_tick": 4,
+            "right_tick": 3,
+            "same": 1,
+            "different": 1,
+            "only_left": 1,
+            "only_right": 1,
+            "columns_only_left": [],
+            "columns_only_right": [],
+        }
+    ]
+    (same,) = run("view", "diff", "counts", "counts", "--state", state, "--json").lines
+    assert (same["same"], same["different"]) == (3, 0)
+    (empty,) = run("view", "diff", "counts", "counts.v2", "--at-tick", 0, "--state", state, "--json").lines
+    assert empty["same"] == 0
+
+
+def test_diff_of_streams_counts_rows(run: Run, store: ViewStore, state: Path) -> None:
+    store.declare("others", COUNTS)
+    store.commit(5, 1, {"events": inserts(5, (1, 1), (1, 1), (2, 2)), "others": inserts(5, (2, 2), (1, 1), (3, 3))})
+    (found,) = run("view", "diff", "events", "others", "--state", state, "--json", code=5).lines
+    assert (found["same"], found["only_left"], found["only_right"]) == (2, 1, 1)
+
+
+def test_switch_and_drop(run: Run, v2: ViewStore, state: Path) -> None:
+    def refused(*arguments: object) -> str:
+        return run("view", *arguments, "--state", state, code=1).err
+
+    assert "There is no version 'v3'" in refused("switch", "counts", "v3")
+    assert "There is no view 'count.v2': did you mean 'counts.v2'" in refused("switch", "count", "v2")
+    run("view", "switch", "counts", "--state", state, code=2)
+    assert run("view", "switch", "counts", "v2", "--state", state).out == "counts is now counts.v2.\n"
+    assert "counts.v2 is served as counts" in refused("drop", "counts.v2")
+    run("view", "drop", "counts", "--state", state)
+    assert [line["name"] for line in run("view", "list", "--state", state, "--json").lines] == ["events"]
+    assert "There is no view 'counts'" in refused("drop", "counts")
+    run("view", "switch", "counts", "--back", "--state", state)
+    run("view", "drop", "counts.v2", "--state", state)
+    assert v2.reader.views() == []
+
+
+def test_a_view_that_a_pipeline_keeps_is_not_dropped(run: Run, store: ViewStore, state: Path) -> None:
+    figures = dict.fromkeys(
+        (
+            "epoch",
+            "shards",
+            "started",
+            "updated",
+            "tick",
+            "newest_tick",
+            "batch_seconds",
+            "batch_rows",
+            "rows_per_second",
+            "rows_behind",
+            "state_bytes",
+            "batches",
+        ),
+        0,
+    )
+    told = {**figures, "pipeline": "shop", "process": os.getpid(), "queries": {"main": {"tick": 4, "outputs": ["counts"]}}}
+    (state / "status.json").write_text(json.dumps(told))
+    assert "'shop' is running and keeps counts" in run("view", "drop", "counts", "--state", state, code=1).err
+    run("view", "drop", "events", "--state", state)
