@@ -32,4 +32,4 @@ def test_what_it_refuses(run: Run, tmp_path: Path) -> None:
     short = tmp_path / "token"
     short.write_text("short")
     assert "16 or more" in run("serve", tmp_path, "--token-file", short, code=1).err
-    assert "file:" in run("serve", tmp_path, "--log", f"file:{tmp_path / 'none'}", "--port", 0, code=1).err
+    assert "There is no log in" in run("serve", tmp_path, "--log", f"file:{tmp_path / 'none'}", "--port", 0, code=1).err
