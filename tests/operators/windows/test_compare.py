@@ -1,0 +1,117 @@
+"""Each window beside the same a period earlier, against the obvious computation; and over the days on which clocks are changed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import InputError
+from headrace.operators.changelog import check_ticks
+from headrace.operators.kernel import UNSTARTED, Clocks, TimedKernel
+from headrace.operators.memory_state import MemoryState
+from headrace.operators.windows.compare import CompareKernel
+from tests.operators.histories import changed, text
+from tests.operators.windows.feeding import TIME, cuts
+from tests.operators.windows.oracle import Row, moment, us
+
+SCHEMA = pa.schema([("k", pa.int64()), ("window_start", TIME), ("window_end", TIME), ("n", pa.int64()), ("name", pa.string())])
+SIZE, PERIOD = 10, 20
+Ticks = list[list[Row]]
+
+
+def window(k: int | None, start: int, n: int | None, name: str | None = None) -> Row:
+    return {"k": k, "window_start": moment(start), "window_end": moment(start + SIZE), "n": n, "name": name}
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> Ticks:
+    """Changes of windows, one of each in a tick."""
+    there: dict[tuple[Any, int], Row | None] = {}
+    ticks: Ticks = []
+    for _ in range(draw(st.integers(1, 6))):
+        ticks.append([])
+        keys = st.tuples(st.sampled_from([0, 1, None]), st.sampled_from([0, 10, 20, 30, 40]))
+        for key in draw(st.lists(keys, max_size=5, unique=True)):
+            fresh = None if draw(st.integers(0, 3)) == 0 else window(*key, draw(st.none() | st.integers(0, 2)), draw(st.sampled_from(["a", None])))
+            ticks[-1] += changed(there.get(key), fresh)
+            there[key] = fresh
+    return ticks
+
+
+def obvious(ticks: Ticks) -> list[Row]:
+    table: dict[tuple[Any, int], Row] = {}
+    shown: dict[tuple[Any, int], Row] = {}
+    told: list[Row] = []
+    for number, rows in enumerate(ticks):
+        for row in rows:
+            key = (row["k"], us(row["window_start"]))
+            table.pop(key, None)
+            if row["_change_type"] in {"insert", "update_postimage"}:
+                table[key] = {name: row[name] for name in SCHEMA.names}
+        now = {}
+        for (k, start), row in table.items():
+            earlier = table.get((k, start - PERIOD), {})
+            now[k, start] = {**row, "previous_n": earlier.get("n"), "previous_name": earlier.get("name")}
+        for key in sorted({*shown, *now}, key=lambda each: (each[0] is not None, each[0] or 0, each[1])):
+            if repr(shown.get(key)) != repr(now.get(key)):
+                told += [{**change, "_tick": number} for change in changed(shown.get(key), now.get(key))]
+        shown = now
+    return told
+
+
+def table_of(ticks: Ticks, first: int, stop: int) -> pa.Table:
+    rows = [{**row, "_tick": number} for number in range(first, stop) for row in ticks[number]]
+    return pa.Table.from_pylist(rows, pa.schema([*SCHEMA, ("_change_type", pa.string()), ("_tick", pa.int64())]))
+
+
+def clocks(first: int, stop: int, closed: list[int] | None = None) -> Clocks:
+    times = np.arange(first, stop)
+    at_end = np.full(stop - first, UNSTARTED) if closed is None else np.array(closed[first:stop])
+    start = UNSTARTED if closed is None or not first else closed[first - 1]
+    return Clocks(times, times, at_end, at_end, start, start)
+
+
+@given(ticks=histories(), where=cuts(), by=st.just(("k",)))
+@settings(max_examples=60)
+def test_it_gives_the_obvious_rows(ticks: Ticks, where: list[int], by: tuple[str, ...]) -> None:
+    kernel, state, told = CompareKernel("c", SCHEMA, by, PERIOD), MemoryState(), []
+    bounds = [0, *sorted({cut for cut in where if cut < len(ticks)}), len(ticks)]
+    for first, stop in pairwise(bounds):
+        table = kernel.step_timed(state, [table_of(ticks, first, stop)], [clocks(first, stop)])
+        check_ticks(table, ("k", "window_start"))
+        told += table.to_pylist()
+    assert text(told) == text(obvious(ticks))
+
+
+def test_a_row_is_kept_until_the_window_a_period_later_is_closed() -> None:
+    ticks = [[{**window(0, 0, 5), "_change_type": "insert"}], [], [], [{**window(0, 20, 6), "_change_type": "insert"}]]
+    for closed, previous in ([0, 10, 29, 29], 5), ([0, 10, 30, 30], None):
+        kernel, state, told = CompareKernel("c", SCHEMA, ["k"], PERIOD), MemoryState(), []
+        for tick in range(4):
+            told += kernel.step_timed(state, [table_of(ticks, tick, tick + 1)], [clocks(tick, tick + 1, closed)]).to_pylist()
+        assert [(each["n"], each["previous_n"]) for each in told] == [(5, None), (6, previous)]
+        assert len(state.values) == (1 if previous is None else 2)
+
+
+def test_seven_days_back_from_a_midnight_is_a_midnight() -> None:
+    hour = 3_600_000_000
+    before = us(moment(1_792_274_400_000_000))  # 2026-10-17 22:00 UTC, midnight in Berlin
+    after = before + (7 * 24 + 1) * hour  # a week later, when the clock has been put back: 2026-10-25 23:00 UTC
+    rows = [window(0, before + 24 * hour, 1), window(0, after + 24 * hour, 2)]
+    for row, length in zip(rows, (24, 24), strict=True):
+        row["window_end"] = moment(us(row["window_start"]) + length * hour)
+    kernel = CompareKernel("c", SCHEMA, ["k"], 7 * 24 * hour, "Europe/Berlin")
+    told = kernel.step_timed(MemoryState(), [table_of([[{**row, "_change_type": "insert"} for row in rows]], 0, 1)], [clocks(0, 1)]).to_pylist()
+    assert [(each["n"], each["previous_n"]) for each in told] == [(1, None), (2, 1)]
+
+
+def test_it_is_a_timed_kernel_and_names_must_be_free() -> None:
+    assert isinstance(CompareKernel("c", SCHEMA, ["k"], PERIOD), TimedKernel)
+    with pytest.raises(InputError, match="two columns named 'previous_n'"):
+        CompareKernel("c", SCHEMA.append(pa.field("previous_n", pa.int64())), ["k"], PERIOD)
