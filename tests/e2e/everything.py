@@ -170,6 +170,19 @@ def check(test: PipelineTest) -> None:
     for step, places in right.diverted.items():
         found = letters(test.log, step) if places else []
         assert Counter((letter["source_partition"], letter["source_offset"]) for letter in found) == Counter(places), f"dead letters of {step}"
+    check_counts(test, right.diverted)
+
+
+READS = {"totals": ["orders"], "counted": ["orders"], "newest": ["orders", "late_orders"], "first": ["orders"], "second": ["late_orders"]}
+
+
+def check_counts(test: PipelineTest, diverted: dict[str, list[Place]]) -> None:
+    """Rows in are rows used and rows diverted, exactly, as the ledger has counted them since the beginning."""
+    counts = test.runner.leading.entry.counts
+    for step, topics in READS.items():
+        rows = sum(sum(test.log.end_offsets(topic).values()) for topic in topics)
+        assert counts.get(f"{step}.diverted", 0) == len(diverted[step]), f"rows diverted from {step}"
+        assert counts.get(f"{step}.rows_in", 0) + counts.get(f"{step}.diverted", 0) == rows, f"rows of {step}"
 
 
 def check_topic(test: PipelineTest, topic: str, told: Changes) -> None:

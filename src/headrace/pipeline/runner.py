@@ -174,7 +174,13 @@ class Runner:
             joined = Query(leading.name, sub_plan(self.plan, [output.name for output in outputs]), self._workshop)
             rest = [each for each in self.queries if each not in (leading, query)]
             tx = self.ledger.transaction()
-            both = replace(mine, epoch=self.ledger.epoch, states={**theirs.states, **mine.states}, due_us={**theirs.due_us, **mine.due_us})
+            both = replace(
+                mine,
+                epoch=self.ledger.epoch,
+                states={**theirs.states, **mine.states},
+                due_us={**theirs.due_us, **mine.due_us},
+                counts={**theirs.counts, **mine.counts},
+            )
             self.ledger.add(tx, both)
             tx.set_note(note_name(self.plan.name), arrangement_of([joined, *rest]).to_json())
             self.ledger.commit(tx)
