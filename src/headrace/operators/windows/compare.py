@@ -73,7 +73,6 @@ class Pairs:
         for rows in (self.mine, self.earlier):
             for column in self.table.columns:
                 unlike |= differs(_taken(column, rows[before]), _taken(column, rows[after]))
-            unlike |= (rows[before] == NOTHING) != (rows[after] == NOTHING)
         return unlike
 
     def results(self, which: Ints) -> list[pa.Array]:
