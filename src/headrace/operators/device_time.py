@@ -1,0 +1,174 @@
+"""When something happened on a device whose clock is wrong, from three times: when it happened and when it was sent, by the device's clock; and when it was received, by ours.
+
+What was received less what was sent is how far the device's clock is off (and how long the row travelled). A device's offset is smoothed tick by tick: a tick's is the median of
+its rows', and moves the smoothed one by an eighth of the difference. A tick that lies farther off than the tolerance does not count; the third in a row does, for then
+the device's clock has been set. A row's time is its event's time plus its device's offset, and never later than it was received.
+
+Times that cannot be are flagged, and corrected as well as they can be: a row whose own offset lies beyond the tolerance goes by its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.durations import format_us
+from headrace.errors import InputError, NewerFormat, UnknownColumn
+from headrace.operators.buffers import Ints, Mask, as_binary
+from headrace.operators.kernel import TICK, KeyedState, Times
+from headrace.operators.keys import encode_keys, whole
+from headrace.operators.segments import Segments, cut
+from headrace.operators.times import microseconds
+
+_VERSION = 1
+_STATE = np.dtype([("version", "u1"), ("jumps", "u1"), ("offset", "<i8")])
+_SMOOTHING = 8
+_JUMPS = 3  # ticks in a row beyond the tolerance, after which the device's clock has been set
+_FARTHEST_US = 1 << 60
+_FINE, _NO_EVENT, _NO_OFFSET, _AFTER_SENT, _OFF = range(5)
+
+
+@dataclass(frozen=True)
+class DeviceColumns:
+    """The columns with the three times and the device; and those that are added: the corrected time, and why it may be wrong (null if it is not)."""
+
+    event: str
+    sent: str
+    received: str
+    device: str
+    time: str = "event_time"
+    flag: str = "time_flag"
+
+
+class DeviceTimeKernel:
+    """Adds the corrected time to each row. Keyed by device; rows stay in their order."""
+
+    def __init__(self, step: str, schema: pa.Schema, columns: DeviceColumns, tolerance_us: int = 60_000_000) -> None:
+        self.step_name, self.schema, self.columns, self.tolerance_us = step, schema, columns, tolerance_us
+        for name in (columns.event, columns.sent, columns.received, columns.device):
+            if name not in schema.names:
+                raise UnknownColumn(name, schema.names, where=f"The input of step {step!r}")
+        for name in (columns.event, columns.sent, columns.received):
+            if not pa.types.is_timestamp(schema.field(name).type):
+                raise InputError(
+                    f"The column {name!r} of step {step!r} is {schema.field(name).type} and no time.", fix="name columns of type TIMESTAMP."
+                )
+        if taken := {columns.time, columns.flag} & set(schema.names):
+            raise InputError(
+                f"The input of step {step!r} has a column {min(taken)!r} already.", fix="give the corrected time and its flag other names."
+            )
+        self.counts: dict[str, int] = {}
+
+    @cached_property
+    def output(self) -> pa.Schema:
+        corrected = pa.field(self.columns.time, self.schema.field(self.columns.event).type)
+        return pa.schema([*self.schema, corrected, pa.field(self.columns.flag, pa.string())])
+
+    def step(self, state: KeyedState, rows: pa.Table) -> pa.Table:
+        """1. Cut rows into segments. 2. Get the devices' offsets. 3. Go through the ticks. 4. Put the offsets. 5. Correct the times."""
+        schema = self.output.append(pa.field(TICK, pa.int64(), nullable=False))
+        self.counts = {"flagged": 0}
+        if not rows.num_rows:
+            return schema.empty_table()
+        segments = cut(rows, encode_keys(rows, [self.columns.device]))
+        offsets = _Offsets.of(rows, self.columns)
+        used, known = self._smoothed(state, segments, offsets)
+        times, flags = self._corrected(rows, offsets, used, known)
+        self.counts["flagged"] = len(flags) - flags.null_count
+        columns = [*(rows.column(name) for name in self.schema.names), times, flags, rows.column(TICK)]
+        return pa.Table.from_arrays([whole(column) for column in columns], schema=schema)
+
+    # Offsets
+
+    def _smoothed(self, state: KeyedState, segments: Segments, offsets: _Offsets) -> tuple[Times, Mask]:
+        """Each row's device's offset as of its tick, and whether there is one."""
+        stored = self._read(state.get_array(segments.keys))
+        known, offset, jumps = stored["version"] > 0, stored["offset"].copy(), stored["jumps"].astype(np.int64)
+        medians, some = offsets.medians(segments)
+        after, there = np.zeros(len(segments), np.int64), np.zeros(len(segments), np.bool_)
+        for turn in segments.rounds():
+            device, median, new = segments.key_of[turn], medians[turn], some[turn]
+            away = median - offset[device]
+            far = new & known[device] & (np.abs(away) > self.tolerance_us)
+            jumps[device] = np.where(far, jumps[device] + 1, np.where(new, 0, jumps[device]))
+            jumped = far & (jumps[device] >= _JUMPS)
+            jumps[device[jumped]] = 0
+            fresh = new & ~known[device] | jumped
+            smooth = new & known[device] & ~far
+            offset[device] = np.where(fresh, median, np.where(smooth, offset[device] + away // _SMOOTHING, offset[device]))
+            known[device] |= new
+            after[turn], there[turn] = offset[device], known[device]
+        self._write(state, segments.keys, known, offset, jumps)
+        of_row = np.empty(len(segments.order), np.int64)
+        of_row[segments.order] = segments.segment_of
+        return after[of_row], there[of_row]
+
+    def _read(self, values: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+        found = np.zeros(len(values), _STATE)
+        there = values.drop_null()
+        if len(there):
+            found[values.is_valid().to_numpy(zero_copy_only=False)] = np.frombuffer(b"".join(there.to_pylist()), _STATE)
+        if len(found) and int(found["version"].max()) > _VERSION:
+            raise NewerFormat(f"The state of step {self.step_name!r} was written by a newer Headrace.", fix="upgrade Headrace.")
+        return found
+
+    @staticmethod
+    def _write(state: KeyedState, keys: pa.Array, known: Mask, offset: Ints, jumps: Ints) -> None:
+        fresh = np.zeros(len(known), _STATE)
+        fresh["version"], fresh["jumps"], fresh["offset"] = _VERSION, jumps, offset
+        which = np.flatnonzero(known)
+        state.put_array(keys.take(pa.array(which)), as_binary(fresh[which].view(f"V{_STATE.itemsize}")))
+
+    # Times
+
+    def _corrected(self, rows: pa.Table, offsets: _Offsets, used: Times, known: Mask) -> tuple[pa.Array, pa.Array]:
+        event, has_event = _times(rows, self.columns.event)
+        off = offsets.there & (np.abs(offsets.values - used) > self.tolerance_us)
+        corrected = event + np.where(off, offsets.values, np.where(known, used, 0))
+        corrected = np.where(offsets.has_received, np.minimum(corrected, offsets.received), corrected)
+        reasons = [~has_event, ~known | ~offsets.there, offsets.there & (event > offsets.sent), off]
+        codes = np.select(reasons, [_NO_EVENT, _NO_OFFSET, _AFTER_SENT, _OFF], _FINE)
+        texts = pa.array([
+            None, "no event time", "no times of sending and receipt", "the event is after it was sent",
+            f"the clock is off by more than {format_us(self.tolerance_us)} from what it was",
+        ], pa.string())  # fmt: skip
+        times = pa.array(corrected, mask=~has_event).cast(self.output.field(self.columns.time).type)
+        return times, texts.take(pa.array(codes))
+
+
+@dataclass(frozen=True)
+class _Offsets:
+    """How far each row's device's clock is off, where it can be told."""
+
+    values: Times
+    there: Mask
+    sent: Times
+    received: Times
+    has_received: Mask
+
+    @staticmethod
+    def of(rows: pa.Table, columns: DeviceColumns) -> _Offsets:
+        (sent, has_sent), (received, has_received) = (_times(rows, name) for name in (columns.sent, columns.received))
+        return _Offsets(received - sent, has_sent & has_received, sent, received, has_received)
+
+    def medians(self, segments: Segments) -> tuple[Times, Mask]:
+        """The median of each segment's offsets, of two in the middle the lower one; and whether it has any."""
+        there = self.there[segments.order]
+        segment, values = segments.segment_of[there], self.values[segments.order][there]
+        in_order = values[np.lexsort((values, segment))]
+        count = np.bincount(segment, minlength=len(segments))
+        middle = np.cumsum(count) - count + np.maximum(count - 1, 0) // 2
+        some = count > 0
+        found = np.zeros(len(segments), np.int64)
+        found[some] = in_order[middle[some]]
+        return found, some
+
+
+def _times(rows: pa.Table, name: str) -> tuple[Times, Mask]:
+    """A column of times, 0 where there is none, and where there is one. Those that are absurdly far are brought nearer, so that no sum overflows."""
+    column = whole(rows.column(name))
+    there = column.is_valid().to_numpy(zero_copy_only=False)
+    return np.clip(microseconds(column.fill_null(0)), -_FARTHEST_US, _FARTHEST_US), there
