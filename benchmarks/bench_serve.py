@@ -23,7 +23,7 @@ from headrace.log.schema import parse_schema
 from headrace.sinks.views import ViewStore
 
 ROWS, CONNECTIONS, SECONDS = 100_000, 32, 3.0
-SUBSCRIBERS, TICKS_A_SECOND, CHANGES_A_TICK, LISTEN_SECONDS = 1_000, 10, 10, 10.0
+SUBSCRIBERS, TICKS_A_SECOND, CHANGES_A_TICK, LISTEN_SECONDS = 1_000, 4, 25, 10.0
 SCHEMA = parse_schema("k BIGINT, name STRING, amount DOUBLE, n BIGINT")
 
 # The same server and settings with one endpoint that returns a constant.
@@ -67,11 +67,11 @@ class Writer(threading.Thread):
         self.store, self.ended, self.committed = store, threading.Event(), dict[int, float]()
 
     def run(self) -> None:
-        tick = self.store.reader.tick("orders")
+        tick = self.store.reader.tick("sales")
         while not self.ended.wait(1 / TICKS_A_SECOND):
             tick += 1
-            changes = rows(tick, np.arange(tick * CHANGES_A_TICK, (tick + 1) * CHANGES_A_TICK) + 10 * ROWS)
-            self.store.commit(tick, 1, {"orders": changes})
+            changes = rows(tick, np.arange(tick * CHANGES_A_TICK, (tick + 1) * CHANGES_A_TICK))
+            self.store.commit(tick, 1, {"sales": changes})
             self.committed[tick] = time.time()
 
 
@@ -80,10 +80,8 @@ def delays_ms(store: ViewStore, port: int, subscribers: int) -> list[float]:
     heard, writer = Heard(), Writer(store)
 
     async def follow() -> None:
-        listening = asyncio.ensure_future(
-            heard.listen(port, "/views/orders/changes?where=k%20%3E%3D%20" + str(10 * ROWS), subscribers, LISTEN_SECONDS + 2)
-        )
-        await asyncio.sleep(1.0 + subscribers / 200)
+        listening = asyncio.ensure_future(heard.listen(port, "/views/sales/changes", subscribers, LISTEN_SECONDS + 3 + subscribers / 100))
+        await asyncio.sleep(1.0 + subscribers / 100)
         writer.start()
         await asyncio.sleep(LISTEN_SECONDS)
         writer.ended.set()
@@ -101,6 +99,7 @@ def results() -> Iterator[Result]:
     try:
         with ViewStore(state / "views.db") as store:
             store.declare("orders", SCHEMA, ("k",))
+            store.declare("sales", SCHEMA, ("k",))
             store.commit(1, 1, {"orders": rows(1, np.arange(ROWS))})
             paths = [f"/views/orders?key={key}" for key in np.random.default_rng(1).integers(0, ROWS, 10_000).tolist()]
             with process("-m", "headrace.cli", "serve", str(state), "--port", "0") as ours, process("-c", BARE) as bare:

@@ -21,7 +21,7 @@ from headrace.serve import query, tail, views
 from headrace.serve.access import Access
 from headrace.serve.answers import Refused, error_response, json_response
 from headrace.serve.arrivals import Arrivals
-from headrace.serve.asking import Asked
+from headrace.serve.asking import Asked, only_key
 from headrace.serve.changes import Subscription, resume_from
 from headrace.serve.channels import Hub
 from headrace.serve.description import description
@@ -69,8 +69,10 @@ class Service:
         return await self.reads.run(views.list_views, self.stores)
 
     async def view(self, request: Request) -> Response:
-        asked = Asked(request, views.PARAMETERS)
         place = self.stores.place(request.path_params["name"])
+        if key := only_key(request.scope["query_string"]):
+            return views.row(place, key)
+        asked = Asked(request, views.PARAMETERS)
         if (position := asked.one("at_least")) is not None:
             await self.arrivals.wait(place.store, place.stored, position, asked.seconds("wait", self.limits.wait_s, self.limits.most_wait_s))
         wanted = views.Range.of(asked, self.limits)
@@ -140,8 +142,8 @@ def _info(place: Any) -> Any:
 
 def make_app(service: Service, *, host: str, token: str | None) -> ASGIApp:
     routes = [
+        Route("/views/{name}", service.view, methods=["GET"]),  # first, since it is asked most
         Route("/views", service.list_views, methods=["GET"]),
-        Route("/views/{name}", service.view, methods=["GET"]),
         Route("/views/{name}/changes", service.changes, methods=["GET"]),
         Route("/sql", service.sql, methods=["POST"]),
         Route("/topics/{name}/tail", service.tail, methods=["GET"]),

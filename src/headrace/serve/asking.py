@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from urllib.parse import unquote_plus
 
 from starlette.requests import Request
 
 from headrace.durations import to_us
 from headrace.errors import InputError, nearest
+
+
+def only_key(query: bytes) -> list[str]:
+    """The values of key=, if a request asks for nothing else: what is asked most, without building what the other questions need."""
+    parts = query.split(b"&")
+    if not all(part.startswith(b"key=") for part in parts):
+        return []
+    return [unquote_plus(part[4:].decode("latin-1"), errors="replace") for part in parts]
 
 
 class Asked:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncGenerator
 
 from starlette.types import Receive, Scope, Send
@@ -31,22 +32,22 @@ class EventStream:
 
     def __init__(self, events: AsyncGenerator[bytes, None], slow_s: float) -> None:
         self._events, self._slow_s = events, slow_s
+        self._sending_since: float | None = None
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        """A client that is stuck gets no last word: the connection is closed under it, and it resumes with the id of what it got."""
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        sending = asyncio.ensure_future(self._send_all(send))
-        leaving = asyncio.ensure_future(_gone(receive))
+        tasks = [asyncio.ensure_future(each) for each in (self._send_all(send), _gone(receive), self._stuck())]
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (sending, leaving):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
-        if not sending.cancelled() and (error := sending.exception()):
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if not tasks[0].cancelled() and (error := tasks[0].exception()):
             raise error
 
     async def _send_all(self, send: Send) -> None:
-        """A client that is stuck gets no last word: the connection is closed under it, and it resumes with the id of what it got."""
         async with contextlib.aclosing(self._events) as events:
             try:
                 await self._send(send, b": hello\n\n")
@@ -58,14 +59,17 @@ class EventStream:
                 pass
             except HeadraceError as error:
                 await self._send(send, event("error", json.dumps({"error": type(error).__name__, "message": error.message, "fix": error.fix})))
-            except TimeoutError:
-                return
-        with contextlib.suppress(TimeoutError):
-            await self._send(send, b"", more=False)
+        await self._send(send, b"", more=False)
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
-        async with asyncio.timeout(self._slow_s):
-            await send({"type": "http.response.body", "body": data, "more_body": more})
+        self._sending_since = time.monotonic()
+        await send({"type": "http.response.body", "body": data, "more_body": more})
+        self._sending_since = None
+
+    async def _stuck(self) -> None:
+        """Returns when one event has been on its way for too long. A look now and then costs less than a timer for each event."""
+        while self._sending_since is None or time.monotonic() - self._sending_since < self._slow_s:
+            await asyncio.sleep(self._slow_s / 4)
 
 
 async def _gone(receive: Receive) -> None:

@@ -88,6 +88,8 @@ class Stores:
     def __init__(self, state: Path) -> None:
         self.state = Path(state)
         self._stores: dict[str | None, Store] = {}
+        self._paths: dict[str | None, str] = {}
+        self._served_path = str(self.state / SERVED_FILE)
         self._served: tuple[tuple[int, int], dict[str, str]] | None = None
         self._lock = threading.Lock()
 
@@ -99,18 +101,22 @@ class Stores:
 
     def store(self, version: str | None = None) -> Store:
         """The store of the pipeline, or of a version."""
-        path = version_directory(self.state, version) / VIEWS_FILE
+        path = self._paths.get(version)
+        if path is None:
+            path = self._paths[version] = str(version_directory(self.state, version) / VIEWS_FILE)
         try:
             found = os.stat(path)  # noqa: PTH116 - at every request
         except FileNotFoundError:
-            raise ConfigurationError(f"There are no views in {path.parent}.", fix="run the pipeline first, or name its state directory.") from None
+            raise ConfigurationError(
+                f"There are no views in {Path(path).parent}.", fix="run the pipeline first, or name its state directory."
+            ) from None
         identity = (found.st_dev, found.st_ino)
         with self._lock:
             known = self._stores.get(version)
             if known is None or known.identity != identity:
                 if known is not None:
                     known.close()
-                known = self._stores[version] = Store(path, version, identity)
+                known = self._stores[version] = Store(Path(path), version, identity)
             return known
 
     def place(self, name: str) -> Place:
@@ -143,7 +149,7 @@ class Stores:
     def served(self) -> dict[str, str]:
         """Plain names that stand for a version's view."""
         try:
-            found = os.stat(self.state / SERVED_FILE)  # noqa: PTH116 - at every request
+            found = os.stat(self._served_path)  # noqa: PTH116 - at every request
         except FileNotFoundError:
             return {}
         stamp = (found.st_ino, found.st_mtime_ns)
