@@ -68,7 +68,7 @@ class EventStream:
 
     async def _stuck(self) -> None:
         """Returns when one event has been on its way for too long. A look now and then costs less than a timer for each event."""
-        while self._sending_since is None or time.monotonic() - self._sending_since < self._slow_s:
+        while self._sending_since is None or time.monotonic() - self._sending_since < self._slow_s:  # noqa: ASYNC110 - nobody could set an event
             await asyncio.sleep(self._slow_s / 4)
 
 
