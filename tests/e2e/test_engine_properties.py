@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+import headrace as hr
 from headrace.errors import HeadraceError
 from headrace.testing.pipelines import PipelineTest
 from tests.crash.inject.points import POINTS, put_in_place
@@ -122,7 +123,7 @@ def live(life: Life, faults: Faults, root: Path) -> None:
             take_in(test, waiting, faults)
         for move in life.moves:
             take_in(test, waiting, faults)
-            advance(test, move, faults, spark)
+            advance(test, move, faults, spark, everything())
         while waiting:
             take_in(test, waiting, faults)
         if life.added_later:
@@ -143,9 +144,10 @@ def take_in(test: PipelineTest, waiting: list[TickRows], faults: Faults) -> None
     faults.resting = True
 
 
-def advance(test: PipelineTest, move: Move, faults: Faults, spark: PlainSpark) -> None:
+def advance(test: PipelineTest, move: Move, faults: Faults, spark: PlainSpark, pipeline: hr.Pipeline | None = None) -> None:
+    """What happens before a batch, and the batch. A restart may bring an edited pipeline."""
     if move.restart:
-        test.pipeline = everything()
+        test.pipeline = pipeline or test.pipeline
         test.restart(shards=move.shards, lose_local_store=move.lose_store)
     if spark.zombies:
         for _ in range(move.late_tasks):

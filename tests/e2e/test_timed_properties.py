@@ -1,0 +1,179 @@
+"""Windows and joins under faults, restarts and rescaling: the rows, their ticks, the late ones and the counts are those of an undisturbed replay over the same ticks.
+
+As in `test_engine_properties.py` the jobs run in this process, so that there can be many.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import headrace as hr
+from headrace.log.dead import dead_name
+from headrace.pipeline.plan import PipelinePlan, TopicOutput, ViewOutput
+from headrace.pipeline.replay import begin, version_state
+from headrace.pipeline.runner import Runner
+from headrace.sinks.view_reader import ViewReader
+from headrace.testing.pipelines import PipelineTest
+from tests.crash.inject.points import POINTS, put_in_place
+from tests.e2e.test_engine_properties import Faults, Move, advance, finish, moves
+from tests.engine.plain_spark import Fault, PlainSpark
+
+pytestmark = pytest.mark.usefixtures("no_syncs")
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+VERSION = "calm"
+Row = dict[str, Any]
+
+
+def timed() -> hr.Pipeline:
+    pipeline = hr.Pipeline("timed")
+    times = hr.EventTime("at", delay="5 seconds", producer="device", idle="1 hour")
+    orders = pipeline.topic("orders", schema="id BIGINT, who BIGINT, amount BIGINT, device STRING, at TIMESTAMP", key="id", event_time=times, partitions=2)
+    payments = pipeline.topic("payments", schema="id BIGINT, at TIMESTAMP", key="id", event_time=hr.EventTime("at", idle="1 hour"))
+    people = pipeline.table("people", schema="who BIGINT, city STRING", key="who")
+    minutes = orders.window(hr.tumbling("1 minute"), late=hr.correct("10 minutes")).group_by("who").aggregate(n=hr.agg.count(), s=hr.agg.sum("amount"))
+    pipeline.view("minutes", minutes)
+    pipeline.write("minutes_told", minutes, partitions=2)
+    devices = orders.window(hr.tumbling("5 minutes"), late=hr.divert("late_orders")).group_by("device").aggregate(n=hr.agg.count())
+    pipeline.view("devices", devices)
+    pipeline.write("with_city", orders.join(people, on="who", how="left"), partitions=2)
+    pipeline.write("paid", orders.join(payments, on="id", within="1 minute", how="left", suffix="_paid"))
+    return pipeline
+
+
+seconds = st.integers(-600, 900)
+orders = st.lists(
+    st.fixed_dictionaries({"who": st.none() | st.integers(0, 3), "amount": st.integers(0, 9), "device": st.sampled_from("xy"), "second": st.none() | seconds}),
+    max_size=6,
+)
+ticks = st.lists(
+    st.fixed_dictionaries({
+        "orders": orders, "payments": st.lists(seconds, max_size=3),
+        "people": st.lists(st.fixed_dictionaries({"who": st.integers(0, 3), "city": st.sampled_from(["Oslo", "Rome"])}), max_size=2),
+    }),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+def feed(test: PipelineTest, number: int, rows: dict[str, Any]) -> None:
+    """Event times go on by two minutes a tick, more or less."""
+
+    def at(second: int | None) -> datetime | None:
+        return None if second is None else START + timedelta(seconds=120 * number + second)
+
+    for place, order in enumerate(rows["orders"]):
+        plain = {name: value for name, value in order.items() if name != "second"}
+        test.feed("orders", [{"id": 10 * number + place, **plain, "at": at(order["second"])}])
+    for place, second in enumerate(rows["payments"]):
+        test.feed("payments", [{"id": 10 * number + place, "at": at(second)}])
+    if rows["people"]:
+        test.feed("people", rows["people"])
+
+
+@pytest.fixture
+def current(monkeypatch: pytest.MonkeyPatch) -> list[Faults]:
+    faults = [Faults(frozenset())]
+
+    def strike(point: str) -> None:
+        faults[0].strike(point)
+
+    put_in_place(POINTS, strike, monkeypatch.setattr)
+    return faults
+
+
+def live(root: Path, fed: list[dict[str, Any]], happening: list[Move], faults: Faults, repeats: float) -> None:
+    spark: Any = PlainSpark(chance=Random(1), repeats=repeats)
+    with PipelineTest(timed(), root, spark, shards=1) as test:
+        for number, rows in enumerate(fed):
+            feed(test, number, rows)
+            faults.resting = False
+            with suppress(Fault):
+                test.cut(forced=True)
+            faults.resting = True
+            if number < len(happening):
+                advance(test, happening[number], faults, spark)
+        finish(test, faults)
+        check_against_a_replay(test)
+
+
+def check_against_a_replay(test: PipelineTest) -> None:
+    """The same ticks in one batch, on one shard, without a fault."""
+    plan = begin(test.log, test.pipeline.plan(), VERSION)
+    state = version_state(test.root / "state", VERSION)
+    session: Any = PlainSpark()
+    calm = Runner(plan, test.log, session, state, shards=1)
+    up_to = test.runner.tick
+    while calm.tick < up_to:
+        assert calm.step(up_to - calm.tick)
+    compare(test, plan, state)
+    mine, theirs = (_plain(runner.leading.entry.counts) for runner in (test.runner, calm))
+    assert mine == theirs
+    calm.close()
+
+
+def compare(test: PipelineTest, plan: PipelinePlan, state: Path) -> None:
+    with ViewReader(test.root / "state" / "views.db") as mine, ViewReader(state / "views.db") as theirs:
+        for output in plan.outputs:
+            name = output.name.removesuffix(f".{VERSION}")
+            if isinstance(output, ViewOutput):
+                assert told(mine, name) == told(theirs, output.name), f"the view {name}"
+            elif isinstance(output, TopicOutput):
+                assert test.rows(name) == test.rows(output.name), f"the topic {name}"
+    assert test.rows("late_orders") == test.rows(f"late_orders.{VERSION}")
+    known = set(test.log.topics())
+    for step in plan.steps():
+        letters = [dead_name(name) for name in (step.name.removesuffix(f".{VERSION}"), step.name)]
+        assert (letters[0] in known) == (letters[1] in known), letters
+        if letters[0] in known:
+            assert _letters(test, letters[0]) == _letters(test, letters[1])
+
+
+def told(reader: ViewReader, view: str) -> list[tuple[int, list[Row]]]:
+    return [(tick, rows.to_pylist()) for tick, rows in reader.changes_since(view, 0)]
+
+
+def _letters(test: PipelineTest, topic: str) -> list[str]:
+    names = ["reason", "source_partition", "source_offset", "tick", "row"]
+    return sorted(map(repr, ([row[name] for name in names] for row in test.log.read(topic).to_pylist())))
+
+
+def _plain(counts: Any) -> dict[str, int]:
+    return {name.replace(f".{VERSION}.", ".").removesuffix(f".{VERSION}"): count for name, count in counts.items() if count}
+
+
+def lived(fed: list[dict[str, Any]], happening: list[Move], strikes: frozenset[int], repeats: float, current: list[Faults]) -> None:
+    current[0] = Faults(frozenset(strikes))
+    with TemporaryDirectory() as root:
+        live(Path(root), fed, happening, current[0], repeats)
+
+
+LIFE = {
+    "fed": ticks, "happening": st.lists(moves, max_size=6), "strikes": st.frozensets(st.integers(1, 300), max_size=5),
+    "repeats": st.sampled_from([0.0, 0.3]),
+}  # fmt: skip
+QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@given(**LIFE)
+@settings(max_examples=8, suppress_health_check=QUIET)
+def test_time_too_goes_the_same_way(
+    fed: list[dict[str, Any]], happening: list[Move], strikes: frozenset[int], repeats: float, current: list[Faults]
+) -> None:
+    lived(fed, happening, strikes, repeats, current)
+
+
+@pytest.mark.slow
+@given(**LIFE)
+@settings(max_examples=300, suppress_health_check=QUIET)
+def test_three_hundred_times(
+    fed: list[dict[str, Any]], happening: list[Move], strikes: frozenset[int], repeats: float, current: list[Faults]
+) -> None:
+    lived(fed, happening, strikes, repeats, current)
