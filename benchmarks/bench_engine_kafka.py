@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROWS = 1_000_000
-ROUNDS, WARM_UP = 5, 1
+ROUNDS, WARM_UP = 5, 2
 POLL = 10_000
 SOURCE = "bench-rows"
 Transform = Callable[[list[Message]], Iterable[tuple[bytes | None, bytes]]]

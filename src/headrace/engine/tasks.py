@@ -21,6 +21,7 @@ from headrace.log.spark.options import Address
 TICK, RANK = "_tick", "_rank"
 DERIVED = -1  # the rank of rows that a stage made: below zero, also behind a union
 _MOST_ROWS_A_BATCH = 100_000
+_LEAST_ROWS, _LEAST_ROWS_ON_KAFKA = 10_000, 100_000
 ORDER_FIELDS = (
     pa.field(TICK, pa.int64(), nullable=False),
     pa.field(RANK, pa.int32(), nullable=False),
@@ -70,15 +71,24 @@ class TopicRange:
         return pa.RecordBatch.from_arrays([*columns, *order], schema=pa.schema([*fields, *ORDER_FIELDS]))
 
 
-def ranges(topic: str, rank: int, columns: Sequence[str], before: Tick, ticks: Sequence[Tick], *, parts: int) -> list[TopicRange]:
-    """The tasks for one input over ticks: one a partition, or several of about equal size so that at least `parts` can run at once."""
+def least_rows(log_address: str) -> int:
+    """A range is not cut into smaller pieces than this. Kafka's client reads on behind the end of a piece, for nothing."""
+    return _LEAST_ROWS_ON_KAFKA if log_address.startswith("kafka:") else _LEAST_ROWS
+
+
+def ranges(topic: str, rank: int, columns: Sequence[str], before: Tick, ticks: Sequence[Tick], *, parts: int, least: int = 1) -> list[TopicRange]:
+    """What is to be read of one input for some ticks: of each partition one range, or several of about equal size so that at least `parts` can be read at once.
+
+    They have at least `least` rows each, if there are so many.
+    """
     found = []
     last = ticks[-1]
     partitions = sorted(last.ends.get(topic, {}))
-    pieces = max(1, -(-parts // max(1, len(partitions))))
+    most_pieces = max(1, -(-parts // max(1, len(partitions))))
     times_us = tuple(tick.time_us for tick in ticks)
     for partition in partitions:
         start, stop = before.end(topic, partition), last.end(topic, partition)
+        pieces = max(1, min(most_pieces, (stop - start) // least))
         cuts = [start + (stop - start) * piece // pieces for piece in range(pieces + 1)]
         numbers, ends = tuple(tick.number for tick in ticks), tuple(tick.end(topic, partition) for tick in ticks)
         found += [TopicRange(topic, partition, rank, tuple(columns), a, b, numbers, ends, times_us) for a, b in pairwise(cuts) if b > a]

@@ -19,7 +19,7 @@ from headrace.engine.packing import PACKED
 from headrace.engine.row_local import RowStep
 from headrace.engine.shard import ShardFunction
 from headrace.engine.spec import BatchContext, HostedInput, HostedStep, StageSpec, StageTarget, TopicTarget
-from headrace.engine.tasks import ORDER_FIELDS, RANK, ranges
+from headrace.engine.tasks import ORDER_FIELDS, RANK, least_rows, ranges
 from headrace.engine.ticks import Tick
 from headrace.engine.writing import PackForTopic, WriteTopic, WriteView
 from headrace.log.api import CHANGE_TYPE
@@ -50,6 +50,7 @@ from headrace.pipeline.windowing import WindowStep
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation, SparkSession
 
+ROWS_WORTH_A_TASK = 10_000
 _CHANGE_FIELD = pa.field(CHANGE_TYPE, pa.string(), nullable=False)
 _ORDER = [f"`{field.name}`" for field in ORDER_FIELDS]
 
@@ -118,7 +119,7 @@ class JobBuilder:
         """From topic to topic without Spark's columns: rows are read, computed and packed in one task."""
         reading = self._reading(*behind)
         work = Chained(ReadRows(reading), PackForTopic(target, self.context.shards))
-        return self._written(self._tasks(len(reading.ranges)).mapInArrow(work, PACKED).unionAll(self._greeting()), target)
+        return self._written(self._read_tasks(reading).mapInArrow(work, PACKED).unionAll(self._greeting()), target)
 
     @staticmethod
     def _target(output: TopicOutput) -> TopicTarget:
@@ -195,15 +196,21 @@ class JobBuilder:
 
     def _reading(self, step: TopicStep, steps: tuple[RowStep, ...] = ()) -> Reading:
         columns = [*step.stored_schema.names, *([CHANGE_TYPE] if step.is_table else [])]
-        found = ranges(step.topic, self._ranks[step.name], columns, self.before, self.ticks, parts=self.cores)
+        least = least_rows(self.context.log)
+        found = ranges(step.topic, self._ranks[step.name], columns, self.before, self.ticks, parts=self.cores, least=least)
         return Reading(tuple(found), clock_spec(step), self.context.log, self.context.job_directory, step.added, steps)
 
     def _tasks(self, count: int) -> DataFrame:
         return self.spark.range(0, count, 1, max(1, count))
 
+    def _read_tasks(self, reading: Reading) -> DataFrame:
+        """The numbers of the ranges. A task has one of them, or several where they are so small that tasks would cost more than they gain."""
+        count, rows = len(reading.ranges), sum(each.stop - each.start for each in reading.ranges)
+        return self.spark.range(0, count, 1, max(1, min(count, max(self.cores, rows // ROWS_WORTH_A_TASK))))
+
     def _read_rows(self, step: Step, behind: Behind) -> DataFrame:
         reading = self._reading(*behind)
-        return self._tasks(len(reading.ranges)).mapInArrow(ReadRows(reading), self._spark_schema(step))
+        return self._read_tasks(reading).mapInArrow(ReadRows(reading), self._spark_schema(step))
 
     # Stages
 
@@ -253,7 +260,7 @@ class JobBuilder:
             if not reading.ranges:
                 return self._greeting()
             read = ReadAndPack(reading, port, of.name, key, self.context.shards, combine, nulls)
-            return self._tasks(len(reading.ranges)).mapInArrow(read, PACKED).unionAll(self._greeting())
+            return self._read_tasks(reading).mapInArrow(read, PACKED).unionAll(self._greeting())
         if keeps_state(step) and alone:
             return self._stage(step, (), StageTarget(of.name, key, port, nulls))
         packed = PackRows(port, of.name, key, self.context.shards, self.context.job_directory, nulls)
