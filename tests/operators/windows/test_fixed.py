@@ -46,7 +46,7 @@ def row(time: int, v: float | None = 1.0, k: int | None = 0, device: str | None 
     where=cuts(),
     shards=shard_counts(),
 )
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_it_gives_the_obvious_rows(
     emit: str, feed: Feed, window: Any, late: LatePolicy, by: tuple[str, ...], where: list[int], shards: list[int]
 ) -> None:

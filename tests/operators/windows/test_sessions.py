@@ -45,7 +45,7 @@ def row(time: int, v: float | None = 1.0, k: int | None = 0, device: str | None 
     where=cuts(),
     shards=shard_counts(),
 )
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_kept_rows_give_the_obvious_rows(
     emit: str, feed: Feed, gap: int, late: LatePolicy, by: tuple[str, ...], where: list[int], shards: list[int]
 ) -> None:
@@ -66,7 +66,7 @@ def test_kept_rows_give_the_obvious_rows(
     where=cuts(),
     shards=shard_counts(),
 )
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_states_give_the_obvious_rows(
     emit: str, feed: Feed, gap: int, late: LatePolicy, by: tuple[str, ...], where: list[int], shards: list[int]
 ) -> None:

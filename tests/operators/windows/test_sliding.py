@@ -45,7 +45,7 @@ def row(time: int, v: float | None = 1.0, k: int | None = 0, device: str | None 
     where=cuts(),
     shards=shard_counts(),
 )
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_kept_rows_give_the_obvious_rows(
     emit: str, feed: Feed, size: int, late: LatePolicy, by: tuple[str, ...], where: list[int], shards: list[int]
 ) -> None:
@@ -67,7 +67,7 @@ def test_kept_rows_give_the_obvious_rows(
     shards=shard_counts(),
     ordered=st.booleans(),
 )
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_states_give_the_obvious_rows(
     emit: str, feed: Feed, size: int, late: LatePolicy, by: tuple[str, ...], where: list[int], shards: list[int], ordered: bool
 ) -> None:
