@@ -96,9 +96,12 @@ def expected(log: Log, ticks: Iterable[Tick]) -> Expected:
             "counted": counted.tick(number, with_key(orders, "note", diverted["counted"])),
             "cities": cities.tick(number, with_key(people.tick(rows["people"]), "city", diverted["cities"])),
             "newest": newest.tick(with_key([*late, *orders], "k", diverted["newest"])),
-            "story": story.tick(number, as_rows([
-                *first.tick(number, with_key(orders, "k", diverted["first"])), *second.tick(number, with_key(late, "k", diverted["second"]))
-            ])),
+            "story": story.tick(
+                number,
+                as_rows(
+                    [*first.tick(number, with_key(orders, "k", diverted["first"])), *second.tick(number, with_key(late, "k", diverted["second"]))]
+                ),
+            ),
         }.items():
             told[name] += [(number, {column: value for column, value in row.items() if column != "_tick"}) for row in made]
     return Expected(told, diverted)
@@ -202,7 +205,9 @@ def in_groups(told: Changes, view: str) -> Changes:
         return told
     key = pa.array([row[KEYS[view]] for _, row in told])
     groups = key_groups(encode_keys(pa.table({"key": key}), ["key"])).tolist()
-    return [change for _, _, change in sorted(((change[0], group, change) for change, group in zip(told, groups, strict=True)), key=lambda each: each[:2])]
+    return [
+        change for _, _, change in sorted(((change[0], group, change) for change, group in zip(told, groups, strict=True)), key=lambda each: each[:2])
+    ]
 
 
 def folded(told: Changes, key: str) -> dict[Any, Row]:

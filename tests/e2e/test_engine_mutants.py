@@ -17,8 +17,9 @@ from headrace.pipeline.query import Query
 from headrace.sinks.ledger import LedgerEntry
 from headrace.sinks.view_file import read_view
 from headrace.sinks.views import ViewStore
-from tests.crash.inject.points import IN_TASKS, ON_THE_DRIVER, POINTS, put_in_place
-from tests.e2e.test_engine_properties import Faults, Life, Move, TickRows, live
+from tests.crash.inject.points import IN_TASKS, ON_THE_DRIVER
+from tests.e2e.faults import Faults
+from tests.e2e.test_engine_properties import Life, Move, TickRows, live
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 Patch = Callable[[Any, str, Any], None]
@@ -97,17 +98,6 @@ def adds_up_attempts(patch: Patch) -> None:
 MUTANTS = [takes_ticks_again, believes_its_store, undoes_nothing, keeps_older_ids, commits_nothing_with_the_rows, adds_up_attempts]
 
 
-@pytest.fixture
-def current(monkeypatch: pytest.MonkeyPatch) -> list[Faults]:
-    faults = [Faults(frozenset())]
-
-    def strike(point: str) -> None:
-        faults[0].strike(point)
-
-    put_in_place(POINTS, strike, monkeypatch.setattr)
-    return faults
-
-
 def lived(life: Life, faults: list[Faults], root: Path) -> bool:
     faults[0] = Faults(life.faults)
     try:
@@ -117,11 +107,11 @@ def lived(life: Life, faults: list[Faults], root: Path) -> bool:
     return True
 
 
-def test_the_engine_itself_lives_through_all_of_it(tmp_path: Path, current: list[Faults]) -> None:
-    assert all(lived(life, current, tmp_path / str(number)) for number, life in enumerate(lives()))
+def test_the_engine_itself_lives_through_all_of_it(tmp_path: Path, faults: list[Faults]) -> None:
+    assert all(lived(life, faults, tmp_path / str(number)) for number, life in enumerate(lives()))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_mutant_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, current: list[Faults], mutant: Callable[[Patch], None]) -> None:
+def test_a_mutant_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[Faults], mutant: Callable[[Patch], None]) -> None:
     mutant(monkeypatch.setattr)
-    assert not all(lived(life, current, tmp_path / str(number)) for number, life in enumerate(lives()))
+    assert not all(lived(life, faults, tmp_path / str(number)) for number, life in enumerate(lives()))

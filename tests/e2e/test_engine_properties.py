@@ -6,7 +6,7 @@ The jobs run in this process (`tests/engine/plain_spark.py`), so that there can 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.errors import HeadraceError
 from headrace.testing.pipelines import PipelineTest
-from tests.crash.inject.points import POINTS, put_in_place
 from tests.e2e.everything import TOPICS, VIEWS, check, everything
+from tests.e2e.faults import Faults
 from tests.engine.plain_spark import Fault, PlainSpark
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
@@ -53,24 +53,6 @@ class Move:
     late_tasks: int
 
 
-@dataclass
-class Faults:
-    """Strikes at some of the points that are passed, by their number, or the first time, by their name. None for now if it is told to rest."""
-
-    at: frozenset[int | str]
-    passed: int = 0
-    struck: list[str] = field(default_factory=list)
-    resting: bool = True
-
-    def strike(self, point: str) -> None:
-        if self.resting:
-            return
-        self.passed += 1
-        if self.passed in self.at or (point in self.at and point not in self.struck):
-            self.struck.append(point)
-            raise Fault(point)
-
-
 moves = st.builds(
     Move, most_ticks=st.integers(1, 5), restart=st.booleans(), shards=st.integers(1, 4), lose_store=st.integers(0, 4).map(lambda n: n == 0),
     late_tasks=st.integers(0, 3),
@@ -100,18 +82,6 @@ lives = st.builds(
     seed=st.integers(0, 3),
     added_later=st.just(frozenset[str]()) | st.frozensets(st.sampled_from([*VIEWS, *TOPICS]), max_size=3),
 )
-
-
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> list[Faults]:
-    """The faults of the life that is lived just now, in a list of one."""
-    current = [Faults(frozenset())]
-
-    def strike(point: str) -> None:
-        current[0].strike(point)
-
-    put_in_place(POINTS, strike, monkeypatch.setattr)
-    return current
 
 
 def live(life: Life, faults: Faults, root: Path) -> None:

@@ -23,8 +23,8 @@ from headrace.pipeline.replay import begin, version_state
 from headrace.pipeline.runner import Runner
 from headrace.sinks.view_reader import ViewReader
 from headrace.testing.pipelines import PipelineTest
-from tests.crash.inject.points import POINTS, put_in_place
-from tests.e2e.test_engine_properties import Faults, Move, advance, finish, moves
+from tests.e2e.faults import Faults
+from tests.e2e.test_engine_properties import Move, advance, finish, moves
 from tests.engine.plain_spark import Fault, PlainSpark
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
@@ -36,10 +36,14 @@ Row = dict[str, Any]
 def timed() -> hr.Pipeline:
     pipeline = hr.Pipeline("timed")
     times = hr.EventTime("at", delay="5 seconds", producer="device", idle="1 hour")
-    orders = pipeline.topic("orders", schema="id BIGINT, who BIGINT, amount BIGINT, device STRING, at TIMESTAMP", key="id", event_time=times, partitions=2)
+    orders = pipeline.topic(
+        "orders", schema="id BIGINT, who BIGINT, amount BIGINT, device STRING, at TIMESTAMP", key="id", event_time=times, partitions=2
+    )
     payments = pipeline.topic("payments", schema="id BIGINT, at TIMESTAMP", key="id", event_time=hr.EventTime("at", idle="1 hour"))
     people = pipeline.table("people", schema="who BIGINT, city STRING", key="who")
-    minutes = orders.window(hr.tumbling("1 minute"), late=hr.correct("10 minutes")).group_by("who").aggregate(n=hr.agg.count(), s=hr.agg.sum("amount"))
+    minutes = (
+        orders.window(hr.tumbling("1 minute"), late=hr.correct("10 minutes")).group_by("who").aggregate(n=hr.agg.count(), s=hr.agg.sum("amount"))
+    )
     pipeline.view("minutes", minutes)
     pipeline.write("minutes_told", minutes, partitions=2)
     devices = orders.window(hr.tumbling("5 minutes"), late=hr.divert("late_orders")).group_by("device").aggregate(n=hr.agg.count())
@@ -51,7 +55,9 @@ def timed() -> hr.Pipeline:
 
 seconds = st.integers(-600, 900)
 orders = st.lists(
-    st.fixed_dictionaries({"who": st.none() | st.integers(0, 3), "amount": st.integers(0, 9), "device": st.sampled_from("xy"), "second": st.none() | seconds}),
+    st.fixed_dictionaries(
+        {"who": st.none() | st.integers(0, 3), "amount": st.integers(0, 9), "device": st.sampled_from("xy"), "second": st.none() | seconds}
+    ),
     max_size=6,
 )
 ticks = st.lists(
@@ -76,17 +82,6 @@ def feed(test: PipelineTest, number: int, rows: dict[str, Any]) -> None:
         test.feed("payments", [{"id": 10 * number + place, "at": at(second)}])
     if rows["people"]:
         test.feed("people", rows["people"])
-
-
-@pytest.fixture
-def current(monkeypatch: pytest.MonkeyPatch) -> list[Faults]:
-    faults = [Faults(frozenset())]
-
-    def strike(point: str) -> None:
-        faults[0].strike(point)
-
-    put_in_place(POINTS, strike, monkeypatch.setattr)
-    return faults
 
 
 def live(root: Path, fed: list[dict[str, Any]], happening: list[Move], faults: Faults, repeats: float) -> None:
@@ -149,10 +144,10 @@ def _plain(counts: Any) -> dict[str, int]:
     return {name.replace(f".{VERSION}.", ".").removesuffix(f".{VERSION}"): count for name, count in counts.items() if count}
 
 
-def lived(fed: list[dict[str, Any]], happening: list[Move], strikes: frozenset[int], repeats: float, current: list[Faults]) -> None:
-    current[0] = Faults(frozenset(strikes))
+def lived(fed: list[dict[str, Any]], happening: list[Move], strikes: frozenset[int], repeats: float, faults: list[Faults]) -> None:
+    faults[0] = Faults(frozenset(strikes))
     with TemporaryDirectory() as root:
-        live(Path(root), fed, happening, current[0], repeats)
+        live(Path(root), fed, happening, faults[0], repeats)
 
 
 LIFE = {
@@ -165,15 +160,13 @@ QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 @given(**LIFE)
 @settings(max_examples=8, suppress_health_check=QUIET)
 def test_time_too_goes_the_same_way(
-    fed: list[dict[str, Any]], happening: list[Move], strikes: frozenset[int], repeats: float, current: list[Faults]
+    fed: list[dict[str, Any]], happening: list[Move], strikes: frozenset[int], repeats: float, faults: list[Faults]
 ) -> None:
-    lived(fed, happening, strikes, repeats, current)
+    lived(fed, happening, strikes, repeats, faults)
 
 
 @pytest.mark.slow
 @given(**LIFE)
 @settings(max_examples=300, suppress_health_check=QUIET)
-def test_three_hundred_times(
-    fed: list[dict[str, Any]], happening: list[Move], strikes: frozenset[int], repeats: float, current: list[Faults]
-) -> None:
-    lived(fed, happening, strikes, repeats, current)
+def test_three_hundred_times(fed: list[dict[str, Any]], happening: list[Move], strikes: frozenset[int], repeats: float, faults: list[Faults]) -> None:
+    lived(fed, happening, strikes, repeats, faults)

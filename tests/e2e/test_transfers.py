@@ -89,7 +89,7 @@ def check_moment(snap: Snapshot) -> int:
 def look_on(views: Path, *, ticks: int) -> None:
     """Look again and again until the pipeline has moved on by so many ticks."""
     seen: set[int] = set()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     with ViewReader(views) as reader:
         while len(seen) < ticks:
             assert time.monotonic() < deadline
