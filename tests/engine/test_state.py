@@ -158,3 +158,16 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(CorruptionError, match=path.name):
         in_files(shard.files, ids)
+
+
+def test_no_byte_of_a_file_can_change_unnoticed(tmp_path: Path) -> None:
+    shard = Shard(tmp_path)
+    ids = shard.batch({}, some_changes(random.Random(7), 10))
+    (path,) = (tmp_path / "files").glob("*.state")
+    sound = path.read_bytes()
+    for place in random.Random(8).sample(range(len(sound)), 100):
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+        with pytest.raises(CorruptionError, match="checksum"):
+            in_files(shard.files, ids)
+    path.write_bytes(sound)
+    assert in_files(shard.files, ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Collection
@@ -14,9 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.engine import named_files
 from headrace.engine.clocks import PARTS, BatchClocks, ClockSpec, ClockState, InputClock, batch_clocks
-from headrace.engine.state_files import new_id, sync_directory
-from headrace.errors import CorruptionError, NewerFormat
 from headrace.operators.kernel import UNSTARTED
 
 VERSION = 1
@@ -26,20 +24,9 @@ _SCHEMA = pa.schema([("input", pa.string()), ("producer", pa.string()), ("newest
 
 def write_clocks(directory: Path, state: ClockState) -> str:
     """Store the clocks; returns their id."""
-    directory.mkdir(parents=True, exist_ok=True)
     inputs = {name: {"complete_us": clock.complete_us, "begun": clock.begun} for name, clock in state.inputs.items()}
-    about = {"version": VERSION, "inputs": inputs}
     table = pa.concat_tables([_rows(name, clock) for name, clock in state.inputs.items()] or [_SCHEMA.empty_table()])
-    name = new_id()
-    fresh = directory / f".{name}"
-    with fresh.open("wb") as file:
-        with pa.ipc.new_file(file, table.schema.with_metadata({b"headrace": json.dumps(about).encode()})) as writer:
-            writer.write_table(table)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.rename(directory / f"{name}{_SUFFIX}")
-    sync_directory(directory)
-    return name
+    return named_files.store(directory, _SUFFIX, table, {"version": VERSION, "inputs": inputs})[0]
 
 
 def _rows(name: str, clock: InputClock) -> pa.Table:
@@ -52,14 +39,7 @@ def read_clocks(directory: Path, name: str | None) -> ClockState:
     """The clocks of an id; without one, those of a pipeline that has not begun."""
     if name is None:
         return ClockState()
-    path = directory / f"{name}{_SUFFIX}"
-    try:
-        table = pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
-        about: dict[str, Any] = json.loads(table.schema.metadata[b"headrace"])
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(f"The clocks in {path} cannot be read: {error}", fix="restore it from a backup, or replay the pipeline.") from error
-    if about["version"] > VERSION:
-        raise NewerFormat(f"{path} has format {about['version']}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
+    table, about, _ = named_files.read(directory / f"{name}{_SUFFIX}", newest_version=VERSION)
     return ClockState({name: _clock(table, name, known) for name, known in about["inputs"].items()})
 
 

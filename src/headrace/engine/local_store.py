@@ -22,7 +22,8 @@ import pyarrow.compute as pc
 
 from headrace.engine import store_handles
 from headrace.engine.chain_sizes import ChainSizes
-from headrace.engine.state_files import StateFile, StateFiles, StateIds, folded, new_id
+from headrace.engine.named_files import new_id
+from headrace.engine.state_files import StateFile, StateFiles, StateIds, folded
 from headrace.log.file.disk import Disk
 from headrace.operators.buffers import bytes_list
 from headrace.operators.keys import whole

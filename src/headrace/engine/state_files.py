@@ -6,20 +6,16 @@ before its id is in the ledger; a file that no ledger entry reaches never happen
 
 from __future__ import annotations
 
-import json
-import os
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.errors import CorruptionError, NewerFormat
+from headrace.engine import named_files
 from headrace.operators.buffers import take_bytes
 from headrace.operators.keys import whole
 
@@ -55,19 +51,6 @@ def share(size: int, rows: int, of_rows: int) -> int:
     return size * rows // max(1, of_rows)
 
 
-def new_id() -> str:
-    return uuid.uuid4().hex
-
-
-def sync_directory(directory: Path) -> None:
-    """So that a file that was renamed into it is there after power loss too."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class StateFiles:
     """The files of one step, in a directory of their own."""
 
@@ -78,36 +61,17 @@ class StateFiles:
         """Store changes (a null value deletes its key) for all groups in `parents`; `groups` are in order. Returns the new id and the file's size."""
         cuts = np.searchsorted(groups, np.arange(GROUPS + 1))
         starts = {group: [int(cuts[group]), int(cuts[group + 1] - cuts[group])] for group in range(GROUPS) if cuts[group + 1] > cuts[group]}
-        metadata = {"version": VERSION, "starts": starts, "parents": {str(group): parent for group, parent in parents.items()}}
-        table = pa.Table.from_arrays([keys, values], schema=_SCHEMA)
-        return self._store(table.replace_schema_metadata({b"headrace": json.dumps(metadata).encode()}))
-
-    def _store(self, table: pa.Table) -> tuple[str, int]:
-        """Write under a temporary name, sync, rename, sync the directory."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        name = new_id()
-        fresh = self.directory / f".{name}"
-        with fresh.open("wb") as file:
-            with pa.ipc.new_file(file, table.schema) as writer:
-                writer.write_table(table)
-            file.flush()
-            os.fsync(file.fileno())
-            size = file.tell()
-        fresh.rename(self.directory / f"{name}{SUFFIX}")
-        sync_directory(self.directory)
-        return name, size
+        about = {"version": VERSION, "starts": starts, "parents": {str(group): parent for group, parent in parents.items()}}
+        return named_files.store(self.directory, SUFFIX, pa.Table.from_arrays([keys, values], schema=_SCHEMA), about)
 
     def read(self, name: str) -> StateFile:
-        path = self.directory / f"{name}{SUFFIX}"
-        try:
-            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-            metadata = json.loads(table.schema.metadata[b"headrace"])
-        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-            raise _unreadable(path, error) from error
-        _check_version(path, metadata)
-        starts = {int(group): (first, count) for group, (first, count) in metadata["starts"].items()}
-        parents = {int(group): parent for group, parent in metadata["parents"].items()}
-        return StateFile(name, table, starts, parents, path.stat().st_size)
+        table, about, size = named_files.read(self._path(name), newest_version=VERSION)
+        starts = {int(group): (first, count) for group, (first, count) in about["starts"].items()}
+        parents = {int(group): parent for group, parent in about["parents"].items()}
+        return StateFile(name, table, starts, parents, size)
+
+    def _path(self, name: str) -> Path:
+        return self.directory / f"{name}{SUFFIX}"
 
     def chain(
         self, group: int, newest: str | None, *, until: str | None = None, most: int | None = None, cache: dict[str, StateFile] | None = None
@@ -129,15 +93,9 @@ class StateFiles:
 
     def parents(self, name: str) -> dict[int, str | None]:
         """For each key group that a file covers the file that came before; without reading its rows."""
-        path = self.directory / f"{name}{SUFFIX}"
-        try:
-            with pa.OSFile(str(path)) as file:
-                metadata = json.loads(pa.ipc.open_file(file).schema.metadata[b"headrace"])
-        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-            raise _unreadable(path, error) from error
-        _check_version(path, metadata)
+        about = named_files.read_about(self._path(name), newest_version=VERSION)
         known: dict[str | None, str | None] = {}  # most groups have the same one: keep it once
-        return {int(group): known.setdefault(parent, parent) for group, parent in metadata["parents"].items()}
+        return {int(group): known.setdefault(parent, parent) for group, parent in about["parents"].items()}
 
     def reach(self, entries: Iterable[StateIds]) -> Iterator[str]:
         """The files that ledger entries lead to, one by one; some are named more than once."""
@@ -151,15 +109,6 @@ class StateFiles:
                     known[name] = self.parents(name)
                 yield name
                 name = known[name].get(group)
-
-
-def _unreadable(path: Path, error: Exception) -> CorruptionError:
-    return CorruptionError(f"The state file {path} cannot be read: {error}", fix="restore it from a backup, or replay the pipeline.")
-
-
-def _check_version(path: Path, metadata: dict[str, Any]) -> None:
-    if metadata["version"] > VERSION:
-        raise NewerFormat(f"{path} has format {metadata['version']}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
 
 
 def folded(files: Sequence[StateFile], group: int, *, with_deletions: bool = False) -> tuple[pa.Array, pa.Array]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.engine.state_files import GROUPS, StateFiles, StateIds
+from headrace.engine.state_files import GROUPS, StateFile, StateFiles, StateIds
 from headrace.errors import ConfigurationError, CorruptionError, InputError, nearest
 from headrace.log.api import Log
 from headrace.operators.describing import Describing
@@ -80,16 +80,17 @@ def step_states(log: Log, pipeline: str, state: Path) -> list[StepStateInfo]:
 
 
 def damaged_files(log: Log, pipeline: str, state: Path) -> list[str]:
-    """What is wrong with the files that the newest ledger entries lead to."""
-    damage = []
+    """What is wrong with the files that the newest ledger entries lead to, and which key groups it concerns."""
+    damage: dict[tuple[str, str], list[int]] = {}
     for each in states(log, pipeline, state).values():
+        sound: dict[str, StateFile] = {}
         for group, name in sorted(each.ids.items()):
             try:
-                for _ in each.files.chain(group, name):
+                for _ in each.files.chain(group, name, cache=sound):
                     continue
             except CorruptionError as error:
-                damage.append(f"step {each.step}, key group {group}: {error.message}")
-    return damage
+                damage.setdefault((each.step, error.message), []).append(group)
+    return [f"step {step}, key groups {', '.join(map(str, groups))}: {message}" for (step, message), groups in damage.items()]
 
 
 # What is kept

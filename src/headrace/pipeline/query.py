@@ -15,8 +15,8 @@ from headrace.engine.carried import to_control
 from headrace.engine.clock_files import ClockWork, read_clocks, write_clocks
 from headrace.engine.clocks import BatchClocks, ClockState, batch_clocks
 from headrace.engine.job import clean_up, read_reports
+from headrace.engine.named_files import new_id
 from headrace.engine.spec import BatchContext, BatchResult
-from headrace.engine.state_files import new_id
 from headrace.engine.ticks import Tick, TickJournal
 from headrace.errors import ConfigurationError
 from headrace.log.api import Log
