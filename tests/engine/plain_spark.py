@@ -137,7 +137,8 @@ def _mapped(frozen: bytes, part: Part) -> Iterator[pa.RecordBatch]:
     return result
 
 
-_COLUMN = re.compile(r"`(\w+)`(?: AS `(\w+)`)?")
+_COLUMN = re.compile(r"`([^`]+)`(?: AS `([^`]+)`)?")
+_NUMBER = re.compile(r"(\d+) AS `(\w+)`")
 _MOVED = re.compile(r"CAST\(`(\w+)` \* (\d+) \+ (\d+) AS INT\) AS `(\w+)`")
 
 
@@ -151,6 +152,8 @@ def _column(batch: pa.RecordBatch, expression: str) -> tuple[str, pa.Array]:
     if moved := _MOVED.fullmatch(expression):
         name, times, plus, new = moved.groups()
         return new, pc.add(pc.multiply(batch.column(name), int(times)), int(plus)).cast(pa.int32())
+    if number := _NUMBER.fullmatch(expression):
+        return number[2], pa.array([int(number[1])] * batch.num_rows, pa.int32())
     column = _COLUMN.fullmatch(expression)
     assert column is not None, f"no Spark SQL here: {expression}"
     return column[2] or column[1], batch.column(column[1])

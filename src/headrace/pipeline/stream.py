@@ -20,7 +20,7 @@ from headrace.pipeline import columns as cols
 from headrace.pipeline.grouping import aggregated
 from headrace.pipeline.joining import WAIT, AsOf, Bounds, as_of, history, joined
 from headrace.pipeline.plan import NULL, AggregateStep, ChangesStep, DedupeStep, KeyByStep, SelectStep, Step, ToTableStep, UnionStep, WhereStep
-from headrace.pipeline.table_ops import distinct, top
+from headrace.pipeline.table_ops import distinct, first_of_each, top
 from headrace.pipeline.windowing import Windowed, windowed
 
 if TYPE_CHECKING:
@@ -175,8 +175,11 @@ class Table(Rows):
             )
         return self._add(KeyByStep, name=name, schema=self.schema, key=key)
 
-    def union(self, *others: Table, name: str | None = None) -> Table:
-        """The rows of several tables with the same columns and primary key, of which no two may have the same key."""
+    def union(self, *others: Table, disjoint: bool = False, name: str | None = None) -> Table:
+        """The rows of several tables with the same columns and primary key: of a key that more than one of them has, the row of the first that has it.
+
+        `disjoint=True` promises that no key is in two of them at a time. Then nothing needs to be kept to tell which comes first.
+        """
         where = self._place("union", name)
         for other in others:
             if other.step.is_table and other.key != self.key:
@@ -184,7 +187,8 @@ class Table(Rows):
                     f"The step {where} unites tables with different primary keys: {', '.join(self.key)} and {', '.join(other.key)}.",
                     fix="give them the same key with key_by.",
                 )
-        return self._union(others, name=name)
+        united = self._union(others, name=name)
+        return united if disjoint or not others else Table(self.pipeline, first_of_each(united.step, name))
 
     def top(self, n: int, *, by: Names, per: Names | None = None, name: str | None = None) -> Table:
         """The first `n` rows, of each group of `per` if it is given: by a column, the largest first, or `"name ASC"`. Rows of equal rank go by their keys."""

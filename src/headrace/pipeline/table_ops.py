@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import pyarrow as pa
+
 from headrace.errors import PlanError
 from headrace.pipeline import columns as cols
-from headrace.pipeline.plan import Step, TimeColumn, Times
+from headrace.pipeline.expressions.literals import quoted_name
+from headrace.pipeline.plan import SelectStep, Step, TimeColumn, Times, UnionStep
 
 if TYPE_CHECKING:  # kernels are loaded where they are used, and not by those who declare nothing of the kind
     from headrace.operators.aggregate import AggregateKernel
@@ -18,6 +21,7 @@ if TYPE_CHECKING:  # kernels are loaded where they are used, and not by those wh
     from headrace.operators.joins.top import TopKernel
     from headrace.pipeline.stream import Rows
 
+_NUMBER = "_table"
 _ORDERED = re.compile(r"^\s*(?P<column>.+?)(?:\s+(?P<way>asc|desc))?\s*$", re.IGNORECASE)
 
 
@@ -100,6 +104,19 @@ def _order(text: str, table: Rows, *, where: str) -> Order:
 def distinct(table: Rows, name: str | None) -> Step:
     cols.key(tuple(table.schema.names), table.schema, where=table._place("distinct", name))  # noqa: SLF001
     return DistinctStep(name=name or "", inputs=(table.step,), schema=table.schema, key=tuple(table.schema.names), is_table=True)
+
+
+def first_of_each(union: Step, name: str | None) -> Step:
+    """Of tables that are united, for each key the row of the first table that has one: rows are told apart by the number of their table until it is settled."""
+    schema = union.schema.append(pa.field(_NUMBER, pa.int32(), nullable=False))
+    own, key = tuple((column, quoted_name(column)) for column in union.schema.names), union.key
+    numbered = [
+        SelectStep(inputs=(table,), schema=schema, key=(*key, _NUMBER), is_table=True, columns=(*own, (_NUMBER, str(number))))
+        for number, table in enumerate(union.inputs)
+    ]
+    together = UnionStep(inputs=tuple(numbered), schema=schema, key=(*key, _NUMBER), is_table=True)
+    first = TopStep(name=name or "", inputs=(together,), schema=schema, key=together.key, is_table=True, n=1, order=((_NUMBER, False),), per=key)
+    return settled(SelectStep(inputs=(first,), schema=union.schema, key=key, is_table=True, columns=own))
 
 
 def settled(step: Step) -> SettleStep:
