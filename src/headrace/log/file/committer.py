@@ -215,7 +215,7 @@ class Committer:
                     to_sync[id(file)] = file
         if self.store.durable:
             for file in to_sync.values():
-                file.sync()
+                self.sync(file)
 
     def _write_journal(self, drafts: list[Draft], newest: Replica) -> int:
         """Returns the journal's new end."""
@@ -249,12 +249,16 @@ class Committer:
         if not self.store.durable:
             return
         started = time.perf_counter()
+        self.sync(journal)
+        self._sync_s = 0.8 * self._sync_s + 0.2 * (time.perf_counter() - started)
+
+    def sync(self, file: DiskFile) -> None:
+        """The system says once that a sync failed, and then takes the pages for written: whoever tried again would be told a lie. So this is the end of writing."""
         try:
-            journal.sync()
+            file.sync()
         except (OSError, HeadraceError) as error:
             self._broken = error
             raise _outcome_unknown(self.store, error) from error
-        self._sync_s = 0.8 * self._sync_s + 0.2 * (time.perf_counter() - started)
 
 
 def _outcome_unknown(store: Store, error: BaseException) -> RetryError:

@@ -139,7 +139,7 @@ def _make_checkpoint(log: FileLog) -> None:
     with store.locked() as newest:  # 1
         file = newest.journal.file_at(newest.base)
         file.write(encode_record(newest.lsn, ROLL, 0, store.marker.proven(), {}), newest.lsn - newest.base)
-        file.sync()
+        log.committer.sync(file)
         newest.base += file.size()
         newest.lsn = newest.base + FILE_HEADER_BYTES
         newest.journal.create_file(newest.base)
@@ -161,8 +161,10 @@ def _sync_segment(log: FileLog, directory: str, partition: int, name: str) -> No
         file = log.store.disk.open(path)
     except FileNotFoundError:  # removed meanwhile
         return
-    file.sync()
-    file.close()
+    try:
+        log.committer.sync(file)
+    finally:
+        file.close()
     log.store.disk.sync_directory(path.parent)
 
 
