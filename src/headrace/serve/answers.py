@@ -11,6 +11,7 @@ from starlette.responses import Response
 from headrace.errors import ChangesGone, ConfigurationError, HeadraceError, InputError, OffsetOutOfRange, RetryError, UnknownTopic, UnknownView
 from headrace.log.json_text import object_text
 
+JSON_HEADERS = [(b"cache-control", b"no-store"), (b"content-type", b"application/json")]
 _ROWS_AT_ONCE = 65_536
 
 
@@ -46,6 +47,12 @@ def status_of(error: HeadraceError) -> int:
     if isinstance(error, InputError):
         return 400
     return 503 if isinstance(error, RetryError | ConfigurationError) else 500
+
+
+def head_json(view: str, version: str | None, tick: int) -> str:
+    """What an answer about a view begins with."""
+    shown = "" if version is None else f'"version":{quoted(version)},'
+    return f'"view":{quoted(view)},{shown}"tick":{tick}'
 
 
 def rows_json(rows: pa.Table) -> str:

@@ -21,12 +21,13 @@ from headrace.serve import query, tail, views
 from headrace.serve.access import Access
 from headrace.serve.answers import Refused, error_response, json_response
 from headrace.serve.arrivals import Arrivals
-from headrace.serve.asking import Asked, only_key
+from headrace.serve.asking import Asked
 from headrace.serve.changes import Subscription, resume_from
 from headrace.serve.channels import Hub
 from headrace.serve.description import description
 from headrace.serve.events import EventStream
 from headrace.serve.limits import Limits
+from headrace.serve.lookups import Lookups, Shortcut
 from headrace.serve.reads import Reads
 from headrace.serve.run_status import metrics
 from headrace.serve.selecting import selection
@@ -44,6 +45,7 @@ class Service:
     def __init__(self, state: Path, log: Log | None, limits: Limits) -> None:
         self.limits, self.log = limits, log
         self.stores = Stores(state)
+        self.lookups = Lookups(self.stores)
         self.reads = Reads(limits)
         self.arrivals = Arrivals(log, self.reads)
 
@@ -70,8 +72,6 @@ class Service:
 
     async def view(self, request: Request) -> Response:
         place = self.stores.place(request.path_params["name"])
-        if key := only_key(request.scope["query_string"]):
-            return views.row(place, key)
         asked = Asked(request, views.PARAMETERS)
         if (position := asked.one("at_least")) is not None:
             await self.arrivals.wait(place.store, place.stored, position, asked.seconds("wait", self.limits.wait_s, self.limits.most_wait_s))
@@ -80,7 +80,7 @@ class Service:
         if tick is not None:
             return await self.reads.run(views.rows_at, place, tick, wanted, self.limits.undone_rows)
         if wanted.key:
-            return views.row(place, wanted.key)
+            return json_response(self.lookups.row(place.name, wanted.key))
         return await self.reads.run(views.rows, place, wanted)
 
     async def changes(self, request: Request) -> ASGIApp:
@@ -142,8 +142,8 @@ def _info(place: Any) -> Any:
 
 def make_app(service: Service, *, host: str, token: str | None) -> ASGIApp:
     routes = [
-        Route("/views/{name}", service.view, methods=["GET"]),  # first, since it is asked most
         Route("/views", service.list_views, methods=["GET"]),
+        Route("/views/{name}", service.view, methods=["GET"]),
         Route("/views/{name}/changes", service.changes, methods=["GET"]),
         Route("/sql", service.sql, methods=["POST"]),
         Route("/topics/{name}/tail", service.tail, methods=["GET"]),
@@ -153,7 +153,7 @@ def make_app(service: Service, *, host: str, token: str | None) -> ASGIApp:
     ]
     handlers: dict[Any, Callable[..., Any]] = {HeadraceError: _failed, HTTPException: _not_here}
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=service.lifespan)
-    return Access(app, host=host, token=token)
+    return Access(Shortcut(app, service.lookups), host=host, token=token)
 
 
 def _failed(_request: Request, error: Exception) -> Response:

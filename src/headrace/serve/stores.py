@@ -41,13 +41,15 @@ class Store:
     def directory(self) -> Path:
         return self.path.parent
 
-    def lookup(self, view: str) -> Lookup:
-        """Reads single rows of a view; used by the thread of the event loop alone."""
+    def opened_lookup(self, view: str) -> Lookup:
+        """Reads single rows of a view, all at one moment, until its `end`; used by the thread of the event loop alone."""
         found = self._lookups.get(view)
-        if found is None:
+        if found is None or not found.begin():  # the view was made anew meanwhile
+            self.forget_lookup(view)
             with self.reader.snapshot() as snap:
                 info = snap.view(view)
             found = self._lookups[view] = Lookup(self.path, info)
+            found.begin()
         return found
 
     def forget_lookup(self, view: str) -> None:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from headrace.errors import InputError
 from headrace.log.json_text import json_text_or_null
 from headrace.log.schema import to_ddl
-from headrace.serve.answers import Refused, json_response, quoted, rows_json
+from headrace.serve.answers import Refused, head_json, json_response, rows_json
 from headrace.serve.asking import Asked
 from headrace.serve.history import view_at
 from headrace.serve.limits import Limits
@@ -39,28 +39,6 @@ def _described(place: Place, info: ViewInfo) -> dict[str, Any]:
         "tick": info.tick,
         "kept_after": info.kept_after,
     }
-
-
-# One row
-
-
-def row(place: Place, texts: list[str]) -> Response:
-    """The row of a key as it is now. So little work that it is done at once, in the event loop's thread."""
-    lookup = place.store.lookup(place.stored)
-    stored = lookup.stored_key(texts)
-    found = lookup.get(lookup.key_of(typed_key(lookup.info, texts, whole=True)) if stored is None else stored)
-    if found is None:  # the view was made anew meanwhile
-        place.store.forget_lookup(place.stored)
-        return row(place, texts)
-    tick, text = found
-    if text is None:
-        raise Refused(404, f"The view {place.name!r} has no row for the key {', '.join(texts)} at tick {tick}.")
-    return json_response(f'{{{_head(place, tick)},"row":{text}}}'.encode())
-
-
-def _head(place: Place, tick: int) -> str:
-    version = "" if place.version is None else f'"version":{quoted(place.version)},'
-    return f'"view":{quoted(place.name)},{version}"tick":{tick}'
 
 
 # Many rows
@@ -116,14 +94,14 @@ def rows_at(place: Place, tick: int, asked: Range, most_rows: int) -> Response:
         return _page(place, info, tick, found, asked)
     if not found.num_rows:
         raise Refused(404, f"The view {place.name!r} had no row for the key {', '.join(asked.key)} at tick {tick}.")
-    return json_response(f'{{{_head(place, tick)},"row":{rows_json(found)[1:-1]}}}'.encode())
+    return json_response(f'{{{head_json(place.name, place.version, tick)},"row":{rows_json(found)[1:-1]}}}'.encode())
 
 
 def _page(place: Place, info: ViewInfo, tick: int, found: pa.Table, asked: Range) -> Response:
     """At most so many rows, and how to ask for those behind them."""
     page = found.slice(0, asked.limit)
     more = "null" if found.num_rows <= asked.limit else json.dumps(_next(info, found, asked))
-    return json_response(f'{{{_head(place, tick)},"rows":{rows_json(page)},"next":{more}}}'.encode())
+    return json_response(f'{{{head_json(place.name, place.version, tick)},"rows":{rows_json(page)},"next":{more}}}'.encode())
 
 
 def _next(info: ViewInfo, found: pa.Table, asked: Range) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Single rows of a view as JSON, as fast as SQLite gives them: one statement a row, which shows one moment, and no Arrow data. The server uses it.
+"""Single rows of a view as JSON, as fast as SQLite gives them: one statement a row, several in one transaction, and no Arrow data. The server uses it.
 
 What is stored is close to JSON already (`view_types.py`), so each column has a function from its stored value to its JSON text.
 """
@@ -20,51 +20,60 @@ from headrace.sinks.view_file import ViewInfo, open_for_reading, translated
 from headrace.sinks.view_table import ViewTable, null_key
 
 _INT64 = range(-(1 << 63), 1 << 63)
+_quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Lookup:
-    """Rows of one view by key. Not for several threads at once."""
+    """Rows of one view by key. Not for several threads at once. Between `begin` and `end` all rows show the same moment, and the view's `tick`."""
 
     def __init__(self, path: Path, info: ViewInfo) -> None:
         self.info, self.path = info, path
+        self.closed, self.tick = False, info.tick
         self._table = ViewTable(info)
         self._db = open_for_reading(path)
-        matches = " AND ".join(f"r.{name} = ?" for name in self._table.key_columns) or "FALSE"
-        columns = ", ".join(f"r.{name}" for name in self._table.columns)
-        joined = f"_views v LEFT JOIN {self._table.table} r ON {matches}"
-        self._statement = f"SELECT v.tick, r.{(self._table.key_columns or ['c0'])[0]} IS NOT NULL, {columns} FROM {joined} WHERE v.number = ?"  # noqa: S608
-        self._encoders = [_encoder(field) for field in info.schema]
-        self._names = [("," if at else "{") + json.dumps(name, ensure_ascii=False) + ":" for at, name in enumerate(info.schema.names)]
-        self._null_keys = [null_key(field.type) if field.name in info.key else None for field in info.schema]
+        matches = " AND ".join(f"{name} = ?" for name in self._table.key_columns) or "FALSE"
+        self._statement = f"SELECT {', '.join(self._table.columns)} FROM {self._table.table} WHERE {matches}"  # noqa: S608
+        self._encoders = [_encoder(field, null_key(field.type) if field.name in info.key else None) for field in info.schema]
+        self._form = "{" + ",".join(f"{_quoted(name).replace('%', '%%')}:%s" for name in info.schema.names) + "}"
+        self._plain_keys = [_plain(field.type) for field in self._table.key_fields]
 
     def close(self) -> None:
+        self.closed = True
         self._db.close()
 
-    def get(self, stored_key: Sequence[Any]) -> tuple[int, str | None] | None:
-        """The tick that the view shows, and the row of a key as JSON, if it has one. None if the view is no longer there."""
+    def begin(self) -> bool:
+        """Fix the moment that is shown. False if the view is no longer there."""
+        if self._db.in_transaction:
+            return True
         with translated(self.path):
-            found = self._db.execute(self._statement, (*stored_key, self.info.number)).fetchone()
+            self._db.execute("BEGIN")
+            found = self._db.execute("SELECT tick FROM _views WHERE number = ?", (self.info.number,)).fetchone()
+        if found is None:
+            return False
+        (self.tick,) = found
+        return True
+
+    def end(self) -> None:
+        if not self.closed and self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+
+    def row(self, stored_key: Sequence[Any]) -> str | None:
+        """The row of a key as JSON, if there is one."""
+        with translated(self.path):
+            found = self._db.execute(self._statement, stored_key).fetchone()
         if found is None:
             return None
-        return found[0], self._text(found[2:]) if found[1] else None
-
-    def _text(self, values: Sequence[Any]) -> str:
-        parts = []
-        for name, encode, value, nothing in zip(self._names, self._encoders, values, self._null_keys, strict=True):
-            is_null = value is None or (nothing is not None and type(value) is type(nothing) and value == nothing)
-            parts += [name, "null" if is_null else encode(value)]
-        return "".join(parts) + "}"
+        return self._form % tuple([encode(value) for encode, value in zip(self._encoders, found, strict=True)])
 
     def stored_key(self, texts: Sequence[str]) -> list[Any] | None:
         """The key of some texts as it is stored, if each is of a type that needs no thought; else None."""
-        fields = self._table.key_fields
-        if len(texts) != len(fields):
+        if len(texts) != len(self._plain_keys):
             return None
         stored: list[Any] = []
-        for text, field in zip(texts, fields, strict=True):
-            if pa.types.is_string(field.type):
+        for text, plain in zip(texts, self._plain_keys, strict=True):
+            if plain is str:
                 stored.append(text)
-            elif pa.types.is_int64(field.type) and text.removeprefix("-").isdecimal() and text.isascii() and int(text) in _INT64:
+            elif plain is int and text.removeprefix("-").isdecimal() and text.isascii() and int(text) in _INT64:
                 stored.append(int(text))
             else:
                 return None
@@ -77,8 +86,20 @@ class Lookup:
         return self._table.stored_key(values)
 
 
-def _encoder(field: pa.Field) -> Callable[[Any], str]:
-    kind = field.type
+def _plain(kind: pa.DataType) -> type | None:
+    """A type of keys that is stored as it is written."""
+    return str if pa.types.is_string(kind) else int if pa.types.is_int64(kind) else None
+
+
+def _encoder(field: pa.Field, nothing: Any) -> Callable[[Any], str]:
+    """From a stored value to its JSON text. `nothing` is what a key column has in place of a null."""
+    encode = _encoder_of(field.type)
+    if nothing is None:
+        return lambda value: "null" if value is None else encode(value)
+    return lambda value: "null" if value is None or (type(value) is type(nothing) and value == nothing) else encode(value)
+
+
+def _encoder_of(kind: pa.DataType) -> Callable[[Any], str]:
     if pa.types.is_boolean(kind):
         return lambda value: "true" if value else "false"
     if pa.types.is_float32(kind):
@@ -91,7 +112,7 @@ def _encoder(field: pa.Field) -> Callable[[Any], str]:
         return lambda value: f'"{base64.b64encode(value).decode()}"'
     if pa.types.is_nested(kind):
         return str  # JSON already
-    return lambda value: json.dumps(value, ensure_ascii=False)
+    return _quoted
 
 
 def _float(value: Any, shown: Callable[[float], str]) -> str:
