@@ -31,6 +31,7 @@ from headrace.serve.lookups import Lookups, Shortcut
 from headrace.serve.reads import Reads
 from headrace.serve.run_status import metrics
 from headrace.serve.selecting import selection
+from headrace.serve.snapshots import Snapshots
 from headrace.serve.stores import Stores
 
 MOST_TAIL_ROWS = 10_000
@@ -45,7 +46,7 @@ class Service:
     def __init__(self, state: Path, log: Log | None, limits: Limits) -> None:
         self.limits, self.log = limits, log
         self.stores = Stores(state)
-        self.lookups = Lookups(self.stores)
+        self.lookups, self.snapshots = Lookups(self.stores), Snapshots()
         self.reads = Reads(limits)
         self.arrivals = Arrivals(log, self.reads)
 
@@ -86,11 +87,10 @@ class Service:
     async def changes(self, request: Request) -> ASGIApp:
         asked = Asked(request, ("key", "where"))
         name, resume = request.path_params["name"], resume_from(request.headers.get("last-event-id"))
-        place = self.stores.place(name)
-        info = await self.reads.run(_info, place)
-        select = selection(info.name, info.schema, info.key, asked.all("key"), asked.one("where"))
-        subscription = Subscription(self.stores, self.hub, name, select)
-        await self.reads.run(subscription.check, resume)
+        subscription = Subscription(self.stores, self.hub, self.snapshots, name)
+        info = await subscription.info()
+        subscription.select = selection(info.name, info.schema, info.key, asked.all("key"), asked.one("where"))
+        await subscription.check(resume)
         return self._stream(subscription.events(resume))
 
     async def sql(self, request: Request) -> Response:
@@ -133,11 +133,6 @@ class Service:
 
     async def describe(self, _request: Request) -> Response:
         return json_response(description(self.limits))
-
-
-def _info(place: Any) -> Any:
-    with place.store.reader.snapshot() as snap:
-        return snap.view(place.stored)
 
 
 def make_app(service: Service, *, host: str, token: str | None) -> ASGIApp:

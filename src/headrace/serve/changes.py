@@ -6,27 +6,22 @@ it. If the view itself becomes another (a version is switched, a store rebuilt),
 
 from __future__ import annotations
 
-import json
 import re
-import tempfile
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
-from typing import IO
 
 import pyarrow as pa
-from starlette.concurrency import run_in_threadpool
 
 from headrace.errors import ChangesGone, InputError, UnknownView
 from headrace.log.api import CHANGE_TYPE
-from headrace.serve.answers import quoted, rows_json
-from headrace.serve.channels import Event, Hub, Moved, Select
+from headrace.serve.answers import rows_json
+from headrace.serve.channels import Channel, Event, Hub, Moved, Select
 from headrace.serve.events import event
+from headrace.serve.snapshots import Snapshots
 from headrace.serve.stores import Place, Stores
+from headrace.sinks.view_file import ViewInfo
 
 _ID = re.compile(r"(?:([A-Za-z0-9._-]{1,200}):)?([0-9]{1,18})")
-_ROWS_A_PART = 5_000
-_IN_MEMORY_BYTES = 4 << 20
-_BYTES_A_SEND = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -47,19 +42,18 @@ def resume_from(text: str | None) -> Resume | None:
     return Resume(found[1], int(found[2]))
 
 
-def id_of(place: Place, tick: int) -> str:
-    return str(tick) if place.version is None or place.name == place.stored else f"{place.version}:{tick}"
-
-
 class ViewSource:
     """The changes of one view in its store."""
 
     def __init__(self, place: Place, stores: Stores) -> None:
         self.place, self._stores = place, stores
         self._commits: int | None = None
+        self.info: ViewInfo | None = None
 
     def start(self) -> int:
-        return self.place.store.reader.tick(self.place.stored)
+        with self.place.store.reader.snapshot() as snap:
+            self.info = snap.view(self.place.stored)
+        return self.info.tick
 
     def read(self, after: int) -> tuple[int, list[Event]]:
         if self._stores.place(self.place.name) != self.place:
@@ -87,7 +81,7 @@ class ViewSource:
         return position < wanted
 
     def id(self, position: int) -> str:
-        return id_of(self.place, position)
+        return self.place.id(position)
 
     def encode(self, id: str, rows: pa.Table) -> bytes:
         names = [CHANGE_TYPE, *(name for name in rows.schema.names if name != CHANGE_TYPE)]
@@ -98,20 +92,29 @@ class ViewSource:
 class Subscription:
     """One subscriber of one view."""
 
-    def __init__(self, stores: Stores, hub: Hub, name: str, select: Select | None) -> None:
-        self.stores, self.hub, self.name, self.select = stores, hub, name, select
+    def __init__(self, stores: Stores, hub: Hub, snapshots: Snapshots, name: str) -> None:
+        self._stores, self._hub, self._snapshots, self._name = stores, hub, snapshots, name
+        self.select: Select | None = None
 
-    def check(self, resume: Resume | None) -> Place:
-        """Refuse what can be refused before anything is sent: an unknown view, a tick that is not kept, or that has not been yet."""
-        place = self.stores.place(self.name)
-        with place.store.reader.snapshot() as snap:
-            info = snap.view(place.stored)
-            if resume is not None and _is_same(resume, place):
-                snap.changes_since(info.name, resume.tick)
-        return place
+    async def info(self) -> ViewInfo:
+        """What the view is. UnknownView, if there is none."""
+        source = (await self._channel(self._stores.place(self._name))).source
+        assert isinstance(source, ViewSource)
+        assert source.info is not None
+        return source.info
+
+    async def check(self, resume: Resume | None) -> None:
+        """Refuse, before anything is sent, to resume behind a tick that is not kept, or that has not been yet."""
+        if resume is not None:
+            await self._hub.in_thread(self._check, resume)
+
+    def _check(self, resume: Resume) -> None:
+        place = self._stores.place(self._name)
+        if _is_same(resume, place):
+            place.store.reader.changes_since(place.stored, resume.tick)
 
     async def events(self, resume: Resume | None) -> AsyncGenerator[bytes, None]:
-        after = resume.tick if resume is not None and _is_same(resume, self.stores.place(self.name)) else None
+        after = resume.tick if resume is not None and _is_same(resume, self._stores.place(self._name)) else None
         while True:
             try:
                 async for data in self._follow(after):
@@ -122,41 +125,21 @@ class Subscription:
                 return
 
     async def _follow(self, after: int | None) -> AsyncGenerator[bytes, None]:
-        place = self.stores.place(self.name)
-        channel = await self.hub.channel(("view", place), lambda: ViewSource(place, self.stores))
-        with self.hub.followed(channel):
+        place = self._stores.place(self._name)
+        channel = await self._channel(place)
+        with self._hub.followed(channel):
             if after is None:
-                after, written = await run_in_threadpool(write_snapshot, place, self.select)
-                with written:
-                    while part := await run_in_threadpool(written.read, _BYTES_A_SEND):
-                        yield part
-            async for data in self.hub.follow(channel, after, self.select):
+                written = await self._snapshots.get(place, self.select)
+                after = written.tick
+                async for part in written.parts():
+                    yield part
+            async for data in self._hub.follow(channel, after, self.select):
                 yield data
+
+    async def _channel(self, place: Place) -> Channel:
+        return await self._hub.channel(("view", place), lambda: ViewSource(place, self._stores))
 
 
 def _is_same(resume: Resume, place: Place) -> bool:
     """Whether it stopped in what is served now."""
     return resume.version == (None if place.name == place.stored else place.version)
-
-
-def write_snapshot(place: Place, select: Select | None) -> tuple[int, IO[bytes]]:
-    """A view's rows as events, in a file: a client that reads slowly must not hold on to a moment of the store. Only the last part has an id."""
-    written = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115 - whoever sends it closes it
-    waiting = "[]"
-    with place.store.reader.snapshot() as snap:
-        info = snap.view(place.stored)
-        about = f'"view":{quoted(place.name)},"tick":{info.tick},"key":{json.dumps(info.key)}'
-        for part in _parts(snap.batches(place.stored), select):
-            if waiting != "[]":
-                written.write(event("snapshot", f'{{{about},"last":false,"rows":{waiting}}}'))
-            waiting = part
-    written.write(event("snapshot", f'{{{about},"last":true,"rows":{waiting}}}', id_of(place, info.tick)))
-    written.seek(0)
-    return info.tick, written
-
-
-def _parts(batches: Iterator[pa.RecordBatch], select: Select | None) -> Iterator[str]:
-    for batch in batches:
-        rows = pa.Table.from_batches([batch])
-        rows = rows if select is None else select(rows)
-        yield from (rows_json(rows.slice(start, _ROWS_A_PART)) for start in range(0, rows.num_rows, _ROWS_A_PART))

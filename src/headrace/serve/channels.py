@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ _BYTES_A_SEND = 64 << 10
 Position = Any
 """How far a channel is: a view's tick, or the offsets of a topic's partitions."""
 Select = Callable[[pa.Table], pa.Table]
-"""What a subscriber wants of an event's rows."""
+"""What a subscriber wants of an event's rows; equal for those who want the same."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Event:
     id: str
     rows: pa.Table
     data: bytes
+    chosen: dict[Select, bytes] = field(default_factory=dict)
+    """What is sent to those who want a part of it, by what they want."""
 
 
 class Source(Protocol):
@@ -71,6 +73,8 @@ class Channel:
     def __init__(self, source: Source, position: Position, limits: Limits) -> None:
         self.source, self.position, self._limits = source, position, limits
         self._events: deque[Event] = deque()
+        self._newest: list[Event] = []
+        """Only these keep what was chosen of them: whoever keeps up is told soon, and what some thousand others want adds up."""
         self._first, self._bytes, self._beats = 0, 0, 0
         self._changed = asyncio.Event()
         self.subscribers = 0
@@ -83,6 +87,10 @@ class Channel:
 
     def publish(self, position: Position, events: list[Event]) -> None:
         self.position = position
+        if events:
+            for event in self._newest:
+                event.chosen.clear()
+            self._newest = events
         for event in events:
             self._events.append(event)
             self._bytes += len(event.data)
@@ -135,8 +143,11 @@ class Channel:
     def data(self, event: Event, select: Select | None) -> bytes:
         if select is None:
             return event.data
-        rows = select(event.rows)
-        return self.source.encode(event.id, rows) if rows.num_rows else b""
+        data = event.chosen.get(select)
+        if data is None:
+            rows = select(event.rows)
+            data = event.chosen[select] = self.source.encode(event.id, rows) if rows.num_rows else b""
+        return data
 
 
 class Hub:
@@ -180,13 +191,16 @@ class Hub:
 
     async def channel(self, key: Hashable, make: Callable[[], Source]) -> Channel:
         """The channel of a key, made for the first who asks."""
+        found = self._channels.get(key)
+        if found is not None and found.end is None:
+            return found
         async with self._reading:
             if self.closing:
                 raise Closing
             found = self._channels.get(key)
             if found is None or found.end is not None:
                 source = make()
-                found = self._channels[key] = Channel(source, await self._in_thread(source.start), self.limits)
+                found = self._channels[key] = Channel(source, await self.in_thread(source.start), self.limits)
             return found
 
     async def follow(self, channel: Channel, after: Position, select: Select | None) -> AsyncGenerator[bytes, None]:
@@ -196,8 +210,8 @@ class Hub:
             while True:
                 up_to, number = channel.position, channel.next
                 if channel.source.is_behind(after, up_to):
-                    missed = await self._in_thread(channel.source.missed, after, up_to)
-                    while (event := await self._in_thread(next, missed, None)) is not None:
+                    missed = await self.in_thread(channel.source.missed, after, up_to)
+                    while (event := await self.in_thread(next, missed, None)) is not None:
                         if data := channel.data(event, select):
                             yield data
                 after = up_to
@@ -231,7 +245,7 @@ class Hub:
 
     async def _read(self, channel: Channel) -> None:
         try:
-            position, events = await self._in_thread(channel.source.read, channel.position)
+            position, events = await self.in_thread(channel.source.read, channel.position)
         except RetryError:
             return  # the next look may succeed
         except (Moved, HeadraceError) as error:
@@ -239,7 +253,7 @@ class Hub:
             return
         channel.publish(position, events)
 
-    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._reader, function, *arguments)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +32,26 @@ def selection(name: str, schema: pa.Schema, key: Sequence[str], texts: Sequence[
         conditions += [_comparison(name, schema, part) for part in _parts(where)]
     if not conditions:
         return None
-    return lambda rows: _selected(rows, conditions, as_changes=as_changes)
+    return Selection(name, tuple(texts), where, as_changes, tuple(conditions))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What someone wants, by the text in which they said it."""
+
+    name: str
+    key: tuple[str, ...]
+    where: str | None
+    as_changes: bool
+    conditions: tuple[Condition, ...] = field(compare=False, repr=False)
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        wanted = self.conditions[0](rows)
+        for condition in self.conditions[1:]:
+            wanted = pc.and_(wanted, condition(rows))
+        if not self.as_changes or CHANGE_TYPE not in rows.schema.names:
+            return rows.filter(wanted)
+        return _crossing(rows, wanted.to_numpy().astype(np.bool_)).filter(wanted)
 
 
 def _key_conditions(name: str, schema: pa.Schema, key: Sequence[str], texts: Sequence[str]) -> list[Condition]:
@@ -66,15 +86,6 @@ def _compare(field: pa.Field, operator: str, text: str) -> Condition:
         raise InputError(f"The column {field.name!r} is {field.type}, which cannot be compared.", fix="choose another column.")
     value, compare = typed(text, field), _FUNCTIONS[operator]
     return lambda rows: pc.fill_null(compare(rows[field.name], value), False)
-
-
-def _selected(rows: pa.Table, conditions: list[Condition], *, as_changes: bool) -> pa.Table:
-    wanted = conditions[0](rows)
-    for condition in conditions[1:]:
-        wanted = pc.and_(wanted, condition(rows))
-    if not as_changes or CHANGE_TYPE not in rows.schema.names:
-        return rows.filter(wanted)
-    return _crossing(rows, wanted.to_numpy().astype(np.bool_)).filter(wanted)
 
 
 def _crossing(rows: pa.Table, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.Table:

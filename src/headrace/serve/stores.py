@@ -83,6 +83,10 @@ class Place:
     identity: tuple[int, int]
     store: Store = field(compare=False, repr=False)
 
+    def id(self, tick: int) -> str:
+        """The id of a tick's event; with the version in front where one is served in place of the pipeline's own view."""
+        return str(tick) if self.version is None or self.name == self.stored else f"{self.version}:{tick}"
+
 
 class Stores:
     """The stores of a state directory. Threads may share it."""
