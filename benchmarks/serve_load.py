@@ -1,8 +1,13 @@
-"""Clients for `bench_serve`: connections that ask again as soon as they are answered, and subscribers that note when each event came. Bare sockets, so that little is measured but the server."""
+"""Clients for `bench_serve` and `bench_serve_pipeline`: connections that ask again as soon as they are answered, and subscribers that note when each event came.
+
+Bare sockets, so that little is measured but the server. `python -m benchmarks.serve_load PORT PATH SUBSCRIBERS` follows until its standard input ends, in a process of its own,
+and prints how many events came.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from dataclasses import dataclass, field
 
@@ -68,12 +73,30 @@ class Subscriber(asyncio.Protocol):
 
 @dataclass
 class Heard:
-    """When each tick came to each subscriber, in seconds since the epoch."""
+    """When each tick came to each subscriber, in seconds since the epoch. A subscriber's first is that of its snapshot."""
 
     came: dict[int, list[float]] = field(default_factory=dict)
 
-    async def listen(self, port: int, path: str, subscribers: int, seconds: float) -> None:
+    async def subscribe(self, port: int, path: str, subscribers: int) -> None:
+        """Returns when everyone has the snapshot."""
         loop = asyncio.get_running_loop()
         for _ in range(subscribers):
             await loop.create_connection(lambda: Subscriber(path, self.came), "127.0.0.1", port)
-        await asyncio.sleep(seconds)
+        while self.events < subscribers:  # noqa: ASYNC110 - a look now and then costs nothing that is measured
+            await asyncio.sleep(0.1)
+
+    @property
+    def events(self) -> int:
+        return sum(map(len, self.came.values()))
+
+
+async def follow(port: int, path: str, subscribers: int) -> None:
+    heard = Heard()
+    await heard.subscribe(port, path, subscribers)
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    print(heard.events - subscribers, flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(follow(int(sys.argv[1]), sys.argv[2], int(sys.argv[3])))
