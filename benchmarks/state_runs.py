@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ROWS_AN_APPEND = 100_000
+_MOST_ROWS_A_TICK = 10_000_000
 SCHEMA = "k BIGINT, v BIGINT"
 
 
@@ -85,11 +86,11 @@ class Run:
         self.log = new_log(root)
         self.runner = Runner(plan, self.log, spark, root / "state")
 
-    def batch(self, rows: pa.Table) -> float:
-        """One tick with these rows. Returns the seconds from when they are in the topic to the commit."""
-        append(self.log, rows)
+    def batch(self, rows: pa.Table, topic: str = "rows") -> float:
+        """One tick with these rows, and what else has been appended. Returns the seconds from when they are in the topic to the commit."""
+        append(self.log, rows, topic)
         started = time.perf_counter()
-        self.runner.cut(most_rows=rows.num_rows)
+        self.runner.cut(most_rows=_MOST_ROWS_A_TICK)
         while self.runner.step():
             continue
         return time.perf_counter() - started
