@@ -113,13 +113,19 @@ class JoinStep(Step):
 
     def summary(self) -> str:
         on = ", ".join(a if a == b else f"{a} = {b}" for a, b in zip(self.left.on, self.right.on, strict=True))
-        within = f" within -{format_us(self.before_us)} to {format_us(self.after_us)}" if self.kind == "stream-stream" else ""
+        within = f", {_bounds_text(self.before_us, self.after_us)}" if self.kind == "stream-stream" else ""
         versions = "" if self.history_us is None else f" as of {self.left.time}, history {format_us(self.history_us)}, late versions {self.late_versions}"
         return f"{self.how} on {on}{within}{versions}"
 
     def identity(self) -> dict[str, Any]:
         """How much of the past is kept can be changed."""
         return {name: value for name, value in super().identity().items() if name != "history_us"}
+
+
+def _bounds_text(before_us: int, after_us: int) -> str:
+    if before_us == after_us:
+        return f"within {format_us(before_us)}"
+    return f"from {format_us(before_us)} before to {format_us(after_us)} after"
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,9 @@ class HistoryStep(Step):
 
     def details(self) -> dict[str, Any]:
         return {"valid_from": self.valid_from, "valid_to": self.valid_to, "history_us": self.history_us}
+
+    def summary(self) -> str:
+        return f"from {self.valid_from} to {self.valid_to}, of {format_us(self.history_us)}"
 
     def identity(self) -> dict[str, Any]:
         return {name: value for name, value in super().identity().items() if name != "history_us"}
