@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from headrace.operators import agg
     from headrace.operators.windows.specs import correct, divert, drop, hopping, session, sliding, tumbling
-    from headrace.pipeline.event_time import EventTime, processing_time
+    from headrace.pipeline.event_time import EventTime, device_time, processing_time
     from headrace.pipeline.pipeline import Pipeline
     from headrace.pipeline.stream import Stream, Table
     from headrace.spark_session import spark
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "EventTime": "headrace.pipeline.event_time",
     "Pipeline": "headrace.pipeline.pipeline",
+    "device_time": "headrace.pipeline.event_time",
     "open_log": "headrace.log",
     "processing_time": "headrace.pipeline.event_time",
     "spark": "headrace.spark_session",
@@ -81,6 +82,7 @@ __all__ = [
     "__version__",
     "agg",
     "correct",
+    "device_time",
     "divert",
     "drop",
     "errors",

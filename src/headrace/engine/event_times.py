@@ -1,4 +1,4 @@
-"""Event times of the rows that one task reads: rows without a usable time are put aside, of the others the newest of each producer is told.
+"""Event times of the rows that one task reads, or that a shard finds them for: rows without a usable time are put aside, of the others the newest of each producer is told.
 
 A time that is null, or absurdly far in the future, must not move the clock: everything else would then be late.
 """
@@ -6,6 +6,7 @@ A time that is null, or absurdly far in the future, must not move the clock: eve
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -15,18 +16,28 @@ from headrace.durations import format_us
 from headrace.engine.clock_files import write_part
 from headrace.engine.clocks import PARTS, ClockSpec, newest
 from headrace.engine.diverting import Diverter
-from headrace.engine.tasks import TICK, TopicRange
+from headrace.engine.tasks import ORDER_FIELDS, TICK, TopicRange
 from headrace.log.api import CHANGE_TYPE, DELETE, PARTITION_COLUMN
 
 NO_TIME = "its event time is null"
 NO_PRODUCER = "\x00null"
 
 
-class EventTimes:
-    """For one read task: `taken` gives a batch's usable rows, `finish` leaves what was found."""
+class Ticks(Protocol):
+    """Numbers and times of some ticks."""
 
-    def __init__(self, spec: ClockSpec, piece: TopicRange, number: int, directory: Path) -> None:
-        self.spec, self.piece, self.number, self.directory = spec, piece, number, directory
+    @property
+    def ticks(self) -> tuple[int, ...]: ...
+
+    @property
+    def times_us(self) -> tuple[int, ...]: ...
+
+
+class EventTimes:
+    """For one task: `taken` gives a batch's usable rows, `finish` leaves what was found. `ticks` have numbers and times."""
+
+    def __init__(self, spec: ClockSpec, ticks: Ticks, number: int, directory: Path) -> None:
+        self.spec, self.ticks, self.number, self.directory = spec, ticks, number, directory
         self._diverter = Diverter(directory, spec.name)
         self._found: list[pa.Table] = []
         self._ahead = f"its event time is more than {format_us(spec.most_ahead_us)} ahead"
@@ -55,7 +66,7 @@ class EventTimes:
         return rows, times
 
     def _limits(self, rows: pa.RecordBatch) -> pa.Array:
-        return pa.array(_tick_times(rows, self.piece) + self.spec.most_ahead_us)
+        return pa.array(_tick_times(rows, self.ticks) + self.spec.most_ahead_us)
 
     def _newest(self, rows: pa.RecordBatch, times: pa.Array) -> pa.Table:
         table = pa.table([rows.column(TICK), self._producers(rows), times], schema=PARTS)
@@ -75,7 +86,7 @@ class EventTimes:
             write_part(self.directory, self.spec.name, self.number, newest(pa.concat_tables(self._found)))
 
 
-def _tick_times(rows: pa.RecordBatch, piece: TopicRange) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _tick_times(rows: pa.RecordBatch, piece: Ticks) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     times: np.ndarray[tuple[int], np.dtype[np.int64]] = np.array(piece.times_us, np.int64)[np.searchsorted(piece.ticks, rows.column(TICK).to_numpy())]
     return times
 
@@ -94,3 +105,13 @@ def _hex(column: pa.Array) -> pa.Array:
     """Bytes as text: producers are few, so each is spelled once."""
     encoded = column.dictionary_encode()
     return pa.array([value.hex() for value in encoded.dictionary.to_pylist()], pa.string()).take(encoded.indices)
+
+
+def corrected(spec: ClockSpec, rows: pa.Table, given: pa.Table, ticks: Ticks, shard: int, directory: Path) -> pa.Table:
+    """Rows whose times a shard has found, `given` as they came to it: usable ones, in the places that they have in their topic; the rest is done as where rows are read."""
+    names = [field.name for field in ORDER_FIELDS]
+    placed = pa.table({**{name: rows[name] for name in rows.column_names if name not in names}, **{name: given[name] for name in names}})
+    times = EventTimes(spec, ticks, shard, directory)
+    usable = [times.taken(batch) for batch in placed.to_batches()]
+    times.finish()
+    return pa.Table.from_batches(usable, placed.schema)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from headrace.engine.account import account, write_rows
 from headrace.engine.clocks import BatchClocks
 from headrace.engine.diverting import Diverter
+from headrace.engine.event_times import corrected
 from headrace.engine.labels import labels
 from headrace.engine.local_store import LocalStore, StoreTransaction
 from headrace.engine.ordering import order_of
@@ -57,7 +58,7 @@ class ShardFunction:
         try:
             with store.transaction() as txn:
                 how = txn.bring_to(wanted, names, files)
-                result, fresh, touched, due_us = self._step(txn, inputs, wanted, files)
+                result, fresh, touched, due_us = self._step(shard, txn, inputs, wanted, files)
         finally:
             store.close()
         counts = {f"{self.stage.name}.rows_out": result.num_rows if result else 0, f"{self.stage.name}.keys": touched}
@@ -67,7 +68,7 @@ class ShardFunction:
         return result, {**report, "ids": fresh, "how": how, "counts": counts | report["counts"], "due_us": due_us}
 
     def _step(
-        self, txn: StoreTransaction, inputs: dict[int, pa.Table], wanted: dict[str, Any], files: dict[str, StateFiles]
+        self, shard: int, txn: StoreTransaction, inputs: dict[int, pa.Table], wanted: dict[str, Any], files: dict[str, StateFiles]
     ) -> tuple[pa.Table | None, dict[str, Any], int, dict[str, int]]:
         states = {step.name: StepState(txn, number) for number, step in enumerate(self.stage.steps, 1)}
         clocks = self._clocks()
@@ -76,6 +77,8 @@ class ShardFunction:
         for number, step in enumerate(self.stage.steps):
             given = inputs if number == 0 else {} if result is None else {0: result}
             result = _stepped(step, states[step.name], given, clocks)
+            if step.clock is not None and result is not None:
+                result = corrected(step.clock, result, given[0], self.context.time, shard, self.context.job_directory)
             if isinstance(step.kernel, TimedKernel) and (waits_us := step.kernel.due(states[step.name])) is not None:
                 due_us[step.name] = waits_us
         fresh, touched = write_states(txn, states, files, wanted)
@@ -96,7 +99,7 @@ class ShardFunction:
             yield hello(self.context.shards)
         if result is None or not result.num_rows or (following is None and not self.stage.views):
             return
-        placed = with_order(result, self.stage.key)
+        placed = result if self.stage.key is None else with_order(result, self.stage.key)
         for view in self.stage.views:
             report.setdefault("views", {})[view] = write_rows(self.context.job_directory, f"view-{view}-{shard}", placed)
         if isinstance(following, TopicTarget):

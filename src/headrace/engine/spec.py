@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.engine.clock_files import ClockWork
-from headrace.engine.clocks import ClockPath
+from headrace.engine.clocks import ClockPath, ClockSpec
 from headrace.engine.state_files import StateIds
 from headrace.log.api import Staged
 from headrace.operators.kernel import Kernel, TimedKernel
@@ -32,6 +32,7 @@ class HostedStep:
     kernel: Kernel | TimedKernel
     inputs: tuple[HostedInput, ...] = ()
     late_topic: str | None = None  # where rows that came too late go, if not nowhere
+    clock: ClockSpec | None = None  # of a step that finds out when rows happened: how the clock goes that it is to tell of
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class StageSpec:
 
     name: str
     steps: tuple[HostedStep, ...]
-    key: tuple[str, ...]  # by which the rows that come out are put into order within a tick
+    key: tuple[str, ...] | None  # by which the rows that come out are put into order within a tick; None if they keep their places
     views: tuple[str, ...] = ()
     next: str | StageTarget | TopicTarget | None = None
 

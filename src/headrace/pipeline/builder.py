@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import pyarrow as pa
 
@@ -25,6 +25,7 @@ from headrace.engine.writing import PackForTopic, WriteTopic, WriteView
 from headrace.log.api import CHANGE_TYPE
 from headrace.log.schema import to_spark_ddl
 from headrace.operators.windows.specs import Divert
+from headrace.pipeline.comparing import CompareStep
 from headrace.pipeline.expressions import Expression
 from headrace.pipeline.hosting import keeps_state, kernel_of
 from headrace.pipeline.joining import JoinStep
@@ -44,7 +45,7 @@ from headrace.pipeline.plan import (
     WhereStep,
 )
 from headrace.pipeline.table_ops import DistinctStep, SettleStep, TopStep
-from headrace.pipeline.timing import clock_paths, clock_spec
+from headrace.pipeline.timing import clock_paths, clock_spec, read_clock
 from headrace.pipeline.windowing import WindowStep
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ class JobBuilder:
         columns = [*step.stored_schema.names, *([CHANGE_TYPE] if step.is_table else [])]
         least = least_rows(self.context.log)
         found = ranges(step.topic, self._ranks[step.name], columns, self.before, self.ticks, parts=self.cores, least=least)
-        return Reading(tuple(found), clock_spec(step), self.context.log, self.context.job_directory, step.added, steps)
+        return Reading(tuple(found), read_clock(step), self.context.log, self.context.job_directory, step.processed_at, steps)
 
     def _tasks(self, count: int) -> DataFrame:
         return self.spark.range(0, count, 1, max(1, count))
@@ -232,7 +233,7 @@ class JobBuilder:
         chain = [step]
         while len(chain[0].inputs) == 1 and not chain[0].versioned_inputs:
             before, alone = self._behind_key_by(chain[0].input)
-            if not (alone and keeps_state(before) and stage_key(before) == stage_key(step) == before.key):
+            if not (alone and keeps_state(before) and stage_key(before) == stage_key(step) == before.key) or _tells_times(before):
                 break
             chain.insert(0, before)
         return chain
@@ -277,7 +278,12 @@ def shard_schema(step: Step) -> pa.Schema:
 
 def _hosted(step: Step) -> HostedStep:
     inputs = tuple(HostedInput(shard_schema(given), clock_paths(given)) for given in step.inputs or (step,))
-    return HostedStep(step.name, kernel_of(step), inputs, late_topic_of(step))
+    return HostedStep(step.name, kernel_of(step), inputs, late_topic_of(step), clock_spec(step) if _tells_times(step) else None)
+
+
+def _tells_times(step: Step) -> TypeGuard[TopicStep]:
+    """Whether only this step's shards know when rows happened: what goes by its clock stands behind another shuffle."""
+    return isinstance(step, TopicStep) and step.device_time is not None
 
 
 def late_topic_of(step: Step) -> str | None:
@@ -285,8 +291,13 @@ def late_topic_of(step: Step) -> str | None:
     return step.late.topic if isinstance(step, WindowStep) and isinstance(step.late, Divert) else None
 
 
-def _order_key(step: Step) -> tuple[str, ...]:
-    """The columns by which a stage's rows are put into order within a tick: those by which rows came to its shards, where they are still there."""
+def _order_key(step: Step) -> tuple[str, ...] | None:
+    """The columns by which a stage's rows are put into order within a tick: those by which rows came to its shards, where they are still there.
+
+    None for rows that keep the place which they have in their topic.
+    """
+    if _tells_times(step):
+        return None
     key = stage_key(step)
     return key if all(name in step.schema.names for name in key) else step.key
 
@@ -300,10 +311,12 @@ def input_keys(step: Step) -> tuple[tuple[str, ...], ...]:
 
 def stage_key(step: Step) -> tuple[str, ...]:
     """What a stateful step's rows are sent to shards by; nothing, if all go to one."""
-    if isinstance(step, WindowStep):
+    if isinstance(step, WindowStep | CompareStep):
         return step.by
     if isinstance(step, JoinStep):
         return step.left.on
     if isinstance(step, TopStep):
         return step.per
+    if _tells_times(step):
+        return (step.device_time.device,) if step.device_time else ()
     return tuple(getattr(step, "by", None) or getattr(step, "on", None) or step.key)

@@ -40,9 +40,9 @@ class _Frames:
     options: Mapping[str, Any]
 
     def of(self, step: Step) -> DataFrame:
-        if isinstance(step, TopicStep):
+        if isinstance(step, TopicStep) and step.device_time is None:
             make_input(self.log, step, set(self.log.topics()))
-            added = [f"`{TIMESTAMP_COLUMN}` AS `{step.added}`"] if step.added else []
+            added = [f"`{TIMESTAMP_COLUMN}` AS `{step.processed_at}`"] if step.processed_at else []
             return self._read(step.topic, step, [f"`{name}`" for name in step.stored_schema.names] + added)
         if (topic := self._written_to(step)) is not None:
             return self._read(topic, step, [f"`{name}`" for name in step.schema.names])

@@ -5,10 +5,12 @@ from __future__ import annotations
 from headrace.errors import NotSupported
 from headrace.operators.aggregate import AggregateKernel
 from headrace.operators.dedupe import DedupeKernel
+from headrace.operators.device_time import DeviceColumns, DeviceTimeKernel
 from headrace.operators.kernel import Kernel, TimedKernel
 from headrace.operators.latest import LatestKernel
 from headrace.operators.windows.base import WindowStep as WindowSettings
 from headrace.operators.windows.build import window_kernel
+from headrace.pipeline.comparing import CompareStep
 from headrace.pipeline.joining import HistoryStep, JoinStep
 from headrace.pipeline.plan import DIVERT, AggregateStep, DedupeStep, PipelinePlan, Step, TopicStep, ToTableStep
 from headrace.pipeline.table_ops import DistinctStep, SettleStep, TopStep
@@ -17,8 +19,8 @@ from headrace.pipeline.windowing import WindowStep
 
 
 def keeps_state(step: Step) -> bool:
-    """A table's topic does too: its rows say what is now, and those downstream must also hear what was."""
-    return step.stateful or (isinstance(step, TopicStep) and step.is_table)
+    """A table's topic does too: its rows say what is now, and those downstream must also hear what was. And one whose devices' clocks are put right."""
+    return step.stateful or (isinstance(step, TopicStep) and (step.is_table or step.device_time is not None))
 
 
 def kernel_of(step: Step) -> Kernel | TimedKernel:
@@ -30,7 +32,7 @@ def kernel_of(step: Step) -> Kernel | TimedKernel:
         )
     if isinstance(step, WindowStep):
         return _windows(step)
-    if isinstance(step, JoinStep | HistoryStep | TopStep | DistinctStep | SettleStep):
+    if isinstance(step, JoinStep | HistoryStep | TopStep | DistinctStep | SettleStep | CompareStep):
         return step.kernel()
     if isinstance(step, DedupeStep):
         time = time_column(step)
@@ -39,6 +41,9 @@ def kernel_of(step: Step) -> Kernel | TimedKernel:
         return LatestKernel(step.name, step.schema, step.key)
     if isinstance(step, TopicStep) and step.is_table:
         return LatestKernel(step.name, step.schema, step.key)
+    if isinstance(step, TopicStep) and (times := step.device_time) is not None:
+        columns = DeviceColumns(times.event, times.sent, times.received, times.device, times.column, times.flag)
+        return DeviceTimeKernel(step.name, step.stored_schema, columns, times.tolerance_us)
     raise NotSupported(f"The step {step.name!r} ({step.operation}) can be declared and drawn, but not run yet.", fix="leave it out.")
 
 

@@ -22,7 +22,7 @@ def local_steps(step: Step) -> Behind | None:
                 return None
             done.insert(0, made)
         step = step.input
-    return None if step.is_table else (step, tuple(done))
+    return None if step.is_table or step.device_time is not None else (step, tuple(done))
 
 
 @lru_cache(maxsize=1000)

@@ -12,7 +12,7 @@ from headrace.log.names import check_name
 from headrace.log.schema import parse_schema, to_ddl
 from headrace.log.settings import declared
 from headrace.pipeline.columns import check_columns
-from headrace.pipeline.event_time import EventTime, ProcessingTime
+from headrace.pipeline.event_time import DeviceTime, EventTime, ProcessingTime
 from headrace.pipeline.names import with_names
 from headrace.pipeline.plan import Ingest, Output, PipelinePlan, Settings, Step, TopicOutput, TopicStep, ViewOutput, ordered
 from headrace.pipeline.stream import Rows, Stream, Table
@@ -148,8 +148,9 @@ class Pipeline:
         times = EventTime(event_time) if isinstance(event_time, str) else event_time
         if times is not None:
             times.check(columns, where=f"The topic {name!r}")
-        if isinstance(times, ProcessingTime):
-            columns = columns.append(pa.field(times.column, pa.timestamp("us", "UTC")))
+            if is_table and isinstance(times, DeviceTime):
+                raise StreamOnly(f"The table {name!r} has hr.device_time, which is for streams.", fix="read it with topic(…), and use to_table(key) behind it.")
+            columns = pa.schema([*columns, *times.added(columns)])
         step = TopicStep(
             name=name,
             topic=name,

@@ -19,7 +19,7 @@ from headrace.durations import format_us
 from headrace.errors import CyclicPlan, PlanError, nearest
 from headrace.log.schema import to_ddl
 from headrace.operators.specs import AggregateSpec
-from headrace.pipeline.event_time import EventTime, ProcessingTime
+from headrace.pipeline.event_time import DeviceTime, EventTime, ProcessingTime
 from headrace.pipeline.expressions import Expression, read
 
 NULL, DIVERT = "null", "divert"
@@ -157,21 +157,29 @@ class TopicStep(Step):
         return TimeColumn(self.event_time.column, producer=self.event_time.producer if isinstance(self.event_time, EventTime) else None)
 
     @property
-    def added(self) -> str | None:
-        """The column that is not in the topic, but is put in when rows are read."""
+    def processed_at(self) -> str | None:
+        """The column with the time of processing, which is put in when rows are read."""
         return self.event_time.column if isinstance(self.event_time, ProcessingTime) else None
+
+    @property
+    def device_time(self) -> DeviceTime | None:
+        """How the devices' clocks are put right, if they are: that is done by device, with state."""
+        return self.event_time if isinstance(self.event_time, DeviceTime) else None
 
     @property
     def stored_schema(self) -> pa.Schema:
         """The columns that the topic has."""
-        return pa.schema([field for field in self.schema if field.name != self.added])
+        added = [] if self.event_time is None else [each.name for each in self.event_time.added(self.schema)]
+        return pa.schema([field for field in self.schema if field.name not in added])
 
     def details(self) -> dict[str, Any]:
         times = {} if self.event_time is None else {"event_time": str(self.event_time)}
         return {"topic": self.topic, "partitions": self.partitions, **times, **dict(self.settings)}
 
     def identity(self) -> dict[str, Any]:
-        return {"operation": self.operation, "topic": self.topic, "is_table": self.is_table, "key": self.key}
+        times = self.device_time
+        corrected = {} if times is None else {"device": [times.device, times.sent, times.received, str(self.schema.field(times.device).type)]}
+        return {"operation": self.operation, "topic": self.topic, "is_table": self.is_table, "key": self.key, **corrected}
 
     def summary(self) -> str:
         parts = [f"key {', '.join(self.key)}"] if self.key else []

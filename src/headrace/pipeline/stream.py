@@ -17,6 +17,7 @@ from headrace.errors import PlanError, StreamOnly
 from headrace.operators.specs import AggregateSpec
 from headrace.operators.windows.specs import LatePolicy, WindowSpec, drop
 from headrace.pipeline import columns as cols
+from headrace.pipeline.comparing import compared
 from headrace.pipeline.grouping import aggregated
 from headrace.pipeline.joining import WAIT, AsOf, Bounds, as_of, history, joined
 from headrace.pipeline.plan import NULL, AggregateStep, ChangesStep, DedupeStep, KeyByStep, SelectStep, Step, ToTableStep, UnionStep, WhereStep
@@ -197,6 +198,10 @@ class Table(Rows):
     def distinct(self, *, name: str | None = None) -> Table:
         """The different rows, each once: a table keyed by all columns."""
         return Table(self.pipeline, distinct(self, name))
+
+    def compare(self, period: str | timedelta, *, prefix: str = "previous_", name: str | None = None) -> Table:
+        """Each window beside the same window a period earlier: its columns again, with a prefix; null where there is none. For tables of windows."""
+        return Table(self.pipeline, compared(self, period, prefix, name))
 
     def as_of(self, column: str, *, history: str | timedelta | None = None) -> AsOf:
         """For `stream.join`: the row that was valid at the time in the stream's `column`. Old versions are kept for `history`, or as the table was declared."""

@@ -15,6 +15,11 @@ def clock_spec(step: TopicStep) -> ClockSpec:
     return ClockSpec(step.name, times.column, times.producer, times.delay_us, times.idle_us, times.most_ahead_us)
 
 
+def read_clock(step: TopicStep) -> ClockSpec:
+    """What tasks that read a topic tell of its clock: nothing, if times are known only behind them."""
+    return clock_spec(step) if step.device_time is None else ClockSpec(step.name)
+
+
 def clock_paths(step: Step) -> tuple[ClockPath, ...]:
     """From the inputs' clocks to this step's: what all steps on the way hold back and allow for adds up; of several ways to one input the longest counts."""
     found: dict[int, dict[str, ClockPath]] = {}

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.errors import InputError, NewerFormat
+from headrace.errors import NewerFormat, PlanError
 from headrace.operators import row_codec
 from headrace.operators.buffers import Ints, Mask, offsets_of
 from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE, differs
@@ -82,19 +82,19 @@ class Pairs:
 class CompareKernel:
     """`schema` is that of a table of windows, keyed by `by`, window_start and window_end."""
 
-    def __init__(self, step: str, schema: pa.Schema, by: Sequence[str], period_us: int, timezone: str | None = None) -> None:
-        self.step_name, self.schema, self.by, self.period_us, self.timezone = step, schema, tuple(by), period_us, timezone
+    def __init__(self, step: str, schema: pa.Schema, by: Sequence[str], period_us: int, timezone: str | None = None, prefix: str = PREVIOUS) -> None:
+        self.step_name, self.schema, self.by, self.period_us, self.timezone, self.prefix = step, schema, tuple(by), period_us, timezone, prefix
         self._results = [field for field in schema if field.name not in {*by, WINDOW_START, WINDOW_END, CHANGE_TYPE}]
-        if taken := {f"{PREVIOUS}{field.name}" for field in self._results} & set(schema.names):
-            raise InputError(
-                f"Step {step!r} would have two columns named {min(taken)!r}.", fix="rename the one that is there, or compare before it is made."
+        if taken := {f"{prefix}{field.name}" for field in self._results} & set(schema.names):
+            raise PlanError(
+                f"Step {step!r} would have two columns named {min(taken)!r}.", fix="rename the one that is there, compare before it is made, or give another prefix."
             )
         self._struct = pa.struct(self._results)
 
     @cached_property
     def output(self) -> pa.Schema:
         keys = [self.schema.field(name) for name in (*self.by, WINDOW_START, WINDOW_END)]
-        earlier = [pa.field(f"{PREVIOUS}{field.name}", field.type) for field in self._results]
+        earlier = [pa.field(f"{self.prefix}{field.name}", field.type) for field in self._results]
         return pa.schema([*keys, *self._results, *earlier, pa.field(CHANGE_TYPE, pa.string(), nullable=False)])
 
     def step_timed(self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]) -> pa.Table:

@@ -140,13 +140,13 @@ def identity(spec: WindowSpec | LatePolicy) -> dict[str, Any]:
 
 def tumbling(size: Duration, *, offset: Duration = "0 seconds", timezone: str | None = None) -> Tumbling:
     """Windows of one size, one after the other; `offset` later than they would begin. With a time zone, by the clock there."""
-    size_us = _positive(size, "size of a tumbling window")
+    size_us = positive_us(size, "size of a tumbling window")
     return Tumbling(size_us, to_us(offset, what="offset of a tumbling window") % size_us, _zone(timezone))
 
 
 def hopping(size: Duration, *, every: Duration, offset: Duration = "0 seconds", timezone: str | None = None) -> Hopping:
     """Windows of one size, of which one begins `every` so often."""
-    size_us, every_us = _positive(size, "size of a hopping window"), _positive(every, "hop of a hopping window")
+    size_us, every_us = positive_us(size, "size of a hopping window"), positive_us(every, "hop of a hopping window")
     if every_us > size_us:
         raise PlanError(
             f"A hopping window of {format_us(size_us)} every {format_us(every_us)} leaves out the rows in between.", fix="hop by the size or less."
@@ -161,12 +161,12 @@ def hopping(size: Duration, *, every: Duration, offset: Duration = "0 seconds", 
 
 def sliding(size: Duration) -> Sliding:
     """For each row at t, the rows of its key in (t - size, t]."""
-    return Sliding(_positive(size, "size of a sliding window"))
+    return Sliding(positive_us(size, "size of a sliding window"))
 
 
 def session(gap: Duration) -> Session:
     """Rows of a key that follow each other in less than `gap`."""
-    return Session(_positive(gap, "gap of a session window"))
+    return Session(positive_us(gap, "gap of a session window"))
 
 
 def drop() -> Drop:
@@ -195,7 +195,8 @@ def check_emit(emit: str) -> str:
     return emit
 
 
-def _positive(duration: Duration, what: str) -> int:
+def positive_us(duration: Duration, what: str) -> int:
+    """A duration in microseconds, of more than zero and not absurdly long."""
     us = to_us(duration, what=what)
     if us == 0:
         raise PlanError(f"The {what} is zero.", fix="give more than zero.")
