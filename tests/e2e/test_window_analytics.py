@@ -142,7 +142,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(PlanError, match="no table of windows"):
         rows.group_by("region").aggregate(n=hr.agg.count()).compare("1 day")
     with pytest.raises(PlanError, match="no table of windows"):
-        hours.key_by("region").compare("1 day")
+        hours.select("region", "window_end", "n", begins="window_start").compare("1 day")
     for window in (hr.session("5 minutes"), hr.sliding("5 minutes")):
         with pytest.raises(PlanError, match="no two begin and end"):
             rows.window(window).aggregate(n=hr.agg.count()).compare("1 day")
