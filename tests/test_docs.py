@@ -1,23 +1,25 @@
-"""The snippets of the page about joins are one pipeline that can be declared, with the rows that the page says."""
+"""The snippets of a page about pipelines are one pipeline, that can be declared with the rows that the page says, and planned."""
 
 from pathlib import Path
 from typing import Any
 
+from headrace.pipeline.hosting import check_hosted
+from headrace.pipeline.stream import Table
 from tests.test_readme import sections
 
-PAGE = Path(__file__).parents[1] / "docs" / "joins.md"
+DOCS = Path(__file__).parents[1] / "docs"
 
 
-def declared() -> dict[str, Any]:
+def declared(page: str) -> dict[str, Any]:
     names: dict[str, Any] = {}
-    for section in sections(PAGE.read_text()):
+    for section in sections((DOCS / page).read_text()):
         for _, line, text in section.blocks:
-            exec(compile("\n" * line + text, str(PAGE), "exec"), names)
+            exec(compile("\n" * line + text, page, "exec"), names)
     return names
 
 
 def test_the_joins_are_what_the_page_says() -> None:
-    names = declared()
+    names = declared("joins.md")
     kinds = {name: type(names[name]).__name__ for name in ("paid", "enriched", "taxed", "corrected", "placed", "timeline", "mutual", "versions")}
     assert kinds == {
         "paid": "Stream", "enriched": "Stream", "taxed": "Stream", "corrected": "Table", "placed": "Table", "timeline": "Table", "mutual": "Table",
@@ -27,3 +29,13 @@ def test_the_joins_are_what_the_page_says() -> None:
     assert names["placed"].key == ("order_id",)
     assert set(names["timeline"].key) == {"post", "follower", "author"}
     assert [output.name for output in names["shop"].plan().outputs] == ["best", "taxed"]
+
+
+def test_the_windows_are_what_the_page_says() -> None:
+    names = declared("time.md")
+    tables = {name: value for name, value in names.items() if isinstance(value, Table)}
+    assert {*tables} >= {"revenue", "days", "visits", "every_minute", "hours", "metrics", "moving", "best", "weeks"}
+    assert tables["weeks"].schema.names[3:] == ["revenue", "orders", "previous_revenue", "previous_orders"]
+    for name, table in tables.items():
+        names["shop"].view(name, table)
+    check_hosted(names["shop"].plan())

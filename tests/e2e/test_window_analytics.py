@@ -1,4 +1,4 @@
-"""What a metrics person asks of windows, through a pipeline: each window beside an earlier one. The jobs run in this process, but for those that say otherwise."""
+"""What a metrics person asks of windows, through a pipeline: each window beside an earlier one, rates, averages, decay, percentiles, the first n. The jobs run in this process, but for those that say otherwise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.errors import BadDuration, PlanError
+from headrace.errors import BadDuration, PlanError, UnfitColumn, UnknownColumn
 from headrace.testing.pipelines import PipelineTest
 from tests.engine.plain_spark import PlainSpark
 
@@ -146,3 +146,74 @@ def test_what_cannot_be_compared_is_refused() -> None:
     for window in (hr.session("5 minutes"), hr.sliding("5 minutes")):
         with pytest.raises(PlanError, match="no two begin and end"):
             rows.window(window).aggregate(n=hr.agg.count()).compare("1 day")
+
+
+# Rates, moving averages, decay, percentiles, the first n
+
+
+def test_rates_averages_percentiles_and_decay_of_a_window(tmp_path: Path) -> None:
+    shop = hr.Pipeline("shop")
+    minutes = sales(shop).window(hr.tumbling("1 minute")).group_by("region")
+    shop.view("minutes", minutes.aggregate(
+        per_second=hr.agg.rate(), money=hr.agg.rate("amount", per="1 hour"), p=hr.agg.quantiles("amount", [0.0, 0.5, 1.0]), mean=hr.agg.avg("amount"),
+        recent=hr.agg.decayed_sum("amount", half_life="10 seconds"),
+    ))  # fmt: skip
+    rows = [sale(0, 8), sale(10, 4), sale(30, 1), sale(0, 5, "south")]
+    with fed(shop, tmp_path, [rows, [sale(60)]]) as test:
+        north, south = test.view("minutes")
+    assert (north["per_second"], north["money"], north["mean"], north["recent"]) == pytest.approx((3 / 60, 13 * 60, 13 / 3, 3.0))
+    assert north["p"] == [1.0, 4.0, 8.0]
+    assert (south["per_second"], south["recent"]) == pytest.approx((1 / 60, 5.0))
+
+
+def test_a_moving_average_is_an_average_over_a_sliding_window(tmp_path: Path) -> None:
+    shop = hr.Pipeline("shop")
+    shop.view("moving", sales(shop).window(hr.sliding("10 seconds")).group_by("region").aggregate(mean=hr.agg.avg("amount"), per_second=hr.agg.rate()))
+    with fed(shop, tmp_path, [[sale(0, 1), sale(4, 2), sale(8, 6), sale(12, 4)], [sale(100)]]) as test:
+        found = [(row["window_end"], row["mean"], row["per_second"]) for row in test.view("moving")]
+    assert found == [(at(0), 1.0, 0.1), (at(4), 1.5, 0.2), (at(8), 3.0, 0.3), (at(12), 4.0, 0.3)], "another row may come at the clock itself"
+
+
+def test_the_first_of_each_window(tmp_path: Path) -> None:
+    shop = hr.Pipeline("shop")
+    minutes = sales(shop).window(hr.tumbling("1 minute"), late=hr.correct("1 hour")).group_by("region").aggregate(s=hr.agg.sum("amount"))
+    shop.view("best", minutes.top(2, by="s", per=["window_start", "window_end"]))
+    ticks = [[sale(0, 1, "a"), sale(1, 2, "b"), sale(2, 3, "c")], [sale(60, 7, "c"), sale(61, 1, "a"), sale(130)], [sale(5, 5, "a")]]
+    with fed(shop, tmp_path, ticks) as test:
+        found = {(row["window_start"], row["region"]): row["s"] for row in test.view("best")}
+        told = [[(row["region"], row["_change_type"]) for row in rows] for _, rows in test.changes("best")]
+    assert found == {(at(0), "a"): 6.0, (at(0), "c"): 3.0, (at(60), "c"): 7.0, (at(60), "a"): 1.0}
+    assert told[-1] == [("b", "delete"), ("a", "insert")] or told[-1] == [("a", "insert"), ("b", "delete")], "a late row corrects who is first"
+
+
+def test_decay_of_a_running_group_goes_by_the_event_time(tmp_path: Path) -> None:
+    shop = hr.Pipeline("shop")
+    shop.view("recent", sales(shop).group_by("region").aggregate(recent=hr.agg.decayed_sum("amount", half_life="10 seconds")))
+    with fed(shop, tmp_path, [[sale(0, 8)], [sale(20, 1)], [sale(10, 4)]]) as test:
+        assert [row["recent"] for row in test.view("recent")] == [8 / 4 + 4 / 2 + 1]
+
+
+@pytest.mark.spark
+def test_decay_of_an_expression_keeps_the_column_with_the_time(tmp_path: Path, spark: SparkSession) -> None:
+    shop = hr.Pipeline("shop")
+    rows = shop.topic("sales", schema="region STRING, amount DOUBLE, at TIMESTAMP, paid_at TIMESTAMP", event_time="at")
+    recent, paid = (hr.agg.decayed_sum("abs(amount)", half_life="10 seconds", time=time) for time in (None, "paid_at"))
+    shop.view("windows", rows.window(hr.tumbling("1 minute"), emit="changes").aggregate(recent=recent, paid=paid))
+    shop.view("running", rows.group_by("region").aggregate(recent=recent, paid=paid))
+    with fed(shop, tmp_path, [[{**sale(0, -8), "paid_at": at(0)}, {**sale(10, 4), "paid_at": at(20)}]], spark) as test:
+        for view in ("windows", "running"):
+            assert [(row["recent"], row["paid"]) for row in test.view(view)] == [(8.0, 6.0)]
+
+
+def test_what_goes_by_windows_or_time_needs_them() -> None:
+    shop = hr.Pipeline("shop")
+    rows = sales(shop)
+    plain = shop.topic("plain", schema="k STRING, v DOUBLE")
+    with pytest.raises(PlanError, match="length of a window, and there is none"):
+        rows.group_by("region").aggregate(r=hr.agg.rate())
+    with pytest.raises(PlanError, match="event time, and plain has none"):
+        plain.group_by("k").aggregate(d=hr.agg.decayed_sum("v", half_life="1 hour"))
+    with pytest.raises(UnknownColumn, match="did you mean 'at'"):
+        rows.group_by("region").aggregate(d=hr.agg.decayed_sum("amount", half_life="1 hour", time="att"))
+    with pytest.raises(UnfitColumn, match="'region', which is STRING"):
+        rows.window(hr.tumbling("1 hour")).aggregate(d=hr.agg.decayed_sum("amount", half_life="1 hour", time="region"))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
-from headrace.errors import PlanError, StreamOnly, UnfitColumn
+from headrace.errors import PlanError, StreamOnly, UnfitColumn, UnknownColumn
 from headrace.log.schema import type_name
 from headrace.operators.specs import AggregateSpec, UnfitType
 from headrace.pipeline.columns import Selection, check_columns, selected
 from headrace.pipeline.expressions import Expression, read
 from headrace.pipeline.plan import Step
+from headrace.pipeline.timing import time_column
 
 
 @dataclass(frozen=True)
@@ -25,19 +26,23 @@ class Aggregation:
     aggregates: tuple[tuple[str, AggregateSpec], ...]
 
 
-def aggregated(step: Step, by: tuple[str, ...], aggregates: Mapping[str, Any], *, where: str, keep: tuple[str, ...] = ()) -> Aggregation:
-    """The aggregates over a step, grouped by columns it has. `keep`: other columns that a selection before it must leave."""
+def aggregated(
+    step: Step, by: tuple[str, ...], aggregates: Mapping[str, Any], *, where: str, keep: tuple[str, ...] = (), in_windows: bool = False
+) -> Aggregation:
+    """The aggregates over a step, grouped by columns it has, and maybe by windows. `keep`: other columns that a selection before it must leave."""
     if not aggregates:
         raise PlanError(f"The step {where} aggregates nothing.", fix="name a result, as in aggregate(orders=hr.agg.count()).")
     computed: dict[str, str] = {}
-    bound = tuple((name, _bound(name, spec, step, computed, where=where)) for name, spec in aggregates.items())
+    for name, spec in aggregates.items():
+        _check(name, spec, step, in_windows=in_windows, where=where)
+    bound = tuple((name, _bound(name, _timed(name, spec, step, where=where), step, computed, where=where)) for name, spec in aggregates.items())
     results = [pa.field(name, spec.type) for name, spec in bound]
     schema = check_columns(pa.schema([*(step.schema.field(name) for name in by), *results]), where=f"The step {where}")
     selection = _before(step, (*by, *keep), bound, computed, where=where) if computed else None
     return Aggregation(selection, schema, bound)
 
 
-def _bound(name: str, spec: Any, step: Step, computed: dict[str, str], *, where: str) -> AggregateSpec:
+def _check(name: str, spec: Any, step: Step, *, in_windows: bool, where: str) -> None:
     if not isinstance(spec, AggregateSpec):
         raise PlanError(f"{name!r} of the step {where} is {spec!r}, not an aggregate.", fix=f"use hr.agg, as in {name}=hr.agg.sum('amount').")
     if step.is_table and not spec.takes_tables:
@@ -45,6 +50,32 @@ def _bound(name: str, spec: Any, step: Step, computed: dict[str, str], *, where:
             f"{name!r} of the step {where} is {spec}, which cannot take rows back, and {step.place} is a table, whose rows change.",
             fix="use an exact aggregate such as count_distinct, or aggregate the stream that the table is made of.",
         )
+    if spec.kind == "rate" and not in_windows:
+        raise PlanError(
+            f"{name!r} of the step {where} is {spec}, which goes by the length of a window, and there is none.",
+            fix='use it behind window(…), as in window(hr.tumbling("1 minute")).aggregate(…).',
+        )
+
+
+def _timed(name: str, spec: AggregateSpec, step: Step, *, where: str) -> AggregateSpec:
+    """An aggregate that goes by event time: by the column that it names, or else by the step's own."""
+    if "time" not in dict(spec.options):
+        return spec
+    named, own = spec.option("time"), time_column(step)
+    if named is None and own is None:
+        raise PlanError(
+            f"{name!r} of the step {where} is {spec}, which goes by event time, and {step.place} has none.",
+            fix='say which column has the time, as in time="placed_at", or declare it: event_time=hr.EventTime("placed_at").',
+        )
+    column = named or (own.name if own else "")
+    if column not in step.schema.names:
+        raise UnknownColumn(column, step.schema.names, where=f"{name!r} of the step {where}")
+    if not pa.types.is_timestamp(kind := step.schema.field(column).type):
+        raise UnfitColumn(f"{name!r} of the step {where} goes by the time in {column!r}, which is {type_name(kind)}.", fix="name a TIMESTAMP.")
+    return replace(spec, options=tuple((option, column if option == "time" else value) for option, value in spec.options))
+
+
+def _bound(name: str, spec: AggregateSpec, step: Step, computed: dict[str, str], *, where: str) -> AggregateSpec:
     if spec.column is None:
         return spec.bound(None, None)
     expression = read(spec.column, step.schema, where=f"{where}, aggregate {name!r}")
@@ -79,6 +110,6 @@ def _column_of(name: str, expression: Expression, step: Step, computed: dict[str
 def _before(step: Step, by: tuple[str, ...], bound: tuple[tuple[str, AggregateSpec], ...], computed: dict[str, str], *, where: str) -> Selection:
     """The group's columns, a table's key, the columns that are aggregated as they are, and those that are computed."""
     key = step.key if step.is_table else ()
-    read_as_they_are = [spec.column for _, spec in bound if spec.column is not None and spec.column not in computed]
+    read_as_they_are = [name for _, spec in bound for name in spec.reads if name not in computed]
     plain = dict.fromkeys([*key, *by, *read_as_they_are])
     return selected(step, list(plain), computed, where=where)
