@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import headrace as hr
@@ -32,10 +32,28 @@ def numbers(name: str) -> hr.Pipeline:
     return pipeline
 
 
-def run(name: str, log: str, state: Path, plan: Plan) -> None:
+def windows(name: str) -> hr.Pipeline:
+    """Minutes that late rows correct, hours made of them, and rows that are too late for five-minute windows in a topic of their own."""
+    pipeline = hr.Pipeline(name)
+    times = hr.EventTime("at", delay="5 seconds", producer="device", idle="1 day")
+    rows = pipeline.topic(f"{name}.rows", schema="n BIGINT, k BIGINT, device STRING, at TIMESTAMP", key="n", event_time=times, partitions=2)
+    minutes = rows.window(hr.tumbling("1 minute"), late=hr.correct("1 hour")).group_by("k").aggregate(n=hr.agg.count(), s=hr.agg.sum("n"), name="minutes")
+    pipeline.view("minutes", minutes)
+    pipeline.write(f"{name}.minutes", minutes, partitions=2)
+    hours = minutes.window(hr.tumbling("1 hour"), late=hr.correct("1 day"), emit="changes").aggregate(n=hr.agg.sum("n"), s=hr.agg.sum("s"), name="hours")
+    pipeline.view("hours", hours)
+    visits = rows.window(hr.session("2 seconds"), late=hr.divert(f"{name}.late")).group_by("device").aggregate(n=hr.agg.count(), name="visits")
+    pipeline.view("visits", visits)
+    return pipeline
+
+
+PIPELINES: dict[str, Callable[[str], hr.Pipeline]] = {"numbers": numbers, "windows": windows}
+
+
+def run(kind: str, name: str, log: str, state: Path, plan: Plan) -> None:
     spark = hr.spark("crash", master="local[2,4]", driver_memory="512m")  # a task may fail three times
     with hr.open_log(log) as opened:
-        runner = Runner(numbers(name).plan(), opened, spark, state, shards=2)
+        runner = Runner(PIPELINES[kind](name).plan(), opened, spark, state, shards=2)
         while True:
             arm(plan, runner.tick + 1)
             if not runner.step(1):
@@ -52,13 +70,14 @@ def arm(plan: Plan, tick: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=PIPELINES)
     parser.add_argument("name")
     parser.add_argument("log")
     parser.add_argument("state", type=Path)
     parser.add_argument("plan", type=json.loads)
     chosen = parser.parse_args()
     os.environ["HEADRACE_DRIVER"] = str(os.getpid())
-    run(chosen.name, chosen.log, chosen.state, {int(tick): tuple(each) for tick, each in chosen.plan.items()})
+    run(chosen.kind, chosen.name, chosen.log, chosen.state, {int(tick): tuple(each) for tick, each in chosen.plan.items()})
 
 
 if __name__ == "__main__":

@@ -50,13 +50,13 @@ def prepared(root: Path, address: str, name: str, rows: int, ticks: int) -> None
             assert test.cut() == 1
 
 
-def run_through(root: Path, address: str, name: str, plan: Plan, *, deaths: int) -> None:
+def run_through(root: Path, address: str, name: str, plan: Plan, *, deaths: int, kind: str = "numbers") -> None:
     """Start the program until it comes to its end; it must have died so many times, of nothing else but SIGKILL."""
     armed = root / "armed"
     armed.mkdir()
     places = [str(HERE / "inject"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "HEADRACE_ARMED": str(armed)}
-    command = [sys.executable, "-m", "tests.crash.engine_child", name, address, str(root / "state"), json.dumps(plan)]
+    command = [sys.executable, "-m", "tests.crash.engine_child", kind, name, address, str(root / "state"), json.dumps(plan)]
     for ending in [*[-signal.SIGKILL] * deaths, 0]:
         said = root / "said"  # no pipe: what a killed driver started would hold it open
         with said.open("w") as output:

@@ -33,6 +33,19 @@ def orders(pipeline: hr.Pipeline) -> Stream:
     return pipeline.topic("orders", schema=SCHEMA, key="k")
 
 
+def timed(pipeline: hr.Pipeline) -> Stream:
+    return pipeline.topic("orders", schema=SCHEMA, key="k", event_time="at")
+
+
+def divert(pipeline: hr.Pipeline, topic: str, *others: str) -> None:
+    """Windows whose late rows go to some topics, and a plan of them; the second step's rows have fewer columns."""
+    rows = timed(pipeline)
+    for number, (source, late) in enumerate(zip((rows, rows.select("at")), (topic, *others), strict=False)):
+        table = source.window(hr.tumbling("1 minute"), late=hr.divert(late)).aggregate(n=hr.agg.count())
+        (pipeline.view if number else pipeline.write)(f"counts{number}", table)
+    pipeline.plan()
+
+
 def same_name_twice(pipeline: hr.Pipeline) -> None:
     stream = orders(pipeline)
     pipeline.view("first", stream.to_table("k", name="same"))
@@ -62,6 +75,42 @@ DECLARED: dict[str, tuple[Callable[[hr.Pipeline], object], type[errors.HeadraceE
     "a view of a stream": (lambda p: p.view("all", orders(p)),  # type: ignore[arg-type]
         errors.StreamOnly, ["'all'", "to_table"]),
     "a key that is not there": (lambda p: p.table("people", schema="id BIGINT", key="ident"), errors.UnknownColumn, ["'people'", "'id'"]),
+    "a window without an event time": (
+        lambda p: orders(p).window(hr.tumbling("1 minute")), errors.PlanError, ["orders.window", "no input declares one", "event_time="]),
+    "a window behind a select that loses the event time": (
+        lambda p: timed(p).select("k").window(hr.tumbling("1 minute")), errors.PlanError, ["orders.select", "orders has 'at', which is not kept"]),
+    "a window behind an aggregate": (
+        lambda p: timed(p).group_by("k").aggregate(n=hr.agg.count()).window(hr.tumbling("1 minute")), errors.PlanError, ["orders.aggregate has none", "'at'"]),
+    "a size of zero": (lambda _: hr.tumbling("0 minutes"), errors.PlanError, ["size of a tumbling window is zero"]),
+    "a negative size": (lambda _: hr.sliding("-1 minute"), errors.BadDuration, ["size of a sliding window '-1 minute' is negative"]),
+    "a gap of zero": (lambda _: hr.session("0 minutes"), errors.PlanError, ["gap of a session window is zero"]),
+    "a negative gap": (lambda _: hr.session("-5 minutes"), errors.BadDuration, ["gap", "negative"]),
+    "a hop of zero": (lambda _: hr.hopping("5 minutes", every="0 minutes"), errors.PlanError, ["hop of a hopping window is zero"]),
+    "a hop longer than the size": (lambda _: hr.hopping("5 minutes", every="6 minutes"), errors.PlanError, ["leaves out the rows in between", "hop by the size"]),
+    "a hop so short that a row is in thousands of windows": (
+        lambda _: hr.hopping("10 days", every="1 second"), errors.PlanError, ["more than 2,000", "hr.sliding"]),
+    "a lateness that keeps windows for ever": (lambda _: hr.correct("1000 weeks"), errors.PlanError, ["would keep every window for ever", "10 years"]),
+    "a negative lateness": (lambda _: hr.correct("-1 hour"), errors.BadDuration, ["allowed lateness '-1 hour' is negative"]),
+    "a delay that holds windows back for ever": (lambda _: hr.EventTime("at", delay="1000 weeks"), errors.PlanError, ["delay of the event time 'at'", "10 years"]),
+    "a producer that is never given up": (lambda _: hr.EventTime("at", idle="1000 weeks"), errors.PlanError, ["idle time of the event time 'at'", "10 years"]),
+    "a time that is never absurd": (lambda _: hr.EventTime("at", most_ahead="1000 weeks"), errors.PlanError, ["most_ahead", "10 years"]),
+    "a time zone that is not there": (lambda _: hr.tumbling("1 day", timezone="Europe/Berln"), errors.PlanError, ["did you mean 'Europe/Berlin'"]),
+    "a time zone over times without one": (
+        lambda p: p.topic("o", schema="at TIMESTAMP_NTZ", event_time="at").window(hr.tumbling("1 day", timezone="Europe/Berlin")),
+        errors.PlanError, ["o.window", "TIMESTAMP_NTZ", "leave the time zone out"]),
+    "no window": (lambda p: timed(p).window("1 minute"), errors.PlanError, ["orders.window", "hr.tumbling"]),  # type: ignore[arg-type]
+    "no late policy": (lambda p: timed(p).window(hr.tumbling("1 day"), late="drop"),  # type: ignore[arg-type]
+        errors.PlanError, ["orders.window", "hr.drop()"]),
+    "no emit mode": (lambda p: timed(p).window(hr.tumbling("1 day"), emit="finl"), errors.PlanError, ["did you mean 'final'"]),
+    "late rows to a topic with an odd name": (lambda p: divert(p, "late rows"), errors.PlanError, ["'late rows'", "letters"]),
+    "late rows to a topic of ours": (lambda p: divert(p, "__late.shop"), errors.PlanError, ["orders.window", "Headrace's own"]),
+    "late rows to the input": (lambda p: divert(p, "orders"), errors.PlanError, ["'counts0.window'", "come again"]),
+    "late rows to an output": (lambda p: divert(p, "counts0"), errors.PlanError, ["'counts0.window'", "which the pipeline writes"]),
+    "late rows of two kinds to one topic": (lambda p: divert(p, "late", "late"), errors.PlanError, ["'counts0.window' and 'counts1.window'", "a topic for each"]),
+    "a result that is called as a window's bound": (
+        lambda p: timed(p).window(hr.tumbling("1 day")).aggregate(window_end=hr.agg.count()), errors.PlanError, ["orders.window", "'window_end'", "rename"]),
+    "a rate without a window": (
+        lambda p: timed(p).group_by("k").aggregate(r=hr.agg.rate("v")), errors.PlanError, ["'r' of the step orders.aggregate", "window(…)"]),
     "nothing that comes out": (lambda p: p.plan(), errors.PlanError, ["'shop' has no output", "view"]),
 }  # fmt: skip
 
@@ -73,6 +122,20 @@ def test_a_mistake_in_a_declaration_is_named_with_its_step_and_a_way_out(mistake
         declare(hr.Pipeline("shop"))
     missing = [text for text in said if text not in str(raised.value)]
     assert missing == [], str(raised.value)
+
+
+def test_a_hop_need_not_divide_the_size() -> None:
+    assert str(hr.hopping("10 minutes", every="3 minutes")) == "hopping(10 minutes, every=3 minutes)"
+
+
+def test_a_topic_for_late_rows_that_does_not_fit_is_refused_at_the_start(tmp_path: Path) -> None:
+    shop = hr.Pipeline("shop")
+    divert(shop, "late_orders")
+    session: Any = PlainSpark()
+    with hr.open_log(f"file:{tmp_path / 'log'}") as log:
+        log.create_topic("late_orders", "k STRING")
+        with pytest.raises(errors.TopicExists, match=r"'counts0.window' diverts late rows to the topic 'late_orders'.*k STRING"):
+            PipelineTest(shop, tmp_path, session, log=log)
 
 
 # At the start of a run, without Spark

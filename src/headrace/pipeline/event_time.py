@@ -12,6 +12,7 @@ import pyarrow as pa
 from headrace.durations import format_us, to_us
 from headrace.errors import PlanError, UnknownColumn
 from headrace.log.schema import type_name
+from headrace.operators.windows.specs import LONGEST_US
 
 
 @dataclass(frozen=True, init=False)
@@ -41,10 +42,10 @@ class EventTime:
     ) -> None:
         values = {
             "column": column,
-            "delay_us": 0 if delay is None else to_us(delay, what=f"delay of the event time {column!r}"),
+            "delay_us": 0 if delay is None else _bounded_us(delay, f"delay of the event time {column!r}"),
             "producer": producer,
-            "idle_us": to_us(idle, what=f"idle time of the event time {column!r}"),
-            "most_ahead_us": to_us(most_ahead, what=f"most_ahead of the event time {column!r}"),
+            "idle_us": _bounded_us(idle, f"idle time of the event time {column!r}"),
+            "most_ahead_us": _bounded_us(most_ahead, f"most_ahead of the event time {column!r}"),
             "delay_given": delay is not None,
         }
         for name, value in values.items():
@@ -86,7 +87,7 @@ class DeviceTime(EventTime):
         tolerance: str | timedelta, column: str, flag: str,
     ) -> None:  # fmt: skip
         super().__init__(column, delay=delay, producer=device, idle=idle, most_ahead=most_ahead)
-        tolerance_us = to_us(tolerance, what=f"tolerance of the event time {column!r}")
+        tolerance_us = _bounded_us(tolerance, f"tolerance of the event time {column!r}")
         if not tolerance_us:
             raise PlanError(f"The tolerance of the event time {column!r} is zero.", fix="give more than zero, such as the 1 minute it is by default.")
         values = {"event": event, "sent": sent, "received": received, "device": device, "flag": flag, "tolerance_us": tolerance_us}
@@ -160,3 +161,11 @@ def _check_time(field: pa.Field, what: str) -> None:
 def _check_plain(field: pa.Field, what: str) -> None:
     if pa.types.is_nested(field.type):
         raise PlanError(f"{what} {field.name!r}, which is nested.", fix="name a column of a plain type, such as STRING or BIGINT.")
+
+
+def _bounded_us(duration: str | timedelta, what: str) -> int:
+    """Longer than ten years would be for ever: windows would never be told, producers never given up, no time would be absurd."""
+    us = to_us(duration, what=what)
+    if us > LONGEST_US:
+        raise PlanError(f"The {what}, {format_us(us)}, is longer than 10 years.", fix="give a shorter one.")
+    return us

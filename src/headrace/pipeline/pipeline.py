@@ -16,8 +16,8 @@ from headrace.pipeline.event_time import DeviceTime, EventTime, ProcessingTime
 from headrace.pipeline.names import with_names
 from headrace.pipeline.plan import Ingest, Output, PipelinePlan, Settings, Step, TopicOutput, TopicStep, ViewOutput, ordered
 from headrace.pipeline.stream import Rows, Stream, Table
+from headrace.pipeline.windowing import RESERVED, check_late_topics
 
-_RESERVED = "__"
 _OF_ALL = {"tombstones", "segment_bytes", "segment_age", "compression"}
 _OF_TOPICS = {"retention", "retention_bytes", "compact"}
 _OF_TABLES = {"history"}
@@ -114,7 +114,9 @@ class Pipeline:
         if not self._outputs:
             raise PlanError(f"The pipeline {self.name!r} has no output.", fix="add write(…) or view(…).")
         inputs = tuple(self._inputs.values())
-        return PipelinePlan(self.name, inputs, with_names(inputs, tuple(self._outputs.values())), tuple(self._ingests))
+        plan = PipelinePlan(self.name, inputs, with_names(inputs, tuple(self._outputs.values())), tuple(self._ingests))
+        check_late_topics(plan)
+        return plan
 
     def run(self, **options: Any) -> Any:
         """Run the pipeline until it is stopped; `headrace run FILE` does the same."""
@@ -165,8 +167,8 @@ class Pipeline:
         return step
 
     def _refuse_taken(self, name: str) -> None:
-        if name.startswith(_RESERVED):
-            raise PlanError(f"The name {name!r} is reserved: names that start with {_RESERVED} are Headrace's own.", fix="choose another name.")
+        if name.startswith(RESERVED):
+            raise PlanError(f"The name {name!r} is reserved: names that start with {RESERVED} are Headrace's own.", fix="choose another name.")
         if name in self._inputs:
             raise DuplicateStep(f"The topic {name!r} is an input already.", fix="declare it once, and use what topic(…) or table(…) returned.")
         if name in self._outputs:
@@ -183,8 +185,8 @@ class Pipeline:
             )
         if name in self._inputs:
             self._refuse_input_as_output(name, rows.step)
-        if name.startswith(_RESERVED):
-            raise PlanError(f"The name {name!r} is reserved: names that start with {_RESERVED} are Headrace's own.", fix="choose another name.")
+        if name.startswith(RESERVED):
+            raise PlanError(f"The name {name!r} is reserved: names that start with {RESERVED} are Headrace's own.", fix="choose another name.")
         if name in self._outputs:
             raise DuplicateStep(f"Two outputs have the name {name!r}: a {self._outputs[name].kind} and a {what}.", fix="rename one of them.")
         return rows.step

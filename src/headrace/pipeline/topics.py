@@ -23,8 +23,21 @@ def make_topics(log: Log, plan: PipelinePlan) -> None:
         if isinstance(output, TopicOutput) and output.name not in known:
             _create(log, output.name, output.input, output.input.schema, output.partitions, dict(output.settings))
     for each in plan.steps():
-        if isinstance(each, WindowStep) and isinstance(each.late, Divert) and each.late.topic not in known:
-            log.create_topic(each.late.topic, to_ddl(each.input.schema), key=each.input.key or None, exist_ok=True)
+        if isinstance(each, WindowStep) and isinstance(each.late, Divert):
+            _make_late_topic(log, each, each.late.topic, known)
+
+
+def _make_late_topic(log: Log, step: WindowStep, topic: str, known: set[str]) -> None:
+    schema, key = to_ddl(step.input.schema), step.input.key
+    if topic not in known:
+        log.create_topic(topic, schema, key=key or None, exist_ok=True)
+        return
+    info = log.topic(topic)
+    if (info.schema, info.key, info.is_table) != (schema, key, False):
+        raise TopicExists(
+            f"The step {step.name!r} diverts late rows to the topic {topic!r}, which is there with another schema or key: {info.schema}.",
+            fix="name another topic: hr.divert(…).",
+        )
 
 
 def make_input(log: Log, step: TopicStep, known: set[str]) -> None:

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from headrace.errors import PlanError
+from headrace.log.names import check_name
 from headrace.operators.specs import AggregateSpec
 from headrace.operators.windows.specs import Correct, Divert, Drop, Hopping, LatePolicy, Session, Sliding, Tumbling, WindowSpec, check_emit, identity
 from headrace.pipeline import columns as cols
 from headrace.pipeline.grouping import aggregated
-from headrace.pipeline.plan import NULL, Step, TimeColumn, Times, ordered
+from headrace.pipeline.plan import NULL, PipelinePlan, Step, TimeColumn, Times, ordered
 from headrace.pipeline.timing import time_column
 
 if TYPE_CHECKING:
     from headrace.pipeline.stream import Rows, Table
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
+RESERVED = "__"
+"""Names that begin so are Headrace's own."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -113,8 +116,37 @@ def windowed(rows: Rows, window: Any, *, late: Any, emit: str) -> Windowed:
         )
     if not isinstance(late, Drop | Correct | Divert):
         raise PlanError(f"The step {where} has late={late!r}.", fix='use hr.drop(), hr.correct("1 hour") or hr.divert("late_rows").')
-    _checked_time(rows.step, where=where)
+    if isinstance(late, Divert):
+        check_name(late.topic, what="topic for late rows", error=PlanError)
+        if late.topic.startswith(RESERVED):
+            raise PlanError(f"The step {where} diverts late rows to {late.topic!r}, a name that is Headrace's own.", fix="choose another name.")
+    time = _checked_time(rows.step, where=where)
+    zone = getattr(window, "timezone", None)
+    if zone is not None and rows.schema.field(time.name).type.tz is None:
+        raise PlanError(
+            f"The step {where} has windows in the time zone {zone}, and {time.name!r} is TIMESTAMP_NTZ, of which nobody knows in which zone it is.",
+            fix="leave the time zone out, or make a TIMESTAMP of it before it comes in.",
+        )
     return Windowed(rows, window, late, check_emit(emit))
+
+
+def check_late_topics(plan: PipelinePlan) -> None:
+    """That late rows go to topics that are for them alone, and that steps which share one have the same rows."""
+    read, written = {step.topic for step in plan.inputs}, {output.name for output in plan.outputs}
+    known: dict[str, WindowStep] = {}
+    for step in plan.steps():
+        if not isinstance(step, WindowStep) or not isinstance(step.late, Divert):
+            continue
+        topic = step.late.topic
+        if topic in read | written:
+            what = "reads, so that they would come again" if topic in read else "writes"
+            raise PlanError(f"The step {step.name!r} diverts late rows to {topic!r}, which the pipeline {what}.", fix="name a topic of its own.")
+        first = known.setdefault(topic, step)
+        if (first.input.schema, first.input.key) != (step.input.schema, step.input.key):
+            raise PlanError(
+                f"The steps {first.name!r} and {step.name!r} divert late rows to {topic!r}, and their rows have different columns or keys.",
+                fix="name a topic for each.",
+            )
 
 
 def _checked_time(step: Step, *, where: str) -> TimeColumn:
