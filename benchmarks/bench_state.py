@@ -25,27 +25,34 @@ ROWS = 1_000_000
 SPARK = "Spark groupBy().agg(), RocksDB"
 
 
-def our_rates(plan: PipelinePlan, root: Path, spark: SparkSession, keys: int) -> list[float]:
+def our_rates(plan: PipelinePlan, root: Path, spark: SparkSession, keys: int, batches: int = BATCHES) -> list[float]:
     """Rows a second of each batch, from the tick to the commit."""
     rng = np.random.default_rng(1)
     with Run(plan, root, spark) as run:
-        return [ROWS / run.batch(random_rows(rng, ROWS, keys)) for _ in range(BATCHES)][WARM_UP:]
+        return [ROWS / run.batch(random_rows(rng, ROWS, keys)) for _ in range(batches)][WARM_UP:]
 
 
-def spark_rates(root: Path, spark: SparkSession, keys: int) -> list[float]:
+def spark_rates(root: Path, spark: SparkSession, keys: int, batches: int = BATCHES) -> list[float]:
     """The same by `groupBy().agg()` in update mode, RocksDB with changelog checkpointing."""
     rng = np.random.default_rng(1)
     with new_log(root) as log:
         log.create_topic("rows", SCHEMA, key="k", partitions=2)
-        for _ in range(BATCHES):
+        for _ in range(batches):
             append(log, random_rows(rng, ROWS, keys))
         source = spark.readStream.format("headrace").option("log", log.address).option("topic", "rows").option("columns", "k,v")
         counted = source.option("maxRowsPerBatch", ROWS).load().groupBy("k").agg({"*": "count", "v": "sum"})
         writer = counted.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(root / "checkpoint"))
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
-        batches = [each for each in query.recentProgress if each.numInputRows]
-    return [each.numInputRows / each.durationMs["triggerExecution"] * 1000 for each in batches][WARM_UP:]
+        progress = [each for each in query.recentProgress if each.numInputRows]
+    return [each.numInputRows / each.durationMs["triggerExecution"] * 1000 for each in progress][WARM_UP:]
+
+
+def warm_up(spark: SparkSession) -> None:
+    """A JVM gets quicker for a minute, whatever it does first: so neither side is the first."""
+    with directory() as root:
+        our_rates(dropped(count_and_sum().plan()), root / "ours", spark, 100_000, batches=3)
+        spark_rates(root / "theirs", spark, 100_000, batches=3)
 
 
 def beside_spark(spark: SparkSession, what: str, keys: int, bar: float) -> Iterator[Result]:
@@ -63,5 +70,6 @@ def beside_spark(spark: SparkSession, what: str, keys: int, bar: float) -> Itera
 
 def results() -> Iterator[Result]:
     with session() as spark:
+        warm_up(spark)
         yield from beside_spark(spark, "running count and sum, 1 million rows a batch, 1 million keys", 1_000_000, bar=4.0)
         yield from beside_spark(spark, "running count and sum, 1 million rows a batch, 10,000 keys", 10_000, bar=0.7)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.errors import TooManyProducers
 from headrace.operators.kernel import UNSTARTED, Clocks, Times
 
 MOST_PRODUCERS = 100_000
+_FEW_ROWS = 1000
 PARTS = pa.schema([("tick", pa.int64()), ("producer", pa.string()), ("newest_us", pa.int64())])
 """What read tasks tell: the newest event time of a producer in a tick."""
 
@@ -87,13 +88,14 @@ class _Moving:
 
     def __init__(self, spec: ClockSpec, clock: InputClock, parts: pa.Table | None, ticks: Times) -> None:
         self.spec, self.complete_us, self.begun = spec, clock.complete_us, clock.begun
-        table = newest(parts).sort_by("tick") if parts is not None and parts.num_rows else PARTS.empty_table()
-        found = table["producer"].combine_chunks()
-        self.producers = pc.unique(pa.concat_arrays([clock.producers, found]))
+        table = in_order(parts) if parts is not None else PARTS.empty_table()
+        known = len(clock.producers)
+        everyone = pa.chunked_array([clock.producers, *table["producer"].chunks], pa.string()).combine_chunks().dictionary_encode()
+        self.producers = everyone.dictionary  # those known before come first: each is there once
         self.newest_us = np.full(len(self.producers), UNSTARTED, np.int64)
         self.active_us = np.full(len(self.producers), UNSTARTED, np.int64)
-        self.newest_us[: len(clock.producers)], self.active_us[: len(clock.producers)] = clock.newest_us, clock.active_us
-        self._who = pc.index_in(found, self.producers).to_numpy()
+        self.newest_us[:known], self.active_us[:known] = clock.newest_us, clock.active_us
+        self._who = everyone.indices.to_numpy()[known:]
         self._when_us = table["newest_us"].to_numpy()
         self._cuts = np.searchsorted(table["tick"].to_numpy(), np.append(ticks, ticks[-1:] + 1))
         self._quiet_until_us = UNSTARTED  # as long as no row comes, nothing changes before this time
@@ -112,8 +114,8 @@ class _Moving:
         if first == last:
             return
         who, when_us = self._who[first:last], self._when_us[first:last]
-        live = self.active_us[who] >= time_us - self.spec.idle_us
-        self.newest_us[who] = np.where(live, np.maximum(self.newest_us[who], when_us), when_us)
+        self.newest_us[who[self.active_us[who] < time_us - self.spec.idle_us]] = UNSTARTED
+        np.maximum.at(self.newest_us, who, when_us)
         self.active_us[who] = time_us
         self.begun, self._quiet_until_us = True, UNSTARTED
 
@@ -145,8 +147,31 @@ class _Moving:
 
 def newest(parts: pa.Table) -> pa.Table:
     """One row for each producer and tick."""
-    found = parts.group_by(["tick", "producer"]).aggregate([("newest_us", "max")]).rename_columns({"newest_us_max": "newest_us"})
-    return found.filter(found["newest_us"].is_valid()).select(PARTS.names).cast(PARTS)
+    parts = in_order(parts).combine_chunks()
+    if not parts.num_rows:
+        return parts
+    ticks = parts["tick"].to_numpy()
+    starts = np.flatnonzero(np.concatenate([[True], ticks[1:] != ticks[:-1]]))
+    if len(starts) * _FEW_ROWS > len(ticks):  # many ticks, each with few rows
+        return parts.group_by(["tick", "producer"]).aggregate([("newest_us", "max")]).rename_columns(["tick", "producer", "newest_us"]).cast(PARTS)
+    return pa.concat_tables([_newest_of_one(parts.slice(start, end - start)) for start, end in pairwise([*starts.tolist(), len(ticks)])])
+
+
+def in_order(parts: pa.Table) -> pa.Table:
+    """By tick, without rows that have no time: those are tombstones."""
+    if parts["newest_us"].null_count:
+        parts = parts.filter(parts["newest_us"].is_valid())
+    ticks = parts["tick"].to_numpy()
+    return parts if (ticks[1:] >= ticks[:-1]).all() else parts.take(pa.array(np.argsort(ticks, kind="stable")))
+
+
+def _newest_of_one(parts: pa.Table) -> pa.Table:
+    """Of one tick: quicker than grouping by tick and producer."""
+    encoded = parts["producer"].combine_chunks().dictionary_encode()
+    times_us = np.full(len(encoded.dictionary), UNSTARTED, np.int64)
+    np.maximum.at(times_us, encoded.indices.to_numpy(), parts["newest_us"].to_numpy())
+    ticks = np.full(len(times_us), parts["tick"][0].as_py(), np.int64)
+    return pa.Table.from_arrays([pa.array(ticks), encoded.dictionary, pa.array(times_us)], schema=PARTS)
 
 
 @dataclass(frozen=True)
