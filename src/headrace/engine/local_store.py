@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import shutil
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import compress, islice
+from operator import not_
 from pathlib import Path
 from typing import Any
 
@@ -204,10 +206,9 @@ class StoreTransaction:
         if None not in values:
             self.txn.cursor().putmulti(zip(keys, values, strict=True))
             return
-        self.txn.cursor().putmulti([pair for pair in zip(keys, values, strict=True) if pair[1] is not None])
-        for key, value in zip(keys, values, strict=True):
-            if value is None:
-                self.txn.delete(key)
+        stays = [value is not None for value in values]
+        self.txn.cursor().putmulti(zip(compress(keys, stays), compress(values, stays), strict=True))
+        deque(map(self.txn.delete, compress(keys, map(not_, stays))), maxlen=0)  # no loop of Python's for each key
 
     def clear(self, prefix: bytes) -> None:
         for key in self.scan(prefix)[0]:

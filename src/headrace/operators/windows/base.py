@@ -168,7 +168,8 @@ class Windowed(ABC):
         (until,) = self.bounds(clock.closed[-1:]).tolist()
         if until > self.bounds(np.array([clock.closed_at_start]))[0]:
             names, windows = scan_until(state, TOLD, UNSTARTED, until)
-            state.put(names, [None] * len(names), windows.groups)
+            if names:
+                state.put(names, [None] * len(names), windows.groups)
 
     # The result
 

@@ -103,7 +103,8 @@ class CompareKernel:
         table = self._compared(state, rows, clock) if rows.num_rows else self.output.append(_TICK_FIELD).empty_table()
         if len(clock) and clock.closed[-1] > clock.closed_at_start:
             names, windows = scan_until(state, TOLD, UNSTARTED, int(clock.closed[-1]))
-            state.put(names, [None] * len(names), windows.groups)
+            if names:
+                state.put(names, [None] * len(names), windows.groups)
         return table
 
     def due(self, state: KeyedState) -> int | None:  # noqa: ARG002

@@ -67,10 +67,24 @@ NO_WINDOWS = Windows(pa.nulls(0, pa.binary()), np.zeros(0, np.int64), np.zeros(0
 def scan_until(state: KeyedState, tag: bytes, after_us: int, until_us: int) -> tuple[list[bytes], Windows]:
     """The entries of windows that end after one time and at another at the latest: their names in the state, and the windows."""
     names, values, groups = state.scan(prefix(tag, after_us + 1), prefix(tag, until_us + 1))
+    by, heads = _alike(names) or _unlike(names, values)
+    times = (np.ascontiguousarray(heads).view(">u8") ^ _SIGN).astype(np.uint64).view(np.int64)
+    return names, Windows(by, times[:, 1].copy(), times[:, 0].copy(), groups)
+
+
+def _alike(names: list[bytes]) -> tuple[pa.Array, npt.NDArray[np.uint8]] | None:
+    """The groups' keys, and the windows' ends and starts, of names of one length; None if they are not."""
+    if not names or not _HEAD < len(names[0]) < _CUT_FROM or len(data := b"".join(names)) != len(names) * len(names[0]):
+        return None
+    if len(set(map(len, names))) > 1:
+        return None
+    matrix = np.frombuffer(data, np.uint8).reshape(len(names), -1)
+    return _fixed(matrix[:, _HEAD:]), matrix[:, 1:_HEAD]
+
+
+def _unlike(names: list[bytes], values: list[bytes]) -> tuple[pa.Array, npt.NDArray[np.uint8]]:
     by = [name[_HEAD:] if len(name) < _CUT_FROM else _long_key(value) for name, value in zip(names, values, strict=True)]
-    heads = np.frombuffer(b"".join([name[1:_HEAD] for name in names]), ">u8").reshape(-1, 2) ^ _SIGN
-    times = heads.astype(np.uint64).view(np.int64)
-    return names, Windows(pa.array(by, pa.binary()), times[:, 1].copy(), times[:, 0].copy(), groups)
+    return pa.array(by, pa.binary()), np.frombuffer(b"".join([name[1:_HEAD] for name in names]), np.uint8).reshape(-1, _HEAD - 1)
 
 
 def first_end(state: KeyedState, tag: bytes) -> int | None:

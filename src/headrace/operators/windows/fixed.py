@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from headrace.operators.aggregation import Outcome
 from headrace.operators.buffers import Ints, Mask, runs
-from headrace.operators.codes import codes_of, ranked, spread_out
+from headrace.operators.codes import Codes, codes_of, ranked, spread_out
 from headrace.operators.combining import PARTIAL, all_combined, pays
 from headrace.operators.kernel import TICK, UNSTARTED, Clocks, KeyedState, Times
 from headrace.operators.keys import encode_keys
@@ -169,13 +169,21 @@ def together(rows: pa.Table, by: pa.Array, held: Held, more: Windows) -> tuple[W
     found, everything = segments.order[segments.starts[segments.firsts]], known
     if len(more):
         of_more = codes[len(by) :] + places[len(held.starts) :].astype(np.uint64)
-        everything = np.union1d(known, of_more)
+        everything = _united(known, of_more)
         of_known, found = found, np.empty(len(everything), np.int64)
         found[np.searchsorted(everything, of_more)] = len(by) + np.arange(len(of_more))
         found[np.searchsorted(everything, known)] = of_known
         segments = with_keys(segments, known, everything)
     window = (everything % np.uint64(max(len(starts), 1))).astype(np.int64)
     return Windows.of(keys.take(pa.array(found)), starts[window], ends[window]), segments
+
+
+def _united(first: Codes, second: Codes) -> Codes:
+    """The distinct numbers of both, in order."""
+    both = np.sort(np.concatenate([first, second]))
+    new = np.ones(len(both), np.bool_)
+    new[1:] = both[1:] != both[:-1]
+    return both[new]
 
 
 def _catalogue(starts: Times, ends: Times) -> tuple[Times, Times, Ints]:
