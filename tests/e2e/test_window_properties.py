@@ -22,6 +22,7 @@ import headrace as hr
 from headrace.operators.kernel import UNSTARTED
 from headrace.operators.windows.base import WindowStep
 from headrace.operators.windows.specs import Divert, LatePolicy, Session, Sliding, WindowSpec
+from headrace.pipeline.explain import explain
 from headrace.testing.pipelines import PipelineTest
 from tests.engine.plain_spark import PlainSpark
 from tests.engine.test_clocks import obvious as obvious_clock
@@ -153,6 +154,7 @@ def check(test: PipelineTest, name: str, asked: Asked, life: Life, clocks: list[
         wanted += oracle.tick(place, tick.rows, Clock(before, before, clocks[place], clocks[place]))
     told = [{**row, "_tick": numbers[tick]} for tick, changes in test.changes(name) for row in changes]
     assert text(in_order(told)) == text(in_order(wanted)), f"{name}, {asked}"
+    check_open(test, name)
     late = oracle.late
     assert test.runner.leading.entry.counts.get(f"{name}.window.late", 0) == len(late)
     counted = Counter({each["producer"]: each["rows"] for each in late_counts(test, f"{name}.window")})
@@ -163,6 +165,14 @@ def check(test: PipelineTest, name: str, asked: Asked, life: Life, clocks: list[
     if name == "tumbling" and asked.emit == "changes":
         told_rows = sum(row["n"] for row in test.view(name))
         assert told_rows + len(late) == sum(len(tick.rows) for tick in life.ticks), "rows in are rows counted, dropped and diverted"
+
+
+def check_open(test: PipelineTest, name: str) -> None:
+    """What is told of open windows, which is counted batch by batch, is what is in the state."""
+    found = explain(test.pipeline.plan(), test.log, test.state, f"{name}.window").windows
+    counts = test.runner.leading.entry.counts
+    for how, waiting in (("waiting", True), ("kept", False)):
+        assert counts.get(f"{name}.window.windows_{how}", 0) == sum(each.groups for each in found if each.waiting == waiting)
 
 
 def late_counts(test: PipelineTest, step: str) -> list[Row]:

@@ -31,10 +31,13 @@ def status(state: StateArgument, json: JsonOption = False) -> None:
         return
     how = "running" if known.is_running else "not running"
     say(f"{known.pipeline}: {how} (process {known.process}, epoch {known.epoch}), {time.time() - known.updated:.0f} s since the last batch")
-    table(["what", "now"], [*_about(known), *((name, f"{count:,}") for name, count in sorted(known.counts.items()))])
+    table(["what", "now"], [*_about(known), *((name, f"{count:,}") for name, count in sorted(known.counts.items()) if ".windows_" not in name)])
     if known.clocks:
         say("")
         table(["input", "complete up to", "producers", "held back by"], [_clock(name, clock) for name, clock in sorted(known.clocks.items())])
+    if windows := _windows(known):
+        say("")
+        table(["step", "windows that wait", "kept for corrections", "waits for"], windows)
     if len(known.queries) > 1:
         say("")
         table(["query", "tick", "outputs"], [(name, str(each["tick"]), ", ".join(each["outputs"])) for name, each in known.queries.items()])
@@ -64,6 +67,16 @@ def _clock(name: str, clock: dict[str, Any]) -> tuple[str, str, str, str]:
         slowest = clock["held_back_by"][0]
         held = f"{slowest['producer']} (at {time_text(slowest['newest_us'])}, silent for {format_us(max(0, slowest['silent_us']))})"
     return name, time_text(clock["complete_us"]), f"{clock['producers']:,}", held or "nobody: all are idle, time follows the ticks"
+
+
+def _windows(known: Status) -> list[tuple[str, str, str, str]]:
+    """Steps with open windows, or that wait for a time."""
+    due_us = {step: time_us for query in known.queries.values() for step, time_us in query["due_us"].items()}
+    waiting, kept = ({name.removesuffix(end): count for name, count in known.counts.items() if name.endswith(end)} for end in (".windows_waiting", ".windows_kept"))
+    return [
+        (step, f"{waiting.get(step, 0):,}", f"{kept.get(step, 0):,}", time_text(due_us[step]) if step in due_us else "nothing")
+        for step in sorted({*waiting, *kept, *due_us})
+    ]
 
 
 def time_text(time_us: int) -> str:

@@ -28,7 +28,7 @@ from headrace.engine.step_state import StepState
 from headrace.engine.tasks import DERIVED, ORDER_FIELDS, TICK
 from headrace.log.keys import partitions_by_key
 from headrace.operators.aggregate import PARTIAL
-from headrace.operators.kernel import TimedKernel
+from headrace.operators.kernel import Gauged, TimedKernel
 from headrace.operators.keys import encode_keys, key_groups
 
 
@@ -58,10 +58,10 @@ class ShardFunction:
         try:
             with store.transaction() as txn:
                 how = txn.bring_to(wanted, names, files)
-                result, fresh, touched, due_us = self._step(shard, txn, inputs, wanted, files)
+                result, fresh, counts, due_us = self._step(shard, txn, inputs, wanted, files)
         finally:
             store.close()
-        counts = {f"{self.stage.name}.rows_out": result.num_rows if result else 0, f"{self.stage.name}.keys": touched}
+        counts[f"{self.stage.name}.rows_out"] = result.num_rows if result else 0
         if plain := [rows for rows in inputs.values() if PARTIAL not in rows.column_names]:
             counts[f"{self.stage.name}.rows_in"] = sum(rows.num_rows for rows in plain)
         report = account(self.stage.steps, self.context.job_directory)
@@ -69,7 +69,7 @@ class ShardFunction:
 
     def _step(
         self, shard: int, txn: StoreTransaction, inputs: dict[int, pa.Table], wanted: dict[str, Any], files: dict[str, StateFiles]
-    ) -> tuple[pa.Table | None, dict[str, Any], int, dict[str, int]]:
+    ) -> tuple[pa.Table | None, dict[str, Any], dict[str, int], dict[str, int]]:
         states = {step.name: StepState(txn, number) for number, step in enumerate(self.stage.steps, 1)}
         clocks = self._clocks()
         due_us: dict[str, int] = {}
@@ -82,7 +82,13 @@ class ShardFunction:
             if isinstance(step.kernel, TimedKernel) and (waits_us := step.kernel.due(states[step.name])) is not None:
                 due_us[step.name] = waits_us
         fresh, touched = write_states(txn, states, files, wanted)
-        return result, fresh, touched, due_us
+        return result, fresh, {f"{self.stage.name}.keys": touched, **self._gauged(states)}, due_us
+
+    def _gauged(self, states: dict[str, StepState]) -> dict[str, int]:
+        """How many more entries there are of those that people want to know the number of: in sum over all batches, how many there are."""
+        gauged = [(step.name, step.kernel.gauges) for step in self.stage.steps if isinstance(step.kernel, Gauged)]
+        found = {f"{name}.{figure}": states[name].more(tag) for name, gauges in gauged for figure, tag in gauges.items()}
+        return {name: count for name, count in found.items() if count}
 
     def _clocks(self) -> BatchClocks | None:
         """The clocks of the inputs upstream, if a step goes by them."""

@@ -91,6 +91,10 @@ class StepState:
         firsts = (self.store.first_between(bytes([self.number, group]), low, high) for group in self.store.store.groups)
         return min((key for key in firsts if key is not None), default=None)
 
+    def more(self, tag: bytes) -> int:
+        """How many more keys that begin so there are than before the batch."""
+        return sum(_more(put, tag) for put in self._puts)
+
     # How keys are placed
 
     def _get(self, asked: object, keys: pa.Array, groups: Groups | None) -> pa.Array:
@@ -139,6 +143,15 @@ class StepState:
             for name, which in (("keys", last), ("before", first), ("after", last))
         )
         return Changed(groups[order], keys, take_bytes(stored, last), before, after)
+
+
+def _more(put: Changed, tag: bytes) -> int:
+    """Keys that came, less keys that went."""
+    there, stays = (column.is_valid().to_numpy(zero_copy_only=False) for column in (put.before, put.after))
+    sign = stays.astype(np.int64) - there
+    which = np.flatnonzero(sign)
+    begin = pc.starts_with(put.keys.take(pa.array(which)), tag.decode("latin-1")).to_numpy(zero_copy_only=False)
+    return int(sign[which][begin].sum())
 
 
 def _short(keys: pa.Array) -> pa.Array:

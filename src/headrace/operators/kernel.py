@@ -5,7 +5,7 @@ A kernel is pure: its answer follows from its state, its rows and the clocks, ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -121,3 +121,10 @@ class TimedKernel(Protocol):
     def due(self, state: KeyedState) -> int | None:
         """The earliest time that something in the state waits for: a complete clock at or past it would give rows or let state go. None if nothing waits."""
         ...
+
+
+@runtime_checkable
+class Gauged(Protocol):
+    """A kernel of whose state people want to know how many entries there are: by the name of the figure, what the names of those entries begin with."""
+
+    gauges: Mapping[str, bytes]

@@ -19,6 +19,7 @@ from headrace.errors import PlanError
 from headrace.log.api import Log
 from headrace.operators.kernel import UNSTARTED
 from headrace.operators.windows.entries import TOLD, WAITING, bounds_of
+from headrace.operators.windows.specs import Sliding, WindowSpec
 from headrace.pipeline.event_time import EventTime
 from headrace.pipeline.hosting import keeps_state
 from headrace.pipeline.inspect import last_entry
@@ -45,7 +46,10 @@ class Held:
 
 @dataclass(frozen=True)
 class OpenWindow:
-    """A window in the state: `waiting` to be told, or told and kept for corrections. `groups`: how many groups have it."""
+    """A window in the state: `waiting` to be told, or told and kept for corrections. `groups`: how many groups have it.
+
+    Of sliding windows, of which there is one for each row, a group has the first that waits and the last that is kept.
+    """
 
     start_us: int
     end_us: int
@@ -68,6 +72,7 @@ class Explanation:
     """Inputs that have not had a row yet: nothing that depends on them has a time."""
     next_us: int | None = None
     """The next time that something waits for."""
+    sliding: bool = False
 
 
 def explain(plan: PipelinePlan, log: Log, state: Path, step_name: str, window: datetime | str | None = None) -> Explanation:
@@ -81,11 +86,12 @@ def explain(plan: PipelinePlan, log: Log, state: Path, step_name: str, window: d
     tick_us = tick.time_us if tick else 0
     clocks = ClockState(read_clocks(state / "clocks", entry.clocks).inputs, tick_us)
     complete_us, closed_us = _now(plan, step, clocks, entry.tick)
-    windows = [each for each in _windows(step, state, entry) if window is None or _holds(each, window)]
-    waiting = [each.end_us for each in windows if each.waiting]
+    sliding = isinstance(step, WindowStep) and isinstance(step.window, Sliding)
+    windows = [each for each in _windows(step, state, entry) if window is None or _holds(each, window, sliding=sliding)]
+    waiting = [each.end_us + sliding for each in windows if each.waiting]  # another row may come at the very end of a sliding one
     next_us = min(waiting, default=entry.due_us.get(step.name))
     held, not_begun = _held(plan, step, clocks, next_us, tick_us)
-    return Explanation(step.name, entry.tick, tick_us, complete_us, closed_us, windows, held, not_begun, next_us)
+    return Explanation(step.name, entry.tick, tick_us, complete_us, closed_us, windows, held, not_begun, next_us, sliding)
 
 
 def _now(plan: PipelinePlan, step: Step, clocks: ClockState, tick: int) -> tuple[int, int]:
@@ -101,12 +107,23 @@ def _windows(step: Step, state: Path, entry: LedgerEntry) -> list[OpenWindow]:
         return []
     content = StateFiles(state / "steps" / step.name).load(range(GROUPS), dict(entry.states.get(step.name, {})))
     names = [name for group in content.values() for name in group if name[:1] in (WAITING, TOLD)]
-    found = Counter((start_us, end_us, name[:1] == WAITING) for name in names for start_us, end_us in [bounds_of(name)])
+    found = Counter((*_bounds(step.window, name), name[:1] == WAITING) for name in names)
     return sorted((OpenWindow(start, end, waiting, count) for (start, end, waiting), count in found.items()), key=lambda each: (each.end_us, each.start_us))
 
 
-def _holds(window: OpenWindow, at: datetime | str) -> bool:
-    return window.start_us <= to_time_us(at) < window.end_us
+def _bounds(window: WindowSpec, name: bytes) -> tuple[int, int]:
+    """Of sliding windows entries are timers: of the moment behind the first that waits, and of when the last is not needed any more."""
+    start_us, end_us = bounds_of(name)
+    if not isinstance(window, Sliding):
+        return start_us, end_us
+    last_us = end_us - 1 if name[:1] == WAITING else end_us - window.size_us
+    return last_us - window.size_us, last_us
+
+
+def _holds(window: OpenWindow, at: datetime | str, *, sliding: bool) -> bool:
+    """A sliding window has its end, and not its start."""
+    at_us = to_time_us(at) - sliding
+    return window.start_us <= at_us < window.end_us
 
 
 def _held(plan: PipelinePlan, step: Step, clocks: ClockState, next_us: int | None, tick_us: int) -> tuple[list[Held], list[str]]:
@@ -145,8 +162,10 @@ def told(explanation: Explanation) -> list[str]:
     lines = [f"{explanation.step} at tick {explanation.tick} ({time_text(explanation.tick_us)}): {clocks}."]
     waiting, kept = ([each for each in explanation.windows if each.waiting is which] for which in (True, False))
     if waiting:
-        lines.append(f"{len(waiting):,} windows wait to be published, the first one ends at {time_text(waiting[0].end_us)}.")
-    if kept:
+        lines.append(f"{_many(waiting, explanation.sliding)} to be published, the first one ends at {time_text(waiting[0].end_us)}.")
+    if kept and explanation.sliding:
+        lines.append(f"The rows of {sum(each.groups for each in kept):,} groups are kept for windows that are to come and for corrections.")
+    elif kept:
         lines.append(f"{len(kept):,} published windows are kept for corrections.")
     if explanation.next_us is None:
         return [*lines, "Nothing waits for time."]
@@ -155,6 +174,10 @@ def told(explanation: Explanation) -> list[str]:
     if not explanation.held_by and not explanation.not_begun:
         lines.append("Nobody holds it back: it is told with the next tick.")
     return lines
+
+
+def _many(waiting: list[OpenWindow], sliding: bool) -> str:
+    return f"Windows of {sum(each.groups for each in waiting):,} groups wait" if sliding else f"{len(waiting):,} windows wait"
 
 
 def _held_text(held: Held) -> str:

@@ -23,6 +23,7 @@ _GAUGES = {
     "shards": "Shards that the pipeline runs with.",
 }
 _COUNTERS = {"batches": "Batches of this run.", "failures": "Batches of this run that failed."}
+_OPEN = (".windows_waiting", ".windows_kept")
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
@@ -56,6 +57,15 @@ def metrics(stores: Stores, subscribers: int) -> str:
     )
     lines += _family("headrace_rows_counted_total", "counter", "Rows that were put aside or came too late, by step and reason.", list(_counts(runs)))
     lines += _family("headrace_complete_timestamp_seconds", "gauge", "Event time up to which an input is complete.", list(_clocks(runs)))
+    lines += _family("headrace_producers", "gauge", "Producers of an input that are waited for.", list(_producers(runs)))
+    lines += _family(
+        "headrace_producer_timestamp_seconds", "gauge", "Newest event time of the producers that hold an input's clock back most.", list(_held(runs, "newest_us"))
+    )
+    lines += _family(
+        "headrace_producer_silent_seconds", "gauge", "How long the producers that hold an input's clock back most have been silent.", list(_held(runs, "silent_us"))
+    )
+    lines += _family("headrace_open_windows", "gauge", "Windows that wait to be published, and those kept for corrections.", list(_windows(runs)))
+    lines += _family("headrace_waits_for_timestamp_seconds", "gauge", "The event time that a step waits for next.", list(_due(runs)))
     lines += _family(
         "headrace_view_tick", "gauge", "The tick that a view shows.", [({"view": place.name}, info.tick) for place, info in _views(stores)]
     )
@@ -70,7 +80,37 @@ def _of(run: dict[str, Any]) -> dict[str, str]:
 def _counts(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
     for run in runs:
         for name, count in run.get("counts", {}).items():
-            yield {**_of(run), "what": name}, count
+            if not name.endswith(_OPEN):
+                yield {**_of(run), "what": name}, count
+
+
+def _windows(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
+    for run in runs:
+        for name, count in run.get("counts", {}).items():
+            if name.endswith(_OPEN):
+                step, _, how = name.rpartition(".windows_")
+                yield {**_of(run), "step": step, "state": how}, max(0, count)
+
+
+def _due(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
+    for run in runs:
+        for query in run.get("queries", {}).values():
+            for step, due_us in query.get("due_us", {}).items():
+                yield {**_of(run), "step": step}, due_us / 1_000_000
+
+
+def _producers(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
+    for run in runs:
+        for name, clock in run.get("clocks", {}).items():
+            yield {**_of(run), "input": name}, clock.get("producers", 0)
+
+
+def _held(runs: list[dict[str, Any]], what: str) -> Iterator[tuple[dict[str, str], float]]:
+    """A few of each input: as many series as there are producers would be too many."""
+    for run in runs:
+        for name, clock in run.get("clocks", {}).items():
+            for held in clock.get("held_back_by", ()):
+                yield {**_of(run), "input": name, "producer": str(held["producer"])}, held[what] / 1_000_000
 
 
 def _clocks(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -84,6 +84,9 @@ class Windowed(ABC):
     After a step its host finds: in `late` the rows that came too late, counted and, with `divert`, whole; in `diverted` and `lost` what `AggregateKernel` has there;
     in `counts` how many rows were late. `lateness_us` is what downstream must take off the closed clock; the complete clock passes on as it is.
     """
+
+    gauges: Mapping[str, bytes] = {"windows_waiting": WAITING, "windows_kept": TOLD}
+    """Windows that wait to be told, and those that were told and are kept for corrections. Of sliding windows, and of those that keep rows: groups that have such."""
 
     end_shown_us = 0
     """What is added to a window's end where it is shown."""
