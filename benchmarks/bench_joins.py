@@ -51,7 +51,7 @@ def joined_streams() -> hr.Pipeline:
     time = hr.EventTime("at", delay="1 minute")
     left = made.topic("lefts", schema=LEFT, key="id", event_time=time, partitions=2)
     right = made.topic("rights", schema=RIGHT, key="id", event_time=time, partitions=2)
-    made.write("pairs", left.join(right, on="id", before="0 seconds", after="5 minutes", how="left", suffix="_right").key_by("id"))
+    made.write("pairs", left.join(right, on="id", before="0 seconds", after="5 minutes", how="left", suffix="_right"))
     return made
 
 

@@ -27,7 +27,7 @@ def pipeline() -> hr.Pipeline:
     rows = made.topic("rows", schema=SCHEMA, key="k", partitions=2)
     made.write("totals", rows.group_by("k").aggregate(n=hr.agg.count(), s=hr.agg.sum("v")), partitions=2)
     sales = made.topic("sales", schema="k BIGINT, name STRING, amount DOUBLE", key="k")
-    made.view("sales", sales.to_table("k"))
+    made.view("sold", sales.to_table("k"))
     return made
 
 
@@ -50,7 +50,7 @@ class Feed(threading.Thread):
 @contextmanager
 def subscribed(port: int) -> Iterator[list[int]]:
     """While all of them follow; afterwards, how many events came."""
-    command = [sys.executable, "-m", "benchmarks.serve_load", str(port), "/views/sales/changes", str(SUBSCRIBERS)]
+    command = [sys.executable, "-m", "benchmarks.serve_load", str(port), "/views/sold/changes", str(SUBSCRIBERS)]
     events: list[int] = []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as clients:
         assert clients.stdin is not None

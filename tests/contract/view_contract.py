@@ -323,6 +323,14 @@ class ViewContract:
         with pytest.raises(ChangesGone):
             store.reader.changes_since("counts", 31)
 
+    def test_a_view_may_keep_more_or_less_than_the_others(self, open_store: OpenStore) -> None:
+        store = open_store(most_changes=10)
+        for view, kept in (("counts", 4), ("more", 30), ("usual", None)):
+            store.declare(view, COUNTS, ("k",), most_changes=kept)
+        for tick in range(1, 31):
+            store.commit(tick, 1, {view: inserts(tick, (tick, tick)) for view in ("counts", "more", "usual")})
+        assert [store.reader.views()[at].kept_after for at in range(3)] == [26, 0, 20]
+
     def test_of_a_commit_beyond_the_bound_the_newest_whole_ticks_are_kept(self, open_store: OpenStore) -> None:
         store = open_store(most_changes=10)
         store.declare("counts", COUNTS, ("k",))

@@ -36,9 +36,9 @@ class Some(hr.Pipeline):
         if name not in self.without:
             super().write(name, rows, **options)
 
-    def view(self, name: str, rows: Any) -> None:
+    def view(self, name: str, rows: Any, **options: Any) -> None:
         if name not in self.without:
-            super().view(name, rows)
+            super().view(name, rows, **options)
 
 
 def everything(without: Collection[str] = ()) -> hr.Pipeline:

@@ -9,7 +9,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import BadDuration, BadSchema, CyclicPlan, DuplicateStep, InputError, PlanError, StreamOnly, UnknownColumn
-from headrace.pipeline.plan import TopicOutput, TopicStep
+from headrace.pipeline.plan import TopicOutput, TopicStep, ViewOutput
 from tests.pipeline.shops import CUSTOMERS, ORDERS, Shop
 
 
@@ -48,6 +48,18 @@ def test_outputs_keep_the_key_and_settings() -> None:
     output = shop.plan().outputs[0]
     assert isinstance(output, TopicOutput)
     assert (output.partitions, output.settings, output.input.key) == (3, (("retention", "1 day"),), ("customer_id",))
+
+
+@pytest.mark.parametrize("kept", [0, -1, 10**9])
+def test_how_many_changes_a_view_keeps(kept: int) -> None:
+    pipeline = hr.Pipeline("p")
+    customers = pipeline.table("customers", schema=CUSTOMERS, key="customer_id")
+    with pytest.raises(PlanError, match="keep from 1 to 100,000,000"):
+        pipeline.view("refused", customers, keep_changes=kept)
+    pipeline.view("now", customers, keep_changes=500)
+    (output,) = pipeline.plan().outputs
+    assert isinstance(output, ViewOutput)
+    assert output.keep_changes == 500
 
 
 def test_declaring_opens_no_log_and_loads_no_spark(tmp_path: Any) -> None:

@@ -274,9 +274,17 @@ def joined(
 
 
 def _on_in_key(step: JoinStep) -> bool:
-    """Whether the result's key holds what is joined on: else a row may leave one join key and come under another in the same tick."""
-    names = {name for kind, column, name in step.columns if (kind in {"left", "key"} and column in step.left.on) or (kind == "right" and column in step.right.on)}
-    return bool(names) and len(names & set(step.key)) >= len(step.left.on)
+    """Whether the result's key holds all that is joined on: else a row may leave one join key and come under another in the same tick.
+
+    A column of a side that may be missing does not count: it is null for rows that are alone, whatever their join key.
+    """
+    names = {(kind, column): name for kind, column, name in step.columns}
+
+    def held(mine: str, other: str) -> bool:
+        always = [("key", mine), *([("left", mine)] if step.how in {"inner", "left"} else []), *([("right", other)] if step.how in {"inner", "right"} else [])]
+        return any(names.get(each) in step.key for each in always if each in names)
+
+    return all(held(mine, other) for mine, other in zip(step.left.on, step.right.on, strict=True))
 
 
 def _completed(step: JoinStep, *, where: str) -> JoinStep:

@@ -18,6 +18,7 @@ from headrace.pipeline.plan import Ingest, Output, PipelinePlan, Settings, Step,
 from headrace.pipeline.stream import Rows, Stream, Table
 from headrace.pipeline.windowing import RESERVED, check_late_topics
 
+MOST_KEPT_CHANGES = 100_000_000
 _OF_ALL = {"tombstones", "segment_bytes", "segment_age", "compression"}
 _OF_TOPICS = {"retention", "retention_bytes", "compact"}
 _OF_TABLES = {"history"}
@@ -93,15 +94,20 @@ class Pipeline:
         declared(name, to_ddl(step.schema), step.key, partitions=partitions, is_table=step.is_table, options=settings)
         self._outputs[name] = TopicOutput(name=name, input=step, partitions=partitions, settings=_as_settings(settings))
 
-    def view(self, name: str, rows: Table) -> None:
-        """Keep a table where it can be asked by key, by range and by SQL."""
+    def view(self, name: str, rows: Table, *, keep_changes: int | None = None) -> None:
+        """Keep a table where it can be asked by key, by range and by SQL.
+
+        Of its changes the newest `keep_changes` (100,000, unless it says otherwise) are kept: so far back can others resume to follow it, or ask for an earlier tick.
+        """
         step = self._checked_output(name, rows, "view")
+        if keep_changes is not None and not 1 <= keep_changes <= MOST_KEPT_CHANGES:
+            raise PlanError(f"The view {name!r} is to keep {keep_changes!r} changes.", fix=f"keep from 1 to {MOST_KEPT_CHANGES:,}.")
         if not step.is_table:
             raise StreamOnly(
                 f"The view {name!r} was given the stream {step.place}: without a key it would only ever grow.",
                 fix="give it a table: to_table(key) keeps the newest row of each key, group_by(…).aggregate(…) one row for each group.",
             )
-        self._outputs[name] = ViewOutput(name=name, input=step)
+        self._outputs[name] = ViewOutput(name=name, input=step, keep_changes=keep_changes)
 
     def topic_of(self, step: Step) -> str | None:
         """The derived topic that a step's rows are written to, if there is one."""

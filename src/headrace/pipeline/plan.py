@@ -370,9 +370,11 @@ class TopicOutput(Output):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ViewOutput(Output):
-    """A table kept where it can be asked by key."""
+    """A table kept where it can be asked by key, and its newest changes for those who follow it or ask for an earlier tick."""
 
     kind: ClassVar[str] = "view"
+
+    keep_changes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Runner:
             return None
         store = ViewStore(self.state / "views.db")
         for output in outputs:
-            store.declare(output.name, output.input.schema, output.input.key if output.input.is_table else ())
+            store.declare(output.name, output.input.schema, output.input.key if output.input.is_table else (), most_changes=output.keep_changes)
         store.fence(self.ledger.epoch)
         return store
 

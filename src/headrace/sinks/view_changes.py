@@ -38,7 +38,7 @@ def keep(db: sqlite3.Connection, view: ViewInfo, changes: pa.Table, most_rows: i
     """Add the changes of new ticks, and let go of old ones beyond the bounds. A tick is kept whole or not at all."""
     kept = Kept(view.kept_after, view.kept_rows, view.kept_bytes)
     added: list[tuple[int, int, bytes]] = []
-    room_rows, room_bytes = most_rows, MOST_BYTES
+    room_rows, room_bytes = most_rows, max(MOST_BYTES, MOST_BYTES * most_rows // MOST_CHANGES)
     for batch in reversed(list(_batches(view, changes, max(1, min(_ROWS_A_BATCH, most_rows // 8))))):
         last_tick = batch.column(TICK)[-1].as_py()
         data = batch.serialize().to_pybytes() if batch.num_rows <= room_rows else b""

@@ -41,6 +41,7 @@ class ViewStore:
         self.path, self.most_changes = Path(path), most_changes
         self._db = open_for_writing(self.path) if write else None
         self._declared: dict[str, ViewTable] = {}
+        self._keeps: dict[str, int] = {}
         self._lock = threading.Lock()
         self.reader = ViewReader(self.path)
 
@@ -57,9 +58,12 @@ class ViewStore:
 
     # Declaring
 
-    def declare(self, view: str, schema: pa.Schema, key: tuple[str, ...] = (), *, most_rows: int = MOST_STREAM_ROWS) -> ViewInfo:
+    def declare(
+        self, view: str, schema: pa.Schema, key: tuple[str, ...] = (), *, most_rows: int = MOST_STREAM_ROWS, most_changes: int | None = None
+    ) -> ViewInfo:
         """Make a view, or check that the one that is there fits. Without a key it is a stream, of which the newest `most_rows` rows are kept.
 
+        `most_changes`: so many of its changes are kept, and not as many as of the others.
         IncompatibleChange if it was made with other columns or another key.
         """
         _check_declaration(view, schema, key)
@@ -75,6 +79,7 @@ class ViewStore:
                 )
             info = read_view(db, view)
         self._declared[view] = ViewTable(info)
+        self._keeps[view.lower()] = most_changes or self.most_changes
         return info
 
     # Committing
@@ -131,7 +136,7 @@ class ViewStore:
             if not info.null_keys and has_null_keys(changes, info.key):
                 _show_null_keys(db, table)
             apply_changes(db, table, changes)
-        kept = keep(db, info, changes, self.most_changes)
+        kept = keep(db, info, changes, self._keeps[info.name.lower()])
         db.execute(
             "UPDATE _views SET kept_after = ?, kept_rows = ?, kept_bytes = ? WHERE number = ?", (kept.after, kept.rows, kept.size, info.number)
         )

@@ -47,3 +47,12 @@ def test_a_format_that_is_no_number_is_damage(tmp_path: Path) -> None:
     (tmp_path / "log" / "headrace.json").write_text('{"format": "one"}')
     with pytest.raises(LogUnavailable, match="damaged"):
         hr.open_log(f"file:{tmp_path / 'log'}")
+
+
+def test_the_address_of_a_log_holds_wherever_a_process_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's workers are not where the program is that opened the log by a relative path."""
+    monkeypatch.chdir(tmp_path)
+    with hr.open_log("file:here") as log:
+        monkeypatch.chdir("/")
+        with hr.open_log(log.address, create=False) as again:
+            assert again.topics() == log.topics()

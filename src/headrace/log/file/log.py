@@ -66,8 +66,9 @@ class FileLog(Log):
     def __init__(self, path: str | Path, *, create: bool = True, durability: str = "disk", disk: Disk | None = None) -> None:
         if durability not in {"disk", "os"}:
             raise InputError(f"durability is {durability!r}.", fix="use 'disk' (the default) or 'os'.")
-        self.address = f"file:{path}"
-        self.store = Store(Path(path).expanduser().absolute(), disk=disk or Disk(), create=create, durability=durability)
+        root = Path(path).expanduser().absolute()
+        self.address = f"file:{root}"  # good in other processes too, wherever they are
+        self.store = Store(root, disk=disk or Disk(), create=create, durability=durability)
         self.cache = SegmentCache(self.store)
         self.housekeeper = Housekeeper(self)
         self.committer = Committer(self.store, after=self.housekeeper.note_commit)
