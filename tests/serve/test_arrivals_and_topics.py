@@ -73,6 +73,24 @@ def test_a_read_waits_until_the_view_contains_what_was_appended(client: Client, 
     assert client.get("/views/counts", key=11, at_least=position, wait="0 seconds").status == 200
 
 
+def test_a_read_waits_for_a_pipeline_that_has_just_been_started(client: Client, store: ViewStore, log: hr.Log, state: Path) -> None:
+    """`headrace run` serves before its first batch, and so before it has told anything of itself."""
+    (state / "status.json").unlink()
+    position = append(log, 11)
+    assert "does not contain" in client.get("/views/counts", at_least=position, wait="100 milliseconds").json["message"]
+
+    def run() -> None:
+        time.sleep(0.1)
+        record(log, 5)
+        store.commit(5, 1, {"counts": inserts(5, (11, 1))})
+        tell_status(state)
+
+    runner = threading.Thread(target=run)
+    runner.start()
+    assert client.get("/views/counts", key=11, at_least=position).json["tick"] == 5
+    runner.join()
+
+
 def test_it_needs_no_more_than_the_first_tick_that_has_it(client: Client, store: ViewStore, log: hr.Log) -> None:
     position = append(log, 1)
     for number in range(1, 30):

@@ -76,16 +76,17 @@ class Arrivals:
         """The first tick that has all of it; None if there is none yet."""
         with self._lock:
             journal = self._journal(store)
+            if journal is None:
+                return None
             journal.refresh()
             last = journal.last
-            if last is None or not asked.is_in(last):
-                return None
-            return _first(journal, asked, last)
+            return _first(journal, asked, last) if last is not None and asked.is_in(last) else None
 
     def _check(self, store: Store, asked: Wanted) -> None:
         """Refuse a position that cannot come: of another log, or in a topic that the pipeline does not read."""
         with self._lock:
-            log, last = self._opened(), self._journal(store).last
+            log, journal = self._opened(), self._journal(store)
+            last = None if journal is None else journal.last
         known = log.topics()
         for (topic, partition), end in asked.ends.items():
             if topic not in known:
@@ -106,8 +107,12 @@ class Arrivals:
             )
         return self._log
 
-    def _journal(self, store: Store) -> TickJournal:
-        pipeline, log = pipeline_of(store.directory), self._opened()
+    def _journal(self, store: Store) -> TickJournal | None:
+        """None as long as the pipeline has just been started, and has told nothing of itself."""
+        log = self._opened()
+        pipeline = pipeline_of(store.directory)
+        if pipeline is None:
+            return None
         if pipeline not in self._journals:
             if f"__ticks.{pipeline}" not in log.topics():
                 raise ConfigurationError(f"This log has no ticks of the pipeline {pipeline!r}.", fix="start the server with the pipeline's own log.")

@@ -36,11 +36,10 @@ def read_run(directory: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def pipeline_of(directory: Path) -> str:
+def pipeline_of(directory: Path) -> str | None:
+    """The pipeline's name; None as long as it has told nothing of itself."""
     run = read_run(directory)
-    if run is None:
-        raise ConfigurationError(f"No pipeline has run with the state directory {directory}.", fix="run it, or name its state directory.")
-    return str(run["pipeline"])
+    return None if run is None else str(run["pipeline"])
 
 
 def metrics(stores: Stores, subscribers: int) -> str:
