@@ -18,8 +18,17 @@ EXPECTED = {
         "revenue as of tick 1\n{'region': 'north', 'orders': 172, 'revenue': 600.0}\n{'region': 'south', 'orders': 85, 'revenue': 297.0}\n"
         "every number is as it should be\n"
     ),
+    "06_windows": (
+        "1. Two tills, rows out of order. Till b is behind:\n"
+        "   orders waits for the producer b: its newest row is of 2026-03-01 12:00:05.000+00:00\n"
+        "2. Till b goes on, and the first minute is published, with the hour it is part of:\n"
+        "   minutes: 12:00 north 8.00\n   hours: 12:00 north 8.00\n"
+        "3. A row of the first minute comes late, and corrects both:\n"
+        "   minutes: update_preimage 12:00 north 8.00\n   minutes: update_postimage 12:00 north 108.00\n"
+        "   hours: update_preimage 12:00 north 8.00\n   hours: update_postimage 12:00 north 108.00\n"
+    ),
 }
-ON_SPARK = {"04_spark", "05_pipeline"}
+ON_SPARK = {"04_spark", "05_pipeline", "06_windows"}
 
 
 def test_every_example_is_tested() -> None:

@@ -6,13 +6,19 @@ import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pytest
 
 import headrace as hr
 from headrace.cli.demo import Checks, Shop, in_order, orders, same_set
+from headrace.cli.demo_windows import show_time
+from tests.engine.plain_spark import PlainSpark
 from tests.java import require_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # A till that forgets an append, and one that sends an order nobody placed.
 SABOTAGE = """
@@ -40,6 +46,7 @@ def test_the_demo_ends_well(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "All as it should be" in done.stdout
     assert "BAD" not in done.stdout
+    assert "the minute and the hour were both corrected" in done.stdout
     assert (tmp_path / "log").is_dir()
 
 
@@ -50,6 +57,22 @@ def test_the_demo_notices_what_is_wrong(tmp_path: Path) -> None:
     assert done.returncode >= 4, done.stdout + done.stderr
     for what in ("BAD orders stored", "BAD each once, and none invented", "BAD each order has one invoice", "BAD each customer's orders and revenue", "BAD orders in the slow group's report"):
         assert what in done.stdout
+
+
+def test_the_part_about_time_shows_who_holds_the_clock_and_a_correction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checks, session = Checks(), cast("SparkSession", PlainSpark())
+    with hr.open_log(f"file:{tmp_path / 'log'}") as log:
+        show_time(log, session, tmp_path / "state", checks)
+    shown = capsys.readouterr().out
+    assert checks.failed == []
+    assert shown.count("  ok  ") == 3
+    assert "sales waits for the producer b" in shown
+    assert [line.split() for line in shown.splitlines() if "update_" in line] == [
+        ["minutes", "update_preimage", "12:00", "8.00"],
+        ["minutes", "update_postimage", "12:00", "108.00"],
+        ["hours", "update_preimage", "12:00", "8.00"],
+        ["hours", "update_postimage", "12:00", "108.00"],
+    ]
 
 
 def test_sets_are_compared_with_their_repeats() -> None:

@@ -2,7 +2,8 @@
 
 A till produces orders and now and then repeats an append, as after a lost answer. One group writes invoices in transactions, another reads slowly and falls
 behind, Spark streams the large orders into a topic of their own, and a pipeline keeps each customer's revenue in a view. When the time is up, everyone reads
-to the end, and what was stored is compared with what was sent: the same rows, each once, each customer's in order, the view equal to a recomputation.
+to the end, and what was stored is compared with what was sent: the same rows, each once, each customer's in order, the view equal to a recomputation. At last a few rows
+show what time is to a pipeline (`demo_windows`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import typer
 
+from headrace.cli.demo_windows import show_time
 from headrace.cli.output import say, seconds_text
 from headrace.log.api import Consumer, Log
 
@@ -274,6 +276,8 @@ class Shop:
         self._check_view(checks, expected)
         checks.equal("rows that a group has not read", sum(each.rows for each in log.lag()), 0)
         checks.equal("damaged places that `log verify` finds", sum(each.kind != "ok" for each in log.verify()), 0)
+        if self.spark is not None:
+            show_time(log, self.spark, self.state.with_name("time-state"), checks)
         return checks.failed
 
     def _check_view(self, checks: Checks, expected: pa.Table) -> None:
