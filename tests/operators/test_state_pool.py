@@ -56,3 +56,23 @@ def test_a_pool_keeps_what_it_was_given_and_states_can_be_stored(pieces: list[li
     assert shown(merging, pool.pick(everything)) == wanted
     stored = merging.stored(pool.pick(everything[::-1]))
     assert shown(merging, merging.opened(stored)) == wanted[::-1]
+
+
+WHOLE = pa.schema([("v", pa.int64())])
+LARGE = 2**62
+
+
+@given(st.lists(st.none() | st.integers(-9, 9) | st.sampled_from([LARGE, -LARGE]), min_size=1, max_size=12), st.data())
+def test_ranges_by_taking_away_are_what_merging_gives(values: list[int | None], data: st.DataObject) -> None:
+    merging = Merging(Aggregation("s", WHOLE, (), (("n", agg.count()), ("some", agg.count("v")), ("total", agg.sum("v")), ("mean", agg.avg("v")))))
+    rows = pa.table({"v": pa.array(values, pa.int64()), "_tick": pa.array([0] * len(values), pa.int64())})
+    each = np.arange(len(values))
+    states = merging.lifted(Segments(rows, each, each, np.zeros(len(values), np.int64), each, pa.array([], pa.binary())))
+    first = data.draw(st.integers(0, len(values) - 1))
+    stop = data.draw(st.integers(first + 1, len(values)))
+    found = merging.over_ranges(states, np.array([first]), np.array([stop]))
+    if found is None:
+        assert any(value is not None and abs(value) == LARGE for value in values), "then it might not be exact"
+    else:
+        prefixes = merging.prefixes(Pool(states).pick(each[first:stop]), np.zeros(stop - first, np.int64))
+        assert shown(merging, found) == shown(merging, Pool(prefixes).pick(np.array([stop - first - 1])))

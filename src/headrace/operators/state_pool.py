@@ -43,7 +43,19 @@ class Merging:
 
     def reduced(self, states: States, sets: Ints) -> States:
         """One state for each set, of neighbours with the same number."""
+        first = np.flatnonzero(np.append(True, sets[1:] != sets[:-1])) if len(sets) else sets
+        if (found := self.over_ranges(states, first, np.append(first[1:], len(sets))[: len(first)])) is not None:
+            return found
         return [reduce_segments(each.merge, columns, sets) for each, columns in zip(self._monoids, states, strict=True)]
+
+    def over_ranges(self, states: States, first: Ints, stop: Ints) -> States | None:
+        """What ranges of neighbours amount to, if that can be had by taking away for all aggregates; None if not."""
+        found: States = []
+        for each, columns in zip(self._monoids, states, strict=True):
+            if (sums := each.over_ranges(columns, first, stop)) is None:
+                return None
+            found.append(sums)
+        return found
 
     def prefixes(self, states: States, sets: Ints) -> States:
         """For each state the merger of it and all before it in its set; sets lie one behind the other. Takes two merges a state."""

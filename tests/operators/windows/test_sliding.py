@@ -24,6 +24,7 @@ from tests.operators.windows.test_fixed import late_by_minute
 
 LATE: list[LatePolicy] = [Drop(), Correct(0), Correct(12), Divert("late")]
 MERGEABLE = (("n", agg.count()), ("total", agg.sum("v")), ("low", agg.min("v")), ("mean", agg.avg("v")))
+TAKEN_AWAY = (("n", agg.count()), ("some", agg.count("v")), ("total", agg.sum("k")), ("mean", agg.avg("k")))  # windows are had by taking away
 AGGREGATES = (*MERGEABLE, ("all", agg.collect("v")), ("first", agg.first("device")), ("last", agg.last("v")))
 
 
@@ -66,13 +67,14 @@ def test_kept_rows_give_the_obvious_rows(
     where=cuts(),
     shards=shard_counts(),
     ordered=st.booleans(),
+    aggregates=st.sampled_from([MERGEABLE, TAKEN_AWAY]),
 )
-@settings(max_examples=50)
+@settings(max_examples=80)
 def test_states_give_the_obvious_rows(
-    emit: str, feed: Feed, size: int, late: LatePolicy, by: tuple[str, ...], where: list[int], shards: list[int], ordered: bool
+    emit: str, feed: Feed, size: int, late: LatePolicy, by: tuple[str, ...], where: list[int], shards: list[int], ordered: bool, aggregates: Any
 ) -> None:
     feed = in_order_of_time(feed) if ordered else feed
-    step = step_of(feed, window=Sliding(size), late=late, by=by, emit=emit, aggregates=MERGEABLE)
+    step = step_of(feed, window=Sliding(size), late=late, by=by, emit=emit, aggregates=aggregates)
     oracle = SlidingOracle(step)
     wanted = expected(oracle, feed)
     fed = feed_to(SlidingStates, step, feed, where, shards)

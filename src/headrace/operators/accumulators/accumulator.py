@@ -76,6 +76,12 @@ class Monoid(Accumulator):
     def result(self, columns: Columns) -> tuple[pa.Array, Mask | None]:
         """What each state amounts to, and for which it could not be told."""
 
+    def over_ranges(self, columns: Columns, first: Ints, stop: Ints) -> Columns | None:  # noqa: ARG002
+        """What the states from each `first` up to but not including each `stop` amount to, for those that can be had by taking away: one running total instead of many
+        merges. None if that is not so, or would not be exact.
+        """
+        return None
+
     def opened(self, columns: Columns, tails: Tails | None) -> Columns:  # noqa: ARG002
         """States as they are worked on, from what was stored."""
         return columns
@@ -116,6 +122,14 @@ class Monoid(Accumulator):
     def _reduced(self, states: Columns, segments: Segments) -> Columns:
         """One state a segment, from one a row (in the segments' order): neighbours are merged until each segment has one."""
         return reduce_segments(self.merge, _pick(states, segments.order), segments.segment_of)
+
+
+def range_sums(values: Ints, first: Ints, stop: Ints) -> Ints:
+    """The sums of ranges. What runs over on the way comes back, as long as the sums themselves fit."""
+    running = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=running[1:])
+    sums: Ints = running[stop] - running[first]
+    return sums
 
 
 def reduce_segments(merge: Callable[[Columns, Columns], Columns], states: Columns, segment_of: Ints) -> Columns:

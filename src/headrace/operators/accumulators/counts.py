@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from headrace.operators.accumulators.accumulator import Columns, Monoid
+from headrace.operators.accumulators.accumulator import Columns, Monoid, range_sums
 from headrace.operators.accumulators.arrays import valid_mask
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.segments import Segments
@@ -23,6 +23,9 @@ class CountRows(Monoid):
 
     def merge(self, left: Columns, right: Columns) -> Columns:
         return (left[0] + right[0],)
+
+    def over_ranges(self, columns: Columns, first: Ints, stop: Ints) -> Columns | None:
+        return (range_sums(columns[0], first, stop),)
 
     def result(self, columns: Columns) -> tuple[pa.Array, Mask | None]:
         return pa.array(columns[0], pa.int64()), None

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.operators.accumulators import wide
-from headrace.operators.accumulators.accumulator import Columns, Monoid
+from headrace.operators.accumulators.accumulator import Columns, Monoid, range_sums
 from headrace.operators.accumulators.arrays import decimal_array, decimal_words, integer_array, integers
 from headrace.operators.accumulators.counts import COUNT, count_valid
-from headrace.operators.buffers import Mask
+from headrace.operators.buffers import Ints, Mask
 from headrace.operators.segments import Segments
 
 
@@ -30,6 +30,14 @@ class IntegerSum(Monoid):
 
     def merge(self, left: Columns, right: Columns) -> Columns:
         return left[0] + right[0], *wide.add(left[1:], right[1:])
+
+    def over_ranges(self, columns: Columns, first: Ints, stop: Ints) -> Columns | None:
+        """Where no sum of them can need more than one word."""
+        values = columns[1].view(np.int64)
+        most = max(-int(values.min(initial=0)), int(values.max(initial=0)))
+        if most * len(values) >= 1 << 63 or not wide.fits_one_word(columns[1:]).all():
+            return None
+        return range_sums(columns[0], first, stop), *wide.of_integers(range_sums(values, first, stop), 2)
 
     def result(self, columns: Columns) -> tuple[pa.Array, Mask | None]:
         some, total = columns[0] != 0, columns[1:]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from headrace.operators.buffers import Ints, runs
-from headrace.operators.joins.matching import begins, bounds, search
+from headrace.operators.joins.matching import begins, bounds, search, sorting
 from headrace.operators.kernel import Times
 from headrace.operators.state_pool import Merging, Pool, States, pick, place
 from headrace.operators.windows.panes import PANES, Heads, Points
@@ -15,8 +15,32 @@ from headrace.operators.windows.panes import PANES, Heads, Points
 _WORD_BITS = 62
 
 
+def windows_at(
+    points: Points, chosen: Ints, heads: Heads, others: Heads, size_us: int, pane_us: int, merging: Merging, pool: Pool
+) -> States:  # fmt: skip
+    """The states of the windows (t - size, t] that end at some of the points. `others` are the heads of panes of which no point is there."""
+    found = _by_taking_away(points, chosen, others, size_us, merging, pool)
+    return pane_windows(points, chosen, heads, size_us, pane_us, merging, pool) if found is None else found
+
+
+def _by_taking_away(points: Points, chosen: Ints, others: Heads, size_us: int, merging: Merging, pool: Pool) -> States | None:
+    """A running total over the points and the heads of the other panes, in order of group and time: a window is what it is at its end less what it was at its beginning."""
+    keys, times, states, last = points.keys, points.times, points.states, chosen
+    if len(others):
+        keys, times, states = (
+            np.concatenate(pair) for pair in ((keys, others.keys), (times, others.last), (states, others.states))
+        )  # fmt: skip
+        order = sorting(keys, times)
+        keys, times, states = keys[order], times[order], states[order]
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        last = place[chosen]
+    first = places_in(keys, times, points.keys[chosen], points.times[chosen] - size_us + 1)
+    return merging.over_ranges(pool.pick(states), first, last + 1)
+
+
 def pane_windows(points: Points, chosen: Ints, heads: Heads, size_us: int, pane_us: int, merging: Merging, pool: Pool) -> States:
-    """The states of the windows (t - size, t] that end at some of the points.
+    """The same by merging alone.
 
     A window is what lies at its end, in the pane of t; at its beginning, in the pane of t - size; and the whole panes between, by their heads. The points of the
     panes at the two ends must all be there.

@@ -24,12 +24,13 @@ from headrace.operators.windows.entries import Windows
 from headrace.operators.windows.history import History, Sets, any_within
 from headrace.operators.windows.late import places_of
 from headrace.operators.windows.panes import NEVER, PANES, Heads, PaneStore, Points
-from headrace.operators.windows.ranges import pane_windows
+from headrace.operators.windows.ranges import windows_at
 from headrace.operators.windows.specs import Sliding
 from headrace.operators.windows.telling import over_lifetimes
 
 _NO_KEYS = pa.nulls(0, pa.binary())
 _NONE = np.zeros(0, np.int64)
+_NO_HEADS = Heads(_NONE, _NONE, _NONE, _NONE, _NONE)
 
 
 @dataclass
@@ -141,7 +142,7 @@ class SlidingStates(Windowed):
         wanted = points.places >= 0
         if self.final:
             wanted = (wanted | (points.times >= work.clock.complete_at_start)) & (points.times < work.clock.complete[-1])
-        self._add(points, np.flatnonzero(wanted), points.places, heads, work)
+        self._add(points, np.flatnonzero(wanted), points.places, heads, others, work)
         pane = np.cumsum(begins(points.keys, panes)) - 1
         changed = np.bincount(pane[points.places >= 0], minlength=len(mine)) > 0
         return points.take(changed[pane]), heads
@@ -151,7 +152,7 @@ class SlidingStates(Windowed):
         limits = self.bounds(work.clock.closed_before)
         alive, history = known.in_order(), work.history
         closed = int(self.bounds(np.array([work.clock.closed_at_start]))[0])
-        self._add(alive, np.flatnonzero(alive.times >= closed), alive.places, self._heads(alive, work), work)
+        self._add(alive, np.flatnonzero(alive.times >= closed), alive.places, self._heads(alive, work), _NO_HEADS, work)
         for tick in np.unique(fresh.places).tolist():
             comes = fresh.take(fresh.places == tick)
             touched = np.isin(alive.keys, comes.keys)
@@ -161,7 +162,7 @@ class SlidingStates(Windowed):
             history.end(any_within(comes.keys, comes.times, current.keys, current.starts + 1, current.ends), tick)
             changed = any_within(comes.keys, comes.times, mine.keys, mine.times - self.size_us + 1, mine.times + 1)
             chosen = np.flatnonzero(changed & (mine.times >= limits[tick]))
-            self._add(mine, chosen, np.full(len(mine), tick), self._heads(mine, work), work)
+            self._add(mine, chosen, np.full(len(mine), tick), self._heads(mine, work), _NO_HEADS, work)
             alive = rest.and_also(mine)
         alive = alive.in_order()
         return alive, self._heads(alive, work)
@@ -181,10 +182,10 @@ class SlidingStates(Windowed):
     def _told_until(self, clock: Clocks) -> int | None:
         return int(clock.complete[-1]) if self.final else None
 
-    def _add(self, points: Points, chosen: Ints, born: Ints, heads: Heads, work: Work) -> None:
+    def _add(self, points: Points, chosen: Ints, born: Ints, heads: Heads, others: Heads, work: Work) -> None:
         """The windows that end at some of these points, as versions born with some ticks."""
         if len(chosen):
-            states = pane_windows(points, chosen, heads, self.size_us, self.pane_us, self._merging, work.pool)
+            states = windows_at(points, chosen, heads, others, self.size_us, self.pane_us, self._merging, work.pool)
             work.numbers.append(work.pool.add(states))
             ends = points.times[chosen]
             work.history.add_each(Sets(points.keys[chosen], ends - self.size_us, ends + 1, _NONE, _NONE), born[chosen])
