@@ -217,3 +217,26 @@ def test_what_goes_by_windows_or_time_needs_them() -> None:
         rows.group_by("region").aggregate(d=hr.agg.decayed_sum("amount", half_life="1 hour", time="att"))
     with pytest.raises(UnfitColumn, match="'region', which is STRING"):
         rows.window(hr.tumbling("1 hour")).aggregate(d=hr.agg.decayed_sum("amount", half_life="1 hour", time="region"))
+
+
+# A window's result is a table
+
+
+def test_windows_are_joined_and_counted_again_and_follow_corrections(tmp_path: Path) -> None:
+    shop = hr.Pipeline("shop")
+    minutes = sales(shop).window(hr.tumbling("1 minute"), late=hr.correct("1 hour")).group_by("region").aggregate(s=hr.agg.sum("amount"))
+    targets = shop.table("targets", schema="region STRING, target DOUBLE", key="region")
+    shop.view("beside_targets", minutes.join(targets, on="region", how="left"))
+    shop.view("best", minutes.group_by("region").aggregate(best=hr.agg.max("s"), windows=hr.agg.count()))
+    shop.write("minutes_told", minutes.changes())
+    with PipelineTest(shop, tmp_path, PLAIN) as test:
+        test.feed("targets", [{"region": "north", "target": 10.0}])
+        for rows in ([sale(0, 3), sale(1, 1, "south")], [sale(61, 4), sale(130)], [sale(5, 9)]):
+            test.feed("sales", rows)
+            test.settle()
+        joined = {(row["region"], row["window_start"]): (row["s"], row["target"]) for row in test.view("beside_targets")}
+        best = {row["region"]: (row["best"], row["windows"]) for row in test.view("best")}
+        told = [row["change_type"] for row in test.log.read("minutes_told").to_pylist() if row["region"] == "north"]
+    assert joined == {("north", at(0)): (12.0, 10.0), ("south", at(0)): (1.0, None), ("north", at(60)): (4.0, 10.0)}
+    assert best == {"north": (12.0, 2), "south": (1.0, 1)}
+    assert told == ["insert", "insert", "update_preimage", "update_postimage"]
