@@ -29,6 +29,7 @@ shop.view("hours", hours)
 
 
 def main() -> None:
+    HERE.mkdir(exist_ok=True)
     print("1. Two tills, rows out of order. Till b is behind:")
     feed(("a", 20, 5.0), ("b", 5, 1.0), ("a", 70, 3.0), ("a", 10, 2.0), ("a", 65, 4.0))
     run()
