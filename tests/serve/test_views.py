@@ -212,3 +212,13 @@ def test_a_tick_that_is_not_kept_names_those_that_are(client: Client, store: Vie
         refused = client.get("/views/counts", at_tick=tick)
         assert refused.status == 410
         assert f"can be read at the ticks 0 to 4, not at {tick}" in refused.json["message"]
+
+
+def test_a_look_up_shows_each_commit_at_once(client: Client, store: ViewStore) -> None:
+    """Though it holds on to a moment of the store for as long as nothing is committed."""
+    for tick in range(5, 205):
+        store.commit(tick, 1, {"counts": changes((tick, "delete" if tick % 2 else "insert", (2, 20)))})
+        for _ in range(2):
+            answer = client.get("/views/counts", key=2)
+            assert answer.status == (404 if tick % 2 else 200)
+            assert f"at tick {tick}." in answer.json["message"] if tick % 2 else answer.json["tick"] == tick

@@ -1,12 +1,11 @@
-"""One row by key: what is asked most, so it is answered before anything else looks at the request, and many at a time.
-
-Requests that came together are answered together, in one *moment*: one look at which version is served, one read transaction of the store. A moment ends before anything is
-answered that came after it began (the event loop does things in the order in which they are put to it), so nobody is shown less than what was there when they asked.
+"""One row by key: what is asked most, so it is answered before anything else looks at the request, with as little as can be: one look at which version is served, one at
+whether anything has been committed, and one statement.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,6 +17,22 @@ from headrace.serve.typed_text import typed_key
 from headrace.sinks.view_lookup import Lookup
 
 _PREFIX = "/views/"
+_HELD_S = 0.02
+"""For so long a moment of the store is held on to at most, as long as nothing is committed."""
+
+
+@dataclass
+class _Known:
+    place: Place
+    lookup: Lookup
+    served: object
+    head: tuple[int, str] = (-1, "")
+
+    def answer_head(self) -> str:
+        """What answers begin with, as long as the tick is the same."""
+        if self.head[0] != self.lookup.tick:
+            self.head = self.lookup.tick, head_json(self.place.name, self.place.version, self.lookup.tick)
+        return self.head[1]
 
 
 class Lookups:
@@ -25,33 +40,36 @@ class Lookups:
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
-        self._moment: dict[str, tuple[Place, Lookup, str]] | None = None
+        self._known: dict[str, _Known] = {}
+        self._will_let_go = False
 
     def row(self, name: str, texts: list[str]) -> bytes:
         """The row of a key as it is now, as the JSON of an answer."""
-        place, lookup, head = self._opened(name)
+        known = self._opened(name)
+        lookup = known.lookup
         stored = lookup.stored_key(texts)
         text = lookup.row(lookup.key_of(typed_key(lookup.info, texts, whole=True)) if stored is None else stored)
         if text is None:
-            raise Refused(404, f"The view {place.name!r} has no row for the key {', '.join(texts)} at tick {lookup.tick}.")
-        return f'{{{head},"row":{text}}}'.encode()
+            raise Refused(404, f"The view {name!r} has no row for the key {', '.join(texts)} at tick {lookup.tick}.")
+        return f'{{{known.answer_head()},"row":{text}}}'.encode()
 
-    def _opened(self, name: str) -> tuple[Place, Lookup, str]:
-        """A view in the moment that is under way, or in a new one."""
-        if self._moment is None:
-            self._moment = {}
-            asyncio.get_running_loop().call_soon(self._end)
-        found = self._moment.get(name)
-        if found is None or found[1].closed:
+    def _opened(self, name: str) -> _Known:
+        """A view as of its newest commit."""
+        known, served = self._known.get(name), self._stores.served_stamp()
+        if known is None or known.lookup.closed or known.served != served or not known.place.store.is_on_disk() or not known.lookup.show_newest():
+            self._known.pop(name, None)
             place = self._stores.place(name)
-            lookup = place.store.opened_lookup(place.stored)
-            found = self._moment[name] = place, lookup, head_json(place.name, place.version, lookup.tick)
-        return found
+            known = _Known(place, place.store.opened_lookup(place.stored), served)
+            self._known[name] = known
+        if not self._will_let_go:
+            self._will_let_go = True
+            asyncio.get_running_loop().call_later(_HELD_S, self._let_go)
+        return known
 
-    def _end(self) -> None:
-        moment, self._moment = self._moment, None
-        for _, lookup, _ in (moment or {}).values():
-            lookup.end()
+    def _let_go(self) -> None:
+        self._will_let_go = False
+        for known in self._known.values():
+            known.lookup.end()
 
 
 class Shortcut:

@@ -32,6 +32,7 @@ class Store:
 
     def __init__(self, path: Path, version: str | None, identity: tuple[int, int]) -> None:
         self.path, self.version, self.identity = path, version, identity
+        self._path_text = str(path)
         self.reader = ViewReader(path)
         self._lookups: dict[str, Lookup] = {}
         self._watching: sqlite3.Connection | None = None
@@ -41,15 +42,23 @@ class Store:
     def directory(self) -> Path:
         return self.path.parent
 
+    def is_on_disk(self) -> bool:
+        """Whether it is still the file of its name."""
+        try:
+            found = os.stat(self._path_text)  # noqa: PTH116 - at every request
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) == self.identity
+
     def opened_lookup(self, view: str) -> Lookup:
         """Reads single rows of a view, all at one moment, until its `end`; used by the thread of the event loop alone."""
         found = self._lookups.get(view)
-        if found is None or not found.begin():  # the view was made anew meanwhile
+        if found is None or not found.show_newest():  # the view was made anew meanwhile
             self.forget_lookup(view)
             with self.reader.snapshot() as snap:
                 info = snap.view(view)
             found = self._lookups[view] = Lookup(self.path, info)
-            found.begin()
+            found.show_newest()
         return found
 
     def forget_lookup(self, view: str) -> None:
@@ -154,15 +163,20 @@ class Stores:
 
     def served(self) -> dict[str, str]:
         """Plain names that stand for a version's view."""
-        try:
-            found = os.stat(self._served_path)  # noqa: PTH116 - at every request
-        except FileNotFoundError:
+        stamp, known = self.served_stamp(), self._served
+        if stamp is None:
             return {}
-        stamp = (found.st_ino, found.st_mtime_ns)
-        known = self._served
         if known is None or known[0] != stamp:
             known = self._served = (stamp, read_served(self.state))
         return known[1]
+
+    def served_stamp(self) -> tuple[int, int] | None:
+        """Changes whenever another version is served."""
+        try:
+            found = os.stat(self._served_path)  # noqa: PTH116 - at every request
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
 
 def _place(name: str, stored: str, store: Store) -> Place:

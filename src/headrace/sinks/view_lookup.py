@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import json
 import math
+import mmap
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +21,42 @@ from headrace.errors import InputError
 from headrace.sinks.view_file import ViewInfo, open_for_reading, translated
 from headrace.sinks.view_table import ViewTable, null_key
 
+_HEADERS_BYTES = 96
 _INT64 = range(-(1 << 63), 1 << 63)
 _quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
+class Commits:
+    """Whether anything has been committed, at the price of comparing some bytes.
+
+    They are the header of SQLite's index of its write-ahead log (https://sqlite.org/walformat.html), which changes with every commit and lies in memory that all processes
+    share. The file goes when the last connection does, and another takes its place: so it may be mapped only while one's own connection has it open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.with_name(f"{path.name}-shm")
+        self._header: mmap.mmap | None = None
+
+    def newest(self) -> bytes | None:
+        """Equal as long as nothing was committed; None if that cannot be told."""
+        return None if self._header is None else self._header[:]
+
+    def map(self) -> None:
+        if self._header is None:
+            with suppress(OSError, ValueError), self._path.open("rb") as file:
+                self._header = mmap.mmap(file.fileno(), _HEADERS_BYTES, access=mmap.ACCESS_READ)
+
+
 class Lookup:
-    """Rows of one view by key. Not for several threads at once. Between `begin` and `end` all rows show the same moment, and the view's `tick`."""
+    """Rows of one view by key. Not for several threads at once. After `show_newest` all rows are of one moment, that of the view's `tick`, until it is called again."""
 
     def __init__(self, path: Path, info: ViewInfo) -> None:
         self.info, self.path = info, path
         self.closed, self.tick = False, info.tick
         self._table = ViewTable(info)
         self._db = open_for_reading(path)
+        self._commits = Commits(path)
+        self._shown: bytes | None = None
         matches = " AND ".join(f"{name} = ?" for name in self._table.key_columns) or "FALSE"
         self._statement = f"SELECT {', '.join(self._table.columns)} FROM {self._table.table} WHERE {matches}"  # noqa: S608
         self._encoders = [_encoder(field, null_key(field.type) if field.name in info.key else None) for field in info.schema]
@@ -41,19 +67,24 @@ class Lookup:
         self.closed = True
         self._db.close()
 
-    def begin(self) -> bool:
-        """Fix the moment that is shown. False if the view is no longer there."""
+    def show_newest(self) -> bool:
+        """Go on to the newest commit, if it is not the one that is shown. False if the view is no longer there."""
+        newest = self._commits.newest()
         if self._db.in_transaction:
-            return True
+            if newest is not None and newest == self._shown:
+                return True
+            self._db.execute("ROLLBACK")
         with translated(self.path):
             self._db.execute("BEGIN")
             found = self._db.execute("SELECT tick FROM _views WHERE number = ?", (self.info.number,)).fetchone()
         if found is None:
             return False
-        (self.tick,) = found
+        (self.tick,), self._shown = found, newest  # which was looked at before: what is shown is no older
+        self._commits.map()
         return True
 
     def end(self) -> None:
+        """Hold on to nothing: SQLite cannot shorten its log of changes behind what is shown."""
         if not self.closed and self._db.in_transaction:
             self._db.execute("ROLLBACK")
 
