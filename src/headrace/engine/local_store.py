@@ -31,6 +31,7 @@ from headrace.operators.buffers import bytes_list
 from headrace.operators.keys import whole
 
 VERSION = 2
+_FIRST = 16
 _AT_ONCE = 1000
 _STAMP = b"\x00stamp"
 _UNDO = ".undo"
@@ -229,15 +230,17 @@ class StoreTransaction:
         return found[len(prefix) :] if found < min(prefix + high, _behind(prefix)) else None
 
     def _until(self, low: bytes, end: bytes) -> tuple[list[bytes], list[bytes]]:
-        """Taken some at a time: only of the last ones it must be found out where they end."""
+        """Taken some at a time, more and more: only of the last ones it must be found out where they end, and few are read in vain."""
         cursor = self.txn.cursor()
         keys: list[bytes] = []
         values: list[bytes] = []
         pairs = cursor.iternext() if cursor.set_range(low) else iter(())
-        while (not keys or keys[-1] < end) and (some := list(islice(pairs, _AT_ONCE))):
+        count = _FIRST
+        while (not keys or keys[-1] < end) and (some := list(islice(pairs, count))):
             some_keys, some_values = zip(*some, strict=True)
             keys += some_keys
             values += some_values
+            count = min(2 * count, _AT_ONCE)
         last = bisect_left(keys, end)
         return keys[:last], values[:last]
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.operators.buffers import Ints, Mask, runs
+from headrace.operators.codes import stable_sort
 from headrace.operators.segments import by_key
 
 _WORD_BITS = 63
@@ -95,7 +96,7 @@ def sorting(*columns: npt.NDArray[Any], start: Ints | None = None) -> Ints:
     elif (together[1:] >= together[:-1]).all():
         order = np.arange(len(together))
     else:
-        order = np.argsort(together, kind="stable")
+        order, _ = stable_sort(together.view(np.uint64))
     return order if start is None else start[order]
 
 

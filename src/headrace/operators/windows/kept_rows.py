@@ -69,9 +69,12 @@ class RowStore:
 
     def read(self, state: KeyedState, names: pa.Array, groups: Groups) -> tuple[Ints, pa.Table]:
         """How many rows each group has, and all of them."""
-        values = state.get_array(names, groups)
+        return self.decoded(state.get_array(names, groups))
+
+    def decoded(self, values: pa.Array) -> tuple[Ints, pa.Table]:
+        """The same from entries; null for a group that has none."""
         found = row_codec.decode_array(self._behind_version(values.drop_null()), self._type)
-        counts = np.zeros(len(names), np.int64)
+        counts = np.zeros(len(values), np.int64)
         counts[values.is_valid().to_numpy(zero_copy_only=False)] = np.diff(offsets_of(found))
         structs = found.flatten()
         return counts, pa.Table.from_arrays([structs.field(at) for at in range(len(self.fields))], schema=pa.schema(self.fields))
@@ -86,13 +89,18 @@ class RowStore:
 
     def write(self, state: KeyedState, names: pa.Array, groups: Groups, counts: Ints, rows: pa.Table) -> None:
         """`rows` are in order of group, so many for each; a group without any goes."""
-        if len(counts) and int(counts.max()) > MOST_ROWS:
-            raise InputError(
-                f"The step {self.step_name!r} keeps up to {MOST_ROWS:,} rows a group for its windows, and a group has more.",
-                fix="use aggregates that need no rows (count, sum, avg, stddev; min and max of numbers), shorter windows or a shorter lateness, or smaller groups.",
-            )
+        self.check(self.step_name, counts)
         columns = [rows.column(field.name).combine_chunks() for field in self.fields]
         structs = pa.StructArray.from_arrays(columns, fields=self.fields)
         encoded = row_codec.encode_array(lists(counts, structs))
         values = pc.binary_join_element_wise(_FIRST_BYTE, encoded, _NO_BYTES).cast(pa.binary())
         state.put_array(names, pc.if_else(pa.array(counts > 0), values, pa.scalar(None, pa.binary())), groups)
+
+    @staticmethod
+    def check(step: str, counts: Ints) -> None:
+        """That no entry is too large."""
+        if len(counts) and int(counts.max()) > MOST_ROWS:
+            raise InputError(
+                f"The step {step!r} keeps up to {MOST_ROWS:,} rows a group for its windows, and a group has more.",
+                fix="use aggregates that need no rows (count, sum, avg, stddev; min and max of numbers), shorter windows or a shorter lateness, or smaller groups.",
+            )

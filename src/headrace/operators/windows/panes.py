@@ -3,8 +3,8 @@ window is computed from the panes at its two ends and from the heads of those be
 
 | entry | name | bytes |
 |---|---|---|
-| head | `h`, the group's key | as `kept_rows` has them, a row for each pane: number, time of its last point, time of its first point that was not told yet, state |
-| pane | `q`, number (big-endian in order), the group's key | as `kept_rows` has them, a row for each point: time, state |
+| head | `h`, the group's key | as `records` has them, one for each pane: number, time of its last point, time of its first point that was not told yet, state |
+| pane | `q`, number (big-endian in order), the group's key | as `records` has them, one for each point: time, state |
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from headrace.operators.joins.matching import begins, sorting
 from headrace.operators.kernel import Groups, KeyedState, Times
 from headrace.operators.keys import whole
 from headrace.operators.state_pool import Merging, Pool
-from headrace.operators.windows.kept_rows import TIME, RowStore
+from headrace.operators.windows.kept_rows import TIME
+from headrace.operators.windows.records import STATE, RecordStore
 
 PANES = 16
 NEVER = np.iinfo(np.int64).max
-_LAST, _WAITS, _STATE = "last", "waits", "state"
+_LAST, _WAITS = "last", "waits"
 _HEAD, _PANE = pa.scalar(b"h", pa.binary()), b"q"
 _NOTHING = pa.scalar(b"", pa.binary())
 _SIGN = np.uint64(1 << 63)
@@ -89,32 +90,31 @@ class Heads:
 class PaneStore:
     """Reads and writes the heads and panes of some groups, during one step."""
 
-    def __init__(self, step: str, by: pa.Array, groups: Groups) -> None:
+    def __init__(self, step: str, by: pa.Array, groups: Groups, width: int) -> None:
         self._by, self._groups = by.cast(pa.binary()), groups
-        state = pa.field(_STATE, pa.binary())
-        self._heads = RowStore(step, [pa.field(_LAST, pa.int64()), pa.field(_WAITS, pa.int64()), state], with_id=False)
-        self._panes = RowStore(step, [state], with_id=False)
+        self._heads = RecordStore(step, [_LAST, _WAITS], width)
+        self._panes = RecordStore(step, [], width)
 
     def read_heads(self, state: KeyedState, merging: Merging) -> tuple[Heads, Pool]:
         counts, rows = self._heads.read(state, self._head_names(), self._groups)
-        pool = Pool(merging.opened(whole(rows.column(_STATE))))
+        pool = Pool(merging.opened(whole(rows.column(STATE))))
         panes, last, waits = (whole(rows.column(name)).to_numpy() for name in (TIME, _LAST, _WAITS))
         return Heads(np.repeat(np.arange(len(counts)), counts), panes, last, waits, np.arange(len(panes))), pool
 
     def read_points(self, state: KeyedState, heads: Heads, merging: Merging, pool: Pool) -> Points:
         """The points of some panes."""
         counts, rows = self._panes.read(state, self._pane_names(heads.keys, heads.panes), self._groups[heads.keys])
-        states = pool.add(merging.opened(whole(rows.column(_STATE))))
+        states = pool.add(merging.opened(whole(rows.column(STATE))))
         keys = np.repeat(heads.keys, counts)
         return Points(keys, whole(rows.column(TIME)).to_numpy(), np.full(len(keys), -1), states)
 
     def write(self, state: KeyedState, heads: Heads, gone: Heads, points: Points, panes: Ints, stored: tuple[pa.Array, pa.Array]) -> None:
         """All panes of the groups; those of them whose points changed, in order of group and time; those that are gone. `stored` are the states of heads and points."""
-        rows = pa.table({TIME: pa.array(heads.panes), _LAST: pa.array(heads.last), _WAITS: pa.array(heads.waits), _STATE: stored[0]})
+        rows = pa.table({TIME: pa.array(heads.panes), _LAST: pa.array(heads.last), _WAITS: pa.array(heads.waits), STATE: stored[0]})
         self._heads.write(state, self._head_names(), self._groups, np.bincount(heads.keys, minlength=len(self._by)), rows)
         first = np.flatnonzero(begins(points.keys, panes))
         keys, counts = points.keys[first], np.diff(first, append=len(points))
-        rows = pa.table({TIME: pa.array(points.times), _STATE: stored[1]})
+        rows = pa.table({TIME: pa.array(points.times), STATE: stored[1]})
         self._panes.write(state, self._pane_names(keys, panes[first]), self._groups[keys], counts, rows)
         state.put_array(self._pane_names(gone.keys, gone.panes), pa.nulls(len(gone), pa.binary()), self._groups[gone.keys])
 

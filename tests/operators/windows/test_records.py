@@ -1,0 +1,64 @@
+"""Points in the state: whatever the widths of their states, they come back as they were written, also where entries of both forms lie side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import InputError, NewerFormat
+from headrace.operators.memory_state import MemoryState
+from headrace.operators.windows import kept_rows
+from headrace.operators.windows.records import RecordStore
+
+WIDTH = 5
+Row = tuple[int, int, bytes]
+states = st.binary(min_size=WIDTH, max_size=WIDTH) | st.binary(max_size=9)
+entries = st.dictionaries(st.integers(0, 5), st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-9, 9), states), max_size=4))
+
+
+def names(of: list[int]) -> pa.Array:
+    return pa.array([b"n%d" % each for each in of], pa.binary())
+
+
+def write(store: RecordStore, state: MemoryState, given: dict[int, list[Row]]) -> None:
+    rows = [row for each in given.values() for row in each]
+    columns = [[row[at] for row in rows] for at in range(3)]
+    table = pa.Table.from_arrays([pa.array(column, field.type) for column, field in zip(columns, store.schema, strict=True)], schema=store.schema)
+    store.write(state, names(list(given)), np.zeros(len(given), np.uint8), np.array([len(each) for each in given.values()], np.int64), table)
+
+
+@given(written=st.lists(entries, min_size=1, max_size=4))
+def test_entries_come_back_as_they_were_written(written: list[dict[int, list[Row]]]) -> None:
+    store, state, wanted = RecordStore("s", ["more"], WIDTH), MemoryState(), dict[int, list[Row]]()
+    for each in written:
+        write(store, state, each)
+        wanted |= each
+    counts, table = store.read(state, names(list(range(6))), np.zeros(6, np.uint8))
+    assert counts.tolist() == [len(wanted.get(number, [])) for number in range(6)]
+    found: list[dict[str, Any]] = table.to_pylist()
+    assert [tuple(row.values()) for row in found] == [row for number in range(6) for row in wanted.get(number, [])]
+    assert table.schema == store.schema
+
+
+def test_states_of_one_width_lie_there_as_they_are() -> None:
+    store, state = RecordStore("s", ["more"], WIDTH), MemoryState()
+    write(store, state, {0: [(1, 2, b"abcde"), (3, 4, b"fghij")]})
+    (value,) = state.get([b"n0"])
+    assert value == b"\x02" + b"".join(number.to_bytes(8, "little") for number in (1, 2)) + b"abcde" + b"".join(
+        number.to_bytes(8, "little") for number in (3, 4)
+    ) + b"fghij"
+
+
+def test_a_newer_form_and_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, state = RecordStore("s", ["more"], WIDTH), MemoryState()
+    state.put([b"n0"], [b"\x03whatever"], np.zeros(1, np.uint8))
+    with pytest.raises(NewerFormat):
+        store.read(state, names([0]), np.zeros(1, np.uint8))
+    monkeypatch.setattr(kept_rows, "MOST_ROWS", 1)
+    with pytest.raises(InputError, match="up to 1 rows a group"):
+        write(store, state, {0: [(1, 2, b"abcde"), (3, 4, b"fghij")]})
