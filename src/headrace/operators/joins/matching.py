@@ -92,12 +92,22 @@ def sorting(*columns: npt.NDArray[Any], start: Ints | None = None) -> Ints:
     columns = columns if start is None else tuple(column[start] for column in columns)
     (together,) = _packed(columns) if all(column.dtype.kind == "i" for column in columns) else (None,)
     if together is None:
-        order = np.lexsort(columns[::-1])
+        order = np.arange(len(columns[0])) if _are_in_order(columns) else np.lexsort(columns[::-1])
     elif (together[1:] >= together[:-1]).all():
         order = np.arange(len(together))
     else:
         order, _ = stable_sort(together.view(np.uint64))
     return order if start is None else start[order]
+
+
+def _are_in_order(columns: Sequence[npt.NDArray[Any]]) -> bool:
+    """Whether rows of integers are in order already: finding out costs little beside sorting them."""
+    if not all(column.dtype.kind == "i" for column in columns):
+        return False
+    fine = np.ones(max(len(columns[0]) - 1, 0), np.bool_)
+    for column in reversed(columns):
+        fine = (column[1:] > column[:-1]) | ((column[1:] == column[:-1]) & fine)
+    return bool(fine.all())
 
 
 def _packed(*tables: Sequence[npt.NDArray[np.int64]]) -> tuple[npt.NDArray[np.int64] | None, ...]:
