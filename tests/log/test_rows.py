@@ -183,7 +183,7 @@ ACCEPTED: list[tuple[str, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("ddl", "given", "stored"), ACCEPTED, ids=[f"{ddl}-{given!r}" for ddl, given, _ in ACCEPTED])
+@pytest.mark.parametrize(("ddl", "given", "stored"), ACCEPTED, ids=[f"{ddl}-{given!r}".partition(" at 0x")[0] for ddl, given, _ in ACCEPTED])
 def test_values_that_fit(ddl: str, given: Any, stored: Any) -> None:
     assert value(ddl, given) == stored
     assert value(ddl, None) is None
