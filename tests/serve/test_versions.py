@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,7 +145,7 @@ def test_a_view_that_a_pipeline_keeps_is_not_dropped(run: Run, store: ViewStore,
         ),
         0,
     )
-    told = {**figures, "pipeline": "shop", "process": os.getpid(), "queries": {"main": {"tick": 4, "outputs": ["counts"]}}}
+    told = {**figures, "pipeline": "shop", "process": os.getpid(), "updated": time.time(), "queries": {"main": {"tick": 4, "outputs": ["counts"]}}}
     (state / "status.json").write_text(json.dumps(told))
     assert "'shop' is running and keeps counts" in run("view", "drop", "counts", "--state", state, code=1).err
     run("view", "drop", "events", "--state", state)

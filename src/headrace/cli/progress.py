@@ -17,7 +17,7 @@ EVERY_S = 5.0
 
 @dataclass
 class Progress:
-    """Hears of every batch. `line` and `summary` say the same in words."""
+    """Hears of every batch, and now and then in between. `line` and `summary` say the same in words."""
 
     every_s: float = EVERY_S
     rows: int = 0
@@ -27,7 +27,7 @@ class Progress:
     _said_rows: int = 0
 
     def __call__(self, status: Status) -> None:
-        if self.last is None or status.batches > self.last.batches:
+        if status.batches > (self.last.batches if self.last is not None else 0):
             self.rows += status.batch_rows
         self.last = status
         now_s = time.monotonic()
@@ -42,7 +42,7 @@ class Progress:
 
     def summary(self) -> str:
         """When everything has been taken in."""
-        if self.last is None:
+        if self.last is None or not self.last.batches:
             return "There was nothing to take in."
         seconds = time.monotonic() - self._started_s
         return f"Caught up at tick {self.last.tick:,}: {counted(self.rows, 'row')} in {seconds_text(seconds)} ({self.rows / max(seconds, 1e-9):,.0f} rows/s)."

@@ -30,7 +30,7 @@ def status(state: StateArgument, json: JsonOption = False) -> None:
         emit({**vars(known), "is_running": known.is_running})
         return
     how = "running" if known.is_running else "not running"
-    say(f"{known.pipeline}: {how} (process {known.process}, epoch {known.epoch}), {time.time() - known.updated:.0f} s since the last batch")
+    say(f"{known.pipeline}: {how} (process {known.process}, epoch {known.epoch}), as of {time.time() - known.updated:.0f} s ago")
     table(["what", "now"], [*_about(known), *((name, f"{count:,}") for name, count in sorted(known.counts.items()) if ".windows_" not in name)])
     if known.clocks:
         say("")
@@ -40,7 +40,7 @@ def status(state: StateArgument, json: JsonOption = False) -> None:
         table(["step", "windows that wait", "kept for corrections", "waits for"], windows)
     if len(known.queries) > 1:
         say("")
-        table(["query", "tick", "outputs"], [(name, str(each["tick"]), ", ".join(each["outputs"])) for name, each in known.queries.items()])
+        table(["query", "tick", "rows behind", "last batch", "outputs"], [_query(name, each) for name, each in known.queries.items()])
     for name, state_of in known.ingests.items():
         say(f"Ingest {name}: {state_of}")
     if known.last_error:
@@ -56,6 +56,11 @@ def _about(known: Status) -> list[tuple[str, str]]:
         ("state", f"{known.state_bytes:,} bytes in {known.shards} shards"),
         *((f"ingest {name}", how) for name, how in sorted(known.ingests.items())),
     ]
+
+
+def _query(name: str, each: dict[str, Any]) -> tuple[str, ...]:
+    batch = f"{each['batch_seconds']:.2f} s, {each['rows_per_second']:,.0f} rows/s"
+    return name, str(each["tick"]), f"{each['rows_behind']:,}", batch, ", ".join(each["outputs"])
 
 
 def _clock(name: str, clock: dict[str, Any]) -> tuple[str, str, str, str]:

@@ -7,25 +7,30 @@ recorded tick in a query of its own. A step whose meaning changed must not go on
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
+from headrace.engine.ticks import TickJournal
 from headrace.errors import NewerFormat, PlanChanged
 from headrace.log.api import Log
 from headrace.pipeline.hosting import keeps_state
 from headrace.pipeline.plan import PipelinePlan, TopicOutput, ViewOutput, ordered
 from headrace.pipeline.query import Query, sub_plan
-from headrace.sinks.ledger import MAIN_QUERY, Ledger
+from headrace.sinks.ledger import MAIN_QUERY, Ledger, LedgerEntry
+from headrace.sinks.view_file import VIEWS_FILE
+from headrace.sinks.views import declared_tick
 
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class Arranged:
-    """One query: its outputs, and the signatures of its steps that keep state."""
+    """One query: its outputs, the signatures of its steps that keep state, and up to which tick an earlier query has told of rows that its steps could not use."""
 
     outputs: tuple[str, ...]
     steps: dict[str, str]
+    told: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -33,14 +38,14 @@ class Arrangement:
     queries: dict[str, Arranged] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        return json.dumps({"version": VERSION, "queries": {name: {"outputs": each.outputs, "steps": each.steps} for name, each in self.queries.items()}})
+        return json.dumps({"version": VERSION, "queries": {name: asdict(each) for name, each in self.queries.items()}})
 
     @classmethod
     def from_json(cls, text: str | None) -> Arrangement:
         stored = json.loads(text or '{"version": 1, "queries": {}}')
         if stored["version"] > VERSION:
             raise NewerFormat(f"The pipeline was last run by a newer Headrace (format {stored['version']}).", fix="upgrade Headrace.")
-        return cls({name: Arranged(tuple(each["outputs"]), each["steps"]) for name, each in stored["queries"].items()})
+        return cls({name: Arranged(tuple(each["outputs"]), each["steps"], each["told"]) for name, each in stored["queries"].items()})
 
 
 def note_name(pipeline: str) -> str:
@@ -48,10 +53,14 @@ def note_name(pipeline: str) -> str:
 
 
 def arrangement_of(queries: Iterable[Query]) -> Arrangement:
-    return Arrangement({each.name: Arranged(tuple(output.name for output in each.plan.outputs), _signatures(each.plan)) for each in queries})
+    return Arrangement({each.name: arranged_query(each.plan, each.told) for each in queries})
 
 
-def arranged(plan: PipelinePlan, log: Log, ledger: Ledger, view_tick: Callable[[str], int] | None) -> Arrangement:
+def arranged_query(plan: PipelinePlan, told: Mapping[str, int] | None = None) -> Arranged:
+    return Arranged(tuple(output.name for output in plan.outputs), _signatures(plan), dict(told or {}))
+
+
+def arranged(plan: PipelinePlan, log: Log, ledger: Ledger, journal: TickJournal, view_tick: Callable[[str], int] | None) -> Arrangement:
     """How the plan's outputs are to be computed now. `view_tick` says how far a view is. PlanChanged if what is stored does not fit."""
     stored = Arrangement.from_json(log.note(note_name(plan.name)))
     views = {output.name for output in plan.outputs if isinstance(output, ViewOutput)}
@@ -64,11 +73,52 @@ def arranged(plan: PipelinePlan, log: Log, ledger: Ledger, view_tick: Callable[[
             queries[name] = _checked(plan, replace(each, outputs=outputs))
     known = {output for each in queries.values() for output in each.outputs}
     if added := tuple(output.name for output in plan.outputs if output.name not in known):
-        name = f"added-{ledger.epoch}" if begun else MAIN_QUERY
-        if begun:
+        is_new = not begun and ledger.last(MAIN_QUERY) is None
+        if not is_new:
             _check_new_topics(plan, log, added)
-        queries[name] = Arranged(added, _signatures(sub_plan(plan, added)))
+            _check_history(sub_plan(plan, added), log, journal)
+        name = MAIN_QUERY if is_new else f"added-{ledger.epoch}"
+        queries[name] = Arranged(added, _signatures(sub_plan(plan, added)), _told(plan, begun, added))
     return Arrangement(queries)
+
+
+def check_fits(plan: PipelinePlan, log: Log, state: Path) -> None:
+    """PlanChanged if a plan cannot go on from what is stored. Nothing is changed by asking, and a runner at work is not disturbed."""
+    if log.note(note_name(plan.name)) is None:
+        return
+    views = [output for output in plan.outputs if isinstance(output, ViewOutput)]
+    ticks = {each.name: declared_tick(state / VIEWS_FILE, each.name, each.input.schema, view_key(each)) for each in views}
+    arranged(plan, log, Ledger(log, plan.name), TickJournal(log, plan.name), ticks.__getitem__)
+
+
+def view_key(output: ViewOutput) -> tuple[str, ...]:
+    """A stream's rows have no key in a view: all are kept, up to a number."""
+    return output.input.key if output.input.is_table else ()
+
+
+def _told(plan: PipelinePlan, begun: Mapping[str, tuple[Arranged, LedgerEntry]], added: Collection[str]) -> dict[str, int]:
+    """How far the queries that had these outputs before, views that were lost, have told of rows that could not be used."""
+    told: dict[str, int] = {}
+    for each, entry in begun.values():
+        lost = [output.input for output in plan.outputs if output.name in added and output.name in each.outputs]
+        told.update({step.name: max(entry.tick, told.get(step.name, 0)) for step in ordered(lost)})
+    return told
+
+
+def _check_history(plan: PipelinePlan, log: Log, journal: TickJournal) -> None:
+    """What is built from the beginning needs its inputs from the beginning."""
+    first = journal.first
+    needed = sorted({step.topic for step in plan.inputs if step in ordered([output.input for output in plan.outputs])})
+    for topic in [topic for topic in needed if first is not None and topic in first.ends]:
+        assert first is not None
+        gone = [(p, offset) for p, offset in log.whole_from(topic).items() if offset > first.end(topic, p)]
+        if gone:
+            partition, offset = gone[0]
+            raise PlanChanged(
+                f"{', '.join(output.name for output in plan.outputs)} must be built from the first tick on, and retention or compaction has taken rows of "
+                f"{topic}[{partition}] away: it is whole from offset {offset} on.",
+                fix="build the pipeline beside the old one from what is kept: headrace replay FILE --as v2 --retick; or leave these outputs out.",
+            )
 
 
 def _checked(plan: PipelinePlan, known: Arranged) -> Arranged:

@@ -5,15 +5,17 @@ A pipeline has one, and for outputs that were added later another until it has c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.engine.carried import to_control
 from headrace.engine.clock_files import ClockWork, read_clocks, write_clocks
-from headrace.engine.clocks import BatchClocks, ClockState, batch_clocks
+from headrace.engine.clocks import BatchClocks, ClockState, InputClock, batch_clocks
+from headrace.engine.cutter import rows_between
 from headrace.engine.job import clean_up, read_reports
 from headrace.engine.named_files import new_id
 from headrace.engine.spec import BatchContext, BatchResult
@@ -21,7 +23,7 @@ from headrace.engine.ticks import Tick, TickJournal
 from headrace.errors import ConfigurationError
 from headrace.log.api import Log
 from headrace.pipeline.builder import JobBuilder, late_topic_of
-from headrace.pipeline.plan import PipelinePlan, Step, TopicOutput, ViewOutput
+from headrace.pipeline.plan import PipelinePlan, Step, TopicOutput, ViewOutput, ordered
 from headrace.pipeline.timing import clock_paths, clock_spec
 from headrace.sinks.commit import Made, commit_batch
 from headrace.sinks.ledger import Ledger, LedgerEntry
@@ -57,11 +59,13 @@ class Workshop:
 class Query:
     """`plan` has all inputs of the pipeline and this query's outputs. `step()` does one batch."""
 
-    def __init__(self, name: str, plan: PipelinePlan, workshop: Workshop) -> None:
+    def __init__(self, name: str, plan: PipelinePlan, workshop: Workshop, told: Mapping[str, int] | None = None) -> None:
         self.name, self.plan, self.workshop = name, plan, workshop
+        self.told: Mapping[str, int] = told or {}
+        """Up to which tick a step's rows that could not be used have been told, by a query that had the step before. A batch ends there at the latest."""
         self.clock_state: ClockState = read_clocks(workshop.clock_directory, self.entry.clocks)
         self.last_result: BatchResult | None = None
-        self.batches = 0
+        self.batches, self.batch_rows, self.batch_seconds = 0, 0, 0.0
         self.told_elsewhere: frozenset[str] = frozenset()
         """Steps that another query, further than this one, has too: it has told of their rows that could not be used."""
 
@@ -82,7 +86,23 @@ class Query:
 
     @cached_property
     def steps(self) -> dict[str, Step]:
-        return {step.name: step for step in self.plan.steps()}
+        """What this query's outputs are computed by. A declared input that none of them reads is not among them."""
+        return {step.name: step for step in ordered([output.input for output in self.plan.outputs])}
+
+    def own(self, entry: LedgerEntry) -> LedgerEntry:
+        """Of an entry only what this query computes: the rest is of outputs that it had once, and would be stale."""
+        return replace(
+            entry,
+            states={step: ids for step, ids in entry.states.items() if step in self.steps},
+            due_us={step: due_us for step, due_us in entry.due_us.items() if step in self.steps},
+            counts={name: count for name, count in entry.counts.items() if name.rpartition(".")[0] in self.steps},
+        )
+
+    @property
+    def own_clocks(self) -> dict[str, InputClock]:
+        """The clocks of the inputs that this query reads; those of others stand still here."""
+        read = {clock_spec(step).name for step in self.plan.inputs if step.name in self.steps}
+        return {name: clock for name, clock in self.clock_state.inputs.items() if name in read}
 
     def step(self, up_to: int, most_ticks: int = MOST_TICKS_A_BATCH) -> bool:
         """One batch of ticks up to `up_to`, if there are any that the ledger does not have. Returns whether there were."""
@@ -90,10 +110,17 @@ class Query:
         before = journal.at(entry.tick)
         if before is None:
             raise ConfigurationError(f"The ticks of {self.plan.name!r} do not reach back to {entry.tick}.", fix="replay the pipeline.")
-        ticks = _bounded(before, journal.between(entry.tick, min(up_to, entry.tick + most_ticks)))
+        up_to = min([up_to, entry.tick + most_ticks, *(told for told in self.told.values() if told > entry.tick)])
+        ticks = _bounded(before, journal.between(entry.tick, up_to))
         if ticks:
+            started = time.monotonic()
             self._batch(entry, before, ticks)
+            self.batch_rows, self.batch_seconds = rows_between(before.ends, ticks[-1].ends), time.monotonic() - started
         return bool(ticks)
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.batch_rows / max(self.batch_seconds, 1e-9)
 
     def _batch(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> None:
         """The job, its reports, the clocks, the commit."""
@@ -116,7 +143,7 @@ class Query:
         shop = self.workshop
         specs = tuple(clock_spec(step) for step in self.plan.inputs)
         time = ClockWork(specs, entry.clocks, before.time_us, tuple(tick.number for tick in ticks), tuple(tick.time_us for tick in ticks))
-        ids = {step: dict(found) for step, found in entry.states.items()}
+        ids = {step: dict(found) for step, found in self.own(entry).states.items()}
         return BatchContext(
             self.plan.name, shop.log.address, shop.state, shop.local / self.name, new_id(), shop.shards, entry.tick, ticks[-1].number, ids, time
         )
@@ -124,16 +151,16 @@ class Query:
     def _commit(self, context: BatchContext, result: BatchResult, clocks: BatchClocks, state: ClockState) -> None:
         shop = self.workshop
         stored = write_clocks(context.clock_directory, state) if state.inputs else None
-        counts = _added(self.entry.counts, result.counts)
+        counts = _added(self.own(self.entry).counts, result.counts)
         entry = LedgerEntry(shop.ledger.epoch, self.name, context.up_to, result.ids, stored, result.due_us, counts)
         views = [each.name for each in self.plan.outputs if isinstance(each, ViewOutput)]
-        self._leave_out_told(result)
+        self._leave_out_told(result, context.up_to)
         made = Made(result.views, result.topics, self._controls(result, clocks), result.diverted, result.late, result.late_rows)
         commit_batch(shop.ledger, shop.views, entry, made, views)
 
-    def _leave_out_told(self, result: BatchResult) -> None:
+    def _leave_out_told(self, result: BatchResult, up_to: int) -> None:
         """A row becomes a dead letter, or goes to a topic for late rows, once, however many queries meet it."""
-        told = self.told_elsewhere
+        told = self.told_elsewhere | {step for step, tick in self.told.items() if tick >= up_to}
         topics = {late_topic_of(self.steps[name]) for name in told if name in self.steps}
         result.diverted = {step: letters for step, letters in result.diverted.items() if step not in told}
         result.late = [counted for counted in result.late if counted[0] not in told]
@@ -172,11 +199,6 @@ class Query:
     def _reaches(clocks: BatchClocks, step: Step, due_us: int) -> bool:
         each = [clocks.of(clock_paths(given)) for given in step.inputs]
         return any(clock.complete_at_start < due_us <= int(clock.complete[-1]) for clock in each)
-
-    def about(self) -> dict[str, Any]:
-        """For the status: how far it is, and what its steps wait for."""
-        entry = self.entry
-        return {"tick": entry.tick, "outputs": [each.name for each in self.plan.outputs], "due_us": dict(entry.due_us)}
 
 
 def _added(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:

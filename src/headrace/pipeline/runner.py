@@ -6,7 +6,6 @@ It alone writes a pipeline's ticks and ledger. It holds nothing that is not in t
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,21 +13,23 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
-from headrace.engine.clock_files import sweep_clocks
+from headrace.engine.clock_files import sweep_clocks, write_clocks
 from headrace.engine.clocks import ClockState
-from headrace.engine.cutter import MOST_ROWS_A_TICK, next_ticks, rows_between
+from headrace.engine.cutter import MOST_ROWS_A_TICK, next_ticks
 from headrace.engine.spec import BatchResult
 from headrace.engine.ticks import Tick, TickJournal, beginning
+from headrace.errors import HeadraceError
 from headrace.log.api import Log
-from headrace.pipeline.arrangement import Arrangement, arranged, arrangement_of, note_name
+from headrace.pipeline.arrangement import Arrangement, arranged, arranged_query, arrangement_of, check_fits, note_name, view_key
 from headrace.pipeline.failures import reason
 from headrace.pipeline.hosting import check_hosted
 from headrace.pipeline.plan import PipelinePlan, ViewOutput
 from headrace.pipeline.query import MOST_TICKS_A_BATCH, Query, Workshop, sub_plan
 from headrace.pipeline.rescale import remembered_shards
-from headrace.pipeline.status import Status, told_clocks, write_status
+from headrace.pipeline.status import Status, status_of, write_status
 from headrace.pipeline.topics import make_topics
-from headrace.sinks.ledger import MAIN_QUERY, Ledger, RunnerFenced
+from headrace.sinks.ledger import MAIN_QUERY, Ledger, LedgerEntry, RunnerFenced
+from headrace.sinks.view_file import VIEWS_FILE
 from headrace.sinks.views import ViewStore
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ logger = logging.getLogger("headrace.pipeline")
 TICK_EVERY_S = 0.2
 LONGEST_PAUSE_S = 60.0
 MOST_FAILURES = 20
+TELL_EVERY_S = 5.0
 
 
 class Runner:
@@ -53,6 +55,7 @@ class Runner:
         self.shards = shards or remembered_shards(log, plan.name) or self.cores
         self.state.mkdir(parents=True, exist_ok=True)
         make_topics(log, plan)
+        check_fits(plan, log, self.state)  # before an older runner is told to stop
         self.ledger = Ledger(log, plan.name)
         self.ledger.take_over()
         self.journal = TickJournal(log, plan.name)  # now nobody else can add to it
@@ -67,8 +70,7 @@ class Runner:
         """How the streams that are brought in are doing, for the status."""
         self.now_us: Callable[[], int] = lambda: time.time_ns() // 1000
         """The time that the next tick gets. Tests let it pass as they like."""
-        self._last_batch = (0, 0.0)  # rows, seconds
-        self._state_bytes = 0
+        self._told_s, self._sized = 0.0, (-TELL_EVERY_S, 0)  # when, bytes
 
     # Beginning
 
@@ -76,18 +78,21 @@ class Runner:
         outputs = [each for each in self.plan.outputs if isinstance(each, ViewOutput)]
         if not outputs:
             return None
-        store = ViewStore(self.state / "views.db")
+        store = ViewStore(self.state / VIEWS_FILE)
         for output in outputs:
-            store.declare(output.name, output.input.schema, output.input.key if output.input.is_table else (), most_changes=output.keep_changes)
+            store.declare(output.name, output.input.schema, view_key(output), most_changes=output.keep_changes)
         store.fence(self.ledger.epoch)
         return store
 
     def _arranged(self) -> list[Query]:
         """The queries, the one that is furthest first."""
         known = self.views.reader.tick if self.views is not None else None
-        arrangement = arranged(self.plan, self.log, self.ledger, known)
+        arrangement = arranged(self.plan, self.log, self.ledger, self.journal, known)
         self._store(arrangement)
-        queries = [Query(name, sub_plan(self.plan, each.outputs), self._workshop) for name, each in arrangement.queries.items()]
+        queries = [Query(name, sub_plan(self.plan, each.outputs), self._workshop, each.told) for name, each in arrangement.queries.items()]
+        if self.views is not None:
+            new = [output.name for query in queries if not query.has_begun for output in query.plan.outputs if isinstance(output, ViewOutput)]
+            self.views.empty(new, self.ledger.epoch)
         return sorted(queries, key=lambda query: (-query.tick, query.name != MAIN_QUERY))
 
     def _store(self, arrangement: Arrangement) -> None:
@@ -167,25 +172,33 @@ class Runner:
 
     def _join_up(self) -> None:
         """A query that has caught up becomes part of the leading one: they have the same tick, so the states of both fit together."""
-        leading, *others = self.queries
-        for query in [query for query in others if query.tick == leading.tick]:
-            mine, theirs = leading.entry, query.entry
-            outputs = [*leading.plan.outputs, *query.plan.outputs]
-            joined = Query(leading.name, sub_plan(self.plan, [output.name for output in outputs]), self._workshop)
+        for query in [query for query in self.queries[1:] if query.tick == self.leading.tick]:
+            leading = self.leading
+            outputs = [output.name for output in (*leading.plan.outputs, *query.plan.outputs)]
+            entry = self._both(leading, query)
             rest = [each for each in self.queries if each not in (leading, query)]
             tx = self.ledger.transaction()
-            both = replace(
-                mine,
-                epoch=self.ledger.epoch,
-                states={**theirs.states, **mine.states},
-                due_us={**theirs.due_us, **mine.due_us},
-                counts={**theirs.counts, **mine.counts},
-            )
-            self.ledger.add(tx, both)
-            tx.set_note(note_name(self.plan.name), arrangement_of([joined, *rest]).to_json())
+            self.ledger.add(tx, entry)
+            arrangement = arrangement_of([leading, *rest])
+            arrangement.queries[leading.name] = arranged_query(sub_plan(self.plan, outputs))
+            tx.set_note(note_name(self.plan.name), arrangement.to_json())
             self.ledger.commit(tx)
+            joined = Query(leading.name, sub_plan(self.plan, outputs), self._workshop)
             joined.last_result, joined.batches = leading.last_result, leading.batches + query.batches
-            leading, self.queries = joined, [joined, *rest]
+            self.queries = [joined, *rest]
+
+    def _both(self, leading: Query, query: Query) -> LedgerEntry:
+        """The entry of two queries as one: of each only what it computes itself, clocks included."""
+        mine, theirs = leading.own(leading.entry), query.own(query.entry)
+        clocks = ClockState({**query.own_clocks, **leading.own_clocks})
+        return replace(
+            mine,
+            epoch=self.ledger.epoch,
+            states={**theirs.states, **mine.states},
+            clocks=write_clocks(self._workshop.clock_directory, clocks) if clocks.inputs else None,
+            due_us={**theirs.due_us, **mine.due_us},
+            counts={**theirs.counts, **mine.counts},
+        )
 
     def run(self, *, until_caught_up: bool = False, stop: Event | None = None, between: Callable[[], bool] | None = None) -> None:
         """Batches until `stop` is set, or until everything that was there at the start has been taken in.
@@ -194,6 +207,7 @@ class Runner:
         """
         stopped = stop or Event()
         target: int | None = None
+        self.tell()
         while not stopped.is_set():
             started = time.monotonic()
             more = between is not None and between()
@@ -202,6 +216,8 @@ class Runner:
                 target = target if target is not None else self._newest()
                 if self.tick >= target:
                     return
+            if started - self._told_s > TELL_EVERY_S:
+                self.tell()
             stopped.wait(0 if worked and self.tick < self._newest() else max(0.0, TICK_EVERY_S - (time.monotonic() - started)))
 
     def _newest(self) -> int:
@@ -209,7 +225,6 @@ class Runner:
 
     def _try_batch(self, stopped: Event) -> bool:
         """A batch that fails is tried again, after a while that grows; one that has lost the pipeline to another runner is not."""
-        started, before = time.monotonic(), self.tick
         try:
             self.cut()
             worked = self.step()
@@ -221,7 +236,7 @@ class Runner:
             return False
         if worked or self.last_error is not None:
             self.failures, self.last_error = 0, None
-            self._count_batch(before, time.monotonic() - started)
+            self.tell()
         return worked
 
     def _failed(self, error: Exception, stopped: Event) -> None:
@@ -235,44 +250,22 @@ class Runner:
         self.tell()
         stopped.wait(pause)
 
-    def _count_batch(self, before: int, seconds: float) -> None:
-        start, now = self.journal.at(before), self.journal.at(self.tick)
-        self._last_batch = (rows_between(start.ends, now.ends) if start and now else 0, seconds)
-        self.tell()
-
     def tell(self) -> None:
-        """Leave word of how it goes, for `headrace status` and whoever watches."""
-        newest, now = self.journal.last, self.journal.at(self.tick)
-        if newest is None or now is None:
+        """Leave word of how it goes, for `headrace status` and whoever watches. If that fails, as it does without the log, it is no reason to stop."""
+        self._told_s = time.monotonic()
+        try:
+            status = status_of(self)
+            write_status(self.state, status)
+        except (HeadraceError, OSError) as error:
+            logger.debug("The status of %s was not told.", self.plan.name, exc_info=error)
             return
-        rows, seconds = self._last_batch
-        behind = rows_between(now.ends, self.log.snapshot(self.topics))
-        size = sum(path.stat().st_size for path in (self.state / "steps").glob("*/*.state")) if self.batches % 20 == 1 else self._state_bytes
-        self._state_bytes = size
-        status = Status(
-            pipeline=self.plan.name,
-            process=os.getpid(),
-            epoch=self.ledger.epoch,
-            shards=self.shards,
-            started=self.started,
-            updated=time.time(),
-            tick=now.number,
-            newest_tick=newest.number,
-            batch_seconds=seconds,
-            batch_rows=rows,
-            rows_per_second=rows / max(seconds, 1e-9),
-            rows_behind=behind,
-            state_bytes=size,
-            batches=self.batches,
-            failures=self.failures,
-            last_error=self.last_error,
-            counts=dict(self.leading.entry.counts),
-            ingests=self.ingests(),
-            queries={query.name: query.about() for query in self.queries},
-            clocks=told_clocks(self.leading, now.time_us),
-        )
-        write_status(self.state, status)
         self.on_status(status)
+
+    def state_bytes(self) -> int:
+        """The size of all state files; looked up now and then."""
+        if time.monotonic() > self._sized[0] + TELL_EVERY_S:
+            self._sized = (time.monotonic(), sum(path.stat().st_size for path in (self.state / "steps").glob("*/*.state")))
+        return self._sized[1]
 
     def close(self) -> None:
         if self.views is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import ConfigurationError
 from headrace.log import open_log
 from headrace.log.api import Log
+from headrace.pipeline.arrangement import check_fits
 from headrace.pipeline.hosting import check_hosted
 from headrace.pipeline.ingest import Ingests
 from headrace.pipeline.plan import PipelinePlan
@@ -53,7 +54,7 @@ def run(
     With `serve` its views are served on this machine meanwhile, at a port or, without one, at 8765 or any that is free; `on_serving` hears where.
     """
     with open_log(address_of(pipeline, log)) as opened:
-        plan = _checked(opened, pipeline.plan())
+        plan = _checked(opened, pipeline.plan(), state_of(pipeline, state))
         runner = Runner(plan, opened, _session(spark_options), state_of(pipeline, state), shards=shards)
         ingests = Ingests(pipeline, runner.spark, opened.address, runner.state, until_caught_up=until_caught_up, on_change=runner.tell)
         with _serving(runner, opened, port, on_serving) if serve else nullcontext():
@@ -76,8 +77,9 @@ def replay(
 ) -> None:
     """Run a version of a pipeline beside it, over the recorded ticks from `since` on (a tick's number, or a time) and whatever comes after them."""
     with open_log(address_of(pipeline, log)) as opened:
-        plan = _checked(opened, begin(opened, pipeline.plan(), version, since=since, retick=retick))
-        runner = Runner(plan, opened, _session(spark_options), version_state(state_of(pipeline, state), version), shards=shards)
+        directory = version_state(state_of(pipeline, state), version)
+        plan = _checked(opened, begin(opened, pipeline.plan(), version, since=since, retick=retick), directory)
+        runner = Runner(plan, opened, _session(spark_options), directory, shards=shards)
         _run(runner, None, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
 
 
@@ -93,10 +95,11 @@ def _serving(runner: Runner, log: Log, port: int | None, on_serving: Callable[[S
         yield
 
 
-def _checked(log: Log, plan: PipelinePlan) -> PipelinePlan:
+def _checked(log: Log, plan: PipelinePlan, state: Path) -> PipelinePlan:
     """What can be refused without Spark is refused before it is started."""
     check_hosted(plan)
     make_topics(log, plan)
+    check_fits(plan, log, state)
     return plan
 
 

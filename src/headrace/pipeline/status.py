@@ -1,25 +1,31 @@
-"""What a runner tells of itself: a small file in its state directory, written after each batch. `headrace status` shows it."""
+"""What a runner tells of itself: a small file in its state directory, written after each batch and every few seconds. `headrace status` shows it."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.engine.cutter import rows_between
 from headrace.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from headrace.engine.ticks import Ends
     from headrace.pipeline.query import Query
+    from headrace.pipeline.runner import Runner
 
 FILE = "status.json"
 VERSION = 1
+_HEARD_LATELY_S = 30.0
 
 
 @dataclass(frozen=True)
 class Status:
-    """One pipeline's run as of its last batch. Times are seconds since the epoch."""
+    """One pipeline's run. Times are seconds since the epoch; what is said of a batch is said of the last one of the query that is furthest."""
 
     pipeline: str
     process: int
@@ -41,21 +47,80 @@ class Status:
     ingests: dict[str, str] = field(default_factory=dict)
     """How each stream that is brought in is doing."""
     queries: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Each query: its tick, its outputs, and the times its steps wait for."""
+    """Each query: its tick, its outputs, its last batch, how far it is behind, and the times its steps wait for."""
     clocks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Each input with event time: how far it is complete, and the producers that hold it back."""
+    host: str = ""
+    process_began: str | None = None
+    """When the process was started, as its system counts: another process may get the same number later."""
     version: int = VERSION
 
     @property
     def is_running(self) -> bool:
-        """Whether the process that wrote it is still there."""
+        """Whether the process that wrote it is still there; of one on another machine, whether it was lately."""
+        if self.host != socket.gethostname():
+            return time.time() - self.updated < _HEARD_LATELY_S
         try:
             os.kill(self.process, 0)
         except ProcessLookupError:
             return False
         except PermissionError:
             return True
-        return True
+        return _began(self.process) == self.process_began
+
+
+def _began(process: int) -> str | None:
+    """Ticks of the system's clock from its start to the process's; None where the system does not tell."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
+
+
+def status_of(runner: Runner) -> Status:
+    leading = runner.leading
+    newest, now = runner.journal.last, runner.journal.at(runner.tick)
+    assert newest is not None
+    assert now is not None
+    ends = runner.log.snapshot(runner.topics)
+    return Status(
+        pipeline=runner.plan.name,
+        process=os.getpid(),
+        epoch=runner.ledger.epoch,
+        shards=runner.shards,
+        started=runner.started,
+        updated=time.time(),
+        tick=now.number,
+        newest_tick=newest.number,
+        batch_seconds=leading.batch_seconds,
+        batch_rows=leading.batch_rows,
+        rows_per_second=leading.rows_per_second,
+        rows_behind=rows_between(now.ends, ends),
+        state_bytes=runner.state_bytes(),
+        batches=runner.batches,
+        failures=runner.failures,
+        last_error=runner.last_error,
+        counts=dict(leading.entry.counts),
+        ingests=runner.ingests(),
+        queries={query.name: told_query(query, ends) for query in runner.queries},
+        clocks=told_clocks(leading, now.time_us),
+        host=socket.gethostname(),
+        process_began=_began(os.getpid()),
+    )
+
+
+def told_query(query: Query, ends: Ends) -> dict[str, Any]:
+    entry = query.entry
+    at = query.workshop.journal.at(entry.tick)
+    return {
+        "tick": entry.tick,
+        "outputs": [each.name for each in query.plan.outputs],
+        "rows_behind": rows_between(at.ends, ends) if at is not None else 0,
+        "batch_rows": query.batch_rows,
+        "batch_seconds": query.batch_seconds,
+        "rows_per_second": query.rows_per_second,
+        "due_us": dict(entry.due_us),
+    }
 
 
 def told_clocks(query: Query, time_us: int) -> dict[str, dict[str, Any]]:

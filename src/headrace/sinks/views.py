@@ -82,6 +82,16 @@ class ViewStore:
         self._keeps[view.lower()] = most_changes or self.most_changes
         return info
 
+    def empty(self, views: Collection[str], epoch: int) -> None:
+        """Begin some views anew, before anything of them is in the ledger: what they show is of another life, in which they meant something else."""
+        with self._transaction() as db:
+            self._take_epoch(db, epoch)
+            for name in views:
+                info = read_view(db, name)
+                db.execute(f"DELETE FROM {self._table(name).table}")  # noqa: S608
+                db.execute("DELETE FROM _changes WHERE view = ?", (info.number,))
+                db.execute("UPDATE _views SET tick = 0, kept_after = 0, kept_rows = 0, kept_bytes = 0 WHERE number = ?", (info.number,))
+
     # Committing
 
     def fence(self, epoch: int) -> None:
@@ -162,6 +172,18 @@ class ViewStore:
 
 
 # Declarations
+
+
+def declared_tick(path: Path, view: str, schema: pa.Schema, key: tuple[str, ...]) -> int:
+    """The tick that a view shows, or -1 if there is none; IncompatibleChange if there is one that was made with other columns or another key."""
+    if not path.exists():
+        return -1
+    with ViewReader(path) as reader:
+        stored = {info.name.lower(): info for info in reader.views()}.get(view.lower())
+    if stored is None:
+        return -1
+    _check_same(stored, view, schema, key)
+    return stored.tick
 
 
 def _check_declaration(view: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
