@@ -1,7 +1,7 @@
 """What a derived topic carries beside its rows: with each commit, how many rows of which tick a partition got, and the clocks of the step that wrote it.
 
-So a query that reads the topic goes on in its writer's time: it knows where each tick ends, and how far time had come then. On Kafka it is a record with a
-reserved header.
+So whoever reads the topic can know where each of the writer's ticks ends, and how far time had come then: `carried_ticks`. A pipeline that reads the topic as an input
+cuts ticks of its own, as of any topic. On Kafka what is carried is a record with a reserved header.
 """
 
 from __future__ import annotations
