@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Producer
 
 import headrace as hr
+from headrace.engine.carried import carried_ticks
 from headrace.engine.cutter import next_ticks, rows_between
 from headrace.engine.ticks import beginning
 from headrace.log.dead import letters as letters_of
@@ -101,6 +102,25 @@ def test_rows_do_not_depend_on_batches_shards_or_restarts(tmp_path: Path, spark:
             assert test.folded(shop.totals, "k") == expected(fed) == by_key(test)
             answers.append(sorted(test.rows(shop.totals), key=lambda row: row[0]))
     assert answers[0] == answers[1]
+
+
+def test_a_replay_gives_the_same_rows_under_the_same_ticks(tmp_path: Path, spark: SparkSession, log: hr.Log) -> None:
+    fed, shop = ticks_of_rows(), Shop()
+    with PipelineTest(shop.pipeline(), tmp_path, spark, log=log) as test:
+        feed_ticks(test, shop.orders, fed)
+        while test.step(2):
+            continue
+        with test.replay("v2", shards=3) as again:
+            while again.step():
+                continue
+            assert again.rows(f"{shop.totals}.v2") == test.rows(shop.totals)
+            assert {row["k"]: row for row in again.view("by_key.v2")} == expected(fed)
+        for partition in range(2):
+            rows = [[row["_offset"] for row in log.read(topic, partition).to_pylist()] for topic in (shop.totals, f"{shop.totals}.v2")]
+            carried = [{tick.tick: tick.end for tick in carried_ticks(log, topic, partition)} for topic in (shop.totals, f"{shop.totals}.v2")]
+            ends = [[sum(at < found[tick] for at in offsets) for tick in sorted(carried[0])] for offsets, found in zip(rows, carried, strict=True)]
+            assert ends[0] == ends[1], "as many rows up to each tick that both tell of"
+            assert ends[0][-1] == len(rows[0])
 
 
 def test_a_batch_that_fails_between_the_views_and_the_log_is_done_once(
