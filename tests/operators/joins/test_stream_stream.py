@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import InputError
-from headrace.operators.joins import pile_writing, timers
+from headrace.operators.joins import pile_writing, timers, waiting
 from headrace.operators.joins.piles import Piles
 from headrace.operators.joins.sides import ResultColumn, Side
 from headrace.operators.joins.stream_stream import StreamStreamJoin
@@ -167,6 +167,20 @@ def test_large_piles(how: str, data: st.DataObject) -> None:
         clocks = tuple(Track([*each.complete, 100], [*each.closed, 100]) for each in clocks)  # type: ignore[assignment]
         # Of what was not looked at it is only known from when on it may be due.
         check(rows, clocks, how, data.draw(bounds), list(range(1, ticks + 1)), due=False)
+
+
+@hows
+@given(data=st.data())
+@settings(max_examples=25)
+def test_many_that_are_forgotten_together(how: str, data: st.DataObject) -> None:
+    """Later than they could be, which changes nothing that is told; and all of them in the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waiting, "_FORGETTING_TIMES", 1)
+        ticks = data.draw(st.integers(2, 6))
+        clocks = data.draw(tracks(ticks, most=3)), data.draw(tracks(ticks, most=3))
+        clocks = tuple(Track([*each.complete, 100], [*each.closed, 100]) for each in clocks)  # type: ignore[assignment]
+        rows = [*data.draw(rows_in_ticks(ticks)), []], [*data.draw(rows_in_ticks(ticks)), []]
+        check(rows, clocks, how, data.draw(bounds), data.draw(cuts(ticks + 1)))
 
 
 @hows

@@ -145,14 +145,14 @@ class PileWriter:
 
     # All of it
 
-    def save(self, timers: Sequence[int] = ()) -> None:
-        """Store everything that changed, and move the timers of these kinds to where the marks have gone."""
+    def save(self, timers: Sequence[int] = (), others: Sequence[Entries] = ()) -> None:
+        """Store everything that changed, and other entries with it, and move the timers of these kinds to where the marks have gone."""
         piles = self.piles
         changed = (piles.marks != piles.marks_before).any(axis=0)
         for bodies in self._bodies.values():
             changed[bodies.keys] = True
         self._save_heads(np.flatnonzero(changed))
-        entries = [each for each in (*self._entries, *(moved(piles, kind) for kind in timers)) if len(each[0])]
+        entries = [each for each in (*self._entries, *others, *(moved(piles, kind) for kind in timers)) if len(each[0])]
         if entries:
             names, values = (pa.concat_arrays([each[at] for each in entries]) for at in range(2))
             piles.state.put_array(names, values, np.concatenate([each[2] for each in entries]))

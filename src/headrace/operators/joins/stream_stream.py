@@ -86,7 +86,8 @@ class StreamStreamJoin:
             matched = side.was_matched.copy()
             matched[met] = True
             side.store(writer, matched, alone < len(clocks[0]))
-        writer.save(range(4))
+        tick = int(clocks[0].ticks[-1])
+        writer.save((0, 2), [arrivals[0].passed, arrivals[1].passed, *(timers.listed(piles, kind, tick) for kind in (1, 3))])
         return self._told(clocks[0], left, right, (lefts, rights, met_at), alone_at)
 
     def _loaded(self, state: KeyedState, arrivals: list[Arrivals]) -> tuple[Piles, WaitingSide, WaitingSide]:

@@ -17,6 +17,8 @@ from headrace.operators.kernel import Clocks, KeyedState
 from headrace.operators.times import microseconds
 
 MATCHED = np.uint8(1)
+_FORGETTING_TIMES = 16
+"""So many times are there to forget at, while a row could meet others."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,9 @@ class Reach:
 
 class Arrivals:
     """The rows of a side that come in a call and are not too late; `other` are the clocks of the side that they wait for."""
+
+    passed: timers.Entries
+    """What takes away the lists of those who were woken to forget."""
 
     def __init__(self, number: int, side: Side, rows: pa.Table, own: Clocks, other: Clocks, *, keeps: bool) -> None:
         """`keeps`: whether the result has rows of this side that met nothing."""
@@ -45,7 +50,7 @@ class Arrivals:
 
     def woken(self, state: KeyedState) -> pa.Array:
         """The keys whose rows have waited long enough."""
-        forgets = timers.fired(state, 2 * self.number + 1, int(self.other.closed[-1]))
+        forgets, self.passed = timers.fired_lists(state, 2 * self.number + 1, int(self.other.closed[-1]))
         return pa.concat_arrays([timers.fired(state, 2 * self.number, int(self.other.complete[-1])), forgets]) if self.keeps else forgets
 
 
@@ -88,17 +93,23 @@ class WaitingSide:
         number = self.arrivals.number
         if self.arrivals.keeps:
             self._wake_later(2 * number, which[~matched[which]])
-        self._wake_later(2 * number + 1, which[matched[which]] if self.arrivals.keeps else which)
+        self._wake_later(2 * number + 1, which[matched[which]] if self.arrivals.keeps else which, steps_us=self._forgetting_us)
         if touched.any():
             records = Records(self.keys[which], self.times[which], flags, self.rows.bytes(self.row[which]))
             writer.replace(number, records, self.keys[touched], self.times[touched])
 
-    def _wake_later(self, kind: int, waiting: Ints) -> None:
+    @property
+    def _forgetting_us(self) -> int:
+        """What can be forgotten waits for a little company: keys that share a time share an entry."""
+        return max(1, (self.reach.back_us + self.reach.forth_us) // _FORGETTING_TIMES)
+
+    def _wake_later(self, kind: int, waiting: Ints, *, steps_us: int = 1) -> None:
         """Set a kind of timer to the first row that waits for it. Of rows that were not loaded it is enough to know that they are not earlier."""
         mark = self.piles.marks[kind]
         later = self.reach.forth_us + 1
         mark[:] = timers.of_the_rest(self.piles, self.arrivals.number, kind, self.woken, later)
-        np.minimum.at(mark, self.keys[waiting], self.times[waiting] + later)
+        wakes = self.times[waiting] + later
+        np.minimum.at(mark, self.keys[waiting], wakes if steps_us == 1 else -(-wakes // steps_us) * steps_us)
 
 
 def looked_at(arrivals: Arrivals, keys: Ints, reach: Reach, count: int) -> tuple[Ints, Ints]:
