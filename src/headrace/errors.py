@@ -259,5 +259,9 @@ class TooManyProducers(ConfigurationError):
     """An input has more live producers than can be told apart."""
 
 
+class InputReplaced(ConfigurationError):
+    """An input's topic is not the one whose rows the pipeline has taken in: it was deleted and made again."""
+
+
 class PlanChanged(ConfigurationError):
     """A pipeline was edited so that the state it has no longer fits a step."""

@@ -52,6 +52,14 @@ class TopicsContract(ContractBase):
         assert log.start_offsets(topic) == log.end_offsets(topic) == {0: 0, 1: 0, 2: 0}
         assert rows_of(log, topic) == []
 
+    def test_a_topic_that_is_made_again_is_another(self, log: hr.Log, other: hr.Log, name: MakeName) -> None:
+        topic = name("again")
+        first = log.create_topic(topic, ORDERS).id
+        assert first
+        assert log.alter_topic(topic, add_columns="note STRING").id == first == other.topic(topic).id
+        log.delete_topic(topic)
+        assert log.create_topic(topic, ORDERS).id != first
+
     def test_creating_twice_is_refused_unless_it_is_the_same(self, log: hr.Log, orders: str) -> None:
         with pytest.raises(errors.TopicExists, match="exist_ok"):
             log.create_topic(orders, ORDERS, key="customer_id", partitions=4)

@@ -12,6 +12,7 @@ from itertools import islice, pairwise
 
 from headrace.durations import from_us
 from headrace.engine.ticks import Ends, Tick
+from headrace.errors import RetryError
 from headrace.log.api import Log
 
 MOST_ROWS_A_TICK = 1_000_000
@@ -30,7 +31,9 @@ class _Moment:
 
 def next_ticks(log: Log, topics: Iterable[str], last: Tick, now_us: int, *, most_rows: int = MOST_ROWS_A_TICK, forced: bool = False) -> list[Tick]:
     """The ticks that are due: none if nothing is new (unless `forced`), several if there is a backlog."""
-    newest = _Moment(now_us, _merged(last.ends, log.snapshot(topics)))
+    found = log.snapshot(topics)
+    _refuse_what_went_back(last, found)
+    newest = _Moment(now_us, _merged(last.ends, found))
     rows = rows_between(last.ends, newest.ends)
     if not rows:
         return [Tick(last.number + 1, max(last.time_us, now_us), newest.ends)] if forced else []
@@ -42,8 +45,19 @@ def next_ticks(log: Log, topics: Iterable[str], last: Tick, now_us: int, *, most
     return ticks
 
 
+def _refuse_what_went_back(last: Tick, found: Ends) -> None:
+    """Rows below an end that was taken in are never read: if there are others now, that must not go unnoticed."""
+    for topic, parts in found.items():
+        for partition, end in parts.items():
+            if end < last.end(topic, partition):
+                raise RetryError(
+                    f"{topic}[{partition}] ends at offset {end}, and rows up to {last.end(topic, partition)} have been taken in: it has lost rows, or was made again.",
+                    fix="restore the topic; or build the pipeline anew from what is there: headrace replay FILE --as v2 --retick.",
+                )
+
+
 def _merged(last: Ends, limit: Ends) -> Ends:
-    """An end never goes back, whatever was deleted."""
+    """An end never goes back."""
     return {topic: {p: max(end, last.get(topic, {}).get(p, 0)) for p, end in parts.items()} for topic, parts in {**last, **limit}.items()}
 
 

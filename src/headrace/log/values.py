@@ -58,6 +58,8 @@ class TopicInfo:
     segment_bytes: int = 64 << 20
     segment_us: int = 7 * 24 * 3600 * 1_000_000
     compression: str = "none"
+    id: str = field(default="", compare=False)
+    """Tells it from an earlier topic of the same name, which was deleted."""
 
     @property
     def columns(self) -> list[str]:

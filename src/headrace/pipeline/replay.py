@@ -21,6 +21,7 @@ from headrace.log.api import Log
 from headrace.log.names import check_name
 from headrace.operators.windows.specs import Divert
 from headrace.pipeline.plan import PipelinePlan, Step, TopicStep, ordered
+from headrace.pipeline.sources import Sources
 from headrace.sinks.ledger import Ledger
 
 VERSION = 1
@@ -91,6 +92,8 @@ def begin(log: Log, plan: PipelinePlan, version: str, *, since: int | str | None
     else:
         chosen = decided
         _refuse_another_beginning(version, decided, past, since, retick=retick)
+    if chosen.up_to is not None:  # its ticks are of the topics that the pipeline read
+        Sources(log, plan.name, [step.topic for step in plan.inputs])
     ledger, journal = Ledger(log, renamed.name), TickJournal(log, renamed.name)
     ledger.take_over()
     if decided is None:  # 1

@@ -26,6 +26,7 @@ from headrace.pipeline.hosting import check_hosted
 from headrace.pipeline.plan import PipelinePlan, ViewOutput
 from headrace.pipeline.query import MOST_TICKS_A_BATCH, Query, Workshop, sub_plan
 from headrace.pipeline.rescale import remembered_shards
+from headrace.pipeline.sources import Sources
 from headrace.pipeline.status import Status, status_of, write_status
 from headrace.pipeline.topics import make_topics
 from headrace.sinks.ledger import MAIN_QUERY, Ledger, LedgerEntry, RunnerFenced
@@ -55,9 +56,11 @@ class Runner:
         self.shards = shards or remembered_shards(log, plan.name) or self.cores
         self.state.mkdir(parents=True, exist_ok=True)
         make_topics(log, plan)
+        self._sources = Sources(log, plan.name, self.topics)
         check_fits(plan, log, self.state)  # before an older runner is told to stop
         self.ledger = Ledger(log, plan.name)
         self.ledger.take_over()
+        self._sources.remember(self.ledger)
         self.journal = TickJournal(log, plan.name)  # now nobody else can add to it
         self._begin()
         self.views = self._open_views()
@@ -150,6 +153,7 @@ class Runner:
         assert last is not None
         ticks = next_ticks(self.log, self.topics, last, now_us, most_rows=most_rows, forced=forced or self._time_must_move(last, now_us))
         if ticks:
+            self._sources.check(topic for topic, ends in ticks[-1].ends.items() if ends != last.ends.get(topic))
             self._record(ticks)
         return len(ticks)
 

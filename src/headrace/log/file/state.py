@@ -71,13 +71,13 @@ class GroupState:
     committed: dict[str, dict[int, int]] = field(default_factory=dict)
 
 
-def topic_info(name: str, settings: dict[str, Any]) -> TopicInfo:
+def topic_info(name: str, settings: dict[str, Any], directory: str) -> TopicInfo:
     """A topic's settings as the API shows them."""
     key = tuple(settings["key"])
     schema: pa.Schema = parse_schema(settings["ddl"])
     stored = table_schema(schema, key) if settings["is_table"] else schema
     plain = {name: value for name, value in settings.items() if name not in {"ddl", "key"}}
-    return TopicInfo(name=name, schema=settings["ddl"], arrow_schema=stored, key=key, **plain)
+    return TopicInfo(name=name, schema=settings["ddl"], arrow_schema=stored, key=key, id=directory, **plain)
 
 
 class State:
@@ -109,7 +109,7 @@ class State:
         """Define a topic again that the journal has lost. What is known of its partitions stays."""
         known = self.topics[name].partitions if name in self.topics else []
         partitions = [*known, *(PartitionState(start, start, start) for start in starts[len(known) :])]
-        self.topics[name] = TopicState(name, settings, directory, partitions, topic_info(name, settings))
+        self.topics[name] = TopicState(name, settings, directory, partitions, topic_info(name, settings, directory))
 
     def apply(self, commit: int, time_us: int, operations: Iterable[Operation]) -> None:
         self.commit, self.time_us = commit, time_us
@@ -124,7 +124,7 @@ class State:
         partitions = known.partitions if known else []
         partitions += [PartitionState() for _ in range(settings["partitions"] - len(partitions))]
         columns_changed = known is not None and known.settings["ddl"] != settings["ddl"]
-        self.topics[name] = TopicState(name, settings, directory, partitions, topic_info(name, settings))
+        self.topics[name] = TopicState(name, settings, directory, partitions, topic_info(name, settings, directory))
         if columns_changed:  # a segment has one schema
             for number in range(len(partitions)):
                 self._roll(name, number)
@@ -228,7 +228,7 @@ class State:
         for name, stored in dump["topics"].items():
             partitions = [PartitionState(*numbers) for numbers in stored["partitions"]]
             settings = stored["settings"]
-            state.topics[name] = TopicState(name, settings, stored["directory"], partitions, topic_info(name, settings))
+            state.topics[name] = TopicState(name, settings, stored["directory"], partitions, topic_info(name, settings, stored["directory"]))
         for key, (epoch, last, seen_us, recent) in dump["producers"].items():
             state.producers[key] = ProducerState(epoch, last, seen_us, [(s, c, places) for s, c, places in recent])
         state.transactions, state.notes = dump["transactions"], dump["notes"]

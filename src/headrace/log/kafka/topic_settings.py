@@ -12,7 +12,7 @@ from headrace.log.settings import stored_schema
 
 VERSION = 1
 COMPRESSIONS = {"none": "producer", "lz4": "lz4", "zstd": "zstd"}
-_STORED = [each.name for each in fields(TopicInfo) if each.name not in {"name", "schema", "arrow_schema", "partitions"}]
+_STORED = [each.name for each in fields(TopicInfo) if each.name not in {"name", "schema", "arrow_schema", "partitions", "id"}]
 
 
 def dump(info: TopicInfo, uid: str) -> bytes:
@@ -37,7 +37,7 @@ def load(name: str, value: bytes, partitions: int) -> tuple[TopicInfo, str]:
             f"What is stored about the topic {name!r} cannot be read: {error!r}.", fix="declare it again: create_topic(..., exist_ok=True)."
         ) from error
     schema = stored_schema(columns, key, is_table=rest["is_table"])
-    return TopicInfo(name=name, schema=stored["ddl"], arrow_schema=schema, key=key, partitions=partitions, **rest), uid
+    return TopicInfo(name=name, schema=stored["ddl"], arrow_schema=schema, key=key, partitions=partitions, id=uid, **rest), uid
 
 
 def kafka_config(info: TopicInfo) -> dict[str, str]:
