@@ -2,8 +2,8 @@
 
 import pytest
 
-from headrace.errors import DiskFull
-from headrace.pipeline.failures import reason
+from headrace.errors import BadExpression, BadRows, DiskFull, LogUnavailable
+from headrace.pipeline.failures import is_lasting, reason
 
 WORKER = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -67,3 +67,19 @@ def test_other_errors_are_told_as_they_are(error: Exception, told: str) -> None:
 
 def test_what_is_told_is_bounded() -> None:
     assert len(reason(OSError("x" * 100_000))) < 3_000
+
+
+@pytest.mark.parametrize(
+    ("error", "lasting"),
+    [
+        (BadRows("Row 0 has no column 'm'."), True),
+        (BadExpression("It cannot be read."), True),
+        (Captured('Traceback (most recent call last):\n  File "a.py"\nheadrace.errors.BadPartition: There is no partition 3.'), True),
+        (LogUnavailable("The broker does not answer."), False),
+        (DiskFull("No room."), False),
+        (Captured(CHAINED), False),
+        (OSError("gone"), False),
+    ],
+)
+def test_what_does_not_pass_by_itself_is_told_from_what_may(error: Exception, lasting: bool) -> None:
+    assert is_lasting(error) is lasting

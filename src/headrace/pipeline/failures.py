@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import re
 
-from headrace.errors import HeadraceError
+from headrace import errors
 
+LASTING = (
+    errors.BadPartition,
+    errors.BadRows,
+    errors.BadSchema,
+    errors.InputReplaced,
+    errors.MissingExtra,
+    errors.NewerFormat,
+    errors.NotSupported,
+    errors.PlanChanged,
+    errors.PlanError,
+    errors.TopicExists,
+)
+"""What does not pass by itself: the same batch would fail again."""
 _TRACE = "Traceback (most recent call last):"
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(: |$)")
 _END = re.compile(r"^\s*$|^\s+at [\w$.]+[(/]|^\s*SQLSTATE:")
@@ -14,11 +27,17 @@ _MOST_CHARACTERS = 2_000
 
 def reason(error: BaseException) -> str:
     """What a person needs to know about an error that ended a batch."""
-    if isinstance(error, HeadraceError):
+    if isinstance(error, errors.HeadraceError):
         return f"{type(error).__name__}: {error}"
     text = str(error)
     found = _raised_in_worker(text) if _TRACE in text else f"{type(error).__name__}: {text.strip()}"
     return found if len(found) <= _MOST_CHARACTERS else f"{found[:_MOST_CHARACTERS]} …"
+
+
+def is_lasting(error: BaseException) -> bool:
+    """Whether it is of no use to try again, also if it was raised in a worker."""
+    kind = getattr(errors, reason(error).partition(":")[0], None)
+    return isinstance(kind, type) and issubclass(kind, LASTING)
 
 
 def _raised_in_worker(text: str) -> str:

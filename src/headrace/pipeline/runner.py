@@ -21,7 +21,7 @@ from headrace.engine.ticks import Tick, TickJournal, beginning
 from headrace.errors import HeadraceError
 from headrace.log.api import Log
 from headrace.pipeline.arrangement import Arrangement, arranged, arranged_query, arrangement_of, check_fits, note_name, view_key
-from headrace.pipeline.failures import reason
+from headrace.pipeline.failures import is_lasting, reason
 from headrace.pipeline.hosting import check_hosted
 from headrace.pipeline.plan import PipelinePlan, ViewOutput
 from headrace.pipeline.query import MOST_TICKS_A_BATCH, Query, Workshop, sub_plan
@@ -228,7 +228,7 @@ class Runner:
         return self.journal.last.number if self.journal.last else 0
 
     def _try_batch(self, stopped: Event) -> bool:
-        """A batch that fails is tried again, after a while that grows; one that has lost the pipeline to another runner is not."""
+        """A batch that fails is tried again, after a while that grows; one that has lost the pipeline to another runner, or cannot do better, is not."""
         try:
             self.cut()
             worked = self.step()
@@ -248,7 +248,7 @@ class Runner:
         self.last_error = reason(error)
         pause = min(LONGEST_PAUSE_S, 2.0 ** min(self.failures, 10))
         logger.debug("A batch of %s failed.", self.plan.name, exc_info=error)
-        if self.failures > MOST_FAILURES:
+        if self.failures > MOST_FAILURES or is_lasting(error):
             raise error
         logger.warning("A batch of %s failed (%d in a row): %s\nTrying again in %.0f s.", self.plan.name, self.failures, self.last_error, pause)
         self.tell()

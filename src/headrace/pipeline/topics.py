@@ -20,11 +20,35 @@ def make_topics(log: Log, plan: PipelinePlan) -> None:
     for step in plan.inputs:
         make_input(log, step, known)
     for output in plan.outputs:
-        if isinstance(output, TopicOutput) and output.name not in known:
-            _create(log, output.name, output.input, output.input.schema, output.partitions, dict(output.settings))
+        if isinstance(output, TopicOutput):
+            _make_output(log, output, known)
     for each in plan.steps():
         if isinstance(each, WindowStep) and isinstance(each.late, Divert):
             _make_late_topic(log, each, each.late.topic, known)
+
+
+def _make_output(log: Log, output: TopicOutput, known: set[str]) -> None:
+    """Rows and keys must fit a topic that is there, and a key must go where it went."""
+    step = output.input
+    if output.name not in known:
+        _create(log, output.name, step, step.schema, output.partitions, dict(output.settings))
+        return
+    info = log.topic(output.name)
+    if (info.schema, info.key, info.is_table) != (to_ddl(step.schema), step.key, step.is_table):
+        raise TopicExists(
+            f"The output {output.name!r} has the columns {to_ddl(step.schema)} ({_keyed(step.key, is_table=step.is_table)}), and there is a topic of that name with "
+            f"{info.schema} ({_keyed(info.key, is_table=info.is_table)}).",
+            fix="write to another topic, or delete that one first.",
+        )
+    if info.partitions != output.partitions:
+        raise TopicExists(
+            f"The output {output.name!r} is declared with {output.partitions} partitions, and its topic has {info.partitions}: keys would go elsewhere.",
+            fix=f"declare it with partitions={info.partitions}, or write to another topic.",
+        )
+
+
+def _keyed(key: tuple[str, ...], *, is_table: bool) -> str:
+    return f"{'table' if is_table else 'stream'}, key: {', '.join(key) or 'none'}"
 
 
 def _make_late_topic(log: Log, step: WindowStep, topic: str, known: set[str]) -> None:
