@@ -61,7 +61,7 @@ class Feed:
             since = self._at(self.chance.randrange(-200, 60))
             test.feed("rates", [{"region": self.chance.choice("ab"), "rate": self.chance.randrange(9), "since": since}])
         for _ in range(self.chance.randrange(5)):
-            self._change(test, self.chance.choice(list(TABLES)))
+            self.change(test, self.chance.choice(list(TABLES)))
 
     def _at(self, second: int) -> datetime:
         return START + timedelta(seconds=60 * self.number + second)
@@ -73,7 +73,7 @@ class Feed:
     def _who(self) -> int | None:
         return self.chance.choice([None, 1, 2, 3])
 
-    def _change(self, test: PipelineTest, name: str) -> None:
+    def change(self, test: PipelineTest, name: str) -> None:
         made: dict[str, Row] = {
             "posts": {"post": self.chance.randrange(6), "author": self._who(), "text": self.chance.choice("xyz")},
             "follows": {"follower": self.chance.randrange(3), "author": self.chance.randrange(1, 4)},

@@ -1,0 +1,63 @@
+"""Chains of joins, a table joined with itself, and different rows: at every tick the query over the tables as they are then."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.testing.pipelines import PipelineTest
+from tests.e2e.joined import TABLES, Feed, Row, shown
+from tests.engine.plain_spark import PlainSpark
+
+pytestmark = pytest.mark.usefixtures("no_syncs")
+
+
+def chained() -> hr.Pipeline:
+    pipeline = hr.Pipeline("chained")
+    posts = pipeline.table("posts", schema="post BIGINT, author BIGINT, text STRING", key="post", partitions=2)
+    follows = pipeline.table("follows", schema="follower BIGINT, author BIGINT", key=["follower", "author"])
+    people = pipeline.table("people", schema="who BIGINT, city STRING", key="who")
+    readers = posts.join(follows, on="author").join(people, left_on="follower", right_on="who", how="left")
+    pipeline.view("readers", readers)
+    pipeline.view("cities_of_readers", readers.group_by("city").aggregate(n=hr.agg.count()))
+    pipeline.view("mutual", follows.join(follows, left_on=["follower", "author"], right_on=["author", "follower"], suffix="_back"))
+    pipeline.view("cities", people.distinct())
+    return pipeline
+
+
+def expected(tables: dict[str, dict[tuple[Any, ...], Row]]) -> dict[str, Counter[str]]:
+    posts, follows, people = (list(tables[name].values()) for name in ("posts", "follows", "people"))
+    city = {row["who"]: row["city"] for row in people}
+    readers = [
+        {**post, "follower": each["follower"], "who": each["follower"] if each["follower"] in city else None, "city": city.get(each["follower"])}
+        for post in posts for each in follows if each["author"] == post["author"]
+    ]  # fmt: skip
+    pairs = {(row["follower"], row["author"]) for row in follows}
+    mutual = [{"follower": a, "author": b, "follower_back": b, "author_back": a} for a, b in pairs if (b, a) in pairs]
+    known = Counter(row["city"] for row in readers if row["city"] is not None)  # a group's key is not null: such rows are put aside
+    return {
+        "readers": shown(readers),
+        "cities_of_readers": shown([{"city": each, "n": n} for each, n in known.items()]),
+        "mutual": shown(mutual),
+        "cities": shown(people),
+    }
+
+
+@pytest.mark.parametrize(("seed", "shards", "most_ticks"), [(1, 1, 1), (2, 3, 1), (3, 2, 4)])
+def test_views_show_the_queries_at_every_tick(seed: int, shards: int, most_ticks: int, tmp_path: Path) -> None:
+    session: Any = PlainSpark()
+    feed = Feed(Random(seed))
+    with PipelineTest(chained(), tmp_path, session, shards=shards) as test:
+        for tick in range(1, 13):
+            for _ in range(6):
+                feed.change(test, feed.chance.choice(list(TABLES)))
+            test.cut(forced=True)
+            if tick % most_ticks == 0:
+                test.settle(most_ticks)
+                for view, rows in expected(feed.tables).items():
+                    assert shown(test.view(view)) == rows, (view, tick)
