@@ -32,6 +32,9 @@ BUT_FOR = {"serve": {"headrace.engine.ticks"}}
 ON_LOAD = {"pyspark": ("headrace/log/spark", "headrace/engine/", "headrace/pipeline/", "headrace/sinks/", "headrace/spark_session")}
 AT_ALL = {
     "confluent_kafka": ("headrace/log/kafka/", "headrace/testing/"),
+    "psycopg2": ("headrace/cdc/postgres_source/",),
+    "pymysql": ("headrace/cdc/mysql_source/",),
+    "pymysqlreplication": ("headrace/cdc/mysql_source/",),
     "typer": ("headrace/cli/",),
     "rich": ("headrace/cli/",),
     "starlette": ("headrace/serve/",),

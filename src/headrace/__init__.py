@@ -12,6 +12,7 @@ from headrace import errors
 from headrace._version import __version__
 
 if TYPE_CHECKING:
+    from headrace import cdc
     from headrace.log import open_log
     from headrace.log.api import (
         Batches,
@@ -45,7 +46,7 @@ _HOMES = {
     "Table": "headrace.pipeline.stream",
 }
 _HOMES |= dict.fromkeys(("correct", "divert", "drop", "hopping", "session", "sliding", "tumbling"), "headrace.operators.windows.specs")
-_MODULES = {"agg": "headrace.operators.agg"}
+_MODULES = {"agg": "headrace.operators.agg", "cdc": "headrace.cdc"}
 _API = (
     "Batches",
     "Consumer",
@@ -81,6 +82,7 @@ __all__ = [
     "Transaction",
     "__version__",
     "agg",
+    "cdc",
     "correct",
     "device_time",
     "divert",

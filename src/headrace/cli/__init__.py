@@ -12,6 +12,7 @@ import typer
 
 from headrace._version import __version__
 from headrace.cli import (
+    capture,
     consume,
     dead,
     demo,
@@ -53,6 +54,7 @@ app.command("lag")(lag.lag)
 app.add_typer(queue.app, name="queue")
 app.add_typer(dead.app, name="dead")
 app.add_typer(log.app, name="log")
+app.command("capture")(capture.capture)
 app.command("plan")(plan.plan)
 app.command("run")(run.run)
 app.command("serve")(serve.serve)

@@ -33,7 +33,7 @@ def load(file: str | Path, name: str | None = None) -> Pipeline:
 
 def pipelines_in(path: Path) -> dict[str, Pipeline]:
     """The pipelines among the names that a file defines, by their own names."""
-    module = _run(path)
+    module = run_file(path)
     found: dict[str, Pipeline] = {}
     for value in vars(module).values():
         if isinstance(value, Pipeline):
@@ -43,7 +43,7 @@ def pipelines_in(path: Path) -> dict[str, Pipeline]:
     return found
 
 
-def _run(path: Path) -> ModuleType:
+def run_file(path: Path) -> ModuleType:
     """Run a file as a module of its own; it can import what lies beside it."""
     if not path.is_file():
         raise BadPipelineFile(f"There is no file {path}{': it is a directory' if path.is_dir() else ''}.", fix="give the path of a Python file.")

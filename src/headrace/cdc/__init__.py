@@ -1,0 +1,14 @@
+"""Change capture: tables of a database become tables' topics of the log, complete, in order, with transactions kept whole. `hr.cdc`.
+
+    shop = hr.cdc.sqlite("shop.db", tables=["customers", "orders"], log="file:data")
+    shop.run()                                    # or: headrace capture shop.py
+
+Each function declares a capture (`declared.Capture`) and opens nothing. `docs/cdc.md` says what is promised.
+"""
+
+from __future__ import annotations
+
+from headrace.cdc.declared import Capture
+from headrace.cdc.kinds import from_url, sqlite
+
+__all__ = ["Capture", "from_url", "sqlite"]

@@ -1,0 +1,160 @@
+"""What change capture asks of a database: the protocol `Source`, and the values it speaks in. `capturing` drives it; each kind of database implements it.
+
+A source hands out *parts* of its stream, in commit order. Rows are Arrow batches: the table's columns, then the hidden ones (`HIDDEN`), then `_change_type`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from headrace.log.api import CHANGE_TYPE, TIMESTAMP_TYPE
+from headrace.log.schema import RESERVED_COLUMNS, parse_schema
+
+POSITION, COMMITTED_AT, TRANSACTION, ORDER, MARKS = "_position", "_committed_at", "_transaction", "_order", "_marks"
+HIDDEN = (
+    pa.field(POSITION, pa.int64()),
+    pa.field(COMMITTED_AT, TIMESTAMP_TYPE),
+    pa.field(TRANSACTION, pa.int64()),
+    pa.field(ORDER, pa.int32()),
+    pa.field(MARKS, pa.string()),
+)
+"""Where in the source a change stands: its position, when and in which transaction it was committed, its place in it. `_marks` is JSON about values that the
+columns cannot hold: {"document": {"unchanged": true}} or {"amount": {"text": "NaN"}}."""
+HIDDEN_DDL = f"{POSITION} BIGINT, {COMMITTED_AT} TIMESTAMP, {TRANSACTION} BIGINT, {ORDER} INT, {MARKS} STRING"
+CHANGE_FIELD = pa.field(CHANGE_TYPE, pa.string(), nullable=False)
+_TAKEN = {*RESERVED_COLUMNS, *(each.name for each in HIDDEN)}
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """A table as the source has it now. `columns` are names and types in Spark's DDL; `key` says by which columns a row is known."""
+
+    name: str
+    columns: tuple[tuple[str, str], ...]
+    key: tuple[str, ...]
+
+    @property
+    def ddl(self) -> str:
+        return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in self.columns)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return parse_schema(self.ddl)
+
+    @property
+    def batch_schema(self) -> pa.Schema:
+        return pa.schema([*self.schema, *HIDDEN, CHANGE_FIELD])
+
+
+def usable_names(names: Sequence[str]) -> list[str]:
+    """Column names that a topic can have: what is reserved, or differs from another in case only, gets an underscore behind it."""
+    usable: list[str] = []
+    taken = set(_TAKEN)
+    for name in names:
+        chosen = name or "_"
+        while chosen.lower() in taken:
+            chosen += "_"
+        taken.add(chosen.lower())
+        usable.append(chosen)
+    return usable
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Changes of one table, in the order in which they were made."""
+
+    table: str
+    rows: pa.RecordBatch
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of a snapshot, at the place in the stream where they are neither older nor newer than what stands around them."""
+
+    table: str
+    rows: pa.RecordBatch
+    after: Sequence[Any] | None
+    """The key of the last row, as the source wants it back to go on behind it; nothing if there was no row."""
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class Reshaped:
+    """From here on a table has other columns. What rows already in the topic have in new ones is read again, in a snapshot beside the stream."""
+
+    shape: TableShape
+
+
+@dataclass(frozen=True)
+class Truncated:
+    """All rows of a table went at once. `hidden` are the values of the hidden columns."""
+
+    table: str
+    hidden: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Rows for a plain topic: an outbox's events, or logical messages."""
+
+    topic: str
+    ddl: str
+    key: str
+    rows: pa.RecordBatch
+
+
+Item = Changes | Chunk | Reshaped | Truncated | Event
+
+
+@dataclass(frozen=True)
+class Part:
+    """The next part of the stream. `position` is where to go on behind it: nothing, if it ends inside a transaction."""
+
+    items: Sequence[Item] = ()
+    position: str | None = None
+    transactions: int = 0
+    is_idle: bool = True
+    """Nothing more is waiting in the source right now."""
+
+
+@dataclass(frozen=True)
+class ChunkRequest:
+    """Up to `rows` rows of a table, in the order of its key, behind a key (from the beginning, if there is none)."""
+
+    table: str
+    after: Sequence[Any] | None
+    rows: int
+
+
+class Source(Protocol):
+    """A database that is captured. Everything may raise RetryError (it goes away and comes back) or ConfigurationError (somebody must act)."""
+
+    def start(self, position: str | None, *, afresh: bool = False) -> str:
+        """Stream from behind a position on, or from now on. Returns where it starts. What is needed in the database is made here; `afresh`, also if it is there."""
+
+    def tables(self) -> list[TableShape]:
+        """The tables to be captured, as they are now. Asked at the start, and now and then for new ones."""
+
+    def request(self, chunk: ChunkRequest) -> None:
+        """Ask for a chunk; it comes with one of the next parts. One at a time."""
+
+    def count(self, table: str) -> int:
+        """About how many rows a table has, for progress."""
+
+    def poll(self, timeout_s: float) -> Part:
+        """What comes next; an empty part if nothing came in time."""
+
+    def confirm(self, position: str) -> None:
+        """Everything up to here is durable in the log: the source need not keep it."""
+
+    def status(self) -> dict[str, Any]:
+        """How the source is: what it keeps for us, how far behind we are."""
+
+    def close(self) -> None: ...
+
+    def remove(self) -> list[str]:
+        """Take away whatever was made in the database. Returns what it was."""

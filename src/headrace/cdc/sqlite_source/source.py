@@ -1,0 +1,215 @@
+"""The source for SQLite. What is committed is read in one read transaction, so it is always a whole number of the user's transactions; a chunk of a snapshot is read in the same one,
+and so stands exactly behind the changes that it already contains.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headrace.cdc.source import Chunk, ChunkRequest, Item, Part, Reshaped, TableShape
+from headrace.cdc.sqlite_source.rows import changes_of, chunk_rows
+from headrace.cdc.sqlite_source.triggers import ORDER_TABLE, OURS, SqliteTable, chosen_tables, install, installed, known_tables, quoted, remove_all
+from headrace.errors import ConfigurationError, RetryError
+
+BUSY_S = 10.0
+LOOK_EVERY_S = 0.02
+MOST_CHANGES_A_PART = 50_000
+PRUNE_EVERY_S = 10.0
+
+
+class SqliteSource:
+    def __init__(self, path: str, name: str, tables: Sequence[str]) -> None:
+        self.path, self.name, self.wanted = path, name, tuple(tables)
+        if not Path(path).is_file():
+            raise ConfigurationError(f"There is no SQLite database at {path!r}.", fix="give the path of an existing database.")
+        with _translated(path):
+            self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+        self._tables: dict[str, SqliteTable] = {}
+        self._request: ChunkRequest | None = None
+        self._read_to = self._confirmed = 0
+        self._reading_to: int | None = None
+        self._schema_version = self._data_version = -1
+        self._pruned_s = 0.0
+
+    # Beginning
+
+    def start(self, position: str | None, *, afresh: bool = False) -> str:
+        """Changes that wait under the columns of earlier are read as such, before the triggers are brought to those of now."""
+        with _translated(self.path):
+            self._tables = {} if afresh or position is None else known_tables(self._connection)
+            if not self._tables:
+                self._install()
+            if position is None:
+                position = str(self._newest())
+            self._check_not_started_over(int(position))
+        self._read_to = self._confirmed = int(position)
+        return position
+
+    def _newest(self) -> int:
+        (newest,) = self._connection.execute(f"SELECT coalesce(max(seq), 0) FROM {ORDER_TABLE}").fetchone()
+        return int(newest)
+
+    def _check_not_started_over(self, position: int) -> None:
+        row = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (ORDER_TABLE,)).fetchone()
+        if position > (row[0] if row else 0):
+            raise ConfigurationError(
+                f"The capture {self.name!r} has read {self.path} up to change {position}, and the database says it has made {row[0] if row else 0}: it was replaced by an "
+                "older copy, or the triggers were removed in between. Changes made meanwhile may be missing.",
+                fix="run it once with --start-over, which reads all tables again and goes on from there.",
+            )
+
+    def _install(self) -> list[Item]:
+        """Bring the triggers to the tables, in one write transaction. Returns what was still to be read under the old columns, and which tables have new ones.
+
+        Should the process die before that is in the log: the log's state knows the columns too, and the table is read again.
+        """
+        with self._transaction("IMMEDIATE"):
+            tables = chosen_tables(self._connection, self.wanted)
+            items: list[Item] = []
+            if self._tables:
+                newest = self._newest()
+                items += self._changes(self._read_to, newest)
+                self._read_to = max(newest, self._read_to)
+            changed = [table for table in tables if install(self._connection, table)]
+        (self._schema_version,) = self._connection.execute("PRAGMA schema_version").fetchone()
+        self._tables = {table.name: table for table in tables}
+        return [*items, *(Reshaped(table.shape) for table in changed)]
+
+    def tables(self) -> list[TableShape]:
+        return [table.shape for table in self._tables.values()]
+
+    def count(self, table: str) -> int:
+        with _translated(self.path):
+            (rows,) = self._connection.execute(f"SELECT count(*) FROM {quoted(table)}").fetchone()
+        return int(rows)
+
+    # The stream
+
+    def request(self, chunk: ChunkRequest) -> None:
+        self._request = chunk
+
+    def poll(self, timeout_s: float) -> Part:
+        """Look every few milliseconds whether another connection has committed."""
+        deadline_s = time.monotonic() + timeout_s
+        with _translated(self.path):
+            while self._request is None and self._reading_to is None and not self._has_news():
+                if time.monotonic() >= deadline_s:
+                    return Part()
+                time.sleep(min(LOOK_EVERY_S, timeout_s))
+            return self._next_part()
+
+    def _has_news(self) -> bool:
+        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        changed, self._data_version = version != self._data_version, version
+        return bool(changed)
+
+    def _next_part(self) -> Part:
+        items: list[Item] = []
+        if self._reading_to is None:
+            items += self._follow_columns()
+            self._connection.execute("BEGIN")
+            self._reading_to = max(self._newest(), self._read_to)
+        stop = min(self._read_to + MOST_CHANGES_A_PART, self._reading_to)
+        items += self._changes(self._read_to, stop)
+        self._read_to = stop
+        if stop < self._reading_to:  # the read transaction stays open: it shows the same moment
+            return Part(items, None, is_idle=False)
+        items += self._take_chunk()
+        self._connection.execute("COMMIT")
+        self._reading_to = None
+        return Part(items, str(self._read_to), transactions=1 if items else 0)
+
+    def _changes(self, after: int, stop: int) -> Iterator[Item]:
+        for table in self._tables.values():
+            query = (
+                f"SELECT s.*, o.at FROM {quoted(OURS + table.name)} s JOIN {ORDER_TABLE} o ON o.seq = s.seq "
+                "WHERE s.seq > ? AND s.seq <= ? ORDER BY s.seq"
+            )
+            if rows := self._connection.execute(query, (after, stop)).fetchall():
+                yield changes_of(table, rows, transaction=self._reading_to or stop)
+
+    def _take_chunk(self) -> list[Chunk]:
+        request, self._request = self._request, None
+        if request is None or request.table not in self._tables:
+            return []
+        table = self._tables[request.table]
+        key = ", ".join(map(quoted, table.key_columns))
+        behind = f"WHERE ({key}) > ({', '.join('?' * len(table.key_columns))})" if request.after else ""
+        columns = ", ".join(map(quoted, table.columns))
+        query = f"SELECT {columns} FROM {quoted(table.name)} {behind} ORDER BY {key} LIMIT {request.rows}"
+        rows = self._connection.execute(query, [_from_json(value) for value in request.after or ()]).fetchall()
+        places = [table.columns.index(name) for name in table.key_columns]
+        after = [_to_json(rows[-1][place]) for place in places] if rows else None
+        return [Chunk(table.name, chunk_rows(table, rows, self._read_to), after, is_last=len(rows) < request.rows)]
+
+    def _follow_columns(self) -> list[Item]:
+        """Somebody changed the schema: the triggers follow."""
+        (version,) = self._connection.execute("PRAGMA schema_version").fetchone()
+        return [] if version == self._schema_version else self._install()
+
+    def confirm(self, position: str) -> None:
+        """Remove what is durable in the log, now and then; if the database is busy, later."""
+        self._confirmed = int(position)
+        if time.monotonic() - self._pruned_s < PRUNE_EVERY_S or self._reading_to is not None:
+            return
+        self._pruned_s = time.monotonic()
+        try:
+            with self._transaction("IMMEDIATE"):
+                for table in self._tables.values():
+                    self._connection.execute(f"DELETE FROM {quoted(OURS + table.name)} WHERE seq <= ?", (self._confirmed,))
+                self._connection.execute(f"DELETE FROM {ORDER_TABLE} WHERE seq <= ?", (self._confirmed,))
+        except sqlite3.OperationalError:
+            return
+
+    def status(self) -> dict[str, Any]:
+        with _translated(self.path):
+            (kept,) = self._connection.execute(f"SELECT count(*) FROM {ORDER_TABLE} WHERE seq > ?", (self._confirmed,)).fetchone()
+        return {"changes_waiting": kept}
+
+    def installed(self) -> list[str]:
+        """What is in the database for us."""
+        with _translated(self.path):
+            return installed(self._connection)
+
+    def remove(self) -> list[str]:
+        with _translated(self.path), self._transaction("IMMEDIATE"):
+            return remove_all(self._connection)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @contextmanager
+    def _transaction(self, kind: str) -> Iterator[None]:
+        self._connection.execute(f"BEGIN {kind}")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+
+def _to_json(value: Any) -> Any:
+    return {"hex": value.hex()} if isinstance(value, bytes) else value
+
+
+def _from_json(value: Any) -> Any:
+    return bytes.fromhex(value["hex"]) if isinstance(value, dict) else value
+
+
+@contextmanager
+def _translated(path: str) -> Iterator[None]:
+    """SQLite's errors as ours: a busy or full database may be well later, a file that is no database will not."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "readonly" in str(error) or "unable to open" in str(error):
+            raise ConfigurationError(f"The database {path!r} cannot be written: {error}.", fix="triggers are needed in it: allow this user to write to it.") from error
+        raise RetryError(f"The database {path!r} cannot be read now: {error}.", fix="it is tried again.") from error
+    except sqlite3.DatabaseError as error:
+        raise ConfigurationError(f"{path!r} is no sound SQLite database: {error}.", fix="check the path, and the file with PRAGMA integrity_check.") from error

@@ -1,0 +1,152 @@
+"""What capture puts into a user's SQLite database, and takes out again.
+
+For each captured table a *shadow* with the old and the new values of each change, and three triggers that fill it. One table gives all changes their order. Everything is named `_headrace_…`:
+
+    _headrace_order        seq, table, time: the order of all changes
+    _headrace_shape        which columns a shadow stands for
+    _headrace_<table>      seq, op, o0, o1, … (the row before), n0, n1, … (the row after)
+
+Values are kept as they are, not as text, so nothing is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.cdc.source import TableShape, usable_names
+from headrace.errors import ConfigurationError, nearest
+
+ORDER_TABLE, SHAPE_TABLE, OURS = "_headrace_order", "_headrace_shape", "_headrace_"
+_AT = "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)"
+
+
+@dataclass(frozen=True)
+class SqliteTable:
+    """A table of the user's: its columns as SQLite has them, and as a shape."""
+
+    name: str
+    columns: tuple[str, ...]
+    shape: TableShape
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The key, in the user's own names."""
+        own = dict(zip([name for name, _ in self.shape.columns], self.columns, strict=True))
+        return tuple(own[name] for name in self.shape.key)
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def ddl_type(declared: str) -> str:
+    """SQLite's rules of affinity, and where they say NUMERIC, what people mean by the name."""
+    word = declared.upper()
+    if "INT" in word or "BOOL" in word:
+        return "BIGINT"
+    if any(each in word for each in ("CHAR", "CLOB", "TEXT", "DATE", "TIME", "JSON", "UUID")):
+        return "STRING"
+    if "BLOB" in word:
+        return "BINARY"
+    if any(each in word for each in ("REAL", "FLOA", "DOUB", "NUM", "DEC")):
+        return "DOUBLE"
+    return "STRING"
+
+
+def user_tables(connection: sqlite3.Connection) -> list[str]:
+    rows = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY name")
+    return [name for (name,) in rows if not name.startswith(OURS)]
+
+
+def look_at(connection: sqlite3.Connection, table: str) -> SqliteTable:
+    rows = connection.execute(f"SELECT name, type, pk, hidden FROM pragma_table_xinfo({quoted(table)})").fetchall()
+    columns = [(name, kind, pk) for name, kind, pk, hidden in rows if hidden != 1]
+    names = usable_names([name for name, _, _ in columns])
+    key = [name for _, name in sorted((pk, name) for (_, _, pk), name in zip(columns, names, strict=True) if pk)]
+    if not key:
+        raise ConfigurationError(
+            f"The table {table!r} has no primary key, so its rows cannot be told apart.",
+            fix="give it one (make a new table with PRIMARY KEY and copy the rows), or leave it out of tables=[…].",
+        )
+    shape = TableShape(table, tuple((name, ddl_type(kind)) for name, (_, kind, _) in zip(names, columns, strict=True)), tuple(key))
+    return SqliteTable(table, tuple(name for name, _, _ in columns), shape)
+
+
+def known_tables(connection: sqlite3.Connection) -> dict[str, SqliteTable]:
+    """The tables that are captured, with the columns that their shadows have."""
+    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (SHAPE_TABLE,)).fetchone():
+        return {}
+    return {name: _known(name, text) for name, text in connection.execute(f"SELECT name, columns FROM {SHAPE_TABLE}")}
+
+
+def _known(name: str, text: str) -> SqliteTable:
+    own, columns, key = json.loads(text)
+    return SqliteTable(name, tuple(own), TableShape(name, tuple((column, kind) for column, kind in columns), tuple(key)))
+
+
+def chosen_tables(connection: sqlite3.Connection, wanted: Sequence[str]) -> list[SqliteTable]:
+    there = user_tables(connection)
+    for name in wanted:
+        if name not in there:
+            raise ConfigurationError(f"There is no table {name!r} in the database: {nearest(name, there)}", fix="name tables that are there.")
+    return [look_at(connection, name) for name in (wanted or there)]
+
+
+def install(connection: sqlite3.Connection, table: SqliteTable) -> bool:
+    """Bring a table's shadow and triggers to its columns. Returns whether it was captured before with other columns. In a write transaction."""
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {ORDER_TABLE} (seq INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, at INTEGER NOT NULL)")
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {SHAPE_TABLE} (name TEXT PRIMARY KEY, columns TEXT NOT NULL)")
+    known = connection.execute(f"SELECT columns FROM {SHAPE_TABLE} WHERE name = ?", (table.name,)).fetchone()
+    now = json.dumps([table.columns, table.shape.columns, table.shape.key])
+    if known and known[0] == now and len(_triggers(connection, table.name)) == 3:
+        return False
+    _uninstall(connection, table.name)
+    _create(connection, table)
+    connection.execute(f"INSERT INTO {SHAPE_TABLE} VALUES (?, ?)", (table.name, now))
+    return known is not None
+
+
+def _create(connection: sqlite3.Connection, table: SqliteTable) -> None:
+    places = range(len(table.columns))
+    shadow = quoted(OURS + table.name)
+    columns = ", ".join([*(f"o{place}" for place in places), *(f"n{place}" for place in places)])
+    connection.execute(f"CREATE TABLE {shadow} (seq INTEGER PRIMARY KEY, op TEXT NOT NULL, {columns})")
+    nothing = ", ".join(["NULL"] * len(table.columns))
+    old, new = (", ".join(f"{row}.{quoted(name)}" for name in table.columns) for row in ("OLD", "NEW"))
+    for event, op, values in (("INSERT", "i", f"{nothing}, {new}"), ("UPDATE", "u", f"{old}, {new}"), ("DELETE", "d", f"{old}, {nothing}")):
+        literal = "'" + table.name.replace("'", "''") + "'"
+        connection.execute(
+            f"CREATE TRIGGER {quoted(f'{OURS}{table.name}_{event.lower()}')} AFTER {event} ON {quoted(table.name)} BEGIN "
+            f"INSERT INTO {ORDER_TABLE} (name, at) VALUES ({literal}, {_AT}); "
+            f"INSERT INTO {shadow} VALUES (last_insert_rowid(), '{op}', {values}); END"
+        )
+
+
+def _triggers(connection: sqlite3.Connection, table: str) -> list[str]:
+    query = "SELECT name FROM sqlite_schema WHERE type = 'trigger' AND tbl_name = ? AND name LIKE '\\_headrace\\_%' ESCAPE '\\'"
+    return [name for (name,) in connection.execute(query, (table,))]
+
+
+def _uninstall(connection: sqlite3.Connection, table: str) -> None:
+    for trigger in _triggers(connection, table):
+        connection.execute(f"DROP TRIGGER {quoted(trigger)}")
+    connection.execute(f"DROP TABLE IF EXISTS {quoted(OURS + table)}")
+    connection.execute(f"DELETE FROM {SHAPE_TABLE} WHERE name = ?", (table,))
+
+
+def installed(connection: sqlite3.Connection) -> list[str]:
+    """Everything of ours in the database."""
+    query = "SELECT type || ' ' || name FROM sqlite_schema WHERE type IN ('table', 'trigger') AND name LIKE '\\_headrace\\_%' ESCAPE '\\' ORDER BY 1 DESC"
+    return [name for (name,) in connection.execute(query)]
+
+
+def remove_all(connection: sqlite3.Connection) -> list[str]:
+    """Drop everything of ours; the triggers first."""
+    found = installed(connection)
+    for each in found:
+        kind, name = each.split(" ", 1)
+        connection.execute(f"DROP {kind} {quoted(name)}")
+    return found

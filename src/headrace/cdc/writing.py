@@ -1,0 +1,191 @@
+"""The log's side of a capture: parts of the stream go into one open transaction, and are committed with the position behind them.
+
+A source's transaction is never cut: a part that ends inside one leaves the log's transaction open, which keeps its rows in staged files until they can be committed.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.cdc.folding import live_keys
+from headrace.cdc.source import CHANGE_FIELD, HIDDEN, Changes, Chunk, Event, Item, Part, Reshaped, TableShape, Truncated
+from headrace.cdc.state import CaptureState, SnapshotState, TableState, note_name, read_state
+from headrace.cdc.topics import Fitting, prepare, topic_name
+from headrace.errors import InputError
+from headrace.log.api import CHANGE_TYPE, DELETE, UPDATE_BEFORE, Log, Transaction
+
+LONGEST_TRANSACTION = "15 minutes"  # no broker allows more unless it is told to
+
+
+class Writer:
+    """Writes for one capture, and refuses to once another process has taken it over."""
+
+    def __init__(self, log: Log, capture: str, *, prefix: str, partitions: int, preimages: bool) -> None:
+        self.log, self.capture, self.prefix, self.partitions, self.preimages = log, capture, prefix, partitions, preimages
+        self._last = log.transaction(note_name(capture), timeout=LONGEST_TRANSACTION)  # takes over from whoever had it
+        self._last.abort()
+        self._open: Transaction | None = None
+        self.state = CaptureState()
+        self.shapes: dict[str, TableShape] = {}
+        self._fittings: dict[str, Fitting] = {}
+        self._events: set[str] = set()
+        self._written: dict[str, list[pa.RecordBatch]] = {}
+        self.rows = self.changes = self.transactions = 0
+        self.waiting_rows = 0
+        """Rows in the open transaction."""
+
+    def reload(self) -> CaptureState:
+        """Forget what was not committed, and read how far the log says we are."""
+        self._abort()
+        self.state = read_state(self.log.note(note_name(self.capture)), capture=self.capture)
+        return self.state
+
+    # Tables
+
+    def add(self, shape: TableShape) -> None:
+        """Get ready for a table's rows. One that is new, or has got other columns, is to be snapshotted."""
+        self._fit(shape)
+        columns = [list(column) for column in shape.columns]
+        known = self.state.tables.setdefault(shape.name, TableState(self._topic(shape.name)))
+        if known.columns != columns:
+            has_more = bool({*map(tuple, columns)} - {*map(tuple, known.columns)})
+            known.columns = columns
+            if has_more:  # those that went need no reading again
+                self.renew(shape.name)
+
+    def _topic(self, table: str) -> str:
+        known = self.state.tables.get(table)
+        return known.topic if known else topic_name(table, self.prefix)
+
+    def _fit(self, shape: TableShape) -> None:
+        self.shapes[shape.name] = shape
+        self._fittings[shape.name] = prepare(self.log, shape, self._topic(shape.name), partitions=self.partitions)
+
+    def _widen(self, shapes: list[TableShape]) -> None:
+        """Topics get their new columns before any row of a part is written; rows of the old shape then have nothing in them."""
+        for shape in shapes:
+            prepare(self.log, shape, self._topic(shape.name), partitions=self.partitions)
+            if shape.name in self.shapes:
+                self._fit(self.shapes[shape.name])
+
+    def renew(self, table: str) -> None:
+        """Begin a table's snapshot, or begin it again. What is in the topic now and is not met again will be deleted at its end."""
+        ends = self.log.end_offsets(self._topic(table))
+        since = {str(partition): end for partition, end in ends.items()} if any(ends.values()) else None
+        self.state.tables[table].snapshot = SnapshotState(since=since)
+
+    # Rows
+
+    def write(self, part: Part) -> None:
+        self._widen([item.shape for item in part.items if isinstance(item, Reshaped)])
+        for item in part.items:
+            self._write(item)
+        self.transactions += part.transactions
+        if part.position is not None:
+            self.state.position = part.position
+
+    def _write(self, item: Item) -> None:
+        if isinstance(item, Reshaped):
+            self.add(item.shape)
+        elif isinstance(item, Changes):
+            self._append(item.table, item.rows if self.preimages else _without_preimages(item.rows))
+            self.changes += item.rows.num_rows
+        elif isinstance(item, Chunk):
+            self._write_chunk(item)
+        elif isinstance(item, Truncated):
+            self._append_deletes(item.table, self._live(item.table), item)
+        elif isinstance(item, Event):
+            self._write_event(item)
+
+    def _append(self, table: str, rows: pa.RecordBatch) -> None:
+        if not rows.num_rows:
+            return
+        fitting = self._fittings[table]
+        fitted = fitting.rows(rows)
+        self._check_keys(table, fitted, fitting)
+        self._transaction().append(fitting.topic, fitted)
+        self._written.setdefault(table, []).append(fitted.select([*fitting.key, CHANGE_TYPE]))
+        self.waiting_rows += rows.num_rows
+        self.rows += rows.num_rows
+
+    @staticmethod
+    def _check_keys(table: str, rows: pa.RecordBatch, fitting: Fitting) -> None:
+        for name in fitting.key:
+            if rows.column(name).null_count:
+                raise InputError(
+                    f"A row of {table} has no value in its key column {name!r}.", fix=f"give it one, and make the column NOT NULL: {table} cannot be captured so."
+                )
+
+    def _write_event(self, item: Event) -> None:
+        if item.topic not in self._events:
+            self.log.create_topic(item.topic, item.ddl, key=item.key, partitions=self.partitions, exist_ok=True)
+            self._events.add(item.topic)
+        self._transaction().append(item.topic, item.rows)
+        self.waiting_rows += item.rows.num_rows
+        self.rows += item.rows.num_rows
+        self.changes += item.rows.num_rows
+
+    # Snapshots
+
+    def _write_chunk(self, chunk: Chunk) -> None:
+        snapshot = self.state.tables[chunk.table].snapshot
+        if snapshot is None:
+            return
+        self._append(chunk.table, chunk.rows)
+        snapshot.rows += chunk.rows.num_rows
+        snapshot.after = chunk.after if chunk.after is not None else snapshot.after
+        self._transaction()  # an empty table's snapshot is progress too
+        if chunk.is_last:
+            if snapshot.since is not None:
+                before = {int(partition): end for partition, end in snapshot.since.items()}
+                self._append_deletes(chunk.table, self._live(chunk.table, before), None)
+            self.state.tables[chunk.table].snapshot = None
+
+    def _live(self, table: str, before: dict[int, int] | None = None) -> pa.Table:
+        return live_keys(self.log, self._fittings[table].topic, before=before, written=self._written.get(table, ()))
+
+    def _append_deletes(self, table: str, keys: pa.Table, item: Truncated | None) -> None:
+        hidden = dict(item.hidden) if item else {}
+        shape = self.shapes[table]
+        for batch in keys.to_batches(max_chunksize=100_000):
+            count = batch.num_rows
+            columns = {name: batch.column(name) for name in batch.schema.names}
+            columns |= {each.name: pa.array([hidden.get(each.name)] * count, each.type) for each in HIDDEN}
+            columns[CHANGE_TYPE] = pa.array([DELETE] * count)
+            schema = shape.batch_schema
+            arrays = [columns[field.name] if field.name in columns else pa.nulls(count, field.type) for field in schema]
+            self._append(table, pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*shape.schema, *HIDDEN, CHANGE_FIELD])))
+
+    # The transaction
+
+    @property
+    def is_open(self) -> bool:
+        return self._open is not None
+
+    def _transaction(self) -> Transaction:
+        if self._open is None:
+            self._open = self._last.next()
+        return self._open
+
+    def commit(self) -> None:
+        """1. rows are in the transaction; 2. the state joins them; 3. both become visible at once."""
+        transaction = self._transaction()
+        transaction.set_note(note_name(self.capture), self.state.to_json())
+        self._last, self._open = transaction, None
+        transaction.commit()
+        self._written, self.waiting_rows = {}, 0
+
+    def _abort(self) -> None:
+        if self._open is not None:
+            self._open.abort()
+            self._last, self._open = self._open, None
+        self._written, self.waiting_rows = {}, 0
+
+    def close(self) -> None:
+        self._abort()
+
+
+def _without_preimages(rows: pa.RecordBatch) -> pa.RecordBatch:
+    is_before = pc.equal(rows.column(CHANGE_TYPE), UPDATE_BEFORE)
+    return rows.filter(pc.invert(is_before)) if pc.any(is_before).as_py() else rows

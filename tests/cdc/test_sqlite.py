@@ -1,0 +1,240 @@
+"""A SQLite database, captured by triggers: snapshot and stream, columns that change, requests, and what is refused."""
+
+import sqlite3
+import time
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.cdc.capturing import ask_for_snapshot
+from headrace.cdc.declared import Capture
+from headrace.cdc.folding import fold
+from headrace.cdc.sqlite_source.source import SqliteSource
+from headrace.errors import ConfigurationError, InputError, TransactionFenced
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.db"
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, price REAL, picture BLOB)")
+        db.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", [(n, f"item {n}", n / 3, bytes([n % 256])) for n in range(100)])
+    db.close()
+    return path
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"file:{tmp_path / 'log'}"
+
+
+def do(path: Path, *statements: str) -> None:
+    """In one transaction."""
+    with sqlite3.connect(path) as db:
+        for statement in statements:
+            db.execute(statement)
+    db.close()
+
+
+def table(path: Path, name: str = "items") -> list[tuple[Any, ...]]:
+    with sqlite3.connect(path) as db:
+        rows = sorted(db.execute(f"SELECT * FROM {name}").fetchall())
+    db.close()
+    return rows
+
+
+def folded(log: hr.Log, topic: str = "items") -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for row in fold(log, topic).to_pylist())
+
+
+def caught_up(capture: Capture, address: str) -> hr.Log:
+    capture.run(log=address, until_caught_up=True)
+    return hr.open_log(address)
+
+
+def test_what_is_there_and_what_comes(path: Path, address: str) -> None:
+    capture = hr.cdc.sqlite(path, chunk_rows=30)
+    with caught_up(capture, address) as log:
+        assert folded(log) == table(path)
+    do(path, "UPDATE items SET name = 'new' WHERE id = 3", "DELETE FROM items WHERE id = 4", "UPDATE items SET id = 500 WHERE id = 5")
+    with caught_up(capture, address) as log:
+        assert folded(log) == table(path)
+        rows = log.read("items", start=100).to_pylist()
+        assert [(row["id"], row["_change_type"], row["_position"], row["_order"]) for row in rows] == [
+            (3, "update_postimage", 1, 0), (4, "delete", 2, 1), (5, "delete", 3, 2), (500, "insert", 3, 2),
+        ]  # fmt: skip
+        assert len({row["_transaction"] for row in rows}) == 1
+        assert all(row["_committed_at"] is not None for row in rows)
+        assert len({row["_timestamp"] for row in rows}) == 1  # one commit
+
+
+def test_preimages_are_there_if_asked_for(path: Path, address: str) -> None:
+    capture = hr.cdc.sqlite(path, preimages=True, snapshot=False)
+    caught_up(capture, address).close()
+    do(path, "UPDATE items SET name = 'new' WHERE id = 3")
+    with caught_up(capture, address) as log:
+        rows = log.read("items").to_pylist()
+        assert [(row["name"], row["_change_type"]) for row in rows] == [("item 3", "update_preimage"), ("new", "update_postimage")]
+
+
+def test_a_snapshot_goes_on_where_it_was(path: Path, address: str) -> None:
+    """Stopped after its first chunk, the next run reads the others only."""
+    stop = Event()
+    capture = hr.cdc.sqlite(path, chunk_rows=10)
+    seen: list[int] = []
+
+    class Stopping(SqliteSource):
+        def poll(self, timeout_s: float) -> Any:
+            part = super().poll(timeout_s)
+            seen.append(1)
+            if len(seen) == 3:
+                stop.set()
+            return part
+
+    stopping = Capture(name="shop", kind="sqlite", opener=lambda _: Stopping(str(path), "shop", ()), chunk_rows=10)
+    stopping.run(log=address, stop=stop)
+    with hr.open_log(address) as log:
+        before = sum(log.end_offsets("items").values())
+        assert 0 < before < 100
+    do(path, "UPDATE items SET name = 'changed' WHERE id % 7 = 0")
+    with caught_up(capture, address) as log:
+        assert folded(log) == table(path)
+        inserted = [row["id"] for row in log.read("items").to_pylist() if row["_change_type"] == "insert"]
+        assert inserted == list(range(100))  # each once
+
+
+def test_columns_come_are_renamed_and_are_filled(path: Path, address: str) -> None:
+    capture = hr.cdc.sqlite(path)
+    caught_up(capture, address).close()
+    do(path, "UPDATE items SET name = 'waits' WHERE id = 1", "ALTER TABLE items ADD COLUMN stock INTEGER DEFAULT 7", "INSERT INTO items VALUES (900, 'a', 1, NULL, 8)")
+    with caught_up(capture, address) as log:
+        assert log.topic("items").arrow_schema.names[-2:] == ["stock", "_change_type"]
+        columns = ["id", "name", "price", "picture", "stock"]
+        assert sorted(tuple(row[name] for name in columns) for row in fold(log, "items").to_pylist()) == table(path)
+        assert "waits" in [row["name"] for row in log.read("items").to_pylist() if row["_change_type"] == "update_postimage"]
+    do(path, "ALTER TABLE items RENAME COLUMN stock TO left_over")
+    with caught_up(capture, address) as log:
+        assert sorted((row["id"], row["left_over"], row["stock"]) for row in fold(log, "items").to_pylist()) == [(row[0], row[4], None) for row in table(path)]
+
+
+def test_a_new_table_and_a_table_again_while_it_runs(path: Path, address: str) -> None:
+    capture, stop = hr.cdc.sqlite(path), Event()
+    running = Thread(target=capture.run, kwargs={"log": address, "stop": stop})
+    running.start()
+    try:
+        wait_until(lambda: rows_of(address, "items") == 100)
+        do(path, "CREATE TABLE more (id TEXT PRIMARY KEY, n INTEGER)", "INSERT INTO more VALUES ('a', 1), ('b', 2)")
+        wait_until(lambda: rows_of(address, "more") == 2)
+        do(path, "UPDATE more SET n = 3 WHERE id = 'a'")
+        wait_until(lambda: rows_of(address, "more") == 3)
+        with hr.open_log(address) as log:
+            ask_for_snapshot(log, "shop", ["items"])
+        wait_until(lambda: rows_of(address, "items") == 200)
+    finally:
+        stop.set()
+        running.join(30)
+    with hr.open_log(address) as log:
+        assert folded(log) == table(path)
+        assert folded(log, "more") == [("a", 3), ("b", 2)]
+
+
+def rows_of(address: str, topic: str) -> int:
+    with hr.open_log(address) as log:
+        return sum(log.end_offsets(topic).values()) if topic in log.topics() else 0
+
+
+def wait_until(true: Any, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_values_that_do_not_fit_are_marked(path: Path, address: str) -> None:
+    do(path, "INSERT INTO items VALUES (200, 7, 'no number', 'text')")
+    with caught_up(hr.cdc.sqlite(path), address) as log:
+        (row,) = [row for row in log.read("items").to_pylist() if row["id"] == 200]
+        assert (row["name"], row["price"], row["picture"]) == ("7", None, None)
+        assert row["_marks"] == '{"price": {"text": "no number"}, "picture": {"text": "text"}}'
+
+
+def test_what_was_lost_is_told_and_can_be_made_good(path: Path, address: str) -> None:
+    """Removed triggers saw nothing; starting over finds what came, what changed and what went."""
+    capture = hr.cdc.sqlite(path)
+    caught_up(capture, address).close()
+    do(path, "UPDATE items SET name = 'seen' WHERE id = 1")
+    caught_up(capture, address).close()
+    assert len(capture.remove()) == 6
+    do(path, "DELETE FROM items WHERE id = 2", "UPDATE items SET name = 'unseen' WHERE id = 3", "INSERT INTO items VALUES (300, 'unseen', 1, NULL)")
+    with pytest.raises(ConfigurationError, match="may be missing.*\n.*--start-over"):
+        capture.run(log=address, until_caught_up=True)
+    capture.run(log=address, until_caught_up=True, start_over=True)
+    with hr.open_log(address) as log:
+        assert folded(log) == table(path)
+    do(path, "DELETE FROM items WHERE id = 10")
+    with caught_up(capture, address) as log:
+        assert folded(log) == table(path)
+
+
+def test_a_process_that_was_replaced_writes_nothing(path: Path, address: str) -> None:
+    from headrace.cdc.capturing import Capturing
+
+    capture = hr.cdc.sqlite(path)
+    with hr.open_log(address) as log:
+        older = Capturing(capture, log)
+        capture.run(log=address, until_caught_up=True)
+        do(path, "DELETE FROM items WHERE id = 2")
+        with pytest.raises(TransactionFenced):
+            older.run(until_caught_up=True)
+        assert len(folded(log)) == 100
+
+
+def test_a_large_transaction_in_parts(path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.cdc.sqlite_source.source.MOST_CHANGES_A_PART", 1000)
+    capture = hr.cdc.sqlite(path, snapshot=False)
+    caught_up(capture, address).close()
+    with sqlite3.connect(path) as db:
+        db.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", [(n, "x" * 1000, 1.0, b"") for n in range(1000, 21000)])
+    db.close()
+    with caught_up(capture, address) as log:
+        rows = log.read("items").to_table()
+        assert rows.num_rows == 20_000
+        assert len(set(rows["_timestamp"].to_pylist())) == 1
+        assert rows["id"].to_pylist() == list(range(1000, 21000))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda path: hr.cdc.sqlite(path.with_name("none.db")), "There is no SQLite database"),
+        (lambda path: hr.cdc.sqlite(path, tables=["itmes"]), "did you mean 'items'"),
+        (lambda path: hr.cdc.sqlite(path, tables=["keyless"]), "no primary key"),
+        (lambda path: hr.cdc.sqlite(__file__), "no sound SQLite database"),
+    ],
+)
+def test_what_cannot_be_captured_says_why(path: Path, address: str, make: Any, told: str) -> None:
+    do(path, "CREATE TABLE keyless (a, b)")
+    with pytest.raises(ConfigurationError, match=told):
+        make(path).run(log=address, until_caught_up=True)
+
+
+def test_a_declaration_is_checked() -> None:
+    with pytest.raises(InputError, match="did you mean 'prefix'"):
+        hr.cdc.sqlite("x.db", prefx="a")
+    with pytest.raises(InputError, match=r"tables=\['orders'\]"):
+        hr.cdc.sqlite("x.db", tables="orders")
+    with pytest.raises(InputError, match="sqlite"):
+        hr.cdc.from_url("sqlit:x.db")
+
+
+def test_a_topic_of_another_kind_is_left_alone(path: Path, address: str) -> None:
+    with hr.open_log(address) as log:
+        log.create_topic("items", "a STRING")
+    with pytest.raises(ConfigurationError, match="another prefix"):
+        hr.cdc.sqlite(path).run(log=address, until_caught_up=True)
+    with caught_up(hr.cdc.sqlite(path, prefix="shop."), address) as log:
+        assert folded(log, "shop.items") == table(path)
