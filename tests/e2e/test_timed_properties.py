@@ -1,4 +1,4 @@
-"""Windows and joins under faults, restarts and rescaling: the rows, their ticks, the late ones and the counts are those of an undisturbed replay over the same ticks.
+"""Windows, joins and clocks of devices under faults, restarts and rescaling: the rows, their ticks, the late ones and the counts are those of an undisturbed replay over the same ticks.
 
 As in `test_engine_properties.py` the jobs run in this process, so that there can be many.
 """
@@ -49,6 +49,12 @@ def timed() -> hr.Pipeline:
     devices = orders.window(hr.tumbling("5 minutes"), late=hr.divert("late_orders")).group_by("device").aggregate(n=hr.agg.count())
     pipeline.view("devices", devices)
     pipeline.write("with_city", orders.join(people, on="who", how="left"), partitions=2)
+    clocks = hr.device_time(event="happened", sent="sent", received="received", device="device", idle="1 hour")
+    readings = pipeline.topic(
+        "readings", schema="device STRING, happened TIMESTAMP, sent TIMESTAMP, received TIMESTAMP", key="device", event_time=clocks, partitions=2
+    )
+    pipeline.write("corrected", readings)
+    pipeline.view("readings_a_minute", readings.window(hr.tumbling("1 minute"), late=hr.correct("10 minutes")).group_by("device").aggregate(n=hr.agg.count()))
     pipeline.write("paid", orders.join(payments, on="id", within="1 minute", how="left", suffix="_paid"))
     return pipeline
 
@@ -62,7 +68,7 @@ orders = st.lists(
 )
 ticks = st.lists(
     st.fixed_dictionaries({
-        "orders": orders, "payments": st.lists(seconds, max_size=3),
+        "orders": orders, "payments": st.lists(seconds, max_size=3), "readings": st.lists(st.tuples(st.sampled_from("xy"), seconds, seconds), max_size=3),
         "people": st.lists(st.fixed_dictionaries({"who": st.integers(0, 3), "city": st.sampled_from(["Oslo", "Rome"])}), max_size=2),
     }),
     min_size=1, max_size=6,
@@ -80,6 +86,8 @@ def feed(test: PipelineTest, number: int, rows: dict[str, Any]) -> None:
         test.feed("orders", [{"id": 10 * number + place, **plain, "at": at(order["second"])}])
     for place, second in enumerate(rows["payments"]):
         test.feed("payments", [{"id": 10 * number + place, "at": at(second)}])
+    for device, second, wrong in rows["readings"]:
+        test.feed("readings", [{"device": device, "happened": at(second + wrong), "sent": at(second + wrong), "received": at(second)}])
     if rows["people"]:
         test.feed("people", rows["people"])
 
