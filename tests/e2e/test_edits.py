@@ -115,7 +115,7 @@ def test_steps_added_and_columns_renamed_upstream_and_downstream_leave_the_other
         upstream = orders.with_columns(double="2 * v", name="doubled") if number >= 1 else orders
         totals = upstream.group_by("k").aggregate(n=hr.agg.count(), s=hr.agg.sum("v"), name="totals")
         if number >= 2:
-            totals = totals.select("k", "n AS many", "s AS total").where("many >= 0").select("k", "many AS n", "total AS s")
+            pipeline.view("renamed", totals.select("k", "n AS many", "s AS total").where("many >= 0").select("k", "many AS n", "total AS s"))
         pipeline.view("totals", totals)
         return pipeline
 
@@ -129,4 +129,5 @@ def test_steps_added_and_columns_renamed_upstream_and_downstream_leave_the_other
             assert states(test, "totals") == before
             test.feed("orders", FED[number])
             test.settle()
+            assert number < 2 or shown(test, "renamed") == shown(test)
         assert shown(test) == sums([FED[0], FED[1], FED[2], FED[1]])

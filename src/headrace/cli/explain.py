@@ -27,13 +27,14 @@ def explain(
 
     Example: headrace explain shop.py minutes.window --window 2026-01-31T12:05:00Z
     """
+    from headrace.pipeline.arrangement import known_names
     from headrace.pipeline.explain import explain as explained
     from headrace.pipeline.explain import plain, time_text, told
     from headrace.pipeline.load import load
 
     loaded = load(file, pipeline)
     with opened(context, log or loaded.log) as opened_log:
-        found = explained(loaded.plan(), opened_log, state or file.parent / f"{loaded.name}.state", step, window)
+        found = explained(known_names(loaded.plan(), opened_log), opened_log, state or file.parent / f"{loaded.name}.state", step, window)
     if json:
         emit(plain(found))
         return

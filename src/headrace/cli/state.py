@@ -43,6 +43,7 @@ class Chosen:
 
 @contextmanager
 def _chosen(context: typer.Context, which: str, log: str | None, state: Path | None, version: str | None) -> Iterator[Chosen]:
+    from headrace.pipeline.arrangement import known_names
     from headrace.pipeline.load import load
     from headrace.pipeline.replay import as_version, version_state
 
@@ -53,7 +54,7 @@ def _chosen(context: typer.Context, which: str, log: str | None, state: Path | N
     if version is not None:
         name, directory, plan = f"{name}.{version}", version_state(directory, version), None if plan is None else as_version(plan, version)
     with opened(context, chosen_log(context, log) or (None if pipeline is None else pipeline.log)) as found:
-        yield Chosen(found, name, directory, plan)
+        yield Chosen(found, name, directory, None if plan is None else known_names(plan, found))
 
 
 @app.command("list")

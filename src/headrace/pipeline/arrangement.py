@@ -10,12 +10,14 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from headrace.engine.ticks import TickJournal
 from headrace.errors import NewerFormat, PlanChanged
 from headrace.log.api import Log
 from headrace.pipeline.hosting import keeps_state
-from headrace.pipeline.plan import PipelinePlan, TopicOutput, ViewOutput, ordered
+from headrace.pipeline.meaning import Meaning, meanings, tables_of, with_known_names
+from headrace.pipeline.plan import PipelinePlan, Step, TopicOutput, ViewOutput, ordered
 from headrace.pipeline.query import Query, sub_plan
 from headrace.sinks.ledger import MAIN_QUERY, Ledger, LedgerEntry
 from headrace.sinks.view_file import VIEWS_FILE
@@ -26,10 +28,13 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Arranged:
-    """One query: its outputs, the signatures of its steps that keep state, and up to which tick an earlier query has told of rows that its steps could not use."""
+    """One query: its outputs, what its steps that keep state mean, how the outputs' tables come about, and up to which tick an earlier query has told of rows that its steps
+    could not use.
+    """
 
     outputs: tuple[str, ...]
-    steps: dict[str, str]
+    steps: dict[str, Meaning]
+    tables: dict[str, str]
     told: dict[str, int] = field(default_factory=dict)
 
 
@@ -45,7 +50,12 @@ class Arrangement:
         stored = json.loads(text or '{"version": 1, "queries": {}}')
         if stored["version"] > VERSION:
             raise NewerFormat(f"The pipeline was last run by a newer Headrace (format {stored['version']}).", fix="upgrade Headrace.")
-        return cls({name: Arranged(tuple(each["outputs"]), each["steps"], each["told"]) for name, each in stored["queries"].items()})
+        return cls({name: _arranged(each) for name, each in stored["queries"].items()})
+
+
+def _arranged(stored: Mapping[str, Any]) -> Arranged:
+    steps = {name: Meaning(**each) for name, each in stored["steps"].items()}
+    return Arranged(tuple(stored["outputs"]), steps, stored["tables"], stored["told"])
 
 
 def note_name(pipeline: str) -> str:
@@ -57,7 +67,15 @@ def arrangement_of(queries: Iterable[Query]) -> Arrangement:
 
 
 def arranged_query(plan: PipelinePlan, told: Mapping[str, int] | None = None) -> Arranged:
-    return Arranged(tuple(output.name for output in plan.outputs), _signatures(plan), dict(told or {}))
+    inputs = [output.input for output in plan.outputs]  # a declared input that nothing uses is none
+    tables = {output.name: tables_of([output.input]) for output in plan.outputs}
+    return Arranged(tuple(output.name for output in plan.outputs), meanings(inputs), tables, dict(told or {}))
+
+
+def known_names(plan: PipelinePlan, log: Log) -> PipelinePlan:
+    """The plan with the names under which its steps' state is known."""
+    stored = Arrangement.from_json(log.note(note_name(plan.name)))
+    return with_known_names(plan, {name: meaning for each in stored.queries.values() for name, meaning in each.steps.items()})
 
 
 def arranged(plan: PipelinePlan, log: Log, ledger: Ledger, journal: TickJournal, view_tick: Callable[[str], int] | None) -> Arrangement:
@@ -78,7 +96,7 @@ def arranged(plan: PipelinePlan, log: Log, ledger: Ledger, journal: TickJournal,
             _check_new_topics(plan, log, added)
             _check_history(sub_plan(plan, added), log, journal)
         name = MAIN_QUERY if is_new else f"added-{ledger.epoch}"
-        queries[name] = Arranged(added, _signatures(sub_plan(plan, added)), _told(plan, begun, added))
+        queries[name] = arranged_query(sub_plan(plan, added), _told(plan, begun, added))
     return Arrangement(queries)
 
 
@@ -122,26 +140,33 @@ def _check_history(plan: PipelinePlan, log: Log, journal: TickJournal) -> None:
 
 
 def _checked(plan: PipelinePlan, known: Arranged) -> Arranged:
-    """That the steps of a query are what they were, and none is new."""
-    signatures = _signatures(sub_plan(plan, known.outputs))
-    for name, signature in signatures.items():
+    """That the steps of a query are what they were, and none is new; and that the tables that they and the outputs are given come about as they did."""
+    now = arranged_query(sub_plan(plan, known.outputs), known.told)
+    for name, meaning in now.steps.items():
         if name not in known.steps:
-            raise PlanChanged(
-                f"The step {name!r} is new, and what it feeds ({', '.join(known.outputs)}) has been running without it.",
-                fix="give the output another name, and it is built from the beginning; or build everything beside the old: headrace replay FILE --as v2.",
-            )
-        if known.steps[name] != signature:
-            raise PlanChanged(
-                f"The step {name!r} is not what it was: its state belongs to its old meaning ({plan.step(name).summary()} now).",
-                fix="give the output another name, and it is built from the beginning; or build everything beside the old: headrace replay FILE --as v2.",
-            )
-    return replace(known, steps=signatures)
+            gone = sorted(known.steps.keys() - now.steps.keys())
+            had = f"if it has had another name ({', '.join(gone)}), give it that with name=…; else " if gone else ""
+            raise _changed(f"The step {name!r} is new, and what it feeds ({', '.join(known.outputs)}) has been running without it.", had)
+        if known.steps[name].signature != meaning.signature:
+            raise _changed(f"The step {name!r} is not what it was: its state belongs to its old meaning ({plan.step(name).summary()} now).")
+        if known.steps[name].tables != meaning.tables:
+            raise _changed(_other_tables(f"The step {name!r}", plan.step(name).inputs))
+    for output in plan.outputs:
+        if output.name in now.tables and now.tables[output.name] != known.tables[output.name]:
+            raise _changed(_other_tables(f"The output {output.name!r}", [output.input]))
+    return now
 
 
-def _signatures(plan: PipelinePlan) -> dict[str, str]:
-    """Of the steps that the outputs need; a declared input that nothing uses is none."""
-    used = ordered([output.input for output in plan.outputs])
-    return {step.name: step.signature for step in used if keeps_state(step)}
+def _other_tables(who: str, inputs: Iterable[Step]) -> str:
+    """A table that is computed otherwise would take back rows that it never told of, and keep some that nobody takes back."""
+    way = [step for step in ordered(inputs) if step.is_table and not keeps_state(step)]
+    now = "; ".join(f"{step.name}: {step.summary()}" for step in way)
+    return f"{who} is given a table that comes about otherwise than before: the rows that it has would never be taken back ({now or 'directly'} now)."
+
+
+def _changed(what: str, had: str = "") -> PlanChanged:
+    fix = "give the output another name, and it is built from the beginning; or build everything beside the old: headrace replay FILE --as v2."
+    return PlanChanged(what, fix=f"{had}{fix}")
 
 
 def _check_new_topics(plan: PipelinePlan, log: Log, added: Collection[str]) -> None:

@@ -25,7 +25,7 @@ def with_names(inputs: Sequence[TopicStep], outputs: Sequence[Output]) -> tuple[
     named: dict[int, Step] = {}
     for step in steps:
         given = tuple(named[id(each)] for each in step.inputs)
-        named[id(step)] = step if isinstance(step, TopicStep) else replace(step, name=names[id(step)], inputs=given)
+        named[id(step)] = step if isinstance(step, TopicStep) else replace(step, name=names[id(step)], inputs=given, name_is_derived=not step.name)
     return tuple(replace(output, input=named[id(output.input)]) for output in outputs)
 
 

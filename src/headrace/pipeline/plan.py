@@ -54,6 +54,7 @@ class Step:
     schema: pa.Schema
     key: tuple[str, ...] = ()
     is_table: bool = False
+    name_is_derived: bool = False
 
     @property
     def input(self) -> Step:
@@ -121,14 +122,14 @@ class Step:
     @cached_property
     def signature(self) -> str:
         """A digest of the identity, whatever this step and others are called."""
-        return _digest(self.identity())
+        return digest(self.identity())
 
     @cached_property
     def lineage(self) -> str:
         """A digest of this step and everything upstream of it, whatever the steps are called."""
         digests: dict[int, str] = {}
         for each in ordered([self]):
-            digests[id(each)] = _digest([each.signature, [digests[id(given)] for given in each.inputs]])
+            digests[id(each)] = digest([each.signature, [digests[id(given)] for given in each.inputs]])
         return digests[id(self)]
 
     def __eq__(self, other: object) -> bool:
@@ -459,5 +460,6 @@ def _flat(steps: Iterable[Step]) -> list[dict[str, Any]]:
     return [each.describe() for each in ordered(steps)]
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """Of plain values."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

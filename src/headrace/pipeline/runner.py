@@ -20,7 +20,7 @@ from headrace.engine.spec import BatchResult
 from headrace.engine.ticks import Tick, TickJournal, beginning
 from headrace.errors import HeadraceError
 from headrace.log.api import Log
-from headrace.pipeline.arrangement import Arrangement, arranged, arranged_query, arrangement_of, check_fits, note_name, view_key
+from headrace.pipeline.arrangement import Arrangement, arranged, arranged_query, arrangement_of, check_fits, known_names, note_name, view_key
 from headrace.pipeline.failures import is_lasting, reason
 from headrace.pipeline.hosting import check_hosted
 from headrace.pipeline.plan import PipelinePlan, ViewOutput
@@ -49,6 +49,7 @@ class Runner:
     def __init__(
         self, plan: PipelinePlan, log: Log, spark: SparkSession, state: Path, *, shards: int | None = None, local: Path | None = None
     ) -> None:
+        plan = known_names(plan, log)
         check_hosted(plan)
         self.plan, self.log, self.spark, self.state = plan, log, spark, state.absolute()
         self.local = (local or self.state / "local").absolute()

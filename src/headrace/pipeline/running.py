@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import ConfigurationError
 from headrace.log import open_log
 from headrace.log.api import Log
-from headrace.pipeline.arrangement import check_fits
+from headrace.pipeline.arrangement import check_fits, known_names
 from headrace.pipeline.hosting import check_hosted
 from headrace.pipeline.ingest import Ingests
 from headrace.pipeline.plan import PipelinePlan
@@ -97,6 +97,7 @@ def _serving(runner: Runner, log: Log, port: int | None, on_serving: Callable[[S
 
 def _checked(log: Log, plan: PipelinePlan, state: Path) -> PipelinePlan:
     """What can be refused without Spark is refused before it is started."""
+    plan = known_names(plan, log)
     check_hosted(plan)
     make_topics(log, plan)
     check_fits(plan, log, state)

@@ -1,0 +1,170 @@
+"""Edits: which are gone on with, and under which name a step's state is found; which are refused, since what was told would never be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.engine.ticks import TickJournal
+from headrace.errors import PlanChanged
+from headrace.log.api import Log
+from headrace.pipeline.arrangement import Arrangement, arranged, arranged_query, known_names, note_name
+from headrace.pipeline.plan import PipelinePlan
+from headrace.sinks.ledger import MAIN_QUERY, Ledger, LedgerEntry
+from headrace.testing.pipelines import PipelineTest
+from tests.engine.plain_spark import PlainSpark
+
+Declared = Callable[[hr.Pipeline], None]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    with hr.open_log(f"file:{tmp_path / 'log'}") as log:
+        yield log
+
+
+def plan_of(declare: Declared) -> PipelinePlan:
+    pipeline = hr.Pipeline("shop")
+    declare(pipeline)
+    return pipeline.plan()
+
+
+def run_once(log: Log, plan: PipelinePlan) -> None:
+    """As if a first batch had been committed."""
+    ledger = Ledger(log, plan.name)
+    ledger.take_over()
+    tx = ledger.transaction()
+    tx.set_note(note_name(plan.name), Arrangement({MAIN_QUERY: arranged_query(plan)}).to_json())
+    ledger.add(tx, LedgerEntry(ledger.epoch, MAIN_QUERY, 1))
+    ledger.commit(tx)
+
+
+def goes_on(log: Log, declare: Declared) -> Arrangement:
+    plan = known_names(plan_of(declare), log)
+    for output in plan.outputs:
+        log.create_topic(output.name, "k BIGINT", exist_ok=True)
+    return arranged(plan, log, Ledger(log, "shop"), TickJournal(log, "shop"), lambda _view: 1)
+
+
+def people(pipeline: hr.Pipeline, name: str = "people") -> Any:
+    return pipeline.table(name, schema="id BIGINT, city STRING, age BIGINT", key="id")
+
+
+def over_table(condition: str = "age > 20", *, topic: str = "people", errors: str = "null") -> dict[str, Declared]:
+    """What may stand behind a table with a condition: a view, a topic, a step that keeps state, one behind a join of tables."""
+
+    def kept(pipeline: hr.Pipeline) -> Any:
+        return people(pipeline, topic).where(condition, name="grown", errors=errors)
+
+    def joined(pipeline: hr.Pipeline) -> None:
+        cities = pipeline.table("cities", schema="city STRING, size BIGINT", key="city")
+        pipeline.view("sizes", kept(pipeline).join(cities, on="city").group_by("size").aggregate(n=hr.agg.count()))
+
+    return {
+        "The output 'shown'": lambda pipeline: pipeline.view("shown", kept(pipeline)),
+        "The output 'told'": lambda pipeline: pipeline.write("told", kept(pipeline)),
+        "The step 'counted.aggregate'": lambda pipeline: pipeline.view("counted", kept(pipeline).group_by("city").aggregate(n=hr.agg.count())),
+        "The step 'sizes.join'": joined,
+    }
+
+
+@pytest.mark.parametrize("who", list(over_table()))
+@pytest.mark.parametrize("edit", [{"condition": "age > 10"}, {"errors": "divert"}])
+def test_what_lies_between_a_table_and_what_it_feeds_must_stay(log: Log, who: str, edit: dict[str, str]) -> None:
+    run_once(log, plan_of(over_table()[who]))
+    assert list(goes_on(log, over_table()[who]).queries) == [MAIN_QUERY]
+    with pytest.raises(PlanChanged, match=rf"{who} is given a table that comes about otherwise(.|\n)*grown: age > "):
+        goes_on(log, over_table(**edit)[who])
+
+
+def test_another_table_is_no_table_to_go_on_with(log: Log) -> None:
+    def two(first: str, second: str) -> Declared:
+        def declare(pipeline: hr.Pipeline) -> None:
+            tables = {name: people(pipeline, name) for name in ("people", "others")}
+            pipeline.view("shown", tables[first])
+            pipeline.view("rest", tables[second])
+
+        return declare
+
+    run_once(log, plan_of(two("people", "others")))
+    with pytest.raises(PlanChanged, match="The output 'shown' is given a table that comes about otherwise"):
+        goes_on(log, two("others", "people"))
+
+
+def test_what_is_done_to_a_streams_rows_may_change(log: Log) -> None:
+    def counted(condition: str) -> Declared:
+        def declare(pipeline: hr.Pipeline) -> None:
+            orders = pipeline.topic("orders", schema="k BIGINT, v BIGINT")
+            pipeline.view("counted", orders.where(condition).group_by("k").aggregate(n=hr.agg.count()))
+
+        return declare
+
+    run_once(log, plan_of(counted("v > 1")))
+    assert list(goes_on(log, counted("v > 2")).queries) == [MAIN_QUERY]
+
+
+# Names
+
+
+def totals(*views: str, other: str | None = None, name: str | None = None) -> hr.Pipeline:
+    pipeline = hr.Pipeline("shop")
+    orders = pipeline.topic("orders", schema="k BIGINT, v BIGINT")
+    counted = orders.group_by("k").aggregate(n=hr.agg.count(), name=name)
+    if other is not None:
+        pipeline.view(other, orders.group_by("k").aggregate(n=hr.agg.sum("v")))
+    for view in views:
+        pipeline.view(view, counted)
+    return pipeline
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (totals("b"), totals("a", "b")),
+        (totals("a", "b"), totals("b")),
+        (totals("a", "b"), totals("b", "a")),
+        (totals("a", "b"), totals("b", other="c")),
+        (totals("b"), totals("a", "b", other="c")),
+    ],
+)
+def test_outputs_that_come_and_go_leave_steps_their_state(tmp_path: Path, first: hr.Pipeline, then: hr.Pipeline) -> None:
+    spark: Any = PlainSpark()
+    with PipelineTest(first, tmp_path, spark) as test:
+        test.feed("orders", [{"k": 0, "v": 1}])
+        test.settle()
+        test.pipeline = then
+        for _ in range(2):
+            test.restart()
+            test.feed("orders", [{"k": 0, "v": 1}])
+            test.settle()
+        assert test.view("b") == [{"k": 0, "n": 3}]
+
+
+def test_an_output_that_returns_with_another_meaning_does_not_take_the_name_of_a_step_that_stayed(tmp_path: Path) -> None:
+    spark: Any = PlainSpark()
+    with PipelineTest(totals("a", "b"), tmp_path, spark) as test:
+        for pipeline in (totals("a", "b"), totals("b"), totals("b", other="a"), totals("b", other="a")):
+            test.pipeline = pipeline
+            test.restart()
+            test.feed("orders", [{"k": 0, "v": 5}])
+            test.settle()
+        assert [step.name for step in test.runner.plan.steps() if step.inputs] == ["a.aggregate-2", "a.aggregate"]
+        assert (test.view("b"), test.view("a")) == ([{"k": 0, "n": 4}], [{"k": 0, "n": 20}])
+
+
+def test_who_renames_a_step_is_told_what_it_was_called(tmp_path: Path) -> None:
+    spark: Any = PlainSpark()
+    with PipelineTest(totals("b"), tmp_path, spark) as test:
+        test.feed("orders", [{"k": 0, "v": 1}])
+        test.settle()
+        test.pipeline = totals("b", name="counted")
+        with pytest.raises(PlanChanged, match=r"'counted' is new(.|\n)*another name \(b\.aggregate\), give it that with name="):
+            test.restart()
+        test.pipeline = totals("b", name="b.aggregate")
+        test.restart()
+        test.settle()
+        assert test.view("b") == [{"k": 0, "n": 1}]
