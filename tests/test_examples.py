@@ -1,5 +1,6 @@
 """Every example runs, in an empty directory, and says what it should."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -29,10 +30,30 @@ EXPECTED = {
     ),
 }
 ON_SPARK = {"04_spark", "05_pipeline", "06_windows"}
+TOGETHER = {
+    "07_timeline": (
+        "at first: ann reads ['Good morning']; readers of each post: {1: 1, 2: 1000}\n"
+        "ann follows the star, who posts again: ann reads ['Good morning', 'New record!', 'Thank you all']; readers of each post: {1: 1, 2: 1001, 3: 1001}\n"
+        "ann unfollows bob, and the star deletes a post: ann reads ['Thank you all']; readers of each post: {3: 1001}\n"
+    ),
+    "08_search_and_click": (
+        "boots: 3 of 10 searches led to a click, 30%\nlamp: 1 of 1 searches led to a click, 100%\nrope: 1 of 10 searches led to a click, 10%\n"
+    ),
+    "09_tax_at_sale": (
+        "order 1 of 30 June in eu: tax 20.0\norder 2 of 01 July in eu: tax 25.0\norder 3 of 01 August in us: tax 5.0\n"
+        "order 4 of 01 March in eu: tax 20.0\norder 5 of 01 August in mars: tax None\n"
+        "eu 0.2 from 01 January to 01 July\neu 0.25 from 01 July to None\nus 0.05 from 01 January to None\n"
+    ),
+    "10_leaderboard": (
+        "after the first rounds: eve 90, ada 35, cho 25; best of each country: {'kr': 'cho', 'uk': 'eve'}\n"
+        "eve is disqualified, ben moves and scores: ben 60, ada 35, cho 25; best of each country: {'kr': 'ben', 'uk': 'ada'}\n"
+    ),
+}
+"""Examples that share one Spark session here, since starting one takes longer than they do."""
 
 
 def test_every_example_is_tested() -> None:
-    assert sorted(EXPECTED) == sorted(path.stem for path in EXAMPLES.glob("[0-9]*.py"))
+    assert sorted([*EXPECTED, *TOGETHER]) == sorted(path.stem for path in EXAMPLES.glob("[0-9]*.py"))
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.spark if name in ON_SPARK else ()) for name in EXPECTED])
@@ -41,3 +62,15 @@ def test_examples_run(name: str, tmp_path: Path) -> None:
         require_java()
     done = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, EXPECTED[name]), done.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("name", TOGETHER)
+def test_examples_run_in_a_session_that_is_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FOLLOWERS", "1000")
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert capsys.readouterr().out == TOGETHER[name]

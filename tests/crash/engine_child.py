@@ -15,6 +15,7 @@ from pathlib import Path
 import headrace as hr
 from headrace.pipeline.runner import Runner
 from tests.crash.inject.points import armed
+from tests.e2e.joined import joined
 
 Plan = Mapping[int, tuple[str, str]]  # tick -> (point, whom)
 GROUPS = 500
@@ -47,7 +48,7 @@ def windows(name: str) -> hr.Pipeline:
     return pipeline
 
 
-PIPELINES: dict[str, Callable[[str], hr.Pipeline]] = {"numbers": numbers, "windows": windows}
+PIPELINES: dict[str, Callable[[str], hr.Pipeline]] = {"numbers": numbers, "windows": windows, "joined": joined}
 
 
 def run(kind: str, name: str, log: str, state: Path, plan: Plan) -> None:
