@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from headrace.errors import ConfigurationError
+from headrace.serve import snapshots
 from headrace.serve.limits import Limits
 from headrace.sinks.views import ViewStore
 from tests.contract.view_contract import COUNTS, changes, inserts, update
@@ -245,3 +247,28 @@ def test_many_subscribers_hear_the_same_and_one_too_many_is_refused(serve: Start
     while server.service.hub.subscribers:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_snapshot_is_written_once_for_all_who_come_while_nothing_changes(client: Client, store: ViewStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, written = snapshots.write_snapshot, []
+    failures = [ConfigurationError("It cannot be read for once.")]
+
+    def write(place: Any, select: Any) -> Any:
+        written.append(select)
+        if failures:
+            raise failures.pop()
+        return real(place, select)
+
+    monkeypatch.setattr(snapshots, "write_snapshot", write)
+    with client.follow("/views/counts/changes") as unlucky:
+        assert heard(unlucky).kind == "error"
+    for _ in range(3):
+        with client.follow("/views/counts/changes") as follower:
+            assert heard(follower).id == "4"
+    assert len(written) == 2
+    with client.follow("/views/counts/changes", key=1) as follower:
+        assert [row["k"] for row in heard(follower).data["rows"]] == [1]
+    insert(store, 5, 50)
+    with client.follow("/views/counts/changes") as follower:
+        assert heard(follower).id == "5"
+    assert len(written) == 4

@@ -49,7 +49,7 @@ class Snapshots:
     async def get(self, place: Place, select: Select | None) -> Written:
         """The view's rows as they are now, or as someone else has just got them, if nothing has been committed since."""
         commits, known = place.store.commits(), self._known.get((place, select))
-        if known is not None and known[0] == commits:
+        if known is not None and known[0] == commits and not _has_failed(known[1]):
             written = await asyncio.shield(known[1])
             return written if isinstance(written.data, bytes) else await run_in_threadpool(write_snapshot, place, select)
         writing = asyncio.ensure_future(run_in_threadpool(write_snapshot, place, select))
@@ -58,6 +58,10 @@ class Snapshots:
         while len(self._known) > _SHARED_SNAPSHOTS:
             del self._known[next(iter(self._known))]
         return await asyncio.shield(writing)
+
+
+def _has_failed(writing: asyncio.Future[Written]) -> bool:
+    return writing.done() and (writing.cancelled() or writing.exception() is not None)
 
 
 def write_snapshot(place: Place, select: Select | None) -> Written:
