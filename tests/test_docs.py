@@ -39,3 +39,10 @@ def test_the_windows_are_what_the_page_says() -> None:
     for name, table in tables.items():
         names["shop"].view(name, table)
     check_hosted(names["shop"].plan())
+
+
+def test_a_pipeline_is_tested_as_the_page_says() -> None:
+    names = declared("testing.md")
+    assert names["shown"] == [{"region": "eu", "n": 1}]
+    assert names["waits"] == []
+    assert [(row["region"], row["n"]) for row in names["told"]] == [("eu", 1)]

@@ -14,7 +14,7 @@ import pytest
 import headrace as hr
 from headrace.cli.demo import Checks, Shop, in_order, orders, same_set
 from headrace.cli.demo_windows import show_time
-from tests.engine.plain_spark import PlainSpark
+from headrace.testing.plain_spark import PlainSpark
 from tests.java import require_java
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from headrace.log.api import Log
 from headrace.sinks.view_reader import ViewReader
 from headrace.testing.kafka_broker import KafkaBroker
 from headrace.testing.pipelines import PipelineTest
+from headrace.testing.plain_spark import PlainSpark
+from headrace.testing.points import IN_TASKS, KAFKA_IN_TASKS, KAFKA_ON_THE_DRIVER, ON_THE_DRIVER, on_kafka
 from tests.crash.engine_child import GROUPS, Plan, numbers
-from tests.crash.inject.points import IN_TASKS, KAFKA_IN_TASKS, KAFKA_ON_THE_DRIVER, ON_THE_DRIVER, on_kafka
-from tests.engine.plain_spark import PlainSpark
 
 pytestmark = pytest.mark.spark
 HERE = Path(__file__).parent

@@ -12,11 +12,11 @@ import pytest
 import headrace as hr
 from headrace.sinks.view_reader import ViewReader
 from headrace.testing.pipelines import PipelineTest
+from headrace.testing.plain_spark import PlainSpark
+from headrace.testing.points import IN_TASKS, ON_THE_DRIVER
 from tests.crash.engine_child import Plan
-from tests.crash.inject.points import IN_TASKS, ON_THE_DRIVER
 from tests.crash.test_engine_kills import DRIVER, WORKER, in_turn, run_through
 from tests.e2e.joined import TOPICS, VIEWS, Feed, joined, shown
-from tests.engine.plain_spark import PlainSpark
 
 pytestmark = pytest.mark.spark
 NAME = "joined"

@@ -14,10 +14,10 @@ import headrace as hr
 from headrace.log.api import Log
 from headrace.sinks.view_reader import ViewReader
 from headrace.testing.pipelines import PipelineTest
+from headrace.testing.plain_spark import PlainSpark
+from headrace.testing.points import IN_TASKS, ON_THE_DRIVER
 from tests.crash.engine_child import Plan, windows
-from tests.crash.inject.points import IN_TASKS, ON_THE_DRIVER
 from tests.crash.test_engine_kills import DRIVER, WORKER, in_order, in_turn, run_through
-from tests.engine.plain_spark import PlainSpark
 
 pytestmark = pytest.mark.spark
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)

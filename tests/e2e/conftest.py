@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.crash.inject.points import POINTS, put_in_place
+from headrace.testing.points import POINTS, put_in_place
 from tests.e2e.faults import Faults
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.engine.plain_spark import Fault
+from headrace.testing.plain_spark import Fault
 
 
 @dataclass

@@ -18,7 +18,7 @@ from headrace import errors
 from headrace.log.dead import letters
 from headrace.pipeline.failures import reason
 from headrace.testing.pipelines import PipelineTest
-from tests.engine.plain_spark import PlainSpark
+from headrace.testing.plain_spark import PlainSpark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

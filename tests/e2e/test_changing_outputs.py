@@ -14,7 +14,7 @@ from headrace.log.dead import letters
 from headrace.pipeline.runner import Runner
 from headrace.pipeline.status import read_status
 from headrace.testing.pipelines import PipelineTest
-from tests.engine.plain_spark import PlainSpark
+from headrace.testing.plain_spark import PlainSpark
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -17,7 +17,7 @@ import headrace as hr
 from headrace.errors import BadDuration, NotSupported, PlanChanged, PlanError, StreamOnly, UnknownColumn
 from headrace.pipeline.explain import explain
 from headrace.testing.pipelines import PipelineTest
-from tests.engine.plain_spark import PlainSpark
+from headrace.testing.plain_spark import PlainSpark
 from tests.operators.test_device_time import EPOCH, Row, at, obvious, row
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import headrace as hr
 from headrace.log.dead import letters as letters_of
 from headrace.sinks.ledger import RunnerFenced
 from headrace.testing.pipelines import PipelineTest
-from tests.crash.inject.points import put_in_place
+from headrace.testing.points import put_in_place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

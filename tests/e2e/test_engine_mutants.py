@@ -17,7 +17,7 @@ from headrace.pipeline.query import Query
 from headrace.sinks.ledger import LedgerEntry
 from headrace.sinks.view_file import read_view
 from headrace.sinks.views import ViewStore
-from tests.crash.inject.points import IN_TASKS, ON_THE_DRIVER
+from headrace.testing.points import IN_TASKS, ON_THE_DRIVER
 from tests.e2e.faults import Faults
 from tests.e2e.test_engine_properties import Life, Move, TickRows, live
 

@@ -1,6 +1,6 @@
 """Any split of ticks into batches, any number of shards, restarts, failures anywhere, tasks that run twice or far too late: the same rows with the same ticks.
 
-The jobs run in this process (`tests/engine/plain_spark.py`), so that there can be many; what they run is the engine. `test_engine.py` has a few through Spark.
+The jobs run in this process (`headrace/testing/plain_spark.py`), so that there can be many; what they run is the engine. `test_engine.py` has a few through Spark.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.errors import HeadraceError
 from headrace.testing.pipelines import PipelineTest
+from headrace.testing.plain_spark import Fault, PlainSpark
 from tests.e2e.everything import TOPICS, VIEWS, check, everything
 from tests.e2e.faults import Faults
-from tests.engine.plain_spark import Fault, PlainSpark
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 MOST_TRIES = 40

@@ -11,8 +11,8 @@ import pytest
 
 import headrace as hr
 from headrace.testing.pipelines import PipelineTest
+from headrace.testing.plain_spark import PlainSpark
 from tests.e2e.joined import TABLES, Feed, Row, shown
-from tests.engine.plain_spark import PlainSpark
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 

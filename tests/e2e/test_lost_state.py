@@ -13,8 +13,8 @@ import lmdb
 import pytest
 
 from headrace.testing.pipelines import PipelineTest
+from headrace.testing.plain_spark import PlainSpark
 from tests.e2e.everything import check, everything
-from tests.engine.plain_spark import PlainSpark
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 Contents = dict[str, dict[bytes, bytes]]

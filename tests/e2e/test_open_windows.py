@@ -15,7 +15,7 @@ from headrace.pipeline.explain import explain, told
 from headrace.serve.run_status import metrics
 from headrace.serve.stores import Stores
 from headrace.testing.pipelines import PipelineTest
-from tests.engine.plain_spark import PlainSpark
+from headrace.testing.plain_spark import PlainSpark
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""The kit that users test their pipelines with: time passes as they say, the runner dies where they say, and changes can be read tick by tick."""
+"""The kit that users test their pipelines with: time passes as they say, the runner dies where they say, and changes can be read tick by tick. With Spark and without."""
 
 from __future__ import annotations
 
@@ -9,25 +9,36 @@ from typing import TYPE_CHECKING
 import pytest
 
 import headrace as hr
-from headrace.testing.pipelines import DEATHS, Died, PipelineTest
+from headrace.errors import InputError, NotSupported
+from headrace.testing.kernels import KernelTest
+from headrace.testing.pipelines import Died, PipelineTest, Undead
+from headrace.testing.points import IN_TASKS, ON_THE_DRIVER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+    from headrace.pipeline.stream import Stream
+
+SOME_POINTS = ("before the commit", "between views and log", "after the commit")
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def orders_of(pipeline: hr.Pipeline) -> Stream:
+    return pipeline.topic("orders", schema="k BIGINT, at TIMESTAMP", event_time=hr.EventTime("at", idle="1 hour"))
 
 
 def shop() -> hr.Pipeline:
     pipeline = hr.Pipeline("shop")
-    orders = pipeline.topic("orders", schema="k BIGINT, at TIMESTAMP", event_time=hr.EventTime("at", idle="1 hour"))
-    pipeline.view("totals", orders.group_by("k").aggregate(n=hr.agg.count()))
+    orders = orders_of(pipeline)
+    pipeline.view("totals", orders.where("k > 0").group_by("k").aggregate(n=hr.agg.count()))
     pipeline.view("days", orders.window(hr.tumbling("1 day")).aggregate(n=hr.agg.count()))
+    pipeline.write("copy", orders)
     return pipeline
 
 
-def test_time_passes_as_the_test_says(tmp_path: Path, spark: SparkSession) -> None:
-    with PipelineTest(shop(), tmp_path, spark) as test:
-        test.feed("orders", [{"k": 1, "at": datetime(2026, 1, 1, 12, tzinfo=UTC)}])
+def test_time_passes_as_the_test_says(tmp_path: Path) -> None:
+    with PipelineTest(shop(), tmp_path) as test:
+        test.feed("orders", [{"k": 1, "at": NOON}])
         test.settle()
         test.pass_time("59 minutes")
         assert test.cut() == 0, "its producer is not idle yet"
@@ -37,16 +48,84 @@ def test_time_passes_as_the_test_says(tmp_path: Path, spark: SparkSession) -> No
         assert [row["n"] for row in test.view("days")] == [1]
 
 
-def test_the_runner_dies_where_the_test_says_and_nothing_is_lost_or_doubled(tmp_path: Path, spark: SparkSession) -> None:
+def dies_and_goes_on(test: PipelineTest, points: tuple[str, ...]) -> None:
+    for point in points:
+        test.feed("orders", [{"k": 1, "at": NOON}])
+        test.cut()
+        with pytest.raises(Died, match=point):
+            test.step(dies=point)
+        test.restart()
+    test.settle()
+    assert test.view("totals") == [{"k": 1, "n": len(points)}]
+    told = [(tick, [row["n"] for row in rows]) for tick, rows in test.changes("totals")]
+    assert told == [(1, [1]), *((n, [n - 1, n]) for n in range(2, len(points) + 1))]
+    assert len(test.rows("copy")) == len(points)
+
+
+@pytest.mark.usefixtures("no_syncs")
+def test_the_runner_dies_anywhere_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+    with PipelineTest(shop(), tmp_path) as test:
+        dies_and_goes_on(test, (*IN_TASKS, *ON_THE_DRIVER))
+
+
+def test_a_point_that_is_not_there_or_not_passed_is_told(tmp_path: Path) -> None:
+    with PipelineTest(shop(), tmp_path) as test:
+        with pytest.raises(ValueError, match="between views and log"):
+            test.step(dies="between views and logs")
+        with pytest.raises(Undead, match="in the kernel"):
+            test.step(dies="in the kernel")
+
+
+def test_what_needs_spark_sql_says_so(tmp_path: Path) -> None:
+    pipeline = hr.Pipeline("shop")
+    people = pipeline.table("people", schema="id BIGINT, age BIGINT", key="id")
+    pipeline.view("grown", people.where("age > 20"))
+    with PipelineTest(pipeline, tmp_path) as test:
+        test.feed("people", [{"id": 1, "age": 30}])
+        with pytest.raises(NotSupported, match=r"no Spark SQL in a test without Spark(.|\n)*hr\.spark"):
+            test.settle()
+
+
+@pytest.mark.spark
+def test_the_same_on_spark_but_for_points_in_its_workers(tmp_path: Path, spark: SparkSession) -> None:
     with PipelineTest(shop(), tmp_path, spark) as test:
-        for point in DEATHS:
-            test.feed("orders", [{"k": 1, "at": datetime(2026, 1, 1, tzinfo=UTC)}])
-            test.cut()
-            with pytest.raises(Died, match=point):
-                test.step(dies=point)
-            test.restart()
-        test.settle()
-        assert test.view("totals") == [{"k": 1, "n": 3}]
-        assert [(tick, [row["n"] for row in rows]) for tick, rows in test.changes("totals")] == [(1, [1]), (2, [1, 2]), (3, [2, 3])]
-        with pytest.raises(ValueError, match="between commits"):
-            test.step(dies="between comits")
+        dies_and_goes_on(test, SOME_POINTS)
+        with pytest.raises(ValueError, match="within a task"):
+            test.step(dies="in the kernel")
+
+
+# One step alone
+
+
+def test_a_kernel_is_driven_tick_by_tick() -> None:
+    totals = orders_of(hr.Pipeline("shop")).group_by("k").aggregate(n=hr.agg.count())
+    test = KernelTest(totals)
+    assert test.tick([{"k": 1, "at": NOON}, {"k": 1, "at": NOON}]) == [{"k": 1, "n": 2, "_change_type": "insert"}]
+    again = KernelTest(totals)
+    again.state = test.state.copy()
+    told = [{"k": 1, "n": 2, "_change_type": "update_preimage"}, {"k": 1, "n": 3, "_change_type": "update_postimage"}]
+    assert again.tick([{"k": 1, "at": NOON}]) == test.tick([{"k": 1, "at": NOON}]) == told
+
+
+def test_a_kernel_that_goes_by_time_waits_for_the_tests_clock() -> None:
+    test = KernelTest(orders_of(hr.Pipeline("shop")).window(hr.tumbling("1 minute")).group_by("k").aggregate(n=hr.agg.count()))
+    assert test.tick([{"k": 1, "at": NOON}], complete=NOON) == []
+    assert test.waits_until_us == int(NOON.replace(minute=1).timestamp()) * 1_000_000
+    (closed,) = test.tick([], complete="2026-01-01T12:01:00Z")
+    assert (closed["k"], closed["n"], closed["_change_type"]) == (1, 1, "insert")
+    assert test.tick([{"k": 1, "at": NOON}]) == [], "it is too late"
+
+
+def test_a_kernel_of_two_inputs_is_given_both() -> None:
+    pipeline = hr.Pipeline("shop")
+    people = pipeline.table("people", schema="k BIGINT, name STRING", key="k")
+    test = KernelTest(orders_of(pipeline).join(people, on="k"))
+    (row,) = test.tick([{"k": 1, "at": NOON}], [{"k": 1, "name": "Ada", "_change_type": "insert"}])
+    assert (row["k"], row["name"]) == (1, "Ada")
+    with pytest.raises(InputError, match="has 2 inputs, and 1 were given"):
+        test.tick([])
+
+
+def test_a_step_without_state_has_no_kernel() -> None:
+    with pytest.raises(InputError, match=r"orders\.where keeps no state"):
+        KernelTest(orders_of(hr.Pipeline("shop")).where("k > 0"))

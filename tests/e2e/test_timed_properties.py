@@ -23,9 +23,9 @@ from headrace.pipeline.replay import begin, version_state
 from headrace.pipeline.runner import Runner
 from headrace.sinks.view_reader import ViewReader
 from headrace.testing.pipelines import PipelineTest
+from headrace.testing.plain_spark import Fault, PlainSpark
 from tests.e2e.faults import Faults
 from tests.e2e.test_engine_properties import Move, advance, finish, moves
-from tests.engine.plain_spark import Fault, PlainSpark
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)

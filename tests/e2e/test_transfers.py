@@ -15,8 +15,8 @@ import pytest
 import headrace as hr
 from headrace.sinks.view_reader import Snapshot, ViewReader
 from headrace.testing.pipelines import PipelineTest
+from headrace.testing.plain_spark import PlainSpark
 from tests.e2e.everything import folded
-from tests.engine.plain_spark import PlainSpark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,10 +16,10 @@ from headrace.pipeline.builder import JobBuilder
 from headrace.pipeline.runner import Runner
 from headrace.sinks.ledger import Ledger, RunnerFenced
 from headrace.testing.pipelines import PipelineTest
-from tests.crash.inject.points import IN_TASKS, ON_THE_DRIVER, put_in_place
+from headrace.testing.plain_spark import PlainSpark
+from headrace.testing.points import IN_TASKS, ON_THE_DRIVER, put_in_place
 from tests.e2e.everything import check, everything
 from tests.e2e.test_lost_state import contents, feed_some
-from tests.engine.plain_spark import PlainSpark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,7 @@ from typing import Any
 
 import headrace as hr
 from headrace.testing.pipelines import PipelineTest
-from tests.engine.plain_spark import PlainSpark
+from headrace.testing.plain_spark import PlainSpark
 
 SHOPS = ("north", "south", "west")
 TICKS, CHANGES, KEYS = 30, 8, 6

@@ -11,7 +11,7 @@ import pytest
 import headrace as hr
 from headrace.errors import BadDuration, PlanError, UnfitColumn, UnknownColumn
 from headrace.testing.pipelines import PipelineTest
-from tests.engine.plain_spark import PlainSpark
+from headrace.testing.plain_spark import PlainSpark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

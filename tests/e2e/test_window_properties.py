@@ -24,7 +24,7 @@ from headrace.operators.windows.base import WindowStep
 from headrace.operators.windows.specs import Divert, LatePolicy, Session, Sliding, WindowSpec
 from headrace.pipeline.explain import explain
 from headrace.testing.pipelines import PipelineTest
-from tests.engine.plain_spark import PlainSpark
+from headrace.testing.plain_spark import PlainSpark
 from tests.engine.test_clocks import obvious as obvious_clock
 from tests.operators.histories import text
 from tests.operators.windows.feeding import STREAM, in_order

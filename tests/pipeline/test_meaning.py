@@ -16,7 +16,7 @@ from headrace.pipeline.arrangement import Arrangement, arranged, arranged_query,
 from headrace.pipeline.plan import PipelinePlan
 from headrace.sinks.ledger import MAIN_QUERY, Ledger, LedgerEntry
 from headrace.testing.pipelines import PipelineTest
-from tests.engine.plain_spark import PlainSpark
+from headrace.testing.plain_spark import PlainSpark
 
 Declared = Callable[[hr.Pipeline], None]
 

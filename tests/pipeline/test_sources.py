@@ -10,7 +10,7 @@ import pytest
 import headrace as hr
 from headrace.errors import InputReplaced, RetryError
 from headrace.testing.pipelines import PipelineTest
-from tests.engine.plain_spark import PlainSpark
+from headrace.testing.plain_spark import PlainSpark
 
 
 def shop() -> hr.Pipeline:

@@ -11,7 +11,7 @@ import pytest
 import headrace as hr
 from headrace.errors import TopicExists
 from headrace.testing.pipelines import PipelineTest
-from tests.engine.plain_spark import PlainSpark
+from headrace.testing.plain_spark import PlainSpark
 
 ROWS = [{"k": k, "v": 1.0} for k in range(20)]
 

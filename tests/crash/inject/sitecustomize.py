@@ -15,7 +15,7 @@ from types import ModuleType
 
 def strike(point: str) -> None:
     """The file is moved, not read and removed: of several processes one succeeds, and what it did can be seen afterwards."""
-    armed = points.armed(point)
+    armed = arming.armed(point)
     mine = armed.with_suffix(f".{os.getpid()}")
     try:
         armed.rename(mine)
@@ -55,6 +55,7 @@ class PuttingInPlace(Loader):
 
 
 if "HEADRACE_ARMED" in os.environ:
-    from tests.crash.inject import points
+    from headrace.testing import points
+    from tests.crash.inject import arming
 
     sys.meta_path.insert(0, AtImport({point.module for point in points.ALL.values()}))

@@ -1,7 +1,9 @@
-"""What the job builder needs of Spark, in this process: tasks one after the other, in an order of chance, some of them tried again, run twice, or long after their time.
+"""What a pipeline needs of Spark, in this process and without a JVM: tasks one after the other, in an order of chance, some of them tried again, run twice, or long after
+their time.
 
-It is for properties, which want hundreds of runs; the runner, the builder and everything a task does are the real ones, and every attempt of a task has its own
-copy of its function, as in Spark. There is no Spark SQL here but a few words that the builder uses itself.
+It is what `PipelineTest` runs on unless it is given a session, and for properties, which want hundreds of runs. The runner, the builder and everything a task does are the
+real ones, and every attempt of a task has its own copy of its function, as in Spark. There is no Spark SQL here but a few words that the builder uses itself: expressions
+over a stream's topic are computed by Python anyway, others are refused.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext, cloudpickle
 
 from headrace.engine.labels import spark_hash
+from headrace.errors import NotSupported
 
 Batches = Iterable[pa.RecordBatch]
 Part = Callable[[], Iterator[pa.RecordBatch]]
@@ -34,7 +36,7 @@ class PlainSpark:
     """The session. `chance` orders tasks and what they get; a task that raises `Fault` is tried again; some that succeeded are run again, at once or later."""
 
     cores: int = 2
-    chance: Random = field(default_factory=lambda: Random(0))
+    chance: Random = field(default_factory=lambda: Random(0))  # noqa: S311  # any order will do
     repeats: float = 0.0
     zombies: list[Callable[[], object]] = field(default_factory=list)
     """The tasks of earlier jobs, to be run when nobody waits for them any more."""
@@ -73,11 +75,13 @@ class PlainSpark:
 
 
 def _attempt(task: Part, number: int) -> list[pa.RecordBatch]:
+    from pyspark import TaskContext
+
     TaskContext(partitionId=number)  # there is one in a process; Spark's workers set it like this
     try:
         return list(task())
     finally:
-        TaskContext._setTaskContext(None)
+        TaskContext._setTaskContext(None)  # noqa: SLF001  # there is no other way
 
 
 @dataclass
@@ -87,7 +91,9 @@ class Frame:
     spark: PlainSpark
     parts: Callable[[], list[Part]]
 
-    def mapInArrow(self, function: Callable[[Batches], Iterator[pa.RecordBatch]], schema: str) -> Frame:  # noqa: N802
+    def mapInArrow(self, function: Callable[[Batches], Iterator[pa.RecordBatch]], schema: str) -> Frame:  # noqa: N802, ARG002
+        from pyspark import cloudpickle
+
         frozen: bytes = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
         return Frame(self.spark, lambda: [partial(_mapped, frozen, part) for part in self.parts()])
 
@@ -126,14 +132,23 @@ class Frame:
     def unpersist(self) -> None:
         """Nothing to do: nobody asks again."""
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what Python itself looks for
+            raise AttributeError(name)
+        raise no_spark_sql(name)
+
     def collect(self) -> list[Any]:
         results = self.spark.run(self.parts())
         assert not any(batch.num_rows for batches in results for batch in batches), "a job has no rows of its own"
         return []
 
 
+def no_spark_sql(what: str) -> NotSupported:
+    return NotSupported(f"There is no Spark SQL in a test without Spark: {what}.", fix="give the test a session: PipelineTest(pipeline, path, hr.spark()).")
+
+
 def _mapped(frozen: bytes, part: Part) -> Iterator[pa.RecordBatch]:
-    result: Iterator[pa.RecordBatch] = pickle.loads(frozen)(part())
+    result: Iterator[pa.RecordBatch] = pickle.loads(frozen)(part())  # noqa: S301  # what `mapInArrow` froze
     return result
 
 
@@ -155,7 +170,8 @@ def _column(batch: pa.RecordBatch, expression: str) -> tuple[str, pa.Array]:
     if number := _NUMBER.fullmatch(expression):
         return number[2], pa.array([int(number[1])] * batch.num_rows, pa.int32())
     column = _COLUMN.fullmatch(expression)
-    assert column is not None, f"no Spark SQL here: {expression}"
+    if column is None:
+        raise no_spark_sql(expression)
     return column[2] or column[1], batch.column(column[1])
 
 

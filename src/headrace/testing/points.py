@@ -1,17 +1,15 @@
 """The moments at which a pipeline may be struck: a function of the engine, and whether just before or just after it.
 
-The crash tests kill processes there (`sitecustomize.py` puts it in place in Spark's workers too), the property tests raise an error there. The product knows
-nothing of it. A name that is no longer there is an error, so that no test goes on without its fault.
+`PipelineTest.step(dies=…)` lets a runner die there; our own tests also kill whole processes. The product knows nothing of it. A name that is no longer there is
+an error, so that no test goes on without its fault.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 BEFORE, AFTER = "before", "after"
@@ -74,11 +72,6 @@ ALL = POINTS | KAFKA_IN_TASKS | KAFKA_ON_THE_DRIVER
 def on_kafka(names: Iterable[str]) -> list[str]:
     """Without the points of the embedded log."""
     return [name for name in names if not ALL[name].module.startswith("headrace.log.file")]
-
-
-def armed(name: str) -> Path:
-    """The file that says that a point is to be struck, in a run that is."""
-    return Path(os.environ["HEADRACE_ARMED"]) / name.replace(" ", "_")
 
 
 def put_in_place(names: Iterable[str], strike: Callable[[str], None], patch: Callable[[Any, str, Any], None] = setattr) -> None:

@@ -1,0 +1,85 @@
+"""Testing one step alone: its kernel, with its state in memory, tick by tick. No Spark, no log, no clock but the one that the test sets.
+
+    minutes = orders.window(hr.tumbling("1 minute")).group_by("region").aggregate(n=hr.agg.count())
+    test = KernelTest(minutes)
+    assert test.tick([{"region": "eu", "at": at("12:00:10")}], complete=at("12:00:30")) == []
+    assert test.tick([], complete=at("12:01:00")) == [{"region": "eu", …, "n": 1, "_change_type": "insert"}]
+
+Steps before the kernel are not carried out: the rows are those that it would be given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.durations import to_time_us
+from headrace.errors import InputError
+from headrace.operators.kernel import CHANGE_TYPE, TICK, UNSTARTED, Clocks, TimedKernel
+from headrace.operators.memory_state import MemoryState
+from headrace.pipeline.hosting import keeps_state, kernel_of
+from headrace.pipeline.plan import Step, TopicStep
+
+if TYPE_CHECKING:
+    from headrace.pipeline.stream import Stream, Table
+
+Row = Mapping[str, Any]
+Moment = datetime | str
+
+
+class KernelTest:
+    """The last step of a stream or table, which must be one that keeps state. `state` is what it remembers; a copy of it is as good as the original."""
+
+    def __init__(self, declared: Stream | Table) -> None:
+        step = declared.step
+        if not keeps_state(step):
+            raise InputError(f"{step.place} keeps no state, so it has no kernel.", fix="name the step that does: an aggregate, a window, a join, ….")
+        self.step: Step = replace(step, name=step.name or step.place)
+        self.kernel = kernel_of(self.step)
+        self.state = MemoryState()
+        self._tick = 0
+        self._complete_us = self._closed_us = UNSTARTED
+
+    def tick(self, *inputs: Sequence[Row], complete: Moment | None = None, closed: Moment | None = None) -> list[dict[str, Any]]:
+        """One tick with the rows of each of the step's inputs, in their order; a table's rows are changes, with a `_change_type`. Returns what the step tells.
+
+        `complete`: no earlier row is expected any more; without it, time stands still. `closed`: an earlier row is too late for anyone; the same unless it is given.
+        """
+        before = (self._complete_us, self._closed_us)
+        self._complete_us = self._complete_us if complete is None else to_time_us(complete)
+        self._closed_us = self._complete_us if closed is None else to_time_us(closed)
+        self._tick += 1
+        tables = self._tables(inputs)
+        if isinstance(self.kernel, TimedKernel):
+            told = self.kernel.step_timed(self.state, tables, [self._clocks(before)] * len(tables))
+        else:
+            told = self.kernel.step(self.state, pa.concat_tables(tables))
+        rows: list[dict[str, Any]] = told.drop_columns([TICK]).to_pylist()
+        return rows
+
+    @property
+    def waits_until_us(self) -> int | None:
+        """The time that something in the state waits for: a `complete` at or past it lets the step tell more, or forget."""
+        return self.kernel.due(self.state) if isinstance(self.kernel, TimedKernel) else None
+
+    def _tables(self, inputs: Sequence[Sequence[Row]]) -> list[pa.Table]:
+        schemas = [self.step.stored_schema] if isinstance(self.step, TopicStep) else [given.schema for given in self.step.inputs]
+        tables = [self.step.is_table] if isinstance(self.step, TopicStep) else [given.is_table for given in self.step.inputs]
+        if len(inputs) != len(schemas):
+            raise InputError(f"{self.step.name} has {len(schemas)} inputs, and {len(inputs)} were given.", fix="give the rows of each: tick(left, right).")
+        return [self._table(rows, schema, is_table=kind) for rows, schema, kind in zip(inputs, schemas, tables, strict=True)]
+
+    def _table(self, rows: Sequence[Row], schema: pa.Schema, *, is_table: bool) -> pa.Table:
+        changes = [pa.field(CHANGE_TYPE, pa.string())] if is_table else []
+        return pa.Table.from_pylist([{**row, TICK: self._tick} for row in rows], pa.schema([*schema, *changes, pa.field(TICK, pa.int64())]))
+
+    def _clocks(self, before: tuple[int, int]) -> Clocks:
+        def one(value: int) -> Any:
+            return np.array([value], np.int64)
+
+        return Clocks(one(self._tick), one(max(self._complete_us, 0)), one(self._complete_us), one(self._closed_us), *before)
