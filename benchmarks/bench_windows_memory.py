@@ -1,6 +1,6 @@
 """State of windows is freed: over 500 batches whose windows come and go, what is kept on disk and in memory does not grow, the last hundred batches beside the hundred before.
 
-All this runs in a process of its own: `python -m benchmarks.bench_windows_memory` prints what was seen, every fifth batch.
+A run sweeps files that nobody needs any more only after some minutes; here that is done before each look. All this runs in a process of its own: `python -m benchmarks.bench_windows_memory` prints what was seen, every fifth batch.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import headrace as hr
 from benchmarks.bench_state_memory import memory_mib
 from benchmarks.report import Result, judged, note
 from benchmarks.state_runs import Run, directory
+from headrace.pipeline.upkeep import Upkeep
 
 BATCHES, ROWS, KEYS = 500, 2_000, 500
 SLACK = 1.1
@@ -51,9 +52,12 @@ def main() -> None:
     remember = {f"spark.{of}": 50 for of in ("ui.retainedJobs", "ui.retainedStages", "ui.retainedTasks", "sql.ui.retainedExecutions")}
     spark = hr.spark("bench", master="local[2]", driver_memory="1g", config={**remember, "spark.sql.shuffle.partitions": 2})
     with directory() as root, Run(windows().plan(), root, spark) as run:
+        sweeper = Upkeep(run.runner, fixed_shards=True).sweeper
+        sweeper.older_than_s = 1.0
         for batch in range(BATCHES):
             run.batch(rows_of(batch))
             if batch % 5 == 4:
+                sweeper.finish()
                 print(json.dumps({**memory_mib(spark), "state": state_mib(root)}), flush=True)
     spark.stop()
 
