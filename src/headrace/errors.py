@@ -263,5 +263,9 @@ class InputReplaced(ConfigurationError):
     """An input's topic is not the one whose rows the pipeline has taken in: it was deleted and made again."""
 
 
+class StateElsewhere(ConfigurationError):
+    """A state directory that is not the one that the pipeline's ledger speaks of."""
+
+
 class PlanChanged(ConfigurationError):
     """A pipeline was edited so that the state it has no longer fits a step."""

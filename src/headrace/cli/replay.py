@@ -8,7 +8,7 @@ import typer
 
 from headrace.cli.output import say
 from headrace.cli.progress import Progress
-from headrace.cli.run import File, MasterOption, PipelineOption, ShardsOption, StateOption, UntilOption, farewell, state_beside
+from headrace.cli.run import File, LocalOption, MasterOption, PipelineOption, ShardsOption, StateOption, UntilOption, farewell, state_beside
 from headrace.cli.settings import LogOption, chosen_log
 from headrace.cli.stopping import stopping
 from headrace.durations import to_time_us
@@ -32,6 +32,7 @@ def replay(
     log: LogOption = None,
     master: MasterOption = None,
     state: StateOption = None,
+    local: LocalOption = None,
     shards: ShardsOption = None,
     pipeline: PipelineOption = None,
     until_caught_up: UntilOption = False,
@@ -61,6 +62,7 @@ def replay(
             retick=retick,
             log=chosen_log(context, log),
             state=directory,
+            local=local,
             shards=shards,
             until_caught_up=until_caught_up,
             stop=stop,

@@ -17,6 +17,12 @@ PipelineOption = Annotated[str | None, typer.Option("--pipeline", metavar="NAME"
 StateOption = Annotated[
     Path | None, typer.Option("--state", metavar="DIR", help="Where state and views are kept. Default: NAME.state beside the file.")
 ]
+LocalOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--local", metavar="DIR", help="Where each machine keeps the state it has at hand: a disk of its own. Default: in the state directory, or on a cluster the temporary one."
+    ),
+]
 MasterOption = Annotated[str | None, typer.Option("--master", help="Spark's master; default: this machine.")]
 ShardsOption = Annotated[
     int | None,
@@ -34,6 +40,7 @@ def run(
     log: LogOption = None,
     master: MasterOption = None,
     state: StateOption = None,
+    local: LocalOption = None,
     shards: ShardsOption = None,
     pipeline: PipelineOption = None,
     until_caught_up: UntilOption = False,
@@ -56,6 +63,7 @@ def run(
             loaded,
             log=chosen_log(context, log),
             state=directory,
+            local=local,
             shards=shards,
             until_caught_up=until_caught_up,
             stop=stop,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +35,8 @@ class Pipeline:
     def __init__(self, name: str, *, log: str | None = None) -> None:
         self.name = check_name(name, what="pipeline name", error=PlanError)
         self.log = log
+        self.directory = Path(sys._getframe(1).f_globals.get("__file__") or "headrace").absolute().parent  # noqa: SLF001
+        """That of the file which declares the pipeline, or, where there is none, the working directory: its state is there, unless it is told where."""
         self.ingested: dict[str, Any] = {}
         """The DataFrames given to `ingest`, by the name of their entry in the plan."""
         self._inputs: dict[str, TopicStep] = {}

@@ -27,6 +27,7 @@ from headrace.pipeline.plan import PipelinePlan, ViewOutput
 from headrace.pipeline.query import MOST_TICKS_A_BATCH, Query, Workshop, sub_plan
 from headrace.pipeline.rescale import remembered_shards
 from headrace.pipeline.sources import Sources
+from headrace.pipeline.state_directory import StateDirectory
 from headrace.pipeline.status import Status, status_of, write_status
 from headrace.pipeline.topics import make_topics
 from headrace.sinks.ledger import MAIN_QUERY, Ledger, LedgerEntry, RunnerFenced
@@ -52,7 +53,8 @@ class Runner:
         plan = known_names(plan, log)
         check_hosted(plan)
         self.plan, self.log, self.spark, self.state = plan, log, spark, state.absolute()
-        self.local = (local or self.state / "local").absolute()
+        home = StateDirectory(log, plan.name, self.state)
+        self.local = home.local(spark, local)
         self.cores = int(spark.conf.get("spark.sql.shuffle.partitions", "2") or 2)
         self.shards = shards or remembered_shards(log, plan.name) or self.cores
         self.state.mkdir(parents=True, exist_ok=True)
@@ -62,6 +64,7 @@ class Runner:
         self.ledger = Ledger(log, plan.name)
         self.ledger.take_over()
         self._sources.remember(self.ledger)
+        home.remember(self.ledger)
         self.journal = TickJournal(log, plan.name)  # now nobody else can add to it
         self._begin()
         self.views = self._open_views()

@@ -21,6 +21,8 @@ from headrace.pipeline.ingest import Ingests
 from headrace.pipeline.plan import PipelinePlan
 from headrace.pipeline.replay import begin, version_state
 from headrace.pipeline.runner import Runner
+from headrace.pipeline.sources import Sources
+from headrace.pipeline.state_directory import StateDirectory
 from headrace.pipeline.status import Status
 from headrace.pipeline.topics import make_topics
 from headrace.pipeline.upkeep import Upkeep
@@ -40,6 +42,7 @@ def run(
     *,
     log: str | None = None,
     state: str | Path | None = None,
+    local: str | Path | None = None,
     shards: int | None = None,
     until_caught_up: bool = False,
     stop: Event | None = None,
@@ -51,11 +54,14 @@ def run(
 ) -> None:
     """Run a pipeline in this process until `stop` is set; `on_status` hears of every batch. Other options are those of `hr.spark`.
 
+    State and views are in `state`, which a cluster's machines must all see; by default NAME.state beside the file that declares the pipeline. What each machine keeps at hand is in `local`; by
+    default in the state directory on one machine, and in its temporary directory on each of a cluster.
+
     With `serve` its views are served on this machine meanwhile, at a port or, without one, at 8765 or any that is free; `on_serving` hears where.
     """
     with open_log(address_of(pipeline, log)) as opened:
         plan = _checked(opened, pipeline.plan(), state_of(pipeline, state))
-        runner = Runner(plan, opened, _session(spark_options), state_of(pipeline, state), shards=shards)
+        runner = Runner(plan, opened, _session(spark_options), state_of(pipeline, state), shards=shards, local=_path(local))
         ingests = Ingests(pipeline, runner.spark, opened.address, runner.state, until_caught_up=until_caught_up, on_change=runner.tell)
         with _serving(runner, opened, port, on_serving) if serve else nullcontext():
             _run(runner, ingests, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
@@ -69,6 +75,7 @@ def replay(
     retick: bool = False,
     log: str | None = None,
     state: str | Path | None = None,
+    local: str | Path | None = None,
     shards: int | None = None,
     until_caught_up: bool = False,
     stop: Event | None = None,
@@ -79,7 +86,7 @@ def replay(
     with open_log(address_of(pipeline, log)) as opened:
         directory = version_state(state_of(pipeline, state), version)
         plan = _checked(opened, begin(opened, pipeline.plan(), version, since=since, retick=retick), directory)
-        runner = Runner(plan, opened, _session(spark_options), directory, shards=shards)
+        runner = Runner(plan, opened, _session(spark_options), directory, shards=shards, local=_path(local))
         _run(runner, None, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
 
 
@@ -100,6 +107,8 @@ def _checked(log: Log, plan: PipelinePlan, state: Path) -> PipelinePlan:
     plan = known_names(plan, log)
     check_hosted(plan)
     make_topics(log, plan)
+    StateDirectory(log, plan.name, state)
+    Sources(log, plan.name, [step.topic for step in plan.inputs])
     check_fits(plan, log, state)
     return plan
 
@@ -148,7 +157,12 @@ def _session(options: dict[str, Any]) -> SparkSession:
 
 
 def state_of(pipeline: Pipeline, given: str | Path | None) -> Path:
-    return Path(given or f"{pipeline.name}.state")
+    """Where a pipeline keeps its state: beside the file that declares it, unless it is told."""
+    return Path(given) if given else pipeline.directory / f"{pipeline.name}.state"
+
+
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given)
 
 
 def address_of(pipeline: Pipeline, given: str | None) -> str:
