@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 import headrace as hr
+from headrace.engine import ticks as ticks_module
 from headrace.engine.ticks import Tick, TickJournal
 from headrace.errors import PlanError
 from headrace.log.file.log import FileLog
@@ -95,6 +96,29 @@ def test_a_version_begins_with_the_recorded_ticks(log: FileLog, monkeypatch: pyt
     past = record(log, 10)
     plan = begin(log, shop().plan(), "v2")
     assert plan.name == "shop.v2"
+    assert recorded(log) == past
+
+
+def test_ticks_are_read_a_few_at_a_time_and_not_again(log: FileLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "_TICKS_A_COMMIT", 3)
+    monkeypatch.setattr(replay, "_TICKS_AT_ONCE", 4)
+    monkeypatch.setattr(ticks_module, "MOST_AT_HAND", 5)
+    past = record(log, 30)
+    read: list[int] = []
+
+    def counted(journal: TickJournal, after: int, up_to: int) -> Sequence[Tick]:
+        found = real(journal, after, up_to)
+        read.append(len(found))
+        return found
+
+    real = TickJournal.between
+    monkeypatch.setattr(TickJournal, "between", counted)
+    begin(log, shop().plan(), "v2")
+    assert max(read) == 4
+    read.clear()
+    begin(log, shop().plan(), "v2")
+    assert sum(read) == 0, "what is recorded need not be read"
+    monkeypatch.undo()
     assert recorded(log) == past
 
 

@@ -8,7 +8,7 @@ What was decided when a version was begun stands in a note of the log, so that i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -26,6 +26,7 @@ from headrace.sinks.ledger import Ledger
 
 VERSION = 1
 _TICKS_A_COMMIT = 5_000
+_TICKS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def begin(log: Log, plan: PipelinePlan, version: str, *, since: int | str | None
         tx = ledger.transaction()
         tx.set_note(_note(renamed.name), json.dumps(asdict(chosen)))
         ledger.commit(tx)
-    _record(ledger, journal, past.ticks(chosen))  # 2
+    _record(ledger, journal, past.ticks(chosen, journal.last))  # 2
     return renamed
 
 
@@ -143,13 +144,11 @@ def _refuse_taken_topics(log: Log, plan: PipelinePlan) -> None:
 
 
 def _record(ledger: Ledger, journal: TickJournal, ticks: Iterator[Tick]) -> None:
-    """In commits of bounded size; what an earlier attempt has recorded is left out."""
-    missing = (tick for tick in ticks if journal.last is None or tick.number > journal.last.number)
-    while chunk := list(islice(missing, _TICKS_A_COMMIT)):
+    """In commits of bounded size."""
+    while chunk := list(islice(ticks, _TICKS_A_COMMIT)):
         tx = ledger.transaction()
         journal.record(tx, chunk)
-        ledger.commit(tx)
-        journal.refresh()
+        journal.took(chunk, ledger.commit(tx))
 
 
 class _Past:
@@ -198,8 +197,12 @@ class _Past:
             )
         return found
 
-    def _recorded(self, after: int) -> Sequence[Tick]:
-        return self.journal.between(after, self._ends()[1].number)
+    def _recorded(self, after: int, up_to: int | None = None) -> Iterator[Tick]:
+        """The ticks (after, up_to], or up to the newest. There may be a great many, so they are read a few at a time."""
+        last = self._ends()[1].number if up_to is None else up_to
+        while after < last and (chunk := self.journal.between(after, min(last, after + _TICKS_AT_ONCE))):
+            yield from chunk
+            after = chunk[-1].number
 
     def _refuse_what_is_gone(self, after: int) -> None:
         """Retention and compaction take rows away: a replay from before what they left would give other rows, silently."""
@@ -208,8 +211,7 @@ class _Past:
         if not gone:
             return
         topic, partition, offset = gone[0]
-        reached = (tick for tick in self._recorded(after) if self._reaches(tick, whole))
-        earliest = next(reached, None)
+        earliest = next((tick for tick in self._recorded(after) if self._reaches(tick, whole)), None)
         possible = (
             [f"--from {earliest.number + 1} (behind {_time(earliest)}) is the earliest"]
             if earliest and earliest.number < self._ends()[1].number
@@ -227,12 +229,12 @@ class _Past:
 
     # The ticks
 
-    def ticks(self, decided: Beginning) -> Iterator[Tick]:
-        """Those that a version begins with; the first only says where it begins. None if it cuts all of its own."""
+    def ticks(self, decided: Beginning, recorded: Tick | None) -> Iterator[Tick]:
+        """Those that a version begins with, behind what it has recorded of them; the first only says where it begins. None if it cuts all of its own."""
         if decided.after is None:
             return
-        last: Ends = {}
-        for tick in self.journal.between(decided.after - 1, decided.after if decided.up_to is None else decided.up_to):
+        after, last = (decided.after - 1, {}) if recorded is None else (recorded.number, recorded.ends)
+        for tick in self._recorded(after, decided.after if decided.up_to is None else decided.up_to):
             last = _no_less(self._known(tick), last)
             yield Tick(tick.number, tick.time_us, last)
 
