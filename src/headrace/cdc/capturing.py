@@ -100,7 +100,7 @@ class Capturing:
             self._start_over = False
             source.confirm(state.position)
             while not stopped.is_set():
-                if self._step(source) and until_caught_up and not state.pending:
+                if self._step(source) and until_caught_up and not state.pending and source.is_caught_up():
                     break
             self._tell(source)
         finally:
@@ -113,6 +113,8 @@ class Capturing:
         part = source.poll(0.0 if self._writer.waiting_rows else POLL_S)
         if part.items or part.position is not None:
             self._take(part)
+            if not part.items and not self._writer.is_open:
+                self._commit(source)  # a heartbeat: the position alone
         if self._is_due(part):
             self._commit(source)
         self._tell_now_and_then(source)
@@ -120,7 +122,7 @@ class Capturing:
 
     def _take(self, part: Part) -> None:
         self._writer.write(part)
-        if any(isinstance(item, Chunk) for item in part.items):
+        if any(isinstance(item, Chunk) and item.table == self._asked_chunk for item in part.items):
             self._asked_chunk = None
         if self._gathering_since_s is None and self._writer.is_open:
             self._gathering_since_s = time.monotonic()

@@ -27,6 +27,21 @@ def _open_sqlite(capture: Capture) -> Source:
     return SqliteSource(capture.options["path"], capture.name, capture.tables)
 
 
+def postgres(url: str, *, tables: Sequence[str] = (), name: str | None = None, **settings: Any) -> Capture:
+    """Tables of a Postgres database (all of them, if none are named; `schema.*` is a pattern), captured by logical replication. Needs the extra `postgres`."""
+    return _capture("postgres", name or _database_of(url), _open_postgres, tables, settings, url=url)
+
+
+def _open_postgres(capture: Capture) -> Source:
+    from headrace.cdc.postgres_source.source import PostgresSource
+
+    return PostgresSource(capture.options["url"], capture.name, capture.tables, prefix=capture.prefix)
+
+
+def _database_of(url: str) -> str:
+    return urlsplit(url).path.strip("/") or "database"
+
+
 _SETTINGS = ("log", "prefix", "partitions", "preimages", "snapshot", "chunk_rows")
 
 
@@ -44,4 +59,6 @@ def from_url(url: str, *, tables: Sequence[str] = (), name: str | None = None, *
     kind = urlsplit(url).scheme
     if kind == "sqlite":
         return sqlite(url.removeprefix("sqlite:").removeprefix("//"), tables=tables, name=name, **settings)
-    raise InputError(f"{url!r} is no database that can be captured: {nearest(kind, ['sqlite'])}", fix="give sqlite:PATH.")
+    if kind in {"postgres", "postgresql"}:
+        return postgres(url, tables=tables, name=name, **settings)
+    raise InputError(f"{url!r} is no database that can be captured: {nearest(kind, ['sqlite', 'postgres'])}", fix="give sqlite:PATH or postgres://USER@HOST/DATABASE.")

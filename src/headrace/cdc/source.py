@@ -148,6 +148,9 @@ class Source(Protocol):
     def poll(self, timeout_s: float) -> Part:
         """What comes next; an empty part if nothing came in time."""
 
+    def is_caught_up(self) -> bool:
+        """Whether all that was committed before this was first asked has been handed out."""
+
     def confirm(self, position: str) -> None:
         """Everything up to here is durable in the log: the source need not keep it."""
 

@@ -105,12 +105,12 @@ class SqliteSource:
 
     def _has_news(self) -> bool:
         (version,) = self._connection.execute("PRAGMA data_version").fetchone()
-        changed, self._data_version = version != self._data_version, version
-        return bool(changed)
+        return bool(version != self._data_version)
 
     def _next_part(self) -> Part:
         items: list[Item] = []
         if self._reading_to is None:
+            (self._data_version,) = self._connection.execute("PRAGMA data_version").fetchone()
             items += self._follow_columns()
             self._connection.execute("BEGIN")
             self._reading_to = max(self._newest(), self._read_to)
@@ -151,6 +151,10 @@ class SqliteSource:
         """Somebody changed the schema: the triggers follow."""
         (version,) = self._connection.execute("PRAGMA schema_version").fetchone()
         return [] if version == self._schema_version else self._install()
+
+    def is_caught_up(self) -> bool:
+        with _translated(self.path):
+            return not self._has_news()
 
     def confirm(self, position: str) -> None:
         """Remove what is durable in the log, now and then; if the database is busy, later."""

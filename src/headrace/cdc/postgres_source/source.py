@@ -1,0 +1,230 @@
+"""The source for Postgres: a replication connection that is read in large gulps, a second connection for everything else."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from headrace.cdc.postgres_source.catalogue import Catalogue
+from headrace.cdc.postgres_source.chunks import ChunkReader, FoundChunk, Seen
+from headrace.cdc.postgres_source.connecting import connect, translated
+from headrace.cdc.postgres_source.pgoutput import BEGIN, COMMIT, OUR_PREFIX, Decoder
+from headrace.cdc.postgres_source.relations import Relation, RelationMessage
+from headrace.cdc.postgres_source.slots import check_server, database_name, drop_slot, ensure_slot, lsn, publish, slot_status
+from headrace.cdc.source import ChunkRequest, Item, Part, Reshaped, TableShape
+from headrace.errors import ConfigurationError
+
+MOST_MESSAGES, MOST_BYTES = 60_000, 16 << 20
+HEARTBEAT_S = 10.0
+FEEDBACK_S = 1.0
+XIDS_KEPT = 5_000
+
+
+class PostgresSource:
+    def __init__(self, url: str, name: str, tables: Sequence[str], *, prefix: str = "") -> None:
+        self.url, self.name, self.wanted = url, database_name(name), tuple(tables)
+        self._catalogue = Catalogue(connect(url))
+        self._chunks: ChunkReader | None = None
+        self._relations: dict[str, Relation] = {}
+        self._decoder = Decoder(self._resolved, prefix)
+        self._replication: Any = None
+        self._cursor: Any = None
+        self._tail: list[bytes] = []
+        self._request: ChunkRequest | None = None
+        self._held: tuple[Seen, FoundChunk] | None = None
+        self._consumed: deque[int] = deque(maxlen=XIDS_KEPT)
+        self._position = 0
+        self._target: int | None = None
+        self._beat_s = self._fed_s = time.monotonic()
+        self._slot: dict[str, Any] = {}
+        self._slot_s = 0.0
+
+    # Beginning
+
+    def start(self, position: str | None, *, afresh: bool = False) -> str:
+        """The slot is there before any snapshot: what happens during it is in the stream."""
+        with translated():
+            check_server(self._catalogue)
+            self.tables()
+            self._position = ensure_slot(self._catalogue, self.name, int(position) if position else None, afresh=afresh)
+            self._replication = connect(self.url, replication=True)
+            self._cursor = self._replication.cursor()
+            options = {"proto_version": "1", "publication_names": self.name, "messages": "true"}
+            self._cursor.start_replication(self.name, decode=False, start_lsn=lsn(self._position), options=options, status_interval=10)
+        return str(self._position)
+
+    def tables(self) -> list[TableShape]:
+        with translated():
+            relations = self._catalogue.relations(self.wanted)
+            fresh = [each for each in relations if each.name not in self._relations]
+            if fresh:
+                publish(self._catalogue, self.name, [each.name for each in fresh])
+        for each in fresh:
+            self._relations[each.name] = each
+            self._decoder.known_shapes[each.name] = each.shape
+        changed = [each.name for each in relations if each.shape != self._decoder.known_shapes[each.name]]
+        if changed and self._request is None and self._held is None:
+            self._request = ChunkRequest(changed[0], None, 0)  # columns changed and no row has since: find its place in the stream
+        return [each.shape for each in self._relations.values()]
+
+    def _resolved(self, message: RelationMessage) -> Relation | None:
+        """A relation of the stream, with the key that the table had when we first saw it."""
+        known = self._relations.get(message.name)
+        if known is None:
+            return None
+        own = [name for name, _ in known.shape.columns]
+        names = [name for name, _, _ in message.columns]
+        key = [own[place] for place in known.key]
+        if gone := [name for name in key if name not in names]:
+            raise ConfigurationError(
+                f"The key column {gone[0]!r} of {message.name} was renamed or dropped, and a topic's key cannot change.",
+                fix="capture it under a new name and prefix, which begins with a new snapshot; the old topic stays as it is.",
+            )
+        relation = message.to_relation(self._catalogue.type_name, key)
+        self._relations[message.name] = relation
+        return relation
+
+    def count(self, table: str) -> int:
+        with translated():
+            return self._catalogue.estimate(table)
+
+    # The stream
+
+    def request(self, chunk: ChunkRequest) -> None:
+        self._request = chunk
+
+    def poll(self, timeout_s: float) -> Part:
+        with translated():
+            self._try_chunk()
+            payloads, is_drained = self._read(timeout_s)
+            if not payloads:
+                return self._quiet()
+            return self._part(payloads, is_drained)
+
+    def _read(self, timeout_s: float) -> tuple[list[bytes], bool]:
+        """All that is there, up to a bound. What lies behind the last commit waits for the rest of its transaction, unless nothing else came."""
+        payloads, self._tail = self._tail, []
+        size, read = 0, self._cursor.read_message
+        deadline_s = time.monotonic() + timeout_s
+        while len(payloads) < MOST_MESSAGES and size < MOST_BYTES:
+            message = read()
+            if message is None:
+                left_s = deadline_s - time.monotonic()
+                if payloads or left_s <= 0:
+                    return self._cut(payloads), True
+                select.select([self._replication], [], [], left_s)
+                continue
+            payload = message.payload
+            payloads.append(payload)
+            size += len(payload)
+        return self._cut(payloads), False
+
+    def _cut(self, payloads: list[bytes]) -> list[bytes]:
+        for at in range(len(payloads) - 1, -1, -1):
+            if payloads[at][0] == COMMIT:
+                self._tail = payloads[at + 1 :]
+                return payloads[: at + 1]
+        return payloads
+
+    def _part(self, payloads: list[bytes], is_drained: bool) -> Part:
+        items: list[Item] = []
+        at = self._place_of_chunk(payloads)
+        if at is not None:
+            assert self._held is not None
+            items += [*self._decoder.decode(payloads[:at]), *self._taken(self._held[1])]
+            self._held, payloads = None, payloads[at:]
+        items += self._decoder.decode(payloads)
+        self._consumed.extend([int.from_bytes(each[17:21], "big") for each in payloads[-2 * XIDS_KEPT :] if each[0] == BEGIN])
+        if payloads and payloads[-1][0] == COMMIT:
+            self._position = int.from_bytes(payloads[-1][10:18], "big")
+            return Part(items, str(self._position), sum(each[0] == COMMIT for each in payloads), is_idle=is_drained and not self._tail)
+        return Part(items, None, is_idle=False)
+
+    def _quiet(self) -> Part:
+        """Nothing came: the server's position moves on all the same, and is worth keeping now and then, so that it need not keep WAL for us."""
+        now_s = time.monotonic()
+        end = self._cursor.wal_end or 0
+        if self._decoder.open is None and not self._tail and now_s - self._beat_s >= HEARTBEAT_S:
+            self._beat_s = now_s
+            if end > self._position and self._held is None:
+                self._position = end
+                return Part((), str(end))
+        if now_s - self._fed_s >= FEEDBACK_S:
+            self._fed_s = now_s
+            self._cursor.send_feedback()
+        return Part()
+
+    # Snapshots
+
+    def _try_chunk(self) -> None:
+        if self._request is None or self._held is not None:
+            return
+        self._chunks = self._chunks or ChunkReader(connect(self.url))
+        self._held = self._chunks.read(self._request, self._consumed)
+        if self._held is not None:
+            self._request = None
+
+    def _taken(self, found: FoundChunk) -> list[Item]:
+        """A table that has other columns by now is told of, and asked again."""
+        name = found.relation.name
+        if found.relation.shape == self._decoder.known_shapes[name]:
+            return [found.chunk]
+        self._relations[name] = found.relation
+        self._decoder.known_shapes[name] = found.relation.shape
+        return [Reshaped(found.relation.shape), replace(found.chunk, rows=found.chunk.rows.slice(0, 0), after=None, is_last=False)]
+
+    def _place_of_chunk(self, payloads: list[bytes]) -> int | None:
+        """Before the first transaction that the chunk does not see."""
+        if self._held is None:
+            return None
+        sees = self._held[0].sees
+        for at, payload in enumerate(payloads):
+            if payload[0] == BEGIN and not sees(int.from_bytes(payload[17:21], "big")):
+                return at
+        return None
+
+    def is_caught_up(self) -> bool:
+        """A message of our own, behind all that is there, makes the stream come past it soon."""
+        if self._target is None:
+            with translated():
+                ((end,),) = self._catalogue.ask("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
+                self._catalogue.ask("SELECT pg_logical_emit_message(true, %s, 'end')", OUR_PREFIX)
+            self._target = int(end)
+        return self._position >= self._target
+
+    # The other direction
+
+    def confirm(self, position: str) -> None:
+        """Only now may the server forget."""
+        if self._cursor is not None:
+            place = int(position)
+            with translated():
+                self._cursor.send_feedback(write_lsn=place, flush_lsn=place, apply_lsn=place, force=True)
+
+    def status(self) -> dict[str, Any]:
+        if time.monotonic() - self._slot_s >= 1.0:
+            self._slot_s = time.monotonic()
+            with translated():
+                self._slot = slot_status(self._catalogue, self.name)
+        return self._slot
+
+    def close(self) -> None:
+        for connection in (self._replication, self._catalogue.connection, self._chunks.connection if self._chunks else None):
+            if connection is not None:
+                connection.close()
+
+    def remove(self) -> list[str]:
+        removed = []
+        with translated():
+            if self._catalogue.ask("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", self.name):
+                drop_slot(self._catalogue, self.name)
+                removed.append(f"replication slot {self.name}")
+            if self._catalogue.ask("SELECT 1 FROM pg_publication WHERE pubname = %s", self.name):
+                with self._catalogue.connection.cursor() as cursor:
+                    cursor.execute(f'DROP PUBLICATION "{self.name}"')
+                removed.append(f"publication {self.name}")
+        return removed

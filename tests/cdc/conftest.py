@@ -1,0 +1,79 @@
+"""Real database servers, each started once, when the first test asks for it; and a database of its own for each test."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.testing.database_server import DatabaseServer, ServerUnavailable
+from headrace.testing.postgres_server import PostgresServer
+
+
+def started(server: DatabaseServer) -> DatabaseServer:
+    """Skips where no server can be had; with CI=true that is a failure."""
+    try:
+        return server.start()
+    except ServerUnavailable as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"CI needs a {server.kind} server: {error}")
+        pytest.skip(f"no {server.kind} server: {error}")
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    pytest.importorskip("psycopg2")
+    server = started(PostgresServer())
+    assert isinstance(server, PostgresServer)
+    yield server
+    server.stop()
+
+
+class Postgres:
+    """A database, and a connection to it."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.url, self.name = url, name
+
+    def connect(self) -> Any:
+        import psycopg2
+
+        return psycopg2.connect(self.url)
+
+    def do(self, *statements: str) -> None:
+        """In one transaction."""
+        connection = self.connect()
+        with connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+        connection.close()
+
+    def ask(self, query: str) -> list[tuple[Any, ...]]:
+        connection = self.connect()
+        with connection, connection.cursor() as cursor:
+            cursor.execute(query)
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
+        connection.close()
+        return rows
+
+
+@pytest.fixture
+def postgres(postgres_server: PostgresServer) -> Iterator[Postgres]:
+    name = f"shop_{uuid.uuid4().hex[:8]}"
+    server = Postgres(postgres_server.url, "postgres")
+    connection = server.connect()
+    connection.autocommit = True
+    connection.cursor().execute(f"CREATE DATABASE {name}")
+    database = Postgres(postgres_server.url_of(name), name)
+    yield database
+    slots = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = '{0}' AND active"
+    connection.cursor().execute(slots.format(name))
+    connection.cursor().execute(f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = '{name}' AND NOT active")
+    connection.close()
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"file:{tmp_path / 'log'}"

@@ -1,0 +1,132 @@
+"""Postgres as it goes wrong: settings, privileges, slots that are lost; and a capture that is killed while the server is restarted."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.errors import ConfigurationError, RetryError
+from headrace.testing.postgres_server import PostgresServer
+from tests.cdc.conftest import Postgres, started
+from tests.cdc.test_postgres import capture_of, caught_up, folded
+from tests.cdc.workload import (
+    CaptureProcess,
+    Database,
+    Workload,
+    assert_equal_to_tables,
+    assert_nothing_twice,
+    assert_transactions_whole,
+    kill_again_and_again,
+)
+
+
+def refused(database: Postgres, address: str, url: str | None = None, **settings: Any) -> str:
+    with pytest.raises(ConfigurationError) as error:
+        hr.cdc.postgres(url or database.url, name=database.name, **settings).run(log=address, until_caught_up=True)
+    assert error.value.fix
+    return str(error.value)
+
+
+def test_wrong_settings_say_what_to_set(address: str) -> None:
+    server = started(PostgresServer({"wal_level": "replica"}))
+    try:
+        assert isinstance(server, PostgresServer)
+        assert "ALTER SYSTEM SET wal_level = 'logical'" in refused(Postgres(server.url, "x"), address)
+    finally:
+        server.stop()
+
+
+def test_what_is_missing_is_named(postgres: Postgres, address: str) -> None:
+    postgres.do("CREATE TABLE orders (id int PRIMARY KEY)", "CREATE TABLE keyless (a int)", "CREATE ROLE poor LOGIN", "CREATE ROLE reader LOGIN REPLICATION")
+    try:
+        assert "did you mean 'public.orders'" in refused(postgres, address, tables=["ordres"])
+        told = refused(postgres, address, tables=["keyless"])
+        assert "REPLICA IDENTITY FULL" in told
+        assert postgres.ask("SELECT 1 FROM pg_publication") == []  # publishing it would have made the user's updates fail
+        assert "ALTER ROLE" in refused(postgres, address, postgres.url.replace("postgres@", "poor@"), tables=["orders"])
+        assert "CREATE PUBLICATION" in refused(postgres, address, postgres.url.replace("postgres@", "reader@"), tables=["orders"])
+        assert "does not exist" in refused(postgres, address, postgres.url + "_not_there")
+    finally:
+        postgres.do("DROP ROLE poor", "DROP ROLE reader")
+
+
+def test_a_lost_slot_is_told_and_never_made_again_in_silence(postgres: Postgres, address: str) -> None:
+    postgres.do("CREATE TABLE a (id int PRIMARY KEY, v int)", "INSERT INTO a SELECT i, i FROM generate_series(1, 5) i")
+    capture = capture_of(postgres)
+    caught_up(capture, address).close()
+    slot = f"headrace_{postgres.name}"
+    postgres.do(f"SELECT pg_drop_replication_slot('{slot}')")
+    postgres.do("DELETE FROM a WHERE id = 1", "UPDATE a SET v = 9 WHERE id = 2", "INSERT INTO a VALUES (6, 6)")
+    told = refused(postgres, address)
+    assert "was dropped" in told
+    assert "--start-over" in told
+    assert postgres.ask("SELECT 1 FROM pg_replication_slots WHERE slot_name = '" + slot + "'") == []
+    capture.run(log=address, until_caught_up=True, start_over=True)
+    with hr.open_log(address) as log:
+        assert folded(log, "a", "id", "v") == [(2, 9), (3, 3), (4, 4), (5, 5), (6, 6)]
+    postgres.do(f"SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())")
+    postgres.do("INSERT INTO a VALUES (7, 7)", f"SELECT pg_replication_slot_advance('{slot}', pg_current_wal_insert_lsn())")
+    assert "Somebody else has read" in refused(postgres, address)
+
+
+def test_a_slot_in_use_is_waited_for(postgres: Postgres, address: str) -> None:
+    postgres.do("CREATE TABLE a (id int PRIMARY KEY)")
+    capture = capture_of(postgres)
+    caught_up(capture, address).close()
+    with hr.open_log(address) as log:
+        position = capture_position(log, postgres.name)
+    first, second = capture.open(), capture.open()
+    try:
+        first.start(position)
+        with pytest.raises(RetryError, match="in use by the server's process"):
+            second.start(position)
+    finally:
+        first.close()
+        second.close()
+
+
+def capture_position(log: hr.Log, name: str) -> str:
+    import json
+
+    position: str = json.loads(log.note(f"cdc.{name}") or "")["position"]
+    return position
+
+
+def test_what_was_made_can_be_removed(postgres: Postgres, address: str) -> None:
+    postgres.do("CREATE TABLE a (id int PRIMARY KEY)")
+    capture = capture_of(postgres)
+    caught_up(capture, address).close()
+    assert len(capture.remove()) == 2
+    assert capture.remove() == []
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
+def test_killed_at_random_while_the_server_restarts(tmp_path: Path, address: str, kills: int) -> None:
+    import psycopg2
+
+    server = started(PostgresServer())
+    assert isinstance(server, PostgresServer)
+    try:
+        database = Database(lambda: psycopg2.connect(server.url), mark="%s")
+        database.create()
+        file = tmp_path / "captured.py"
+        file.write_text(f"import headrace as hr\nshop = hr.cdc.postgres({server.url!r}, name='shop', chunk_rows=30, partitions=1)\n")
+        workload = Workload(database, seed=kills, tolerate=(psycopg2.Error,)).start()
+        kill_again_and_again(file, address, kills - 1, seed=kills)
+        going_on = CaptureProcess(file, address)
+        time.sleep(1.5)
+        server.stop_process()
+        server.start_process()
+        time.sleep(0.5)
+        going_on.kill()
+        workload.stop()
+        CaptureProcess(file, address, "--until-caught-up").finish()
+        with hr.open_log(address) as log:
+            assert_equal_to_tables(log, database)
+            assert assert_transactions_whole(log) > 5
+            for topic in ("accounts", "orders"):
+                assert_nothing_twice(log, topic)
+    finally:
+        server.stop()
