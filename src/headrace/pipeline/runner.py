@@ -153,6 +153,7 @@ class Runner:
 
     def cut(self, *, forced: bool = False, most_rows: int = MOST_ROWS_A_TICK) -> int:
         """Record the ticks that are due: for new rows, or because time itself has something to tell. Returns how many."""
+        self.ledger.settle()
         last, now_us = self.journal.last, self.now_us()
         assert last is not None
         ticks = next_ticks(self.log, self.topics, last, now_us, most_rows=most_rows, forced=forced or self._time_must_move(last, now_us))
@@ -166,6 +167,7 @@ class Runner:
 
     def step(self, most_ticks: int = MOST_TICKS_A_BATCH) -> bool:
         """One batch of each query that has ticks to do. Returns whether one had."""
+        self.ledger.settle()
         self._workshop.shards = self.shards
         for number, query in enumerate(self.queries):
             query.told_elsewhere = frozenset(step for further in self.queries[:number] for step in further.steps)

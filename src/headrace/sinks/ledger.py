@@ -70,6 +70,14 @@ def _ranges(ids: StateIds) -> list[tuple[int, int, str]]:
     return found
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """An entry, and its note as it is in the log."""
+
+    entry: LedgerEntry
+    text: str
+
+
 class Ledger:
     """One pipeline's ledger, as its runner sees it."""
 
@@ -79,8 +87,9 @@ class Ledger:
         log.create_topic(self.topic, _SCHEMA, exist_ok=True, retention_bytes=_KEPT_BYTES, segment_bytes=_KEPT_BYTES // 8)
         self.epoch = -1
         self._transaction: Transaction | None = None  # the last one of this runner
-        self._added: dict[str, LedgerEntry] = {}  # by it
-        self._known: dict[str, LedgerEntry] = {}  # the newest, which nobody else can change while this is the runner
+        self._added: dict[str, _Stored] = {}  # by it
+        self._known: dict[str, _Stored] = {}  # the newest, which nobody else can change while this is the runner
+        self._is_settled = True  # whether the outcome of the last commit is known
 
     def take_over(self) -> int:
         """Become the pipeline's runner: an older one is refused from its next commit on."""
@@ -104,15 +113,21 @@ class Ledger:
         with self.fencing():
             tx = self._transaction.next() if self._transaction is not None else self._opened()
         tx.set_note(self._epoch_note, str(self.epoch), expect=str(self.epoch))
-        self._transaction, self._added = tx, {}
+        self._transaction, self._added, self._is_settled = tx, {}, True
         return tx
+
+    def settle(self) -> None:
+        """Before anything is read that the last commit may have written: if its outcome is unknown, decide it. The log does so when its owner opens another transaction."""
+        if not self._is_settled:
+            self.transaction().abort()
 
     def commit(self, tx: Transaction) -> Position:
         """Commit, and say clearly if someone else has taken over."""
         known, self._known = self._known, {}  # a commit whose outcome is not known is looked up
+        self._is_settled = False
         with self.fencing():
             position = tx.commit()
-        self._known = known | self._added
+        self._known, self._is_settled = known | self._added, True
         return position
 
     @contextmanager
@@ -134,20 +149,27 @@ class Ledger:
         )
 
     def add(self, tx: Transaction, entry: LedgerEntry) -> None:
-        row = {"version": VERSION, "epoch": entry.epoch, "query": entry.query, "tick": entry.tick, "states": entry.to_json(), "at": datetime.now(UTC)}
+        """An entry behind the newest one that is known here: if there is another by the time of the commit, that fails."""
+        text = entry.to_json()
+        row = {"version": VERSION, "epoch": entry.epoch, "query": entry.query, "tick": entry.tick, "states": text, "at": datetime.now(UTC)}
+        before = self._newest(entry.query)
         tx.append(self.topic, [row])
-        tx.set_note(self._note(entry.query), entry.to_json())
-        self._added[entry.query] = entry
+        tx.set_note(self._note(entry.query), text, expect=None if before is None else before.text)
+        self._added[entry.query] = _Stored(entry, text)
 
     def last(self, query: str) -> LedgerEntry | None:
         """The newest entry."""
+        found = self._newest(query)
+        return None if found is None else found.entry
+
+    def _newest(self, query: str) -> _Stored | None:
         if query in self._known:
             return self._known[query]
         text = self.log.note(self._note(query))
-        entry = None if text is None else LedgerEntry.from_json(text)
-        if entry is not None and self.epoch >= 0:
-            self._known[query] = entry
-        return entry
+        found = None if text is None else _Stored(LedgerEntry.from_json(text), text)
+        if found is not None and self.epoch >= 0:
+            self._known[query] = found
+        return found
 
     def _note(self, query: str) -> str:
         return f"ledger.{self.pipeline}.{query}"
