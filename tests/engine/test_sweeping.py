@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.engine.clock_files import sweep_clocks, write_clocks
+from headrace.engine.clocks import ClockState, InputClock
 from headrace.engine.state_files import StateIds
 from headrace.engine.sweeping import Sweeper
 from headrace.errors import CorruptionError
@@ -32,7 +34,7 @@ class Past:
             ids, model = self.history[-1]
             self.history.append((shard.batch(ids, changes), apply(model, changes)))
         self.roots = {"s": [ids for ids, _ in self.history[-3:]]}
-        self.sweeper = Sweeper(self.state, self.state / "local", lambda: self.roots, lambda: 2)
+        self.sweeper = Sweeper(self.state, self.state / "local", lambda: self.roots, lambda: 2, lambda: {"main"})
 
     def age(self) -> None:
         """As if everything that is there were from long ago."""
@@ -125,7 +127,35 @@ def test_files_of_a_step_whose_chain_is_broken_are_left_alone(past: Past) -> Non
     assert past.count() == before
 
 
-def test_a_step_that_no_entry_speaks_of_is_left_alone(past: Past) -> None:
-    past.age()
+def test_a_step_that_no_entry_speaks_of_goes_once_it_is_old(past: Past) -> None:
     past.roots = {}
-    assert past.sweeper.finish() == 0
+    past.age()
+    assert past.sweeper.finish() == 0, "nothing is known yet"
+    young = past.files.directory / "young.state"
+    young.write_text("")
+    past.roots = {"another": []}
+    assert past.sweeper.finish() > 10
+    assert list(past.files.directory.iterdir()) == [young]
+    past.age()
+    past.sweeper.finish()
+    assert not past.files.directory.exists()
+
+
+def test_local_stores_of_queries_that_are_over_go(past: Past) -> None:
+    local = past.state / "local"
+    for query in ("main", "added-2", "added-3"):
+        (local / query / "s" / "0-of-2").mkdir(parents=True)
+        (local / query / "s" / "0-of-2" / "data.mdb").write_text("")
+    past.age()
+    os.utime(local / "added-3")
+    past.sweeper.finish()
+    assert sorted(path.name for path in local.iterdir()) == ["added-3", "main"]
+
+
+def test_clocks_of_a_newer_runner_stay_however_long_an_older_one_was_held_up(tmp_path: Path) -> None:
+    mine, before, newer = (write_clocks(tmp_path, ClockState({"orders": InputClock(n)})) for n in range(3))
+    begun_s = time.time()
+    for name, age_s in ((mine, 500), (before, 400), (newer, 200)):
+        os.utime(tmp_path / f"{name}.clocks", (begun_s - age_s,) * 2)
+    sweep_clocks(tmp_path, {mine}, begun_s=begun_s - 300)
+    assert {path.stem for path in tmp_path.iterdir()} == {mine, newer}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,11 +49,12 @@ def _clock(table: pa.Table, name: str, known: dict[str, Any]) -> InputClock:
     return InputClock(known["complete_us"], producers, newest, active, known["begun"])
 
 
-def sweep_clocks(directory: Path, kept: set[str], *, older_than_s: float = 60.0) -> None:
-    """Remove the clocks that no ledger entry refers to. Young ones stay: they may be those of a newer runner, of which this one has not heard yet."""
-    limit_s = time.time() - older_than_s
+def sweep_clocks(directory: Path, kept: set[str], *, begun_s: float, older_than_s: float = 60.0) -> None:
+    """Remove the clocks that no ledger entry refers to and that were old when the runner's last commit began. Those of a newer runner are younger, however long
+    this one was held up since.
+    """
     for path in directory.glob(f"*{_SUFFIX}"):
-        if path.name.removesuffix(_SUFFIX) not in kept and path.stat().st_mtime < limit_s:
+        if path.name.removesuffix(_SUFFIX) not in kept and path.stat().st_mtime < begun_s - older_than_s:
             path.unlink(missing_ok=True)
 
 

@@ -1,6 +1,7 @@
 """Sweeping: removes what no retained ledger entry leads to, a little at a time between batches, so that it never holds one up for long.
 
-A *round* goes through everything once: the state files of each step, files that were never finished, the directories of jobs that are over, local stores of another number of shards.
+A *round* goes through everything once: the state files of each step, also of those that are gone, files that were never finished, the directories of jobs that are over, local stores
+of other queries and of another number of shards.
 Only what was there, unneeded, long before the round began is removed: a batch under way is younger than that, and whatever later entries lead to is new, or was led to already.
 """
 
@@ -10,7 +11,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,12 +28,13 @@ Roots = Callable[[], Mapping[str, Sequence[StateIds]]]
 
 @dataclass
 class Sweeper:
-    """Works on the state directory of a pipeline. `shards` says how many there are now."""
+    """Works on the state directory of a pipeline. `shards` says how many there are now, `queries` which queries have local stores."""
 
     state: Path
     local: Path
     roots: Roots
     shards: Callable[[], int]
+    queries: Callable[[], Collection[str]]
     every_s: float = ROUND_EVERY_S
     older_than_s: float = OLDER_THAN_S
     removed: int = 0
@@ -64,10 +66,20 @@ class Sweeper:
 
     def _steps(self, limit_s: float) -> Iterator[None]:
         """One round in small steps: it stops after each, and can be left there for a while."""
-        for step, entries in self.roots().items():
+        roots = self.roots()
+        gone = [path.name for path in _listed(self.state / "steps") if roots and path.name not in roots]  # before the first entry, none is
+        for step, entries in {**roots, **dict.fromkeys(gone, ())}.items():
             yield from self._sweep_step(StateFiles(self.state / "steps" / step), entries, limit_s)
+        for step in gone:
+            with suppress(OSError):  # young files are in it
+                (self.state / "steps" / step).rmdir()
         yield from self._remove_directories(_listed(self.state / "jobs"), limit_s)
+        yield from self._remove_directories(self._other_queries(), limit_s)
         yield from self._remove_directories(self._other_stores(), limit_s)
+
+    def _other_queries(self) -> Iterator[Path]:
+        """Local stores of queries that have become part of another, or were given up."""
+        return (path for path in _listed(self.local) if path.name not in self.queries())
 
     def _other_stores(self) -> Iterator[Path]:
         """Local stores of another number of shards than there is now."""

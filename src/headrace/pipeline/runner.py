@@ -168,6 +168,7 @@ class Runner:
     def step(self, most_ticks: int = MOST_TICKS_A_BATCH) -> bool:
         """One batch of each query that has ticks to do. Returns whether one had."""
         self.ledger.settle()
+        begun_s = time.time()
         self._workshop.shards = self.shards
         for number, query in enumerate(self.queries):
             query.told_elsewhere = frozenset(step for further in self.queries[:number] for step in further.steps)
@@ -177,7 +178,7 @@ class Runner:
         if len(self.queries) > 1:
             self._join_up()
         if worked:
-            sweep_clocks(self._workshop.clock_directory, {query.entry.clocks or "" for query in self.queries})
+            sweep_clocks(self._workshop.clock_directory, {query.entry.clocks or "" for query in self.queries}, begun_s=begun_s)
         return worked
 
     def _join_up(self) -> None:

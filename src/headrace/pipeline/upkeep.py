@@ -21,7 +21,7 @@ class Upkeep:
 
     def __init__(self, runner: Runner, *, fixed_shards: bool = False) -> None:
         self.runner, self.fixed_shards = runner, fixed_shards
-        self.sweeper = Sweeper(runner.state, runner.local, self._roots, lambda: runner.shards)
+        self.sweeper = Sweeper(runner.state, runner.local, self._roots, lambda: runner.shards, lambda: {query.name for query in runner.queries})
         self._next_look_s = 0.0
 
     def attend(self) -> None:
