@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from headrace.engine.spec import HostedStep
 from headrace.engine.tasks import TICK
-from headrace.log.dead import row_to_text
+from headrace.log.dead import rows_to_texts
 from headrace.operators.diverted import Diverted
 from headrace.operators.windows.late import LateRows
 
@@ -34,7 +34,7 @@ def _add_diverted(step: str, rows: pa.Table, report: dict[str, Any]) -> None:
         return
     report["counts"][f"{step}.diverted"] = rows.num_rows
     names = [name for name in rows.column_names if not name.startswith("_")]
-    texts = row_to_text(rows.select(names).combine_chunks().to_batches()[0])
+    texts = rows_to_texts(rows.select(names)).to_pylist()
     why = zip(rows[TICK].to_pylist(), rows["_aggregate"].to_pylist(), rows["_reason"].to_pylist(), strict=True)
     report["letters"][step] = [
         {"row": text, "tick": tick, "reason": f"{aggregate}: {reason}"} for text, (tick, aggregate, reason) in zip(texts, why, strict=True)

@@ -10,6 +10,7 @@ import pyarrow as pa
 from headrace.engine.labels import labels
 from headrace.engine.state_files import GROUPS
 from headrace.errors import BugError
+from headrace.log.pieces import PIECE_BYTES, pieces
 from headrace.operators.keys import encode_keys, key_groups
 
 PACKED = "label INT, port INT, blob BINARY"
@@ -32,33 +33,34 @@ def pack(
     port: int, batches: Iterable[pa.RecordBatch], key: Sequence[str], shards: int, combine: Callable[[pa.Table], pa.Table] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Blobs for each shard, of bounded size; combined first where the kernel allows it and it is worth it."""
+    for rows in gathered(batches):
+        for piece in pieces(rows if combine is None else combine(rows.combine_chunks())):
+            yield _sorted_out(port, piece, key, shards)
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Rows together, as many as are worth a blob for each shard: bounded in number and in bytes."""
     waiting: list[pa.RecordBatch] = []
-    count = 0
+    count = size = 0
     for batch in batches:
         waiting.append(batch)
-        count += batch.num_rows
-        if count >= _BLOB_ROWS:
-            yield from _packed(port, waiting, key, shards, combine)
-            waiting, count = [], 0
+        count, size = count + batch.num_rows, size + batch.nbytes
+        if count >= _BLOB_ROWS or size >= PIECE_BYTES:
+            yield pa.Table.from_batches(waiting)
+            waiting, count, size = [], 0, 0
     if count:
-        yield from _packed(port, waiting, key, shards, combine)
+        yield pa.Table.from_batches(waiting)
 
 
-def _packed(
-    port: int, batches: list[pa.RecordBatch], key: Sequence[str], shards: int, combine: Callable[[pa.Table], pa.Table] | None
-) -> Iterator[pa.RecordBatch]:
-    rows = pa.concat_batches(batches)
-    if combine is not None and rows.num_rows:
-        rows = combine(pa.Table.from_batches([rows])).combine_chunks().to_batches()[0]
-    if not rows.num_rows:
-        return
+def _sorted_out(port: int, rows: pa.RecordBatch, key: Sequence[str], shards: int) -> pa.RecordBatch:
+    """A blob for each shard that some of the rows belong to."""
     shard = shards_of(rows, key, shards)
     order = np.argsort(shard, kind="stable")
     in_order = rows.take(pa.array(order))
     cuts = np.searchsorted(shard[order], np.arange(shards + 1))
     present = [number for number in range(shards) if cuts[number + 1] > cuts[number]]
     blobs = [to_blob(in_order.slice(int(cuts[number]), int(cuts[number + 1] - cuts[number]))) for number in present]
-    yield packed_rows([labels(shards)[number] for number in present], port, blobs)
+    return packed_rows([labels(shards)[number] for number in present], port, blobs)
 
 
 def packed_rows(to: Sequence[int], port: int, blobs: Sequence[bytes | None]) -> pa.RecordBatch:

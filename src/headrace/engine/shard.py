@@ -27,6 +27,7 @@ from headrace.engine.state_writing import write_states
 from headrace.engine.step_state import StepState
 from headrace.engine.tasks import DERIVED, ORDER_FIELDS, TICK
 from headrace.log.keys import partitions_by_key
+from headrace.log.pieces import pieces
 from headrace.operators.aggregate import PARTIAL
 from headrace.operators.kernel import Gauged, TimedKernel
 from headrace.operators.keys import encode_keys, key_groups
@@ -165,10 +166,10 @@ def chosen_partitions(batch: pa.RecordBatch, topic: TopicTarget) -> np.ndarray[A
 
 def by_partition(port: int, topic: TopicTarget, rows: pa.Table, shards: int) -> Iterator[pa.RecordBatch]:
     """Blobs for the tasks that write a topic: task t has the partitions p with p % shards == t."""
-    batch = rows.combine_chunks().to_batches()[0]
-    chosen = chosen_partitions(batch, topic)
-    for task in range(shards):
-        mask = pa.array(chosen % shards == task)
-        part = batch.filter(mask)
-        if part.num_rows:
-            yield packed_rows([labels(shards)[task]], port, [to_blob(part)])
+    for batch in pieces(rows):
+        chosen = chosen_partitions(batch, topic)
+        for task in range(shards):
+            mask = pa.array(chosen % shards == task)
+            part = batch.filter(mask)
+            if part.num_rows:
+                yield packed_rows([labels(shards)[task]], port, [to_blob(part)])

@@ -12,18 +12,18 @@ from pyspark import TaskContext
 from headrace.engine.account import write_rows
 from headrace.engine.labels import labels
 from headrace.engine.ordering import order_of
-from headrace.engine.packing import unpack
+from headrace.engine.packing import gathered, unpack
 from headrace.engine.reports import write_report
 from headrace.engine.shard import by_partition, chosen_partitions
 from headrace.engine.spec import BatchContext, TopicTarget
 from headrace.engine.tasks import ORDER_FIELDS, TICK
+from headrace.log.pieces import pieces
 from headrace.log.spark.handles import shared_log
 from headrace.log.spark.options import Address
 from headrace.operators.codes import codes_of
 from headrace.operators.keys import encode_keys
 
 _ORDER = [field.name for field in ORDER_FIELDS]
-_BLOB_ROWS = 100_000
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class WriteTopic:
 
 def _tick_rows(rows: pa.Table, target: TopicTarget) -> dict[str, list[list[int]]]:
     """How many rows of which tick go to each partition. Rows are in order of tick."""
-    chosen = chosen_partitions(rows.combine_chunks().to_batches()[0], target)
+    keys = rows.select([TICK, *target.key])  # the others may not fit into one batch
+    chosen = np.concatenate([chosen_partitions(batch, target) for batch in pieces(keys)])
     ticks = rows[TICK].to_numpy()
     begins = np.flatnonzero(np.append(True, ticks[1:] != ticks[:-1]))
     found: dict[str, list[list[int]]] = {}
@@ -82,14 +83,8 @@ class PackForTopic:
     shards: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        waiting: list[pa.RecordBatch] = []
-        for batch in batches:
-            waiting.append(batch)
-            if sum(each.num_rows for each in waiting) >= _BLOB_ROWS:
-                yield from by_partition(0, self.target, pa.Table.from_batches(waiting), self.shards)
-                waiting = []
-        if any(batch.num_rows for batch in waiting):
-            yield from by_partition(0, self.target, pa.Table.from_batches(waiting), self.shards)
+        for rows in gathered(batches):
+            yield from by_partition(0, self.target, rows, self.shards)
 
 
 @dataclass(frozen=True)

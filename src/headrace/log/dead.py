@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from headrace.errors import HeadraceError, InputError
 from headrace.log.api import OFFSET_COLUMN, PARTITION_COLUMN, Log, TopicInfo
-from headrace.log.json_rows import decode, encode
+from headrace.log.json_rows import decode, encode, encoded
+from headrace.log.pieces import pieces
 
 SUFFIX = ".dead"
 _SCHEMA = (
@@ -148,3 +149,8 @@ def row_from_text(text: str, schema: pa.Schema, topic: str) -> pa.RecordBatch:
 def row_to_text(batch: pa.RecordBatch) -> list[str]:
     """Each row's JSON text, as `row_from_text` reads it."""
     return [value.decode() for value in encode(batch)]
+
+
+def rows_to_texts(rows: pa.Table) -> pa.ChunkedArray:
+    """The same of many rows, as a column."""
+    return pa.chunked_array([encoded(batch).cast(pa.string()) for batch in pieces(rows)], pa.string())

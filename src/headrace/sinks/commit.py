@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 
 from headrace.durations import from_us
 from headrace.log.api import Staged
-from headrace.log.dead import DeadLetter, ensure_topic, letters_to_rows, row_to_text
+from headrace.log.dead import DeadLetter, ensure_topic, letters_to_rows, rows_to_texts
+from headrace.log.pieces import pieces
 from headrace.sinks.ledger import Ledger, LedgerEntry
 from headrace.sinks.views import ViewStore
 
@@ -57,7 +58,8 @@ def commit_batch(ledger: Ledger, views: ViewStore | None, entry: LedgerEntry, ma
     if made.late:
         tx.append(late, [_late_row(entry.tick, *counted) for counted in made.late])
     for topic, files in made.late_rows.items():
-        tx.append(topic, _sorted_by_tick(files))
+        for piece in pieces(_sorted_by_tick(files)):
+            tx.append(topic, piece)
     ledger.add(tx, entry)
     ledger.commit(tx)
 
@@ -76,7 +78,7 @@ def _late_row(tick: int, step: str, minute_us: int, producer: str | None, rows: 
 def _sorted_by_tick(files: Sequence[Path]) -> pa.Table:
     """Rows of all shards, by tick and then by their text, so that they do not depend on the shards."""
     rows = _read(files)
-    texts = pa.array(row_to_text(rows.drop_columns(["_tick"]).combine_chunks().to_batches()[0]))
+    texts = rows_to_texts(rows.drop_columns(["_tick"]))
     order = pc.sort_indices(pa.table({"tick": rows["_tick"], "text": texts}), sort_keys=[("tick", "ascending"), ("text", "ascending")])
     return rows.take(order).drop_columns(["_tick"])
 
