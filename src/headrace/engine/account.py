@@ -8,37 +8,37 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.engine.spec import HostedStep
 from headrace.engine.tasks import TICK
-from headrace.log.dead import rows_to_texts
+from headrace.log.dead import ASIDE, rows_to_texts
 from headrace.operators.diverted import Diverted
 from headrace.operators.windows.late import LateRows
 
 
 def account(steps: Iterable[HostedStep], directory: Path) -> dict[str, Any]:
-    """For the report: counts by step, letters for rows that could not be taken in, late rows by minute and producer, and files with those that go to a topic."""
-    report: dict[str, Any] = {"counts": {}, "letters": {}, "late": {}, "late_rows": {}}
+    """For the report: counts by step, files with letters for rows that could not be taken in, late rows by minute and producer, and files with those that go to a topic."""
+    report: dict[str, Any] = {"counts": {}, "diverted": {}, "late": {}, "late_rows": {}}
     for step in steps:
         report["counts"] |= {f"{step.name}.{what}": count for what, count in getattr(step.kernel, "counts", {}).items() if count}
         report["counts"] |= {f"{step.name}.{aggregate}.unknown": count for aggregate, count in getattr(step.kernel, "lost", {}).items()}
         if isinstance(diverted := getattr(step.kernel, "diverted", None), Diverted):
-            _add_diverted(step.name, diverted.take(), report)
+            _add_diverted(step.name, diverted.take(), directory, report)
         if isinstance(late := getattr(step.kernel, "late", None), LateRows):
             _add_late(step, late, directory, report)
     return report
 
 
-def _add_diverted(step: str, rows: pa.Table, report: dict[str, Any]) -> None:
+def _add_diverted(step: str, rows: pa.Table, directory: Path, report: dict[str, Any]) -> None:
     if not rows.num_rows:
         return
     report["counts"][f"{step}.diverted"] = rows.num_rows
     names = [name for name in rows.column_names if not name.startswith("_")]
-    texts = rows_to_texts(rows.select(names)).to_pylist()
-    why = zip(rows[TICK].to_pylist(), rows["_aggregate"].to_pylist(), rows["_reason"].to_pylist(), strict=True)
-    report["letters"][step] = [
-        {"row": text, "tick": tick, "reason": f"{aggregate}: {reason}"} for text, (tick, aggregate, reason) in zip(texts, why, strict=True)
-    ]
+    reasons = pc.binary_join_element_wise(rows["_aggregate"], rows["_reason"], ": ")
+    nowhere = [pa.nulls(rows.num_rows, kind) for kind in (pa.int32(), pa.int64())]
+    letters = pa.Table.from_arrays([rows_to_texts(rows.select(names)), rows[TICK], reasons, *nowhere], schema=ASIDE)
+    report["diverted"][step] = write_rows(directory, f"diverted-{step}", letters)
 
 
 def _add_late(step: HostedStep, late: LateRows, directory: Path, report: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,12 +11,36 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
+from headrace.engine.filtering import KEEP, keep_rows
 from headrace.engine.reports import write_report
-from headrace.engine.tasks import ORDER_FIELDS
-from headrace.log.dead import row_to_text
+from headrace.engine.tasks import ORDER_FIELDS, RANK, TICK
+from headrace.log.api import CHANGE_TYPE, DELETE, UPDATE_BEFORE
+from headrace.log.dead import ASIDE, rows_to_texts
 
 _ORDER = [field.name for field in ORDER_FIELDS]
 NULL_KEY = "its key is null"
+
+
+@dataclass
+class LetterFile:
+    """Letters on their way to the commit, written as they come, so that a task holds few of them however many there are."""
+
+    directory: Path
+    name: str
+    rows: int = 0
+    _writer: pa.RecordBatchFileWriter | None = None
+
+    def write(self, letters: pa.Table) -> None:
+        if self._writer is None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self.name += f"-{os.urandom(4).hex()}.letters"  # another attempt, which may come late, must not write into a file that is being read
+            self._writer = pa.ipc.new_file(str(self.directory / self.name), ASIDE)
+        self._writer.write_table(letters)
+        self.rows += letters.num_rows
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
 
 @dataclass
@@ -26,15 +49,24 @@ class Diverter:
 
     directory: Path
     step: str
-    _letters: list[dict[str, object]] = field(default_factory=list)
+    first: str = ""
+    """The place of the first row that was put aside: no other row of the step has it."""
+    _letters: LetterFile = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._letters = LetterFile(self.directory, f"diverted-{self.step}")
 
     def divert(self, rows: pa.RecordBatch, reason: str) -> None:
         """Put rows aside. One of a topic says where it stood there; one that a stage made has no such place."""
-        names = [name for name in rows.schema.names if name not in _ORDER]
-        places = zip(*(rows.column(name).to_pylist() for name in _ORDER), strict=True)
-        for text, (tick, rank, partition, offset) in zip(row_to_text(rows.select(names)), places, strict=True):
-            place = {} if rank < 0 else {"partition": partition, "offset": offset}
-            self._letters.append({"row": text, "tick": tick, "reason": reason, **place})
+        rows = _that_come(rows)
+        if not rows.num_rows:
+            return
+        self.first = self.first or ".".join(str(rows.column(name)[0].as_py()) for name in _ORDER)
+        texts = rows_to_texts(pa.Table.from_batches([rows.select([name for name in rows.schema.names if name not in _ORDER])]))
+        made = pc.less(rows.column(RANK), 0)
+        partition, offset = (pc.if_else(made, None, rows.column(name)) for name in ("_partition", "_offset"))
+        reasons = pa.repeat(pa.scalar(reason), rows.num_rows)
+        self._letters.write(pa.Table.from_arrays([texts, rows.column(TICK), reasons, partition, offset], schema=ASIDE))
 
     def without_null_keys(self, rows: pa.RecordBatch, key: tuple[str, ...]) -> pa.RecordBatch:
         """The rows that have a key."""
@@ -47,13 +79,18 @@ class Diverter:
 
     def finish(self, part: str) -> None:
         """`part` tells tasks apart where a task is not told by its number in the job: a topic may be read twice in a job, and its rows are diverted once."""
-        if not self._letters:
-            return
-        self.directory.mkdir(parents=True, exist_ok=True)
-        name = f"diverted-{self.step}-{part}"
-        file = f"{name}-{os.urandom(4).hex()}.letters"  # another attempt, which may come late, must not write into a file that is being read
-        (self.directory / file).write_text("\n".join(map(json.dumps, self._letters)))
-        write_report(self.directory, name, {"diverted": {self.step: file}, "counts": {f"{self.step}.diverted": len(self._letters)}})
+        self._letters.close()
+        if self._letters.rows:
+            counts = {f"{self.step}.diverted": self._letters.rows}
+            write_report(self.directory, f"diverted-{self.step}-{part}", {"diverted": {self.step: self._letters.name}, "counts": counts})
+
+
+def _that_come(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Of the changes that a stage made, those that bring a row: one that goes was told of when it came. A topic's rows are all new."""
+    if CHANGE_TYPE not in rows.schema.names:
+        return rows
+    goes = pc.is_in(rows.column(CHANGE_TYPE), pa.array([UPDATE_BEFORE, DELETE]))
+    return rows.filter(pc.invert(pc.and_(goes, pc.less(rows.column(RANK), 0))))
 
 
 def this_task() -> str:
@@ -63,8 +100,11 @@ def this_task() -> str:
 
 
 @dataclass(frozen=True)
-class DivertRows:
-    """All rows that come: those on which an expression of a step failed."""
+class DivertFailed:
+    """Rows with `_keep`, which says whether a step's expressions can be computed for them: those go on, the others are put aside, in one pass.
+
+    A table's row that can no longer be computed goes, as one that no longer fits a condition does.
+    """
 
     directory: Path
     step: str
@@ -72,7 +112,11 @@ class DivertRows:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         diverter = Diverter(self.directory, self.step)
+        yield from keep_rows(self._put_aside(batches, diverter))
+        diverter.finish(f"failed-{diverter.first}")  # not the task: Spark may compute these rows in several stages
+
+    def _put_aside(self, batches: Iterable[pa.RecordBatch], diverter: Diverter) -> Iterator[pa.RecordBatch]:
+        """All rows, when a letter has been written of those that fail."""
         for batch in batches:
-            diverter.divert(batch, self.reason)
-        diverter.finish(f"failed-{this_task()}")
-        yield from ()
+            diverter.divert(batch.filter(pc.invert(batch.column(KEEP))).drop_columns([KEEP]), self.reason)
+            yield batch

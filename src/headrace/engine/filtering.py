@@ -1,4 +1,4 @@
-"""A condition on a table's changes: a row that no longer fits it goes, one that fits it now comes.
+"""A condition on rows, and on a table's changes: there a row that no longer fits it goes, one that fits it now comes.
 
 Spark says for each row whether it fits; here the two images of an update, which lie side by side, are looked at together.
 """
@@ -6,6 +6,7 @@ Spark says for each row whether it fits; here the two images of an update, which
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,19 @@ import pyarrow as pa
 from headrace.log.api import CHANGE_TYPE, DELETE, INSERT, UPDATE_BEFORE
 
 KEEP = "_keep"
+
+
+def keep_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows without `_keep`: of a stream those that fit, of a table its changes as `keep_changes` has them."""
+    given = iter(batches)
+    first = next(given, None)
+    if first is not None:
+        every = chain([first], given)
+        yield from keep_changes(every) if CHANGE_TYPE in first.schema.names else map(_fitting, every)
+
+
+def _fitting(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.filter(batch.column(KEEP)).drop_columns([KEEP])
 
 
 def keep_changes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -156,11 +156,8 @@ def read_reports(context: BatchContext, stages: Collection[str] = ()) -> BatchRe
             places = {int(p): (file, rows) for p, (file, rows) in report["partitions"].items()}
             result.topics.append(Staged(report["topic"], places, report["rows"]))
             result.topic_ticks |= {(report["topic"], int(p)): {tick: rows for tick, rows in found} for p, found in report["ticks"].items()}  # noqa: C416
-        for step, found in report.get("letters", {}).items():
-            result.diverted.setdefault(step, []).extend(found)
         for step, file in report.get("diverted", {}).items():
-            letters = (context.job_directory / file).read_text().splitlines()
-            result.diverted.setdefault(step, []).extend(map(json.loads, letters))
+            result.diverted.setdefault(step, []).append(context.job_directory / file)
         result.late += [(step, *found) for step, counted in report.get("late", {}).items() for found in counted]
         for topic, file in report.get("late_rows", {}).items():
             result.late_rows.setdefault(topic, []).append(context.job_directory / file)

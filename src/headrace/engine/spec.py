@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -103,7 +102,7 @@ class BatchResult:
     views: dict[str, list[Path]] = field(default_factory=dict)
     topics: list[Staged] = field(default_factory=list)
     topic_ticks: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)  # (topic, partition) -> tick -> rows
-    diverted: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # step -> rows that could not be used, with where and why
+    diverted: dict[str, list[Path]] = field(default_factory=dict)  # step -> files with rows that could not be used, with where and why
     late: list[tuple[str, int, str | None, int]] = field(default_factory=list)  # step, minute, producer, rows that came too late
     late_rows: dict[str, list[Path]] = field(default_factory=dict)  # topic -> files with such rows
     counts: dict[str, int] = field(default_factory=dict)

@@ -21,6 +21,9 @@ SUFFIX = ".dead"
 _SCHEMA = (
     "place STRING, reason STRING, `at` TIMESTAMP, source_partition INT, source_offset BIGINT, tick BIGINT, row STRING, payload BINARY, key BINARY"
 )
+ASIDE = pa.schema([("row", pa.string()), ("tick", pa.int64()), ("reason", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
+"""Letters that wait in a file for their commit: what is known of each when it is put aside."""
+
 _MOST_ROWS_A_READ = 100_000
 
 
@@ -74,6 +77,18 @@ def letters_to_rows(letters: Iterable[DeadLetter]) -> list[dict[str, Any]]:
         }
         for letter in letters
     ]  # fmt: skip
+
+
+def aside_to_rows(place: str, letters: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of a dead-letter topic from letters as `ASIDE` has them."""
+    count = letters.num_rows
+    row, tick, reason, partition, offset = (letters.column(name) for name in ASIDE.names)
+    at = pa.repeat(pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), count)
+    nothing = pa.nulls(count, pa.binary())
+    return pa.record_batch({
+        "place": pa.repeat(pa.scalar(place), count), "reason": reason, "at": at, "source_partition": partition, "source_offset": offset,
+        "tick": tick, "row": row, "payload": nothing, "key": nothing,
+    })  # fmt: skip
 
 
 def divert(log: Log, topic: str, letters: Sequence[DeadLetter] | Sequence[Mapping[str, Any]]) -> None:

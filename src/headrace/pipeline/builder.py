@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import pyarrow as pa
 
-from headrace.engine.diverting import DivertRows
+from headrace.engine.diverting import DivertFailed
 from headrace.engine.filtering import KEEP, keep_changes
 from headrace.engine.job import Chained, Combining, Greet, PackRows, ReadAndPack, Reading, ReadRows
 from headrace.engine.packing import PACKED
@@ -73,7 +73,6 @@ class JobBuilder:
         self._combined = combined  # steps whose rows are worth combining before the shuffle
         self._rows: dict[str, DataFrame] = {}
         self._kept: list[DataFrame] = []
-        self._diverting: list[DataFrame] = []
         self.failures: dict[str, Observation] = {}
         self.stages: list[str] = []
         self._ranks = {step.name: rank for rank, step in enumerate(sorted(plan.inputs, key=lambda each: (not each.is_table, each.topic)))}
@@ -85,7 +84,7 @@ class JobBuilder:
             outputs = [each for each in self.plan.outputs if each.input is step]
             if outputs:
                 leaves += self._leaves(step, outputs)
-        return reduce(lambda left, right: left.unionAll(right), [*leaves, *self._diverting])
+        return reduce(lambda left, right: left.unionAll(right), leaves)
 
     def failure_counts(self) -> dict[str, int]:
         """After the job has run: on how many rows each step's expressions failed and gave null."""
@@ -183,9 +182,8 @@ class JobBuilder:
             return rows
         failed = f"coalesce({' OR '.join(failing)}, false)"
         if step.errors == DIVERT:
-            divert = DivertRows(self.context.job_directory, step.name, f"an expression failed: {step.summary()}")
-            self._diverting.append(rows.where(failed).mapInArrow(divert, PACKED))
-            return rows.where(f"NOT {failed}")
+            divert = DivertFailed(self.context.job_directory, step.name, f"an expression failed: {step.summary()}")
+            return rows.selectExpr("*", f"NOT {failed} AS `{KEEP}`").mapInArrow(divert, self._spark_schema(step.input))
         from pyspark.sql import Observation
         from pyspark.sql.functions import expr
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from headrace.durations import from_us
 from headrace.log.api import Staged
-from headrace.log.dead import DeadLetter, ensure_topic, letters_to_rows, rows_to_texts
+from headrace.log.dead import aside_to_rows, ensure_topic, rows_to_texts
 from headrace.log.pieces import pieces
 from headrace.sinks.ledger import Ledger, LedgerEntry
 from headrace.sinks.views import ViewStore
@@ -23,14 +23,14 @@ _LATE = "step STRING, minute TIMESTAMP, producer STRING, rows BIGINT, tick BIGIN
 
 @dataclass(frozen=True)
 class Made:
-    """What a batch made, ready to be committed: a view's changes in files, rows staged for topics, what each partition carries beside them, dead letters by
-    step, the count of rows that came too late, and such rows by the topic that is to have them.
+    """What a batch made, ready to be committed: a view's changes in files, rows staged for topics, what each partition carries beside them, files with dead
+    letters by step, the count of rows that came too late, and such rows by the topic that is to have them.
     """
 
     changes: Mapping[str, Sequence[Path]] = field(default_factory=dict)
     staged: Sequence[Staged] = ()
     controls: Mapping[tuple[str, int], bytes] = field(default_factory=dict)
-    diverted: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    diverted: Mapping[str, Sequence[Path]] = field(default_factory=dict)
     late: Sequence[tuple[str, int, str | None, int]] = ()
     late_rows: Mapping[str, Sequence[Path]] = field(default_factory=dict)
 
@@ -54,7 +54,8 @@ def commit_batch(ledger: Ledger, views: ViewStore | None, entry: LedgerEntry, ma
     for (topic, partition), payload in made.controls.items():
         tx.append_control(topic, partition, payload)
     for step, letters in made.diverted.items():
-        tx.append(dead[step], letters_to_rows(DeadLetter(place=f"step {step}", **letter) for letter in letters))
+        for piece in pieces(_read(letters)):
+            tx.append(dead[step], aside_to_rows(f"step {step}", piece))
     if made.late:
         tx.append(late, [_late_row(entry.tick, *counted) for counted in made.late])
     for topic, files in made.late_rows.items():
@@ -84,7 +85,7 @@ def _sorted_by_tick(files: Sequence[Path]) -> pa.Table:
 
 
 def _read(files: Sequence[Path]) -> pa.Table:
-    return pa.concat_tables([pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all() for path in files])
+    return pa.concat_tables([pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in files])
 
 
 def in_order(files: Sequence[Path]) -> pa.Table:

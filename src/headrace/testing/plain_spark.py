@@ -3,7 +3,7 @@ their time.
 
 It is what `PipelineTest` runs on unless it is given a session, and for properties, which want hundreds of runs. The runner, the builder and everything a task does are the
 real ones, and every attempt of a task has its own copy of its function, as in Spark. There is no Spark SQL here but a few words that the builder uses itself: expressions
-over a stream's topic are computed by Python anyway, others are refused.
+over a stream's topic are computed by Python anyway, others are refused unless `sql` says what they give.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from headrace.errors import NotSupported
 
 Batches = Iterable[pa.RecordBatch]
 Part = Callable[[], Iterator[pa.RecordBatch]]
+SQL = dict[str, Callable[[pa.RecordBatch], pa.Array]]
 MOST_ATTEMPTS = 4
 
 
@@ -38,6 +39,7 @@ class PlainSpark:
     cores: int = 2
     chance: Random = field(default_factory=lambda: Random(0))  # noqa: S311  # any order will do
     repeats: float = 0.0
+    sql: SQL = field(default_factory=dict)
     zombies: list[Callable[[], object]] = field(default_factory=list)
     """The tasks of earlier jobs, to be run when nobody waits for them any more."""
 
@@ -99,7 +101,7 @@ class Frame:
 
     def selectExpr(self, *expressions: str) -> Frame:  # noqa: N802
         """Columns, under other names, and whole numbers that are multiplied and moved: what the builder itself needs."""
-        return self.mapInArrow(partial(_selected, expressions), "")
+        return self.mapInArrow(partial(_selected, expressions, self.spark.sql), "")
 
     def repartition(self, count: int, label: str) -> Frame:
         return Frame(self.spark, partial(self._shuffled, count, label))
@@ -157,13 +159,19 @@ _NUMBER = re.compile(r"(\d+) AS `(\w+)`")
 _MOVED = re.compile(r"CAST\(`(\w+)` \* (\d+) \+ (\d+) AS INT\) AS `(\w+)`")
 
 
-def _selected(expressions: tuple[str, ...], batches: Batches) -> Iterator[pa.RecordBatch]:
+_NAMED = re.compile(r"(.+) AS `(\w+)`")
+
+
+def _selected(expressions: tuple[str, ...], sql: SQL, batches: Batches) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        columns = dict(_column(batch, expression) for expression in expressions)
+        every = [f"`{name}`" for name in batch.schema.names]
+        columns = dict(_column(batch, each, sql) for expression in expressions for each in (every if expression == "*" else [expression]))
         yield pa.record_batch(columns)
 
 
-def _column(batch: pa.RecordBatch, expression: str) -> tuple[str, pa.Array]:
+def _column(batch: pa.RecordBatch, expression: str, sql: SQL) -> tuple[str, pa.Array]:
+    if (named := _NAMED.fullmatch(expression)) and named[1] in sql:
+        return named[2], sql[named[1]](batch)
     if moved := _MOVED.fullmatch(expression):
         name, times, plus, new = moved.groups()
         return new, pc.add(pc.multiply(batch.column(name), int(times)), int(plus)).cast(pa.int32())

@@ -1,0 +1,112 @@
+"""Rows that are put aside: each is told once, in time and space that are bounded, and what is left is a table as any other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import headrace as hr
+from headrace.engine.shard import ShardFunction
+from headrace.log.dead import letters
+from headrace.testing.pipelines import PipelineTest
+from tests.engine.plain_spark import PlainSpark
+
+pytestmark = pytest.mark.usefixtures("no_syncs")
+QUOTIENT = "try_divide(100, `v`)"
+
+
+def _works(batch: pa.RecordBatch) -> pa.Array:
+    return pc.or_kleene(pc.is_null(batch.column("v")), pc.not_equal(batch.column("v"), 0))
+
+
+def spark_with_quotients() -> Any:
+    """`100 / v` fails where v is 0."""
+    return PlainSpark(sql={
+        f"NOT coalesce(((`v` IS NOT NULL AND {QUOTIENT} IS NULL)), false)": _works,
+        QUOTIENT: lambda batch: pc.divide(100.0, batch.column("v").cast(pa.float64())),
+        "(`x` > 10)": lambda batch: pc.greater(batch.column("x"), 10),
+    })  # fmt: skip
+
+
+def quotients(*, where: bool) -> hr.Pipeline:
+    pipeline = hr.Pipeline("shop")
+    table = pipeline.table("items", schema="id BIGINT, v BIGINT", key="id").with_columns(x="100 / v", errors="divert", name="quotient")
+    if where:
+        table = table.where("x > 10", name="large")
+    pipeline.view("view", table)
+    pipeline.write("topic", table)
+    return pipeline
+
+
+@pytest.mark.parametrize("where", [False, True])
+def test_a_row_of_a_table_that_can_no_longer_be_computed_goes_and_comes_again(where: bool, tmp_path: Path) -> None:
+    with PipelineTest(quotients(where=where), tmp_path, spark_with_quotients()) as test:
+        seen = []
+        for value in (5, 0, 0, 4, 2):
+            test.feed("items", [{"id": 1, "v": value}])
+            test.settle()
+            seen.append([row["x"] for row in test.view("view")])
+            assert list(test.folded("topic", "id").values()) == test.view("view")
+        assert seen == [[20.0], [], [], [25.0], [50.0]]
+        assert [letter["row"] for letter in letters(test.log, "quotient")] == ['{"id":1,"v":0,"_change_type":"update_postimage"}'], "it is told once"
+        assert test.runner.leading.entry.counts["quotient.diverted"] == 1
+
+
+def test_a_stage_before_a_step_that_diverts_runs_once_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: Counter[tuple[str, int]] = Counter()
+    real = ShardFunction._run
+
+    def counted(self: ShardFunction, shard: int, inputs: dict[int, pa.Table]) -> Any:
+        runs[self.stage.name, shard] += 1
+        return real(self, shard, inputs)
+
+    monkeypatch.setattr(ShardFunction, "_run", counted)
+    pipeline = hr.Pipeline("shop")
+    items = pipeline.topic("items", schema="k BIGINT, w BIGINT", partitions=1)
+    sums = items.group_by("k").aggregate(v=hr.agg.sum("w"), name="sums")
+    pipeline.view("view", sums.with_columns(x="100 / v", errors="divert", name="quotient"))
+    with PipelineTest(pipeline, tmp_path, spark_with_quotients()) as test:
+        test.feed("items", [{"k": key, "w": key % 3} for key in range(30)])
+        test.settle()
+        assert runs == {("sums", 0): 1, ("sums", 1): 1}
+        assert len(test.view("view")) == 20
+        assert len(letters(test.log, "quotient")) == 10
+
+
+def test_a_row_without_a_group_is_told_when_it_comes_and_not_when_it_goes(tmp_path: Path) -> None:
+    spark: Any = PlainSpark()
+    pipeline = hr.Pipeline("shop")
+    items = pipeline.table("items", schema="id BIGINT, g STRING", key="id")
+    pipeline.view("counts", items.group_by("g").aggregate(n=hr.agg.count(), name="counted"))
+    with PipelineTest(pipeline, tmp_path, spark) as test:
+        for group in (None, "a", None):
+            test.feed("items", [{"id": 2, "g": group}])
+            test.settle()
+        assert [letter["tick"] for letter in letters(test.log, "counted")] == [1, 3]
+        test.feed("items", [{"id": 2, "g": None, "_change_type": "delete"}])
+        test.settle()
+        assert len(letters(test.log, "counted")) == 2
+        assert test.runner.leading.entry.counts["counted.diverted"] == 2
+
+
+def test_letters_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("headrace.log.pieces", "headrace.engine.packing"):
+        monkeypatch.setattr(f"{place}.PIECE_BYTES", 10_000)
+    spark: Any = PlainSpark()
+    pipeline = hr.Pipeline("shop")
+    items = pipeline.topic("items", schema="k BIGINT, v BIGINT, text STRING", partitions=1)
+    pipeline.view("counts", items.group_by("k").aggregate(n=hr.agg.count(), name="counted"))
+    with PipelineTest(pipeline, tmp_path, spark) as test:
+        keys = pa.array([None if number % 2 else 1 for number in range(2_000)], pa.int64())
+        test.feed("items", pa.table({"k": keys, "v": pa.array(range(2_000)), "text": pa.array(["x" * 100] * 2_000)}))
+        test.settle()
+        assert test.view("counts") == [{"k": 1, "n": 1_000}]
+        found = letters(test.log, "counted")
+        assert [letter["source_offset"] for letter in found] == list(range(1, 2_000, 2))
+        assert {letter["reason"] for letter in found} == {"its key is null"}
+        assert f'"v":{found[7]["source_offset"]},' in found[7]["row"]
