@@ -64,6 +64,9 @@ DECLARED: dict[str, tuple[Callable[[hr.Pipeline], object], type[errors.HeadraceE
         lambda p: orders(p).group_by("k").aggregate(s=hr.agg.sum("name")), errors.UnfitColumn, ["'s' of the step orders.aggregate", "'name' is STRING", "sum takes numbers"]),
     "a sketch over a table": (
         lambda p: orders(p).to_table("k").group_by("v").aggregate(a=hr.agg.approx_distinct("name")), errors.StreamOnly, ["aggregate", "count_distinct"]),
+    "an aggregate of one's own that diverts rows of a table": (
+        lambda p: orders(p).to_table("k").group_by("v").aggregate(s=hr.agg.custom(Reversible(), "name"), errors="divert", name="longest"),
+        errors.StreamOnly, ["'s' of the step longest", "is a table", "would be taken back", "where("]),
     "a duration of a step": (lambda p: orders(p).dedupe(on="k", within="a fortnight"), errors.BadDuration, ["orders.dedupe", "'a fortnight'", "30 seconds"]),
     "a duration of an event time": (
         lambda p: p.topic("o", schema=SCHEMA, event_time=hr.EventTime("at", delay="soon")), errors.BadDuration, ["delay of the event time 'at'", "30 seconds"]),
@@ -208,6 +211,11 @@ class Longest(hr.agg.CustomAggregate):
         return pa.array(current, pa.string())
 
     def result(self, states: pa.Array) -> pa.Array:
+        return states
+
+
+class Reversible(Longest):
+    def retract(self, states: pa.Array, groups: pa.Array, values: pa.Array) -> pa.Array:
         return states
 
 

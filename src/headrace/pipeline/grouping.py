@@ -13,7 +13,7 @@ from headrace.log.schema import type_name
 from headrace.operators.specs import AggregateSpec, UnfitType
 from headrace.pipeline.columns import Selection, check_columns, selected
 from headrace.pipeline.expressions import Expression, read
-from headrace.pipeline.plan import Step
+from headrace.pipeline.plan import DIVERT, NULL, Step
 from headrace.pipeline.timing import time_column
 
 
@@ -27,7 +27,14 @@ class Aggregation:
 
 
 def aggregated(
-    step: Step, by: tuple[str, ...], aggregates: Mapping[str, Any], *, where: str, keep: tuple[str, ...] = (), in_windows: bool = False
+    step: Step,
+    by: tuple[str, ...],
+    aggregates: Mapping[str, Any],
+    *,
+    where: str,
+    keep: tuple[str, ...] = (),
+    in_windows: bool = False,
+    errors: str = NULL,
 ) -> Aggregation:
     """The aggregates over a step, grouped by columns it has, and maybe by windows. `keep`: other columns that a selection before it must leave."""
     if not aggregates:
@@ -35,6 +42,7 @@ def aggregated(
     computed: dict[str, str] = {}
     for name, spec in aggregates.items():
         _check(name, spec, step, in_windows=in_windows, where=where)
+        _check_diverting(name, spec, step, errors, where=where)
     bound = tuple((name, _bound(name, _timed(name, spec, step, where=where), step, computed, where=where)) for name, spec in aggregates.items())
     results = [pa.field(name, spec.type) for name, spec in bound]
     schema = check_columns(pa.schema([*(step.schema.field(name) for name in by), *results]), where=f"The step {where}")
@@ -54,6 +62,15 @@ def _check(name: str, spec: Any, step: Step, *, in_windows: bool, where: str) ->
         raise PlanError(
             f"{name!r} of the step {where} is {spec}, which goes by the length of a window, and there is none.",
             fix='use it behind window(…), as in window(hr.tumbling("1 minute")).aggregate(…).',
+        )
+
+
+def _check_diverting(name: str, spec: AggregateSpec, step: Step, errors: str, *, where: str) -> None:
+    """A row that a user's aggregate refused must not be taken back from it later, and which rows those were is remembered nowhere."""
+    if step.is_table and spec.kind == "custom" and errors == DIVERT:
+        raise StreamOnly(
+            f"{name!r} of the step {where} is {spec}, and {step.place} is a table: a row that was diverted when it came would be taken back when it goes.",
+            fix='leave out errors="divert", and leave out with where(…) the rows that the aggregate cannot take.',
         )
 
 

@@ -238,7 +238,7 @@ class Grouped:
         """One row for each group, as a table keyed by the group's columns, with these aggregates."""
         where = self.rows._place("aggregate", name)  # noqa: SLF001
         errors = cols.check_errors(errors, where=where)
-        aggregation = aggregated(self.rows.step, self.by, aggregates, where=where)
+        aggregation = aggregated(self.rows.step, self.by, aggregates, where=where, errors=errors)
         rows = self.rows if aggregation.selection is None else self.rows._select(aggregation.selection, name=None, errors=errors)  # noqa: SLF001
         step = AggregateStep(
             name=name or "",

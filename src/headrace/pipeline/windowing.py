@@ -97,7 +97,7 @@ class Windowed:
         errors = cols.check_errors(errors, where=where)
         over = _checked_time(self.rows.step, where=where)
         kept = (*self.by, over.name, *([over.producer] if over.producer else []))
-        aggregation = aggregated(self.rows.step, self.by, aggregates, where=where, keep=kept, in_windows=True)
+        aggregation = aggregated(self.rows.step, self.by, aggregates, where=where, keep=kept, in_windows=True, errors=errors)
         rows = self.rows if aggregation.selection is None else self.rows._select(aggregation.selection, name=None, errors=errors)  # noqa: SLF001
         schema = _schema(aggregation.schema, self.by, rows.step.schema.field(over.name).type, where=where)
         step = WindowStep(
