@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,8 +69,15 @@ def feeds(draw: st.DrawFn) -> Feed:
     return Feed(ticks, closed)
 
 
-@given(feeds(), st.data())
-def test_any_split_of_ticks_gives_the_obvious_rows(feed: Feed, data: st.DataObject) -> None:
+@pytest.mark.parametrize("worth_a_round", [0.0, 0.9, 1.0])
+@given(feed=feeds(), data=st.data())
+def test_any_split_of_ticks_gives_the_obvious_rows(worth_a_round: float, feed: Feed, data: st.DataObject) -> None:
+    """Row by row from the start, in rounds and then row by row, and in rounds alone."""
+    with patch("headrace.operators.dedupe._WORTH_A_ROUND", worth_a_round):
+        check_split(feed, data)
+
+
+def check_split(feed: Feed, data: st.DataObject) -> None:
     cuts = sorted({0, len(feed.ticks), *data.draw(st.lists(st.integers(0, len(feed.ticks)), max_size=3))})
     kernel, state, found, accounted = DedupeKernel("d", SCHEMA, ["id"], WITHIN, "at"), MemoryState(), [], 0
     for first, last in pairwise(cuts):
@@ -92,3 +102,23 @@ def test_without_a_time_column_the_ticks_time_counts() -> None:
     kernel, state = DedupeKernel("d", SCHEMA, ["id"], WITHIN), MemoryState()
     feed = Feed([[(1, 0)], [(1, 0)], [(1, 0)]], [UNSTARTED] * 3)
     assert kernel.step_timed(state, [feed.rows(0, 3)], [feed.clocks(0, 3)])["n"].to_pylist() == [0, 2], "ticks are 7 apart"
+
+
+@pytest.mark.parametrize("order", ["in time", "mixed"])
+def test_a_key_that_keeps_many_rows_costs_no_more_for_each(order: str) -> None:
+    """30,000 kept rows of one key, and 30,000 that repeat them; it took a pass over all rows for each that was kept."""
+    count = 30_000
+    times = np.repeat(np.arange(count) * (WITHIN + 1), 2)
+    if order == "mixed":
+        times = np.random.default_rng(1).permutation(times)
+    feed = Feed([[(1, int(at)) for at in times], [(1, int(at)) for at in times[:1000]]], [UNSTARTED, UNSTARTED])
+    kernel, state = DedupeKernel("d", SCHEMA, ["id"], WITHIN, "at"), MemoryState()
+    rows = feed.rows(0, 1)
+    began = time.process_time()
+    kept = kernel.step_timed(state, [rows], [feed.clocks(0, 1)])
+    took_s = time.process_time() - began
+    assert sorted(kept["at"].cast(pa.int64()).to_pylist()) == list(range(0, count * (WITHIN + 1), WITHIN + 1))
+    assert kernel.counts == {"repeats": count, "late": 0}
+    began = time.process_time()
+    assert kernel.step_timed(state, [feed.rows(1, 2)], [feed.clocks(1, 2)]).num_rows == 0, "all of them repeat what is known"
+    assert took_s + time.process_time() - began < 3, "a small part of a second; many seconds where cost grows with the square"

@@ -21,6 +21,7 @@ from headrace.operators.times import big_endian, microseconds
 
 _VERSION = b"\x01"
 _KEPT, _TIMER = b"k", b"t"
+_WORTH_A_ROUND = 0.9  # rows that a round leaves, of those there were, above which it costs more than looking at each
 Mask = npt.NDArray[np.bool_]
 
 
@@ -56,31 +57,52 @@ class DedupeKernel:
         return rows.select([*self.schema.names, TICK]).filter(pa.array(kept))
 
     def _kept(self, state: KeyedState, keys: pa.Array, times: Times, late: Mask) -> Mask:
-        """Which rows are kept. Round by round: what was kept strikes out its repeats, the first row that is left of each key is kept next."""
+        """Which rows are kept. Round by round: what was kept strikes out its repeats, the first row that is left of each key is kept next.
+
+        Rounds end when they strike out few: of a key that keeps many rows, the rest is gone through row by row.
+        """
         encoded = keys.dictionary_encode()
         key_of, distinct = encoded.indices.to_numpy().astype(np.int64), encoded.dictionary
         groups = key_groups(distinct)
         names = [_KEPT + key for key in key_list(distinct)]
         known = [self._times(value) for value in state.get(names, groups)]
-        left = ~late
-        self._strike_known(left, known, key_of, times)
+        rest = np.flatnonzero(~late & ~self._repeats_known(known, key_of, times))
         kept = np.zeros(len(times), np.bool_)
-        while len(rest := np.flatnonzero(left)):
+        last = np.zeros(len(distinct), np.int64)
+        before = 2 * len(rest)
+        while 0 < len(rest) <= before * _WORTH_A_ROUND:
+            before = len(rest)
             found, first = np.unique(key_of[rest], return_index=True)
             chosen = rest[first]
             kept[chosen] = True
-            last = np.zeros(len(distinct), np.int64)
             last[found] = times[chosen]
-            left[rest] = np.abs(times[rest] - last[key_of[rest]]) > self.within_us
+            rest = rest[np.abs(times[rest] - last[key_of[rest]]) > self.within_us]
+        kept[rest[self._first_of_many(key_of[rest], times[rest])]] = True
         self._remember(state, names, groups, known, key_of[kept], times[kept])
         return kept
 
-    def _strike_known(self, left: Mask, known: list[Times], key_of: Times, times: Times) -> None:
-        """Rows that repeat what an earlier call kept."""
-        for depth in range(max(map(len, known), default=0)):
-            has = np.fromiter((len(each) > depth for each in known), np.bool_, len(known))
-            kept_us = np.fromiter((each[depth] if len(each) > depth else 0 for each in known), np.int64, len(known))
-            left &= ~(has[key_of] & (np.abs(times - kept_us[key_of]) <= self.within_us))
+    def _repeats_known(self, known: list[Times], key_of: Times, times: Times) -> Mask:
+        """Rows that repeat what an earlier call kept: some of it lies between the two ends of their time."""
+        kept_us = np.concatenate([*known, np.empty(0, np.int64)])
+        moments = np.unique(kept_us)
+        room = len(moments) + 1
+        places = np.repeat(np.arange(len(known)), [len(each) for each in known]) * room + np.searchsorted(moments, kept_us)
+        ends = (np.searchsorted(moments, times - self.within_us), np.searchsorted(moments, times + self.within_us, side="right"))
+        begin, end = (np.searchsorted(places, key_of * room + each) for each in ends)
+        repeats: Mask = begin < end
+        return repeats
+
+    def _first_of_many(self, key_of: Times, times: Times) -> list[int]:
+        """The rows that are kept, one by one. Time is cut into spans so short that each has one kept row at most: only three of them need a look."""
+        span_us = self.within_us + 1
+        seen: dict[tuple[int, int], int] = {}
+        kept: list[int] = []
+        for row, (key, at, span) in enumerate(zip(key_of.tolist(), times.tolist(), (times // span_us).tolist(), strict=True)):
+            near = (seen.get((key, each)) for each in (span - 1, span, span + 1))
+            if all(other is None or abs(at - other) > self.within_us for other in near):
+                seen[key, span] = at
+                kept.append(row)
+        return kept
 
     def _remember(self, state: KeyedState, names: list[bytes], groups: Groups, known: list[Times], key_of: Times, times: Times) -> None:
         if not len(key_of):
