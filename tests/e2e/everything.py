@@ -113,7 +113,9 @@ def as_rows(changes: list[Row]) -> list[Row]:
 
 
 def with_key(rows: list[Row], key: str, without: list[Place]) -> list[Row]:
-    without += [(row.get("_partition"), row.get("_offset")) for row in rows if row[key] is None]
+    """Rows without a key are told of when they come, and not again when they go."""
+    come = [row for row in rows if row.get(CHANGE_TYPE) not in {"update_preimage", "delete"}]
+    without += [(row.get("_partition"), row.get("_offset")) for row in come if row[key] is None]
     return [row for row in rows if row[key] is not None]
 
 

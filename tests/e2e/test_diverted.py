@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +15,9 @@ from headrace.engine.shard import ShardFunction
 from headrace.log.dead import letters
 from headrace.testing.pipelines import PipelineTest
 from tests.engine.plain_spark import PlainSpark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 QUOTIENT = "try_divide(100, `v`)"
@@ -45,7 +48,15 @@ def quotients(*, where: bool) -> hr.Pipeline:
 
 @pytest.mark.parametrize("where", [False, True])
 def test_a_row_of_a_table_that_can_no_longer_be_computed_goes_and_comes_again(where: bool, tmp_path: Path) -> None:
-    with PipelineTest(quotients(where=where), tmp_path, spark_with_quotients()) as test:
+    check_quotients(tmp_path, spark_with_quotients(), where=where)
+
+
+def test_the_same_through_spark(tmp_path: Path, spark: SparkSession) -> None:
+    check_quotients(tmp_path, spark, where=True)
+
+
+def check_quotients(root: Path, spark: SparkSession, *, where: bool) -> None:
+    with PipelineTest(quotients(where=where), root, spark) as test:
         seen = []
         for value in (5, 0, 0, 4, 2):
             test.feed("items", [{"id": 1, "v": value}])
