@@ -14,7 +14,7 @@ import headrace as hr
 from headrace.engine.shard import ShardFunction
 from headrace.log.dead import letters
 from headrace.testing.pipelines import PipelineTest
-from tests.engine.plain_spark import PlainSpark
+from headrace.testing.plain_spark import PlainSpark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,7 @@ def quotients(*, where: bool) -> hr.Pipeline:
     pipeline = hr.Pipeline("shop")
     table = pipeline.table("items", schema="id BIGINT, v BIGINT", key="id").with_columns(x="100 / v", errors="divert", name="quotient")
     if where:
-        table = table.where("x > 10", name="large")
+        table = table.union(pipeline.table("others", schema="id BIGINT, v BIGINT, x DOUBLE", key="id"), name="both").where("x > 10", name="large")
     pipeline.view("view", table)
     pipeline.write("topic", table)
     return pipeline

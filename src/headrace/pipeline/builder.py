@@ -172,7 +172,7 @@ class JobBuilder:
         rows = self._guarded(step, [step.expression])
         if not step.is_table:
             return rows.where(step.expression.safe)
-        return rows.selectExpr("*", f"{step.expression.safe} AS `{KEEP}`").mapInArrow(keep_changes, self._spark_schema(step))
+        return rows.selectExpr(*_columns(step.input), f"{step.expression.safe} AS `{KEEP}`").mapInArrow(keep_changes, self._spark_schema(step))
 
     def _guarded(self, step: SelectStep | WhereStep, expressions: Sequence[Expression]) -> DataFrame:
         """A step's input without the rows on which its expressions fail, if they are to be diverted; with a count of them, if not."""
@@ -183,7 +183,7 @@ class JobBuilder:
         failed = f"coalesce({' OR '.join(failing)}, false)"
         if step.errors == DIVERT:
             divert = DivertFailed(self.context.job_directory, step.name, f"an expression failed: {step.summary()}")
-            return rows.selectExpr("*", f"NOT {failed} AS `{KEEP}`").mapInArrow(divert, self._spark_schema(step.input))
+            return rows.selectExpr(*_columns(step.input), f"NOT {failed} AS `{KEEP}`").mapInArrow(divert, self._spark_schema(step.input))
         from pyspark.sql import Observation
         from pyspark.sql.functions import expr
 
@@ -272,6 +272,11 @@ class JobBuilder:
 def shard_schema(step: Step) -> pa.Schema:
     """The columns of a step's rows inside a job: the user's, a table's `_change_type`, and the pipeline's order."""
     return pa.schema([*step.schema, *([_CHANGE_FIELD] if step.is_table else []), *ORDER_FIELDS])
+
+
+def _columns(step: Step) -> list[str]:
+    """The same in SQL, in the order in which a function over Arrow must give them back: a union has them in another."""
+    return [f"`{field.name}`" for field in shard_schema(step)]
 
 
 def _hosted(step: Step) -> HostedStep:

@@ -40,6 +40,7 @@ class PlainSpark:
     chance: Random = field(default_factory=lambda: Random(0))  # noqa: S311  # any order will do
     repeats: float = 0.0
     sql: SQL = field(default_factory=dict)
+    """Expressions, as the builder writes them, and what they give over a batch."""
     zombies: list[Callable[[], object]] = field(default_factory=list)
     """The tasks of earlier jobs, to be run when nobody waits for them any more."""
 
@@ -164,8 +165,7 @@ _NAMED = re.compile(r"(.+) AS `(\w+)`")
 
 def _selected(expressions: tuple[str, ...], sql: SQL, batches: Batches) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        every = [f"`{name}`" for name in batch.schema.names]
-        columns = dict(_column(batch, each, sql) for expression in expressions for each in (every if expression == "*" else [expression]))
+        columns = dict(_column(batch, expression, sql) for expression in expressions)
         yield pa.record_batch(columns)
 
 
