@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.testing.database_server import DatabaseServer, ServerUnavailable
+from headrace.testing.mariadb_server import MariadbServer
 from headrace.testing.postgres_server import PostgresServer
 
 
@@ -72,6 +73,49 @@ def postgres(postgres_server: PostgresServer) -> Iterator[Postgres]:
     connection.cursor().execute(slots.format(name))
     connection.cursor().execute(f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = '{name}' AND NOT active")
     connection.close()
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MariadbServer]:
+    pytest.importorskip("pymysqlreplication")
+    server = started(MariadbServer())
+    assert isinstance(server, MariadbServer)
+    yield server
+    server.stop()
+
+
+class Mariadb:
+    """A database, and a connection to it."""
+
+    def __init__(self, server: MariadbServer, name: str) -> None:
+        self.server, self.name, self.url = server, name, server.url_of(name)
+
+    def connect(self, **settings: Any) -> Any:
+        import pymysql
+
+        return pymysql.connect(host="127.0.0.1", port=self.server.port, user="shop", database=self.name, charset="utf8mb4", **settings)
+
+    def do(self, *statements: str) -> None:
+        """In one transaction, as far as there is no DDL among them."""
+        connection = self.connect()
+        with connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            connection.commit()
+
+    def ask(self, query: str) -> list[tuple[Any, ...]]:
+        connection = self.connect()
+        with connection, connection.cursor() as cursor:
+            cursor.execute(query)
+            return [tuple(row) for row in cursor.fetchall()]
+
+
+@pytest.fixture
+def mariadb(mariadb_server: MariadbServer) -> Iterator[Mariadb]:
+    name = f"shop_{uuid.uuid4().hex[:8]}"
+    Mariadb(mariadb_server, "shop").do(f"CREATE DATABASE {name}")
+    yield Mariadb(mariadb_server, name)
+    Mariadb(mariadb_server, "shop").do(f"DROP DATABASE {name}")
 
 
 @pytest.fixture

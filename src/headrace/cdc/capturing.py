@@ -58,7 +58,7 @@ class Capturing:
         self._start_over = start_over
         self.status = CaptureStatus(capture.name)
         self._on_status = on_status or (lambda _status: None)
-        self._writer = Writer(log, capture.name, prefix=capture.prefix, partitions=capture.partitions, preimages=capture.preimages)
+        self._writer = Writer(log, capture.name, prefix=capture.prefix, partitions=capture.partitions, preimages=capture.preimages, outbox=capture.outbox)
         self._asked_chunk: str | None = None
         self._gathering_since_s: float | None = None
         self._inside = False

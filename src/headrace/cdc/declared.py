@@ -31,6 +31,8 @@ class Capture:
     preimages: bool = False
     snapshot: bool = True
     chunk_rows: int = DEFAULT_CHUNK_ROWS
+    outbox: str | None = None
+    """A table whose rows are events, for topics named by their `aggregate_type`."""
     options: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:

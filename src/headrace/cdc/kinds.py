@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from headrace.cdc.declared import Capture
 from headrace.cdc.source import Source
+from headrace.durations import to_us
 from headrace.errors import InputError, nearest
+from headrace.log.values import Duration
 
 
 def sqlite(path: str | Path, *, tables: Sequence[str] = (), name: str | None = None, **settings: Any) -> Capture:
     """Tables of a SQLite database (all of them, if none are named), captured by triggers that are put into it.
 
     Further settings, here and for every kind: `log` (the log's address), `prefix` (of the topics' names), `partitions` (of a topic), `preimages` (also what an update
-    replaced), `snapshot` (whether to begin with what is there), `chunk_rows` (rows a piece of the snapshot).
+    replaced), `snapshot` (whether to begin with what is there), `chunk_rows` (rows a piece of the snapshot), `outbox` (a table whose rows are events, for topics named by their `aggregate_type`).
     """
     return _capture("sqlite", name or Path(path).stem, _open_sqlite, tables, settings, path=str(path))
 
@@ -38,11 +40,85 @@ def _open_postgres(capture: Capture) -> Source:
     return PostgresSource(capture.options["url"], capture.name, capture.tables, prefix=capture.prefix)
 
 
+def mariadb(url: str, *, tables: Sequence[str] = (), name: str | None = None, **settings: Any) -> Capture:
+    """Tables of a MariaDB database (all of them, if none are named), captured from its row binlog. Needs the extra `mysql`."""
+    return _capture("mariadb", name or _database_of(url), _open_mysql, tables, settings, url=url)
+
+
+def mysql(url: str, *, tables: Sequence[str] = (), name: str | None = None, **settings: Any) -> Capture:
+    """The same for MySQL, which cannot say where in its binlog a snapshot stands: changes only, unless `snapshot=True` is given and the server is a MariaDB."""
+    return _capture("mysql", name or _database_of(url), _open_mysql, tables, {"snapshot": False, **settings}, url=url)
+
+
+def _open_mysql(capture: Capture) -> Source:
+    from headrace.cdc.mysql_source.source import MysqlSource
+
+    return MysqlSource(capture.options["url"], capture.name, capture.tables)
+
+
+def polling(
+    connect: Callable[[], Any],
+    table: str,
+    *,
+    column: str,
+    schema: str,
+    key: str | Sequence[str],
+    name: str | None = None,
+    every: Duration = "1 second",
+    mark: str = "?",
+    **settings: Any,
+) -> Capture:
+    """A table of any SQL database, asked now and then for rows whose `column` has grown: a serial number, or the time of the last change.
+
+    It sees no deletes, of several updates between two looks the last one, and a row that is committed later than one with a larger value in the column not at all.
+    `connect` gives a DB-API connection; `mark` is how its driver writes a parameter (`?` or `%s`).
+    """
+    columns = (key,) if isinstance(key, str) else tuple(key)
+    options = {"connect": connect, "table": table, "column": column, "schema": schema, "key": columns, "every_s": to_us(every, what="every") / 1e6, "mark": mark}
+    settings.setdefault("snapshot", False)  # the first look sees everything
+    return _capture("polling", name or table, _open_polling, (table,), settings, **options)
+
+
+def _open_polling(capture: Capture) -> Source:
+    from headrace.cdc.polling_source import PollingSource
+
+    return PollingSource(**capture.options)
+
+
+def debezium(
+    topic: str,
+    *,
+    schema: str,
+    key: str | Sequence[str],
+    log: str,
+    table: str | None = None,
+    decimals: str = "precise",
+    name: str | None = None,
+    **settings: Any,
+) -> Capture:
+    """A topic with Debezium's envelope as JSON, in a column `value`, becomes a table: creates, updates, deletes, reads of a snapshot, truncations, tombstones.
+
+    `schema` and `key` say what the table's rows are; the table is called as the topic's last word, unless `table` says otherwise.
+    `decimals` is the connector's `decimal.handling.mode`: "precise", "string" or "double".
+    """
+    columns = (key,) if isinstance(key, str) else tuple(key)
+    target = table or topic.rsplit(".", 1)[-1]
+    settings.setdefault("snapshot", False)
+    options = {"topic": topic, "table": target, "schema": schema, "key": columns, "log": log, "decimals": decimals}
+    return _capture("debezium", name or topic, _open_debezium, (target,), {**settings, "log": log}, **options)
+
+
+def _open_debezium(capture: Capture) -> Source:
+    from headrace.cdc.debezium_source import DebeziumSource
+
+    return DebeziumSource(**{**capture.options, "log": capture.log or capture.options["log"]})
+
+
 def _database_of(url: str) -> str:
     return urlsplit(url).path.strip("/") or "database"
 
 
-_SETTINGS = ("log", "prefix", "partitions", "preimages", "snapshot", "chunk_rows")
+_SETTINGS = ("log", "prefix", "partitions", "preimages", "snapshot", "chunk_rows", "outbox")
 
 
 def _capture(kind: str, name: str, opener: Any, tables: Sequence[str], settings: dict[str, Any], **options: Any) -> Capture:
@@ -61,4 +137,9 @@ def from_url(url: str, *, tables: Sequence[str] = (), name: str | None = None, *
         return sqlite(url.removeprefix("sqlite:").removeprefix("//"), tables=tables, name=name, **settings)
     if kind in {"postgres", "postgresql"}:
         return postgres(url, tables=tables, name=name, **settings)
-    raise InputError(f"{url!r} is no database that can be captured: {nearest(kind, ['sqlite', 'postgres'])}", fix="give sqlite:PATH or postgres://USER@HOST/DATABASE.")
+    if kind in {"mariadb", "mysql"}:
+        return (mariadb if kind == "mariadb" else mysql)(url, tables=tables, name=name, **settings)
+    raise InputError(
+        f"{url!r} is no database that can be captured: {nearest(kind, ['sqlite', 'postgres', 'mariadb', 'mysql'])}",
+        fix="give sqlite:PATH, postgres://USER@HOST/DATABASE or mariadb://USER@HOST/DATABASE.",
+    )

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.cdc.folding import live_keys
+from headrace.cdc.outbox import check_outbox, events
 from headrace.cdc.source import CHANGE_FIELD, HIDDEN, Changes, Chunk, Event, Item, Part, Reshaped, TableShape, Truncated
 from headrace.cdc.state import CaptureState, SnapshotState, TableState, note_name, read_state
 from headrace.cdc.topics import Fitting, prepare, topic_name
@@ -21,7 +22,8 @@ LONGEST_TRANSACTION = "15 minutes"  # no broker allows more unless it is told to
 class Writer:
     """Writes for one capture, and refuses to once another process has taken it over."""
 
-    def __init__(self, log: Log, capture: str, *, prefix: str, partitions: int, preimages: bool) -> None:
+    def __init__(self, log: Log, capture: str, *, prefix: str, partitions: int, preimages: bool, outbox: str | None = None) -> None:
+        self.outbox = outbox
         self.log, self.capture, self.prefix, self.partitions, self.preimages = log, capture, prefix, partitions, preimages
         self._last = log.transaction(note_name(capture), timeout=LONGEST_TRANSACTION)  # takes over from whoever had it
         self._last.abort()
@@ -45,6 +47,9 @@ class Writer:
 
     def add(self, shape: TableShape) -> None:
         """Get ready for a table's rows. One that is new, or has got other columns, is to be snapshotted."""
+        if shape.name == self.outbox:
+            self._add_outbox(shape)
+            return
         self._fit(shape)
         columns = [list(column) for column in shape.columns]
         known = self.state.tables.setdefault(shape.name, TableState(self._topic(shape.name)))
@@ -53,6 +58,13 @@ class Writer:
             known.columns = columns
             if has_more:  # those that went need no reading again
                 self.renew(shape.name)
+
+    def _add_outbox(self, shape: TableShape) -> None:
+        """Its rows are events: they are read from the beginning once, and never again."""
+        check_outbox(shape)
+        self.shapes[shape.name] = shape
+        if shape.name not in self.state.tables:
+            self.state.tables[shape.name] = TableState("", [list(column) for column in shape.columns], SnapshotState())
 
     def _topic(self, table: str) -> str:
         known = self.state.tables.get(table)
@@ -65,12 +77,16 @@ class Writer:
     def _widen(self, shapes: list[TableShape]) -> None:
         """Topics get their new columns before any row of a part is written; rows of the old shape then have nothing in them."""
         for shape in shapes:
+            if shape.name == self.outbox:
+                continue
             prepare(self.log, shape, self._topic(shape.name), partitions=self.partitions)
             if shape.name in self.shapes:
                 self._fit(self.shapes[shape.name])
 
     def renew(self, table: str) -> None:
         """Begin a table's snapshot, or begin it again. What is in the topic now and is not met again will be deleted at its end."""
+        if table == self.outbox:
+            return
         ends = self.log.end_offsets(self._topic(table))
         since = {str(partition): end for partition, end in ends.items()} if any(ends.values()) else None
         self.state.tables[table].snapshot = SnapshotState(since=since)
@@ -89,17 +105,22 @@ class Writer:
         if isinstance(item, Reshaped):
             self.add(item.shape)
         elif isinstance(item, Changes):
-            self._append(item.table, item.rows if self.preimages else _without_preimages(item.rows))
-            self.changes += item.rows.num_rows
+            rows = item.rows if self.preimages else _without_preimages(item.rows)
+            self._append(item.table, rows)
+            self.changes += rows.num_rows
         elif isinstance(item, Chunk):
             self._write_chunk(item)
-        elif isinstance(item, Truncated):
+        elif isinstance(item, Truncated) and item.table != self.outbox:
             self._append_deletes(item.table, self._live(item.table), item)
         elif isinstance(item, Event):
             self._write_event(item)
 
     def _append(self, table: str, rows: pa.RecordBatch) -> None:
         if not rows.num_rows:
+            return
+        if table == self.outbox:
+            for event in events(self.shapes[table], rows, self.prefix):
+                self._write_event(event)
             return
         fitting = self._fittings[table]
         fitted = fitting.rows(rows)
@@ -124,7 +145,6 @@ class Writer:
         self._transaction().append(item.topic, item.rows)
         self.waiting_rows += item.rows.num_rows
         self.rows += item.rows.num_rows
-        self.changes += item.rows.num_rows
 
     # Snapshots
 

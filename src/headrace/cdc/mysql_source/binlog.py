@@ -1,0 +1,96 @@
+"""The binlog, read by a thread into a bounded queue: the server sends when there is something, and reading must not wait for writing."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Event, Thread
+from typing import Any
+
+from headrace.cdc.mysql_source.connecting import drivers, ours, settings_of
+from headrace.errors import HeadraceError, RetryError
+
+MOST_EVENTS_WAITING = 5_000
+HEARTBEAT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An event, and where the binlog stands behind it."""
+
+    event: Any
+    file: str
+    position: int
+
+
+def number(file: str, position: int) -> int:
+    """A place in the binlogs as a number that grows."""
+    return int(file.rsplit(".", 1)[-1]) << 32 | position
+
+
+class BinlogReader:
+    def __init__(self, url: str, server_id: int, *, file: str | None, position: int | None, gtid: str | None) -> None:
+        _, replication = drivers()
+        self._stopped, self._has_opened = Event(), False
+        self._events: queue.Queue[Placed | HeadraceError] = queue.Queue(MOST_EVENTS_WAITING)
+        place = {"auto_position": gtid, "is_mariadb": True} if gtid is not None else {"log_file": file, "log_pos": position}
+        self._stream = replication.BinLogStreamReader(
+            connection_settings={**settings_of(url), "connect_timeout": 10}, server_id=server_id, blocking=True, resume_stream=True,
+            slave_heartbeat=HEARTBEAT_S, pymysql_wrapper=self._connect, enable_logging=False, **place,
+        )  # fmt: skip
+        logging.getLogger("pymysqlreplication").setLevel(logging.ERROR)  # it warns when a stream ends, which we tell of ourselves
+        self._thread = Thread(target=self._run, daemon=True, name="binlog")
+        self._thread.start()
+
+    def _connect(self, **settings: Any) -> Any:
+        """The package would connect again by itself when the server goes away, and so at the wrong place: we begin anew from the log's position instead."""
+        pymysql, _ = drivers()
+        is_stream = "cursorclass" not in settings
+        if is_stream and self._has_opened:
+            raise RetryError("The server closed the stream of its binlog.", fix="it is tried again.")
+        self._has_opened = self._has_opened or is_stream
+        return pymysql.connect(**settings)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                event = self._stream.fetchone()
+                if event is None:
+                    self._put(RetryError("The server ended the stream of its binlog.", fix="it is tried again."))
+                    return
+                self._put(Placed(event, self._stream.log_file, self._stream.log_pos))
+        except HeadraceError as error:
+            self._put(error)
+        except Exception as error:
+            self._put(ours(error))
+
+    def _put(self, what: Placed | HeadraceError) -> None:
+        while not self._stopped.is_set():
+            with suppress(queue.Full):
+                self._events.put(what, timeout=0.5)
+                return
+
+    def take(self, timeout_s: float) -> Placed | None:
+        """The next event; nothing, if none comes in time."""
+        try:
+            found = self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(found, HeadraceError):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """The server is told too: otherwise it would keep the binlog for a reader that is gone, until it notices."""
+        self._stopped.set()
+        connection: Any = getattr(self._stream, "_stream_connection", None)
+        with suppress(Exception):
+            self._stream._ctl_connection.cursor().execute(f"KILL {connection.thread_id()}")  # noqa: SLF001
+        with suppress(OSError, AttributeError):
+            connection._sock.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 - nothing else wakes a thread that waits for the server
+        self._thread.join(5)
+        with suppress(Exception):
+            self._stream.close()

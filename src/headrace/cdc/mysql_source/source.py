@@ -1,0 +1,242 @@
+"""The source for MariaDB and MySQL: transactions are put together from the binlog's events, and handed out whole."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from headrace.cdc.mysql_source.binlog import BinlogReader, Placed, number
+from headrace.cdc.mysql_source.catalogue import Catalogue, MysqlTable
+from headrace.cdc.mysql_source.chunks import ChunkReader, FoundChunk
+from headrace.cdc.mysql_source.connecting import connect, lost_binlog, settings_of, translated
+from headrace.cdc.mysql_source.rows import Row, changes, told
+from headrace.cdc.source import COMMITTED_AT, ORDER, POSITION, TRANSACTION, ChunkRequest, Item, Part, Reshaped, TableShape, Truncated, usable_names
+
+MOST_ROWS_A_PART = 20_000
+HEARTBEAT_S = 10.0
+_TRUNCATE = re.compile(r"^\s*(?:/\*.*?\*/\s*)?TRUNCATE\s+(?:TABLE\s+)?(?:`?[^`.\s]+`?\.)?`?([^`.\s;]+)`?", re.IGNORECASE | re.DOTALL)
+
+
+class MysqlSource:
+    def __init__(self, url: str, name: str, tables: Sequence[str]) -> None:
+        self.url, self.database, self.wanted = url, str(settings_of(url)["database"]), tuple(tables)
+        self._server_id = 1_000_000_000 + zlib.crc32(name.encode()) % 1_000_000_000
+        self._catalogue = Catalogue(connect(url), self.database)
+        self._chunks: ChunkReader | None = None
+        self._binlog: BinlogReader | None = None
+        self._tables: dict[str, MysqlTable] = {}
+        self._file, self._pos, self._gtids = "", 4, dict[str, str]()
+        self._reached = 0
+        """How far events have come, whatever they were about."""
+        self._rows: dict[str, list[Row]] = {}
+        self._waiting = self._order = self._transaction = 0
+        self._next_gtid: tuple[str, str] | None = None
+        self._place = self._at_s = self._server = 0
+        self._is_open = False
+        self._items: list[Item] = []
+        self._request: ChunkRequest | None = None
+        self._held: FoundChunk | None = None
+        self._target: int | None = None
+        self._beat_s = time.monotonic()
+
+    # Beginning
+
+    def start(self, position: str | None, *, afresh: bool = False) -> str:
+        self._catalogue.check_server()
+        is_mariadb = self._catalogue.is_mariadb
+        self.tables()
+        ((server,),) = self._catalogue.ask("SELECT @@server_id")
+        stored = json.loads(position) if position is not None and not afresh else self._now(is_mariadb)
+        self._file, self._pos, self._gtids = stored["file"], stored["pos"], stored["gtids"]
+        if stored.get("server", server) == server and self._file not in self._catalogue.binlogs():
+            raise lost_binlog(f"{self._file} was purged")
+        gtid = ",".join(self._gtids.values()) if is_mariadb else None
+        self._server, self._reached = server, number(self._file, self._pos)
+        with translated():
+            self._binlog = BinlogReader(self.url, self._server_id, file=self._file, position=self._pos, gtid=gtid)
+        return self._position()
+
+    def _now(self, is_mariadb: bool) -> dict[str, Any]:
+        file, pos = self._catalogue.end()
+        gtids = str(self._catalogue.ask("SELECT @@gtid_binlog_pos")[0][0]) if is_mariadb else ""
+        return {"file": file, "pos": pos, "gtids": {each.split("-")[0]: each for each in gtids.split(",") if each}}
+
+    def _position(self) -> str:
+        return json.dumps({"file": self._file, "pos": self._pos, "gtids": self._gtids, "server": self._server})
+
+    def tables(self) -> list[TableShape]:
+        found = self._catalogue.tables(self.wanted)
+        for table in found:
+            self._tables.setdefault(table.shape.name, table)
+        changed = [table.shape.name for table in found if table.shape != self._tables[table.shape.name].shape]
+        if changed and self._request is None and self._held is None:
+            self._request = ChunkRequest(changed[0], None, 0)  # columns changed and no row has since: find its place in the stream
+        return [table.shape for table in self._tables.values()]
+
+    def request(self, chunk: ChunkRequest) -> None:
+        self._request = chunk
+
+    def count(self, table: str) -> int:
+        query = "SELECT coalesce(table_rows, 0) FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
+        rows = self._catalogue.ask(query, self.database, table)
+        return int(rows[0][0]) if rows else 0
+
+    # The stream
+
+    def poll(self, timeout_s: float) -> Part:
+        """Events up to a bound, cut at the end of a transaction if there is one."""
+        self._try_chunk()
+        transactions, deadline_s = 0, time.monotonic() + timeout_s
+        while self._waiting < MOST_ROWS_A_PART:
+            self._place_chunk()
+            assert self._binlog is not None
+            is_busy = self._waiting or self._items or transactions
+            placed = self._binlog.take(0 if is_busy else max(deadline_s - time.monotonic(), 0))
+            if placed is None:
+                break
+            if self._is_commit(placed):
+                transactions += 1
+                self._end(placed)
+                if self._held is not None or self._waiting >= MOST_ROWS_A_PART:
+                    self._place_chunk()
+        return self._part(transactions)
+
+    def _part(self, transactions: int) -> Part:
+        items, self._items = self._items, []
+        if self._is_open:
+            items += self._flushed()
+            self._waiting = 0
+            return Part(items, None, is_idle=False) if items else Part(is_idle=False)
+        self._waiting = 0
+        if items:
+            return Part(items, self._position(), transactions)
+        if transactions and time.monotonic() - self._beat_s >= HEARTBEAT_S:
+            self._beat_s = time.monotonic()
+            return Part((), self._position())
+        return Part()
+
+    def _is_commit(self, placed: Placed) -> bool:
+        """Take an event in. Returns whether it ends a transaction."""
+        event, kind = placed.event, type(placed.event).__name__
+        if kind in {"WriteRowsEvent", "UpdateRowsEvent", "DeleteRowsEvent"}:
+            self._is_open = True
+            self._take_rows(placed)
+            return False
+        if kind in {"MariadbGtidEvent", "GtidEvent"}:
+            self._begin(event)
+            return False
+        self._reached = max(self._reached, number(placed.file, placed.position)) if not self._is_open else self._reached
+        if kind == "QueryEvent":
+            return self._take_query(placed)
+        return kind == "XidEvent"
+
+    def _begin(self, event: Any) -> None:
+        self._order, gtid = 0, str(event.gtid)
+        tail = gtid.rsplit("-" if ":" not in gtid else ":", 1)[-1]
+        self._transaction = int(tail) if tail.isdigit() else 0
+        if ":" not in gtid:
+            self._next_gtid = (gtid.split("-", maxsplit=1)[0], gtid)
+
+    def _take_query(self, placed: Placed) -> bool:
+        """BEGIN opens; COMMIT ends; anything else is a statement of its own, such as DDL."""
+        text = placed.event.query if isinstance(placed.event.query, str) else placed.event.query.decode("utf-8", "replace")
+        word = text.strip().upper()
+        if word == "BEGIN":
+            self._is_open = True
+            return False
+        if (match := _TRUNCATE.match(text)) and match[1] in self._tables and _schema(placed.event) == self.database:
+            hidden = {POSITION: number(placed.file, placed.position), COMMITTED_AT: placed.event.timestamp * 1_000_000, TRANSACTION: self._transaction, ORDER: 0}
+            self._items += [*self._flushed(), Truncated(match[1], hidden)]
+        return True
+
+    def _take_rows(self, placed: Placed) -> None:
+        event = placed.event
+        if event.schema != self.database or event.table not in self._tables:
+            return
+        self._follow(event)
+        rows = told(event, self._tables[event.table], self._order)
+        self._order += len(event.rows)
+        self._waiting += len(rows)
+        self._rows.setdefault(event.table, []).extend(rows)
+        self._place, self._at_s = number(placed.file, placed.position), event.timestamp
+        self._items += self._flushed()
+
+    def _flushed(self) -> list[Item]:
+        """The rows that are taken in and not handed out."""
+        rows, self._rows = self._rows, {}
+        return [changes(self._tables[table], found, position=self._place, at_s=self._at_s, transaction=self._transaction) for table, found in rows.items()]
+
+    def _follow(self, event: Any) -> None:
+        """An event names its columns: if they are others than those known, the table was altered before it."""
+        known = self._tables[event.table]
+        names = tuple(column.name for column in event.columns)
+        if names == known.columns:
+            return
+        now = self._catalogue.table(event.table)
+        kinds = dict(zip(known.columns, (kind for _, kind in known.shape.columns), strict=True)) | dict(zip(now.columns, (kind for _, kind in now.shape.columns), strict=True))
+        shape = TableShape(event.table, tuple((usable, kinds.get(name, "STRING")) for usable, name in zip(usable_names(names), names, strict=True)), known.shape.key)
+        self._tables[event.table] = MysqlTable(names, shape)
+        self._items += [*self._flushed(), Reshaped(shape)]
+
+    def _end(self, placed: Placed) -> None:
+        self._file, self._pos, self._is_open = placed.file, placed.position, False
+        self._reached = number(placed.file, placed.position)
+        if self._next_gtid is not None:
+            self._gtids[self._next_gtid[0]] = self._next_gtid[1]
+
+    # Snapshots
+
+    def _try_chunk(self) -> None:
+        if self._request is None or self._held is not None or self._is_open:
+            return
+        self._chunks = self._chunks or ChunkReader(connect(self.url), self.database)
+        self._held = self._chunks.read(self._request, number(self._file, self._pos))
+        if self._held is not None:
+            self._request = None
+
+    def _place_chunk(self) -> None:
+        """Between transactions, when the stream has come to the chunk's place."""
+        found = self._held
+        if found is None or self._is_open or self._reached < found.place:
+            return
+        self._held = None
+        name = found.table.shape.name
+        if found.table.shape == self._tables[name].shape:
+            self._items.append(found.chunk)
+            return
+        self._tables[name] = found.table
+        self._items += [Reshaped(found.table.shape), replace(found.chunk, rows=found.chunk.rows.slice(0, 0), after=None, is_last=False)]
+
+    # The other direction
+
+    def is_caught_up(self) -> bool:
+        if self._target is None:
+            self._target = number(*self._catalogue.end())
+        return self._reached >= self._target
+
+    def confirm(self, position: str) -> None:
+        """A binlog is kept by time, not for its readers: there is nobody to tell."""
+
+    def status(self) -> dict[str, Any]:
+        file, pos = self._catalogue.end()
+        behind = number(file, pos) - number(self._file, self._pos)
+        return {"binlog": f"{self._file}:{self._pos}", "behind_bytes": behind if file == self._file else pos}
+
+    def close(self) -> None:
+        if self._binlog is not None:
+            self._binlog.close()
+        for connection in (self._catalogue.connection, self._chunks.connection if self._chunks else None):
+            if connection is not None and connection.open:
+                connection.close()
+
+    def remove(self) -> list[str]:
+        return []
+
+
+def _schema(event: Any) -> str:
+    return event.schema.decode() if isinstance(event.schema, bytes) else str(event.schema)

@@ -1,0 +1,155 @@
+"""Any SQL table as a source, by asking it now and then for rows whose column has grown. The simplest capture, with limits: see `hr.cdc.polling`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import date, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.cdc.source import HIDDEN, MARKS, ORDER, Changes, ChunkRequest, Part, TableShape
+from headrace.errors import ConfigurationError, HeadraceError, RetryError, UnknownColumn
+from headrace.log.api import UPDATE
+from headrace.log.rows import to_batch
+from headrace.log.schema import parse_schema, to_ddl
+
+ROWS_A_LOOK = 20_000
+MOST_EQUAL = 100_000
+
+
+class PollingSource:
+    """The position is the largest value seen, with the keys of the rows that have it: others may still come with the same value."""
+
+    def __init__(
+        self, connect: Callable[[], Any], table: str, column: str, schema: str, key: tuple[str, ...], every_s: float, mark: str
+    ) -> None:
+        self._schema = parse_schema(schema)
+        for name in (column, *key):
+            if name not in self._schema.names:
+                raise UnknownColumn(name, self._schema.names, where=f"The schema of {table}")
+        columns = tuple((field.name, to_ddl(pa.schema([field.with_name("c").with_nullable(True)])).removeprefix("c ")) for field in self._schema)
+        self.shape = TableShape(table, columns, key)
+        self.table, self.column, self.key, self.every_s, self.mark = table, column, key, every_s, mark
+        with _translated(table):
+            self._connection = connect()
+        self._value: Any = None
+        self._seen: list[list[Any]] = []
+        self._next_s = 0.0
+        self._looks = 0
+
+    def start(self, position: str | None, *, afresh: bool = False) -> str:
+        if position is not None and not afresh:
+            stored = json.loads(position)
+            self._value, self._seen = _from_json(stored["value"]), stored["keys"]
+        return self._position()
+
+    def _position(self) -> str:
+        return json.dumps({"value": _to_json(self._value), "keys": self._seen})
+
+    def tables(self) -> list[TableShape]:
+        return [self.shape]
+
+    def request(self, chunk: ChunkRequest) -> None:
+        raise ConfigurationError(f"{chunk.table} is polled, and has no snapshot apart from that.", fix="start it over to read everything again.")
+
+    def count(self, table: str) -> int:
+        assert table == self.table
+        return 0
+
+    def poll(self, timeout_s: float) -> Part:
+        left_s = self._next_s - time.monotonic()
+        if left_s > 0:
+            time.sleep(min(left_s, timeout_s))
+            if left_s > timeout_s:
+                return Part()
+        rows, is_full = self._look()
+        self._looks += 1
+        self._next_s = 0.0 if is_full else time.monotonic() + self.every_s
+        if not rows:
+            return Part()
+        return Part([Changes(self.table, self._batch(rows))], self._position(), transactions=1, is_idle=not is_full)
+
+    def _look(self) -> tuple[list[dict[str, Any]], bool]:
+        """Rows with a larger value, and those with the same one that were not there before."""
+        names = ", ".join(self._schema.names)
+        behind = f"WHERE {self.column} >= {self.mark}" if self._value is not None else f"WHERE {self.column} IS NOT NULL"
+        limit = ROWS_A_LOOK + len(self._seen)
+        query = f"SELECT {names} FROM {self.table} {behind} ORDER BY {', '.join((self.column, *self.key))} LIMIT {limit}"
+        with _translated(self.table):
+            cursor = self._connection.cursor()
+            cursor.execute(query, (self._value,) if self._value is not None else ())
+            found = [dict(zip(self._schema.names, row, strict=True)) for row in cursor.fetchall()]
+            self._connection.rollback()  # the next look must see what is committed by then
+        seen = {json.dumps(key) for key in self._seen}
+        fresh = [row for row in found if row[self.column] != self._value or json.dumps(self._key_of(row)) not in seen]
+        self._remember(fresh)
+        return fresh, len(found) >= limit
+
+    def _remember(self, fresh: list[dict[str, Any]]) -> None:
+        if not fresh:
+            return
+        newest = fresh[-1][self.column]
+        equal = [self._key_of(row) for row in fresh if row[self.column] == newest]
+        self._seen = self._seen + equal if newest == self._value else equal
+        self._value = newest
+        if len(self._seen) > MOST_EQUAL:
+            raise ConfigurationError(
+                f"More than {MOST_EQUAL:,} rows of {self.table} have the same value in {self.column!r}.", fix="poll by a column that differs more, such as a serial number."
+            )
+
+    def _key_of(self, row: dict[str, Any]) -> list[Any]:
+        return [_to_json(row[name]) for name in self.key]
+
+    def _batch(self, rows: list[dict[str, Any]]) -> pa.RecordBatch:
+        batch = to_batch(rows, self.shape.schema, topic=self.table)
+        count = len(rows)
+        hidden = {ORDER: pa.array(range(count), pa.int32()), MARKS: pa.nulls(count, pa.string())}
+        arrays = [*batch.columns, *(hidden.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN), pa.array([UPDATE] * count)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.shape.batch_schema)
+
+    def is_caught_up(self) -> bool:
+        return self._looks > 0
+
+    def confirm(self, position: str) -> None:
+        """There is nobody to tell."""
+
+    def status(self) -> dict[str, Any]:
+        return {"seen_up_to": str(self._value)}
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def remove(self) -> list[str]:
+        return []
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return {"datetime": value.isoformat()}
+    if isinstance(value, date):
+        return {"date": value.isoformat()}
+    return value if isinstance(value, int | float | str | None) else str(value)
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return datetime.fromisoformat(value["datetime"]) if "datetime" in value else date.fromisoformat(value["date"])
+    return value
+
+
+
+@contextmanager
+def _translated(table: str) -> Iterator[None]:
+    """Drivers name their errors as DB-API says; which of them pass by themselves differs, so only a broken query is given up."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except Exception as error:
+        if type(error).__name__ in {"ProgrammingError", "UndefinedTable", "UndefinedColumn"} or "no such" in str(error):
+            raise ConfigurationError(f"{table} cannot be polled: {error}", fix="check the table's and the columns' names, and `mark`.") from error
+        raise RetryError(f"{table} cannot be read now: {error}", fix="it is tried again.") from error

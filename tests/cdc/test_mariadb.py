@@ -1,0 +1,179 @@
+"""MariaDB, captured from the binlog of a real server: types, keys, columns that change, what is refused, and a capture that is killed while the server restarts."""
+
+import time
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.cdc.declared import Capture
+from headrace.cdc.folding import fold
+from headrace.errors import ConfigurationError
+from headrace.testing.mariadb_server import MariadbServer
+from tests.cdc.conftest import Mariadb, started
+from tests.cdc.test_sqlite import wait_until
+from tests.cdc.workload import (
+    CaptureProcess,
+    Database,
+    Workload,
+    assert_equal_to_tables,
+    assert_nothing_twice,
+    assert_transactions_whole,
+    kill_again_and_again,
+)
+
+
+def capture_of(database: Mariadb, **settings: Any) -> Capture:
+    return hr.cdc.mariadb(database.url, name=database.name, **settings)
+
+
+def caught_up(capture: Capture, address: str) -> hr.Log:
+    capture.run(log=address, until_caught_up=True)
+    return hr.open_log(address)
+
+
+def folded(log: hr.Log, topic: str, *columns: str) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row[name] for name in columns) for row in fold(log, topic).to_pylist())
+
+
+TYPES: list[tuple[str, str, Any]] = [
+    ("tinyint", "-128", -128),
+    ("tinyint unsigned", "255", 255),
+    ("int unsigned", "4294967295", 4294967295),
+    ("bigint", "-9223372036854775808", -9223372036854775808),
+    ("bigint unsigned", "18446744073709551615", Decimal(18446744073709551615)),
+    ("float", "1.5", 1.5),
+    ("double", "0.1", 0.1),
+    ("decimal(20,4)", "-12345.6789", Decimal("-12345.6789")),
+    ("varchar(20)", "'ü\\'\\n\"'", "ü'\n\""),
+    ("text", "''", ""),
+    ("varbinary(10)", "x'00ff10'", b"\x00\xff\x10"),
+    ("blob", "x'80'", b"\x80"),
+    ("date", "'2026-02-28'", date(2026, 2, 28)),
+    ("datetime(6)", "'2026-02-28 12:00:00.123456'", datetime(2026, 2, 28, 12, 0, 0, 123456)),  # noqa: DTZ001 - it has none
+    ("timestamp(3) null", "'2026-02-28 12:00:00.5'", datetime(2026, 2, 28, 12, 0, 0, 500000, tzinfo=UTC)),
+    ("time(1)", "'-30:00:01.5'", "-30:00:01.500000"),
+    ("year", "2026", 2026),
+    ("enum('glad','sad')", "'sad'", "sad"),
+    ("set('a','b','c')", "'c,a'", "a,c"),
+    ("bit(4)", "b'1010'", 10),
+    ("json", "'{\"a\": [1]}'", '{"a": [1]}'),
+    ("char(4)", "'ab'", "ab"),
+]
+
+
+def test_every_type_from_snapshot_and_stream(mariadb: Mariadb, address: str) -> None:
+    columns = ", ".join(f"c{place} {kind}" for place, (kind, _, _) in enumerate(TYPES))
+    values = ", ".join(value for _, value, _ in TYPES)
+    utc = "SET time_zone = '+00:00'"
+    mariadb.do(utc, f"CREATE TABLE things (id int PRIMARY KEY, {columns})", f"INSERT INTO things VALUES (1, {values})", "INSERT INTO things (id) VALUES (2)")
+    capture = capture_of(mariadb)
+    caught_up(capture, address).close()
+    mariadb.do(utc, f"INSERT INTO things VALUES (3, {values})", "INSERT INTO things (id) VALUES (4)")
+    with caught_up(capture, address) as log:
+        rows = {row["id"]: row for row in log.read("things").to_pylist()}
+        for place, (kind, _, expected) in enumerate(TYPES):
+            assert rows[1][f"c{place}"] == expected, f"{kind} in the snapshot"
+            assert rows[3][f"c{place}"] == expected, f"{kind} in the stream"
+            assert rows[2][f"c{place}"] is None
+            assert rows[4][f"c{place}"] is None
+
+
+def test_changes_keys_transactions_and_truncation(mariadb: Mariadb, address: str) -> None:
+    mariadb.do("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE TABLE b (x int, y varchar(9), PRIMARY KEY (y, x))", "INSERT INTO b VALUES (1, 'k')")
+    mariadb.do(*(f"INSERT INTO a VALUES ({n}, 'v{n}')" for n in range(10)))
+    capture = capture_of(mariadb, chunk_rows=4, preimages=True)
+    caught_up(capture, address).close()
+    mariadb.do("INSERT INTO a VALUES (11, NULL)", "UPDATE a SET v = 'new' WHERE id = 1", "UPDATE b SET x = 2", "DELETE FROM a WHERE id = 2", "UPDATE a SET id = 30 WHERE id = 3")
+    with caught_up(capture, address) as log:
+        rows = [row for row in log.read("a").to_pylist() if row["_transaction"] is not None]
+        assert [(row["_change_type"], row["id"], row["v"], row["_order"]) for row in rows] == [
+            ("insert", 11, None, 0), ("update_preimage", 1, "v1", 1), ("update_postimage", 1, "new", 1), ("delete", 2, "v2", 3),
+            ("delete", 3, "v3", 4), ("insert", 30, "v3", 4),
+        ]  # fmt: skip
+        moved = [row for row in log.read("b").to_pylist() if row["_transaction"] is not None]
+        assert [(row["_change_type"], row["x"]) for row in moved] == [("delete", 1), ("insert", 2)]
+        assert len({(row["_transaction"], row["_timestamp"]) for row in [*rows, *moved]}) == 1
+        assert folded(log, "a", "id") == sorted(mariadb.ask("SELECT id FROM a"))
+    mariadb.do("TRUNCATE TABLE a", "INSERT INTO a VALUES (7, 'again')")
+    with caught_up(capture, address) as log:
+        assert folded(log, "a", "id", "v") == [(7, "again")]
+
+
+def test_columns_come_go_and_change(mariadb: Mariadb, address: str) -> None:
+    mariadb.do("CREATE TABLE t (id int PRIMARY KEY, a int, b text)", *(f"INSERT INTO t VALUES ({n}, {n}, 'b')" for n in range(5)))
+    capture = capture_of(mariadb)
+    caught_up(capture, address).close()
+    mariadb.do("UPDATE t SET a = 10 WHERE id = 1", "ALTER TABLE t ADD COLUMN c int DEFAULT 7", "INSERT INTO t VALUES (6, 6, 'b', 8)", "ALTER TABLE t DROP COLUMN b")
+    with caught_up(capture, address) as log:
+        assert folded(log, "t", "id", "a", "c") == sorted(mariadb.ask("SELECT id, a, c FROM t"))
+    mariadb.do("ALTER TABLE t CHANGE a amount int", "ALTER TABLE t MODIFY c varchar(9)", "UPDATE t SET c = 'text' WHERE id = 2")
+    with caught_up(capture, address) as log:
+        assert folded(log, "t", "id", "amount", "c__string") == sorted(mariadb.ask("SELECT id, amount, c FROM t"))
+
+
+def test_what_cannot_be_captured_says_why(mariadb: Mariadb, address: str) -> None:
+    mariadb.do("CREATE TABLE keyless (a int)", "CREATE TABLE t (id int PRIMARY KEY)")
+    for settings, told in ((["keyless"], "ADD PRIMARY KEY"), (["tt"], "did you mean 't'")):
+        with pytest.raises(ConfigurationError, match=told):
+            capture_of(mariadb, tables=settings).run(log=address, until_caught_up=True)
+    mariadb.do("SET GLOBAL binlog_row_metadata = 'MINIMAL'")
+    try:
+        with pytest.raises(ConfigurationError, match="SET GLOBAL binlog_row_metadata = 'FULL'"):
+            capture_of(mariadb, tables=["t"]).run(log=address, until_caught_up=True)
+    finally:
+        mariadb.do("SET GLOBAL binlog_row_metadata = 'FULL'")
+
+
+def test_a_purged_binlog_is_told_and_can_be_made_good(mariadb: Mariadb, address: str) -> None:
+    mariadb.do("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1), (2)")
+    capture = capture_of(mariadb)
+    caught_up(capture, address).close()
+    mariadb.do("INSERT INTO t VALUES (3)", "DELETE FROM t WHERE id = 1", "FLUSH BINARY LOGS")
+    file = mariadb.ask("SHOW MASTER STATUS")[0][0]
+
+    def purged() -> bool:
+        """The server keeps a file for a moment, until the tables' own log has no need of it."""
+        mariadb.do(f"PURGE BINARY LOGS TO '{file}'")
+        return [row[0] for row in mariadb.ask("SHOW BINARY LOGS")] == [file]
+
+    wait_until(purged)
+    with pytest.raises(ConfigurationError, match="was purged.*\n.*--start-over"):
+        capture.run(log=address, until_caught_up=True)
+    capture.run(log=address, until_caught_up=True, start_over=True)
+    with hr.open_log(address) as log:
+        assert folded(log, "t", "id") == [(2,), (3,)]
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
+def test_killed_at_random_while_the_server_restarts(tmp_path: Path, address: str, kills: int) -> None:
+    import pymysql
+
+    server = started(MariadbServer())
+    assert isinstance(server, MariadbServer)
+    try:
+        shop = Mariadb(server, "shop")
+        database = Database(shop.connect, mark="%s")
+        database.create()
+        file = tmp_path / "captured.py"
+        file.write_text(f"import headrace as hr\nshop = hr.cdc.mariadb({server.url!r}, name='shop', chunk_rows=30)\n")
+        workload = Workload(database, seed=kills, tolerate=(pymysql.err.Error, OSError)).start()
+        kill_again_and_again(file, address, kills - 1, seed=kills)
+        going_on = CaptureProcess(file, address)
+        time.sleep(1.5)
+        server.stop_process()
+        server.start_process()
+        time.sleep(1.0)
+        going_on.kill()
+        workload.stop()
+        CaptureProcess(file, address, "--until-caught-up").finish()
+        with hr.open_log(address) as log:
+            assert_equal_to_tables(log, database)
+            assert assert_transactions_whole(log) > 3
+            for topic in ("accounts", "orders"):
+                assert_nothing_twice(log, topic)
+    finally:
+        server.stop()
