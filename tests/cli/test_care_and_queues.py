@@ -105,3 +105,10 @@ def test_a_message_delivered_too_often_can_be_shown_and_replayed(run: Run, log: 
     assert "user1" in run("dead", "show", emails).out
     assert run("dead", "replay", emails, "--json").lines == [{"replayed": 1, "failed": []}]
     assert [row["to"] for row in log.read(emails, start=3).to_pylist()] == ["user1@example.com"]
+
+
+def test_a_topic_without_dead_letters_has_none(run: Run) -> None:
+    run("topic", "create", "a", "--schema", "n BIGINT")
+    assert run("dead", "show", "a").out.strip() == "No dead letters."
+    assert run("dead", "replay", "a").out.strip() == "0 replayed, 0 failed again."
+    assert "There is no topic 'b'" in run("dead", "show", "b", code=1).err

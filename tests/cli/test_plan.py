@@ -25,7 +25,7 @@ def shop(tmp_path: Path) -> Path:
 def test_a_tree(run: Run, shop: Path) -> None:
     out = run("plan", shop).out.splitlines()
     assert out[0] == "pipeline shop"
-    assert out[2] == "   └─ revenue.aggregate  aggregate by region: revenue = sum(amount)"
+    assert out[2] == "   └─ revenue.aggregate  aggregate by region: revenue = sum(amount)  [keeps state]"
 
 
 def test_json_lines(run: Run, shop: Path) -> None:

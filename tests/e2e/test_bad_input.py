@@ -163,7 +163,7 @@ def test_a_topic_that_does_not_fit_its_declaration_is_refused_before_spark_is_st
         log.create_topic("orders", "k STRING, v BIGINT", key="k")
     ran = run_without_java(tmp_path, "k BIGINT, v BIGINT", "--until-caught-up")
     assert ran.returncode != 0
-    assert "The topic 'orders' is there with another schema or key: k STRING, v BIGINT" in ran.stderr
+    assert "The topic 'orders' is not as it is declared: k STRING is declared as k BIGINT" in ran.stderr
     assert "declare it in the pipeline as it is" in ran.stderr
     assert "Java" not in ran.stderr
 

@@ -88,8 +88,8 @@ def test_the_status_shows_them(tmp_path: Path) -> None:
     minutes, moving = rows["minutes.window"], rows["moving.window"]
     assert minutes[1:3] == ["4", "0"]
     assert moving[1:3] == ["2", "2"]
-    assert "2026-03-01 12:01:00" in " ".join(minutes)
-    assert "y (at 2026-03-01 12:00:40" in shown
+    assert "2026-03-01T12:01:00Z" in " ".join(minutes)
+    assert "y (at 2026-03-01T12:00:40Z" in shown
 
 
 def test_windows_that_are_told_are_kept_and_then_forgotten(tmp_path: Path) -> None:

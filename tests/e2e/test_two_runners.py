@@ -70,7 +70,7 @@ def test_a_newer_runner_takes_over_in_the_middle_of_a_batch(tmp_path: Path, monk
             else:
                 with pytest.raises(RunnerFenced, match="Another runner of the pipeline 'all' has taken over") as raised:
                     older.step(1)
-                assert "The newer one goes on where this one stopped" in str(raised.value)
+                assert "the newer one goes on where it stopped" in str(raised.value)
         assert test.runner is not older
         with pytest.raises(RunnerFenced):
             older.cut(forced=True)

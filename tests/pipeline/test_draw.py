@@ -30,9 +30,9 @@ def test_the_tree_shows_each_step_once(plan: PipelinePlan) -> None:
     assert tree(plan) == str(plan) == """\
 pipeline shop
 ├─ view revenue
-│  └─ revenue.aggregate  aggregate by region: revenue = sum(amount)
+│  └─ revenue.aggregate  aggregate by region: revenue = sum(amount)  [keeps state]
 │     └─ revenue.union  union 2 inputs
-│        ├─ revenue.dedupe  dedupe on order_id within 1 hour
+│        ├─ revenue.dedupe  dedupe on order_id within 1 hour  [keeps state]
 │        │  └─ orders  topic key customer_id; event time placed_at, delay 0 seconds, idle 1 minute
 │        └─ revenue.returns.where  where amount < 5 AND region <> '<b>"x" & y'
 │           └─ returns  topic key customer_id

@@ -182,3 +182,14 @@ def test_nothing_is_shared_between_steps(shop: Shop) -> None:
     shop.orders.with_columns(amount="1")
     assert shop.orders.schema is before
     assert before.field("amount").type == pa.float64()
+
+
+def test_a_step_name_is_not_taken_for_a_column() -> None:
+    shop = Shop()
+    with pytest.raises(PlanError, match=r"name= names the step(.|\n)*'region AS name'"):
+        shop.orders.select("order_id", name="region")
+    with pytest.raises(PlanError, match=r"name= names the step(.|\n)*'region AS name'"):
+        shop.orders.with_columns(name="region", big="amount > 5")
+    assert shop.orders.group_by(name="region").aggregate(n=hr.agg.count()).schema.names == ["name", "n"]
+    with pytest.raises(PlanError, match=r"\(count\) cannot be called 'name'(.|\n)*select"):
+        shop.orders.group_by("region").aggregate(name=hr.agg.count())  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ from headrace.cli.settings import JsonOption, Settings
 app = typer.Typer(
     name="headrace",
     cls=QuietGroup,
-    help="A durable log for Python: topics, groups and queues in a directory, or on Kafka.\n\n"
+    help="Stream processing for Python: a durable log with topics, groups and queues, in a directory or on Kafka, and pipelines over it, with views that are served.\n\n"
     "Say which log with --log or HEADRACE_LOG: file:PATH is a directory, kafka://HOST:PORT a broker.\n\n"
     "Exit codes: 0 done, 1 error, 2 wrong usage, 3 a lag threshold was passed, 4 damage was found, 5 views differ.",
     no_args_is_help=True,

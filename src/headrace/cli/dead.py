@@ -8,10 +8,22 @@ import typer
 
 from headrace.cli.output import emit, plain, say, table
 from headrace.cli.settings import JsonOption, LogOption, opened
+from headrace.errors import InputError, nearest
+from headrace.log.api import Log
 
 app = typer.Typer(help="Dead letters: list, show, replay.", no_args_is_help=True)
 
 Topic = Annotated[str, typer.Argument(help="The topic whose dead letters are meant, or its .dead topic.")]
+
+
+def _has_letters(log: Log, topic: str) -> bool:
+    """Whether there are any; InputError if nothing of that name could have some."""
+    of = topic.removesuffix(".dead")
+    known, dead = set(log.topics()), f"{of}.dead"
+    if dead in known or of in known:
+        return dead in known
+    having = sorted(name.removesuffix(".dead") for name in known if name.endswith(".dead"))
+    raise InputError(f"There is no topic {of!r}, and no step of that name has dead letters: {nearest(of, [*known, *having])}", fix="`headrace dead list` names them.")
 
 
 @app.command("list")
@@ -47,7 +59,7 @@ def show(
     from headrace.log import dead
 
     with opened(context, log) as opened_log:
-        letters = dead.letters(opened_log, topic, start=start, limit=most)
+        letters = dead.letters(opened_log, topic, start=start, limit=most) if _has_letters(opened_log, topic) else []
     if json:
         for each in letters:
             emit(each)
@@ -71,7 +83,7 @@ def replay(
     from headrace.log import dead
 
     with opened(context, log) as opened_log:
-        result = dead.replay(opened_log, topic, offsets=offset or None)
+        result = dead.replay(opened_log, topic, offsets=offset or None) if _has_letters(opened_log, topic) else dead.ReplayResult(0)
     if json:
         failed = [{"partition": partition, "offset": at, "reason": reason} for partition, at, reason in result.failed]
         emit({"replayed": result.replayed, "failed": failed})

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from headrace.cli.output import counted, seconds_text
+from headrace.cli.output import counted, say, seconds_text
 
 if TYPE_CHECKING:
     from headrace.pipeline.status import Status
@@ -20,6 +20,7 @@ class Progress:
     """Hears of every batch, and now and then in between. `line` and `summary` say the same in words."""
 
     every_s: float = EVERY_S
+    opening: str = ""
     rows: int = 0
     last: Status | None = None
     _started_s: float = field(default_factory=time.monotonic)
@@ -27,6 +28,8 @@ class Progress:
     _said_rows: int = 0
 
     def __call__(self, status: Status) -> None:
+        if self.last is None and self.opening:  # whatever can be refused has not been
+            say(self.opening)
         if status.batches > (self.last.batches if self.last is not None else 0):
             self.rows += status.batch_rows
         self.last = status

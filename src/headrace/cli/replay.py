@@ -8,7 +8,18 @@ import typer
 
 from headrace.cli.output import say
 from headrace.cli.progress import Progress
-from headrace.cli.run import File, LocalOption, MasterOption, PipelineOption, ShardsOption, StateOption, UntilOption, farewell, state_beside
+from headrace.cli.run import (
+    File,
+    LocalOption,
+    MasterOption,
+    PipelineOption,
+    ShardsOption,
+    StateOption,
+    UntilOption,
+    farewell,
+    state_beside,
+    tell_of_older,
+)
 from headrace.cli.settings import LogOption, chosen_log
 from headrace.cli.stopping import stopping
 from headrace.durations import to_time_us
@@ -52,9 +63,10 @@ def replay(
     loaded = load(file, pipeline)
     begin = _tick_or_time(since)
     directory = state or state_beside(file, loaded.name)
-    progress = Progress()
+    home = version_state(directory, version)
+    progress = Progress(opening=f"Replaying {loaded.name} as {version}; state and views in {home}. Ctrl-C ends it.")
+    tell_of_older(home)
     with stopping() as stop:
-        say(f"Replaying {loaded.name} as {version}; state and views in {version_state(directory, version)}. Ctrl-C ends it.")
         replay_pipeline(
             loaded,
             version,

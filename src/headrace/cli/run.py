@@ -56,9 +56,9 @@ def run(
 
     loaded = load(file, pipeline)
     directory = state or state_beside(file, loaded.name)
-    progress = Progress()
+    progress = Progress(opening=f"Running {loaded.name}; state and views in {directory}. Ctrl-C ends it.")
+    tell_of_older(directory)
     with stopping() as stop:
-        say(f"Running {loaded.name}; state and views in {directory}. Ctrl-C ends it.")
         run_pipeline(
             loaded,
             log=chosen_log(context, log),
@@ -78,6 +78,14 @@ def run(
 
 def state_beside(file: Path, name: str) -> Path:
     return file.parent / f"{name}.state"
+
+
+def tell_of_older(state: Path) -> None:
+    """Another process that runs the same pipeline will notice that it is not the newest any more, and end."""
+    from headrace.pipeline.status import running_elsewhere
+
+    if (older := running_elsewhere(state)) is not None:
+        say(f"Taking over from process {older.process} on {older.host}, which runs {older.pipeline} now: it ends by itself.")
 
 
 def farewell(name: str, progress: Progress, *, stopped: bool) -> str:

@@ -10,7 +10,7 @@ import typer
 
 from headrace.cli.output import emit, say, table
 from headrace.cli.settings import JsonOption
-from headrace.durations import format_us, from_us
+from headrace.durations import from_us
 
 if TYPE_CHECKING:
     from headrace.pipeline.status import Status
@@ -70,7 +70,7 @@ def _clock(name: str, clock: dict[str, Any]) -> tuple[str, str, str, str]:
     held = ""
     if clock["held_back_by"]:
         slowest = clock["held_back_by"][0]
-        held = f"{slowest['producer']} (at {time_text(slowest['newest_us'])}, silent for {format_us(max(0, slowest['silent_us']))})"
+        held = f"{slowest['producer']} (at {time_text(slowest['newest_us'])}, not heard of since {time_text(slowest['heard_us'])})"
     return name, time_text(clock["complete_us"]), f"{clock['producers']:,}", held or "nobody: all are idle, time follows the ticks"
 
 
@@ -85,4 +85,4 @@ def _windows(known: Status) -> list[tuple[str, str, str, str]]:
 
 
 def time_text(time_us: int) -> str:
-    return from_us(time_us).isoformat(sep=" ", timespec="seconds")
+    return from_us(time_us).isoformat(timespec="seconds").replace("+00:00", "Z")

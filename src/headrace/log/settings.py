@@ -64,7 +64,7 @@ def setting_fields(options: Mapping[str, Any]) -> dict[str, Any]:
         elif option in _PLAIN:
             known[option] = value
         else:
-            raise InputError(f"A topic has no setting {option!r}: {nearest(option, [*_DURATIONS, *_PLAIN])}")
+            raise InputError(f"A topic has no setting {option!r}: {nearest(option, [*_DURATIONS, *_PLAIN, 'partitions', 'key', 'schema'])}")
     if known.get("compression", "none") not in COMPRESSIONS:
         raise InputError(f"The compression {known['compression']!r} is not known: {nearest(str(known['compression']), COMPRESSIONS)}")
     if known.get("segment_bytes", 1) < 1 or (known.get("retention_bytes") or 1) < 1:
@@ -97,7 +97,7 @@ def _check_partitions(info: TopicInfo, partitions: int, *, allow_moving_keys: bo
         raise IncompatibleChange(
             f"More partitions for {info.name!r} would send most keys to another partition: rows of one key would no longer be in one partition, in order, "
             "and a table's older rows would not be found beside the newer ones.",
-            fix="create another topic, or pass allow_moving_keys=True if nobody relies on it.",
+            fix="create another topic, or pass allow_moving_keys=True (--allow-moving-keys) if nobody relies on it.",
         )
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from headrace.errors import BadExpression, PlanError, UnfitColumn, UnknownColumn, nearest
 from headrace.log.names import check_name
 from headrace.log.schema import RESERVED_COLUMNS, check_key, type_name
+from headrace.operators.specs import AggregateSpec
 from headrace.pipeline.expressions import Expression, read, read_named
 from headrace.pipeline.plan import ERRORS, Step
 
@@ -177,6 +178,10 @@ def check_step_name(name: Any) -> str:
     if name is None:
         return ""
     hint = f"use letters, digits, dots, hyphens and underscores. (name= names the step; for a column of that name, write {'… AS name'!r}.)"
+    if isinstance(name, AggregateSpec):
+        raise PlanError(
+            f"name= names the step, so an aggregate ({name.kind}) cannot be called 'name' here.", fix="call it something else, and rename it behind: select('… AS name')."
+        )
     if not isinstance(name, str):
         raise PlanError(f"{name!r} cannot be the name of a step.", fix=hint)
     try:

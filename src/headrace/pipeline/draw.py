@@ -32,7 +32,7 @@ def _below(first: Step, indent: str, drawn: set[str]) -> list[str]:
     while left:
         step, indent, last = left.pop()
         known = step.name in drawn and bool(step.inputs)
-        lines.append(f"{indent}{_branch(last)}{step.name}  {'(as above)' if known else _said(step)}".rstrip())
+        lines.append(f"{indent}{_branch(last)}{step.name}  {'(as above)' if known else _said(step)}{'' if known or not step.stateful else '  [keeps state]'}".rstrip())
         if not known:
             drawn.add(step.name)
             left += [(each, indent + _indent(last), position == len(step.inputs) - 1) for position, each in enumerate(step.inputs)][::-1]

@@ -194,14 +194,16 @@ class Pipeline:
                 fix="write them to a topic there, and read that topic here.",
             )
         if name in self._inputs:
-            self._refuse_input_as_output(name, rows.step)
+            self._refuse_input_as_output(name, rows.step, what)
         if name.startswith(RESERVED):
             raise PlanError(f"The name {name!r} is reserved: names that start with {RESERVED} are Headrace's own.", fix="choose another name.")
         if name in self._outputs:
             raise DuplicateStep(f"Two outputs have the name {name!r}: a {self._outputs[name].kind} and a {what}.", fix="rename one of them.")
         return rows.step
 
-    def _refuse_input_as_output(self, name: str, step: Step) -> None:
+    def _refuse_input_as_output(self, name: str, step: Step, what: str) -> None:
+        if what == "view":
+            raise PlanError(f"The view {name!r} has the name of an input topic.", fix=f"choose another name, such as {f'all_{name}'!r}.")
         if self._inputs[name] in ordered([step]):
             raise CyclicPlan(
                 f"The output {name!r} is computed from the input topic {name!r}: the plan would be a cycle.", fix="write to another topic."

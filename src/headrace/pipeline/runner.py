@@ -229,7 +229,17 @@ class Runner:
                     return
             if started - self._told_s > TELL_EVERY_S:
                 self.tell()
+                self._look_for_newer()
             stopped.wait(0 if worked and self.tick < self._newest() else max(0.0, TICK_EVERY_S - (time.monotonic() - started)))
+
+    def _look_for_newer(self) -> None:
+        """RunnerFenced if another runner has taken over, though there is nothing to commit here."""
+        try:
+            self.ledger.check_newest()
+        except RunnerFenced:
+            raise
+        except HeadraceError as error:  # the log is away: the next batch will tell
+            logger.debug("Whether %s has a newer runner is not known.", self.plan.name, exc_info=error)
 
     def _newest(self) -> int:
         return self.journal.last.number if self.journal.last else 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.engine.cutter import rows_between
 from headrace.errors import ConfigurationError
+from headrace.pipeline.timing import clock_spec
 
 if TYPE_CHECKING:
     from headrace.engine.ticks import Ends
@@ -103,7 +104,7 @@ def status_of(runner: Runner) -> Status:
         counts=dict(leading.entry.counts),
         ingests=runner.ingests(),
         queries={query.name: told_query(query, ends) for query in runner.queries},
-        clocks=told_clocks(leading, now.time_us),
+        clocks=told_clocks(leading),
         host=socket.gethostname(),
         process_began=_began(os.getpid()),
     )
@@ -123,11 +124,13 @@ def told_query(query: Query, ends: Ends) -> dict[str, Any]:
     }
 
 
-def told_clocks(query: Query, time_us: int) -> dict[str, dict[str, Any]]:
+def told_clocks(query: Query) -> dict[str, dict[str, Any]]:
     """The clocks of a query's inputs, as people want to know them."""
     found = {}
+    by_partition = {spec.name: spec.producer is None for spec in map(clock_spec, query.plan.inputs)}
     for name, clock in query.clock_state.inputs.items():
-        holding = [{"producer": who, "newest_us": newest_us, "silent_us": time_us - heard_us} for who, newest_us, heard_us in clock.holding()]
+        label = "partition {}" if by_partition[name] else "{}"
+        holding = [{"producer": label.format(who), "newest_us": newest_us, "heard_us": heard_us} for who, newest_us, heard_us in clock.holding()]
         complete_us = clock.complete_us if clock.begun else None
         found[name] = {"complete_us": complete_us, "producers": len(clock.producers), "held_back_by": holding}
     return found
@@ -139,11 +142,19 @@ def write_status(directory: Path, status: Status) -> None:
     fresh.rename(directory / FILE)
 
 
+def running_elsewhere(directory: Path) -> Status | None:
+    """The run of another process with this state directory, if there is one."""
+    if not (directory / FILE).exists():
+        return None
+    known = read_status(directory)
+    return known if known.is_running and (known.host, known.process) != (socket.gethostname(), os.getpid()) else None
+
+
 def read_status(directory: Path) -> Status:
     try:
         stored = json.loads((directory / FILE).read_text())
     except FileNotFoundError:
         raise ConfigurationError(
-            f"No pipeline has run with the state directory {directory}.", fix="name it with --state, or run the pipeline first."
+            f"No pipeline has run with the state directory {directory}.", fix="name the pipeline's state directory, such as shop.state, or run the pipeline first."
         ) from None
     return Status(**stored)

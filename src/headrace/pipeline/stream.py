@@ -18,6 +18,7 @@ from headrace.operators.specs import AggregateSpec
 from headrace.operators.windows.specs import LatePolicy, WindowSpec, drop
 from headrace.pipeline import columns as cols
 from headrace.pipeline.comparing import compared
+from headrace.pipeline.expressions.literals import quoted_name
 from headrace.pipeline.grouping import aggregated
 from headrace.pipeline.joining import WAIT, AsOf, Bounds, as_of, history, joined
 from headrace.pipeline.plan import NULL, AggregateStep, ChangesStep, DedupeStep, KeyByStep, SelectStep, Step, ToTableStep, UnionStep, WhereStep
@@ -69,7 +70,7 @@ class Rows:
             raise PlanError(
                 f"The step {where} names no columns.", fix="name at least one; for one group of all rows write group_by(everything='true')."
             )
-        rows = self.with_columns(**named) if named else self
+        rows = self.with_columns(*(f"{text} AS {quoted_name(name)}" for name, text in named.items())) if named else self
         return Grouped(rows, cols.key((*columns, *named), rows.schema, where=where))
 
     def window(self, window: WindowSpec, *, late: LatePolicy | None = None, emit: str = "final") -> Windowed:
@@ -106,6 +107,11 @@ class Rows:
 
     def _select(self, selection: cols.Selection, *, name: str | None, errors: str) -> Self:
         where = self._place("select", name)
+        if name is not None and name in self.schema.names:
+            raise PlanError(
+                f"The step {where} has the name of a column: name= names the step, and makes no column called 'name'.",
+                fix=f"for such a column write {f'{name} AS name'!r}; for the step choose another name.",
+            )
         errors = cols.check_errors(errors, where=where)
         key = selection.key_of(self.step, where=where)
         return self._add(SelectStep, name=name, schema=selection.schema, key=key, columns=selection.columns, errors=errors)

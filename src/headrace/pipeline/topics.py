@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 
 from headrace.errors import TopicExists
 from headrace.log.api import Log, TopicInfo
-from headrace.log.schema import to_ddl
+from headrace.log.schema import parse_schema, to_ddl
 from headrace.operators.windows.specs import Divert
 from headrace.pipeline.plan import PipelinePlan, Step, TopicOutput, TopicStep
 from headrace.pipeline.windowing import WindowStep
@@ -47,6 +48,19 @@ def _make_output(log: Log, output: TopicOutput, known: set[str]) -> None:
         )
 
 
+def _differences(step: TopicStep, info: TopicInfo) -> Iterator[str]:
+    declared, there = ({field.name: to_ddl(pa.schema([field])) for field in schema} for schema in (step.stored_schema, parse_schema(info.schema)))
+    yield from (f"{name!r} is not in the topic" for name in declared if name not in there)
+    yield from (f"{name!r} is in the topic only" for name in there if name not in declared)
+    yield from (f"{there[name]} is declared as {declared[name]}" for name in declared if there.get(name, declared[name]) != declared[name])
+    if info.is_table != step.is_table:
+        yield f"it is a {'table' if info.is_table else 'topic'}"
+    if info.key != step.key:
+        yield f"its key is {', '.join(info.key) or 'none'}, and {', '.join(step.key) or 'none'} is declared"
+    if declared == there and list(declared) != list(there):
+        yield "its columns have another order"
+
+
 def _keyed(key: tuple[str, ...], *, is_table: bool) -> str:
     return f"{'table' if is_table else 'stream'}, key: {', '.join(key) or 'none'}"
 
@@ -83,6 +97,6 @@ def _create(log: Log, name: str, step: Step, schema: pa.Schema, partitions: int,
 def _check_fits(step: TopicStep, info: TopicInfo) -> None:
     if (info.schema, info.key, info.is_table) != (to_ddl(step.stored_schema), step.key, step.is_table):
         raise TopicExists(
-            f"The topic {step.topic!r} is there with another schema or key: {info.schema} (key: {', '.join(info.key) or 'none'}).",
-            fix="declare it in the pipeline as it is.",
+            f"The topic {step.topic!r} is not as it is declared: {'; '.join(_differences(step, info))}.",
+            fix=f"declare it in the pipeline as it is: {info.schema} (key: {', '.join(info.key) or 'none'}).",
         )

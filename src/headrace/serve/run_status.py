@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def metrics(stores: Stores, subscribers: int) -> str:
         "headrace_producer_timestamp_seconds", "gauge", "Newest event time of the producers that hold an input's clock back most.", list(_held(runs, "newest_us"))
     )
     lines += _family(
-        "headrace_producer_silent_seconds", "gauge", "How long the producers that hold an input's clock back most have been silent.", list(_held(runs, "silent_us"))
+        "headrace_producer_silent_seconds", "gauge", "How long the producers that hold an input's clock back most have been silent.", [(of, time.time() - heard_s) for of, heard_s in _held(runs, "heard_us")]
     )
     lines += _family("headrace_open_windows", "gauge", "Windows that wait to be published, and those kept for corrections.", list(_windows(runs)))
     lines += _family("headrace_waits_for_timestamp_seconds", "gauge", "The event time that a step waits for next.", list(_due(runs)))

@@ -145,7 +145,7 @@ class Ledger:
             return RetryError(f"A commit of the pipeline {self.pipeline!r} was disturbed, and nothing of it is stored.", fix="try again.")
         return RunnerFenced(
             f"Another runner of the pipeline {self.pipeline!r} has taken over (this one has epoch {self.epoch}).",
-            fix="stop this one: two runners of one pipeline cannot both be right. The newer one goes on where this one stopped.",
+            fix="nothing, if that was meant: this one has ended, and the newer one goes on where it stopped. Start one runner of a pipeline only.",
         )
 
     def add(self, tx: Transaction, entry: LedgerEntry) -> None:
