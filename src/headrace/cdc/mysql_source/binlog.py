@@ -61,6 +61,8 @@ class BinlogReader:
                 if event is None:
                     self._put(RetryError("The server ended the stream of its binlog.", fix="it is tried again."))
                     return
+                # Rows are decoded when they are first asked for, by the table's number, and a server that was restarted gives a number to another table: so ask now.
+                _ = getattr(event, "rows", None)
                 self._put(Placed(event, self._stream.log_file, self._stream.log_pos))
         except HeadraceError as error:
             self._put(error)
