@@ -43,10 +43,11 @@ def store(state: Path) -> Iterator[ViewStore]:
 
 def test_list(run: Run, store: ViewStore, state: Path) -> None:
     assert run("view", "list", "--state", state, "--json").lines == [
-        {"name": "counts", "key": ["k"], "rows": 3, "tick": 5, "schema": "k BIGINT, n BIGINT"},
-        {"name": "events", "key": [], "rows": 5, "tick": 5, "schema": "k BIGINT, n BIGINT"},
+        {"name": "counts", "version": None, "key": ["k"], "rows": 3, "tick": 5, "schema": "k BIGINT, n BIGINT"},
+        {"name": "events", "version": None, "key": [], "rows": 5, "tick": 5, "schema": "k BIGINT, n BIGINT"},
         {
             "name": "revenue",
+            "version": None,
             "key": ["region", "day"],
             "rows": 2,
             "tick": 5,
@@ -132,7 +133,7 @@ def test_the_state_directory_is_found(run: Run, store: ViewStore, state: Path, m
     assert "Here are other.state, shop.state" in " ".join(run("view", "list", code=2).err.replace("│", " ").split())
     monkeypatch.setenv("HEADRACE_STATE", str(state))
     assert len(run("view", "list", "--json").lines) == 3
-    assert "run it first" in run("view", "list", "--state", state.parent, code=1).err
+    assert "run the pipeline first" in run("view", "list", "--state", state.parent, code=1).err
 
 
 def next_lines(stream: IO[str], count: int) -> list[str]:

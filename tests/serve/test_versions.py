@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +87,8 @@ def test_diff(run: Run, v2: ViewStore, state: Path) -> None:
     shown = run("view", "diff", "counts", "counts.v2", "--state", state, code=5).out
     assert "counts at tick 4, counts.v2 at tick 3: 1 row the same" in shown
     assert "1 row only in counts\n" in shown
+    assert "1 key with different rows\n" in shown
+    assert [line.split() for line in shown.splitlines()[-3:-1]] == [["counts", "2", "20"], ["counts.v2", "2", "22"]]
     assert run("view", "diff", "counts", "counts.v2", "--state", state, "--json", code=5).lines == [
         {
             "left_tick": 4,
@@ -95,6 +99,9 @@ def test_diff(run: Run, v2: ViewStore, state: Path) -> None:
             "only_right": 1,
             "columns_only_left": [],
             "columns_only_right": [],
+            "different_rows": [{"left": {"k": 2, "n": 20}, "right": {"k": 2, "n": 22}}],
+            "only_left_rows": [{"k": 1, "n": 10}],
+            "only_right_rows": [{"k": 4, "n": 40}],
         }
     ]
     (same,) = run("view", "diff", "counts", "counts", "--state", state, "--json").lines
@@ -110,7 +117,71 @@ def test_diff_of_streams_counts_rows(run: Run, store: ViewStore, state: Path) ->
     assert (found["same"], found["only_left"], found["only_right"]) == (2, 1, 1)
 
 
-def test_switch_and_drop(run: Run, v2: ViewStore, state: Path) -> None:
+def test_diff_shows_so_many_rows_of_each_kind(run: Run, v2: ViewStore, state: Path) -> None:
+    v2.commit(4, 1, {"counts.v2": inserts(4, (5, 50))})
+    command = ("view", "diff", "counts", "counts.v2", "--max", 1, "--state", state)
+    (found,) = run(*command, "--json", code=5).lines
+    assert (found["only_right"], found["only_right_rows"]) == (2, [{"k": 4, "n": 40}])
+    assert "2 rows only in counts.v2, of which 1 is shown\n" in run(*command, code=5).out
+
+
+def test_a_version_is_listed_and_shown(run: Run, v2: ViewStore, state: Path) -> None:
+    assert [(line["name"], line["version"]) for line in run("view", "list", "--state", state, "--json").lines] == [
+        ("counts", None),
+        ("counts.v2", "v2"),
+        ("events", None),
+    ]
+    assert run("view", "show", "counts.v2", "--key", 4, "--state", state, "--json").lines == [{"_tick": 3, "k": 4, "n": 40}]
+    (first,) = run("view", "show", "counts.v2", "--follow", "--max", 1, "--state", state, "--json").lines
+    assert (first["_tick"], first["n"]) == (3, 22)
+    query = 'SELECT sum(n) AS total FROM "counts.v2"'
+    assert run("view", "show", "--sql", query, "--state", state, "--json").lines == [{"total": 92}]
+    assert run("view", "show", "counts.v2", "--sql", "SELECT 1 AS one", "--state", state, "--json").lines == [{"one": 1}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("show", "counts.v3"), "did you mean 'counts.v2'?"),
+        (("diff", "counts", "count.v2"), "did you mean 'counts.v2'?"),
+        (("drop", "count.v2", "--yes"), "did you mean 'counts.v2'?"),
+        (("switch", "count", "--back"), "did you mean 'counts'?"),
+        (("show", "--sql", "SELECT * FROM counts.v2"), 'write it in double quotes: "counts.v2"'),
+        (("show", "--sql", 'SELECT * FROM counts JOIN "counts.v2" USING (k)'), "names views of several versions"),
+    ],
+)
+def test_what_a_person_is_told(run: Run, v2: ViewStore, state: Path, arguments: tuple[str, ...], why: str) -> None:
+    assert why in run("view", *arguments, "--state", state, code=1).err
+
+
+def test_what_was_switched_is_listed_and_shown(run: Run, v2: ViewStore, state: Path) -> None:
+    run("view", "switch", "counts", "v2", "--state", state)
+    assert run("view", "switch", "counts", "v2", "--state", state).out == "counts is already counts.v2.\n"
+    listed = [line.split() for line in run("view", "list", "--state", state).out.splitlines()]
+    assert ["counts", "version", "v2", "k", "3", "3", "k,", "n"] in listed
+    assert ["events", "the", "pipeline"] in [words[:3] for words in listed]
+    assert [row["n"] for row in run("view", "show", "counts", "--state", state, "--json").lines] == [22, 30, 40]
+    assert "counts, served from counts.v2, at tick 3: 3 rows" in run("view", "show", "counts", "--state", state).out
+    for name in ((), ("counts",)):
+        refused = run("view", "show", *name, "--sql", "SELECT * FROM counts", "--state", state, code=1).err
+        assert "'counts' is served from its version 'v2'" in refused
+        assert '"counts.v2"' in refused
+    assert run("view", "show", "--sql", "SELECT count(*) AS n FROM events", "--state", state, "--json").lines == [{"n": 0}]
+    assert run("view", "diff", "counts", "counts.v2", "--state", state, code=5).out.startswith("counts at tick 4, counts.v2 at tick 3")
+
+
+def test_whoever_follows_on_the_command_line_is_switched_too(v2: ViewStore, state: Path) -> None:
+    command = [sys.executable, "-m", "headrace.cli", "view", "show", "counts", "--follow", "--max", "6", "--state", str(state)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline().split()[-1] for _ in range(3)] == ["n=10", "n=20", "n=30"]
+        switch(state, "counts", "v2")
+        out, complaints = process.communicate(timeout=30)
+    assert [line.split()[-1] for line in out.splitlines()] == ["n=22", "n=30", "n=40"]
+    assert complaints == "counts is now served from counts.v2; all its rows follow.\n"
+
+
+def test_switch_and_drop(run: Run, v2: ViewStore, store: ViewStore, state: Path) -> None:
     def refused(*arguments: object) -> str:
         return run("view", *arguments, "--state", state, code=1).err
 
@@ -118,16 +189,29 @@ def test_switch_and_drop(run: Run, v2: ViewStore, state: Path) -> None:
     assert "There is no view 'count.v2': did you mean 'counts.v2'" in refused("switch", "count", "v2")
     run("view", "switch", "counts", "--state", state, code=2)
     assert run("view", "switch", "counts", "v2", "--state", state).out == "counts is now counts.v2.\n"
-    assert "counts.v2 is served as counts" in refused("drop", "counts.v2")
-    run("view", "drop", "counts", "--state", state)
-    assert [line["name"] for line in run("view", "list", "--state", state, "--json").lines] == ["events"]
-    assert "There is no view 'counts'" in refused("drop", "counts")
-    run("view", "switch", "counts", "--back", "--state", state)
-    run("view", "drop", "counts.v2", "--state", state)
+    assert "counts.v2 is served as counts" in refused("drop", "counts.v2", "--yes")
+    assert run("view", "drop", "counts", "--yes", "--state", state).out == "Dropped counts.\n"
+    assert [line["name"] for line in run("view", "list", "--state", state, "--json").lines] == ["counts", "counts.v2", "events"]
+    assert "There is no view 'counts'" in refused("drop", "counts", "--yes")
+    assert "of the pipeline itself to go back to" in refused("switch", "counts", "--back")
+    store.declare("counts", COUNTS, ("k",))  # as the next run of the pipeline does
+    assert run("view", "switch", "counts", "--back", "--state", state).out == "counts is now the view of the pipeline itself.\n"
+    assert "already" in run("view", "switch", "counts", "--back", "--state", state).out
+    run("view", "drop", "counts.v2", "--yes", "--state", state)
     assert v2.reader.views() == []
 
 
-def test_a_view_that_a_pipeline_keeps_is_not_dropped(run: Run, store: ViewStore, state: Path) -> None:
+def test_nothing_is_dropped_without_a_word(run: Run, store: ViewStore, state: Path) -> None:
+    assert "say --yes to drop it" in run("view", "drop", "counts", "--state", state, code=2).err
+    assert len(store.reader.views()) == 2
+    tell_of_run(state, heard=time.time() - 3_600)
+    done = run("view", "drop", "counts", "--yes", "--state", state)
+    assert done.out == "Dropped counts. The next run of shop builds it again, as long as it declares it.\n"
+    assert run("view", "drop", "events", "--yes", "--json", "--state", state).lines == [{"dropped": "events", "built_again_by": None}]
+
+
+def tell_of_run(state: Path, heard: float) -> None:
+    """As a run of the pipeline `shop`, with the view `counts`, does on another machine."""
     figures = dict.fromkeys(
         (
             "epoch",
@@ -145,7 +229,11 @@ def test_a_view_that_a_pipeline_keeps_is_not_dropped(run: Run, store: ViewStore,
         ),
         0,
     )
-    told = {**figures, "pipeline": "shop", "process": os.getpid(), "updated": time.time(), "queries": {"main": {"tick": 4, "outputs": ["counts"]}}}
+    told = {**figures, "pipeline": "shop", "process": os.getpid(), "updated": heard, "queries": {"main": {"tick": 4, "outputs": ["counts"]}}}
     (state / "status.json").write_text(json.dumps(told))
-    assert "'shop' is running and keeps counts" in run("view", "drop", "counts", "--state", state, code=1).err
-    run("view", "drop", "events", "--state", state)
+
+
+def test_a_view_that_a_pipeline_keeps_is_not_dropped(run: Run, store: ViewStore, state: Path) -> None:
+    tell_of_run(state, heard=time.time())
+    assert "'shop' is running and keeps counts" in run("view", "drop", "counts", "--yes", "--state", state, code=1).err
+    run("view", "drop", "events", "--yes", "--state", state)

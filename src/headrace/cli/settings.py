@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ EXIT_ALERT = 3
 EXIT_DAMAGE = 4
 
 LogOption = Annotated[str | None, typer.Option("--log", metavar="ADDRESS", help=f"The log: file:PATH or kafka://HOST:PORT; else {LOG_VARIABLE}.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")]
 
 
@@ -75,3 +77,10 @@ def seconds_of(text: str, *, option: str) -> float:
         return to_us(text) / 1_000_000
     except BadDuration as error:
         raise typer.BadParameter(f"{error.message} {error.fix}", param_hint=option) from None
+
+
+def confirm(question: str, *, to: str) -> None:
+    """Ask before what cannot be undone. Where nobody can be asked, it takes --yes."""
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(f"Nobody can be asked here: say --yes to {to}.", param_hint="--yes")
+    typer.confirm(question, abort=True, err=True)

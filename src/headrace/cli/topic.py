@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import pyarrow as pa
 import typer
 
 from headrace.cli.output import bytes_text, counted, emit, say, table
-from headrace.cli.settings import JsonOption, LogOption, opened
+from headrace.cli.settings import JsonOption, LogOption, YesOption, confirm, opened
 from headrace.durations import format_us
 from headrace.errors import TopicExists
 from headrace.log.api import Log, TopicInfo
@@ -154,7 +153,7 @@ def alter(
 def delete(
     context: typer.Context,
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -165,18 +164,12 @@ def delete(
     with opened(context, log) as opened_log:
         info = opened_log.topic(name)
         if not yes:
-            _confirm(f"Delete {_kind(info)} {name} and all its rows?")
+            confirm(f"Delete {_kind(info)} {name} and all its rows?", to="delete")
         opened_log.delete_topic(name)
     if json:
         emit({"deleted": name})
     else:
         say(f"Deleted {_kind(info)} {name}.")
-
-
-def _confirm(question: str) -> None:
-    if not sys.stdin.isatty():
-        raise typer.BadParameter("Nobody can be asked here: say --yes to delete.", param_hint="--yes")
-    typer.confirm(question, abort=True, err=True)
 
 
 @contextmanager

@@ -2,54 +2,60 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow as pa
 import typer
 
 from headrace.cli.consume import show_json
-from headrace.cli.output import cell, emit, say, table
+from headrace.cli.output import cell, counted, emit, say, table
 from headrace.cli.settings import JsonOption, seconds_of
 from headrace.cli.typed_text import from_csv
+from headrace.cli.view_places import StateOption, opened_stores, queried_store, served_place
 from headrace.log.api import CHANGE_TYPE
 from headrace.log.row_values import Misfit
 from headrace.log.schema import to_ddl
 from headrace.operators.kernel import TICK
-from headrace.sinks.view_file import VIEWS_FILE, ViewInfo
-from headrace.sinks.view_reader import Snapshot, ViewReader
+from headrace.serve.stores import Place, Stores
+from headrace.sinks.view_file import ViewInfo
+from headrace.sinks.view_reader import Snapshot
 
-STATE_VARIABLE = "HEADRACE_STATE"
 TABLE_ROWS = 1_000
 POLL_SECONDS = 0.2
 _MARKS = {"insert": "+", "update_preimage": "-", "update_postimage": "+", "delete": "-"}
 
 app = typer.Typer(help="Views: list, show, compare and switch versions.", no_args_is_help=True)
 
-StateOption = Annotated[
-    Path | None,
-    typer.Option("--state", metavar="DIR", help=f"The pipeline's state directory. Default: the only *.state here.  [env var: {STATE_VARIABLE}]"),
-]
-
 
 @app.command("list")
 def list_views(state: StateOption = None, json: JsonOption = False) -> None:
-    """List the views with the tick each shows.
+    """List the views, with what each is served from and the tick it shows: the pipeline's, and those of versions made by `headrace replay`.
 
     Example: headrace view list --state shop.state
     """
-    with _reader(state) as reader, reader.snapshot() as snap:
-        views = [(each, snap.count(each.name)) for each in snap.views()]
+    with opened_stores(state) as stores:
+        views = [(place, *_described(place)) for place, _ in stores.views()]
     if json:
-        for each, rows in views:
-            emit({"name": each.name, "key": list(each.key), "rows": rows, "tick": each.tick, "schema": to_ddl(each.schema)})
+        for place, info, rows in views:
+            told = {"name": place.name, "version": place.version, "key": list(info.key), "rows": rows, "tick": info.tick}
+            emit({**told, "schema": to_ddl(info.schema)})
         return
-    shown = [(each.name, ", ".join(each.key) or "- (stream)", rows, each.tick, ", ".join(each.schema.names)) for each, rows in views]
-    table(["view", "key", "rows", "tick", "columns"], shown, empty="No views yet.")
+    shown = [
+        (place.name, _source(place), ", ".join(info.key) or "- (stream)", rows, info.tick, ", ".join(info.schema.names)) for place, info, rows in views
+    ]
+    table(["view", "served from", "key", "rows", "tick", "columns"], shown, empty="No views yet.")
+
+
+def _described(place: Place) -> tuple[ViewInfo, int]:
+    with place.store.reader.snapshot() as snap:
+        return snap.view(place.stored), snap.count(place.stored)
+
+
+def _source(place: Place) -> str:
+    return "the pipeline" if place.version is None else f"version {place.version}"
 
 
 @app.command()
@@ -68,15 +74,15 @@ def show(
     Example: headrace view show revenue --key eu --state shop.state
     """
     _refuse_mixtures(name, key, sql, follow=follow)
-    with _reader(state) as reader:
+    with opened_stores(state) as stores:
         if sql is not None:
-            _query(reader, name, sql, timeout, most, json=json)
+            _query(stores, name, sql, timeout, most, json=json)
         elif follow:
-            _follow(reader, str(name), most, json=json)
+            _follow(stores, str(name), most, json=json)
         elif key:
-            _one(reader, str(name), key, json=json)
+            _one(served_place(stores, str(name)), key, json=json)
         else:
-            _all(reader, str(name), most, json=json)
+            _all(served_place(stores, str(name)), most, json=json)
 
 
 def _refuse_mixtures(name: str | None, key: list[str] | None, sql: str | None, *, follow: bool) -> None:
@@ -86,42 +92,30 @@ def _refuse_mixtures(name: str | None, key: list[str] | None, sql: str | None, *
         raise typer.BadParameter("Choose one of --key, --sql and --follow.", param_hint="--key / --sql / --follow")
 
 
-def _reader(state: Path | None) -> ViewReader:
-    return ViewReader(state_directory(state) / VIEWS_FILE)
-
-
-def state_directory(state: Path | None) -> Path:
-    """The state directory that was named, or that the environment names, or the only one here."""
-    if chosen := state or os.environ.get(STATE_VARIABLE):
-        return Path(chosen)
-    here = sorted(Path().glob(f"*.state/{VIEWS_FILE}"))
-    if len(here) == 1:
-        return here[0].parent
-    found = f"Here are {', '.join(path.parent.name for path in here)}." if here else "There is none here."
-    raise typer.BadParameter(
-        f"Which pipeline? Say --state DIR, the directory it keeps its state in, or set {STATE_VARIABLE}. {found}", param_hint="--state"
-    )
-
-
 # Rows
 
 
-def _all(reader: ViewReader, name: str, most: int | None, *, json: bool) -> None:
-    with reader.snapshot() as snap:
-        view = snap.view(name)
+def _all(place: Place, most: int | None, *, json: bool) -> None:
+    with place.store.reader.snapshot() as snap:
+        view = snap.view(place.stored)
         if json and most is None:
-            for batch in snap.batches(name):
+            for batch in snap.batches(place.stored):
                 show_json(_with_tick(batch, view))
             return
         rows = _newest(snap, view, most or TABLE_ROWS)
         if json:
             _json_lines(_with_tick(each, view) for each in rows.to_batches())
             return
-        count = snap.count(name)
-    say(f"{name} at tick {view.tick:,}: {count:,} row{'' if count == 1 else 's'}")
+        count = snap.count(place.stored)
+    say(f"{_title(place)} at tick {view.tick:,}: {counted(count, 'row')}")
     _print_table(rows)
     if count > rows.num_rows:
         say(f"{count - rows.num_rows:,} {'older' if view.is_stream else 'more'} not shown; --max shows more.")
+
+
+def _title(place: Place) -> str:
+    """With the version's view that is served under this name, if one is."""
+    return place.name if place.name == place.stored else f"{place.name}, served from {place.stored},"
 
 
 def _newest(snap: Snapshot, view: ViewInfo, most: int) -> pa.Table:
@@ -132,17 +126,17 @@ def _newest(snap: Snapshot, view: ViewInfo, most: int) -> pa.Table:
     return backwards.take(list(range(backwards.num_rows - 1, -1, -1)))
 
 
-def _one(reader: ViewReader, name: str, key: list[str], *, json: bool) -> None:
-    with reader.snapshot() as snap:
-        view = snap.view(name)
-        row = snap.get(name, _typed_key(view, key))
+def _one(place: Place, key: list[str], *, json: bool) -> None:
+    with place.store.reader.snapshot() as snap:
+        view = snap.view(place.stored)
+        row = snap.get(place.stored, _typed_key(view, key))
     if row is None:
-        typer.echo(f"{name} has no row for {', '.join(key)} at tick {view.tick:,}.", err=True)
+        typer.echo(f"{_title(place)} has no row for {', '.join(key)} at tick {view.tick:,}.", err=True)
         raise typer.Exit(1)
     if json:
         emit({TICK: view.tick, **row})
         return
-    say(f"{name} at tick {view.tick:,}")
+    say(f"{_title(place)} at tick {view.tick:,}")
     table(["column", "value"], [(column, cell(value)) for column, value in row.items()])
 
 
@@ -161,12 +155,10 @@ def _typed_key(view: ViewInfo, key: list[str]) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _query(reader: ViewReader, name: str | None, query: str, timeout: str, most: int | None, *, json: bool) -> None:
+def _query(stores: Stores, name: str | None, query: str, timeout: str, most: int | None, *, json: bool) -> None:
     seconds_of(timeout, option="--timeout")
-    with reader.snapshot() as snap:
-        if name is not None:
-            snap.view(name)
-        rows = snap.sql(query, timeout=timeout)
+    store = queried_store(stores, query, stores.store() if name is None else served_place(stores, name).store)
+    rows = store.reader.sql(query, timeout=timeout)
     rows = rows if most is None else rows.slice(0, most)
     if json:
         _json_lines(rows.to_batches())
@@ -179,21 +171,34 @@ def _query(reader: ViewReader, name: str | None, query: str, timeout: str, most:
 # Changes
 
 
-def _follow(reader: ViewReader, name: str, most: int | None, *, json: bool) -> None:
-    """The rows as they are, as inserts; then every change. A reader too slow for what is kept ends with ChangesGone, which says what to do."""
+def _follow(stores: Stores, name: str, most: int | None, *, json: bool) -> None:
+    """The rows as they are, as inserts; then every change. A switch to another version begins anew, and is said on standard error.
+
+    A reader too slow for what is kept ends with ChangesGone, which says what to do.
+    """
     left, shown = most, _change_lines if not json else _change_json
-    with reader.snapshot() as snap:
-        tick = snap.tick(name)
-        for batch in snap.batches(name):
-            rows = pa.Table.from_batches([batch]).append_column(CHANGE_TYPE, pa.repeat("insert", batch.num_rows))
-            left = _show_some(shown, tick, rows, left)
+    place, tick = None, 0
     while left is None or left > 0:
-        with reader.snapshot() as snap:
-            reached, changes = snap.tick(name), snap.changes_since(name, tick)
+        now = served_place(stores, name)
+        if place is not None and now != place:
+            typer.echo(f"{name} is now served from {now.stored}; all its rows follow.", err=True)
+        with now.store.reader.snapshot() as snap:
+            reached, changes = snap.tick(now.stored), iter(())
+            if now == place:
+                changes = snap.changes_since(now.stored, tick)
+            else:
+                left = _show_all(shown, snap, now.stored, left)
         for number, rows in changes:
             left = _show_some(shown, number, rows, left)
-        tick = reached
+        place, tick = now, reached
         time.sleep(POLL_SECONDS)
+
+
+def _show_all(shown: Callable[[int, pa.Table], None], snap: Snapshot, name: str, left: int | None) -> int | None:
+    for batch in snap.batches(name):
+        rows = pa.Table.from_batches([batch]).append_column(CHANGE_TYPE, pa.repeat("insert", batch.num_rows))
+        left = _show_some(shown, snap.tick(name), rows, left)
+    return left
 
 
 def _show_some(shown: Callable[[int, pa.Table], None], tick: int, rows: pa.Table, left: int | None) -> int | None:

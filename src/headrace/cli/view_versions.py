@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as text_json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,11 +10,15 @@ import pyarrow as pa
 import typer
 
 from headrace.cli.output import cell, counted, emit, say, table
-from headrace.cli.settings import JsonOption
-from headrace.cli.view import StateOption, state_directory
+from headrace.cli.settings import JsonOption, YesOption, confirm
+from headrace.cli.view_places import StateOption, opened_stores, own_place, state_directory
 from headrace.errors import ConfigurationError
+from headrace.log.json_text import object_text
+from headrace.serve.stores import Stores, read_served
+from headrace.serve.stores import switch as switch_served
 from headrace.sinks.view_diff import Difference, comparable, difference
-from headrace.sinks.view_file import VIEWS_FILE, ViewInfo
+from headrace.sinks.view_dropping import drop_view
+from headrace.sinks.view_file import ViewInfo
 
 EXIT_DIFFERENT = 5
 NameArgument = Annotated[str, typer.Argument(metavar="VIEW", help="The view's name.")]
@@ -21,7 +26,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="VIEW", help="The view's na
 
 def diff(
     left: Annotated[str, typer.Argument(metavar="VIEW", help="A view.")],
-    right: Annotated[str, typer.Argument(metavar="OTHER", help="Another, such as revenue.v2.")],
+    right: Annotated[str, typer.Argument(metavar="OTHER", help="Another, such as regions.v2.")],
     at_tick: Annotated[int | None, typer.Option("--at-tick", min=0, help="Both as they were at this tick, if it is kept.")] = None,
     most: Annotated[int, typer.Option("--max", min=0, help="Show at most so many rows of each kind.")] = 20,
     state: StateOption = None,
@@ -29,31 +34,24 @@ def diff(
 ) -> None:
     """Compare two views, such as one and its new version. Exits with 5 if they differ.
 
-    Example: headrace view diff revenue revenue.v2 --state shop.state
+    Example: headrace view diff regions regions.v2 --state shop.state
     """
-    from headrace.serve.stores import Stores
-
-    stores = Stores(state_directory(state))
-    try:
+    with opened_stores(state) as stores:
         sides = [_read(stores, name, at_tick) for name in (left, right)]
-    finally:
-        stores.close()
     found = difference(*(rows for _, rows in sides), *(info for info, _ in sides))
     ticks = {"left_tick": sides[0][0].tick, "right_tick": sides[1][0].tick}
     if json:
-        emit({**ticks, **_counted(found)})
+        emit({**ticks, **_told(found, most)})
     else:
         _show(left, right, sides[0][0], sides[1][0], found, most)
     if not found.is_none:
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-def _read(stores: Any, name: str, at_tick: int | None) -> tuple[ViewInfo, pa.Table]:
-    """A view by its own name: that of the pipeline, or of a version. What is served under the name does not matter here."""
+def _read(stores: Stores, name: str, at_tick: int | None) -> tuple[ViewInfo, pa.Table]:
     from headrace.serve.history import view_at
 
-    plain, _, version = name.rpartition(".")
-    store = stores.store(version if plain and stores.has_version(version) else None)
+    store, _ = own_place(stores, name)
     with store.reader.snapshot() as snap:
         info = snap.view(name)
         if at_tick is None:
@@ -61,7 +59,9 @@ def _read(stores: Any, name: str, at_tick: int | None) -> tuple[ViewInfo, pa.Tab
         return info, comparable(info, view_at(snap, info, at_tick, key=None, start=(), stop=(), descending=False, most_rows=10_000_000))
 
 
-def _counted(found: Difference) -> dict[str, Any]:
+def _told(found: Difference, most: int) -> dict[str, Any]:
+    """What is different, for programs: how many rows of each kind, and the first of them."""
+    changed = zip(*(_objects(rows, most) for rows in (found.changed_left, found.changed_right)), strict=True)
     return {
         "same": found.same,
         "different": found.changed_left.num_rows,
@@ -69,7 +69,16 @@ def _counted(found: Difference) -> dict[str, Any]:
         "only_right": found.only_right.num_rows,
         "columns_only_left": list(found.columns_only_left),
         "columns_only_right": list(found.columns_only_right),
+        "different_rows": [{"left": left, "right": right} for left, right in changed],
+        "only_left_rows": _objects(found.only_left, most),
+        "only_right_rows": _objects(found.only_right, most),
     }
+
+
+def _objects(rows: pa.Table, most: int) -> list[Any]:
+    """At most so many rows, each as `headrace view show --json` writes it."""
+    batches = rows.slice(0, most).combine_chunks().to_batches()
+    return [text_json.loads(text) for batch in batches for text in object_text(batch.schema.names, batch.columns).to_pylist()]
 
 
 def _show(left: str, right: str, left_info: ViewInfo, right_info: ViewInfo, found: Difference, most: int) -> None:
@@ -77,19 +86,24 @@ def _show(left: str, right: str, left_info: ViewInfo, right_info: ViewInfo, foun
     for name, columns in ((left, found.columns_only_left), (right, found.columns_only_right)):
         if columns:
             say(f"Only {name} has the columns {', '.join(columns)}.")
-    for what, rows in ((f"only in {left}", found.only_left), (f"only in {right}", found.only_right)):
-        _show_rows(what, rows, most)
-    _show_rows(f"different in {left}", found.changed_left, most)
-    _show_rows(f"… and in {right}", found.changed_right, most)
+    for name, rows in ((left, found.only_left), (right, found.only_right)):
+        _heading(f"{counted(rows.num_rows, 'row')} only in {name}", rows.num_rows, most)
+        if shown := _cells(rows, most):
+            table(rows.schema.names, shown)
+    changed = found.changed_left.num_rows
+    _heading(f"{counted(changed, 'key')} with different rows", changed, most)
+    pairs = zip(_cells(found.changed_left, most), _cells(found.changed_right, most), strict=True)
+    if sides := [[name, *row] for pair in pairs for name, row in zip((left, right), pair, strict=True)]:
+        table(["in", *found.changed_left.schema.names], sides)
 
 
-def _show_rows(what: str, rows: pa.Table, most: int) -> None:
-    if not rows.num_rows:
-        return
-    say(f"\n{counted(rows.num_rows, 'row')} {what}" + (f", of which {most} are shown" if rows.num_rows > most else ""))
-    shown = rows.slice(0, most)
-    if shown.num_rows:
-        table(shown.schema.names, [[cell(value) for value in row.values()] for row in shown.to_pylist()])
+def _heading(text: str, rows: int, most: int) -> None:
+    if rows:
+        say(f"\n{text}" + (f", of which {most} {'is' if most == 1 else 'are'} shown" if rows > most else ""))
+
+
+def _cells(rows: pa.Table, most: int) -> list[list[str]]:
+    return [[cell(value) for value in row.values()] for row in rows.slice(0, most).to_pylist()]
 
 
 def switch(
@@ -100,43 +114,56 @@ def switch(
 ) -> None:
     """Serve a version of a view under its plain name, from now on and to those who follow it.
 
-    Example: headrace view switch revenue v2 --state shop.state
+    Example: headrace view switch regions v2 --state shop.state
     """
-    from headrace.serve.stores import switch as switch_served
-
     if (version is None) == (not back):
         raise typer.BadParameter("Say which version to serve, or --back.", param_hint="VERSION")
-    switch_served(state_directory(state), view, version)
-    say(f"{view} is now {f'{view}.{version}' if version else 'the view of the pipeline itself'}.")
-
-
-def drop(view: NameArgument, state: StateOption = None) -> None:
-    """Take a view out of its store, with its rows: one that nothing keeps and nobody is served.
-
-    Example: headrace view drop revenue.v1 --state shop.state
-    """
-    from headrace.serve.stores import has_version, read_served, version_directory
-    from headrace.sinks.view_dropping import drop_view
-
     directory = state_directory(state)
-    plain, _, version = view.rpartition(".")
-    of_version = version if plain and has_version(directory, version) else None
-    home = version_directory(directory, of_version)
-    if read_served(directory).get(plain) == of_version is not None:
+    before = read_served(directory).get(view)
+    switch_served(directory, view, version)
+    say(f"{view} is {'already' if before == version else 'now'} {f'{view}.{version}' if version else 'the view of the pipeline itself'}.")
+
+
+def drop(view: NameArgument, yes: YesOption = False, state: StateOption = None, json: JsonOption = False) -> None:
+    """Take a view out of its store, with its rows: one that nothing keeps and nobody is served. Asks first on a terminal; elsewhere it wants --yes.
+
+    Example: headrace view drop regions.v1 --yes --state shop.state
+    """
+    with opened_stores(state) as stores:
+        store, _ = own_place(stores, view)
+        _refuse_served(stores, view, store.version)
+        keeper = _keeper(store.directory, view)
+        if not yes:
+            confirm(f"Drop the view {view} and all its rows?{_comes_back(keeper)}", to="drop it")
+            _keeper(store.directory, view)  # it may have been started meanwhile
+    drop_view(store.path, view)
+    if json:
+        emit({"dropped": view, "built_again_by": keeper})
+    else:
+        say(f"Dropped {view}.{_comes_back(keeper)}")
+
+
+def _refuse_served(stores: Stores, view: str, version: str | None) -> None:
+    plain = view.removesuffix(f".{version}")
+    if version is not None and stores.served().get(plain) == version:
         raise ConfigurationError(
             f"{view} is served as {plain}.", fix=f"switch {plain} to another first: `headrace view switch {plain} VERSION`, or --back."
         )
-    _refuse_kept(home, view)
-    drop_view(home / VIEWS_FILE, view)
-    say(f"Dropped {view}.")
 
 
-def _refuse_kept(home: Path, view: str) -> None:
-    """A pipeline that runs would go on writing to it."""
+def _keeper(home: Path, view: str) -> str | None:
+    """The pipeline, or version of it, that kept the view when it last ran. Refuses if it is running: it would go on writing to it."""
     from headrace.pipeline.status import FILE, read_status
 
     if not (home / FILE).exists():
-        return
+        return None
     known = read_status(home)
-    if known.is_running and any(view in query["outputs"] for query in known.queries.values()):
+    if not any(view in query["outputs"] for query in known.queries.values()):
+        return None
+    if known.is_running:
         raise ConfigurationError(f"The pipeline {known.pipeline!r} is running and keeps {view}.", fix="stop it, or take the view out of it, first.")
+    return known.pipeline
+
+
+def _comes_back(keeper: str | None) -> str:
+    return "" if keeper is None else f" The next run of {keeper} builds it again, as long as it declares it."

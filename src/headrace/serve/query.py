@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,6 +15,7 @@ from headrace.serve.answers import Refused, json_response, rows_json
 from headrace.serve.asking import bounded_seconds
 from headrace.serve.limits import Limits
 from headrace.serve.stores import Stores
+from headrace.sinks.view_sql import mentions
 
 MEMBERS = ("query", "parameters", "timeout", "limit", "version", "at_least", "wait")
 
@@ -86,7 +86,7 @@ def answer(stores: Stores, query: Query) -> Response:
 def _refuse_switched(served: dict[str, str], text: str) -> None:
     """A view of a version is in another store: a query that names it would silently read the old one."""
     for view, version in served.items():
-        if re.search(rf"(?<![\w.]){re.escape(view)}(?![\w.])", text, re.IGNORECASE):
+        if mentions(text, view):
             raise Refused(
                 409,
                 f"The view {view!r} is served from its version {version!r}.",

@@ -215,7 +215,9 @@ def read_served(state: Path) -> dict[str, str]:
 
 def switch(state: Path, view: str, version: str | None) -> None:
     """Serve a version's view under the plain name from now on; without a version, the pipeline's own again. It is there at once or not at all."""
-    if version is not None:
+    if version is None:
+        _check_own(state, view)
+    else:
         _check_there(state, view, version)
     served = read_served(state)
     served.pop(view, None)
@@ -227,6 +229,19 @@ def switch(state: Path, view: str, version: str | None) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.rename(state / SERVED_FILE)
+
+
+def _check_own(state: Path, view: str) -> None:
+    with ViewReader(state / VIEWS_FILE) as reader:
+        names = [info.name for info in reader.views()]
+    if view in names:
+        return
+    if view not in read_served(state):
+        raise UnknownView(view, names)
+    raise ConfigurationError(
+        f"There is no view {view!r} of the pipeline itself to go back to: it was dropped.",
+        fix="run the pipeline: if it declares the view, that builds it again. Then switch back.",
+    )
 
 
 def _check_there(state: Path, view: str, version: str) -> None:

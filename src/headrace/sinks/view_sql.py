@@ -59,6 +59,11 @@ def _at_most(cursor: sqlite3.Cursor, most_rows: int) -> Iterator[tuple[Any, ...]
         yield from rows
 
 
+def mentions(query: str, view: str) -> bool:
+    """Whether a query's text has the name of a view, in quotes or not; also where it means something else."""
+    return re.search(rf"(?<![\w.]){re.escape(view)}(?![\w.])", query, re.IGNORECASE) is not None
+
+
 # What may be done
 
 
@@ -104,7 +109,7 @@ def _refusal(error: Exception, views: Iterable[str], timeout_us: int) -> InputEr
     if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
         return BadQuery(f"The query took longer than {timeout_us / 1_000_000:g} seconds.", fix="narrow it, or give it a longer timeout.")
     if found := re.fullmatch(r"no such table: (?:main\.)?(.*)", text):
-        return UnknownView(found[1], views)
+        return _unknown(found[1], list(views))
     if found := re.fullmatch(r"not authorized to use function: (.*)", text):
         return BadQuery(
             f"The query may not use the function {found[1]}.", fix="use SQLite's functions over text, numbers, times and JSON, or its aggregates."
@@ -112,6 +117,12 @@ def _refusal(error: Exception, views: Iterable[str], timeout_us: int) -> InputEr
     if "not authorized" in text or "prohibited" in text:
         return BadQuery(f"The query may not run: {text}.", fix=f"write a SELECT over the views; {nearest('', views)}")
     return BadQuery(f"The query cannot run: {text.rstrip('.')}.", fix="write one SELECT over the views, in SQLite's SQL.")
+
+
+def _unknown(name: str, views: list[str]) -> InputError:
+    if name in views:  # it has a dot, in front of which SQL expects a database
+        return BadQuery(f"The view {name} has a dot in its name.", fix=f'write it in double quotes: "{name}".')
+    return UnknownView(name, views)
 
 
 # What comes back
