@@ -27,7 +27,14 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         assert (process.returncode, complaints) == (0, "Stopping.\n")
 
 
+def test_a_directory_without_views_is_refused(run: Run, tmp_path: Path) -> None:
+    refused = run("serve", tmp_path / "nosuch.state", "--port", 0, code=1).err
+    assert refused == run("view", "list", "--state", tmp_path / "nosuch.state", code=1).err
+    assert "There are no views in" in refused
+
+
 def test_what_it_refuses(run: Run, tmp_path: Path) -> None:
+    ViewStore(tmp_path / "views.db").close()
     assert "--token-file" in run("serve", tmp_path, "--host", "0.0.0.0", "--port", 0, code=1).err
     short = tmp_path / "token"
     short.write_text("short")

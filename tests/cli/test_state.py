@@ -58,6 +58,8 @@ def test_steps_are_listed(run: Run, root: Path) -> None:
     versions = {row["step"]: row["keys"] for row in run("state", "list", root / "shop.py", "--as", "v2", "--json").lines}
     assert versions == {f"{step}.v2": keys for step, keys in found.items()}
     assert "sound" in run("state", "verify", root / "shop.py").out
+    (sound,) = run("state", "verify", root / "shop.py", "--json").lines
+    assert (sound["damage"], "sound" in sound["message"]) == (None, True)
 
 
 def test_a_step_is_shown_key_by_key(run: Run, root: Path) -> None:
@@ -76,6 +78,8 @@ def test_one_key_is_shown(run: Run, root: Path, key: str) -> None:
     assert row == {"k": 1, "_rows": 5, "s": 134, "all": [1, 6, 11, 16, 100]}
     (row,) = run("state", "show", root / "shop.py", "totals.aggregate.v2", "--as", "v2", "--key", key, "--json").lines
     assert row["s"] == 134
+    plain = run("state", "show", root / "shop.py", "totals.aggregate", "--as", "v2", "--key", key).out
+    assert plain.startswith("totals.aggregate.v2 at tick 1")
 
 
 def test_a_key_of_several_columns_is_shown(run: Run, root: Path) -> None:

@@ -12,6 +12,7 @@ from headrace.cli.settings import EXIT_DAMAGE, JsonOption, LogOption, opened
 
 app = typer.Typer(help="Care of the log: verify, stats, compact.", no_args_is_help=True)
 
+SOUND = "Everything is as it was written."
 Topic = Annotated[str | None, typer.Argument(help="Only this topic.")]
 
 
@@ -23,12 +24,14 @@ def verify(context: typer.Context, topic: Topic = None, log: LogOption = None, j
     """
     with opened(context, log) as opened_log:
         findings = [each for each in opened_log.verify(topic) if each.kind != "ok"]
-    if json:
+    if json and not findings:
+        emit({"kind": "ok", "topic": topic, "message": SOUND})
+    elif json:
         for each in findings:
             emit(each)
     else:
         rows = [(each.kind, each.topic or "-", each.partition if each.partition >= 0 else None, each.file, each.position, each.message) for each in findings]
-        table(["found", "topic", "partition", "file", "byte", "what"], rows, empty="Everything is as it was written.")
+        table(["found", "topic", "partition", "file", "byte", "what"], rows, empty=SOUND)
     if findings:
         raise typer.Exit(EXIT_DAMAGE)
 

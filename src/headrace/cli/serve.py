@@ -11,6 +11,7 @@ import typer
 from headrace.cli.output import say
 from headrace.cli.settings import LogOption, chosen_log
 from headrace.cli.stopping import stopping
+from headrace.cli.view_places import opened_stores
 
 PORT = 8765
 StateArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The pipeline's state directory, such as shop.state.")]
@@ -35,6 +36,8 @@ def serve(
     from headrace.serve.access import find_token
     from headrace.serve.server import start
 
+    with opened_stores(state) as stores:
+        stores.store()  # a directory without views is more likely to be misspelt than to get some
     with stopping("Stopping.") as stop, start(state, chosen_log(context, log), port, host=host, token=find_token(token_file)) as server:
         say(f"Serving the views of {state} at {server.address}. Ctrl-C ends it.")
         sys.stdout.flush()

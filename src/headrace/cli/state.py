@@ -96,12 +96,12 @@ def show(
 
     Exits with 1 if a key has no state. A running pipeline is not disturbed.
 
-    Example: headrace state show shop.py revenue.aggregate --key eu
+    Example: headrace state show shop.py regions.aggregate --key north
     """
     from headrace.pipeline.inspect import Shown
 
     with _chosen(context, pipeline, log, state, version) as chosen:
-        shown = Shown(chosen.log, chosen.name, chosen.state, step, chosen.plan)
+        shown = Shown(chosen.log, chosen.name, chosen.state, step, chosen.plan, version=version)
         if key is not None:
             rows, more = _one(shown, key), False
         else:
@@ -110,7 +110,7 @@ def show(
         for row in rows:
             emit(row)
         return
-    say(f"{step} at tick {shown.state.tick:,}")
+    say(f"{shown.state.step} at tick {shown.state.tick:,}")
     names = list(dict.fromkeys(name for row in rows for name in row))
     table([name.removeprefix("_") for name in names], [[row.get(name) for name in names] for row in rows], empty="Nothing is kept.")
     if more:
@@ -174,5 +174,5 @@ def verify(
         emit({"damage": message}) if json else say(message)
     if damage:
         raise typer.Exit(EXIT_DAMAGE)
-    if not json:
-        say("Every state file that the ledger refers to is there and sound.")
+    sound = "Every state file that the ledger refers to is there and sound."
+    emit({"damage": None, "message": sound}) if json else say(sound)

@@ -71,7 +71,7 @@ def show(
 ) -> None:
     """Show a view: its rows, one row, its changes as they come, or the result of a query. Exits with 1 if a key has no row.
 
-    Example: headrace view show revenue --key eu --state shop.state
+    Example: headrace view show regions --key north --state shop.state
     """
     _refuse_mixtures(name, key, sql, follow=follow)
     with opened_stores(state) as stores:
@@ -183,11 +183,10 @@ def _follow(stores: Stores, name: str, most: int | None, *, json: bool) -> None:
         if place is not None and now != place:
             typer.echo(f"{name} is now served from {now.stored}; all its rows follow.", err=True)
         with now.store.reader.snapshot() as snap:
-            reached, changes = snap.tick(now.stored), iter(())
-            if now == place:
-                changes = snap.changes_since(now.stored, tick)
-            else:
+            reached = snap.tick(now.stored)
+            if now != place:
                 left = _show_all(shown, snap, now.stored, left)
+            changes = snap.changes_since(now.stored, tick if now == place else reached)
         for number, rows in changes:
             left = _show_some(shown, number, rows, left)
         place, tick = now, reached

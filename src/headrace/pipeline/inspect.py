@@ -99,8 +99,11 @@ def damaged_files(log: Log, pipeline: str, state: Path) -> list[str]:
 class Shown:
     """One step's state, decoded as far as its kernel can: with a plan that has the step, and a kernel that tells; otherwise as bytes."""
 
-    def __init__(self, log: Log, pipeline: str, state: Path, step: str, plan: PipelinePlan | None) -> None:
+    def __init__(self, log: Log, pipeline: str, state: Path, step: str, plan: PipelinePlan | None, *, version: str | None = None) -> None:
+        """Of a version, the step may be named as its pipeline names it."""
         known = states(log, pipeline, state)
+        if step not in known and f"{step}.{version}" in known:
+            step = f"{step}.{version}"
         if step not in known:
             raise InputError(
                 f"The pipeline {pipeline!r} keeps no state for a step {step!r}: {nearest(step, known)}", fix="`headrace state list` names them."
