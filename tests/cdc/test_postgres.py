@@ -200,6 +200,22 @@ def test_a_large_transaction_is_one(postgres: Postgres, address: str, monkeypatc
         assert rows["_order"].to_pylist() == list(range(30_000))
 
 
+def test_columns_that_change_inside_a_large_transaction(postgres: Postgres, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.cdc.postgres_source.source.MOST_MESSAGES", 1000)
+    postgres.do("CREATE TABLE big (id int PRIMARY KEY, v text)", "INSERT INTO big VALUES (0, 'first')")
+    capture = capture_of(postgres)
+    caught_up(capture, address).close()
+    postgres.do(
+        "INSERT INTO big SELECT i, repeat('x', 1000) FROM generate_series(1, 15000) i", "ALTER TABLE big ADD COLUMN c int DEFAULT 5",
+        "INSERT INTO big SELECT i, repeat('y', 1000), 6 FROM generate_series(20000, 25000) i",
+    )  # fmt: skip
+    with caught_up(capture, address) as log:
+        assert folded(log, "big", "id", "v", "c") == sorted(postgres.ask("SELECT * FROM big"))
+        stream = [row for row in log.read("big", columns=["_transaction", "_timestamp"]).to_pylist() if row["_transaction"] is not None]
+        assert len(stream) == 20_001
+        assert len({row["_timestamp"] for row in stream}) == 1
+
+
 def test_an_idle_database_holds_no_wal(postgres: Postgres, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.cdc.postgres_source.source.HEARTBEAT_S", 0.2)
     postgres.do("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE other (id int PRIMARY KEY)")

@@ -55,7 +55,8 @@ def _folded(folded: pa.Table | None, waiting: list[pa.RecordBatch], key: list[st
 
 
 def _with_written(newest: pa.Table, written: Sequence[pa.RecordBatch], key: list[str]) -> pa.Table:
-    rows = pa.Table.from_batches(written).select([*key, CHANGE_TYPE])
+    rows = pa.concat_tables([pa.Table.from_batches([each]) for each in written]).select([*key, CHANGE_TYPE])
+    rows = rows.set_column(len(key), CHANGE_TYPE, rows[CHANGE_TYPE].cast(pa.string()))
     count = rows.num_rows
     for name, kind in ((PARTITION_COLUMN, pa.int32()), (OFFSET_COLUMN, pa.int64())):
         rows = rows.append_column(pa.field(name, kind, nullable=False), pa.array([2**31 - 1 if kind == pa.int32() else 2**62] * count, kind))

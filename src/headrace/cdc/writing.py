@@ -126,7 +126,7 @@ class Writer:
         fitted = fitting.rows(rows)
         self._check_keys(table, fitted, fitting)
         self._transaction().append(fitting.topic, fitted)
-        self._written.setdefault(table, []).append(fitted.select([*fitting.key, CHANGE_TYPE]))
+        self._written.setdefault(table, []).append(_keys_of(fitted, fitting.key))
         self.waiting_rows += rows.num_rows
         self.rows += rows.num_rows
 
@@ -204,6 +204,12 @@ class Writer:
 
     def close(self) -> None:
         self._abort()
+
+
+def _keys_of(rows: pa.RecordBatch, key: tuple[str, ...]) -> pa.RecordBatch:
+    """What is remembered of rows that are not committed yet: as little as will do, since a transaction may be large."""
+    changes = pc.dictionary_encode(rows.column(CHANGE_TYPE))
+    return pa.RecordBatch.from_arrays([*(rows.column(name) for name in key), changes], names=[*key, CHANGE_TYPE])
 
 
 def _without_preimages(rows: pa.RecordBatch) -> pa.RecordBatch:

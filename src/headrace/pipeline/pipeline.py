@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -21,6 +22,9 @@ from headrace.pipeline.stream import Rows, Stream, Table
 from headrace.pipeline.windowing import RESERVED, check_late_topics
 
 MOST_KEPT_CHANGES = 100_000_000
+if TYPE_CHECKING:
+    from headrace.cdc.declared import Capture
+
 _OF_ALL = {"tombstones", "segment_bytes", "segment_age", "compression"}
 _OF_TOPICS = {"retention", "retention_bytes", "compact"}
 _OF_TABLES = {"history"}
@@ -39,6 +43,8 @@ class Pipeline:
         """That of the file which declares the pipeline, or, where there is none, the working directory: its state is there, unless it is told where."""
         self.ingested: dict[str, Any] = {}
         """The DataFrames given to `ingest`, by the name of their entry in the plan."""
+        self.captures: dict[str, Capture] = {}
+        """The captures that run with the pipeline, by name."""
         self._inputs: dict[str, TopicStep] = {}
         self._outputs: dict[str, Output] = {}
         self._ingests: list[Ingest] = []
@@ -70,6 +76,22 @@ class Pipeline:
     ) -> Table:
         """A table's topic as a table."""
         return Table(self, self._input(name, schema, key, event_time, partitions, settings, is_table=True))
+
+    def capture(
+        self, capture: Capture, table: str, *, schema: str, key: str | Sequence[str], event_time: EventTime | ProcessingTime | str | None = None
+    ) -> Table:
+        """A table of a database as a table. The capture runs with the pipeline; `schema` names the columns that are used here, which may be some of those there are.
+
+        Hidden columns can be named too, such as `_committed_at TIMESTAMP`, to go by the time at which the database committed.
+        """
+        from headrace.cdc.topics import topic_name
+
+        if self.captures.setdefault(capture.name, capture) is not capture:
+            raise DuplicateStep(f"Two captures have the name {capture.name!r}.", fix="give one of them another name, with name=….")
+        step = self._input(topic_name(table, capture.prefix), schema, key, event_time, capture.partitions, {}, is_table=True)
+        captured = replace(step, captured_by=capture.name)
+        self._inputs[step.name] = captured
+        return Table(self, captured)
 
     def ingest(self, df: Any, topic: Stream | Table | str, *, name: str | None = None) -> None:
         """Bring a streaming DataFrame in, through a topic that was declared with `topic` or `table`, as long as the pipeline runs.

@@ -151,6 +151,8 @@ class TopicStep(Step):
     event_time: EventTime | ProcessingTime | None = None
     partitions: int = 1
     settings: Settings = ()
+    captured_by: str | None = None
+    """The capture that fills it, and makes it: the topic may have more columns than are declared."""
 
     def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
         if self.event_time is None:
@@ -175,7 +177,8 @@ class TopicStep(Step):
 
     def details(self) -> dict[str, Any]:
         times = {} if self.event_time is None else {"event_time": str(self.event_time)}
-        return {"topic": self.topic, "partitions": self.partitions, **times, **dict(self.settings)}
+        captured = {} if self.captured_by is None else {"captured_by": self.captured_by}
+        return {"topic": self.topic, "partitions": self.partitions, **captured, **times, **dict(self.settings)}
 
     def identity(self) -> dict[str, Any]:
         times = self.device_time

@@ -16,6 +16,7 @@ from headrace.errors import ConfigurationError
 from headrace.log import open_log
 from headrace.log.api import Log
 from headrace.pipeline.arrangement import check_fits, known_names
+from headrace.pipeline.captures import capturing
 from headrace.pipeline.hosting import check_hosted
 from headrace.pipeline.ingest import Ingests
 from headrace.pipeline.plan import PipelinePlan
@@ -59,7 +60,8 @@ def run(
 
     With `serve` its views are served on this machine meanwhile, at a port or, without one, at 8765 or any that is free; `on_serving` hears where.
     """
-    with open_log(address_of(pipeline, log)) as opened:
+    stop = stop or Event()
+    with open_log(address_of(pipeline, log)) as opened, capturing(pipeline, opened, stop, until_caught_up=until_caught_up):
         plan = _checked(opened, pipeline.plan(), state_of(pipeline, state))
         runner = Runner(plan, opened, _session(spark_options), state_of(pipeline, state), shards=shards, local=_path(local))
         ingests = Ingests(pipeline, runner.spark, opened.address, runner.state, until_caught_up=until_caught_up, on_change=runner.tell)

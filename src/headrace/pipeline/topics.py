@@ -80,10 +80,23 @@ def _make_late_topic(log: Log, step: WindowStep, topic: str, known: set[str]) ->
 
 def make_input(log: Log, step: TopicStep, known: set[str]) -> None:
     """Make an input's topic, if it is not among those that are known to be there; if it is, it must have the declared columns and key."""
-    if step.topic not in known:
+    if step.captured_by is not None:
+        _check_captured(step, log.topic(step.topic) if step.topic in known else None)
+    elif step.topic not in known:
         _create(log, step.topic, step, step.stored_schema, step.partitions, dict(step.settings))
     else:
         _check_fits(step, log.topic(step.topic))
+
+
+def _check_captured(step: TopicStep, info: TopicInfo | None) -> None:
+    """The capture makes the topic, as the database has the table; here it may be declared with some of its columns."""
+    if info is None:
+        raise TopicExists(
+            f"The table {step.topic!r} has not been captured yet by {step.captured_by!r}.", fix="run the capture first, with `headrace capture` or `headrace run`."
+        )
+    wrong = [each for each in _differences(step, info) if not each.endswith(("is in the topic only", "another order"))]
+    if wrong:
+        raise TopicExists(f"The captured table {step.topic!r} is not as it is declared: {'; '.join(wrong)}.", fix=f"declare columns that it has: {info.schema}.")
 
 
 def _create(log: Log, name: str, step: Step, schema: pa.Schema, partitions: int, settings: dict[str, Any]) -> None:

@@ -43,22 +43,20 @@ def translated() -> Iterator[None]:
     try:
         yield
     except psycopg2.Error as error:
-        raise _ours(error, psycopg2) from error
+        raise _ours(error) from error
 
 
-def _ours(error: Any, psycopg2: Any) -> HeadraceError:
+def _ours(error: Any) -> HeadraceError:
     code, text = error.pgcode or "", str(error).strip() or type(error).__name__
     if code == "42501":
         return ConfigurationError(f"Postgres refuses: {text}", fix="GRANT what is missing to this user (see docs/cdc.md, privileges), or use another one.")
     if code == "55006":
         return RetryError(f"The replication slot is in use: {text}", fix="stop whoever reads from it; SELECT active_pid FROM pg_replication_slots says who.")
-    if code.startswith(_PASSING) or (not code and isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError) and not _is_refusal(text)):
+    if code.startswith(_PASSING) or (not code and not _is_refusal(text)):
         return RetryError(f"Postgres cannot be reached: {text}", fix="it is tried again; see that the server runs.")
-    if not code and isinstance(error, psycopg2.DatabaseError) and "server closed" in text:
-        return RetryError(f"Postgres went away: {text}", fix="it is tried again.")
     return ConfigurationError(f"Postgres refuses: {text}", fix="check the address, the user and the database's settings.")
 
 
 def _is_refusal(text: str) -> bool:
-    """Connecting has no SQLSTATE in libpq: these will not be well by themselves."""
+    """What libpq says itself has no SQLSTATE: a lost connection, mostly; but these will not be well by themselves."""
     return any(each in text for each in ("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied", "must be superuser or replication role"))

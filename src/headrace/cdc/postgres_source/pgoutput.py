@@ -46,6 +46,8 @@ class Decoder:
     """The shapes that the writer has heard of, by table."""
     toast: ToastCache = field(default_factory=ToastCache)
     open: Open | None = None
+    commits: int = 0
+    """Of the messages that were decoded last."""
 
     def decode(self, payloads: Sequence[bytes]) -> list[Item]:
         """Items in the order of the stream; changes of one table together, as far as their order among themselves goes."""
@@ -53,7 +55,7 @@ class Decoder:
             return []
         kinds = np.frombuffer(b"".join([payload[:1] for payload in payloads]), np.uint8)
         items: list[Item] = []
-        begin = 0
+        begin, self.commits = 0, int(np.count_nonzero(kinds == COMMIT))
         for index in map(int, np.flatnonzero((kinds == RELATION) | (kinds == TRUNCATE) | (kinds == MESSAGE))):
             if self._changes_what_follows(payloads[index], kinds[index]):
                 items += self._rows(payloads[begin:index], kinds[begin:index])

@@ -1,0 +1,87 @@
+"""Captured tables in a pipeline: declared with some of their columns, captured while it runs, joined and aggregated like any table."""
+
+from pathlib import Path
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import headrace as hr
+from headrace.cdc.declared import Capture
+from headrace.errors import ConfigurationError, DuplicateStep, TopicExists
+from headrace.pipeline.topics import make_topics
+from headrace.sinks.view_reader import ViewReader
+from tests.cdc.test_sqlite import do, wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Capture:
+    path = tmp_path / "shop.db"
+    do(path, "CREATE TABLE orders (id INTEGER PRIMARY KEY, region TEXT, amount REAL, note TEXT)", "INSERT INTO orders VALUES (1, 'n', 10, ''), (2, 's', 5, '')")
+    return hr.cdc.sqlite(path)
+
+
+def pipeline_of(capture: Capture, log: str) -> hr.Pipeline:
+    shop = hr.Pipeline("shop", log=log)
+    orders = shop.capture(capture, "orders", schema="id BIGINT, region STRING, amount DOUBLE", key="id")
+    shop.view("revenue", orders.group_by("region").aggregate(revenue=hr.agg.sum("amount")))
+    return shop
+
+
+def test_a_table_may_have_more_columns_than_are_declared(database: Capture, address: str) -> None:
+    shop = pipeline_of(database, address)
+    with hr.open_log(address) as log:
+        with pytest.raises(TopicExists, match="has not been captured yet by 'shop'"):
+            make_topics(log, shop.plan())
+        database.run(log=address, until_caught_up=True)
+        make_topics(log, shop.plan())
+        other = hr.Pipeline("other", log=address)
+        wrong = other.capture(database, "orders", schema="id BIGINT, amount STRING, colour STRING", key="id")
+        other.view("all", wrong)
+        with pytest.raises(TopicExists, match=r"'colour' is not in the topic; amount DOUBLE is declared as amount STRING"):
+            make_topics(log, other.plan())
+
+
+def test_two_captures_of_one_name_are_refused(database: Capture, address: str) -> None:
+    shop = pipeline_of(database, address)
+    with pytest.raises(DuplicateStep, match="Two captures"):
+        shop.capture(hr.cdc.sqlite("elsewhere/shop.db"), "items", schema="id BIGINT", key="id")
+
+
+def test_a_capture_that_cannot_work_ends_the_run(tmp_path: Path, address: str) -> None:
+    shop = pipeline_of(hr.cdc.sqlite(tmp_path / "missing.db"), address)
+    with pytest.raises(ConfigurationError, match="There is no SQLite database"):
+        shop.run(state=tmp_path / "state")
+
+
+@pytest.mark.spark
+def test_changes_reach_the_view_while_it_runs(database: Capture, tmp_path: Path, address: str, spark: "SparkSession") -> None:
+    shop, stop = pipeline_of(database, address), Event()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            shop.run(state=tmp_path / "state", stop=stop, master="local[2]")
+        except BaseException as error:
+            failures.append(error)
+
+    def revenue() -> dict[str, Any]:
+        path = tmp_path / "state" / "views.db"
+        if not path.exists():
+            return {}
+        with ViewReader(path) as views:
+            return {row["region"]: row["revenue"] for row in views.table("revenue").to_pylist()} if views.views() else {}
+
+    running = Thread(target=run)
+    running.start()
+    try:
+        wait_until(lambda: bool(failures) or revenue() == {"n": 10.0, "s": 5.0}, 90)
+        do(tmp_path / "shop.db", "UPDATE orders SET region = 's' WHERE id = 1", "INSERT INTO orders VALUES (3, 'w', 1, '')")
+        wait_until(lambda: bool(failures) or revenue() == {"s": 15.0, "w": 1.0}, 60)
+    finally:
+        stop.set()
+        running.join(90)
+    assert failures == []
