@@ -46,3 +46,10 @@ def test_a_pipeline_is_tested_as_the_page_says() -> None:
     assert names["shown"] == [{"region": "eu", "n": 1}]
     assert names["waits"] == []
     assert [(row["region"], row["n"]) for row in names["told"]] == [("eu", 1)]
+
+
+def test_the_captures_are_what_the_page_says() -> None:
+    names = declared("cdc.md")
+    assert (names["shop"].kind, names["shop"].tables, names["events"].outbox) == ("sqlite", ("customers", "orders"), "outbox")
+    assert [step.captured_by for step in names["pipeline"].plan().inputs] == ["shop", "shop"]
+    check_hosted(names["pipeline"].plan())

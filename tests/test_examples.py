@@ -28,6 +28,11 @@ EXPECTED = {
         "   minutes: update_preimage 12:00 north 8.00\n   minutes: update_postimage 12:00 north 108.00\n"
         "   hours: update_preimage 12:00 north 8.00\n   hours: update_postimage 12:00 north 108.00\n"
     ),
+    "11_capture": (
+        "the snapshot: [100, 100, 100, 100, 100], together 500\nafter two transfers: [70, 120, 110, 100, 100], together 500\n"
+        "read and lost: 4 rows, before and after two updates\nafter a crash, and one transfer more: [70, 120, 105, 104, 101], together 500\n"
+        "every change once, in order: [(0, 70), (1, 130), (1, 120), (2, 110), (2, 105), (3, 105), (3, 104), (4, 101)]\n"
+    ),
 }
 ON_SPARK = {"04_spark", "05_pipeline", "06_windows"}
 TOGETHER = {
