@@ -26,12 +26,13 @@ settings.register_profile("headrace", deadline=None)
 settings.load_profile("headrace")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run in several processes, those that share a Spark session, or a broker, run in the same one; other files go wherever there is room."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         shared = next((name for name in ("spark", "kafka_broker") if name in fixtures), None)
-        item.add_marker(pytest.mark.xdist_group(shared or item.path.as_posix()))
+        item.add_marker(pytest.mark.xdist_group(shared or item.path.stem))
 
 
 @pytest.fixture(scope="session")
