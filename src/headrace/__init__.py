@@ -12,7 +12,7 @@ from headrace import errors
 from headrace._version import __version__
 
 if TYPE_CHECKING:
-    from headrace import cdc
+    from headrace import cdc, sinks
     from headrace.log import open_log
     from headrace.log.api import (
         Batches,
@@ -46,7 +46,7 @@ _HOMES = {
     "Table": "headrace.pipeline.stream",
 }
 _HOMES |= dict.fromkeys(("correct", "divert", "drop", "hopping", "session", "sliding", "tumbling"), "headrace.operators.windows.specs")
-_MODULES = {"agg": "headrace.operators.agg", "cdc": "headrace.cdc"}
+_MODULES = {"agg": "headrace.operators.agg", "cdc": "headrace.cdc", "sinks": "headrace.sinks"}
 _API = (
     "Batches",
     "Consumer",
@@ -92,6 +92,7 @@ __all__ = [
     "open_log",
     "processing_time",
     "session",
+    "sinks",
     "sliding",
     "spark",
     "tumbling",

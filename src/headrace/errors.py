@@ -269,3 +269,19 @@ class StateElsewhere(ConfigurationError):
 
 class PlanChanged(ConfigurationError):
     """A pipeline was edited so that the state it has no longer fits a step."""
+
+
+class SinkFenced(FencedError):
+    """A newer process writes to the same target; this one must stop."""
+
+
+class TargetUnavailable(RetryError):
+    """A sink's target cannot be reached, is busy, or has no room; what it has is intact, and it is tried again."""
+
+
+class TargetMismatch(ConfigurationError):
+    """A sink's target is not as it must be: the table is missing, has other columns, or is filled from another topic."""
+
+
+class TargetRefuses(ConfigurationError):
+    """A sink's target refuses so many rows that they are not put aside one by one: something is wrong with all of them."""

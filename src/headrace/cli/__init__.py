@@ -1,7 +1,7 @@
 """The command `headrace`: one file a command group, all of them against the log's interface (`headrace.log.api`).
 
 Exit codes, for scripts: 0 done, 1 an error (what happened and what to do is on standard error), 2 wrong usage, 3 a lag threshold was passed,
-4 `log verify` found damage, 5 `view diff` found a difference, 130 ended by Ctrl-C. A reader that closes our output early, such as `head`, ends a command quietly with 0.
+4 `log verify` found damage, 5 `view diff` or `sync --check` found a difference, 130 ended by Ctrl-C. A reader that closes our output early, such as `head`, ends a command quietly with 0.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from headrace.cli import (
     serve,
     state,
     status,
+    sync,
     topic,
     view,
     view_versions,
@@ -42,7 +43,7 @@ app = typer.Typer(
     cls=QuietGroup,
     help="Stream processing for Python: a durable log with topics, groups and queues, in a directory or on Kafka, and pipelines over it, with views that are served.\n\n"
     "Say which log with --log or HEADRACE_LOG: file:PATH is a directory, kafka://HOST:PORT a broker.\n\n"
-    "Exit codes: 0 done, 1 error, 2 wrong usage, 3 a lag threshold was passed, 4 damage was found, 5 views differ.",
+    "Exit codes: 0 done, 1 error, 2 wrong usage, 3 a lag threshold was passed, 4 damage was found, 5 views, or a sink and its topic, differ.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -55,6 +56,7 @@ app.add_typer(queue.app, name="queue")
 app.add_typer(dead.app, name="dead")
 app.add_typer(log.app, name="log")
 app.command("capture")(capture.capture)
+app.command("sync")(sync.sync)
 app.command("plan")(plan.plan)
 app.command("run")(run.run)
 app.command("serve")(serve.serve)

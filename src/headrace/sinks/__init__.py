@@ -1,1 +1,14 @@
-"""Exactly-once outputs, and the ledger that decides what happened."""
+"""Exactly-once outputs, and the ledger that decides what happened. `hr.sinks` are other systems that follow a topic:
+
+    orders = hr.sinks.sqlite("shop.db", table="orders")
+    orders.run("orders", log="file:data")        # or: headrace sync orders sqlite:shop.db
+
+Each function declares a sink (`declared.Sink`) and opens nothing. `docs/sinks.md` says what is promised.
+"""
+
+from __future__ import annotations
+
+from headrace.sinks.declared import Sink
+from headrace.sinks.kinds import from_url, sqlite
+
+__all__ = ["Sink", "from_url", "sqlite"]

@@ -1,0 +1,52 @@
+"""`hr.sinks.<kind>(…)`: how each kind of sink is declared. Drivers are imported when a sink is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from headrace.errors import InputError, nearest
+from headrace.sinks.declared import Sink
+
+if TYPE_CHECKING:
+    from headrace.sinks.shape import Shape
+    from headrace.sinks.target import Target
+
+_SETTINGS = ("table", "name", "mode", "key", "create", "batch_rows")
+
+
+def sqlite(path: str | Path, **settings: Any) -> Sink:
+    """A table of an SQLite database.
+
+    Settings, as for all sinks: `table` (its name there; the topic's by default), `name` (of the sink, for its dead letters), `mode` ("merge" or "append"), `key` (to merge a
+    stream by), `create` (whether to make the table, and columns that are missing; true by default), `batch_rows` (at most in one commit).
+    """
+    return _sink("sqlite", _open_sqlite, settings, path=str(path))
+
+
+def _open_sqlite(sink: Sink, shape: Shape) -> Target:
+    from headrace.sinks.sqlite_target import SqliteTarget
+
+    return SqliteTarget(sink, shape)
+
+
+def _sink(kind: str, opener: Any, settings: dict[str, Any], **options: Any) -> Sink:
+    for setting in settings:
+        if setting not in _SETTINGS:
+            raise InputError(f"hr.sinks.{kind} has no setting {setting!r}: {nearest(setting, _SETTINGS)}")
+    given = settings.pop("key", ())
+    key: Sequence[str] = (given,) if isinstance(given, str) else given
+    return Sink(kind=kind, opener=opener, key=tuple(key), options=options, **settings)
+
+
+_PATHS = {"sqlite": sqlite}
+
+
+def from_url(url: str, **settings: Any) -> Sink:
+    """The sink that a URL stands for: `sqlite:shop.db`."""
+    kind = urlsplit(url).scheme
+    if kind in _PATHS:
+        return _PATHS[kind](url.removeprefix(f"{kind}:").removeprefix("//"), **settings)
+    raise InputError(f"{url!r} is no sink: {nearest(kind, _PATHS)}", fix="give sqlite:PATH.")

@@ -1,0 +1,275 @@
+"""What every sink promises, tested alike for each kind. A kind's own file says how to make one, and where it can be struck besides."""
+
+import functools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.errors import InputError, SinkFenced, TargetMismatch
+from headrace.log.dead import letters
+from headrace.sinks.applied import Applied
+from headrace.sinks.batch import Batch, batch_of
+from headrace.sinks.checking import folded
+from headrace.sinks.following import Following
+from headrace.sinks.shape import shape_of
+from headrace.sinks.syncing import Syncing
+from headrace.sinks.target import Target, new_owner
+
+ACCOUNTS = "id BIGINT, name STRING, amount DECIMAL(12, 2)"
+EVERYTHING = (
+    "k STRING, flag BOOLEAN, small SMALLINT, whole INT, long BIGINT, single FLOAT, twice DOUBLE, money DECIMAL(20, 4), words STRING, raw BINARY, day DATE, "
+    "`at` TIMESTAMP, plain TIMESTAMP_NTZ, tags ARRAY<STRING>, point STRUCT<x: INT, y: DOUBLE>"
+)
+AT = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
+
+
+# A method, whether just before or just after it, and how often it is passed before that: the ledger is first written by the takeover.
+STEPS = [(name, when, 0) for name in ("merge", "write_applied", "apply") for when in ("before", "after")] + [("write_applied", when, 1) for when in ("before", "after")]
+
+
+class Died(BaseException):
+    """Where a process would have been killed."""
+
+
+def account(number: int, amount: int | str = 1, name: str = "ada") -> dict[str, Any]:
+    return {"id": number, "name": name, "amount": Decimal(amount)}
+
+
+def full_row(key: str, **values: Any) -> dict[str, Any]:
+    row = {
+        "k": key, "flag": True, "small": -7, "whole": 2**31 - 1, "long": -(2**63), "single": 0.5, "twice": 1e300, "money": Decimal("-1234567890123456.7891"),
+        "words": 'a "b", \\c\t\n\r\u2028 ü 🦆', "raw": b'\x00\xff,"\n', "day": AT.date(), "at": AT, "plain": AT.replace(tzinfo=None), "tags": ["x", None, 'q"'],
+        "point": {"x": 1, "y": None},
+    }  # fmt: skip
+    return {**row, **values}
+
+
+def rows_of(sink: hr.sinks.Sink, log: hr.Log, topic: str) -> list[dict[str, Any]]:
+    """What the target has, by key."""
+    shape = shape_of(sink, log.topic(topic))
+    with sink.open(shape) as target:
+        target.prepare()
+        listed: list[dict[str, Any]] = target.contents()[1].to_pylist()
+    return sorted(listed, key=lambda row: [repr(row[name]) if not isinstance(row[name], int) else row[name] for name in shape.key])
+
+
+def caught_up(sink: hr.sinks.Sink, log: hr.Log, topic: str, **options: Any) -> Syncing:
+    syncing = Syncing(sink, log, topic, **options)
+    syncing.run(until_caught_up=True)
+    return syncing
+
+
+def next_batch(log: hr.Log, target: Target, applied: Applied) -> Batch:
+    piece = Following(log, target.shape.topic, applied).next(1_000_000)
+    assert piece is not None
+    return batch_of(piece.rows, target.shape, piece.start, piece.stop, target.lookup)
+
+
+def assert_equal_to_log(sink: hr.sinks.Sink, log: hr.Log, topic: str) -> None:
+    compared = sink.check(topic, log=log.address)
+    assert compared.is_equal, compared.examples
+    assert compared.positions == {partition: end for partition, end in log.end_offsets(topic).items() if end}
+    shape = shape_of(sink, log.topic(topic))
+    assert len(rows_of(sink, log, topic)) == compared.rows == folded(log, topic, shape, compared.positions).num_rows
+
+
+def no_letters(_refused: Any) -> None:
+    raise AssertionError("nothing should have been refused")
+
+
+class SinkContract:
+    """The suite. A subclass gives the fixture `sink`, and may name more `points`: (class, method, "before" or "after", how often it is passed first)."""
+
+    points: tuple[tuple[type, str, str, int], ...] = ()
+
+    @pytest.fixture
+    def log(self, tmp_path: Path) -> Iterator[hr.Log]:
+        with hr.open_log(f"file:{tmp_path / 'log'}") as log:
+            log.create_table("accounts", ACCOUNTS, primary_key="id", partitions=2)
+            log.create_topic("payments", ACCOUNTS, key="id")
+            yield log
+
+    def test_upserts_and_deletes(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+        with log.producer("accounts") as producer:
+            producer.upsert([account(number) for number in range(10)])
+            producer.upsert([account(1, 5, name="eve"), account(2, 7), account(2, 8)])
+            producer.delete([3, 4])
+            producer.upsert([account(4, 9)])
+        status = caught_up(sink, log, "accounts").status
+        assert (status.rows, status.refused, status.behind) == (16, 0, 0)
+        found = {row["id"]: (row["name"], row["amount"]) for row in rows_of(sink, log, "accounts")}
+        assert found == {**dict.fromkeys((0, 5, 6, 7, 8, 9), ("ada", 1)), 1: ("eve", 5), 2: ("ada", 8), 4: ("ada", 9)}
+        assert_equal_to_log(sink, log, "accounts")
+
+        with log.producer("accounts") as producer:
+            producer.delete([0, 1, 77])
+            producer.upsert([{"id": 5, "name": None, "amount": None}])
+        assert caught_up(sink, log, "accounts").status.rows == 4
+        assert [row["id"] for row in rows_of(sink, log, "accounts")] == [2, 4, 5, 6, 7, 8, 9]
+        assert_equal_to_log(sink, log, "accounts")
+
+    def test_every_type_comes_back_as_it_was(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+        log.create_table("everything", EVERYTHING, primary_key="k")
+        written = [full_row("a"), {**dict.fromkeys(full_row("b")), "k": "b"}, full_row("", words="", raw=b"", tags=[]), full_row("nan", twice=float("nan"), single=float("-inf"))]
+        with log.producer("everything") as producer:
+            producer.upsert(written)
+        caught_up(replace(sink, table="everything"), log, "everything")
+        assert_equal_to_log(replace(sink, table="everything"), log, "everything")
+        found = rows_of(replace(sink, table="everything"), log, "everything")
+        expected = folded(log, "everything", shape_of(sink, log.topic("everything")), log.end_offsets("everything")).to_pylist()
+        assert sorted(map(repr, found)) == sorted(map(repr, expected))
+
+    def test_a_batch_again_changes_nothing(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+        with log.producer("accounts") as producer:
+            producer.upsert([account(1), account(2)])
+        with sink.open(shape_of(sink, log.topic("accounts"))) as target:
+            target.prepare()
+            batch = next_batch(log, target, target.begin(new_owner()))
+            assert target.apply(batch, no_letters)
+            with log.producer("accounts") as producer:
+                producer.upsert([account(1, 50)])
+            later = next_batch(log, target, target.begin(new_owner()))
+            assert target.apply(later, no_letters)
+            assert not target.apply(batch, no_letters)
+            assert not target.apply(later, no_letters)
+        assert [row["amount"] for row in rows_of(sink, log, "accounts")] == [50, 1]
+
+    def test_an_older_owner_is_refused(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+        with log.producer("accounts") as producer:
+            producer.upsert([account(1)])
+        shape = shape_of(sink, log.topic("accounts"))
+        with sink.open(shape) as older, sink.open(shape) as newer:
+            older.prepare()
+            first, second = new_owner(), new_owner()
+            began = older.begin(first)
+            batch = next_batch(log, older, began)
+            newer.prepare()
+            took_over = newer.begin(second)
+            assert took_over.epoch > began.epoch
+            with pytest.raises(SinkFenced):
+                older.apply(batch, no_letters)
+            with pytest.raises(SinkFenced):
+                older.begin(first, resume=True)
+            assert newer.contents()[1].num_rows == 0
+            assert newer.apply(batch, no_letters)
+            with pytest.raises(SinkFenced):
+                older.apply(batch, no_letters)
+        assert_equal_to_log(sink, log, "accounts")
+
+    def test_struck_at_each_step_of_a_commit(self, sink: hr.sinks.Sink, log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+        kind = type(self._opened(sink, log))
+        steps = [(kind, *step) for step in STEPS]
+        chance = random.Random(1)
+        for number, point in enumerate([*steps, *self.points]):
+            with log.producer("accounts") as producer:
+                producer.upsert([account(chance.randrange(20), number) for _ in range(8)])
+                producer.delete([chance.randrange(20)])
+            with monkeypatch.context() as patch:
+                struck = strike(patch, *point)
+                with pytest.raises(Died):
+                    caught_up(sink, log, "accounts")
+                assert struck
+            if number % 2:
+                assert_whole(sink, log)
+            caught_up(sink, log, "accounts")
+            assert_equal_to_log(sink, log, "accounts")
+
+    def _opened(self, sink: hr.sinks.Sink, log: hr.Log) -> Target:
+        with sink.open(shape_of(sink, log.topic("accounts"))) as target:
+            return target
+
+    def test_a_stream_is_appended_row_by_row(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+        for amounts in ([1, 2], [3]):
+            with log.producer("payments") as producer:
+                producer.append([account(7, amount) for amount in amounts])
+            caught_up(replace(sink, batch_rows=1), log, "payments")
+        assert [(row["_partition"], row["_offset"], row["amount"]) for row in rows_of(sink, log, "payments")] == [(0, 0, 1), (0, 1, 2), (0, 2, 3)]
+        assert_equal_to_log(sink, log, "payments")
+
+    def test_a_stream_can_be_merged_by_a_key_and_rows_without_one_are_put_aside(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+        merged = replace(sink, key=("id",), name="newest")
+        with log.producer("payments") as producer:
+            producer.append([account(7, 1), {**account(0, 2), "id": None}, account(7, 3)])
+        assert caught_up(merged, log, "payments").status.refused == 1
+        assert [(row["id"], row["amount"]) for row in rows_of(merged, log, "payments")] == [(7, 3)]
+        (letter,) = letters(log, "newest")
+        assert (letter["source_offset"], letter["reason"], letter["place"]) == (1, "its key is null", "sink newest")
+        assert '"amount":"2.00"' in letter["row"]
+
+    def test_small_batches_and_many_partitions_come_to_the_same(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+        chance = random.Random(2)
+        with log.producer("accounts") as producer:
+            for number in range(20):
+                producer.upsert([account(chance.randrange(30), number) for _ in range(5)])
+                producer.delete([chance.randrange(30)])
+        syncing = caught_up(replace(sink, batch_rows=17), log, "accounts")
+        assert syncing.status.commits >= 120 // 17
+        assert_equal_to_log(sink, log, "accounts")
+
+    def test_another_topic_is_not_written_over_it(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+        one = replace(sink, table="one")
+        with log.producer("accounts") as producer:
+            producer.upsert([account(1)])
+        caught_up(one, log, "accounts")
+        log.create_table("others", ACCOUNTS, primary_key="id")
+        with log.producer("others") as producer:
+            producer.upsert([account(2)])
+        with pytest.raises(TargetMismatch, match=r"from the topic 'accounts'[\s\S]*--start-over"):
+            caught_up(one, log, "others")
+        assert [row["id"] for row in rows_of(one, log, "accounts")] == [1]
+        caught_up(one, log, "others", start_over=True)
+        assert [row["id"] for row in rows_of(one, log, "others")] == [2]
+        assert_equal_to_log(one, log, "others")
+
+    def test_starting_over_fills_it_anew(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+        with log.producer("accounts") as producer:
+            producer.upsert([account(1), account(2)])
+        caught_up(sink, log, "accounts")
+        assert caught_up(sink, log, "accounts").status.rows == 0
+        assert caught_up(sink, log, "accounts", start_over=True).status.rows == 2
+        assert_equal_to_log(sink, log, "accounts")
+
+    def test_columns_that_the_topic_gains_are_added(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+        with log.producer("accounts") as producer:
+            producer.upsert([account(1)])
+        caught_up(sink, log, "accounts")
+        log.alter_topic("accounts", add_columns="city STRING")
+        with log.producer("accounts") as producer:
+            producer.upsert([{**account(2), "city": "Oslo"}])
+        caught_up(sink, log, "accounts")
+        assert [(row["id"], row["city"]) for row in rows_of(sink, log, "accounts")] == [(1, None), (2, "Oslo")]
+
+    def test_a_topic_without_a_key_cannot_be_merged(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+        log.create_topic("noise", "text STRING")
+        with pytest.raises(InputError, match="no key to merge by"):
+            caught_up(replace(sink, mode="merge"), log, "noise")
+
+
+def assert_whole(sink: hr.sinks.Sink, log: hr.Log) -> None:
+    """What was struck is either wholly there or not at all: the target equals the log as of the place it says."""
+    assert sink.check("accounts", log=log.address).is_equal
+
+
+def strike(patch: pytest.MonkeyPatch, owner: type, name: str, when: str, passes: int) -> list[str]:
+    """Die just before or just after a method, when it has been passed so often. Returns what grows with each call."""
+    real, struck = getattr(owner, name), []
+
+    @functools.wraps(real)
+    def dying(*args: Any, **options: Any) -> Any:
+        struck.append(name)
+        if len(struck) > passes and when == "before":
+            raise Died
+        result = real(*args, **options)
+        if len(struck) > passes:
+            raise Died
+        return result
+
+    patch.setattr(owner, name, dying)
+    return struck
