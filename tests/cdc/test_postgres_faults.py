@@ -71,6 +71,19 @@ def test_a_lost_slot_is_told_and_never_made_again_in_silence(postgres: Postgres,
     assert "Somebody else has read" in refused(postgres, address)
 
 
+def test_a_table_that_left_the_publication_is_read_again(postgres: Postgres, address: str, caplog: pytest.LogCaptureFixture) -> None:
+    postgres.do("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE b (id int PRIMARY KEY)", "INSERT INTO a VALUES (1), (2)")
+    capture = capture_of(postgres)
+    caught_up(capture, address).close()
+    postgres.do(f"ALTER PUBLICATION headrace_{postgres.name} DROP TABLE a")
+    postgres.do("INSERT INTO a VALUES (3)", "DELETE FROM a WHERE id = 1", "INSERT INTO b VALUES (1)")
+    with caught_up(capture, address) as log:
+        assert folded(log, "a", "id") == [(2,), (3,)]
+        assert folded(log, "b", "id") == [(1,)]
+    assert "Changes of public.a may have been missed" in caplog.text
+    assert "public.b" not in caplog.text
+
+
 def test_a_slot_in_use_is_waited_for(postgres: Postgres, address: str) -> None:
     postgres.do("CREATE TABLE a (id int PRIMARY KEY)")
     capture = capture_of(postgres)

@@ -168,7 +168,7 @@ def test_what_was_lost_is_told_and_can_be_made_good(path: Path, address: str) ->
     caught_up(capture, address).close()
     do(path, "UPDATE items SET name = 'seen' WHERE id = 1")
     caught_up(capture, address).close()
-    assert len(capture.remove()) == 6
+    assert len(capture.remove()) == 7
     do(path, "DELETE FROM items WHERE id = 2", "UPDATE items SET name = 'unseen' WHERE id = 3", "INSERT INTO items VALUES (300, 'unseen', 1, NULL)")
     with pytest.raises(ConfigurationError, match="may be missing.*\n.*--start-over"):
         capture.run(log=address, until_caught_up=True)
@@ -178,6 +178,37 @@ def test_what_was_lost_is_told_and_can_be_made_good(path: Path, address: str) ->
     do(path, "DELETE FROM items WHERE id = 10")
     with caught_up(capture, address) as log:
         assert folded(log) == table(path)
+
+
+def test_a_trigger_that_was_dropped_is_noticed(path: Path, address: str, caplog: pytest.LogCaptureFixture) -> None:
+    capture = hr.cdc.sqlite(path)
+    caught_up(capture, address).close()
+    do(path, "DROP TRIGGER _headrace_items_delete", "DELETE FROM items WHERE id = 2", "UPDATE items SET name = 'seen' WHERE id = 3")
+    with caught_up(capture, address) as log:
+        assert folded(log) == table(path)
+    assert "Changes of items may have been missed" in caplog.text
+
+
+def test_two_captures_of_one_database_wait_for_each_other(path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.cdc.sqlite_source.source.PRUNE_EVERY_S", 0.0)
+    one, two = hr.cdc.sqlite(path, name="one", prefix="one."), hr.cdc.sqlite(path, name="two", prefix="two.")
+    for capture in (one, two):
+        caught_up(capture, address).close()
+    do(path, "UPDATE items SET name = 'changed' WHERE id = 1")
+    caught_up(one, address).close()
+    do(path, "DELETE FROM items WHERE id = 2")
+    caught_up(one, address).close()
+    with caught_up(two, address) as log:
+        assert folded(log, "one.items") == folded(log, "two.items") == table(path)
+        assert len(log.read("two.items").to_table()) == 102
+    assert table(path, "_headrace_order") == []  # what both have is removed
+    do(path, "ALTER TABLE items ADD COLUMN stock INTEGER DEFAULT 4", "UPDATE items SET name = 'later' WHERE id = 5")
+    for capture in (one, two):
+        with caught_up(capture, address) as log:
+            rows = [tuple(row[name] for name in ("id", "name", "price", "picture", "stock")) for row in fold(log, capture.prefix + "items").to_pylist()]
+            assert sorted(rows) == table(path)
+    assert one.remove() == ["reader one"]
+    assert len(two.remove()) == 7
 
 
 def test_a_process_that_was_replaced_writes_nothing(path: Path, address: str) -> None:

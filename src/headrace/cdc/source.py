@@ -84,9 +84,13 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Reshaped:
-    """From here on a table has other columns. What rows already in the topic have in new ones is read again, in a snapshot beside the stream."""
+    """From here on a table has other columns. What rows already in the topic have in new ones is read again, in a snapshot beside the stream.
+
+    `missed`: changes of the table may have been missed (somebody took its triggers, or its place in the publication): it is read again in any case.
+    """
 
     shape: TableShape
+    missed: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ A source's transaction is never cut: a part that ends inside one leaves the log'
 
 from __future__ import annotations
 
+import logging
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,6 +18,7 @@ from headrace.cdc.topics import Fitting, prepare, topic_name
 from headrace.errors import InputError
 from headrace.log.api import CHANGE_TYPE, DELETE, UPDATE_BEFORE, Log, Transaction
 
+logger = logging.getLogger("headrace.cdc")
 LONGEST_TRANSACTION = "15 minutes"  # no broker allows more unless it is told to
 
 
@@ -91,6 +94,13 @@ class Writer:
         since = {str(partition): end for partition, end in ends.items()} if any(ends.values()) else None
         self.state.tables[table].snapshot = SnapshotState(since=since)
 
+    def _make_good(self, table: str) -> None:
+        """Read a table again of which changes were missed; one whose snapshot is still to begin needs nothing."""
+        snapshot = self.state.tables[table].snapshot
+        if snapshot is None or snapshot.after is not None:
+            logger.warning("Changes of %s may have been missed, since it was not captured for a while: it is read again.", table)
+            self.renew(table)
+
     # Rows
 
     def write(self, part: Part) -> None:
@@ -104,6 +114,8 @@ class Writer:
     def _write(self, item: Item) -> None:
         if isinstance(item, Reshaped):
             self.add(item.shape)
+            if item.missed:
+                self._make_good(item.shape.name)
         elif isinstance(item, Changes):
             rows = item.rows if self.preimages else _without_preimages(item.rows)
             self._append(item.table, rows)

@@ -33,14 +33,15 @@ def check_server(catalogue: Catalogue) -> None:
         raise ConfigurationError(f"The user {user!r} may not replicate.", fix=f"ALTER ROLE {quoted(user)} REPLICATION; as a superuser.")
 
 
-def publish(catalogue: Catalogue, name: str, tables: Sequence[str]) -> None:
-    """Make the publication, or add to it what is missing."""
+def publish(catalogue: Catalogue, name: str, tables: Sequence[str]) -> list[str]:
+    """Make the publication, or add to it what is missing. Returns what was."""
     if not catalogue.ask("SELECT 1 FROM pg_publication WHERE pubname = %s", name):
         _do(catalogue, f"CREATE PUBLICATION {quoted(name)} WITH (publish_via_partition_root = true)")
     query = "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s"
     published = {table for (table,) in catalogue.ask(query, name)}
     if missing := [table for table in tables if table not in published]:
         _do(catalogue, f"ALTER PUBLICATION {quoted(name)} ADD TABLE {', '.join(map(quoted_table, missing))}")
+    return missing
 
 
 def _do(catalogue: Catalogue, command: str) -> None:

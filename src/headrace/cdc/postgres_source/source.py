@@ -40,6 +40,7 @@ class PostgresSource:
         self._held: tuple[Seen, FoundChunk] | None = None
         self._consumed: deque[int] = deque(maxlen=XIDS_KEPT)
         self._position = 0
+        self._missed: set[str] = set()
         self._target: int | None = None
         self._beat_s = self._fed_s = time.monotonic()
         self._slot: dict[str, Any] = {}
@@ -52,6 +53,8 @@ class PostgresSource:
         with translated():
             check_server(self._catalogue)
             self.tables()
+            if position is None or afresh:
+                self._missed.clear()  # everything is read anyway
             self._position = ensure_slot(self._catalogue, self.name, int(position) if position else None, afresh=afresh)
             self._replication = connect(self.url, replication=True)
             self._cursor = self._replication.cursor()
@@ -62,9 +65,9 @@ class PostgresSource:
     def tables(self) -> list[TableShape]:
         with translated():
             relations = self._catalogue.relations(self.wanted)
-            fresh = [each for each in relations if each.name not in self._relations]
-            if fresh:
-                publish(self._catalogue, self.name, [each.name for each in fresh])
+            added = publish(self._catalogue, self.name, [each.name for each in relations])
+        fresh = [each for each in relations if each.name not in self._relations]
+        self._missed |= set(added)
         for each in fresh:
             self._relations[each.name] = each
             self._decoder.known_shapes[each.name] = each.shape
@@ -150,13 +153,21 @@ class PostgresSource:
         self._consumed.extend([int.from_bytes(each[17:21], "big") for each in payloads[-3 * XIDS_KEPT :] if each[0] == BEGIN])
         if payloads and payloads[-1][0] == COMMIT:
             self._position = int.from_bytes(payloads[-1][10:18], "big")
+            items += self._news()
             return Part(items, str(self._position), self._decoder.commits, is_idle=is_drained and not self._tail)
         return Part(items, None, is_idle=False)
+
+    def _news(self) -> list[Item]:
+        """Tables that were not in the publication, and are now: those that are captured already may have lacked changes. One that is new is read anyway."""
+        missed, self._missed = self._missed, set()
+        return [Reshaped(self._relations[name].shape, missed=True) for name in sorted(missed)]
 
     def _quiet(self) -> Part:
         """Nothing came: the server's position moves on all the same, and is worth keeping now and then, so that it need not keep WAL for us."""
         now_s = time.monotonic()
         end = self._cursor.wal_end or 0
+        if self._missed and self._decoder.open is None:
+            return Part(self._news(), str(self._position))
         if self._decoder.open is None and not self._tail and now_s - self._beat_s >= HEARTBEAT_S:
             self._beat_s = now_s
             if end > self._position and self._held is None:

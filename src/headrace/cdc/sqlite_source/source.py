@@ -13,7 +13,20 @@ from typing import Any
 
 from headrace.cdc.source import Chunk, ChunkRequest, Item, Part, Reshaped, TableShape
 from headrace.cdc.sqlite_source.rows import changes_of, chunk_rows
-from headrace.cdc.sqlite_source.triggers import ORDER_TABLE, OURS, SqliteTable, chosen_tables, install, installed, known_tables, quoted, remove_all
+from headrace.cdc.sqlite_source.triggers import (
+    ORDER_TABLE,
+    OURS,
+    SqliteTable,
+    chosen_tables,
+    dismiss,
+    enrol,
+    install,
+    installed,
+    is_enrolled,
+    known_tables,
+    prune,
+    quoted,
+)
 from headrace.errors import ConfigurationError, RetryError
 
 BUSY_S = 10.0
@@ -41,12 +54,14 @@ class SqliteSource:
     def start(self, position: str | None, *, afresh: bool = False) -> str:
         """Changes that wait under the columns of earlier are read as such, before the triggers are brought to those of now."""
         with _translated(self.path):
-            self._tables = {} if afresh or position is None else known_tables(self._connection)
-            if not self._tables:
+            if position is not None and not afresh:
+                self._check_whole(int(position))
+                self._tables = known_tables(self._connection)
+            else:
                 self._install()
-            if position is None:
                 position = str(self._newest())
-            self._check_not_started_over(int(position))
+                with self._transaction("IMMEDIATE"):
+                    enrol(self._connection, self.name, int(position))
         self._read_to = self._confirmed = int(position)
         return position
 
@@ -54,11 +69,14 @@ class SqliteSource:
         (newest,) = self._connection.execute(f"SELECT coalesce(max(seq), 0) FROM {ORDER_TABLE}").fetchone()
         return int(newest)
 
-    def _check_not_started_over(self, position: int) -> None:
-        row = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (ORDER_TABLE,)).fetchone()
-        if position > (row[0] if row else 0):
+    def _check_whole(self, position: int) -> None:
+        """Whether all that follows a position is there."""
+        row = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (ORDER_TABLE,)).fetchone() if is_enrolled(self._connection, self.name) else None
+        if row is None and position == 0 and is_enrolled(self._connection, self.name):
+            return
+        if row is None or position > row[0]:
             raise ConfigurationError(
-                f"The capture {self.name!r} has read {self.path} up to change {position}, and the database says it has made {row[0] if row else 0}: it was replaced by an "
+                f"The capture {self.name!r} has read {self.path} up to change {position}, and the database does not know of that: it was replaced by an "
                 "older copy, or the triggers were removed in between. Changes made meanwhile may be missing.",
                 fix="run it once with --start-over, which reads all tables again and goes on from there.",
             )
@@ -72,13 +90,21 @@ class SqliteSource:
             tables = chosen_tables(self._connection, self.wanted)
             items: list[Item] = []
             if self._tables:
+                items += self._replaced_by_others()
                 newest = self._newest()
                 items += self._changes(self._read_to, newest)
                 self._read_to = max(newest, self._read_to)
-            changed = [table for table in tables if install(self._connection, table)]
+            done = {table.name: install(self._connection, table) for table in tables}
         (self._schema_version,) = self._connection.execute("PRAGMA schema_version").fetchone()
         self._tables = {table.name: table for table in tables}
-        return [*items, *(Reshaped(table.shape) for table in changed)]
+        return [*items, *(Reshaped(table.shape, missed=done[table.name] == "missed") for table in tables if done[table.name])]
+
+    def _replaced_by_others(self) -> list[Item]:
+        """Another capture of this database may have followed new columns before us, and what waited for us under the old ones is gone: the table is read again."""
+        current = known_tables(self._connection)
+        replaced = [name for name, table in self._tables.items() if name in current and current[name] != table]
+        self._tables |= {name: current[name] for name in replaced}
+        return [Reshaped(current[name].shape, missed=True) for name in replaced]
 
     def tables(self) -> list[TableShape]:
         return [table.shape for table in self._tables.values()]
@@ -164,9 +190,7 @@ class SqliteSource:
         self._pruned_s = time.monotonic()
         try:
             with self._transaction("IMMEDIATE"):
-                for table in self._tables.values():
-                    self._connection.execute(f"DELETE FROM {quoted(OURS + table.name)} WHERE seq <= ?", (self._confirmed,))
-                self._connection.execute(f"DELETE FROM {ORDER_TABLE} WHERE seq <= ?", (self._confirmed,))
+                prune(self._connection, self.name, self._confirmed)
         except sqlite3.OperationalError:
             return
 
@@ -182,7 +206,7 @@ class SqliteSource:
 
     def remove(self) -> list[str]:
         with _translated(self.path), self._transaction("IMMEDIATE"):
-            return remove_all(self._connection)
+            return dismiss(self._connection, self.name)
 
     def close(self) -> None:
         self._connection.close()

@@ -4,6 +4,7 @@ For each captured table a *shadow* with the old and the new values of each chang
 
     _headrace_order        seq, table, time: the order of all changes
     _headrace_shape        which columns a shadow stands for
+    _headrace_reader       how far each capture has read, so that no change is removed that another still needs
     _headrace_<table>      seq, op, o0, o1, … (the row before), n0, n1, … (the row after)
 
 Values are kept as they are, not as text, so nothing is lost.
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from headrace.cdc.source import TableShape, usable_names
 from headrace.errors import ConfigurationError, nearest
 
-ORDER_TABLE, SHAPE_TABLE, OURS = "_headrace_order", "_headrace_shape", "_headrace_"
+ORDER_TABLE, SHAPE_TABLE, READER_TABLE, OURS = "_headrace_order", "_headrace_shape", "_headrace_reader", "_headrace_"
 _AT = "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)"
 
 
@@ -95,18 +96,21 @@ def chosen_tables(connection: sqlite3.Connection, wanted: Sequence[str]) -> list
     return [look_at(connection, name) for name in (wanted or there)]
 
 
-def install(connection: sqlite3.Connection, table: SqliteTable) -> bool:
-    """Bring a table's shadow and triggers to its columns. Returns whether it was captured before with other columns. In a write transaction."""
+def install(connection: sqlite3.Connection, table: SqliteTable) -> str | None:
+    """Bring a table's shadow and triggers to its columns, in a write transaction. Returns what happened to a table that was captured before: `reshaped`, or `missed`."""
     connection.execute(f"CREATE TABLE IF NOT EXISTS {ORDER_TABLE} (seq INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, at INTEGER NOT NULL)")
     connection.execute(f"CREATE TABLE IF NOT EXISTS {SHAPE_TABLE} (name TEXT PRIMARY KEY, columns TEXT NOT NULL)")
     known = connection.execute(f"SELECT columns FROM {SHAPE_TABLE} WHERE name = ?", (table.name,)).fetchone()
     now = json.dumps([table.columns, table.shape.columns, table.shape.key])
-    if known and known[0] == now and len(_triggers(connection, table.name)) == 3:
-        return False
+    is_whole = len(_triggers(connection, table.name)) == 3
+    if known and known[0] == now and is_whole:
+        return None
     _uninstall(connection, table.name)
     _create(connection, table)
     connection.execute(f"INSERT INTO {SHAPE_TABLE} VALUES (?, ?)", (table.name, now))
-    return known is not None
+    if known is None:
+        return None
+    return "reshaped" if is_whole else "missed"
 
 
 def _create(connection: sqlite3.Connection, table: SqliteTable) -> None:
@@ -123,6 +127,35 @@ def _create(connection: sqlite3.Connection, table: SqliteTable) -> None:
             f"INSERT INTO {ORDER_TABLE} (name, at) VALUES ({literal}, {_AT}); "
             f"INSERT INTO {shadow} VALUES (last_insert_rowid(), '{op}', {values}); END"
         )
+
+
+def enrol(connection: sqlite3.Connection, reader: str, position: int) -> None:
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {READER_TABLE} (name TEXT PRIMARY KEY, confirmed INTEGER NOT NULL)")
+    connection.execute(f"INSERT OR REPLACE INTO {READER_TABLE} VALUES (?, ?)", (reader, position))
+
+
+def is_enrolled(connection: sqlite3.Connection, reader: str) -> bool:
+    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (READER_TABLE,)).fetchone():
+        return False
+    return connection.execute(f"SELECT 1 FROM {READER_TABLE} WHERE name = ?", (reader,)).fetchone() is not None
+
+
+def prune(connection: sqlite3.Connection, reader: str, confirmed: int) -> None:
+    """Remove what every reader has."""
+    connection.execute(f"UPDATE {READER_TABLE} SET confirmed = ? WHERE name = ?", (confirmed, reader))
+    (done,) = connection.execute(f"SELECT min(confirmed) FROM {READER_TABLE}").fetchone()
+    for (name,) in connection.execute(f"SELECT name FROM {SHAPE_TABLE}").fetchall():
+        connection.execute(f"DELETE FROM {quoted(OURS + name)} WHERE seq <= ?", (done,))
+    connection.execute(f"DELETE FROM {ORDER_TABLE} WHERE seq <= ?", (done,))
+
+
+def dismiss(connection: sqlite3.Connection, reader: str) -> list[str]:
+    """A capture that reads no more: when it was the last one, everything goes."""
+    if not is_enrolled(connection, reader):
+        return []
+    connection.execute(f"DELETE FROM {READER_TABLE} WHERE name = ?", (reader,))
+    (others,) = connection.execute(f"SELECT count(*) FROM {READER_TABLE}").fetchone()
+    return [f"reader {reader}"] if others else remove_all(connection)
 
 
 def _triggers(connection: sqlite3.Connection, table: str) -> list[str]:
