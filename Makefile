@@ -11,7 +11,7 @@ PYTHON_IN_VENV := $(VENV)/bin/python
 STAMP := $(VENV)/.headrace-ready
 DEMO_SECONDS ?= 15
 # Two at a time: much of a test is waiting, for a disk, a broker or a JVM. Tests that share a Spark session or a broker stay together (tests/conftest.py).
-PYTEST_ARGS ?= -n 2 --dist loadgroup
+PYTEST_ARGS ?= -n 2 --dist loadscope
 
 .PHONY: demo test test-all bench lint setup clean
 .DEFAULT_GOAL := test

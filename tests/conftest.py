@@ -4,7 +4,9 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -26,13 +28,21 @@ settings.register_profile("headrace", deadline=None)
 settings.load_profile("headrace")
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups are read
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run in several processes, those that share a Spark session, or a broker, run in the same one; other files go wherever there is room."""
-    for item in items:
-        fixtures = getattr(item, "fixturenames", ())
-        shared = next((name for name in ("spark", "kafka_broker") if name in fixtures), None)
-        item.add_marker(pytest.mark.xdist_group(shared or item.path.stem))
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where tests run in several processes, files that share a Spark session, or a broker, run in the same one; the others go wherever there is room."""
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+    class ByWhatIsShared(LoadScopeScheduling):  # type: ignore[misc]  # xdist is not typed
+        def _split_scope(self, nodeid: str) -> str:
+            return _shared_by(config.rootpath / nodeid.partition("::")[0])
+
+    return ByWhatIsShared(config, log)
+
+
+@cache
+def _shared_by(file: Path) -> str:
+    text = file.read_text()
+    return next((fixture for fixture in ("spark", "kafka_broker") if f"{fixture}: " in text), file.as_posix())
 
 
 @pytest.fixture(scope="session")
