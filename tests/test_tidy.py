@@ -33,6 +33,7 @@ ON_LOAD = {"pyspark": ("headrace/log/spark", "headrace/engine/", "headrace/pipel
 AT_ALL = {
     "confluent_kafka": ("headrace/log/kafka/", "headrace/testing/"),
     "psycopg2": ("headrace/cdc/postgres_source/",),
+    "psycopg": ("headrace/sinks/postgres_target",),
     "pymysql": ("headrace/cdc/mysql_source/",),
     "pymysqlreplication": ("headrace/cdc/mysql_source/",),
     "typer": ("headrace/cli/",),

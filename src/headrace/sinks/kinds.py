@@ -32,6 +32,17 @@ def _open_sqlite(sink: Sink, shape: Shape) -> Target:
     return SqliteTarget(sink, shape)
 
 
+def postgres(url: str, **settings: Any) -> Sink:
+    """A table of a Postgres database (`table` may name a schema: `reports.revenue`). Needs the extra `postgres`."""
+    return _sink("postgres", _open_postgres, settings, url=url)
+
+
+def _open_postgres(sink: Sink, shape: Shape) -> Target:
+    from headrace.sinks.postgres_target import PostgresTarget
+
+    return PostgresTarget(sink, shape)
+
+
 def _sink(kind: str, opener: Any, settings: dict[str, Any], **options: Any) -> Sink:
     for setting in settings:
         if setting not in _SETTINGS:
@@ -42,6 +53,8 @@ def _sink(kind: str, opener: Any, settings: dict[str, Any], **options: Any) -> S
 
 
 _PATHS = {"sqlite": sqlite}
+_SERVERS = {"postgres": postgres, "postgresql": postgres}
+_EXAMPLES = "sqlite:PATH, postgresql://USER@HOST/DATABASE"
 
 
 def from_url(url: str, **settings: Any) -> Sink:
@@ -49,4 +62,6 @@ def from_url(url: str, **settings: Any) -> Sink:
     kind = urlsplit(url).scheme
     if kind in _PATHS:
         return _PATHS[kind](url.removeprefix(f"{kind}:").removeprefix("//"), **settings)
-    raise InputError(f"{url!r} is no sink: {nearest(kind, _PATHS)}", fix="give sqlite:PATH.")
+    if kind in _SERVERS:
+        return _SERVERS[kind](url, **settings)
+    raise InputError(f"{kind + ':' if kind else url!r} is no sink: {nearest(kind, [*_PATHS, *_SERVERS])}", fix=f"give {_EXAMPLES}.")

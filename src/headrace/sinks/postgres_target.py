@@ -1,0 +1,211 @@
+"""The target `postgres`: a table of a Postgres database. A batch is copied into a staging table and merged from there by one statement, in one transaction with the ledger row.
+
+The ledger is the table `_headrace_sinks`. Who commits holds an advisory lock for the table, so two processes that write to it take turns, and the older one then finds
+that it is not the newest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.errors import ConfigurationError, MissingExtra, TargetMismatch, TargetUnavailable, nearest
+from headrace.sinks.applied import Applied
+from headrace.sinks.batch import Batch
+from headrace.sinks.declared import Sink
+from headrace.sinks.postgres_text import from_postgres, to_csv, type_in_postgres
+from headrace.sinks.shape import Shape
+from headrace.sinks.target import Refusal, RowsRefused, Target, in_pieces
+
+try:
+    import psycopg
+except ImportError as error:
+    raise MissingExtra("psycopg", "postgres") from error
+
+LEDGER = "_headrace_sinks"
+CONNECT_S = 10
+_STAGE, _KEYS = "pg_temp.headrace_rows", "pg_temp.headrace_keys"
+_BAD_ADDRESS = ("authentication failed", "does not exist", "no pg_hba.conf entry", "could not translate host name", "invalid", "no password supplied")
+_WRONG = ("42P01", "42703", "42501", "42804", "42P10", "3F000")  # table, column, privilege, type, key, schema
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _list(names: Sequence[str], prefix: str = "") -> str:
+    return ", ".join(prefix + quoted(name) for name in names)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """What the driver says, split by what can be done about it."""
+    try:
+        yield
+    except psycopg.Error as error:
+        text = str(error).strip()
+        if error.sqlstate in _WRONG:
+            raise TargetMismatch(
+                f"Postgres: {text}", fix="make the table as the topic needs it, or grant what is missing; then start again."
+            ) from error
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+            raise TargetUnavailable(f"Postgres: {text}", fix="see that the server runs, can be reached and has room.") from error
+        raise ConfigurationError(f"Postgres: {text}", fix="see what the server's log says about it.") from error
+
+
+class PostgresTarget(Target):
+    def __init__(self, sink: Sink, shape: Shape) -> None:
+        super().__init__(sink, shape)
+        self._name = ".".join(map(quoted, sink.table.split("."))) if sink.table else quoted(shape.topic)
+        self._db = _connected(sink.options["url"])
+
+    def close(self) -> None:
+        self._db.close()
+
+    # What is there
+
+    def prepare(self) -> None:
+        with translated(), self._db.transaction():
+            self._lock()
+            self._db.execute(f"CREATE TABLE IF NOT EXISTS {LEDGER} (target text PRIMARY KEY, applied text NOT NULL)")
+            known = self._columns()
+            if known is None:
+                self._create()
+            else:
+                for each in self.shape.schema:
+                    if each.name not in known:
+                        self._add(each, known)
+                self._check_key()
+            columns = _list(self.shape.schema.names)
+            self._db.execute(f"CREATE TEMP TABLE headrace_rows ON COMMIT DELETE ROWS AS SELECT {columns} FROM {self._name} WITH NO DATA")
+            self._db.execute(
+                f"CREATE TEMP TABLE headrace_keys ON COMMIT DELETE ROWS AS SELECT {_list(self.shape.key)} FROM {self._name} WITH NO DATA"
+            )
+
+    def _columns(self) -> list[str] | None:
+        """None if there is no table."""
+        found = self._db.execute("SELECT to_regclass(%s)::oid", (self._name,)).fetchone()
+        if found is None or found[0] is None:
+            return None
+        return [row[0] for row in self._db.execute("SELECT attname FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped", found)]
+
+    def _create(self) -> None:
+        columns = ", ".join(f"{quoted(each.name)} {type_in_postgres(each.type)}" for each in self.shape.schema)
+        statement = f"CREATE TABLE {self._name} ({columns}, PRIMARY KEY ({_list(self.shape.key)}))"
+        if not self.sink.create:
+            raise TargetMismatch(f"There is no table {self.table!r} in the database.", fix=f"create=True (leave out --no-create), or: {statement}")
+        self._db.execute(statement)
+
+    def _add(self, column: pa.Field, known: list[str]) -> None:
+        statement = f"ALTER TABLE {self._name} ADD COLUMN {quoted(column.name)} {type_in_postgres(column.type)}"
+        if not self.sink.create:
+            raise TargetMismatch(
+                f"The table {self.table!r} has no column {column.name!r}: {nearest(column.name, known)}",
+                fix=f"create=True (leave out --no-create), or: {statement}",
+            )
+        self._db.execute(statement)
+
+    def _check_key(self) -> None:
+        query = (
+            "SELECT array_agg(attname::text) FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey) "
+            "WHERE indrelid = %s::regclass AND indisunique AND indimmediate AND indpred IS NULL AND indexprs IS NULL GROUP BY indexrelid"
+        )
+        if set(self.shape.key) not in [set(row[0]) for row in self._db.execute(query, (self._name,))]:
+            raise TargetMismatch(
+                f"The table {self.table!r} has no primary key or unique index on {', '.join(self.shape.key)}, by which it is to be merged.",
+                fix=f"ALTER TABLE {self._name} ADD PRIMARY KEY ({_list(self.shape.key)})",
+            )
+
+    # A commit
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        with translated(), self._db.transaction():
+            self._lock()
+            yield
+
+    def _lock(self) -> None:
+        self._db.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 4871))", (self._name,))
+
+    def read_applied(self) -> Applied | None:
+        row = self._db.execute(f"SELECT applied FROM {LEDGER} WHERE target = %s", (self._name,)).fetchone()
+        return None if row is None else Applied.from_json(row[0])
+
+    def write_applied(self, applied: Applied) -> None:
+        statement = f"INSERT INTO {LEDGER} VALUES (%s, %s) ON CONFLICT (target) DO UPDATE SET applied = excluded.applied"
+        self._db.execute(statement, (self._name, applied.to_json()))
+
+    def clear(self) -> None:
+        self._db.execute(f"DELETE FROM {self._name}")
+
+    def merge(self, batch: Batch) -> list[Refusal]:
+        refused: list[Refusal] = []
+        in_pieces(batch.deletes, batch.delete_places, self._delete, refused)
+        in_pieces(batch.upserts, batch.upsert_places, self._upsert, refused)
+        return refused
+
+    def _delete(self, keys: pa.Table) -> None:
+        same = " AND ".join(f"target.{quoted(name)} = gone.{quoted(name)}" for name in self.shape.key)
+        with self._piece():
+            self._copy(_KEYS, keys)
+            self._db.execute(f"DELETE FROM {self._name} AS target USING {_KEYS} AS gone WHERE {same}")
+            self._db.execute(f"TRUNCATE {_KEYS}")
+
+    def _upsert(self, rows: pa.Table) -> None:
+        columns = _list(self.shape.schema.names)
+        news = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in self.shape.values)
+        on_conflict = f"ON CONFLICT ({_list(self.shape.key)}) DO {f'UPDATE SET {news}' if news else 'NOTHING'}"
+        with self._piece():
+            self._copy(_STAGE, rows)
+            self._db.execute(f"INSERT INTO {self._name} ({columns}) SELECT {columns} FROM {_STAGE} {on_conflict}")
+            self._db.execute(f"TRUNCATE {_STAGE}")
+
+    @contextmanager
+    def _piece(self) -> Iterator[None]:
+        """A savepoint: what is refused is undone."""
+        try:
+            with self._db.transaction():
+                yield
+        except (psycopg.IntegrityError, psycopg.DataError, psycopg.errors.RaiseException) as error:
+            raise RowsRefused(str(error.diag.message_primary or error)) from error
+
+    def _copy(self, table: str, rows: pa.Table) -> None:
+        with self._db.cursor() as cursor, cursor.copy(f"COPY {table} ({_list(rows.column_names)}) FROM STDIN (FORMAT csv)") as copy:
+            copy.write(to_csv(rows))
+
+    # Reading back
+
+    def contents(self) -> tuple[Applied | None, pa.Table]:
+        with translated(), self._db.transaction():
+            self._db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            return self.read_applied(), self._table(self._db.execute(f"SELECT {self._selected()} FROM {self._name} AS target").fetchall())
+
+    def lookup(self, keys: pa.Table) -> pa.Table:
+        same = " AND ".join(f"target.{quoted(name)} = wanted.{quoted(name)}" for name in self.shape.key)
+        with translated(), self._db.transaction():
+            self._copy(_KEYS, keys.select(list(self.shape.key)))
+            return self._table(self._db.execute(f"SELECT {self._selected()} FROM {self._name} AS target JOIN {_KEYS} AS wanted ON {same}").fetchall())
+
+    def _selected(self) -> str:
+        return ", ".join(f"target.{quoted(each.name)}{'::text' if pa.types.is_nested(each.type) else ''}" for each in self.shape.schema)
+
+    def _table(self, rows: list[tuple[Any, ...]]) -> pa.Table:
+        columns = list(zip(*rows, strict=True)) if rows else [()] * len(self.shape.schema)
+        arrays = [from_postgres(list(values), each.type) for values, each in zip(columns, self.shape.schema, strict=True)]
+        return pa.table(arrays, schema=self.shape.schema)
+
+
+def _connected(url: str) -> psycopg.Connection[Any]:
+    try:
+        return psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_S, application_name="headrace sync")
+    except psycopg.Error as error:
+        text = str(error).strip()
+        if any(word in text for word in _BAD_ADDRESS):
+            raise ConfigurationError(
+                f"Postgres does not let us in: {text}",
+                fix="check the URL, the database and the role; a password can stand in PGPASSWORD or in ~/.pgpass.",
+            ) from error
+        raise TargetUnavailable(f"Postgres cannot be reached: {text}", fix="start the server, or correct the URL.") from error
