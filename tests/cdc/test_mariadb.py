@@ -103,6 +103,20 @@ def test_changes_keys_transactions_and_truncation(mariadb: Mariadb, address: str
         assert folded(log, "a", "id", "v") == [(7, "again")]
 
 
+def test_savepoints_do_not_cut_a_transaction(mariadb: Mariadb, address: str) -> None:
+    mariadb.do("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE noise (id int PRIMARY KEY)")
+    capture = capture_of(mariadb, tables=["t"])
+    caught_up(capture, address).close()
+    mariadb.do(
+        "INSERT INTO noise VALUES (1)", "INSERT INTO t VALUES (1)", "SAVEPOINT a", "INSERT INTO t VALUES (2)", "ROLLBACK TO SAVEPOINT a", "INSERT INTO t VALUES (3)",
+        "SAVEPOINT b", "INSERT INTO t VALUES (4)",
+    )  # fmt: skip
+    with caught_up(capture, address) as log:
+        rows = log.read("t").to_pylist()
+        assert [(row["id"], row["_change_type"]) for row in rows] == [(1, "insert"), (3, "insert"), (4, "insert")]
+        assert len({(row["_timestamp"], row["_transaction"]) for row in rows}) == 1
+
+
 def test_columns_come_go_and_change(mariadb: Mariadb, address: str) -> None:
     mariadb.do("CREATE TABLE t (id int PRIMARY KEY, a int, b text)", *(f"INSERT INTO t VALUES ({n}, {n}, 'b')" for n in range(5)))
     capture = capture_of(mariadb)

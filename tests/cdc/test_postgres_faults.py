@@ -45,7 +45,9 @@ def test_what_is_missing_is_named(postgres: Postgres, address: str) -> None:
         told = refused(postgres, address, tables=["keyless"])
         assert "REPLICA IDENTITY FULL" in told
         assert postgres.ask("SELECT 1 FROM pg_publication") == []  # publishing it would have made the user's updates fail
+        caught_up(capture_of(postgres), address).close()  # nobody named it: it is left out
         assert "ALTER ROLE" in refused(postgres, address, postgres.url.replace("postgres@", "poor@"), tables=["orders"])
+        capture_of(postgres).remove()
         assert "CREATE PUBLICATION" in refused(postgres, address, postgres.url.replace("postgres@", "reader@"), tables=["orders"])
         assert "does not exist" in refused(postgres, address, postgres.url + "_not_there")
     finally:

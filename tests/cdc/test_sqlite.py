@@ -253,6 +253,13 @@ def test_what_cannot_be_captured_says_why(path: Path, address: str, make: Any, t
         make(path).run(log=address, until_caught_up=True)
 
 
+def test_a_table_that_nobody_named_and_that_has_no_key_is_left_out(path: Path, address: str, caplog: pytest.LogCaptureFixture) -> None:
+    do(path, "CREATE TABLE keyless (a, b)")
+    with caught_up(hr.cdc.sqlite(path), address) as log:
+        assert log.topics() == ["items"]
+    assert "keyless is left out" in caplog.text
+
+
 def test_a_declaration_is_checked() -> None:
     with pytest.raises(InputError, match="did you mean 'prefix'"):
         hr.cdc.sqlite("x.db", prefx="a")

@@ -5,15 +5,18 @@ A source hands out *parts* of its stream, in commit order. Rows are Arrow batche
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
 
+from headrace.errors import ConfigurationError
 from headrace.log.api import CHANGE_TYPE, TIMESTAMP_TYPE
 from headrace.log.schema import RESERVED_COLUMNS, parse_schema
 
+logger = logging.getLogger("headrace.cdc")
 POSITION, COMMITTED_AT, TRANSACTION, ORDER, MARKS = "_position", "_committed_at", "_transaction", "_order", "_marks"
 HIDDEN = (
     pa.field(POSITION, pa.int64()),
@@ -61,6 +64,18 @@ def usable_names(names: Sequence[str]) -> list[str]:
         taken.add(chosen.lower())
         usable.append(chosen)
     return usable
+
+
+class Skipped:
+    """Tables that nobody named and that cannot be captured, such as one without a key: told of once, and left out."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def __call__(self, table: str, why: ConfigurationError) -> None:
+        if table not in self._told:
+            self._told.add(table)
+            logger.warning("%s is left out: %s", table, why)
 
 
 @dataclass(frozen=True)

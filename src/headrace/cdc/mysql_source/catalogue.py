@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.cdc.mysql_source.connecting import translated
 from headrace.cdc.mysql_source.values import ddl_type
-from headrace.cdc.source import TableShape, usable_names
+from headrace.cdc.source import Skipped, TableShape, usable_names
 from headrace.errors import ConfigurationError, nearest
 
 _NEEDED = (("log_bin", "1"), ("binlog_format", "ROW"), ("binlog_row_image", "FULL"), ("binlog_row_metadata", "FULL"))
@@ -38,6 +38,7 @@ class MysqlTable:
 class Catalogue:
     def __init__(self, connection: Any, database: str) -> None:
         self.connection, self.database = connection, database
+        self._skipped = Skipped()
 
     def ask(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with translated(), self.connection.cursor() as cursor:
@@ -64,7 +65,15 @@ class Catalogue:
         for name in wanted:
             if name not in there:
                 raise ConfigurationError(f"There is no table {name!r} in {self.database}: {nearest(name, there)}", fix="name tables that are there.")
-        return [self.table(name) for name in (wanted or there)]
+        found = []
+        for name in wanted or there:
+            try:
+                found.append(self.table(name))
+            except ConfigurationError as error:
+                if wanted:
+                    raise
+                self._skipped(name, error)
+        return found
 
     def table(self, name: str) -> MysqlTable:
         rows = self.ask(_COLUMNS, self.database, name)

@@ -19,6 +19,10 @@ from headrace.cdc.source import COMMITTED_AT, ORDER, POSITION, TRANSACTION, Chun
 
 MOST_ROWS_A_PART = 20_000
 HEARTBEAT_S = 10.0
+LONGEST_POLL_S = 0.5
+REST_S = 0.05
+"""How long the rest of a transaction is waited for: the server sends it in one go."""
+_STANDALONE = 1
 _TRUNCATE = re.compile(r"^\s*(?:/\*.*?\*/\s*)?TRUNCATE\s+(?:TABLE\s+)?(?:`?[^`.\s]+`?\.)?`?([^`.\s;]+)`?", re.IGNORECASE | re.DOTALL)
 
 
@@ -89,21 +93,23 @@ class MysqlSource:
     # The stream
 
     def poll(self, timeout_s: float) -> Part:
-        """Events up to a bound, cut at the end of a transaction if there is one."""
+        """Events up to a bound, and on to the end of the transaction that it falls into, unless that is a large one."""
         self._try_chunk()
-        transactions, deadline_s = 0, time.monotonic() + timeout_s
-        while self._waiting < MOST_ROWS_A_PART:
+        transactions, begun_s = 0, time.monotonic()
+        while True:
             self._place_chunk()
+            taken_s = time.monotonic() - begun_s
+            is_full = self._waiting >= MOST_ROWS_A_PART or taken_s >= max(LONGEST_POLL_S, timeout_s)
+            if is_full and (not self._is_open or self._waiting >= 2 * MOST_ROWS_A_PART):
+                break
+            is_busy = bool(self._waiting or self._items or transactions)
             assert self._binlog is not None
-            is_busy = self._waiting or self._items or transactions
-            placed = self._binlog.take(0 if is_busy else max(deadline_s - time.monotonic(), 0))
+            placed = self._binlog.take(REST_S if self._is_open else 0.0 if is_busy else max(timeout_s - taken_s, 0.0))
             if placed is None:
                 break
             if self._is_commit(placed):
                 transactions += 1
                 self._end(placed)
-                if self._held is not None or self._waiting >= MOST_ROWS_A_PART:
-                    self._place_chunk()
         return self._part(transactions)
 
     def _part(self, transactions: int) -> Part:
@@ -139,16 +145,17 @@ class MysqlSource:
         self._order, gtid = 0, str(event.gtid)
         tail = gtid.rsplit("-" if ":" not in gtid else ":", 1)[-1]
         self._transaction = int(tail) if tail.isdigit() else 0
-        if ":" not in gtid:
+        if ":" not in gtid:  # MariaDB's, which also says whether it is a statement of its own
+            self._is_open = not event.flags & _STANDALONE
             self._next_gtid = (gtid.split("-", maxsplit=1)[0], gtid)
 
     def _take_query(self, placed: Placed) -> bool:
         """BEGIN opens; COMMIT ends; anything else is a statement of its own, such as DDL."""
         text = placed.event.query if isinstance(placed.event.query, str) else placed.event.query.decode("utf-8", "replace")
         word = text.strip().upper()
-        if word == "BEGIN":
+        if self._is_open or word == "BEGIN":  # inside there are savepoints too, and the table that CREATE … SELECT makes
             self._is_open = True
-            return False
+            return word in {"COMMIT", "ROLLBACK"}
         if (match := _TRUNCATE.match(text)) and match[1] in self._tables and _schema(placed.event) == self.database:
             hidden = {POSITION: number(placed.file, placed.position), COMMITTED_AT: placed.event.timestamp * 1_000_000, TRANSACTION: self._transaction, ORDER: 0}
             self._items += [*self._flushed(), Truncated(match[1], hidden)]

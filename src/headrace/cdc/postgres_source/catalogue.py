@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.cdc.postgres_source.relations import Relation, make_shape
 from headrace.cdc.postgres_source.types import ddl_type
+from headrace.cdc.source import Skipped
 from headrace.errors import ConfigurationError, nearest
 
 _TABLES = """
@@ -38,6 +39,7 @@ class Catalogue:
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
+        self._skipped = Skipped()
         self._types: dict[int, tuple[str, str, int, int]] = {}
 
     def ask(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -57,8 +59,15 @@ class Catalogue:
     def relations(self, wanted: Sequence[str]) -> list[Relation]:
         """The tables that are wanted, by name or pattern; all, if none are."""
         there = {name: (oid, identity, kind) for oid, name, identity, kind in self.ask(_TABLES)}
-        names = chosen(list(there), wanted)
-        return [self._relation(name, *there[name]) for name in names]
+        found = []
+        for name in chosen(list(there), wanted):
+            try:
+                found.append(self._relation(name, *there[name]))
+            except ConfigurationError as error:
+                if name in wanted or name.removeprefix("public.") in wanted:
+                    raise
+                self._skipped(name, error)
+        return found
 
     def _relation(self, name: str, oid: int, identity: str, kind: str) -> Relation:
         columns = self.ask(_COLUMNS, oid)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace.cdc.source import Chunk, ChunkRequest, Item, Part, Reshaped, TableShape
+from headrace.cdc.source import Chunk, ChunkRequest, Item, Part, Reshaped, Skipped, TableShape
 from headrace.cdc.sqlite_source.rows import changes_of, chunk_rows
 from headrace.cdc.sqlite_source.triggers import (
     ORDER_TABLE,
@@ -43,6 +43,7 @@ class SqliteSource:
         with _translated(path):
             self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
         self._tables: dict[str, SqliteTable] = {}
+        self._skipped = Skipped()
         self._request: ChunkRequest | None = None
         self._read_to = self._confirmed = 0
         self._reading_to: int | None = None
@@ -87,7 +88,7 @@ class SqliteSource:
         Should the process die before that is in the log: the log's state knows the columns too, and the table is read again.
         """
         with self._transaction("IMMEDIATE"):
-            tables = chosen_tables(self._connection, self.wanted)
+            tables = chosen_tables(self._connection, self.wanted, self._skipped)
             items: list[Item] = []
             if self._tables:
                 items += self._replaced_by_others()

@@ -17,7 +17,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.cdc.source import TableShape, usable_names
+from headrace.cdc.source import Skipped, TableShape, usable_names
 from headrace.errors import ConfigurationError, nearest
 
 ORDER_TABLE, SHAPE_TABLE, READER_TABLE, OURS = "_headrace_order", "_headrace_shape", "_headrace_reader", "_headrace_"
@@ -88,12 +88,20 @@ def _known(name: str, text: str) -> SqliteTable:
     return SqliteTable(name, tuple(own), TableShape(name, tuple((column, kind) for column, kind in columns), tuple(key)))
 
 
-def chosen_tables(connection: sqlite3.Connection, wanted: Sequence[str]) -> list[SqliteTable]:
+def chosen_tables(connection: sqlite3.Connection, wanted: Sequence[str], skipped: Skipped) -> list[SqliteTable]:
     there = user_tables(connection)
     for name in wanted:
         if name not in there:
             raise ConfigurationError(f"There is no table {name!r} in the database: {nearest(name, there)}", fix="name tables that are there.")
-    return [look_at(connection, name) for name in (wanted or there)]
+    found = []
+    for name in wanted or there:
+        try:
+            found.append(look_at(connection, name))
+        except ConfigurationError as error:
+            if wanted:
+                raise
+            skipped(name, error)
+    return found
 
 
 def install(connection: sqlite3.Connection, table: SqliteTable) -> str | None:
