@@ -58,7 +58,7 @@ ensure_venv() {
 
 install_package() {
     say "installing headrace and its dependencies"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[dev,kafka,connect,postgres,mysql]' >&2
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[dev,kafka,connect,postgres,mysql,redis]' >&2
 }
 
 # Spark takes the Java in JAVA_HOME before the one on the PATH.
@@ -82,7 +82,7 @@ ensure_maven() {
     apt_install_optional maven || say "Maven is missing: tests against a real Kafka broker are skipped. To fix: apt-get install maven"
 }
 
-# Servers that the tests of change capture start for themselves. Debian keeps Postgres's programs out of the PATH.
+# Servers that the tests of change capture and of sinks start for themselves. Debian keeps Postgres's programs out of the PATH.
 ensure_postgres() {
     if compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || have postgres; then return; fi
     apt_install_optional postgresql || say "Postgres is missing: tests against a real one are skipped. To fix: apt-get install postgresql"
@@ -93,6 +93,11 @@ ensure_mariadb() {
     apt_install_optional mariadb-server || say "MariaDB is missing: tests against a real one are skipped. To fix: apt-get install mariadb-server"
 }
 
+ensure_redis() {
+    if have redis-server; then return; fi
+    apt_install_optional redis-server || say "Redis is missing: tests against a real one are skipped. To fix: apt-get install redis-server"
+}
+
 ensure_python
 ensure_venv
 install_package
@@ -100,6 +105,7 @@ ensure_java
 ensure_maven
 ensure_postgres
 ensure_mariadb
+ensure_redis
 if [ -n "$worth_another_try" ]; then
     say "ready, apart from what is missing; the next run tries to install it again"
 else

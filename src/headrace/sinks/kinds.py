@@ -43,6 +43,20 @@ def _open_postgres(sink: Sink, shape: Shape) -> Target:
     return PostgresTarget(sink, shape)
 
 
+def redis(url: str, *, encoding: str = "hash", **settings: Any) -> Sink:
+    """A key a row in Redis, `TABLE:KEY`: a hash, or with `encoding="json"` a JSON text. Needs the extra `redis`."""
+    if encoding not in {"hash", "json"}:
+        raise InputError(f"hr.sinks.redis has no encoding {encoding!r}: {nearest(encoding, ['hash', 'json'])}")
+    settings.setdefault("batch_rows", 10_000)  # Redis does nothing else meanwhile
+    return _sink("redis", _open_redis, settings, url=url, encoding=encoding)
+
+
+def _open_redis(sink: Sink, shape: Shape) -> Target:
+    from headrace.sinks.redis_target import RedisTarget
+
+    return RedisTarget(sink, shape)
+
+
 def _sink(kind: str, opener: Any, settings: dict[str, Any], **options: Any) -> Sink:
     for setting in settings:
         if setting not in _SETTINGS:
@@ -53,8 +67,8 @@ def _sink(kind: str, opener: Any, settings: dict[str, Any], **options: Any) -> S
 
 
 _PATHS = {"sqlite": sqlite}
-_SERVERS = {"postgres": postgres, "postgresql": postgres}
-_EXAMPLES = "sqlite:PATH, postgresql://USER@HOST/DATABASE"
+_SERVERS = {"postgres": postgres, "postgresql": postgres, "redis": redis, "rediss": redis}
+_EXAMPLES = "sqlite:PATH, postgresql://USER@HOST/DATABASE, redis://HOST"
 
 
 def from_url(url: str, **settings: Any) -> Sink:

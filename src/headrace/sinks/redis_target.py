@@ -1,0 +1,223 @@
+"""The target `redis`: one hash, or one JSON text, a key. Rows and ledger are written in one MULTI, which fails if the ledger was changed meanwhile.
+
+A row of the table `accounts` with the key 7 stands under `accounts:7`; several key columns are a JSON array, as in the log. In a hash every column is a field, as the view
+store writes it (`view_types`: booleans are 1 and 0, times ISO 8601, nested values JSON); a null has no field.
+
+Redis does not undo a command that fails inside MULTI. So the rows go in scripts that count themselves, and the ledger is advanced only if all have run; else the batch is
+applied again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import ConfigurationError, MissingExtra, TargetUnavailable
+from headrace.log.json_rows import decode, encoded
+from headrace.log.keys import key_bytes
+from headrace.sinks.applied import Applied
+from headrace.sinks.batch import Batch
+from headrace.sinks.declared import Sink
+from headrace.sinks.shape import Shape
+from headrace.sinks.target import Refusal, Target
+from headrace.sinks.view_types import from_values, to_values
+
+try:
+    import redis
+    from redis import exceptions
+except ImportError as error:
+    raise MissingExtra("redis", "redis") from error
+
+HASH, JSON = "hash", "json"
+_CHUNK_ROWS = 500
+_SCAN = 1000
+_GONE = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.BusyLoadingError,
+    exceptions.ReadOnlyError,
+    exceptions.OutOfMemoryError,
+    exceptions.WatchError,
+)
+# KEYS[1] counts the scripts that have run. ARGV: the fields, then for each row its key, which columns are null ("" if none), and the columns.
+_SET_HASHES = """
+local width = tonumber(ARGV[1])
+local at = width + 2
+while at <= #ARGV do
+  local row, n = {}, 0
+  local nulls = ARGV[at + 1]
+  for column = 1, width do
+    if nulls == '' or string.sub(nulls, column, column) == '0' then
+      row[n + 1], row[n + 2] = ARGV[column + 1], ARGV[at + 1 + column]
+      n = n + 2
+    end
+  end
+  redis.call('UNLINK', ARGV[at])
+  redis.call('HSET', ARGV[at], unpack(row))
+  at = at + width + 2
+end
+redis.call('INCR', KEYS[1])
+"""
+_SET_TEXTS = "for at = 1, #ARGV, 2 do redis.call('SET', ARGV[at], ARGV[at + 1]) end redis.call('INCR', KEYS[1])"
+_UNLINK = "for at = 1, #ARGV do redis.call('UNLINK', ARGV[at]) end redis.call('INCR', KEYS[1])"
+_FINISH = """
+local ran = redis.call('GET', KEYS[1]) or '0'
+redis.call('DEL', KEYS[1])
+if ran ~= ARGV[1] then return redis.error_reply('ERR only ' .. ran .. ' of ' .. ARGV[1] .. ' scripts have run') end
+redis.call('SET', KEYS[2], ARGV[2])
+"""
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (exceptions.AuthenticationError, exceptions.NoPermissionError) as error:
+        raise ConfigurationError(
+            f"Redis does not let us in: {error}", fix="check user and password in the URL; the sink needs EVAL, MULTI, GET, SET, SCAN and UNLINK."
+        ) from error
+    except _GONE as error:
+        raise TargetUnavailable(f"Redis: {error}", fix="see that the server runs, can be reached and has memory left.") from error
+    except exceptions.ResponseError as error:
+        if "NOAUTH" in str(error) or "WRONGPASS" in str(error):
+            raise ConfigurationError(f"Redis does not let us in: {error}", fix="give user and password in the URL.") from error
+        raise TargetUnavailable(f"Redis: {error}", fix="see what the server's log says about it.") from error
+
+
+class RedisTarget(Target):
+    def __init__(self, sink: Sink, shape: Shape) -> None:
+        super().__init__(sink, shape)
+        self._encoding: str = sink.options["encoding"]
+        self._ledger, self._count = f"headrace:sink:{self.table}", f"headrace:sink:{self.table}:count"
+        self._redis: Any = redis.Redis.from_url(sink.options["url"], socket_connect_timeout=10, socket_timeout=60)
+        self._pipe: Any = None
+        self._scripts = 0
+
+    def close(self) -> None:
+        self._redis.close()
+
+    def prepare(self) -> None:
+        """There is nothing to make: a key is made when it is set."""
+        with _translated():
+            self._redis.ping()
+
+    # A commit
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        with _translated():
+            self._pipe, self._scripts = self._redis.pipeline(transaction=True), 0
+            try:
+                self._pipe.watch(self._ledger)
+                yield
+                self._pipe.execute()
+            finally:
+                self._pipe.reset()
+                self._pipe = None
+
+    def read_applied(self) -> Applied | None:
+        text = (self._redis if self._pipe is None else self._pipe).get(self._ledger)
+        if self._pipe is not None:
+            self._pipe.multi()  # from here on commands wait for the end
+        return None if text is None else Applied.from_json(text)
+
+    def write_applied(self, applied: Applied) -> None:
+        self._pipe.eval(_FINISH, 2, self._count, self._ledger, str(self._scripts), applied.to_json())
+
+    def merge(self, batch: Batch) -> list[Refusal]:
+        for piece in _chunks(batch.deletes):
+            self._script(_UNLINK, self._keys(piece))
+        for piece in _chunks(batch.upserts):
+            if self._encoding == JSON:
+                self._script(_SET_TEXTS, _interleaved([self._keys(piece), encoded(piece).to_pylist()]))
+            else:
+                self._script(_SET_HASHES, self._as_hashes(piece))
+        return []
+
+    def clear(self) -> None:
+        found = list(self._found())
+        for start in range(0, len(found), _CHUNK_ROWS):
+            self._script(_UNLINK, found[start : start + _CHUNK_ROWS])
+
+    def _script(self, text: str, arguments: list[Any]) -> None:
+        self._scripts += 1
+        self._pipe.eval(text, 1, self._count, *arguments)
+
+    def _keys(self, rows: pa.RecordBatch) -> list[bytes]:
+        prefix = f"{self.table}:".encode()
+        keys: list[bytes] = pc.binary_join_element_wise(prefix, key_bytes(rows, self.shape.key), b"").to_pylist()
+        return keys
+
+    def _as_hashes(self, rows: pa.RecordBatch) -> list[Any]:
+        """What `_SET_HASHES` is given."""
+        if any(column.null_count for column in rows.columns):
+            nulls = pc.binary_join_element_wise(*[column.is_null().cast(pa.int8()).cast(pa.string()) for column in rows.columns], "").to_pylist()
+        else:
+            nulls = [""] * rows.num_rows
+        return [rows.num_columns, *rows.schema.names, *_interleaved([self._keys(rows), nulls, *map(_field_values, rows.columns)])]
+
+    # Reading back
+
+    def contents(self) -> tuple[Applied | None, pa.Table]:
+        """Redis shows no single moment: while a sink writes, a difference may be one of time."""
+        with _translated():
+            applied = self.read_applied()
+            return applied, self._table(list(self._found()))
+
+    def lookup(self, keys: pa.Table) -> pa.Table:
+        with _translated():
+            return self._table([key for piece in _chunks(keys) for key in self._keys(piece)])
+
+    def _found(self) -> Iterator[bytes]:
+        pattern = "".join(f"\\{char}" if char in "*?[]\\^" else char for char in self.table) + ":*"
+        yield from dict.fromkeys(self._redis.scan_iter(match=pattern, count=_SCAN))
+
+    def _table(self, keys: list[bytes]) -> pa.Table:
+        values: list[Any] = []
+        for start in range(0, len(keys), _CHUNK_ROWS):
+            pipe = self._redis.pipeline(transaction=False)
+            for key in keys[start : start + _CHUNK_ROWS]:
+                _ = pipe.get(key) if self._encoding == JSON else pipe.hgetall(key)
+            values += [value for value in pipe.execute() if value]
+        if self._encoding == JSON:
+            return pa.Table.from_batches([decode(values, self.shape.schema).batch])
+        arrays = [_from_fields([value.get(each.name.encode()) for value in values], each.type) for each in self.shape.schema]
+        return pa.table(arrays, schema=self.shape.schema)
+
+
+def _chunks(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    for start in range(0, rows.num_rows, _CHUNK_ROWS):
+        yield from rows.slice(start, _CHUNK_ROWS).combine_chunks().to_batches()
+
+
+def _interleaved(columns: list[list[Any]]) -> list[Any]:
+    """Row by row, without a loop over rows."""
+    flat: list[Any] = [None] * (len(columns) * len(columns[0]))
+    for position, column in enumerate(columns):
+        flat[position :: len(columns)] = column
+    return flat
+
+
+def _field_values(array: pa.Array) -> list[Any]:
+    """Bytes, as far as Arrow makes them; a null is left out by the script."""
+    kind = array.type
+    if pa.types.is_string(kind):
+        texts: list[Any] = pc.fill_null(array.cast(pa.binary()), b"").to_pylist()
+        return texts
+    if pa.types.is_integer(kind):
+        return _field_values(array.cast(pa.string()))
+    return ["" if value is None else value for value in to_values(array)]
+
+
+def _from_fields(values: list[bytes | None], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_binary(kind):
+        return pa.array(values, kind)
+    if pa.types.is_floating(kind):
+        return pa.array([None if value is None else float(value) for value in values], pa.float64(), from_pandas=False).cast(kind)
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_duration(kind):
+        return from_values([None if value is None else int(value) for value in values], kind)
+    return from_values([None if value is None else value.decode() for value in values], kind)
