@@ -14,6 +14,7 @@ from headrace.cdc.declared import Capture
 from headrace.cdc.folding import fold
 from headrace.cdc.sqlite_source.source import SqliteSource
 from headrace.errors import ConfigurationError, InputError, TransactionFenced
+from tests.cdc.workload import rows_of
 
 
 @pytest.fixture
@@ -140,11 +141,6 @@ def test_a_new_table_and_a_table_again_while_it_runs(path: Path, address: str) -
     with hr.open_log(address) as log:
         assert folded(log) == table(path)
         assert folded(log, "more") == [("a", 3), ("b", 2)]
-
-
-def rows_of(address: str, topic: str) -> int:
-    with hr.open_log(address) as log:
-        return sum(log.end_offsets(topic).values()) if topic in log.topics() else 0
 
 
 def wait_until(true: Any, seconds: float = 30) -> None:

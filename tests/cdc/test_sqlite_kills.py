@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import headrace as hr
+from tests.cdc.test_sqlite import wait_until
 from tests.cdc.workload import (
     CaptureProcess,
     Database,
@@ -15,6 +16,7 @@ from tests.cdc.workload import (
     assert_nothing_twice,
     assert_transactions_whole,
     kill_again_and_again,
+    rows_of,
 )
 
 
@@ -36,7 +38,7 @@ def test_killed_at_random(tmp_path: Path, kills: int) -> None:
     CaptureProcess(file, address, "--until-caught-up").finish()
     with hr.open_log(address) as log:
         assert_equal_to_tables(log, database)
-        assert assert_transactions_whole(log) > 5
+        assert assert_transactions_whole(log) >= kills
         for topic in ("accounts", "orders"):
             assert_nothing_twice(log, topic)
 
@@ -49,7 +51,5 @@ def test_sigterm_ends_it_cleanly(tmp_path: Path) -> None:
     file.write_text(f"import headrace as hr\nshop = hr.cdc.sqlite({str(path)!r})\n")
     address = f"file:{tmp_path / 'log'}"
     process = CaptureProcess(file, address)
-    from tests.cdc.test_sqlite import rows_of, wait_until
-
     wait_until(lambda: (tmp_path / "log").exists() and rows_of(address, "orders") == 200)
     assert process.end() == 0

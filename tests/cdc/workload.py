@@ -15,6 +15,7 @@ from typing import Any
 
 import headrace as hr
 from headrace.cdc.folding import fold
+from headrace.testing.database_server import DatabaseServer
 
 ACCOUNTS, BALANCE = 20, 100
 
@@ -186,19 +187,34 @@ class CaptureProcess:
         assert self.process.wait(120) == 0, self.errors.read_text()
 
 
-def kill_again_and_again(file: Path, log: str, times: int, seed: int, *, name: str = "shop", longest_s: float = 0.6) -> None:
-    """Each process lives for a random moment behind its first sign of life in the log."""
+def kill_again_and_again(file: Path, log: str, times: int, seed: int, *, longest_s: float = 0.5) -> None:
+    """Each process lives until it has brought something, and a random moment longer."""
     chance = random.Random(seed)
     for _ in range(times):
-        before = _note(log, name)
+        before = rows_of(log, "accounts")
         process = CaptureProcess(file, log)
-        deadline = time.monotonic() + 30
-        while _note(log, name) == before and time.monotonic() < deadline and process.process.poll() is None:
-            time.sleep(0.02)
+        await_rows(log, process, more_than=before)
         time.sleep(chance.random() * longest_s)
         process.kill()
 
 
-def _note(log: str, name: str) -> str | None:
+def rows_of(log: str, topic: str) -> int:
     with hr.open_log(log) as opened:
-        return opened.note(f"cdc.{name}")
+        return sum(opened.end_offsets(topic).values()) if topic in opened.topics() else 0
+
+
+def await_rows(log: str, process: CaptureProcess, *, more_than: int) -> None:
+    deadline = time.monotonic() + 60
+    while rows_of(log, "accounts") <= more_than:
+        assert process.process.poll() is None, process.errors.read_text()
+        assert time.monotonic() < deadline, "the capture brings nothing"
+        time.sleep(0.02)
+
+
+def restart_under(process: CaptureProcess, log: str, server: DatabaseServer) -> None:
+    """The server goes and comes back while a capture is at work, which then goes on; and is killed."""
+    await_rows(log, process, more_than=rows_of(log, "accounts"))
+    server.stop_process()
+    server.start_process()
+    await_rows(log, process, more_than=rows_of(log, "accounts"))
+    process.kill()
