@@ -58,7 +58,9 @@ def taken_over(known: Applied | None, shape: Shape, owner: int, *, resume: bool,
 
 def check_owner(known: Applied | None, owner: int) -> None:
     if known is None:
-        raise TargetUnavailable("The target has forgotten what it had: it was emptied, or restored.", fix="nothing: it is filled again from the beginning.")
+        raise TargetUnavailable(
+            "The target has forgotten what it had: it was emptied, or restored.", fix="nothing: it is filled again from the beginning."
+        )
     if known.owner != owner:
         raise SinkFenced(
             f"Another process writes to this target (it has epoch {known.epoch}).",

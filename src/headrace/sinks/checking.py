@@ -16,6 +16,7 @@ from headrace.log.api import OFFSET_COLUMN, PARTITION_COLUMN, Log
 from headrace.log.dead import rows_to_texts
 from headrace.sinks.batch import Batch, batch_of
 from headrace.sinks.declared import Sink
+from headrace.sinks.keyed import having
 from headrace.sinks.shape import Shape, shape_of
 
 _FOLD_ROWS = 500_000
@@ -74,18 +75,11 @@ def folded(log: Log, topic: str, shape: Shape, positions: Mapping[int, int]) -> 
 
 
 def _with(known: pa.Table, raw: list[pa.RecordBatch], shape: Shape) -> pa.Table:
-    batch: Batch = batch_of(raw, shape, {}, {}, lambda keys: _having(known, keys, shape, "left semi"))
+    batch: Batch = batch_of(raw, shape, {}, {}, lambda keys: having(known, keys, list(shape.key), wanted=True))
     if shape.is_merge and known.num_rows:
         changed = pa.concat_tables([batch.upserts.select(list(shape.key)), batch.deletes.cast(batch.upserts.select(list(shape.key)).schema)])
-        known = _having(known, changed, shape, "left anti")
+        known = having(known, changed, list(shape.key), wanted=False)
     return pa.concat_tables([known, batch.upserts])
-
-
-def _having(rows: pa.Table, keys: pa.Table, shape: Shape, join: str) -> pa.Table:
-    """Rows whose key is among some, or is not. By number, since Arrow joins no nested columns."""
-    key = list(shape.key)
-    numbered = rows.select(key).append_column("__n", pa.array(range(rows.num_rows), pa.int64()))
-    return rows.take(numbered.join(keys.select(key).cast(rows.select(key).schema), key, join_type=join)["__n"].combine_chunks())
 
 
 def _still_kept(rows: pa.Table, first: Mapping[int, int]) -> pa.Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -57,6 +57,19 @@ def _open_redis(sink: Sink, shape: Shape) -> Target:
     return RedisTarget(sink, shape)
 
 
+def parquet(path: str | Path, *, buckets: int = 16, **settings: Any) -> Sink:
+    """A directory of Parquet files (in it a directory `table`, if that is given). A table is spread over `buckets` files, of which a commit writes those anew that it touches."""
+    if not 1 <= buckets <= 10_000:
+        raise InputError(f"hr.sinks.parquet cannot have {buckets} buckets.", fix="choose from 1 to 10,000.")
+    return _sink("parquet", _open_parquet, settings, path=str(path), buckets=buckets)
+
+
+def _open_parquet(sink: Sink, shape: Shape) -> Target:
+    from headrace.sinks.parquet_target import ParquetTarget
+
+    return ParquetTarget(sink, shape)
+
+
 def _sink(kind: str, opener: Any, settings: dict[str, Any], **options: Any) -> Sink:
     for setting in settings:
         if setting not in _SETTINGS:
@@ -66,9 +79,9 @@ def _sink(kind: str, opener: Any, settings: dict[str, Any], **options: Any) -> S
     return Sink(kind=kind, opener=opener, key=tuple(key), options=options, **settings)
 
 
-_PATHS = {"sqlite": sqlite}
-_SERVERS = {"postgres": postgres, "postgresql": postgres, "redis": redis, "rediss": redis}
-_EXAMPLES = "sqlite:PATH, postgresql://USER@HOST/DATABASE, redis://HOST"
+_PATHS: dict[str, Callable[..., Sink]] = {"parquet": parquet, "sqlite": sqlite}
+_SERVERS: dict[str, Callable[..., Sink]] = {"postgres": postgres, "postgresql": postgres, "redis": redis, "rediss": redis}
+_EXAMPLES = "sqlite:PATH, parquet:DIRECTORY, postgresql://USER@HOST/DATABASE, redis://HOST"
 
 
 def from_url(url: str, **settings: Any) -> Sink:

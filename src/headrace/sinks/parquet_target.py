@@ -1,0 +1,159 @@
+"""The target `parquet`: a directory of Parquet files, and a manifest that says which of them are the table.
+
+In append mode each commit adds a file. In merge mode rows are spread over buckets by their key, one file each, and a commit writes those anew whose keys it touches. Data
+files are written and synced first; the manifest is the commit. A file that no manifest names is removed at the next start.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headrace.errors import TargetMismatch, TargetUnavailable
+from headrace.log.keys import partitions_by_key
+from headrace.sinks import files_manifest
+from headrace.sinks.applied import Applied
+from headrace.sinks.batch import Batch
+from headrace.sinks.declared import Sink
+from headrace.sinks.files_manifest import Manifest
+from headrace.sinks.keyed import having
+from headrace.sinks.shape import Shape
+from headrace.sinks.target import Refusal, Target
+
+_ATTEMPTS = 10
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TargetUnavailable(f"The files cannot be written or read: {error}.", fix="see that the disk is there and has room.") from error
+
+
+class ParquetTarget(Target):
+    def __init__(self, sink: Sink, shape: Shape) -> None:
+        super().__init__(sink, shape)
+        self.directory = Path(sink.options["path"])
+        if sink.table:
+            self.directory /= sink.table
+        self._buckets: int = sink.options["buckets"] if shape.is_merge else 1
+        self._before = self._next = Manifest()
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def prepare(self) -> None:
+        with _translated():
+            if not self.directory.is_dir() and not self.sink.create:
+                raise TargetMismatch(f"There is no directory {self.directory}.", fix="create=True (leave out --no-create), or make it.")
+            (self.directory / files_manifest.DIRECTORY).mkdir(parents=True, exist_ok=True)
+
+    def begin(self, owner: int, *, resume: bool = False, start_over: bool = False) -> Applied:
+        mine = super().begin(owner, resume=resume, start_over=start_over)
+        with _translated():
+            self._tidy_up()
+        return mine
+
+    def _tidy_up(self) -> None:
+        """Files that were replaced, or that a process left which was killed before its commit. Nobody else writes now; one that does is not the newest, and its file is of no use."""
+        named = set(files_manifest.read(self.directory).names)
+        for path in self.directory.glob("*.parquet"):
+            if path.name not in named:
+                path.unlink(missing_ok=True)
+        files_manifest.forget_older(self.directory)
+
+    # A commit
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        with _translated():
+            self._before = files_manifest.read(self.directory)
+            self._next = replace(self._before, number=self._before.number + 1)
+            yield
+            if self._next.applied != self._before.applied or self._next.files != self._before.files:
+                self._publish()
+
+    def _publish(self) -> None:
+        files_manifest.sync_directory(self.directory)
+        files_manifest.publish(self.directory, self._next)
+        for name in set(self._before.names) - set(self._next.names):
+            (self.directory / name).unlink(missing_ok=True)
+        files_manifest.forget_older(self.directory)
+
+    def read_applied(self) -> Applied | None:
+        return self._before.applied
+
+    def write_applied(self, applied: Applied) -> None:
+        self._next = replace(self._next, applied=applied)
+
+    def clear(self) -> None:
+        self._next = replace(self._next, files={})
+
+    def merge(self, batch: Batch) -> list[Refusal]:
+        files = dict(self._next.files)
+        if not self.shape.is_merge:
+            if batch.upserts.num_rows:
+                files[0] = (*files.get(0, ()), self._write(batch.upserts))
+        else:
+            for bucket in np.unique(np.concatenate([self._bucket_of(batch.upserts), self._bucket_of(batch.deletes)])):
+                files[int(bucket)] = self._merged(int(bucket), batch, files.get(int(bucket), ()))
+        self._next = replace(self._next, files={bucket: names for bucket, names in files.items() if names})
+        return []
+
+    def _bucket_of(self, rows: pa.Table) -> npt.NDArray[np.int32]:
+        if not rows.num_rows:
+            return np.empty(0, np.int32)
+        (whole,) = rows.select(list(self.shape.key)).combine_chunks().to_batches()
+        return partitions_by_key(whole, self.shape.key, self._buckets)
+
+    def _merged(self, bucket: int, batch: Batch, names: tuple[str, ...]) -> tuple[str, ...]:
+        """The rows of a bucket, without those that have changed, and with what they are now."""
+        upserts, deletes = (rows.filter(pa.array(self._bucket_of(rows) == bucket)) for rows in (batch.upserts, batch.deletes))
+        key = list(self.shape.key)
+        changed = pa.concat_tables([upserts.select(key), deletes.select(key).cast(upserts.select(key).schema)])
+        rows = pa.concat_tables([having(self._read(names), changed, key, wanted=False), upserts])
+        return (self._write(rows),) if rows.num_rows else ()
+
+    def _write(self, rows: pa.Table) -> str:
+        name = f"{self._next.number:012d}-{uuid.uuid4().hex[:12]}.parquet"
+        path = self.directory / name
+        pq.write_table(rows, path, compression="zstd")
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        return name
+
+    # Reading back
+
+    def contents(self) -> tuple[Applied | None, pa.Table]:
+        with _translated():
+            for attempt in range(_ATTEMPTS):
+                manifest = files_manifest.read(self.directory)
+                try:
+                    return manifest.applied, self._read(manifest.names)
+                except FileNotFoundError:  # a sink that runs meanwhile has replaced it
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+        raise AssertionError
+
+    def lookup(self, keys: pa.Table) -> pa.Table:
+        with _translated():
+            return having(self._read(files_manifest.read(self.directory).names), keys, list(self.shape.key), wanted=True)
+
+    def _read(self, names: tuple[str, ...] | list[str]) -> pa.Table:
+        tables = [self._fitted(pq.read_table(self.directory / name, partitioning=None)) for name in names]
+        return pa.concat_tables([self.shape.schema.empty_table(), *tables])
+
+    def _fitted(self, rows: pa.Table) -> pa.Table:
+        """Columns that the topic gained since are null."""
+        arrays = [rows[each.name] if each.name in rows.column_names else pa.nulls(rows.num_rows, each.type) for each in self.shape.schema]
+        return pa.table(arrays, names=self.shape.schema.names).cast(self.shape.schema)
