@@ -73,7 +73,7 @@ def choose(*, spark: bool, kafka: bool) -> list[Section]:
 
 
 def test_the_page_has_its_snippets() -> None:
-    assert [each.title for each in SECTIONS] == ["The log in five minutes", "A pipeline in five minutes", "On the command line", "With Spark", "On Kafka"]
+    assert [each.title for each in SECTIONS] == ["The log in five minutes", "A pipeline in five minutes", "Databases in", "On the command line", "With Spark", "On Kafka"]
 
 
 @pytest.mark.parametrize("section", choose(spark=False, kafka=False), ids=lambda each: each.title)

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.cdc.capturing import ask_for_snapshot
+from headrace.cdc.capturing import Capturing, ask_for_snapshot
 from headrace.cdc.declared import Capture
 from headrace.cdc.folding import fold
 from headrace.cdc.sqlite_source.source import SqliteSource
 from headrace.errors import ConfigurationError, InputError, TransactionFenced
+from headrace.log.file.log import FileLog
+from headrace.testing.disks import FullDisk
 from tests.cdc.workload import rows_of
 
 
@@ -208,8 +210,6 @@ def test_two_captures_of_one_database_wait_for_each_other(path: Path, address: s
 
 
 def test_a_process_that_was_replaced_writes_nothing(path: Path, address: str) -> None:
-    from headrace.cdc.capturing import Capturing
-
     capture = hr.cdc.sqlite(path)
     with hr.open_log(address) as log:
         older = Capturing(capture, log)
@@ -218,6 +218,26 @@ def test_a_process_that_was_replaced_writes_nothing(path: Path, address: str) ->
         with pytest.raises(TransactionFenced):
             older.run(until_caught_up=True)
         assert len(folded(log)) == 100
+
+
+@pytest.mark.parametrize("room_bytes", [3_000, 20_000])
+def test_a_full_disk_is_waited_for(path: Path, tmp_path: Path, room_bytes: int) -> None:
+    disk, stop = FullDisk(1 << 30), Event()
+    log = FileLog(tmp_path / "log", disk=disk)
+    failures: list[int] = []
+    capturing = Capturing(hr.cdc.sqlite(path, chunk_rows=10), log, on_status=lambda status: failures.append(status.failures))
+    disk.room_bytes = room_bytes
+    running = Thread(target=capturing.run, kwargs={"stop": stop})
+    running.start()
+    try:
+        wait_until(lambda: any(failures))
+        do(path, "UPDATE items SET name = 'meanwhile' WHERE id % 3 = 0")
+        disk.room_bytes = 1 << 30
+        wait_until(lambda: not capturing.status.failures and not capturing.status.snapshots and "items" in log.topics() and folded(log) == table(path))
+    finally:
+        stop.set()
+        running.join(30)
+    log.close()
 
 
 def test_a_large_transaction_in_parts(path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
