@@ -88,6 +88,14 @@ def make_input(log: Log, step: TopicStep, known: set[str]) -> None:
         _check_fits(step, log.topic(step.topic))
 
 
+def make_captured(log: Log, plan: PipelinePlan) -> None:
+    """Make the topics of captured tables that are missing, with the declared columns: for tests that feed them by hand, without a database."""
+    known = set(log.topics())
+    for step in plan.inputs:
+        if step.captured_by is not None and step.topic not in known:
+            _create(log, step.topic, step, step.stored_schema, step.partitions, {})
+
+
 def _check_captured(step: TopicStep, info: TopicInfo | None) -> None:
     """The capture makes the topic, as the database has the table; here it may be declared with some of its columns."""
     if info is None:

@@ -30,6 +30,7 @@ from headrace.log import open_log
 from headrace.log.api import CHANGE_TYPE, OFFSET_COLUMN, PARTITION_COLUMN, Log, Rows
 from headrace.pipeline.replay import begin, version_state
 from headrace.pipeline.runner import Runner
+from headrace.pipeline.topics import make_captured
 from headrace.sinks.view_reader import ViewReader
 from headrace.testing.plain_spark import PlainSpark
 from headrace.testing.points import ALL, IN_TASKS, KAFKA_IN_TASKS, put_in_place
@@ -65,6 +66,7 @@ class PipelineTest:
         self.log = log if isinstance(log, Log) else open_log(log or f"file:{root / 'log'}")
         self.state = root / "state"
         self._passed_us = 0
+        make_captured(self.log, pipeline.plan())
         self.runner = self._started(shards)
 
     def _started(self, shards: int) -> Runner:

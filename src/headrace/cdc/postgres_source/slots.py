@@ -13,6 +13,7 @@ _SLOT = """
 SELECT plugin, database, active_pid, wal_status, confirmed_flush_lsn - '0/0'::pg_lsn, pg_current_wal_lsn() - restart_lsn, pg_current_wal_lsn() - confirmed_flush_lsn
 FROM pg_replication_slots WHERE slot_name = %s
 """
+OLDEST_VERSION = 140_000
 START_OVER = "run it once with --start-over: it makes a new slot, reads all tables again, and deletes what it does not meet; what changed twice in between is seen once."
 
 
@@ -22,7 +23,10 @@ def database_name(capture: str) -> str:
 
 
 def check_server(catalogue: Catalogue) -> None:
-    """What must be set before anything can be captured."""
+    """What must be so before anything can be captured."""
+    ((version, shown),) = catalogue.ask("SELECT current_setting('server_version_num')::int, current_setting('server_version')")
+    if version < OLDEST_VERSION:
+        raise ConfigurationError(f"The server is Postgres {shown}; change capture needs 14 or newer.", fix="upgrade the server.")
     ((level,),) = catalogue.ask("SHOW wal_level")
     if level != "logical":
         raise ConfigurationError(
