@@ -34,6 +34,8 @@ AT_ALL = {
     "confluent_kafka": ("headrace/log/kafka/", "headrace/testing/"),
     "psycopg2": ("headrace/cdc/postgres_source/",),
     "psycopg": ("headrace/sinks/postgres_target",),
+    "deltalake": ("headrace/sinks/delta_target",),
+    "tantivy": ("headrace/sinks/search_target",),
     "redis": ("headrace/sinks/redis_target",),
     "pymysql": ("headrace/cdc/mysql_source/",),
     "pymysqlreplication": ("headrace/cdc/mysql_source/",),

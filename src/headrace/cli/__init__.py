@@ -26,6 +26,7 @@ from headrace.cli import (
     replay,
     rescale,
     run,
+    search,
     serve,
     state,
     status,
@@ -57,6 +58,7 @@ app.add_typer(dead.app, name="dead")
 app.add_typer(log.app, name="log")
 app.command("capture")(capture.capture)
 app.command("sync")(sync.sync)
+app.command("search")(search.search)
 app.command("plan")(plan.plan)
 app.command("run")(run.run)
 app.command("serve")(serve.serve)

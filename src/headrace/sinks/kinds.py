@@ -70,6 +70,28 @@ def _open_parquet(sink: Sink, shape: Shape) -> Target:
     return ParquetTarget(sink, shape)
 
 
+def delta(path: str | Path, **settings: Any) -> Sink:
+    """A Delta table (in `path`, or in a directory `table` in it). Needs the extra `delta`."""
+    return _sink("delta", _open_delta, settings, path=str(path))
+
+
+def _open_delta(sink: Sink, shape: Shape) -> Target:
+    from headrace.sinks.delta_target import DeltaTarget
+
+    return DeltaTarget(sink, shape)
+
+
+def search(path: str | Path, **settings: Any) -> Sink:
+    """A full-text index in a directory. Needs the extra `search`."""
+    return _sink("search", _open_search, settings, path=str(path))
+
+
+def _open_search(sink: Sink, shape: Shape) -> Target:
+    from headrace.sinks.search_target import SearchTarget
+
+    return SearchTarget(sink, shape)
+
+
 def _sink(kind: str, opener: Any, settings: dict[str, Any], **options: Any) -> Sink:
     for setting in settings:
         if setting not in _SETTINGS:
@@ -79,9 +101,9 @@ def _sink(kind: str, opener: Any, settings: dict[str, Any], **options: Any) -> S
     return Sink(kind=kind, opener=opener, key=tuple(key), options=options, **settings)
 
 
-_PATHS: dict[str, Callable[..., Sink]] = {"parquet": parquet, "sqlite": sqlite}
+_PATHS: dict[str, Callable[..., Sink]] = {"delta": delta, "parquet": parquet, "search": search, "sqlite": sqlite}
 _SERVERS: dict[str, Callable[..., Sink]] = {"postgres": postgres, "postgresql": postgres, "redis": redis, "rediss": redis}
-_EXAMPLES = "sqlite:PATH, parquet:DIRECTORY, postgresql://USER@HOST/DATABASE, redis://HOST"
+_EXAMPLES = "sqlite:PATH, parquet:DIRECTORY, delta:DIRECTORY, search:DIRECTORY, postgresql://USER@HOST/DATABASE, redis://HOST"
 
 
 def from_url(url: str, **settings: Any) -> Sink:
