@@ -33,6 +33,11 @@ EXPECTED = {
         "read and lost: 4 rows, before and after two updates\nafter a crash, and one transfer more: [70, 120, 105, 104, 101], together 500\n"
         "every change once, in order: [(0, 70), (1, 130), (1, 120), (2, 110), (2, 105), (3, 105), (3, 104), (4, 101)]\n"
     ),
+    "12_dual_writes": (
+        "by hand, the database has ['lamp for 20', 'rope for 5'] and the index ['lamp for 10']\n"
+        "followed, round 1: the database has ['lamp for 40', 'rope for 5'] and the index ['lamp for 40', 'rope for 5']\n"
+        "followed, round 2: the database has ['lamp for 80', 'rope for 5'] and the index ['lamp for 80', 'rope for 5']\n"
+    ),
 }
 ON_SPARK = {"04_spark", "05_pipeline", "06_windows"}
 TOGETHER = {

@@ -1,0 +1,150 @@
+"""Sinks: a million rows by key into Postgres beside a bare COPY into an identical table, into Redis beside a bare pipelined HSET; and a batch that the target has already."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import headrace as hr
+from benchmarks.report import Result, Unavailable, compare, limited
+from headrace.sinks.batch import batch_of
+from headrace.sinks.declared import Sink
+from headrace.sinks.following import Following
+from headrace.sinks.shape import shape_of
+from headrace.sinks.target import new_owner
+from headrace.testing.database_server import ServerUnavailable
+from headrace.testing.postgres_server import PostgresServer
+from headrace.testing.redis_server import RedisServer
+
+ROWS = 1_000_000
+SCHEMA = "id BIGINT, customer BIGINT, status STRING, amount DOUBLE"
+TABLE = "(id bigint PRIMARY KEY, customer bigint, status text, amount double precision)"
+HSETS_A_PIPELINE = 10_000
+
+
+def rows() -> pa.Table:
+    numbers = np.random.default_rng(1).permutation(ROWS)
+    status = pa.array(["placed", "paid", "sent", "returned"]).take(pa.array(numbers % 4))
+    return pa.table({"id": numbers, "customer": numbers % 5000, "status": status, "amount": numbers * 0.25})
+
+
+@contextmanager
+def filled_log() -> Iterator[hr.Log]:
+    with TemporaryDirectory() as directory, hr.open_log(f"file:{directory}/log") as log:
+        log.create_table("orders", SCHEMA, primary_key="id")
+        with log.producer("orders") as producer:
+            for batch in rows().to_batches(max_chunksize=100_000):
+                producer.upsert(batch)
+        yield log
+
+
+def sink_rate(sink: Sink, log: hr.Log) -> float:
+    """Rows a second, from the log into an empty target."""
+    started = time.perf_counter()
+    sink.run("orders", log=log.address, until_caught_up=True, start_over=True)
+    return ROWS / (time.perf_counter() - started)
+
+
+# Postgres
+
+
+def execute(url: str, *statements: str) -> None:
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def bare_copy_rate(url: str, file: Path) -> float:
+    """The same rows, as text that is ready, in one COPY."""
+    import psycopg
+
+    execute(url, "DROP TABLE IF EXISTS bare", f"CREATE TABLE bare {TABLE}")
+    text = file.read_bytes()
+    started = time.perf_counter()
+    with psycopg.connect(url) as connection, connection.cursor() as cursor, cursor.copy("COPY bare FROM STDIN (FORMAT csv)") as copy:
+        copy.write(text)
+    return ROWS / (time.perf_counter() - started)
+
+
+def postgres_rate(url: str, log: hr.Log) -> float:
+    execute(url, "DROP TABLE IF EXISTS orders")
+    return sink_rate(hr.sinks.postgres(url), log)
+
+
+def postgres_results(log: hr.Log, directory: Path) -> Iterator[Result]:
+    from headrace.sinks.postgres_text import to_csv
+
+    file = directory / "rows.csv"
+    file.write_bytes(to_csv(rows()))
+    with PostgresServer({"fsync": "on", "max_wal_size": "4GB"}) as server:
+        yield compare(
+            "sinks", "postgres, rows by key", "rows/s", ours=lambda: postgres_rate(server.url, log), peer="a bare COPY into an identical table",
+            theirs=lambda: bare_copy_rate(server.url, file), bar=0.4, better="higher", repeats=3, warmups=1,
+        )  # fmt: skip
+        yield again(hr.sinks.postgres(server.url), log, "postgres")
+
+
+def again(sink: Sink, log: hr.Log, kind: str) -> Result:
+    """The same batch twice."""
+    with sink.open(shape_of(sink, log.topic("orders"))) as target:
+        target.prepare()
+        piece = Following(log, "orders", target.begin(new_owner(), start_over=True)).next(sink.batch_rows)
+        assert piece is not None
+        batch = batch_of(piece.rows, target.shape, piece.start, piece.stop, target.lookup)
+        times = []
+        for expected in (True, False):
+            started = time.perf_counter()
+            assert target.apply(batch, lambda _refused: None) is expected
+            times.append(time.perf_counter() - started)
+    return limited("sinks", f"{kind}, the same batch again", "of the first time", times[1] / times[0], limit=0.05, params={"rows": batch.rows})
+
+
+# Redis
+
+
+def bare_hset_rate(client: Any, listed: list[dict[str, Any]]) -> float:
+    client.flushall()
+    started = time.perf_counter()
+    for start in range(0, ROWS, HSETS_A_PIPELINE):
+        pipe = client.pipeline(transaction=False)
+        for row in listed[start : start + HSETS_A_PIPELINE]:
+            pipe.hset(f"orders:{row['id']}", mapping=row)
+        pipe.execute()
+    return ROWS / (time.perf_counter() - started)
+
+
+def redis_rate(client: Any, sink: Sink, log: hr.Log) -> float:
+    client.flushall()
+    return sink_rate(sink, log)
+
+
+def redis_results(log: hr.Log) -> Iterator[Result]:
+    import redis
+
+    listed = rows().to_pylist()
+    with RedisServer() as server, redis.Redis.from_url(server.url) as client:
+        sink = hr.sinks.redis(server.url)
+        yield compare(
+            "sinks", "redis, rows by key", "rows/s", ours=lambda: redis_rate(client, sink, log), peer="a bare pipelined HSET",
+            theirs=lambda: bare_hset_rate(client, listed), bar=0.5, better="higher", repeats=3, warmups=0,
+        )  # fmt: skip
+        client.flushall()
+        yield again(sink, log, "redis")
+
+
+def results() -> Iterator[Result]:
+    try:
+        with filled_log() as log, TemporaryDirectory() as directory:
+            yield from postgres_results(log, Path(directory))
+            yield from redis_results(log)
+    except (ServerUnavailable, ImportError) as error:
+        raise Unavailable(str(error)) from error
