@@ -52,7 +52,7 @@ def test_a_file_declares_captures(shop: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("oracle://x/y",), "no database that can be captured"),
+        (("oracle://x/y",), "'oracle' is no kind of database that can be captured"),
         (("sqlite:none.db", "--until-caught-up"), "There is no SQLite database"),
         (("empty.py",), "declares no capture"),
         (("captures.py", "--name", "tow"), "did you mean 'two'"),

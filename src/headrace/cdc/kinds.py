@@ -140,6 +140,6 @@ def from_url(url: str, *, tables: Sequence[str] = (), name: str | None = None, *
     if kind in {"mariadb", "mysql"}:
         return (mariadb if kind == "mariadb" else mysql)(url, tables=tables, name=name, **settings)
     raise InputError(
-        f"{url!r} is no database that can be captured: {nearest(kind, ['sqlite', 'postgres', 'mariadb', 'mysql'])}",
+        f"{kind or url!r} is no kind of database that can be captured: {nearest(kind, ['sqlite', 'postgres', 'mariadb', 'mysql'])}",
         fix="give sqlite:PATH, postgres://USER@HOST/DATABASE or mariadb://USER@HOST/DATABASE.",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,15 +25,14 @@ def drivers() -> tuple[Any, Any]:
 
 
 def settings_of(url: str) -> dict[str, Any]:
-    """What pymysql wants, from mariadb://USER:PASSWORD@HOST:PORT/DATABASE."""
+    """What pymysql wants, from mariadb://USER@HOST:PORT/DATABASE; the password is better in MYSQL_PWD, as MariaDB's own programs have it."""
     parts = urlsplit(url)
     database = parts.path.strip("/")
     if not database:
-        raise ConfigurationError(f"The address of {parts.hostname} names no database.", fix="write mariadb://USER:PASSWORD@HOST:PORT/DATABASE.")
+        raise ConfigurationError(f"The address of {parts.hostname} names no database.", fix="write mariadb://USER@HOST:PORT/DATABASE.")
     found: dict[str, Any] = {"host": parts.hostname or "127.0.0.1", "port": parts.port or 3306, "user": unquote(parts.username or "root"), "charset": "utf8mb4"}
-    if parts.password:
-        found["password"] = unquote(parts.password)
-    return {**found, "database": database}
+    password = unquote(parts.password) if parts.password else os.environ.get("MYSQL_PWD")
+    return {**found, "database": database, **({"password": password} if password else {})}
 
 
 def connect(url: str) -> Any:
