@@ -1,7 +1,11 @@
 """What every sink promises, tested alike for each kind. A kind's own file says how to make one, and where it can be struck besides."""
 
 import functools
+import pickle
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -181,6 +185,20 @@ class SinkContract:
             caught_up(sink, log, "accounts")
             assert_equal_to_log(sink, log, "accounts")
 
+    @pytest.mark.slow
+    def test_killed_at_each_step_of_a_commit(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+        """As above, but a process of its own, which does not get to say anything."""
+        kind = type(self._opened(sink, log))
+        chance = random.Random(3)
+        for number, point in enumerate([*((kind, *step) for step in STEPS), *self.points]):
+            with log.producer("accounts") as producer:
+                producer.upsert([account(chance.randrange(20), number) for _ in range(8)])
+                producer.delete([chance.randrange(20)])
+            assert run_and_die(sink, log.address, point) == -signal.SIGKILL
+            assert_whole(sink, log)
+            caught_up(sink, log, "accounts")
+            assert_equal_to_log(sink, log, "accounts")
+
     def _opened(self, sink: hr.sinks.Sink, log: hr.Log) -> Target:
         with sink.open(shape_of(sink, log.topic("accounts"))) as target:
             return target
@@ -255,6 +273,12 @@ class SinkContract:
 def assert_whole(sink: hr.sinks.Sink, log: hr.Log) -> None:
     """What was struck is either wholly there or not at all: the target equals the log as of the place it says."""
     assert sink.check("accounts", log=log.address).is_equal
+
+
+def run_and_die(sink: hr.sinks.Sink, address: str, point: tuple[type, str, str, int]) -> int:
+    """Sync in a process that kills itself at a point. Returns how it ended."""
+    command = [sys.executable, "-m", "tests.sinks.dying_sync"]
+    return subprocess.run(command, input=pickle.dumps((sink, address, point)), check=False, timeout=60, cwd=Path(__file__).parents[2]).returncode
 
 
 def strike(patch: pytest.MonkeyPatch, owner: type, name: str, when: str, passes: int) -> list[str]:

@@ -47,6 +47,14 @@ class TestPostgres(SinkContract):
         assert postgres.ask("SELECT id FROM accounts") == [(1,)]
         assert "violates foreign key constraint" in letters(log, "accounts.postgres")[0]["reason"]
 
+    def test_a_table_that_was_dropped_is_filled_again(self, sink: hr.sinks.Sink, log: hr.Log, postgres: Postgres) -> None:
+        with log.producer("accounts") as producer:
+            producer.upsert([account(1), account(2)])
+        caught_up(sink, log, "accounts")
+        postgres.do("DROP TABLE accounts")
+        assert caught_up(sink, log, "accounts").status.rows == 2
+        assert_equal_to_log(sink, log, "accounts")
+
     def test_a_table_in_a_schema_with_columns_of_its_own(self, log: hr.Log, postgres: Postgres) -> None:
         postgres.do('CREATE SCHEMA "Reports"', 'CREATE TABLE "Reports".accounts (id bigint PRIMARY KEY, name text, amount numeric, seen timestamptz DEFAULT now())')
         sink = hr.sinks.postgres(postgres.url, table="Reports.accounts", create=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
-from headrace.errors import InputError, TargetMismatch, TargetRefuses
+from headrace.errors import ConfigurationError, InputError, TargetMismatch, TargetRefuses
 from headrace.log.dead import letters
 from headrace.sinks import target as target_module
 from headrace.sinks.sqlite_target import SqliteTarget
@@ -40,6 +40,22 @@ class TestSqlite(SinkContract):
         assert [(each.kind, each.key["id"]) for each in compared.examples] == [("missing", 17), ("missing", 18), ("missing", 3)]
         assert caught_up(sink, log, "accounts").status.rows == 0
         assert len(letters(log, "accounts.sqlite")) == 3
+
+    def test_a_table_that_was_dropped_is_filled_again(self, sink: hr.sinks.Sink, log: hr.Log, path: Path) -> None:
+        with log.producer("accounts") as producer:
+            producer.upsert([account(1), account(2)])
+        caught_up(sink, log, "accounts")
+        with sqlite3.connect(path) as db:
+            db.execute("DROP TABLE accounts")
+        with pytest.raises(TargetMismatch, match="no table 'accounts'"):
+            sink.check("accounts", log=log.address)
+        assert caught_up(sink, log, "accounts").status.rows == 2
+        assert_equal_to_log(sink, log, "accounts")
+
+    def test_a_file_that_is_no_database(self, sink: hr.sinks.Sink, log: hr.Log, path: Path) -> None:
+        path.write_text("something else entirely, and long enough to be looked at" * 100)
+        with pytest.raises(ConfigurationError, match="file is not a database"):
+            caught_up(sink, log, "accounts")
 
     def test_when_nearly_all_is_refused_it_stops(self, sink: hr.sinks.Sink, log: hr.Log, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(target_module, "MOST_REFUSED", 5)

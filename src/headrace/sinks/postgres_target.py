@@ -98,6 +98,7 @@ class PostgresTarget(Target):
         if not self.sink.create:
             raise TargetMismatch(f"There is no table {self.table!r} in the database.", fix=f"create=True (leave out --no-create), or: {statement}")
         self._db.execute(statement)
+        self._db.execute(f"DELETE FROM {LEDGER} WHERE target = %s", (self._name,))  # one that was dropped is filled from the beginning
 
     def _add(self, column: pa.Field, known: list[str]) -> None:
         statement = f"ALTER TABLE {self._name} ADD COLUMN {quoted(column.name)} {type_in_postgres(column.type)}"

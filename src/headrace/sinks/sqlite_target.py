@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.errors import TargetMismatch, TargetUnavailable, nearest
+from headrace.errors import ConfigurationError, TargetMismatch, TargetUnavailable, nearest
 from headrace.sinks.applied import Applied
 from headrace.sinks.batch import Batch
 from headrace.sinks.declared import Sink
@@ -35,9 +35,9 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        raise TargetUnavailable(
-            f"SQLite: {error}.", fix="see that the file can be written, that there is room, and that nobody keeps it locked."
-        ) from error
+        raise TargetUnavailable(f"SQLite: {error}.", fix="see that the file can be written, that there is room, and that nobody keeps it locked.") from error
+    except sqlite3.DatabaseError as error:
+        raise ConfigurationError(f"SQLite: {error}.", fix="check the path; if the file is damaged, remove it, and it is made and filled again.") from error
 
 
 class SqliteTarget(Target):
@@ -78,6 +78,7 @@ class SqliteTarget(Target):
                 f"There is no table {self.table!r} in {self.sink.options['path']}.", fix=f"create=True (leave out --no-create), or: {statement}"
             )
         self._db.execute(statement)
+        self._db.execute(f"DELETE FROM {LEDGER} WHERE target = ?", (self.table,))  # one that was dropped is filled from the beginning
 
     def _add(self, column: pa.Field, known: list[str]) -> None:
         statement = f"ALTER TABLE {quoted(self.table)} ADD COLUMN {quoted(column.name)} {affinity(column.type)}"
