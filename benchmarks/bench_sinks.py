@@ -99,7 +99,7 @@ def again(sink: Sink, log: hr.Log, kind: str) -> Result:
         target.prepare()
         piece = Following(log, "orders", target.begin(new_owner(), start_over=True)).next(sink.batch_rows)
         assert piece is not None
-        batch = batch_of(piece.rows, target.shape, piece.start, piece.stop, target.lookup)
+        batch = batch_of(piece.rows, target.shape, piece.start, piece.stop, target.lookup, fresh=piece.fresh)
         times = []
         for expected in (True, False):
             started = time.perf_counter()

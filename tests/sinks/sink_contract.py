@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.errors import InputError, SinkFenced, TargetMismatch
+from headrace.errors import InputError, SinkFenced, TargetMismatch, TargetUnavailable
 from headrace.log.dead import letters
 from headrace.sinks.applied import Applied
 from headrace.sinks.batch import Batch, batch_of
@@ -73,7 +73,7 @@ def caught_up(sink: hr.sinks.Sink, log: hr.Log, topic: str, **options: Any) -> S
 def next_batch(log: hr.Log, target: Target, applied: Applied) -> Batch:
     piece = Following(log, target.shape.topic, applied).next(1_000_000)
     assert piece is not None
-    return batch_of(piece.rows, target.shape, piece.start, piece.stop, target.lookup)
+    return batch_of(piece.rows, target.shape, piece.start, piece.stop, target.lookup, fresh=piece.fresh)
 
 
 def assert_equal_to_log(sink: hr.sinks.Sink, log: hr.Log, topic: str) -> None:
@@ -245,6 +245,23 @@ class SinkContract:
         caught_up(one, log, "others", start_over=True)
         assert [row["id"] for row in rows_of(one, log, "others")] == [2]
         assert_equal_to_log(one, log, "others")
+
+    def test_a_batch_that_leaves_a_gap_is_not_applied(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+        """As when the target was brought back to an earlier state under the hands of its writer."""
+        with log.producer("accounts") as producer:
+            producer.upsert([account(1)])
+            with sink.open(shape_of(sink, log.topic("accounts"))) as target:
+                target.prepare()
+                began = target.begin(new_owner())
+                first = next_batch(log, target, began)
+                producer.upsert([account(1, 2)])
+                second = next_batch(log, target, began.advanced(first.stop))
+                with pytest.raises(TargetUnavailable, match="another place"):
+                    target.apply(second, no_letters)
+                assert target.contents()[1].num_rows == 0
+                assert target.apply(first, no_letters)
+                assert target.apply(second, no_letters)
+        assert_equal_to_log(sink, log, "accounts")
 
     def test_starting_over_fills_it_anew(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
         with log.producer("accounts") as producer:

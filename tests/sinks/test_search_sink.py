@@ -50,6 +50,7 @@ class TestSearch(SinkContract):
         assert "Nothing found." in run("search", path, "red").out
         assert "cannot be read" in run("search", path, 'row.name:"', code=1).err
         assert ids("ledger") == []
+        assert (ids("row.id:[1 TO 2]"), ids("row.id:>1")) == ([1], [3])
 
 
 def test_no_index(tmp_path: Path) -> None:

@@ -70,10 +70,11 @@ def check_owner(known: Applied | None, owner: int) -> None:
 
 def is_due(known: Applied, batch: Batch) -> bool:
     """Whether a batch is the next one. What the target has already is not applied again."""
-    at = {partition: known.positions.get(partition, batch.start[partition]) for partition in batch.stop}
-    if at == batch.start:
+    expected = {partition: None if partition in batch.fresh else start for partition, start in batch.start.items()}
+    at = {partition: known.positions.get(partition) for partition in batch.stop}
+    if at == expected:
         return True
-    if all(at[partition] >= stop for partition, stop in batch.stop.items()):
+    if all((at[partition] or 0) >= stop for partition, stop in batch.stop.items()):
         return False
     raise TargetUnavailable(
         "The target is at another place of the topic than it was: it lost what it had, or was restored.", fix="nothing: it is read again from there."

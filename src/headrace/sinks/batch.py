@@ -34,26 +34,36 @@ class Batch:
     """Rows whose key is null, with their places: nothing can be merged by it."""
     start: Mapping[int, int]
     stop: Mapping[int, int]
+    fresh: frozenset[int] = frozenset()
+    """Partitions of which the target is to know nothing yet."""
 
     @property
     def rows(self) -> int:
         return int(self.upserts.num_rows + self.deletes.num_rows)
 
 
-def batch_of(raw: Sequence[pa.RecordBatch], shape: Shape, start: Mapping[int, int], stop: Mapping[int, int], lookup: Lookup) -> Batch:
+def batch_of(
+    raw: Sequence[pa.RecordBatch],
+    shape: Shape,
+    start: Mapping[int, int],
+    stop: Mapping[int, int],
+    lookup: Lookup,
+    *,
+    fresh: frozenset[int] = frozenset(),
+) -> Batch:
     """From rows as the log gives them."""
     rows = pa.Table.from_batches(raw) if raw else _nothing(shape)
     if not shape.is_merge:
         places = rows.select(_PLACES)
         nothing = rows.slice(0, 0)
-        return Batch(plain(rows, shape), nothing.select(list(shape.key)), places, nothing.select(_PLACES), nothing, start, stop)
+        return Batch(plain(rows, shape), nothing.select(list(shape.key)), places, nothing.select(_PLACES), nothing, start, stop, fresh)
     rows, keyless = _by_having_key(rows, shape)
     rows = newest(rows, shape, lookup)
     gone = (
         pc.equal(rows[CHANGE_TYPE], DELETE) if CHANGE_TYPE in rows.column_names else pa.chunked_array([pa.array([False] * rows.num_rows, pa.bool_())])
     )
     alive, dead = rows.filter(pc.invert(gone)), rows.filter(gone)
-    return Batch(plain(alive, shape), dead.select(list(shape.key)), alive.select(_PLACES), dead.select(_PLACES), keyless, start, stop)
+    return Batch(plain(alive, shape), dead.select(list(shape.key)), alive.select(_PLACES), dead.select(_PLACES), keyless, start, stop, fresh)
 
 
 def newest(rows: pa.Table, shape: Shape, lookup: Lookup) -> pa.Table:

@@ -17,11 +17,12 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows between two places of a topic. `behind` is how many offsets there are after it."""
+    """Rows between two places of a topic. `fresh` are partitions of which the target knows nothing yet, `behind` is how many offsets there are after it."""
 
     rows: list[pa.RecordBatch]
     start: Mapping[int, int]
     stop: Mapping[int, int]
+    fresh: frozenset[int]
     behind: int
 
 
@@ -36,6 +37,8 @@ class Following:
         first = log.start_offsets(topic)
         _check_kept(log, topic, applied, first)
         self.positions = {partition: applied.positions.get(partition, start) for partition, start in first.items()}
+        self._known = set(applied.positions)
+        self._turn = 0
 
     def next(self, most_rows: int) -> Piece | None:
         """At most about so many rows; nothing, if there is nothing new."""
@@ -45,9 +48,11 @@ class Following:
         start = {partition: self.positions[partition] for partition, end in ends.items() if end > self.positions[partition]}
         if not start:
             return None
-        rows, stop = self._read(start, ends, most_rows)
+        self._turn += 1  # each partition is the first one at times, so that none waits for ever
+        turned = sorted(start, key=lambda partition: (partition - self._turn) % len(ends))
+        rows, stop = self._read({partition: start[partition] for partition in turned}, ends, most_rows)
         behind = sum(end - stop.get(partition, start.get(partition, end)) for partition, end in ends.items())
-        return Piece(rows, {partition: start[partition] for partition in stop}, stop, behind)
+        return Piece(rows, {partition: start[partition] for partition in stop}, stop, frozenset(stop.keys() - self._known), behind)
 
     def _read(self, start: Mapping[int, int], ends: Mapping[int, int], most_rows: int) -> tuple[list[pa.RecordBatch], dict[int, int]]:
         rows: list[pa.RecordBatch] = []
@@ -68,6 +73,7 @@ class Following:
 
     def advance(self, piece: Piece) -> None:
         self.positions.update(piece.stop)
+        self._known.update(piece.stop)
 
 
 def _check_kept(log: Log, topic: str, applied: Applied, first: Mapping[int, int]) -> None:

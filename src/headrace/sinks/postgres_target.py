@@ -70,7 +70,7 @@ class PostgresTarget(Target):
     def prepare(self) -> None:
         with translated(), self._db.transaction():
             self._lock()
-            self._db.execute(f"CREATE TABLE IF NOT EXISTS {LEDGER} (target text PRIMARY KEY, applied text NOT NULL)")
+            self._make_ledger()
             known = self._columns()
             if known is None:
                 self._create()
@@ -84,6 +84,12 @@ class PostgresTarget(Target):
             self._db.execute(
                 f"CREATE TEMP TABLE headrace_keys ON COMMIT DELETE ROWS AS SELECT {_list(self.shape.key)} FROM {self._name} WITH NO DATA"
             )
+
+    def _make_ledger(self) -> None:
+        """Only if it is missing: a role that may not make tables can write to one."""
+        self._db.execute("SELECT pg_advisory_xact_lock(4871)")  # one for all targets, so that two do not make it at once
+        if self._db.execute("SELECT to_regclass(%s) IS NULL", (LEDGER,)).fetchone() == (True,):
+            self._db.execute(f"CREATE TABLE {LEDGER} (target text PRIMARY KEY, applied text NOT NULL)")
 
     def _columns(self) -> list[str] | None:
         """None if there is no table."""

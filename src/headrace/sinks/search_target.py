@@ -37,7 +37,7 @@ def index_schema() -> Any:
     builder = tantivy.SchemaBuilder()
     builder.add_text_field("_key", stored=True, tokenizer_name="raw", index_option="basic")
     builder.add_text_field("text", stored=False)
-    builder.add_json_field("row", stored=False)
+    builder.add_json_field("row", stored=False, fast=True)  # so that ranges can be asked for
     builder.add_bytes_field("_row", stored=True, indexed=False)
     return builder.build()
 
@@ -172,9 +172,11 @@ def search(path: str | Path, query: str, *, most: int = 10) -> list[tuple[float,
     if not Path(path).is_dir() or not tantivy.Index.exists(str(path)):
         raise InputError(f"There is no search index in {path}.", fix="make one with `headrace sync TOPIC search:DIRECTORY`.")
     index = tantivy.Index.open(str(path))
-    try:
-        parsed = index.parse_query(query, ["text"])
-    except ValueError as error:
-        raise InputError(f"The query {query!r} cannot be read: {error}.", fix='write words, "a phrase", row.COLUMN:WORD, AND, OR, -WORD.') from error
     searcher = index.searcher()
-    return [(score, bytes(searcher.doc(address)["_row"][0]).decode()) for score, address in searcher.search(parsed, most).hits]
+    try:
+        hits = searcher.search(index.parse_query(query, ["text"]), most).hits
+    except ValueError as error:
+        raise InputError(
+            f"The query {query!r} cannot be read: {error}.", fix='write words, "a phrase", row.COLUMN:WORD, row.COLUMN:[1 TO 9], AND, OR, -WORD.'
+        ) from error
+    return [(score, bytes(searcher.doc(address)["_row"][0]).decode()) for score, address in hits]

@@ -103,7 +103,7 @@ class Syncing:
         return True
 
     def _apply(self, target: Target, piece: Piece) -> None:
-        batch = batch_of(piece.rows, target.shape, piece.start, piece.stop, target.lookup)
+        batch = batch_of(piece.rows, target.shape, piece.start, piece.stop, target.lookup, fresh=piece.fresh)
         refused: list[Refusal] = []
 
         def tell(each: Sequence[Refusal]) -> None:
