@@ -60,6 +60,7 @@ class PostgresTarget(Target):
     def __init__(self, sink: Sink, shape: Shape) -> None:
         super().__init__(sink, shape)
         self._name = ".".join(map(quoted, sink.table.split("."))) if sink.table else quoted(shape.topic)
+        self._is_first_fill = False
         self._db = _connected(sink.options["url"])
 
     def close(self) -> None:
@@ -126,6 +127,11 @@ class PostgresTarget(Target):
                 fix=f"ALTER TABLE {self._name} ADD PRIMARY KEY ({_list(self.shape.key)})",
             )
 
+    def begin(self, owner: int, *, resume: bool = False, start_over: bool = False) -> Applied:
+        mine = super().begin(owner, resume=resume, start_over=start_over)
+        self._is_first_fill = not mine.positions
+        return mine
+
     # A commit
 
     @contextmanager
@@ -162,6 +168,19 @@ class PostgresTarget(Target):
             self._db.execute(f"TRUNCATE {_KEYS}")
 
     def _upsert(self, rows: pa.Table) -> None:
+        if not (self._is_first_fill and self._copied(rows)):
+            self._merged(rows)
+
+    def _copied(self, rows: pa.Table) -> bool:
+        """Straight into the table, which is twice as fast, as long as a target that is filled for the first time has none of the keys. The first that it has ends that."""
+        try:
+            with self._piece():
+                self._copy(self._name, rows)
+        except RowsRefused:
+            self._is_first_fill = False
+        return self._is_first_fill
+
+    def _merged(self, rows: pa.Table) -> None:
         columns = _list(self.shape.schema.names)
         news = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in self.shape.values)
         on_conflict = f"ON CONFLICT ({_list(self.shape.key)}) DO {f'UPDATE SET {news}' if news else 'NOTHING'}"
