@@ -12,10 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.cdc.source import MARKS
 from headrace.log.api import OFFSET_COLUMN, PARTITION_COLUMN, Log
 from headrace.log.dead import rows_to_texts
 from headrace.sinks.batch import Batch, batch_of
 from headrace.sinks.declared import Sink
+from headrace.sinks.following import belonging
 from headrace.sinks.keyed import having
 from headrace.sinks.shape import Shape, shape_of
 
@@ -62,16 +64,17 @@ def compare(sink: Sink, log: Log, topic: str, *, most: int = 20) -> Comparison:
 
 def folded(log: Log, topic: str, shape: Shape, positions: Mapping[int, int]) -> pa.Table:
     """The rows that a target should have at these places of the topic."""
-    known = shape.schema.empty_table()
+    known, waiting = shape.schema.empty_table(), list[pa.RecordBatch]()
     first = log.start_offsets(topic)
+    together = MARKS in shape.source.names and len(positions) > 1  # a row may take over values from one in another partition
     for partition, stop in sorted(positions.items()):
-        waiting: list[pa.RecordBatch] = []
         for batch in log.read(topic, partition, first.get(partition, 0), stop):
-            waiting.append(batch)
-            if sum(each.num_rows for each in waiting) >= _FOLD_ROWS:
+            if not together and sum(each.num_rows for each in waiting) >= _FOLD_ROWS and not belonging(waiting, batch, 0):
                 known, waiting = _with(known, waiting, shape), []
-        known = _with(known, waiting, shape)
-    return known
+            waiting.append(batch)
+        if not together:
+            known, waiting = _with(known, waiting, shape), []
+    return _with(known, waiting, shape)
 
 
 def _with(known: pa.Table, raw: list[pa.RecordBatch], shape: Shape) -> pa.Table:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from headrace.cdc.source import ORDER, TRANSACTION
 from headrace.errors import TargetMismatch
-from headrace.log.api import OFFSET_COLUMN, Log
+from headrace.log.api import CHANGE_TYPE, DELETE, OFFSET_COLUMN, PARTITION_COLUMN, Log
 from headrace.sinks.applied import Applied
 
 MOST_BYTES = 64 << 20
@@ -63,17 +64,30 @@ class Following:
                 break
             stop[partition] = ends[partition]
             for batch in self.log.read(self.topic, partition, first, ends[partition]):
-                kept = batch.slice(0, left_rows)
+                kept = batch.slice(0, left_rows) if left_rows > 0 and left_bytes > 0 else batch.slice(0, 0)
+                if kept.num_rows < batch.num_rows:
+                    kept = batch.slice(0, kept.num_rows + belonging(rows, batch, kept.num_rows))
                 rows.append(kept)
                 left_rows, left_bytes = left_rows - kept.num_rows, left_bytes - kept.nbytes
-                if left_rows <= 0 or left_bytes <= 0:
-                    stop[partition] = kept.column(OFFSET_COLUMN)[-1].as_py() + 1
+                if kept.num_rows < batch.num_rows:
+                    stop[partition] = batch.column(OFFSET_COLUMN)[kept.num_rows].as_py()
                     break
         return rows, stop
 
     def advance(self, piece: Piece) -> None:
         self.positions.update(piece.stop)
         self._known.update(piece.stop)
+
+
+def belonging(before: list[pa.RecordBatch], batch: pa.RecordBatch, count: int) -> int:
+    """1 if the row at which a piece would be cut has the same key change to tell of as the one before it: the old row goes, the new one comes, and both go together."""
+    if not {ORDER, TRANSACTION} <= set(batch.schema.names):
+        return 0
+    last = batch.slice(count - 1, 1) if count else next((each.slice(each.num_rows - 1, 1) for each in reversed(before) if each.num_rows), None)
+    if last is None or last.column(PARTITION_COLUMN)[0] != batch.column(PARTITION_COLUMN)[count] or last.column(CHANGE_TYPE)[0].as_py() != DELETE:
+        return 0
+    order = last.column(ORDER)[0]
+    return int(order.is_valid and order == batch.column(ORDER)[count] and last.column(TRANSACTION)[0] == batch.column(TRANSACTION)[count])
 
 
 def _check_kept(log: Log, topic: str, applied: Applied, first: Mapping[int, int]) -> None:
