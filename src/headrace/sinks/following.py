@@ -81,7 +81,7 @@ class Following:
 
 def belonging(before: list[pa.RecordBatch], batch: pa.RecordBatch, count: int) -> int:
     """1 if the row at which a piece would be cut has the same key change to tell of as the one before it: the old row goes, the new one comes, and both go together."""
-    if not {ORDER, TRANSACTION} <= set(batch.schema.names):
+    if not {ORDER, TRANSACTION, CHANGE_TYPE} <= set(batch.schema.names):
         return 0
     last = batch.slice(count - 1, 1) if count else next((each.slice(each.num_rows - 1, 1) for each in reversed(before) if each.num_rows), None)
     if last is None or last.column(PARTITION_COLUMN)[0] != batch.column(PARTITION_COLUMN)[count] or last.column(CHANGE_TYPE)[0].as_py() != DELETE:
