@@ -53,3 +53,10 @@ def test_the_captures_are_what_the_page_says() -> None:
     assert (names["shop"].kind, names["shop"].tables, names["events"].outbox) == ("sqlite", ("customers", "orders"), "outbox")
     assert [step.captured_by for step in names["pipeline"].plan().inputs] == ["shop", "shop"]
     check_hosted(names["pipeline"].plan())
+
+
+def test_the_sinks_are_what_the_page_says() -> None:
+    names = declared("sinks.md")
+    assert names["orders_in_reports"].kind == "sqlite"
+    assert list(names["shop"].sinks) == ["revenue.sqlite"]
+    check_hosted(names["shop"].plan())

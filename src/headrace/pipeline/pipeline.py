@@ -20,6 +20,7 @@ from headrace.pipeline.names import with_names
 from headrace.pipeline.plan import Ingest, Output, PipelinePlan, Settings, Step, TopicOutput, TopicStep, ViewOutput, ordered
 from headrace.pipeline.stream import Rows, Stream, Table
 from headrace.pipeline.windowing import RESERVED, check_late_topics
+from headrace.sinks.declared import Sink
 
 MOST_KEPT_CHANGES = 100_000_000
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Pipeline:
         """The DataFrames given to `ingest`, by the name of their entry in the plan."""
         self.captures: dict[str, Capture] = {}
         """The captures that run with the pipeline, by name."""
+        self.sinks: dict[str, Sink] = {}
+        """Other systems that follow derived topics, by the topic's name."""
         self._inputs: dict[str, TopicStep] = {}
         self._outputs: dict[str, Output] = {}
         self._ingests: list[Ingest] = []
@@ -135,6 +138,19 @@ class Pipeline:
             )
         self._outputs[name] = ViewOutput(name=name, input=step, keep_changes=keep_changes)
 
+    def sink(self, sink: Sink, rows: Stream | Table, *, topic: str | None = None, partitions: int = 1, **settings: Any) -> None:
+        """Keep another system equal to a table, or append a stream's rows to it, as long as the pipeline runs. `hr.sinks` has the kinds.
+
+        The rows are written to a derived topic (`topic`, or else one named for what it is called there), which the sink follows.
+        """
+        if not isinstance(sink, Sink):
+            raise PlanError(f"A sink was expected, not a {type(sink).__name__}.", fix="make one with hr.sinks, as in shop.sink(hr.sinks.sqlite('shop.db', table='revenue'), revenue).")
+        if topic is None and sink.name is None and sink.table is None:
+            raise PlanError(f"The sink ({sink.kind}) does not say what its rows are called there.", fix="give it table=….")
+        name = topic or sink.name or f"{sink.table}.{sink.kind}"
+        self.write(name, rows, partitions=partitions, **settings)
+        self.sinks[name] = sink
+
     def topic_of(self, step: Step) -> str | None:
         """The derived topic that a step's rows are written to, if there is one."""
         return next((each.name for each in self._outputs.values() if isinstance(each, TopicOutput) and each.input is step), None)
@@ -144,7 +160,7 @@ class Pipeline:
     def plan(self) -> PipelinePlan:
         """The inert plan: every step with its stable name."""
         if not self._outputs:
-            raise PlanError(f"The pipeline {self.name!r} has no output.", fix="add write(…) or view(…).")
+            raise PlanError(f"The pipeline {self.name!r} has no output.", fix="add write(…), view(…) or sink(…).")
         inputs = tuple(self._inputs.values())
         plan = PipelinePlan(self.name, inputs, with_names(inputs, tuple(self._outputs.values())), tuple(self._ingests))
         check_late_topics(plan)

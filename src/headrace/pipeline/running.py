@@ -22,6 +22,7 @@ from headrace.pipeline.ingest import Ingests
 from headrace.pipeline.plan import PipelinePlan
 from headrace.pipeline.replay import begin, version_state
 from headrace.pipeline.runner import Runner
+from headrace.pipeline.sinking import sinking
 from headrace.pipeline.sources import Sources
 from headrace.pipeline.state_directory import StateDirectory
 from headrace.pipeline.status import Status
@@ -65,7 +66,8 @@ def run(
         plan = _checked(opened, pipeline.plan(), state_of(pipeline, state))
         runner = Runner(plan, opened, _session(spark_options), state_of(pipeline, state), shards=shards, local=_path(local))
         ingests = Ingests(pipeline, runner.spark, opened.address, runner.state, until_caught_up=until_caught_up, on_change=runner.tell)
-        with _serving(runner, opened, port, on_serving) if serve else nullcontext():
+        following = sinking(pipeline.sinks, opened.address, stop, until_caught_up=until_caught_up)
+        with following, _serving(runner, opened, port, on_serving) if serve else nullcontext():
             _run(runner, ingests, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
 
 
