@@ -37,6 +37,7 @@ def test_a_pipeline_keeps_a_database_equal_to_its_tables(tmp_path: Path, monkeyp
     keeps_a_database_equal(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_the_same_on_spark(spark: "SparkSession", tmp_path: Path) -> None:
     keeps_a_database_equal(tmp_path)

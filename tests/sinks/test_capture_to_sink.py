@@ -11,7 +11,7 @@ pytest.importorskip("psycopg")
 TABLE = "(id bigint PRIMARY KEY, title text, body text, tags text[], price numeric(12, 3), at timestamptz)"
 
 
-@pytest.mark.parametrize(("partitions", "batch_rows"), [(1, 50_000), (1, 1), (3, 50_000)])
+@pytest.mark.parametrize(("partitions", "batch_rows"), [pytest.param(1, 50_000, marks=pytest.mark.slow), (1, 1), (3, 50_000)])
 def test_a_postgres_table_is_copied_and_stays_equal(postgres: Postgres, tmp_path: Path, partitions: int, batch_rows: int) -> None:
     address = f"file:{tmp_path / 'log'}"
     large = "(SELECT string_agg(md5(n::text), '') FROM generate_series(1, 3000) n)"

@@ -72,3 +72,18 @@ def test_rows_that_retention_has_removed_are_missed_with_a_word(log: hr.Log) -> 
     assert Following(log, "noise", applied("noise", p0=earliest)).positions == {0: earliest}
     with pytest.raises(TargetMismatch, match=r"retention has removed what follows[\s\S]*--start-over"):
         Following(log, "noise", applied("noise", p0=earliest - 1))
+
+
+def test_tombstones_that_compaction_has_removed_are_missed_with_a_word(log: hr.Log) -> None:
+    log.create_table("accounts", "id BIGINT, text STRING", primary_key="id", history="1 second", tombstones="1 second", segment_bytes=1 << 16)
+    with log.producer("accounts") as producer:
+        for _ in range(6):
+            producer.upsert(pa.table({"id": range(100), "text": ["x" * 1000] * 100}))
+    time.sleep(1.1)
+    log.maintain()
+    whole = log.whole_from("accounts")[0]
+    assert whole > 1
+    assert Following(log, "accounts", applied("accounts", p0=1)).positions == {0: 1}  # it was here a moment ago
+    with pytest.raises(TargetMismatch, match=r"may have missed deletes[\s\S]*--start-over"):
+        Following(log, "accounts", applied("accounts", at_us=1, p0=1))
+    assert Following(log, "accounts", applied("accounts", at_us=1, p0=whole)).positions == {0: whole}
