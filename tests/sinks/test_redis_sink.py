@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import headrace as hr
 from headrace.errors import InputError
+from headrace.log.dead import letters
 from headrace.sinks.syncing import Syncing
 from headrace.testing.redis_server import RedisServer
 from tests.sinks.sink_contract import SinkContract, account, assert_equal_to_log, caught_up
@@ -61,6 +63,18 @@ class TestJson(SinkContract):
             producer.upsert([{"shop": "a b", "item": 1, "left": 3}])
         caught_up(sink, log, "stock")
         assert json.loads(client.get('stock:["a b",1]')) == {"shop": "a b", "item": 1, "left": 3}
+
+
+def test_what_json_cannot_carry_is_put_aside(redis_server: RedisServer, client: Any, tmp_path: Path) -> None:
+    sink = hr.sinks.redis(redis_server.url, encoding="json")
+    with hr.open_log(f"file:{tmp_path / 'log'}") as log:
+        log.create_table("days", "id BIGINT, day DATE", primary_key="id")
+        with log.producer("days") as producer:
+            producer.upsert(pa.table({"id": range(9), "day": pa.array([*range(7), 10_000_000, 8], pa.int32()).cast(pa.date32())}))
+        assert caught_up(sink, log, "days").status.refused == 1
+        (letter,) = letters(log, "days.redis")
+        assert (letter["source_offset"], "outside the years" in letter["reason"], "10000000" in letter["row"]) == (7, True, True)
+        assert client.exists(*[f"days:{number}" for number in range(9)]) == 8
 
 
 def test_a_server_that_has_forgotten_is_filled_again(redis_server: RedisServer, client: Any, tmp_path: Path) -> None:

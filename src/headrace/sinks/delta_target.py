@@ -26,7 +26,7 @@ from headrace.sinks.view_times import is_time_text, time_array, time_text
 
 try:
     import deltalake
-    from deltalake.exceptions import CommitFailedError, DeltaError
+    from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError
 except ImportError as error:
     raise MissingExtra("deltalake", "delta") from error
 
@@ -43,6 +43,8 @@ def _translated() -> Iterator[None]:
         yield
     except CommitFailedError as error:
         raise TargetUnavailable(f"Someone else has written to the Delta table meanwhile: {error}.", fix="nothing: it is looked at again.") from error
+    except SchemaMismatchError as error:
+        raise TargetMismatch(f"Delta: {error}.", fix="choose another table; or, if nobody else needs it, remove it, and it is made anew.") from error
     except (DeltaError, OSError) as error:
         raise TargetUnavailable(f"Delta: {error}.", fix="see that the table's files are there and that there is room.") from error
 

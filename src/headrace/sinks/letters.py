@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
+from headrace.errors import BadRows
 from headrace.log.api import OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN, Log, Transaction
 from headrace.log.dead import DeadLetter, ensure_topic, letters_to_rows, rows_to_texts
 from headrace.sinks.target import Refusal
@@ -51,5 +52,25 @@ def _texts(refused: Sequence[Refusal], rows: Sequence[pa.RecordBatch]) -> dict[t
         here = [number for number, place in enumerate(places) if place in wanted]
         if here:
             picked = pa.Table.from_batches([batch]).take(here).drop_columns([PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN])
-            found.update(zip([places[number] for number in here], rows_to_texts(picked).to_pylist(), strict=True))
+            found.update({places[number]: text for number, text in zip(here, _as_texts(picked), strict=True)})
     return found
+
+
+def _as_texts(rows: pa.Table) -> list[str]:
+    """What JSON cannot carry (a date beyond the year 9999) is left as Python shows it."""
+    try:
+        texts: list[str] = rows_to_texts(rows).to_pylist()
+    except BadRows:
+        return [str(rows.slice(number, 1).cast(_readable(rows.schema)).to_pylist()[0]) for number in range(rows.num_rows)]
+    return texts
+
+
+def _readable(schema: pa.Schema) -> pa.Schema:
+    """Dates and times as numbers."""
+    return pa.schema([pa.field(each.name, _number_of(each.type)) for each in schema])
+
+
+def _number_of(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_date(kind):
+        return pa.int32()
+    return pa.int64() if pa.types.is_timestamp(kind) else kind

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import ConfigurationError, MissingExtra, TargetUnavailable
-from headrace.log.json_rows import decode, encoded
+from headrace.log.json_rows import decode
 from headrace.log.keys import key_bytes
 from headrace.sinks.applied import Applied
 from headrace.sinks.batch import Batch
 from headrace.sinks.declared import Sink
 from headrace.sinks.shape import Shape
-from headrace.sinks.target import Refusal, Target
+from headrace.sinks.target import Refusal, Target, in_pieces, json_of
 from headrace.sinks.view_types import from_values, to_values
 
 try:
@@ -131,12 +131,17 @@ class RedisTarget(Target):
     def merge(self, batch: Batch) -> list[Refusal]:
         for piece in _chunks(batch.deletes):
             self._script(_UNLINK, self._keys(piece))
-        for piece in _chunks(batch.upserts):
-            if self._encoding == JSON:
-                self._script(_SET_TEXTS, _interleaved([self._keys(piece), encoded(piece).to_pylist()]))
-            else:
-                self._script(_SET_HASHES, self._as_hashes(piece))
-        return []
+        refused: list[Refusal] = []
+        for start in range(0, batch.upserts.num_rows, _CHUNK_ROWS):
+            in_pieces(batch.upserts.slice(start, _CHUNK_ROWS), batch.upsert_places.slice(start, _CHUNK_ROWS), self._upsert, refused)
+        return refused
+
+    def _upsert(self, rows: pa.Table) -> None:
+        (piece,) = _chunks(rows)
+        if self._encoding == JSON:
+            self._script(_SET_TEXTS, _interleaved([self._keys(piece), json_of(piece)]))
+        else:
+            self._script(_SET_HASHES, self._as_hashes(piece))
 
     def clear(self) -> None:
         found = list(self._found())

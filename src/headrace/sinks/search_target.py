@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import InputError, MissingExtra, TargetMismatch, TargetUnavailable
-from headrace.log.json_rows import decode, encoded
+from headrace.log.json_rows import decode
 from headrace.log.keys import key_bytes
 from headrace.sinks.applied import Applied
 from headrace.sinks.batch import Batch
 from headrace.sinks.declared import Sink
 from headrace.sinks.shape import Shape
-from headrace.sinks.target import Refusal, Target
+from headrace.sinks.target import Refusal, Target, in_pieces, json_of
 
 try:
     import tantivy
@@ -119,10 +119,15 @@ class SearchTarget(Target):
         for piece in _chunks(batch.deletes):
             for key in self._keys(piece):
                 self._writer.delete_documents_by_term("_key", key)
-        for piece in _chunks(batch.upserts):
-            for key, row, text in zip(self._keys(piece), encoded(piece).to_pylist(), _texts(piece), strict=True):
-                self._replace(key, row, text)
-        return []
+        refused: list[Refusal] = []
+        for start in range(0, batch.upserts.num_rows, _CHUNK_ROWS):
+            in_pieces(batch.upserts.slice(start, _CHUNK_ROWS), batch.upsert_places.slice(start, _CHUNK_ROWS), self._upsert, refused)
+        return refused
+
+    def _upsert(self, rows: pa.Table) -> None:
+        (piece,) = _chunks(rows)
+        for key, row, text in zip(self._keys(piece), json_of(piece), _texts(piece), strict=True):
+            self._replace(key, row, text)
 
     def clear(self) -> None:
         self._writer.delete_all_documents()

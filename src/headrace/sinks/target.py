@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from headrace.errors import TargetRefuses
+from headrace.errors import BadRows, TargetRefuses
 from headrace.log.api import Closing
+from headrace.log.json_rows import encoded
 from headrace.sinks.applied import Applied, check_owner, is_due, taken_over
 from headrace.sinks.batch import Batch
 from headrace.sinks.declared import Sink
@@ -136,6 +137,15 @@ def in_pieces(rows: pa.Table, places: pa.Table, attempt: Callable[[pa.Table], No
         half = rows.num_rows // 2
         for start, length in ((0, half), (half, rows.num_rows - half)):
             in_pieces(rows.slice(start, length), places.slice(start, length), attempt, refused)
+
+
+def json_of(rows: pa.RecordBatch) -> list[bytes]:
+    """Each row as a JSON object, as the log writes it; what JSON cannot carry is refused."""
+    try:
+        texts: list[bytes] = encoded(rows).to_pylist()
+    except BadRows as error:
+        raise RowsRefused(error.message) from error
+    return texts
 
 
 def _check_few(refused: Sequence[Refusal]) -> None:
