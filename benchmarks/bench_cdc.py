@@ -19,6 +19,7 @@ from threading import Event, Thread
 from typing import Any
 
 import headrace as hr
+from benchmarks.cdc_peer import RATE
 from benchmarks.report import Result, Unavailable, judged, limited, note, seconds
 from headrace.testing.database_server import ServerUnavailable
 from headrace.testing.postgres_server import PostgresServer, find_program
@@ -70,6 +71,7 @@ class Bench:
         self.server, self.cursor, self.root = server, cursor, root
         cursor.execute(TABLE)
         cursor.execute(WRITE_ONE_BY_ONE)
+        cursor.execute("CREATE PUBLICATION peer FOR TABLE items")  # before any change: the WAL is read with the catalogue of its time
 
     def _write(self, first: int, last: int) -> None:
         self.cursor.execute("CALL write_one_by_one(%s, %s)", (first, last))
@@ -107,31 +109,24 @@ class Bench:
             return "pydbzengine", self._debezium
         return "pg_recvlogical", self._received
 
-    def _publication(self) -> str:
-        self.cursor.execute("SELECT 1 FROM pg_publication WHERE pubname = 'peer'")
-        if not self.cursor.fetchone():
-            self.cursor.execute("CREATE PUBLICATION peer FOR TABLE items")
-        return "peer"
-
     def _debezium(self, slot: str) -> float:
-        command = [sys.executable, "-m", "benchmarks.cdc_peer", self.server.url, slot, self._publication(), str(CHANGES)]
+        command = [sys.executable, "-m", "benchmarks.cdc_peer", self.server.url, slot, "peer", str(CHANGES)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
         if done.returncode:
             raise Unavailable(f"Debezium's engine failed: {(done.stdout + done.stderr)[-1000:]}")
-        return float(done.stdout.split()[-1])
+        return float(done.stdout.rsplit(RATE, 1)[-1].split()[0])
 
     def _received(self, slot: str) -> float:
         """Everything up to the WAL's end, to nowhere."""
         self.cursor.execute("SELECT pg_current_wal_lsn()")
         ((end,),) = self.cursor.fetchall()
-        options = ["-o", "proto_version=1", "-o", f"publication_names={self._publication()}"]
+        options = ["-o", "proto_version=1", "-o", "publication_names=peer"]
         command = [find_program("pg_recvlogical"), "-d", self.server.url, "-S", slot, "--start", "-f", "/dev/null", "-E", end, *options]
         return CHANGES / seconds(lambda: subprocess.run(command, check=True, timeout=900, stderr=subprocess.DEVNULL))
 
     def _bare(self) -> float:
         """Measured once more on fresh changes, a tenth as many."""
         self.cursor.execute("SELECT pg_create_logical_replication_slot('bare', 'pgoutput')")
-        self._publication()
         self._write(CHANGES + 1, CHANGES + CHANGES // 10)
         rate = self._received("bare") / 10
         self.cursor.execute("SELECT pg_drop_replication_slot('bare')")
@@ -154,6 +149,7 @@ class Bench:
     def latency(self) -> Result:
         """From the commit's time in Postgres to the append's time in the log, on one machine's clock."""
         self.cursor.execute("TRUNCATE items")
+        self.cursor.execute("SET synchronous_commit = on")  # otherwise the server itself keeps a commit back for a fifth of a second
         capture, stop = self.begun("latency"), Event()
         running = Thread(target=capture.run, kwargs={"stop": stop})
         running.start()
@@ -184,12 +180,15 @@ class Bench:
 
 
 _LARGE = """
-import resource, sys
+import sys
+from pathlib import Path
 import headrace as hr
+def peak():  # not getrusage, which counts from before this process was another's
+    return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
 capture = hr.cdc.postgres(sys.argv[1], name="large", snapshot=False, log=sys.argv[2])
 source = capture.open()
 source.close()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 capture.run(until_caught_up=True)
-print(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(before, peak())
 """

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+RATE = "changes a second:"
+"""What the result stands behind, among all that the JVM says."""
+
 
 def properties(url: str, slot: str, publication: str, directory: str) -> dict[str, str]:
     parts = urlsplit(url)
@@ -23,7 +26,7 @@ def properties(url: str, slot: str, publication: str, directory: str) -> dict[st
         "slot.name": slot,
         "publication.name": publication,
         "publication.autocreate.mode": "disabled",
-        "snapshot.mode": "never",
+        "snapshot.mode": "no_data",
         "database.hostname": str(parts.hostname),
         "database.port": str(parts.port),
         "database.user": str(parts.username),
@@ -54,12 +57,13 @@ def main(url: str, slot: str, publication: str, wanted: int) -> None:
             marks.append((self.count, time.perf_counter()))
             if self.count >= wanted:
                 half = next(mark for mark in marks if mark[0] >= wanted // 2)
-                print((self.count - half[0]) / (marks[-1][1] - half[1]), flush=True)
+                print(RATE, (self.count - half[0]) / (marks[-1][1] - half[1]), flush=True)
                 os._exit(0)
 
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
         pydbzengine.DebeziumJsonEngine(properties=properties(url, slot, publication, directory), handler=Counter()).run()
+    sys.exit("the engine ended before it had read everything")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ class DatabaseServer:
     kind = "database"
     user = "nobody"
     """Who runs it where the tests run as root, since these servers refuse root."""
+    last_signal = "TERM"
 
     def __init__(self) -> None:
         self.port = 0
@@ -91,12 +92,17 @@ class DatabaseServer:
     def start_process(self) -> None:
         assert self.directory is not None
         with (self.directory / "output.txt").open("ab") as output:
-            self._process = subprocess.Popen(self.command(self.data), stdout=output, stderr=subprocess.STDOUT, user=self.owner, cwd="/", start_new_session=True)
+            self._process = subprocess.Popen([*self._dying_with_us(), *self.command(self.data)], stdout=output, stderr=subprocess.STDOUT, user=self.owner, cwd="/", start_new_session=True)
         deadline = time.monotonic() + START_SECONDS
         while not self.answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise ServerUnavailable(f"The {self.kind} server did not start: {self.output()}")
             time.sleep(0.05)
+
+    def _dying_with_us(self) -> list[str]:
+        """A server whose test was killed ends too."""
+        setpriv = shutil.which("setpriv")
+        return [setpriv, "--pdeathsig", self.last_signal] if setpriv else []
 
     def stop_process(self, how: signal.Signals = signal.SIGTERM) -> None:
         process, self._process = self._process, None

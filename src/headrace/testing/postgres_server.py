@@ -38,6 +38,7 @@ def find_program(name: str) -> str:
 class PostgresServer(DatabaseServer):
     kind = "postgres"
     user = "postgres"
+    last_signal = "INT"
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         super().__init__()
