@@ -24,8 +24,8 @@ def accounts(log: hr.Log) -> str:
 
 def test_sync_and_check(run: Run, accounts: str, tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
-    done = run("sync", accounts, f"sqlite:{path}", "--table", "people", "--until-caught-up")
-    assert "accounts.sqlite: ended cleanly; 100 rows" in done.out
+    done = run("sync", accounts, f"sqlite:{path}", "--table", "people", "--name", "copy", "--batch-rows", "30", "--until-caught-up")
+    assert "copy: ended cleanly; 100 rows" in done.out
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT count(*), min(name) FROM people").fetchone() == (100, "n0")
     assert "Equal: 100 rows, as of offset 100 of partition 0." in run("sync", accounts, f"sqlite:{path}", "--table", "people", "--check").out

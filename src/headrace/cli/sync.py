@@ -40,6 +40,8 @@ def sync(
         list[str] | None, typer.Option("--key", metavar="COLUMN", help="Merge by this column; may be repeated. For topics that are no tables.")
     ] = None,
     no_create: Annotated[bool, typer.Option("--no-create", help="Make no table and no column there.")] = False,
+    name: Annotated[str | None, typer.Option("--name", help="The sink's name, under which its dead letters stand. Default: TOPIC.KIND.")] = None,
+    batch_rows: Annotated[int | None, typer.Option("--batch-rows", min=1, help="At most so many rows in one commit.")] = None,
     until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="End when everything that is there has been applied.")] = False,
     start_over: Annotated[bool, typer.Option("--start-over", help="Empty the target, and apply the topic from its beginning.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare target and log, key by key, and end; exit code 5 if they differ.")] = False,
@@ -49,7 +51,7 @@ def sync(
 
     Example: headrace sync orders sqlite:shop.db --log file:data
     """
-    found = declared_sink(sink, table=table, mode=mode, key=tuple(key or ()), create=False if no_create else None)
+    found = declared_sink(sink, table=table, mode=mode, key=tuple(key or ()), create=False if no_create else None, name=name, batch_rows=batch_rows)
     address = chosen_log(context, log)
     if not address:
         raise typer.BadParameter("Which log? Say --log file:PATH or --log kafka://HOST:PORT, or set HEADRACE_LOG.", param_hint="--log")
