@@ -67,6 +67,7 @@ def check_killed(tmp_path: Path, plans: Sequence[Plan], deaths: Sequence[int]) -
             assert rows == calm[output], output
 
 
+@pytest.mark.slow  # minutes; faults without Spark are in test_join_properties.py, kills with Spark in test_engine_kills.py
 def test_joins_with_workers_and_a_driver_killed(tmp_path: Path) -> None:
     kills = [("in the kernel", WORKER), ("between views and log", DRIVER), ("the store was committed", WORKER)]
     check_killed(tmp_path, [in_turn(*kills)], deaths=[1])

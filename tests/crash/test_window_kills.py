@@ -93,6 +93,7 @@ def check_killed(tmp_path: Path, plans: list[Plan], deaths: list[int], rows: int
         assert killed.changes == calm.changes
 
 
+@pytest.mark.slow  # minutes; faults without Spark are in test_window_properties.py, kills with Spark in test_engine_kills.py
 def test_workers_and_the_driver_killed_in_the_middle_of_windows(tmp_path: Path) -> None:
     kills = [("in the kernel", WORKER), ("files were written", WORKER), ("between views and log", DRIVER), ("a shard has reported", WORKER)]
     check_killed(tmp_path, [in_turn(*kills)], [1], rows=200)
