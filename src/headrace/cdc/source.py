@@ -40,6 +40,11 @@ class TableShape:
     columns: tuple[tuple[str, str], ...]
     key: tuple[str, ...]
 
+    def key_in(self, own: Sequence[str]) -> tuple[str, ...]:
+        """The key's columns as the source itself calls them; `own` are its names of all columns."""
+        names = dict(zip([name for name, _ in self.columns], own, strict=True))
+        return tuple(names[name] for name in self.key)
+
     @property
     def ddl(self) -> str:
         return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in self.columns)

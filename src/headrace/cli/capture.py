@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.output import bytes_text, counted, emit, say, seconds_text
+from headrace.cli.output import bytes_text, counted, say, seconds_text
 from headrace.cli.settings import JsonOption, LogOption, chosen_log
+from headrace.cli.status_lines import StatusLines
 from headrace.cli.stopping import stopping
 from headrace.errors import BadPipelineFile, InputError, nearest
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from headrace.cdc.capturing import CaptureStatus
     from headrace.cdc.declared import Capture
 
-EVERY_S = 5.0
 TablesOption = Annotated[list[str] | None, typer.Option("--table", metavar="TABLE", help="A table to capture; may be repeated. Only with a URL.")]
 
 
@@ -110,7 +108,7 @@ def _run_all(found: list[Capture], log: str | None, *, until_caught_up: bool, st
 
 
 def _run_one(each: Capture, log: str | None, stop: Event, failures: list[BaseException], until_caught_up: bool, start_over: bool, as_json: bool) -> None:
-    told = Told(as_json=as_json)
+    told = StatusLines(line, as_json)
     given = replace(each, log=log or each.log)
     try:
         say(f"Capturing {each.name} ({each.kind}) into {given.log_address()}. Ctrl-C ends it.")
@@ -119,34 +117,6 @@ def _run_one(each: Capture, log: str | None, stop: Event, failures: list[BaseExc
     except BaseException as error:
         failures.append(error)
         stop.set()
-
-
-@dataclass
-class Told:
-    """Status lines on standard error, now and then; JSON on standard output, if asked for."""
-
-    as_json: bool = False
-    last: CaptureStatus | None = None
-    _said_s: float = field(default_factory=time.monotonic)
-    _said_rows: int = 0
-    _started_s: float = field(default_factory=time.monotonic)
-
-    def __call__(self, status: CaptureStatus) -> None:
-        self.last = status
-        now_s = time.monotonic()
-        if now_s - self._said_s < EVERY_S:
-            return
-        rate = (status.rows - self._said_rows) / (now_s - self._said_s)
-        self._said_s, self._said_rows = now_s, status.rows
-        if self.as_json:
-            emit({**vars(status), "rows_per_second": rate})
-        else:
-            print(line(status, rate), file=sys.stderr, flush=True)
-
-    def summary(self) -> str:
-        rows = self.last.rows if self.last else 0
-        seconds = time.monotonic() - self._started_s
-        return f"ended cleanly; {counted(rows, 'row')} in {seconds_text(seconds)}."
 
 
 def line(status: CaptureStatus, rate: float) -> str:

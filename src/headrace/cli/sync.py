@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.output import cell, counted, emit, say, seconds_text
+from headrace.cli.output import cell, counted, emit, say
 from headrace.cli.settings import JsonOption, LogOption, chosen_log
+from headrace.cli.status_lines import StatusLines
 from headrace.cli.stopping import stopping
 from headrace.errors import BadPipelineFile, nearest
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from headrace.sinks.declared import Sink
     from headrace.sinks.syncing import SyncStatus
 
-EVERY_S = 5.0
 EXIT_DIFFERENT = 5
 
 
@@ -58,11 +56,11 @@ def sync(
     if check:
         _check(found, topic, address, as_json=json)
         return
-    told = Told(as_json=json)
+    told = StatusLines(_how_it_goes, json)
     with stopping() as stop:
         say(f"Applying {topic} to {found.kind}. Ctrl-C ends it.")
         found.run(topic, log=address, stop=stop, until_caught_up=until_caught_up, start_over=start_over, on_status=told)
-    say(f"{found.name_for(topic)}: {told.summary()}")
+    say(f"{found.name_for(topic)}: {told.summary()}{_put_aside(told.last)}")
 
 
 def declared_sink(text: str, **settings: Any) -> Sink:
@@ -118,34 +116,10 @@ def _places(result: Comparison) -> str:
     return ", ".join(f"offset {offset} of partition {partition}" for partition, offset in sorted(result.positions.items())) or "nothing applied yet"
 
 
-@dataclass
-class Told:
-    """Status lines on standard error, now and then; JSON on standard output, if asked for."""
+def _how_it_goes(status: SyncStatus, rate: float) -> str:
+    failed = f"; failed {status.failures} times in a row: {status.error}" if status.error else ""
+    return f"{status.sink}: {counted(status.rows, 'row')}, {rate:,.0f} rows/s, {status.behind:,} behind, {status.refused:,} refused{failed}"
 
-    as_json: bool = False
-    last: SyncStatus | None = None
-    _said_s: float = field(default_factory=time.monotonic)
-    _said_rows: int = 0
-    _started_s: float = field(default_factory=time.monotonic)
 
-    def __call__(self, status: SyncStatus) -> None:
-        self.last = status
-        now_s = time.monotonic()
-        if now_s - self._said_s < EVERY_S:
-            return
-        rate = (status.rows - self._said_rows) / (now_s - self._said_s)
-        self._said_s, self._said_rows = now_s, status.rows
-        if self.as_json:
-            emit({**vars(status), "rows_per_second": rate})
-            return
-        failed = f"; failed {status.failures} times in a row: {status.error}" if status.error else ""
-        print(
-            f"{status.sink}: {counted(status.rows, 'row')}, {rate:,.0f} rows/s, {status.behind:,} behind, {status.refused:,} refused{failed}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def summary(self) -> str:
-        rows, refused = (self.last.rows, self.last.refused) if self.last else (0, 0)
-        put_aside = f" {counted(refused, 'row')} refused: see `headrace dead list`." if refused else ""
-        return f"ended cleanly; {counted(rows, 'row')} in {seconds_text(time.monotonic() - self._started_s)}.{put_aside}"
+def _put_aside(status: SyncStatus | None) -> str:
+    return f" {counted(status.refused, 'row')} refused: see `headrace dead list`." if status is not None and status.refused else ""

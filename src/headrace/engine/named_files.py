@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.errors import CorruptionError, NewerFormat
+from headrace.log.file.disk import Disk
 
 _CHECKSUM_DIGITS = 8
 _METADATA = b"headrace"
@@ -22,15 +23,6 @@ _METADATA = b"headrace"
 
 def new_id() -> str:
     return uuid.uuid4().hex
-
-
-def sync_directory(directory: Path) -> None:
-    """So that a file that was renamed into it is there after power loss too."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def store(directory: Path, suffix: str, table: pa.Table, about: dict[str, Any]) -> tuple[str, int]:
@@ -44,7 +36,7 @@ def store(directory: Path, suffix: str, table: pa.Table, about: dict[str, Any]) 
         file.flush()
         os.fsync(file.fileno())
     fresh.rename(directory / f"{name}{suffix}")
-    sync_directory(directory)
+    Disk().sync_directory(directory)
     return name, content.size
 
 

@@ -11,9 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.engine.named_files import new_id, sync_directory
+from headrace.engine.named_files import new_id
 from headrace.errors import NewerFormat, StateElsewhere
 from headrace.log.api import Log
+from headrace.log.file.disk import Disk
 from headrace.sinks.ledger import MAIN_QUERY, Ledger
 from headrace.sinks.view_file import VIEWS_FILE
 
@@ -77,7 +78,7 @@ class StateDirectory:
             file.flush()
             os.fsync(file.fileno())
         fresh.rename(self.path / _FILE)
-        sync_directory(self.path)
+        Disk().sync_directory(self.path)
 
 
 def _read(text: str | None) -> dict[str, str] | None:

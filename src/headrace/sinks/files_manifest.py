@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.errors import NewerFormat, TargetUnavailable
+from headrace.log.file.disk import Disk
 from headrace.sinks.applied import Applied
 
 VERSION = 1
@@ -75,7 +76,7 @@ def publish(directory: Path, manifest: Manifest) -> None:
         raise TargetUnavailable("Another process has written to the directory meanwhile.", fix="nothing: it is looked at again.") from None
     finally:
         waiting.unlink()
-    sync_directory(directory / DIRECTORY)
+    Disk().sync_directory(directory / DIRECTORY)
 
 
 def forget_older(directory: Path) -> None:
@@ -84,11 +85,3 @@ def forget_older(directory: Path) -> None:
         _path(directory, number).unlink(missing_ok=True)
     for left in (directory / DIRECTORY).glob("*.tmp"):
         left.unlink(missing_ok=True)
-
-
-def sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

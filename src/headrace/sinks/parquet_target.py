@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.errors import TargetMismatch, TargetUnavailable
+from headrace.log.file.disk import Disk
 from headrace.log.keys import partitions_by_key
 from headrace.sinks import files_manifest
 from headrace.sinks.applied import Applied
@@ -84,7 +85,7 @@ class ParquetTarget(Target):
                 self._publish()
 
     def _publish(self) -> None:
-        files_manifest.sync_directory(self.directory)
+        Disk().sync_directory(self.directory)
         files_manifest.publish(self.directory, self._next)
         for name in set(self._before.names) - set(self._next.names):
             (self.directory / name).unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from headrace.sinks.declared import Sink
 from headrace.sinks.postgres_text import from_postgres, to_csv, type_in_postgres
 from headrace.sinks.shape import Shape
 from headrace.sinks.target import Refusal, RowsRefused, Target, in_pieces
+from headrace.sql_names import quoted
 
 try:
     import psycopg
@@ -30,10 +31,6 @@ CONNECT_S = 10
 _STAGE, _KEYS = "pg_temp.headrace_rows", "pg_temp.headrace_keys"
 _BAD_ADDRESS = ("authentication failed", "does not exist", "no pg_hba.conf entry", "could not translate host name", "invalid", "no password supplied")
 _WRONG = ("42P01", "42703", "42501", "42804", "42P10", "3F000")  # table, column, privilege, type, key, schema
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _list(names: Sequence[str], prefix: str = "") -> str:

@@ -23,7 +23,7 @@ from headrace.sinks.applied import Applied
 from headrace.sinks.batch import Batch
 from headrace.sinks.declared import Sink
 from headrace.sinks.shape import Shape
-from headrace.sinks.target import Refusal, Target, in_pieces, json_of
+from headrace.sinks.target import Refusal, Target, json_of, upserted
 from headrace.sinks.view_types import from_values, to_values
 
 try:
@@ -131,10 +131,7 @@ class RedisTarget(Target):
     def merge(self, batch: Batch) -> list[Refusal]:
         for piece in _chunks(batch.deletes):
             self._script(_UNLINK, self._keys(piece))
-        refused: list[Refusal] = []
-        for start in range(0, batch.upserts.num_rows, _CHUNK_ROWS):
-            in_pieces(batch.upserts.slice(start, _CHUNK_ROWS), batch.upsert_places.slice(start, _CHUNK_ROWS), self._upsert, refused)
-        return refused
+        return upserted(batch, self._upsert, rows_at_once=_CHUNK_ROWS)
 
     def _upsert(self, rows: pa.Table) -> None:
         (piece,) = _chunks(rows)

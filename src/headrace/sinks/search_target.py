@@ -21,7 +21,7 @@ from headrace.sinks.applied import Applied
 from headrace.sinks.batch import Batch
 from headrace.sinks.declared import Sink
 from headrace.sinks.shape import Shape
-from headrace.sinks.target import Refusal, Target, in_pieces, json_of
+from headrace.sinks.target import Refusal, Target, json_of, upserted
 
 try:
     import tantivy
@@ -119,10 +119,7 @@ class SearchTarget(Target):
         for piece in _chunks(batch.deletes):
             for key in self._keys(piece):
                 self._writer.delete_documents_by_term("_key", key)
-        refused: list[Refusal] = []
-        for start in range(0, batch.upserts.num_rows, _CHUNK_ROWS):
-            in_pieces(batch.upserts.slice(start, _CHUNK_ROWS), batch.upsert_places.slice(start, _CHUNK_ROWS), self._upsert, refused)
-        return refused
+        return upserted(batch, self._upsert, rows_at_once=_CHUNK_ROWS)
 
     def _upsert(self, rows: pa.Table) -> None:
         (piece,) = _chunks(rows)

@@ -16,14 +16,11 @@ from headrace.sinks.declared import Sink
 from headrace.sinks.shape import Shape
 from headrace.sinks.target import Refusal, RowsRefused, Target, in_pieces
 from headrace.sinks.view_types import affinity, from_values, to_values
+from headrace.sql_names import quoted
 
 LEDGER = "_headrace_sinks"
 BUSY_S = 30.0
 _REFUSALS = (sqlite3.IntegrityError, sqlite3.DataError, OverflowError)
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _list(names: Sequence[str]) -> str:

@@ -139,6 +139,14 @@ def in_pieces(rows: pa.Table, places: pa.Table, attempt: Callable[[pa.Table], No
             in_pieces(rows.slice(start, length), places.slice(start, length), attempt, refused)
 
 
+def upserted(batch: Batch, attempt: Callable[[pa.Table], None], *, rows_at_once: int) -> list[Refusal]:
+    """A batch's upserts, some at a time; returns those that were refused."""
+    refused: list[Refusal] = []
+    for start in range(0, batch.upserts.num_rows, rows_at_once):
+        in_pieces(batch.upserts.slice(start, rows_at_once), batch.upsert_places.slice(start, rows_at_once), attempt, refused)
+    return refused
+
+
 def json_of(rows: pa.RecordBatch) -> list[bytes]:
     """Each row as a JSON object, as the log writes it; what JSON cannot carry is refused."""
     try:

@@ -6,7 +6,8 @@ import contextlib
 from pathlib import Path
 
 from headrace.sinks.view_file import open_for_writing, read_view, translated
-from headrace.sinks.view_table import ViewTable, quoted
+from headrace.sinks.view_table import ViewTable
+from headrace.sql_names import quoted
 
 
 def drop_view(path: Path, name: str) -> None:

@@ -16,6 +16,7 @@ from headrace.log.row_values import Misfit, column
 from headrace.operators.kernel import TICK
 from headrace.sinks.view_file import ViewInfo
 from headrace.sinks.view_types import affinity, from_values, to_values
+from headrace.sql_names import quoted
 
 
 class ViewTable:
@@ -124,8 +125,3 @@ class ViewTable:
 def null_key(kind: pa.DataType) -> Any:
     """What stands for a null in a key column of a type; no value of the type is stored like it."""
     return 0 if pa.types.is_binary(kind) else b""
-
-
-def quoted(name: str) -> str:
-    """A name as SQL writes it."""
-    return '"' + name.replace('"', '""') + '"'

@@ -28,8 +28,9 @@ from headrace.operators.kernel import TICK
 from headrace.sinks.view_changes import MOST_CHANGES, keep
 from headrace.sinks.view_file import ViewInfo, open_for_writing, read_view, read_views, translated
 from headrace.sinks.view_reader import ViewReader
-from headrace.sinks.view_table import ViewTable, quoted
+from headrace.sinks.view_table import ViewTable
 from headrace.sinks.view_writing import append_rows, apply_changes, has_null_keys
+from headrace.sql_names import quoted
 
 MOST_STREAM_ROWS = 100_000
 

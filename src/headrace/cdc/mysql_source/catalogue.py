@@ -31,8 +31,7 @@ class MysqlTable:
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        own = dict(zip([name for name, _ in self.shape.columns], self.columns, strict=True))
-        return tuple(own[name] for name in self.shape.key)
+        return self.shape.key_in(self.columns)
 
 
 class Catalogue:

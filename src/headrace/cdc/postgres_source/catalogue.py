@@ -10,6 +10,7 @@ from headrace.cdc.postgres_source.relations import Relation, make_shape
 from headrace.cdc.postgres_source.types import ddl_type
 from headrace.cdc.source import Skipped
 from headrace.errors import ConfigurationError, nearest
+from headrace.sql_names import quoted
 
 _TABLES = """
 SELECT c.oid, n.nspname || '.' || c.relname, c.relreplident, c.relkind
@@ -110,10 +111,6 @@ def chosen(there: list[str], wanted: Sequence[str]) -> list[str]:
             raise ConfigurationError(f"There is no table {each!r} in the database: {nearest(full, there)}", fix="name tables that are there, as schema.table.")
         found += [name for name in matching if name not in found]
     return found
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def quoted_table(table: str) -> str:

@@ -16,12 +16,13 @@ import pyarrow as pa
 import pyarrow.csv
 
 from headrace.cdc.marking import Marks, marks_column
-from headrace.cdc.postgres_source.catalogue import Catalogue, quoted, quoted_table
+from headrace.cdc.postgres_source.catalogue import Catalogue, quoted_table
 from headrace.cdc.postgres_source.pgoutput import OUR_PREFIX
 from headrace.cdc.postgres_source.relations import Relation
 from headrace.cdc.postgres_source.row_groups import finished_columns
 from headrace.cdc.source import HIDDEN, MARKS, POSITION, Chunk, ChunkRequest
 from headrace.log.api import INSERT
+from headrace.sql_names import quoted
 
 _PLACE = "_headrace_place"
 

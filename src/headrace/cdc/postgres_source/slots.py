@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.cdc.postgres_source.catalogue import Catalogue, quoted, quoted_table
+from headrace.cdc.postgres_source.catalogue import Catalogue, quoted_table
 from headrace.errors import ConfigurationError, RetryError
+from headrace.sql_names import quoted
 
 _SLOT = """
 SELECT plugin, database, active_pid, wal_status, confirmed_flush_lsn - '0/0'::pg_lsn, pg_current_wal_lsn() - restart_lsn, pg_current_wal_lsn() - confirmed_flush_lsn

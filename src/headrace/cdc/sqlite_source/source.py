@@ -25,9 +25,9 @@ from headrace.cdc.sqlite_source.triggers import (
     is_enrolled,
     known_tables,
     prune,
-    quoted,
 )
 from headrace.errors import ConfigurationError, RetryError
+from headrace.sql_names import quoted
 
 BUSY_S = 10.0
 LOOK_EVERY_S = 0.02

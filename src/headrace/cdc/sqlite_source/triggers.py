@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from headrace.cdc.source import Skipped, TableShape, usable_names
 from headrace.errors import ConfigurationError, nearest
+from headrace.sql_names import quoted
 
 ORDER_TABLE, SHAPE_TABLE, READER_TABLE, OURS = "_headrace_order", "_headrace_shape", "_headrace_reader", "_headrace_"
 _AT = "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)"
@@ -35,12 +36,7 @@ class SqliteTable:
     @property
     def key_columns(self) -> tuple[str, ...]:
         """The key, in the user's own names."""
-        own = dict(zip([name for name, _ in self.shape.columns], self.columns, strict=True))
-        return tuple(own[name] for name in self.shape.key)
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+        return self.shape.key_in(self.columns)
 
 
 def ddl_type(declared: str) -> str:
