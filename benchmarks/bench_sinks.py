@@ -95,7 +95,7 @@ def postgres_results(log: hr.Log, directory: Path) -> Iterator[Result]:
 
 def again(sink: Sink, log: hr.Log, kind: str) -> Result:
     """The same batch twice."""
-    with sink.open(shape_of(sink, log.topic("orders"))) as target:
+    with sink.open(shape_of(sink, log.topic("orders")), log) as target:
         target.prepare()
         piece = Following(log, "orders", target.begin(new_owner(), start_over=True)).next(sink.batch_rows)
         assert piece is not None

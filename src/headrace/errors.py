@@ -276,7 +276,11 @@ class SinkFenced(FencedError):
 
 
 class TargetUnavailable(RetryError):
-    """A sink's target cannot be reached, is busy, or has no room; what it has is intact, and it is tried again."""
+    """A sink's target cannot be reached, is busy, or has no room; what it has is intact, and it is tried again, not before `wait_s` if the target asks for that."""
+
+    def __init__(self, message: str, *, fix: str = "", wait_s: float = 0.0) -> None:
+        super().__init__(message, fix=fix)
+        self.wait_s = wait_s
 
 
 class TargetMismatch(ConfigurationError):

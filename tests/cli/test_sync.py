@@ -12,6 +12,7 @@ import pytest
 
 import headrace as hr
 from tests.cli.conftest import Run
+from tests.sinks.webhook_receiver import WebhookReceiver
 
 
 @pytest.fixture
@@ -54,6 +55,17 @@ def test_what_cannot_be(run: Run, accounts: str, tmp_path: Path) -> None:
     assert "no topic 'acounts': did you mean 'accounts'" in run("sync", "acounts", f"sqlite:{tmp_path / 'x.db'}", "--until-caught-up", code=1).err
     assert "is no sink: did you mean 'sqlite'" in run("sync", accounts, "sqlit:x", code=1).err
     assert "no table 'accounts'" in run("sync", accounts, f"sqlite:{tmp_path / 'x.db'}", "--no-create", code=1).err
+
+
+def test_rows_to_a_webhook(run: Run, accounts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    receiver = WebhookReceiver()
+    to = f"webhook:{receiver.url}"
+    assert "HEADRACE_WEBHOOK_INTERNAL=127.0.0.1" in run("sync", accounts, to, "--until-caught-up", code=1).err
+    monkeypatch.setenv("HEADRACE_WEBHOOK_INTERNAL", "127.0.0.1")
+    assert "accounts.webhook: ended cleanly; 100 rows" in run("sync", accounts, to, "--until-caught-up").out
+    assert [entry["row"]["id"] for entry in receiver.rows] == list(range(100))
+    assert "cannot be read back" in run("sync", accounts, to, "--check", code=1).err
+    receiver.stop()
 
 
 def started(address: str, path: Path, *options: str) -> "subprocess.Popen[bytes]":

@@ -52,7 +52,7 @@ class Comparison:
 
 def compare(sink: Sink, log: Log, topic: str, *, most: int = 20) -> Comparison:
     shape = shape_of(sink, log.topic(topic))
-    with replace(sink, create=False).open(shape) as target:  # looking changes nothing
+    with replace(sink, create=False).open(shape, log) as target:  # looking changes nothing
         target.prepare()
         applied, actual = target.contents()
     positions = dict(applied.positions) if applied is not None else {}

@@ -11,6 +11,7 @@ from headrace.errors import InputError, nearest
 from headrace.log.names import check_name
 
 if TYPE_CHECKING:
+    from headrace.log.api import Log
     from headrace.sinks.checking import Comparison
     from headrace.sinks.shape import Shape
     from headrace.sinks.syncing import SyncStatus
@@ -36,6 +37,8 @@ class Sink:
     key: tuple[str, ...] = ()
     create: bool = True
     batch_rows: int = DEFAULT_BATCH_ROWS
+    keeps_marks: bool = False
+    """Whether `_marks` goes along also when rows are merged: the target cannot be asked for what a change left as it was."""
     options: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -50,9 +53,11 @@ class Sink:
         """Under which its dead letters stand: those of `orders.postgres` in the topic `orders.postgres.dead`."""
         return self.name or f"{topic}.{self.kind}"
 
-    def open(self, shape: Shape) -> Target:
+    def open(self, shape: Shape, log: Log) -> Target:
         """The target, ready to be prepared."""
-        return self.opener(self, shape)
+        target = self.opener(self, shape)
+        target.log = log
+        return target
 
     def run(
         self,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from headrace.durations import to_us
 from headrace.errors import InputError, nearest
 from headrace.sinks.declared import Sink
 
 if TYPE_CHECKING:
+    from headrace.log.values import Duration
     from headrace.sinks.shape import Shape
     from headrace.sinks.target import Target
 
@@ -92,18 +95,50 @@ def _open_search(sink: Sink, shape: Shape) -> Target:
     return SearchTarget(sink, shape)
 
 
+def webhook(
+    url: str,
+    *,
+    secret: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    request_rows: int = 1,
+    timeout: Duration = "10 seconds",
+    internal: Sequence[str] = (),
+    **settings: Any,
+) -> Sink:
+    """Each row is posted as JSON, at least once, with an id by which the receiver can drop repeats; at most `request_rows` in one request.
+
+    `secret` signs requests; it is named, not written: `env:NAME` or `file:PATH` (by default `env:HEADRACE_WEBHOOK_SECRET`, if that is set). Values of `headers` may be named so too.
+    Addresses that are not public are refused, unless they are in one of the networks `internal`, or of the environment's HEADRACE_WEBHOOK_INTERNAL.
+    """
+    from headrace.sinks.webhook_sending import SECRET_VARIABLE, Receiver
+
+    if not 1 <= request_rows <= 10_000:
+        raise InputError(f"hr.sinks.webhook cannot send {request_rows} rows in a request.", fix="choose from 1 to 10,000.")
+    settings.setdefault("batch_rows", max(100, request_rows))  # what may be sent again after a crash
+    named = secret or (f"env:{SECRET_VARIABLE}" if os.environ.get(SECRET_VARIABLE) else None)
+    receiver = Receiver(url, named, dict(headers or {}), to_us(timeout, what="timeout") / 1e6, (internal,) if isinstance(internal, str) else tuple(internal))
+    return _sink("webhook", _open_webhook, settings, receiver=receiver, request_rows=request_rows)
+
+
+def _open_webhook(sink: Sink, shape: Shape) -> Target:
+    from headrace.sinks.webhook_target import WebhookTarget
+
+    return WebhookTarget(sink, shape)
+
+
 def _sink(kind: str, opener: Any, settings: dict[str, Any], **options: Any) -> Sink:
     for setting in settings:
         if setting not in _SETTINGS:
             raise InputError(f"hr.sinks.{kind} has no setting {setting!r}: {nearest(setting, _SETTINGS)}")
     given = settings.pop("key", ())
     key: Sequence[str] = (given,) if isinstance(given, str) else given
-    return Sink(kind=kind, opener=opener, key=tuple(key), options=options, **settings)
+    return Sink(kind=kind, opener=opener, key=tuple(key), options=options, keeps_marks=kind == "webhook", **settings)
 
 
 _PATHS: dict[str, Callable[..., Sink]] = {"delta": delta, "parquet": parquet, "search": search, "sqlite": sqlite}
 _SERVERS: dict[str, Callable[..., Sink]] = {"postgres": postgres, "postgresql": postgres, "redis": redis, "rediss": redis}
-_EXAMPLES = "sqlite:PATH, parquet:DIRECTORY, delta:DIRECTORY, search:DIRECTORY, postgresql://USER@HOST/DATABASE, redis://HOST"
+_ADDRESSES: dict[str, Callable[..., Sink]] = {"webhook": webhook}
+_EXAMPLES = "sqlite:PATH, parquet:DIRECTORY, delta:DIRECTORY, search:DIRECTORY, postgresql://USER@HOST/DATABASE, redis://HOST, webhook:https://HOST/PATH"
 
 
 def from_url(url: str, **settings: Any) -> Sink:
@@ -111,6 +146,8 @@ def from_url(url: str, **settings: Any) -> Sink:
     kind = urlsplit(url).scheme
     if kind in _PATHS:
         return _PATHS[kind](url.removeprefix(f"{kind}:").removeprefix("//"), **settings)
+    if kind in _ADDRESSES:
+        return _ADDRESSES[kind](url.removeprefix(f"{kind}:"), **settings)
     if kind in _SERVERS:
         return _SERVERS[kind](url, **settings)
-    raise InputError(f"{kind + ':' if kind else url!r} is no sink: {nearest(kind, [*_PATHS, *_SERVERS])}", fix=f"give {_EXAMPLES}.")
+    raise InputError(f"{kind + ':' if kind else url!r} is no sink: {nearest(kind, [*_PATHS, *_SERVERS, *_ADDRESSES])}", fix=f"give {_EXAMPLES}.")

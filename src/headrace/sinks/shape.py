@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from headrace.cdc.source import HIDDEN
+from headrace.cdc.source import HIDDEN, MARKS
 from headrace.errors import InputError, UnknownColumn
 from headrace.log.api import CHANGE_TYPE, OFFSET_COLUMN, PARTITION_COLUMN, TopicInfo
 from headrace.sinks.declared import APPEND, MERGE, Sink
@@ -37,10 +37,9 @@ class Shape:
 
 
 def shape_of(sink: Sink, info: TopicInfo) -> Shape:
-    fields = [
-        pa.field(each.name, each.type) for each in info.arrow_schema if each.name != CHANGE_TYPE and not (info.is_table and each.name in _HIDDEN)
-    ]
     mode = sink.mode or (MERGE if info.is_table or sink.key else APPEND)
+    hidden = _HIDDEN - {MARKS} if mode == APPEND or sink.keeps_marks else _HIDDEN
+    fields = [pa.field(each.name, each.type) for each in info.arrow_schema if each.name != CHANGE_TYPE and not (info.is_table and each.name in hidden)]
     if mode == APPEND:
         places = [pa.field(PARTITION_COLUMN, pa.int32()), pa.field(OFFSET_COLUMN, pa.int64())]
         changes = [pa.field(CHANGE_TYPE, pa.string())] if info.is_table else []

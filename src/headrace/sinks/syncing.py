@@ -7,12 +7,13 @@ where it is. So it does not matter whether a commit that failed has happened. Wh
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Event
 
-from headrace.errors import RetryError
+from headrace.errors import RetryError, TargetUnavailable
 from headrace.log.api import Log
 from headrace.sinks.batch import batch_of
 from headrace.sinks.declared import Sink
@@ -68,13 +69,14 @@ class Syncing:
                 if self._session(stopped, goal):
                     break
             except RetryError as error:
-                self._failed(error, stopped)
+                if not stopped.is_set():
+                    self._failed(error, stopped)
         self._tell()
 
     def _failed(self, error: RetryError, stopped: Event) -> None:
         self.status.failures += 1
         self.status.error = error.message
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.status.failures - 1, 10))
+        pause_s = _pause_s(self.status.failures, error)
         logger.warning("The sink %s stopped: %s\nTrying again in %.1f s.", self.status.sink, error, pause_s)
         self._tell()
         stopped.wait(pause_s)
@@ -82,7 +84,8 @@ class Syncing:
     def _session(self, stopped: Event, goal: dict[int, int] | None) -> bool:
         """From the target's place on. Returns False if the topic's columns have changed, and the target must be prepared for them."""
         info = self.log.topic(self.topic)
-        with self.sink.open(shape_of(self.sink, info)) as target:
+        with self.sink.open(shape_of(self.sink, info), self.log) as target:
+            target.stopped = stopped
             target.prepare()
             applied = target.begin(self._owner, resume=self._has_begun, start_over=self._start_over)
             self._has_begun, self._start_over = True, False
@@ -125,3 +128,10 @@ class Syncing:
     def _tell(self) -> None:
         self._told_s = time.monotonic()
         self._on_status(self.status)
+
+
+def _pause_s(failures: int, error: RetryError) -> float:
+    """Longer each time, and never quite the same, so that many sinks of one target do not come back together; not shorter than the target asks for."""
+    longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))
+    pause_s = random.uniform(longest_s / 2, longest_s)  # noqa: S311 - nothing is kept secret by it
+    return max(pause_s, error.wait_s if isinstance(error, TargetUnavailable) else 0.0)

@@ -11,11 +11,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from threading import Event
 
 import pyarrow as pa
 
 from headrace.errors import BadRows, TargetRefuses
-from headrace.log.api import Closing
+from headrace.log.api import Closing, Log
 from headrace.log.json_rows import encoded
 from headrace.sinks.applied import Applied, check_owner, is_due, taken_over
 from headrace.sinks.batch import Batch
@@ -49,10 +50,15 @@ def new_owner() -> int:
 class Target(Closing):
     """One target, opened by one process. `prepare`, then `begin`, then `apply` again and again; or `prepare` and `contents`, to compare."""
 
+    log: Log
+    """Where the topic is, for a target that can keep no place of its own."""
+
     def __init__(self, sink: Sink, shape: Shape) -> None:
         self.sink, self.shape = sink, shape
         self.table = sink.table or shape.topic
         self.owner = -1
+        self.stopped = Event()
+        """Set when whoever runs the sink wants to end: what takes long looks at it."""
 
     # What each kind says
 
@@ -108,14 +114,14 @@ class Target(Closing):
             assert known is not None
             if not is_due(known, batch):
                 return False
-            refused = [*_keyless(batch), *self.merge(batch)]
+            refused = [*keyless(batch), *self.merge(batch)]
             if refused:
                 on_refused(refused)
             self.write_applied(known.advanced(batch.stop))
         return True
 
 
-def _keyless(batch: Batch) -> list[Refusal]:
+def keyless(batch: Batch) -> list[Refusal]:
     return refusals(batch.keyless, "its key is null")
 
 

@@ -7,14 +7,13 @@ passed by name; a value `env:NAME` or `file:PATH` is read from there, so that se
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from headrace.errors import ConfigurationError, LogUnavailable
+from headrace.secret_values import secret
 
 Settings = dict[str, Any]
 
@@ -151,18 +150,3 @@ def _flattened(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def secret(name: str, value: str) -> str:
-    """The value of an option, fetched from where `env:NAME` or `file:PATH` points."""
-    kind, _, place = value.partition(":")
-    if kind == "env":
-        if place not in os.environ:
-            raise ConfigurationError(f"The option {name!r} is {value!r}, but the environment has no {place!r}.", fix=f"export {place}=...")
-        return os.environ[place]
-    if kind == "file":
-        try:
-            return Path(place).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise ConfigurationError(f"The option {name!r} is {value!r}, which cannot be read: {error.strerror}.", fix="check the path.") from None
-    return value
