@@ -94,6 +94,16 @@ class UnknownView(InputError, KeyError):
         return str(self.args[0])
 
 
+class UnknownVersion(InputError, KeyError):
+    """No version of that name beside a pipeline."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"There is no version {name!r}: {nearest(name, known)}", fix=f"build it with `headrace replay FILE --as {name}`.")
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class BadQuery(InputError):
     """A query over views that cannot be run, may not be run, or took too long."""
 

@@ -26,7 +26,9 @@ def chained() -> hr.Pipeline:
     pipeline.view("readers", readers)
     pipeline.view("cities_of_readers", readers.group_by("city").aggregate(n=hr.agg.count()))
     pipeline.view("mutual", follows.join(follows, left_on=["follower", "author"], right_on=["author", "follower"], suffix="_back"))
-    pipeline.view("cities", people.distinct())
+    pipeline.view("all_people", people.distinct())
+    pipeline.view("cities", people.distinct("city"))
+    pipeline.view("authors", posts.distinct("author"))
     return pipeline
 
 
@@ -44,7 +46,9 @@ def expected(tables: dict[str, dict[tuple[Any, ...], Row]]) -> dict[str, Counter
         "readers": shown(readers),
         "cities_of_readers": shown([{"city": each, "n": n} for each, n in known.items()]),
         "mutual": shown(mutual),
-        "cities": shown(people),
+        "all_people": shown(people),
+        "cities": shown([{"city": each} for each in {row["city"] for row in people}]),
+        "authors": shown([{"author": each} for each in {row["author"] for row in posts}]),
     }
 
 

@@ -197,6 +197,10 @@ def test_what_cannot_be_joined_is_refused_with_what_to_do() -> None:
     orders, table = orders_with_time(shop), rates(shop)
     other = shop.topic("other", schema="id BIGINT, region BIGINT, placed_at TIMESTAMP", event_time=hr.EventTime("placed_at"))
     endless = shop.table("endless", schema="region STRING, since TIMESTAMP", key="region", event_time=hr.EventTime("since"))
+    tall, wide = shop.table("tall", schema="a BIGINT, k BIGINT, Name STRING", key="a"), shop.table("wide", schema="b BIGINT, k BIGINT, name STRING", key="b")
+    outer = tall.select("a", "k").join(wide.select("b", "k"), on="k", how="full")
+    assert tall.join(wide, on="k", suffix="_wide").schema.names == ["a", "k", "Name", "b", "name_wide"]
+    assert outer.join(tall, on="a", how="full", suffix="_tall").key == ("a", "b"), "a table without nulls in its key can be joined so"
     refused: list[tuple[Callable[[], object], str]] = [
         (lambda: orders.join(other, on="id"), 'within="1 hour"'),
         (lambda: orders.join(other, on="region", within="1 hour"), "CAST"),
@@ -208,9 +212,15 @@ def test_what_cannot_be_joined_is_refused_with_what_to_do() -> None:
         (lambda: orders.join(table), "on="),
         (lambda: orders.join(table, on="region", how="full"), "left"),
         (lambda: orders.join(table, on="region", within="1 hour"), "leave out within="),
+        (lambda: tall.join(wide, on="k"), r"Both sides of the step tall.join have a column 'name'(.|\n)*suffix="),
+        (lambda: tall.join(wide, on="k", suffix=""), "two columns 'name'(.|\n)*another suffix="),
+        (lambda: tall.distinct("k").join(wide.distinct("k"), on="k", how="full"), 'there can be nulls(.|\n)*how="left"'),
+        (lambda: outer.join(outer.select("a", "b", "k AS k2"), on=["a", "b"], how="full"), "The step tall.select.join.join joins tables in whose keys there can be nulls"),
+        (lambda: tall.top(3, by=""), 'by="revenue"'),
+        (lambda: tall.distinct("nme"), "did you mean 'Name'"),
     ]
     for declare, what in refused:
-        with pytest.raises(hr.errors.HeadraceError, match=what.replace("(", r"\(")):
+        with pytest.raises(hr.errors.HeadraceError, match=what):
             declare()
 
 

@@ -56,6 +56,18 @@ def test_a_query_never_reads_the_old_one_unawares(client: Client, v2: ViewStore,
     assert client.sql("SELECT count(*) AS n FROM events").status == 200
 
 
+def test_what_is_misspelt_or_of_a_version_is_told_from_all_there_is(client: Client, v2: ViewStore) -> None:
+    for path, query in (("/views/counts.v3", {}), ("/views/counts.v3", {"key": 1}), ("/views/counts.v3/changes", {})):
+        refused = client.get(path, **query)
+        assert (refused.status, refused.json["error"]) == (404, "UnknownView")
+        assert "did you mean 'counts.v2'" in refused.json["message"]
+    refused = client.sql('SELECT * FROM "counts.v2"')
+    assert (refused.status, refused.json["message"]) == (404, "The view 'counts.v2' is one of the version 'v2'.")
+    assert '"version": "v2"' in refused.json["fix"]
+    refused = client.sql("SELECT 1", version="v3")
+    assert (refused.status, refused.json["message"]) == (404, "There is no version 'v3': did you mean 'v2'?")
+
+
 def test_subscribers_are_switched_too(client: Client, v2: ViewStore, store: ViewStore, state: Path) -> None:
     with client.follow("/views/counts/changes") as follower:
         assert heard(follower).id == "4"
@@ -88,7 +100,8 @@ def test_diff(run: Run, v2: ViewStore, state: Path) -> None:
     assert "counts at tick 4, counts.v2 at tick 3: 1 row the same" in shown
     assert "1 row only in counts\n" in shown
     assert "1 key with different rows\n" in shown
-    assert [line.split() for line in shown.splitlines()[-3:-1]] == [["counts", "2", "20"], ["counts.v2", "2", "22"]]
+    assert [line.split() for line in shown.splitlines()[-5:-3]] == [["counts", "2", "20"], ["counts.v2", "2", "22"]]
+    assert shown.endswith("They show different ticks. Compare both at one: --at-tick 3.\n")
     assert run("view", "diff", "counts", "counts.v2", "--state", state, "--json", code=5).lines == [
         {
             "left_tick": 4,
@@ -107,7 +120,7 @@ def test_diff(run: Run, v2: ViewStore, state: Path) -> None:
     (same,) = run("view", "diff", "counts", "counts", "--state", state, "--json").lines
     assert (same["same"], same["different"]) == (3, 0)
     (empty,) = run("view", "diff", "counts", "counts.v2", "--at-tick", 0, "--state", state, "--json").lines
-    assert empty["same"] == 0
+    assert (empty["same"], empty["left_tick"], empty["right_tick"]) == (0, 0, 0)
 
 
 def test_diff_of_streams_counts_rows(run: Run, store: ViewStore, state: Path) -> None:
@@ -185,7 +198,7 @@ def test_switch_and_drop(run: Run, v2: ViewStore, store: ViewStore, state: Path)
     def refused(*arguments: object) -> str:
         return run("view", *arguments, "--state", state, code=1).err
 
-    assert "There is no version 'v3'" in refused("switch", "counts", "v3")
+    assert "There is no version 'v3': did you mean 'v2'?" in refused("switch", "counts", "v3")
     assert "There is no view 'count.v2': did you mean 'counts.v2'" in refused("switch", "count", "v2")
     run("view", "switch", "counts", "--state", state, code=2)
     assert run("view", "switch", "counts", "v2", "--state", state).out == "counts is now counts.v2.\n"
@@ -197,6 +210,8 @@ def test_switch_and_drop(run: Run, v2: ViewStore, store: ViewStore, state: Path)
     store.declare("counts", COUNTS, ("k",))  # as the next run of the pipeline does
     assert run("view", "switch", "counts", "--back", "--state", state).out == "counts is now the view of the pipeline itself.\n"
     assert "already" in run("view", "switch", "counts", "--back", "--state", state).out
+    assert run("view", "switch", "counts", "counts.v2", "--state", state).out == "counts is now counts.v2.\n"
+    run("view", "switch", "counts", "--back", "--state", state)
     run("view", "drop", "counts.v2", "--yes", "--state", state)
     assert v2.reader.views() == []
 

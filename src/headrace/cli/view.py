@@ -22,6 +22,7 @@ from headrace.operators.kernel import TICK
 from headrace.serve.stores import Place, Stores
 from headrace.sinks.view_file import ViewInfo
 from headrace.sinks.view_reader import Snapshot
+from headrace.sinks.view_sql import check_names
 
 TABLE_ROWS = 1_000
 POLL_SECONDS = 0.2
@@ -161,6 +162,7 @@ def _query(stores: Stores, name: str | None, query: str, timeout: str, most: int
     rows = store.reader.sql(query, timeout=timeout)
     rows = rows if most is None else rows.slice(0, most)
     if json:
+        check_names(rows.schema.names)
         _json_lines(rows.to_batches())
     else:
         _print_table(rows.slice(0, most or TABLE_ROWS))

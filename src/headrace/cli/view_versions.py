@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as text_json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,7 +57,8 @@ def _read(stores: Stores, name: str, at_tick: int | None) -> tuple[ViewInfo, pa.
         info = snap.view(name)
         if at_tick is None:
             return info, comparable(info, snap.table(name))
-        return info, comparable(info, view_at(snap, info, at_tick, key=None, start=(), stop=(), descending=False, most_rows=10_000_000))
+        rows = view_at(snap, info, at_tick, key=None, start=(), stop=(), descending=False, most_rows=10_000_000)
+        return replace(info, tick=at_tick), comparable(info, rows)
 
 
 def _told(found: Difference, most: int) -> dict[str, Any]:
@@ -95,6 +97,8 @@ def _show(left: str, right: str, left_info: ViewInfo, right_info: ViewInfo, foun
     pairs = zip(_cells(found.changed_left, most), _cells(found.changed_right, most), strict=True)
     if sides := [[name, *row] for pair in pairs for name, row in zip((left, right), pair, strict=True)]:
         table(["in", *found.changed_left.schema.names], sides)
+    if left_info.tick != right_info.tick and not found.is_none:
+        say(f"\nThey show different ticks. Compare both at one: --at-tick {min(left_info.tick, right_info.tick)}.")
 
 
 def _heading(text: str, rows: int, most: int) -> None:
@@ -108,7 +112,7 @@ def _cells(rows: pa.Table, most: int) -> list[list[str]]:
 
 def switch(
     view: NameArgument,
-    version: Annotated[str | None, typer.Argument(metavar="[VERSION]", help="The version to serve, such as v2.")] = None,
+    version: Annotated[str | None, typer.Argument(metavar="[VERSION]", help="The version to serve, such as v2 or regions.v2.")] = None,
     back: Annotated[bool, typer.Option("--back", help="Serve the pipeline's own view again.")] = False,
     state: StateOption = None,
 ) -> None:
@@ -119,6 +123,7 @@ def switch(
     if (version is None) == (not back):
         raise typer.BadParameter("Say which version to serve, or --back.", param_hint="VERSION")
     directory = state_directory(state)
+    version = None if version is None else version.removeprefix(f"{view}.")  # as `diff` and `list` call it
     before = read_served(directory).get(view)
     switch_served(directory, view, version)
     say(f"{view} is {'already' if before == version else 'now'} {f'{view}.{version}' if version else 'the view of the pipeline itself'}.")

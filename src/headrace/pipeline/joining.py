@@ -15,8 +15,8 @@ from headrace.errors import PlanError, StreamOnly
 from headrace.log.schema import type_name
 from headrace.operators.kernel import CHANGE_TYPE
 from headrace.pipeline import columns as cols
-from headrace.pipeline.plan import Step, TimeColumn, Times, TopicStep
-from headrace.pipeline.table_ops import settled
+from headrace.pipeline.plan import AggregateStep, Step, TimeColumn, Times, TopicStep, ToTableStep
+from headrace.pipeline.table_ops import DistinctStep, settled
 from headrace.pipeline.timing import time_column
 
 if TYPE_CHECKING:  # kernels are loaded when a join is declared, and not by those who declare none
@@ -270,6 +270,7 @@ def joined(
         before_us=before_us, after_us=after_us, history_us=None if versions is None else versions.history_us, late_versions=late_versions,
     )  # fmt: skip
     complete = _completed(step, where=where)
+    _check_null_keys(complete, where=where)
     return settled(complete) if complete.kind == "table-table" and not _on_in_key(complete) else complete
 
 
@@ -285,6 +286,27 @@ def _on_in_key(step: JoinStep) -> bool:
         return any(names.get(each) in step.key for each in always if each in names)
 
     return all(held(mine, other) for mine, other in zip(step.left.on, step.right.on, strict=True))
+
+
+def _check_null_keys(step: JoinStep, *, where: str) -> None:
+    """Rows with a null in their join key meet nothing. Where that key is the result's too, one of either side would have the same."""
+    merged = {name for kind, _, name in step.columns if kind == "key"}
+    if step.kind == "table-table" and step.how == "full" and set(step.key) <= merged and all(_has_null_keys(each) for each in step.inputs):
+        raise PlanError(
+            f"The step {where} joins tables in whose keys there can be nulls, which meet nothing: of either side there could be a row with the same key.",
+            fix='choose how="left", or join tables whose keys have no nulls.',
+        )
+
+
+def _has_null_keys(step: Step) -> bool:
+    """Whether a table's key can have nulls: of distinct values, or of a side that is missing in an outer join."""
+    if isinstance(step, DistinctStep):
+        return True
+    if isinstance(step, JoinStep) and step.kind == "table-table":
+        missing = {"inner": set(), "left": {"right"}, "right": {"left"}, "full": {"left", "right"}}[step.how]
+        if any(kind in missing and name in step.key for kind, _, name in step.columns):
+            return True
+    return not isinstance(step, AggregateStep | ToTableStep | HistoryStep) and any(map(_has_null_keys, step.inputs))
 
 
 def _completed(step: JoinStep, *, where: str) -> JoinStep:
@@ -386,11 +408,12 @@ def _columns(left: Side, right: Side, how: str, suffix: str | None, *, where: st
 
 
 def _told_apart(name: str, left: Sequence[str], right: Sequence[str], suffix: str | None, *, where: str) -> str:
-    if name not in left:
+    taken = {each.lower() for each in left}
+    if name.lower() not in taken:  # Spark does not tell case apart
         return name
     if suffix is None:
         raise PlanError(f"Both sides of the step {where} have a column {name!r}.", fix='tell them apart with suffix="_right", or select or rename one first.')
     renamed = f"{name}{suffix}"
-    if renamed in left or renamed in right:
+    if renamed.lower() in taken | {each.lower() for each in right}:
         raise PlanError(f"The step {where} would have two columns {renamed!r}.", fix="choose another suffix=.")
     return renamed

@@ -201,9 +201,9 @@ class Table(Rows):
         """The first `n` rows, of each group of `per` if it is given: by a column, the largest first, or `"name ASC"`. Rows of equal rank go by their keys."""
         return Table(self.pipeline, top(self, n, by, per, name))
 
-    def distinct(self, *, name: str | None = None) -> Table:
-        """The different rows, each once: a table keyed by all columns."""
-        return Table(self.pipeline, distinct(self, name))
+    def distinct(self, *columns: str, name: str | None = None) -> Table:
+        """The different values of some columns, or the different rows, each once: a table keyed by these columns, or by all. Null is a value like others."""
+        return Table(self.pipeline, distinct(self, columns, name))
 
     def compare(self, period: str | timedelta, *, prefix: str = "previous_", name: str | None = None) -> Table:
         """Each window beside the same window a period earlier: its columns again, with a prefix; null where there is none. For tables of windows."""

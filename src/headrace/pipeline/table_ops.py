@@ -12,7 +12,7 @@ import pyarrow as pa
 from headrace.errors import PlanError
 from headrace.pipeline import columns as cols
 from headrace.pipeline.expressions.literals import quoted_name
-from headrace.pipeline.plan import SelectStep, Step, TimeColumn, Times, UnionStep
+from headrace.pipeline.plan import SelectStep, Step, UnionStep
 
 if TYPE_CHECKING:  # kernels are loaded where they are used, and not by those who declare nothing of the kind
     from headrace.operators.aggregate import AggregateKernel
@@ -51,7 +51,7 @@ class TopStep(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DistinctStep(Step):
-    """The different rows."""
+    """The different rows, or the different values of some columns: those it is keyed by."""
 
     operation: ClassVar[str] = "distinct"
     stateful: ClassVar[bool] = True
@@ -59,10 +59,10 @@ class DistinctStep(Step):
     def kernel(self) -> AggregateKernel:
         from headrace.operators.joins.distinct import distinct
 
-        return distinct(self.name, self.schema, self.input.key)
+        return distinct(self.name, self.input.schema, self.input.key, self.key)
 
-    def time(self, inputs: Times) -> TimeColumn | None:
-        return inputs[0]
+    def summary(self) -> str:
+        return ", ".join(self.key)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,14 +96,17 @@ def top(table: Rows, n: int, by: str | Sequence[str], per: str | Sequence[str] |
 def _order(text: str, table: Rows, *, where: str) -> Order:
     """A column, the largest first unless it says ASC."""
     found = _ORDERED.match(text)
-    assert found is not None
+    if found is None:
+        raise PlanError(f"The step {where} is ordered by {text!r}.", fix='name a column: by="revenue", or by="name ASC".')
     (column,) = cols.key(found["column"], table.schema, where=where)
     return column, (found["way"] or "desc").lower() == "desc"
 
 
-def distinct(table: Rows, name: str | None) -> Step:
-    cols.key(tuple(table.schema.names), table.schema, where=table._place("distinct", name))  # noqa: SLF001
-    return DistinctStep(name=name or "", inputs=(table.step,), schema=table.schema, key=tuple(table.schema.names), is_table=True)
+def distinct(table: Rows, columns: Sequence[str], name: str | None) -> Step:
+    """`table.distinct(…)`, checked."""
+    key = cols.key(columns or table.schema.names, table.schema, where=table._place("distinct", name))  # noqa: SLF001
+    schema = pa.schema([table.schema.field(each) for each in key])
+    return DistinctStep(name=name or "", inputs=(table.step,), schema=schema, key=key, is_table=True)
 
 
 def first_of_each(union: Step, name: str | None) -> Step:

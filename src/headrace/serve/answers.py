@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 from starlette.responses import Response
 
-from headrace.errors import ChangesGone, ConfigurationError, HeadraceError, InputError, OffsetOutOfRange, RetryError, UnknownTopic, UnknownView
+from headrace.errors import (
+    ChangesGone,
+    ConfigurationError,
+    HeadraceError,
+    InputError,
+    OffsetOutOfRange,
+    RetryError,
+    UnknownTopic,
+    UnknownVersion,
+    UnknownView,
+)
 from headrace.log.json_text import object_text
 
 JSON_HEADERS = [(b"cache-control", b"no-store"), (b"content-type", b"application/json")]
@@ -21,6 +32,13 @@ class Refused(HeadraceError):
     def __init__(self, status: int, message: str, *, fix: str = "") -> None:
         super().__init__(message, fix=fix)
         self.status = status
+
+
+class NoSuchRow(Refused):
+    """A key that has no row."""
+
+    def __init__(self, view: str, key: Sequence[str], tick: int, *, was: bool = False) -> None:
+        super().__init__(404, f"The view {view!r} {'had' if was else 'has'} no row for the key {', '.join(key)} at tick {tick}.")
 
 
 def json_response(content: bytes | dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -40,7 +58,7 @@ def status_of(error: HeadraceError) -> int:
     """What the caller can do, in HTTP's terms: ask for something else, ask otherwise, or come back."""
     if isinstance(error, Refused):
         return error.status
-    if isinstance(error, UnknownView | UnknownTopic):
+    if isinstance(error, UnknownView | UnknownVersion | UnknownTopic):
         return 404
     if isinstance(error, ChangesGone | OffsetOutOfRange):
         return 410

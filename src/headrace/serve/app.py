@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from headrace.errors import ConfigurationError, HeadraceError
+from headrace.errors import ConfigurationError, HeadraceError, UnknownView
 from headrace.log.api import Log
 from headrace.serve import query, tail, views
 from headrace.serve.access import Access
@@ -131,6 +131,13 @@ class Service:
             return json_response({"status": "no views"}, 503)
         return json_response({"status": "ok"})
 
+    async def failed(self, request: Request, error: Exception) -> Response:
+        """What went wrong, as an answer. A view that is not there may be misspelt, and be one of a version."""
+        assert isinstance(error, HeadraceError)
+        if isinstance(error, UnknownView) and (name := request.path_params.get("name")):
+            return error_response(await self.reads.run(self.stores.unknown, name))
+        return error_response(error)
+
     async def describe(self, _request: Request) -> Response:
         return json_response(description(self.limits))
 
@@ -146,17 +153,12 @@ def make_app(service: Service, *, host: str, token: str | None) -> ASGIApp:
         Route("/health", service.health, methods=["GET"]),
         Route("/openapi.json", service.describe, methods=["GET"]),
     ]
-    handlers: dict[Any, Callable[..., Any]] = {HeadraceError: _failed, HTTPException: _not_here}
+    handlers: dict[Any, Callable[..., Any]] = {HeadraceError: service.failed, HTTPException: _not_here}
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=service.lifespan)
     return Access(Shortcut(app, service.lookups), host=host, token=token)
 
 
-def _failed(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HeadraceError)
-    return error_response(error)
-
-
-def _not_here(_request: Request, error: Exception) -> Response:
+def _not_here(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     fix = "/openapi.json says what there is."
-    return error_response(Refused(error.status_code, f"{error.detail}.", fix=fix))
+    return error_response(Refused(error.status_code, f"{error.detail}: {request.method} {request.url.path[:200]}.", fix=fix))

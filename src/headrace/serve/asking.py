@@ -42,13 +42,13 @@ class Asked:
         if text is None:
             return None
         if not (text.isascii() and text.isdecimal() and len(text) < 19 and least <= int(text) <= most):
-            raise InputError(f"{name}={text[:40]!r} is not a number from {least:,} to {most:,}.")
+            raise InputError(f"{name}={text[:40]!r} is not a number from {least:,} to {most:,}.", fix="give one, in digits alone.")
         return int(text)
 
     def choice(self, name: str, choices: Collection[str]) -> str | None:
         text = self.one(name)
         if text is not None and text not in choices:
-            raise InputError(f"{name}={text[:40]!r} is not one of {', '.join(choices)}.")
+            raise InputError(f"{name}={text[:40]!r} is not one of {', '.join(choices)}.", fix="choose one of them.")
         return text
 
     def seconds(self, name: str, default_s: float, most_s: float) -> float:
@@ -60,5 +60,5 @@ class Asked:
 def bounded_seconds(name: str, text: str, most_s: float) -> float:
     seconds = to_us(text, what=name) / 1_000_000
     if not 0 <= seconds <= most_s:
-        raise InputError(f"{name}={text!r} is longer than {most_s:g} seconds, which is the most.")
+        raise InputError(f"{name}={text!r} is longer than {most_s:g} seconds, which is the most.", fix="give a shorter time.")
     return seconds

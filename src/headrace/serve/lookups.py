@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.errors import HeadraceError
-from headrace.serve.answers import JSON_HEADERS, Refused, error_response, head_json
+from headrace.errors import HeadraceError, UnknownView
+from headrace.serve.answers import JSON_HEADERS, NoSuchRow, error_response, head_json
 from headrace.serve.asking import only_key
 from headrace.serve.stores import Place, Stores
 from headrace.serve.typed_text import typed_key
@@ -50,7 +50,7 @@ class Lookups:
         stored = lookup.stored_key(texts)
         text = lookup.row(lookup.key_of(typed_key(lookup.info, texts, whole=True)) if stored is None else stored)
         if text is None:
-            raise Refused(404, f"The view {name!r} has no row for the key {', '.join(texts)} at tick {lookup.tick}.")
+            raise NoSuchRow(name, texts, lookup.tick)
         return f'{{{known.answer_head()},"row":{text}}}'.encode()
 
     def _opened(self, name: str) -> _Known:
@@ -58,13 +58,18 @@ class Lookups:
         known, served = self._known.get(name), self._stores.served_stamp()
         if known is None or known.lookup.closed or known.served != served or not known.place.store.is_on_disk() or not known.lookup.show_newest():
             self._known.pop(name, None)
-            place = self._stores.place(name)
-            known = _Known(place, place.store.opened_lookup(place.stored), served)
-            self._known[name] = known
+            known = self._known[name] = self._found(name, served)
         if not self._will_let_go:
             self._will_let_go = True
             asyncio.get_running_loop().call_later(_HELD_S, self._let_go)
         return known
+
+    def _found(self, name: str, served: object) -> _Known:
+        place = self._stores.place(name)
+        try:
+            return _Known(place, place.store.opened_lookup(place.stored), served)
+        except UnknownView:
+            raise self._stores.unknown(name) from None
 
     def _let_go(self) -> None:
         self._will_let_go = False

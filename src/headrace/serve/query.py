@@ -10,12 +10,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.errors import InputError, nearest
+from headrace.errors import InputError, UnknownView, nearest
 from headrace.serve.answers import Refused, json_response, rows_json
 from headrace.serve.asking import bounded_seconds
 from headrace.serve.limits import Limits
-from headrace.serve.stores import Stores
-from headrace.sinks.view_sql import mentions
+from headrace.serve.stores import Stores, versions
+from headrace.sinks.view_sql import check_names, mentions
 
 MEMBERS = ("query", "parameters", "timeout", "limit", "version", "at_least", "wait")
 
@@ -78,9 +78,22 @@ def answer(stores: Stores, query: Query) -> Response:
         _refuse_switched(stores.served(), query.text)
     with stores.store(query.version).reader.snapshot() as snap:
         ticks = {info.name: info.tick for info in snap.views()}
-        rows = snap.sql(query.text, query.parameters, timeout=timedelta(seconds=query.timeout_s), most_rows=query.limit)
+        try:
+            rows = snap.sql(query.text, query.parameters, timeout=timedelta(seconds=query.timeout_s), most_rows=query.limit)
+        except UnknownView:
+            _name_version(stores, query)
+            raise
+    check_names(rows.schema.names)
     names = json.dumps(rows.schema.names, ensure_ascii=False)
     return json_response(f'{{"ticks":{json.dumps(ticks)},"columns":{names},"rows":{rows_json(rows)}}}'.encode())
+
+
+def _name_version(stores: Stores, query: Query) -> None:
+    """A view that is not in the store that was asked may be in that of a version, which the query does not say."""
+    for version in versions(stores.state):
+        for info in stores.store(version).reader.views() if version != query.version else ():
+            if mentions(query.text, info.name):
+                raise Refused(404, f"The view {info.name!r} is one of the version {version!r}.", fix=f'say "version": "{version}" beside the query.')
 
 
 def _refuse_switched(served: dict[str, str], text: str) -> None:

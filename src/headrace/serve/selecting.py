@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from headrace.errors import InputError, UnknownColumn
 from headrace.log.api import CHANGE_TYPE, DELETE, INSERT, UPDATE, UPDATE_BEFORE
+from headrace.log.schema import type_name
 from headrace.serve.channels import Select
 from headrace.serve.typed_text import typed
 
@@ -85,7 +86,7 @@ def _comparison(of: str, schema: pa.Schema, text: str) -> Condition:
 
 def _compare(field: pa.Field, operator: str, text: str) -> Condition:
     if pa.types.is_nested(field.type):
-        raise InputError(f"The column {field.name!r} is {field.type}, which cannot be compared.", fix="choose another column.")
+        raise InputError(f"The column {field.name!r} is {type_name(field.type)}, which cannot be compared.", fix="choose another column.")
     value, compare = typed(text, field), _FUNCTIONS[operator]
     return lambda rows: pc.fill_null(compare(rows[field.name], value), False)
 

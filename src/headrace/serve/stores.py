@@ -16,7 +16,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.errors import ConfigurationError, CorruptionError, NewerFormat, UnknownView
+from headrace.errors import ConfigurationError, CorruptionError, NewerFormat, UnknownVersion, UnknownView
 from headrace.log.names import check_name
 from headrace.sinks.view_file import VIEWS_FILE, ViewInfo, open_for_reading, translated
 from headrace.sinks.view_lookup import Lookup
@@ -115,13 +115,15 @@ class Stores:
             self._stores.clear()
 
     def store(self, version: str | None = None) -> Store:
-        """The store of the pipeline, or of a version."""
+        """The store of the pipeline, or of a version; UnknownVersion if there is none."""
         path = self._paths.get(version)
         if path is None:
             path = self._paths[version] = str(version_directory(self.state, version) / VIEWS_FILE)
         try:
             found = os.stat(path)  # noqa: PTH116 - at every request
         except FileNotFoundError:
+            if version is not None:
+                raise UnknownVersion(version, versions(self.state)) from None
             raise ConfigurationError(
                 f"There are no views in {Path(path).parent}.", fix="run the pipeline first, or name its state directory."
             ) from None
@@ -157,6 +159,10 @@ class Stores:
                 if self.served().get(plain) == version:
                     found.append((_place(plain, info.name, store), info))
         return sorted(found, key=lambda each: each[0].name)
+
+    def unknown(self, name: str) -> UnknownView:
+        """That there is no view of a name, with the nearest of all that can be asked for."""
+        return UnknownView(name, [place.name for place, _ in self.views()])
 
     def has_version(self, version: str) -> bool:
         return has_version(self.state, version)
@@ -247,10 +253,7 @@ def _check_own(state: Path, view: str) -> None:
 def _check_there(state: Path, view: str, version: str) -> None:
     path = version_directory(state, version) / VIEWS_FILE
     if not path.is_file():
-        known = ", ".join(versions(state)) or "none"
-        raise ConfigurationError(
-            f"There is no version {version!r} in {state}; there is {known}.", fix=f"build it with `headrace replay FILE --as {version}`."
-        )
+        raise UnknownVersion(version, versions(state))
     with ViewReader(path) as reader:
         names = [info.name for info in reader.views()]
     if f"{view}.{version}" not in names:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from headrace.errors import InputError
 from headrace.log.json_rows import decode_exactly
 from headrace.log.json_wire import is_text
+from headrace.log.schema import type_name
 from headrace.sinks.view_file import ViewInfo
 
 
@@ -20,7 +21,7 @@ def typed(text: str, field: pa.Field) -> pa.Scalar:
     written = json.dumps({field.name: text}) if is_string else f"{{{json.dumps(field.name)}:{text}}}"
     decoded = decode_exactly([written.encode()], pa.schema([field.with_nullable(True)]))
     if decoded.misfits or decoded.batch.num_rows != 1:
-        raise InputError(f"{text!r} is no value of the column {field.name!r}, which is {field.type}.", fix="write it as answers do, without quotes.")
+        raise InputError(f"{text[:80]!r} is no value of the column {field.name!r}, which is {type_name(field.type)}.", fix="write it as answers do, without quotes.")
     return decoded.batch.column(0)[0]
 
 
@@ -32,6 +33,7 @@ def typed_key(info: ViewInfo, texts: Sequence[str], *, whole: bool) -> tuple[Any
     if len(texts) > len(fields) or (whole and len(texts) < len(fields)):
         wanted = ", ".join(field.name for field in fields)
         raise InputError(
-            f"{len(texts)} values came for the key of the view {info.name!r}, which is ({wanted}).", fix="give key= once for each, in order."
+            f"{len(texts)} {'value' if len(texts) == 1 else 'values'} came for the key of the view {info.name!r}, which is ({wanted}).",
+            fix="give key= once for each, in order.",
         )
     return tuple(typed(text, field).as_py() for text, field in zip(texts, fields, strict=False))

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from headrace.errors import InputError
 from headrace.log.json_text import json_text_or_null
 from headrace.log.schema import to_ddl
-from headrace.serve.answers import Refused, head_json, json_response, rows_json
+from headrace.serve.answers import NoSuchRow, head_json, json_response, rows_json
 from headrace.serve.asking import Asked
 from headrace.serve.history import view_at
 from headrace.serve.limits import Limits
@@ -93,7 +93,7 @@ def rows_at(place: Place, tick: int, asked: Range, most_rows: int) -> Response:
     if key is None:
         return _page(place, info, tick, found, asked)
     if not found.num_rows:
-        raise Refused(404, f"The view {place.name!r} had no row for the key {', '.join(asked.key)} at tick {tick}.")
+        raise NoSuchRow(place.name, asked.key, tick, was=True)
     return json_response(f'{{{head_json(place.name, place.version, tick)},"row":{rows_json(found)[1:-1]}}}'.encode())
 
 

@@ -64,6 +64,13 @@ def mentions(query: str, view: str) -> bool:
     return re.search(rf"(?<![\w.]){re.escape(view)}(?![\w.])", query, re.IGNORECASE) is not None
 
 
+def check_names(columns: Sequence[str]) -> None:
+    """Refuse a result whose columns cannot be told apart, where rows are written as objects: all but one would be lost."""
+    twice = next((name for at, name in enumerate(columns) if name in columns[:at]), None)
+    if twice is not None:
+        raise BadQuery(f"The query's result has two columns {twice!r}.", fix="name the columns instead of *, and one of these otherwise: … AS other.")
+
+
 # What may be done
 
 
