@@ -17,7 +17,7 @@ def state(tmp_path: Path, log: hr.Log) -> Path:
     """A state directory with the version v2 of `shop`, whose step `totals.aggregate` keeps one key."""
     directory = tmp_path / "shop.state"
     files = StateFiles(directory / "versions" / "v2" / "steps" / "totals.aggregate.v2")
-    name, _ = files.write(pa.array([b"key"], pa.binary()), pa.array([b"value"], pa.binary()), np.array([5], np.uint8), {5: None})
+    name = files.write(pa.array([b"key"], pa.binary()), pa.array([b"value"], pa.binary()), np.array([5], np.uint8), {5: None})
     ledger = Ledger(log, "shop.v2")
     ledger.take_over()
     tx = ledger.transaction()

@@ -23,8 +23,8 @@ def sizes_of(shard: Shard, ids: StateIds) -> ChainSizes:
     return found
 
 
-def sizes(chain_sizes: ChainSizes) -> dict[int, tuple[int, int]]:
-    return {group: (chain.first_bytes, chain.delta_bytes) for group, chain in chain_sizes.chains.items()}
+def sizes(chain_sizes: ChainSizes) -> dict[int, tuple[int, int, int, int]]:
+    return {group: (chain.first_bytes, chain.delta_bytes, chain.deltas, chain.live_bytes) for group, chain in chain_sizes.chains.items()}
 
 
 def test_sizes_are_the_same_when_they_are_computed_from_the_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,9 +114,36 @@ def test_chains_stay_short_where_all_keys_are_new() -> None:
     known = ChainSizes()
     for _ in range(1000):
         for group in range(GROUPS):
-            (known.add if group in known.chains else known.begin)(group, 20_000)
+            _grow(known, group, 20_000)
         known.earn(20_000 * GROUPS)
         for group in known.to_fold():
-            chain = known.chains[group]
-            known.folded(group, chain.first_bytes + chain.delta_bytes)
-        assert all(chain.delta_bytes < max(7 * chain.first_bytes, 300_000) for chain in known.chains.values())
+            known.folded(group, known.live_bytes(group))
+        assert all(chain.deltas < 128 or chain.delta_bytes < 7 * chain.first_bytes for chain in known.chains.values())
+
+
+def _grow(known: ChainSizes, group: int, size: int) -> None:
+    if group in known.chains:
+        known.add(group, size, more=size)
+    else:
+        known.begin(group, size)
+
+
+def test_nothing_is_folded_while_all_of_it_is_there_still() -> None:
+    """Few large deltas of keys that are all new: a snapshot would hold the same bytes once more."""
+    known = ChainSizes()
+    for _ in range(60):
+        _grow(known, 0, 1_000_000)
+        known.earn(1_000_000)
+        assert not known.to_fold()
+
+
+def test_what_was_deleted_is_worth_folding() -> None:
+    """Deltas that only delete are small, and what they leave behind in the files is not."""
+    known = ChainSizes()
+    known.begin(0, 1_000_000)
+    for _ in range(9):
+        known.add(0, 10_000, more=-100_000)
+        known.earn(10_000)
+    assert known.live_bytes(0) == 100_000
+    known.earn(1_000_000)
+    assert known.to_fold() == [0]

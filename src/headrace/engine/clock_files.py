@@ -25,7 +25,7 @@ def write_clocks(directory: Path, state: ClockState) -> str:
     """Store the clocks; returns their id."""
     inputs = {name: {"complete_us": clock.complete_us, "begun": clock.begun} for name, clock in state.inputs.items()}
     table = pa.concat_tables([_rows(name, clock) for name, clock in state.inputs.items()] or [_SCHEMA.empty_table()])
-    return named_files.store(directory, _SUFFIX, table, {"version": VERSION, "inputs": inputs})[0]
+    return named_files.store(directory, _SUFFIX, table, {"version": VERSION, "inputs": inputs})
 
 
 def _rows(name: str, clock: InputClock) -> pa.Table:
@@ -38,7 +38,7 @@ def read_clocks(directory: Path, name: str | None) -> ClockState:
     """The clocks of an id; without one, those of a pipeline that has not begun."""
     if name is None:
         return ClockState()
-    table, about, _ = named_files.read(directory / f"{name}{_SUFFIX}", newest_version=VERSION)
+    table, about = named_files.read(directory / f"{name}{_SUFFIX}", newest_version=VERSION)
     return ClockState({name: _clock(table, name, known) for name, known in about["inputs"].items()})
 
 

@@ -25,12 +25,12 @@ import pyarrow.compute as pc
 from headrace.engine import store_handles
 from headrace.engine.chain_sizes import ChainSizes
 from headrace.engine.named_files import new_id
-from headrace.engine.state_files import StateFile, StateFiles, StateIds, folded
+from headrace.engine.state_files import StateFile, StateFiles, StateIds, folded, weights
 from headrace.log.file.disk import Disk
 from headrace.operators.buffers import bytes_list
 from headrace.operators.keys import whole
 
-VERSION = 2
+VERSION = 3
 _FIRST = 16
 _AT_ONCE = 1000
 _STAMP = b"\x00stamp"
@@ -145,15 +145,21 @@ class StoreTransaction:
                 self.clear(prefix)
                 sizes.forget(group)
                 stayed = False
-            self._apply(prefix, *folded(chain, group, with_deletions=has is not None))
+            live_bytes = sizes.live_bytes(group)
+            live_bytes += self._apply(prefix, *folded(chain, group, with_deletions=has is not None))
             for file in reversed(chain):
                 add = sizes.begin if file.parents.get(group) is None else sizes.add
-                add(group, file.share(group))
+                add(group, file.weight(group))
+            sizes.holds(group, live_bytes)
         return stayed
 
-    def _apply(self, prefix: bytes, keys: pa.Array, values: pa.Array) -> None:
+    def _apply(self, prefix: bytes, keys: pa.Array, values: pa.Array) -> int:
+        """Returns how many bytes more there are then."""
         names: list[bytes] = bytes_list(pc.binary_join_element_wise(pa.scalar(prefix, pa.binary()), keys, pa.scalar(b"", pa.binary())))  # type: ignore[assignment]
+        before = pa.array(self.get(names), pa.binary())
         self.put(names, bytes_list(values))
+        was, now = (weights(keys, each).sum(where=each.is_valid().to_numpy(zero_copy_only=False)) for each in (before, values))
+        return int(now - was)
 
     def _stamp(self) -> dict[str, Any] | None:
         raw = self.txn.get(_STAMP)

@@ -25,8 +25,8 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
-def store(directory: Path, suffix: str, table: pa.Table, about: dict[str, Any]) -> tuple[str, int]:
-    """Write under a temporary name, sync, rename, sync the directory. Returns the id and the file's size."""
+def store(directory: Path, suffix: str, table: pa.Table, about: dict[str, Any]) -> str:
+    """Write under a temporary name, sync, rename, sync the directory. Returns the id."""
     directory.mkdir(parents=True, exist_ok=True)
     content = _encoded(table.replace_schema_metadata({_METADATA: json.dumps(about).encode()}))
     name = f"{new_id()[:-_CHECKSUM_DIGITS]}{zlib.crc32(content):0{_CHECKSUM_DIGITS}x}"
@@ -37,7 +37,7 @@ def store(directory: Path, suffix: str, table: pa.Table, about: dict[str, Any]) 
         os.fsync(file.fileno())
     fresh.rename(directory / f"{name}{suffix}")
     Disk().sync_directory(directory)
-    return name, content.size
+    return name
 
 
 def _encoded(table: pa.Table) -> pa.Buffer:
@@ -47,13 +47,13 @@ def _encoded(table: pa.Table) -> pa.Buffer:
     return sink.getvalue()
 
 
-def read(path: Path, *, newest_version: int) -> tuple[pa.Table, dict[str, Any], int]:
-    """A file's rows, mapped into memory, what it says about itself, and its size; checked byte by byte."""
+def read(path: Path, *, newest_version: int) -> tuple[pa.Table, dict[str, Any]]:
+    """A file's rows, mapped into memory, and what it says about itself; checked byte by byte."""
     try:
         content = pa.memory_map(str(path)).read_buffer()
         _check_sum(path, content)
         table = pa.ipc.open_file(content).read_all()
-        return table, _about(path, table.schema, newest_version), content.size
+        return table, _about(path, table.schema, newest_version)
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise _unreadable(path, str(error)) from error
 

@@ -16,12 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.engine import named_files
-from headrace.operators.buffers import take_bytes
+from headrace.operators.buffers import offsets_of, take_bytes
 from headrace.operators.keys import whole
 
 VERSION = 1
 GROUPS = 128
 SUFFIX = ".state"
+_A_ROW_BYTES = 8  # where key and value end
 _SCHEMA = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
 StateIds = dict[int, str]
 """Key group -> the id of the file that holds its newest change; a group without one is empty."""
@@ -35,20 +36,20 @@ class StateFile:
     table: pa.Table
     starts: Mapping[int, tuple[int, int]]  # group -> (first row, rows)
     parents: Mapping[int, str | None]
-    size: int
 
     def rows(self, group: int) -> pa.Table:
         first, count = self.starts.get(group, (0, 0))
         return self.table.slice(first, count)
 
-    def share(self, group: int) -> int:
-        """How many of the file's bytes a group has in it."""
-        return share(self.size, self.starts.get(group, (0, 0))[1], self.table.num_rows)
+    def weight(self, group: int) -> int:
+        """About how many of the file's bytes are a group's."""
+        rows = self.rows(group).combine_chunks()
+        return int(weights(whole(rows["key"]), whole(rows["value"])).sum())
 
 
-def share(size: int, rows: int, of_rows: int) -> int:
-    """A group's part of a file, by its rows."""
-    return size * rows // max(1, of_rows)
+def weights(keys: pa.Array, values: pa.Array) -> npt.NDArray[np.int64]:
+    """About how many bytes of a file each row takes; the value of one that is deleted takes none."""
+    return np.diff(offsets_of(keys)) + np.diff(offsets_of(values)) + _A_ROW_BYTES
 
 
 class StateFiles:
@@ -57,18 +58,18 @@ class StateFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def write(self, keys: pa.Array, values: pa.Array, groups: npt.NDArray[np.uint8], parents: Mapping[int, str | None]) -> tuple[str, int]:
-        """Store changes (a null value deletes its key) for all groups in `parents`; `groups` are in order. Returns the new id and the file's size."""
+    def write(self, keys: pa.Array, values: pa.Array, groups: npt.NDArray[np.uint8], parents: Mapping[int, str | None]) -> str:
+        """Store changes (a null value deletes its key) for all groups in `parents`; `groups` are in order. Returns the new id."""
         cuts = np.searchsorted(groups, np.arange(GROUPS + 1))
         starts = {group: [int(cuts[group]), int(cuts[group + 1] - cuts[group])] for group in range(GROUPS) if cuts[group + 1] > cuts[group]}
         about = {"version": VERSION, "starts": starts, "parents": {str(group): parent for group, parent in parents.items()}}
         return named_files.store(self.directory, SUFFIX, pa.Table.from_arrays([keys, values], schema=_SCHEMA), about)
 
     def read(self, name: str) -> StateFile:
-        table, about, size = named_files.read(self._path(name), newest_version=VERSION)
+        table, about = named_files.read(self._path(name), newest_version=VERSION)
         starts = {int(group): (first, count) for group, (first, count) in about["starts"].items()}
         parents = {int(group): parent for group, parent in about["parents"].items()}
-        return StateFile(name, table, starts, parents, size)
+        return StateFile(name, table, starts, parents)
 
     def _path(self, name: str) -> Path:
         return self.directory / f"{name}{SUFFIX}"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.engine.chain_sizes import ChainSizes
 from headrace.engine.local_store import StoreTransaction
-from headrace.engine.state_files import GROUPS, StateFile, StateFiles, StateIds, folded, share
+from headrace.engine.state_files import GROUPS, StateFile, StateFiles, StateIds, folded, weights
 from headrace.engine.step_state import Changed, StepState
 
 _LONGEST = 1 << 10  # longer than any key that the store takes
@@ -40,14 +41,24 @@ def write_states(
 
 
 def _write_delta(files: StateFiles, changed: Changed, ids: StateIds, sizes: ChainSizes) -> None:
-    rows = np.bincount(changed.groups, minlength=GROUPS)
-    touched = np.flatnonzero(rows).tolist()
-    name, size = files.write(changed.keys, changed.after, changed.groups, {group: ids.get(group) for group in touched})
+    touched = np.unique(changed.groups).tolist()
+    name = files.write(changed.keys, changed.after, changed.groups, {group: ids.get(group) for group in touched})
+    written, before = weights(changed.keys, changed.after), weights(changed.keys, changed.before)
+    more = np.where(_there(changed.after), written, 0) - np.where(_there(changed.before), before, 0)
+    written, more = (np.bincount(changed.groups, each, minlength=GROUPS).astype(np.int64) for each in (written, more))
     for group in touched:
-        add = sizes.add if group in ids else sizes.begin
-        add(group, share(size, int(rows[group]), len(changed)))
+        if group in ids:
+            sizes.add(group, int(written[group]), more=int(more[group]))
+        else:
+            sizes.begin(group, int(written[group]))
+            sizes.holds(group, int(more[group]))  # not what it deletes in vain
         ids[group] = name
-    sizes.earn(size)
+    sizes.earn(int(written.sum()))
+
+
+def _there(values: pa.Array) -> npt.NDArray[np.bool_]:
+    there: npt.NDArray[np.bool_] = values.is_valid().to_numpy(zero_copy_only=False)
+    return there
 
 
 def _fold(txn: StoreTransaction, number: int, files: StateFiles, ids: StateIds, sizes: ChainSizes) -> None:
@@ -56,8 +67,8 @@ def _fold(txn: StoreTransaction, number: int, files: StateFiles, ids: StateIds, 
     if not chosen:
         return
     contents = [_columns(*txn.scan(bytes([number, group]))) for group in chosen]
-    name, shares = _written(files, chosen, contents, dict.fromkeys(chosen))
-    for group, size in zip(chosen, shares, strict=True):
+    name, sizes_now = _written(files, chosen, contents, dict.fromkeys(chosen))
+    for group, size in zip(chosen, sizes_now, strict=True):
         ids[group] = name
         sizes.folded(group, size)
 
@@ -70,8 +81,8 @@ def _merge(files: StateFiles, ids: StateIds, sizes: ChainSizes) -> None:
     cache: dict[str, StateFile] = {}
     chains = {group: list(files.chain(group, ids[group], most=count, cache=cache)) for group, count in chosen.items()}
     contents = [folded(chain, group, with_deletions=True) for group, chain in chains.items()]
-    name, shares = _written(files, list(chosen), contents, {group: chain[-1].parents[group] for group, chain in chains.items()})
-    for group, size in zip(chosen, shares, strict=True):
+    name, sizes_now = _written(files, list(chosen), contents, {group: chain[-1].parents[group] for group, chain in chains.items()})
+    for group, size in zip(chosen, sizes_now, strict=True):
         ids[group] = name
         sizes.merged(group, size)
 
@@ -82,8 +93,8 @@ def _written(
     """A file with the keys and values of some groups; returns its id, and the bytes of each group in it."""
     counts = [len(keys) for keys, _ in contents]
     keys, values = (pa.concat_arrays(column) for column in zip(*contents, strict=True))
-    name, size = files.write(keys, values, np.repeat(np.array(groups, np.uint8), counts), parents)
-    return name, [share(size, count, sum(counts)) for count in counts]
+    name = files.write(keys, values, np.repeat(np.array(groups, np.uint8), counts), parents)
+    return name, [int(weights(*content).sum()) for content in contents]
 
 
 def _columns(keys: Sequence[bytes], values: Sequence[bytes]) -> tuple[pa.Array, pa.Array]:

@@ -11,6 +11,7 @@ from headrace.operators.buffers import Ints, fixed_width
 
 Codes = npt.NDArray[np.uint64]
 _WORD_BITS = 64
+_SAMPLE, _FEW = 4096, 0.97
 
 
 def codes_of(keys: pa.Array) -> Codes:
@@ -74,6 +75,23 @@ def stable_sort(codes: Codes) -> tuple[Ints, Codes]:
     return (together & np.uint64((1 << position_bits) - 1)).astype(np.int64), together >> shift
 
 
+def are_few(codes: Codes) -> bool:
+    """Whether the distinct codes are so few that finding them by hashing is quicker than sorting all, by a sample."""
+    sample = codes[:: max(1, len(codes) // _SAMPLE)]
+    return len(np.unique(sample)) < _FEW * len(sample)
+
+
+def ranked_by_hashing(codes: Codes) -> tuple[Ints, Ints]:
+    """Where each distinct code is first, in order of the codes; and the place of each code among them."""
+    encoded = pa.array(codes).dictionary_encode()
+    numbers = encoded.indices.to_numpy()
+    order = np.argsort(encoded.dictionary.to_numpy())
+    ranks, firsts = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
+    ranks[order] = np.arange(len(order))
+    firsts[numbers[::-1]] = np.arange(len(numbers))[::-1]
+    return firsts[order], ranks[numbers]
+
+
 # Several parts in one number
 
 
@@ -96,11 +114,7 @@ def spread_out(codes: Codes, room: int) -> Codes:
 
 def _dense(codes: Codes) -> Codes:
     """Numbers in the same order, without gaps."""
-    encoded = pa.array(codes).dictionary_encode()
-    ranks = np.empty(len(encoded.dictionary), np.uint64)
-    ranks[np.argsort(encoded.dictionary.to_numpy())] = np.arange(len(ranks), dtype=np.uint64)
-    dense: Codes = ranks[encoded.indices.to_numpy()]
-    return dense
+    return ranked_by_hashing(codes)[1].astype(np.uint64)
 
 
 def ranked(numbers: Ints) -> tuple[Ints, Ints]:

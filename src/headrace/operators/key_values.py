@@ -52,10 +52,17 @@ def _values(data: Data, starts: Ints, sizes: Ints, there: Mask, kind: pa.DataTyp
     width = _width(kind)
     if width is None:
         return _varying(data[runs(starts, sizes)], sizes, there, kind)
-    values = _fixed(data[runs(starts[there], np.full(int(there.sum()), width))].reshape(-1, width), kind)
+    values = _fixed(_cut(data, starts[there], width), kind)
     if there.all():
         return values
     return values.take(pa.array(np.cumsum(there) - 1, mask=~there))
+
+
+def _cut(data: Data, starts: Ints, width: int) -> Data:
+    """So many bytes from each of these places on. Mostly they lie one behind the other."""
+    if len(starts) and (np.diff(starts) == width).all():
+        return data[starts[0] : starts[-1] + width].reshape(-1, width)
+    return data[runs(starts, np.full(len(starts), width))].reshape(-1, width)
 
 
 def _width(kind: pa.DataType) -> int | None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.operators.buffers import Ints, Mask, runs
-from headrace.operators.codes import stable_sort
+from headrace.operators.codes import are_few, codes_of, ranked_by_hashing, stable_sort
 from headrace.operators.segments import by_key
 
 _WORD_BITS = 63
@@ -35,6 +35,18 @@ def ranked(columns: Sequence[pa.Array]) -> Ranked:
     ends = np.cumsum([len(each) for each in columns])
     orders = [_within(order, int(end) - len(each), int(end)) for end, each in zip(ends, columns, strict=True)]
     return Ranked(together.take(pa.array(order[new_key])), np.split(ranks, ends[:-1]), orders)
+
+
+def numbered(columns: Sequence[pa.Array]) -> tuple[pa.Array, list[Ints]]:
+    """The distinct keys of some columns, in order, and for each column the place of each of its keys among them: as `ranked`, quicker where keys are few."""
+    together = _one_column(columns)
+    codes = codes_of(together)
+    if not are_few(codes):
+        found = ranked(columns)
+        return found.keys, found.ranks
+    firsts, ranks = ranked_by_hashing(codes)
+    ends = np.cumsum([len(each) for each in columns])
+    return together.take(pa.array(firsts)), np.split(ranks, ends[:-1])
 
 
 def _within(order: Ints, first: int, end: int) -> Ints:
@@ -130,6 +142,27 @@ def last_before(keys: Ints, values: Ints, wanted_keys: Ints, wanted: Ints, begin
     if packed is None or packed_wanted is None:
         return search(values, begin[wanted_keys], begin[wanted_keys + 1], wanted, right=True)
     return np.searchsorted(packed, packed_wanted, side="right")
+
+
+def first_from(keys: Ints, values: Ints, wanted_keys: Ints, wanted: Ints) -> Ints:
+    """For each wanted value of a key the place of the first that is not below it, in columns sorted by both; behind the key's last if there is none."""
+    packed, packed_wanted = _packed((keys, values), (wanted_keys, wanted))
+    if packed is None or packed_wanted is None:
+        where = bounds(keys, int(max(keys.max(initial=-1), wanted_keys.max(initial=-1))) + 1)
+        return search(values, where[wanted_keys], where[wanted_keys + 1], wanted, right=False)
+    return np.searchsorted(packed, packed_wanted)
+
+
+def merge_order(first: Sequence[Ints], second: Sequence[Ints]) -> Ints:
+    """The order of two tables, each of which is sorted by these columns, put one behind the other. Of equal rows those of the first come first."""
+    one, other = _packed(first, second)
+    if one is None or other is None:
+        return sorting(*(np.concatenate(pair) for pair in zip(first, second, strict=True)))
+    order, of_first = np.empty(len(one) + len(other), np.int64), np.ones(len(one) + len(other), np.bool_)
+    places = np.searchsorted(one, other, side="right") + np.arange(len(other))
+    of_first[places] = False
+    order[places], order[of_first] = len(one) + np.arange(len(other)), np.arange(len(one))
+    return order
 
 
 def begins(*columns: npt.NDArray[np.generic]) -> Mask:

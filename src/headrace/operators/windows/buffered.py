@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from headrace.operators.aggregation import Aggregation, Outcome
 from headrace.operators.buffers import Ints, Mask, runs
-from headrace.operators.joins.matching import begins, ranked, sorting
+from headrace.operators.joins.matching import begins, numbered, sorting
 from headrace.operators.kernel import CHANGE_TYPE, TICK, UNSTARTED, Clocks, Groups, KeyedState, Times
 from headrace.operators.keys import encode_keys, key_groups, whole
 from headrace.operators.segments import Segments
@@ -112,10 +112,10 @@ class Buffered(Windowed):
 
     def _gather(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> tuple[Grouped, Kept]:
         of_rows = encode_keys(rows, self.by)
-        found = ranked([of_rows, self.completed(state, clock).by, closing(self, state, clock)])
-        grouped = Grouped(found.keys, key_groups(found.keys), RowStore.names(found.keys))
+        keys, ranks = numbered([of_rows, self.completed(state, clock).by, closing(self, state, clock)])
+        grouped = Grouped(keys, key_groups(keys), RowStore.names(keys))
         counts, stored = self._store.read(state, grouped.names, grouped.groups)
-        return grouped, self._kept(rows, found.ranks[0], counts, stored, clock)
+        return grouped, self._kept(rows, ranks[0], counts, stored, clock)
 
     def _kept(self, rows: pa.Table, keys: Ints, counts: Ints, stored: pa.Table, clock: Clocks) -> Kept:
         fresh = rows.select([field.name for field in self._store.fields if field.name in rows.schema.names])

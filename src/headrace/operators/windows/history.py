@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.operators.buffers import Ints, Mask
-from headrace.operators.joins.matching import bounds, search, sorting
+from headrace.operators.joins.matching import first_from, sorting
 from headrace.operators.kernel import Times
 from headrace.operators.windows.telling import FOR_EVER
 
@@ -89,11 +89,11 @@ class Current:
 def any_within(keys: Ints, times: Times, of: Ints, lows: Times, highs: Times) -> Mask:
     """Whether a group has some of these times in [low, high), for each of some groups and ranges."""
     order = sorting(keys, times)
-    in_order = times[order]
-    where = bounds(keys[order], int(max(keys.max(initial=-1), of.max(initial=-1))) + 1)
-    found = search(in_order, where[of], where[of + 1], lows, right=False)
-    inside: Mask = found < where[of + 1]
-    inside[inside] = in_order[found[inside]] < highs[inside]
+    keys, times = keys[order], times[order]
+    found = first_from(keys, times, of, lows)
+    inside: Mask = found < len(keys)
+    there = found[inside]
+    inside[inside] = (keys[there] == of[inside]) & (times[there] < highs[inside])
     return inside
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.operators.buffers import Ints, Mask
-from headrace.operators.joins.matching import begins, sorting
+from headrace.operators.joins.matching import begins, merge_order, sorting
 from headrace.operators.kernel import Groups, KeyedState, Times
 from headrace.operators.keys import whole
 from headrace.operators.state_pool import Merging, Pool
@@ -49,6 +49,10 @@ class Points:
     def and_also(self, other: Points) -> Points:
         pairs = ((self.keys, other.keys), (self.times, other.times), (self.places, other.places), (self.states, other.states))
         return Points(*(np.concatenate(pair) for pair in pairs))
+
+    def merged_with(self, other: Points) -> Points:
+        """Both, in order; each is."""
+        return self.and_also(other).take(merge_order((self.keys, self.times, self.places), (other.keys, other.times, other.places)))
 
     def in_order(self) -> Points:
         """By group, time and place."""

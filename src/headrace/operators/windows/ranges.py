@@ -7,12 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from headrace.operators.buffers import Ints, runs
-from headrace.operators.joins.matching import begins, bounds, search, sorting
-from headrace.operators.kernel import Times
+from headrace.operators.joins.matching import begins, first_from, merge_order
 from headrace.operators.state_pool import Merging, Pool, States, pick, place
 from headrace.operators.windows.panes import PANES, Heads, Points
-
-_WORD_BITS = 62
 
 
 def windows_at(
@@ -30,12 +27,12 @@ def _by_taking_away(points: Points, chosen: Ints, others: Heads, size_us: int, m
         keys, times, states = (
             np.concatenate(pair) for pair in ((keys, others.keys), (times, others.last), (states, others.states))
         )  # fmt: skip
-        order = sorting(keys, times)
+        order = merge_order((points.keys, points.times), (others.keys, others.last))
         keys, times, states = keys[order], times[order], states[order]
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
         last = place[chosen]
-    first = places_in(keys, times, points.keys[chosen], points.times[chosen] - size_us + 1)
+    first = first_from(keys, times, points.keys[chosen], points.times[chosen] - size_us + 1)
     return merging.over_ranges(pool.pick(states), first, last + 1)
 
 
@@ -50,10 +47,10 @@ def pane_windows(points: Points, chosen: Ints, heads: Heads, size_us: int, pane_
     of, until = points.keys[chosen], points.times[chosen]
     windows = _within(points, pane, chosen, merging.prefixes, pool)
     begins_in = (until - size_us + 1) // pane_us
-    oldest = places_in(points.keys, points.times, of, until - size_us + 1)
+    oldest = first_from(points.keys, points.times, of, until - size_us + 1)
     also = np.flatnonzero((panes[oldest] == begins_in) & (pane[oldest] != pane[chosen]))
     place(windows, also, merging.merge(_within(points, pane, oldest[also], merging.suffixes, pool), pick(windows, also)))
-    first, stop = (places_in(heads.keys, heads.panes, of, wanted) for wanted in (begins_in + 1, panes[chosen]))
+    first, stop = (first_from(heads.keys, heads.panes, of, wanted) for wanted in (begins_in + 1, panes[chosen]))
     also = np.flatnonzero(first < stop)
     place(windows, also, merging.merge(_between(first[also], stop[also], heads, merging, pool), pick(windows, also)))
     return windows
@@ -82,15 +79,3 @@ def _between(first: Ints, stop: Ints, heads: Heads, merging: Merging, pool: Pool
     members = pick(states, runs(first[inside], lengths))
     place(ends, inside, merging.reduced(members, np.repeat(np.arange(len(lengths)), lengths)))
     return pick(ends, np.cumsum(new) - 1)
-
-
-def places_in(keys: Ints, values: Times, of: Ints, wanted: Times) -> Ints:
-    """For each group and value its place among the values of the group, which are in order: before those that equal it."""
-    if not len(keys) or not len(of):
-        return np.zeros(len(of), np.int64)
-    lowest, highest = min(int(values.min()), int(wanted.min())), max(int(values.max()), int(wanted.max()))
-    bits = (highest - lowest).bit_length()
-    if bits + int(max(keys[-1], of.max())).bit_length() <= _WORD_BITS:  # as one number, which is several times as fast
-        return np.searchsorted((keys << bits) | (values - lowest), (of << bits) | (wanted - lowest))
-    where = bounds(keys, int(max(keys[-1], of.max())) + 1)
-    return search(values, where[of], where[of + 1], wanted, right=False)

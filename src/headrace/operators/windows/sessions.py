@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.combining import PARTIAL, all_combined, pays
-from headrace.operators.joins.matching import begins, bounds, ranked, search, sorting
+from headrace.operators.joins.matching import begins, bounds, numbered, search, sorting
 from headrace.operators.kernel import TICK, Clocks, KeyedState, Times
 from headrace.operators.keys import encode_keys, key_groups, whole
 from headrace.operators.segments import Segments
@@ -90,12 +90,12 @@ class Sessions(Windowed):
     def advance(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> pa.Table:
         """1. Make islands. 2. Read the sessions that they touch, and those that the clocks complete. 3. Go through the ticks. 4. Store. 5. Tell."""
         rows = all_combined(rows, self.combine, [PRODUCERS, UNTIL]) if PARTIAL in rows.schema.names else rows
-        found = ranked([encode_keys(rows, self.by), self.completed(state, clock).by, closing(self, state, clock)])
-        if not len(found.keys):
+        keys, ranks = numbered([encode_keys(rows, self.by), self.completed(state, clock).by, closing(self, state, clock)])
+        if not len(keys):
             return self.nothing()
-        grouped = Grouped(found.keys, key_groups(found.keys), _NO_KEYS)
+        grouped = Grouped(keys, key_groups(keys), _NO_KEYS)
         index = SessionIndex(self.step_name, state, grouped.by, grouped.groups)
-        islands = self._islands(rows, found.ranks[0], clock)
+        islands = self._islands(rows, ranks[0], clock)
         read = self._read(index.sessions, islands.ranges, clock)
         before = index.sessions.only(read)
         names = self._windows(grouped, before).names(self._waits(before, clock.complete_at_start))
@@ -231,7 +231,7 @@ class Sessions(Windowed):
         """Rows as fewer rows, one for each group, tick and island, that the step takes in their stead. See `combining`."""
         rows = rows.take(pa.array(self._by_island(rows)))
         times, ticks = self.times(rows), whole(rows.column(TICK)).to_numpy()
-        groups = ranked([encode_keys(rows, self.by)]).ranks[0]
+        groups = numbered([encode_keys(rows, self.by)])[1][0]
         new = begins(ticks, groups)
         new[1:] |= times[1:] >= times[:-1] + self.gap_us
         first, island = np.flatnonzero(new), np.cumsum(new) - 1
@@ -244,7 +244,7 @@ class Sessions(Windowed):
 
     def _by_island(self, rows: pa.Table) -> Ints:
         """Rows in order of tick, group and time."""
-        return sorting(whole(rows.column(TICK)).to_numpy(), ranked([encode_keys(rows, self.by)]).ranks[0], self.times(rows))
+        return sorting(whole(rows.column(TICK)).to_numpy(), numbered([encode_keys(rows, self.by)])[1][0], self.times(rows))
 
 
 def _versions(sessions: Ranges) -> Sets:

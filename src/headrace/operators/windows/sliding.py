@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.operators.buffers import Ints, Mask
-from headrace.operators.joins.matching import begins, ranked, sorting
+from headrace.operators.joins.matching import begins, numbered, sorting
 from headrace.operators.kernel import UNSTARTED, Clocks, Groups, KeyedState, Times
 from headrace.operators.keys import encode_keys, key_groups
 from headrace.operators.segments import Segments
@@ -59,20 +59,20 @@ class SlidingStates(Windowed):
     def advance(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> pa.Table:
         """1. Make points. 2. Read the heads of all groups that something happens to, and the panes that are needed. 3. Compute windows. 4. Tell. 5. Store."""
         rows, times = self._in_time(rows, clock)
-        found = ranked([encode_keys(rows, self.by), self.completed(state, clock).by, closing(self, state, clock)])
-        if not len(found.keys):
+        keys, ranks = numbered([encode_keys(rows, self.by), self.completed(state, clock).by, closing(self, state, clock)])
+        if not len(keys):
             return self.nothing()
-        grouped = Grouped(found.keys, key_groups(found.keys), _NO_KEYS)
+        grouped = Grouped(keys, key_groups(keys), _NO_KEYS)
         store = PaneStore(self.step_name, grouped.by, grouped.groups, self.aggregation.layout.dtype.itemsize)
         work = Work(*store.read_heads(state, self._merging), clock)
-        fresh = self._points(rows, found.ranks[0], times, work.pool, clock)
+        fresh = self._points(rows, ranks[0], times, work.pool, clock)
         in_order = self._in_order(work.heads, fresh, len(grouped.by))
         needed = ~in_order[work.heads.keys] | self._needed(work.heads, fresh, len(grouped.by), clock)
         known = store.read_points(state, work.heads.take(needed), self._merging, work.pool)
         points, heads = self._in_one_go(known.take(in_order[known.keys]), fresh.take(in_order[fresh.keys]), work.heads.take(~needed), work)
         more, others = self._tick_by_tick(known.take(~in_order[known.keys]), fresh.take(~in_order[fresh.keys]), work)
         table = self._result(grouped, work)
-        self._put(state, store, grouped, work, points.and_also(more).in_order(), heads.and_also(others))
+        self._put(state, store, grouped, work, points.merged_with(more), heads.and_also(others))
         return table
 
     # Rows into points
@@ -135,7 +135,7 @@ class SlidingStates(Windowed):
 
     def _in_one_go(self, known: Points, fresh: Points, others: Heads, work: Work) -> tuple[Points, Heads]:
         """Groups in order: the points of the panes that changed, and all their panes. `others` are the panes that were not read."""
-        points = known.and_also(fresh).in_order()
+        points = known.merged_with(fresh)
         panes = points.times // self.pane_us
         mine = Heads.of(points, panes, self._told_until(work.clock), self._merging, work.pool)
         heads = others.and_also(mine)
