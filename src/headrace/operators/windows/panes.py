@@ -20,6 +20,7 @@ from headrace.operators.joins.matching import begins, merge_order, sorting
 from headrace.operators.kernel import Groups, KeyedState, Times
 from headrace.operators.keys import whole
 from headrace.operators.state_pool import Merging, Pool
+from headrace.operators.windows.history import any_within
 from headrace.operators.windows.kept_rows import TIME
 from headrace.operators.windows.records import STATE, RecordStore
 
@@ -74,6 +75,10 @@ class Heads:
 
     def take(self, which: Ints | Mask) -> Heads:
         return Heads(self.keys[which], self.panes[which], self.last[which], self.waits[which], self.states[which])
+
+    def have(self, keys: Ints, panes: Ints) -> Mask:
+        """Which of these panes of groups are among them."""
+        return any_within(self.keys, self.panes, keys, panes, panes + 1)
 
     def and_also(self, other: Heads) -> Heads:
         names = ("keys", "panes", "last", "waits", "states")

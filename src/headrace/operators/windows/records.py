@@ -49,7 +49,8 @@ class RecordStore:
         offsets = np.append(0, np.cumsum(counts)) * self._size
         data = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(counts), [None, pa.py_buffer(offsets), pa.py_buffer(records)])
         values = pc.binary_join_element_wise(_FIRST_BYTE, data, _NO_BYTES).cast(pa.binary())
-        state.put_array(names, pc.if_else(pa.array(counts > 0), values, pa.scalar(None, pa.binary())), groups)
+        there = counts > 0
+        state.put_array(names, values if there.all() else pc.if_else(pa.array(there), values, pa.scalar(None, pa.binary())), groups)
 
     def read(self, state: KeyedState, names: pa.Array, groups: Groups) -> tuple[Ints, pa.Table]:
         """How many rows each entry has, and all of them."""

@@ -206,11 +206,14 @@ class SlidingStates(Windowed):
     def _put(self, state: KeyedState, store: PaneStore, grouped: Grouped, work: Work, points: Points, heads: Heads) -> None:
         """Panes of which no window needs a point any more go."""
         (limit,) = self.bounds(work.clock.closed[-1:]).tolist()
-        heads = heads.take(heads.last > max(limit - self.size_us, UNSTARTED))
+        needed = heads.last > max(limit - self.size_us, UNSTARTED)
+        heads, gone = heads.take(needed), heads.take(~needed)
         panes = points.times // self.pane_us
-        there = any_within(heads.keys, heads.panes, points.keys, panes, panes + 1)
-        points, panes = points.take(there), panes[there]
-        gone = work.heads.take(~any_within(heads.keys, heads.panes, work.heads.keys, work.heads.panes, work.heads.panes + 1))
+        if len(gone):
+            new = begins(points.keys, panes)
+            there = ~gone.have(points.keys[new], panes[new])[np.cumsum(new) - 1]
+            points, panes = points.take(there), panes[there]
+            gone = work.heads.take(gone.have(work.heads.keys, work.heads.panes))
         stored = self._merging.stored(work.pool.pick(np.concatenate([heads.states, points.states])))
         store.write(state, heads, gone, points, panes, (stored.slice(0, len(heads)), stored.slice(len(heads))))
         put_timers(state, self._timers(grouped, work.heads), self._timers(grouped, heads))

@@ -9,6 +9,7 @@ import numpy as np
 
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.changelog import Changes
+from headrace.operators.joins.matching import sorting
 
 NOTHING = -1
 FOR_EVER = np.iinfo(np.int64).max
@@ -27,7 +28,7 @@ class Shown:
     def of(places: Ints, windows: Ints, was: Ints, now: Ints) -> Shown:
         """Without those that are not shown at all, and in the order of tick and window."""
         shown = np.flatnonzero((was != NOTHING) | (now != NOTHING))
-        order = shown[np.lexsort((windows[shown], places[shown]))]
+        order = shown[sorting(places[shown], windows[shown])]
         return Shown(places[order], windows[order], was[order], now[order])
 
 
@@ -43,7 +44,7 @@ def over_lifetimes(windows: Ints, born: Ints, died: Ints, told_from: Ints, ticks
     nothing = np.full(len(places), NOTHING)
     now, was = nothing.copy(), nothing
     now[: len(comes)], was[len(comes) :] = comes, goes
-    order = np.lexsort((of, places))
+    order = sorting(places, of)
     places, of, now, was = places[order], of[order], now[order], was[order]
     new = np.ones(len(order), np.bool_)
     new[1:] = (places[1:] != places[:-1]) | (of[1:] != of[:-1])
