@@ -15,7 +15,8 @@ from headrace.operators.memory_state import MemoryState
 from headrace.operators.windows import kept_rows
 from headrace.operators.windows.records import RecordStore
 
-WIDTH = 5
+FIELDS = np.dtype([("version", "u1"), ("size", "<u4")])
+WIDTH = FIELDS.itemsize
 Row = tuple[int, int, bytes]
 states = st.binary(min_size=WIDTH, max_size=WIDTH) | st.binary(max_size=9)
 entries = st.dictionaries(st.integers(0, 5), st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-9, 9), states), max_size=4))
@@ -34,7 +35,7 @@ def write(store: RecordStore, state: MemoryState, given: dict[int, list[Row]]) -
 
 @given(written=st.lists(entries, min_size=1, max_size=4))
 def test_entries_come_back_as_they_were_written(written: list[dict[int, list[Row]]]) -> None:
-    store, state, wanted = RecordStore("s", ["more"], WIDTH), MemoryState(), dict[int, list[Row]]()
+    store, state, wanted = RecordStore("s", ["more"], FIELDS), MemoryState(), dict[int, list[Row]]()
     for each in written:
         write(store, state, each)
         wanted |= each
@@ -45,17 +46,18 @@ def test_entries_come_back_as_they_were_written(written: list[dict[int, list[Row
     assert table.schema == store.schema
 
 
-def test_states_of_one_width_lie_there_as_they_are() -> None:
-    store, state = RecordStore("s", ["more"], WIDTH), MemoryState()
-    write(store, state, {0: [(1, 2, b"abcde"), (3, 4, b"fghij")]})
+def test_rows_take_only_the_bytes_in_which_they_differ() -> None:
+    store, state = RecordStore("s", ["more"], FIELDS), MemoryState()
+    write(store, state, {0: [(2**50, 2, b"\x01\x05\x00\x00\x00"), (2**50 + 300, 2, b"\x01\x09\x00\x00\x00")]})
     (value,) = state.get([b"n0"])
-    assert value == b"\x02" + b"".join(number.to_bytes(8, "little") for number in (1, 2)) + b"abcde" + b"".join(
-        number.to_bytes(8, "little") for number in (3, 4)
-    ) + b"fghij"
+    assert value is not None
+    times_and_sizes = b"\x00\x00" + b"\x00" + b"\x2c\x01" + b"\x04"
+    assert value[0] == 2
+    assert value[1 + 4 * 9 :] == times_and_sizes
 
 
 def test_a_newer_form_and_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, state = RecordStore("s", ["more"], WIDTH), MemoryState()
+    store, state = RecordStore("s", ["more"], FIELDS), MemoryState()
     state.put([b"n0"], [b"\x03whatever"], np.zeros(1, np.uint8))
     with pytest.raises(NewerFormat):
         store.read(state, names([0]), np.zeros(1, np.uint8))

@@ -10,6 +10,7 @@ window is computed from the panes at its two ends and from the heads of those be
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -99,10 +100,10 @@ class Heads:
 class PaneStore:
     """Reads and writes the heads and panes of some groups, during one step."""
 
-    def __init__(self, step: str, by: pa.Array, groups: Groups, width: int) -> None:
+    def __init__(self, step: str, by: pa.Array, groups: Groups, states: np.dtype[Any]) -> None:
         self._by, self._groups = by.cast(pa.binary()), groups
-        self._heads = RecordStore(step, [_LAST, _WAITS], width)
-        self._panes = RecordStore(step, [], width)
+        self._heads = RecordStore(step, [_LAST, _WAITS], states)
+        self._panes = RecordStore(step, [], states)
 
     def read_heads(self, state: KeyedState, merging: Merging) -> tuple[Heads, Pool]:
         counts, rows = self._heads.read(state, self._head_names(), self._groups)

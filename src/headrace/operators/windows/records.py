@@ -1,15 +1,16 @@
-"""Points and panes of sliding windows in the state: a group's, or a pane's, in one entry. States of one width, as most are, lie there as they are; where some have more bytes than others, an
-entry is one of rows, as `kept_rows` has them.
+"""Points and panes of sliding windows in the state: a group's, or a pane's, in one entry. States that have nothing but fields, as most do, lie there in few bytes (`narrow`); where
+some have more bytes than others, an entry is one of rows, as `kept_rows` has them.
 
 | entry | bytes |
 |---|---|
-| records | version 2; for each its whole numbers, 8 bytes each, and its state |
+| records | version 2; the form of the columns (whole numbers, and the fields of states), and the rows, as `narrow` has them |
 | rows | version 1; as `kept_rows` has them |
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,37 +21,43 @@ from headrace.operators.kernel import Groups, KeyedState
 from headrace.operators.keys import whole
 from headrace.operators.row_codec import cut_out
 from headrace.operators.windows.kept_rows import RowStore
+from headrace.operators.windows.narrow import FORM_BYTES, Form
 
 STATE = "state"
 _VERSION = 2
-_FIRST_BYTE = pa.scalar(bytes([_VERSION]), pa.large_binary())
 _NO_BYTES = pa.scalar(b"", pa.large_binary())
+_WHOLE: np.dtype[Any] = np.dtype("<i8")
 
 
 class RecordStore:
-    """Reads and writes tables with a time, more whole numbers, and a state, most of `width` bytes."""
+    """Reads and writes tables with a time, more whole numbers, and a state, most of which have these fields alone."""
 
-    def __init__(self, step: str, numbers: Sequence[str], width: int) -> None:
+    def __init__(self, step: str, numbers: Sequence[str], states: np.dtype[Any]) -> None:
         self._rows = RowStore(step, [*(pa.field(name, pa.int64()) for name in numbers), pa.field(STATE, pa.binary())], with_id=False)
-        self.schema, self.width = pa.schema(self._rows.fields), width
-        self._size = 8 * (len(self.schema) - 1) + width
+        self.schema, self._states = pa.schema(self._rows.fields), states
+        self._fields: list[str] = list(states.names or ())
+        self._kinds = [_WHOLE] * (len(self.schema) - 1) + [states[name] for name in self._fields]
+        self._before_rows = 1 + FORM_BYTES * len(self._kinds)
 
     def write(self, state: KeyedState, names: pa.Array, groups: Groups, counts: Ints, rows: pa.Table) -> None:
         """`rows` are in order of entry, so many for each; an entry without any goes."""
         plain = same_width(whole(rows.column(STATE)))
-        if plain is None or plain.dtype.itemsize != self.width:
+        if plain is None or plain.dtype.itemsize != self._states.itemsize:
             self._rows.write(state, names, groups, counts, rows)
             return
         RowStore.check(self._rows.step_name, counts)
-        numbers = np.stack([whole(rows.column(name)).to_numpy() for name in self.schema.names[:-1]], axis=1)
-        records = np.empty((len(plain), self._size), np.uint8)
-        records[:, : -self.width] = numbers.astype("<i8").view(np.uint8).reshape(len(plain), -1)
-        records[:, -self.width :] = plain.view(np.uint8).reshape(len(plain), -1)
-        offsets = np.append(0, np.cumsum(counts)) * self._size
-        data = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(counts), [None, pa.py_buffer(offsets), pa.py_buffer(records)])
-        values = pc.binary_join_element_wise(_FIRST_BYTE, data, _NO_BYTES).cast(pa.binary())
-        there = counts > 0
+        values, there = self._encoded(rows, plain.view(self._states), counts), counts > 0
         state.put_array(names, values if there.all() else pc.if_else(pa.array(there), values, pa.scalar(None, pa.binary())), groups)
+
+    def _encoded(self, rows: pa.Table, states: np.ndarray[tuple[int], Any], counts: Ints) -> pa.Array:
+        columns = [whole(rows.column(name)).to_numpy() for name in self.schema.names[:-1]]
+        columns += [states[name] for name in self._fields]
+        form = Form.of(columns)
+        packed = form.packed(columns)
+        offsets = np.append(0, np.cumsum(counts)) * packed.dtype.itemsize
+        data = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(counts), [None, pa.py_buffer(offsets), pa.py_buffer(packed)])
+        before = pa.scalar(bytes([_VERSION]) + form.to_bytes(), pa.large_binary())
+        return pc.binary_join_element_wise(before, data, _NO_BYTES).cast(pa.binary())
 
     def read(self, state: KeyedState, names: pa.Array, groups: Groups) -> tuple[Ints, pa.Table]:
         """How many rows each entry has, and all of them."""
@@ -60,26 +67,44 @@ class RecordStore:
         as_records = self._versions(known) == _VERSION
         if not as_records.any():
             return self._rows.decoded(values)
-        counts = np.zeros(len(values), np.int64)
-        counts[there[as_records]], records = self._records(known.filter(pa.array(as_records)))
-        if as_records.all():
-            return counts, records
-        of_rows, rows = self._rows.decoded(known.filter(pa.array(~as_records)))
-        counts[there[~as_records]] = of_rows
-        entry = np.concatenate([np.repeat(there[which], counts[there[which]]) for which in (as_records, ~as_records)])
-        return counts, pa.concat_tables([records, rows]).take(pa.array(np.argsort(entry, kind="stable")))
+        counts, parts = np.zeros(len(values), np.int64), []
+        for which, form in self._forms(known, np.flatnonzero(as_records)):
+            counts[there[which]], records = self._decoded(known.take(pa.array(which)), form)
+            parts.append((there[which], records))
+        if not as_records.all():
+            which = np.flatnonzero(~as_records)
+            counts[there[which]], rows = self._rows.decoded(known.take(pa.array(which)))
+            parts.append((there[which], rows))
+        return counts, _put_together(counts, parts)
 
     @staticmethod
     def _versions(values: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         data = np.frombuffer(values.buffers()[2], np.uint8) if len(values) else np.zeros(0, np.uint8)
         return data[offsets_of(values)[:-1]]
 
-    def _records(self, values: pa.Array) -> tuple[Ints, pa.Table]:
+    def _forms(self, values: pa.Array, records: Ints) -> list[tuple[Ints, Form]]:
+        """The forms of these entries, which are few: all that were written at once have one."""
+        forms = pc.binary_slice(values.take(pa.array(records)), 1, self._before_rows).dictionary_encode()
+        of = forms.indices.to_numpy()
+        return [(records[of == number], Form.from_bytes(raw)) for number, raw in enumerate(forms.dictionary.to_pylist())]
+
+    def _decoded(self, values: pa.Array, form: Form) -> tuple[Ints, pa.Table]:
+        """Entries of one form."""
         offsets = offsets_of(values)
-        bare = cut_out(np.frombuffer(values.buffers()[2], np.uint8), offsets[:-1] + 1, np.diff(offsets) - 1)
-        counts = (np.diff(offsets) - 1) // self._size
-        records = np.frombuffer(bare.buffers()[2], np.uint8, count=int(counts.sum()) * self._size).reshape(-1, self._size)
-        numbers = np.ascontiguousarray(records[:, : -self.width]).view("<i8")
-        states = as_binary(np.ascontiguousarray(records[:, -self.width :]).view(f"V{self.width}").reshape(-1))
-        columns = [pa.array(np.ascontiguousarray(numbers[:, at])) for at in range(numbers.shape[1])]
-        return counts, pa.Table.from_arrays([*columns, states], schema=self.schema)
+        sizes = np.diff(offsets) - self._before_rows
+        bare = cut_out(np.frombuffer(values.buffers()[2], np.uint8), offsets[:-1] + self._before_rows, sizes)
+        counts = sizes // form.rows.itemsize
+        columns = form.unpacked(np.frombuffer(bare.buffers()[2], form.rows, count=int(counts.sum())), self._kinds)
+        states = np.empty(int(counts.sum()), self._states)
+        for name, column in zip(self._fields, columns[len(self.schema) - 1 :], strict=True):
+            states[name] = column
+        numbers = [pa.array(column) for column in columns[: len(self.schema) - 1]]
+        return counts, pa.Table.from_arrays([*numbers, as_binary(states.view(f"V{self._states.itemsize}"))], schema=self.schema)
+
+
+def _put_together(counts: Ints, parts: Sequence[tuple[Ints, pa.Table]]) -> pa.Table:
+    """The rows of all entries in their order, from several parts with some entries each."""
+    if len(parts) == 1:
+        return parts[0][1]
+    entry = np.concatenate([np.repeat(which, counts[which]) for which, _ in parts])
+    return pa.concat_tables([rows for _, rows in parts]).take(pa.array(np.argsort(entry, kind="stable")))

@@ -63,7 +63,7 @@ class SlidingStates(Windowed):
         if not len(keys):
             return self.nothing()
         grouped = Grouped(keys, key_groups(keys), _NO_KEYS)
-        store = PaneStore(self.step_name, grouped.by, grouped.groups, self.aggregation.layout.dtype.itemsize)
+        store = PaneStore(self.step_name, grouped.by, grouped.groups, self.aggregation.layout.dtype)
         work = Work(*store.read_heads(state, self._merging), clock)
         fresh = self._points(rows, ranks[0], times, work.pool, clock)
         in_order = self._in_order(work.heads, fresh, len(grouped.by))

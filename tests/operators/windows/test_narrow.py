@@ -1,0 +1,54 @@
+"""Columns in few bytes: they come back as they were, whatever their numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.operators.windows.narrow import Form
+
+KINDS = [np.dtype(kind) for kind in ("<i8", "u1", "<u4", "<u8", "<f8")]
+LOW, HIGH = -(2**63), 2**63 - 1
+
+
+def numbers(kind: np.dtype[Any], count: int) -> st.SearchStrategy[list[Any]]:
+    if kind.kind == "f":
+        return st.lists(st.floats(), min_size=count, max_size=count)
+    low, high = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+    close = (
+        st.integers(low, high - 300).flatmap(lambda base: st.lists(st.integers(base, base + 300), min_size=count, max_size=count))
+        if high > 300
+        else st.nothing()
+    )
+    return st.lists(st.integers(low, high), min_size=count, max_size=count) | close
+
+
+@given(st.data(), st.integers(0, 5), st.lists(st.sampled_from(KINDS), min_size=1, max_size=4))
+def test_columns_come_back(data: st.DataObject, count: int, kinds: list[np.dtype[Any]]) -> None:
+    columns = [np.array(data.draw(numbers(kind, count)), kind) for kind in kinds]
+    form = Form.of(columns)
+    rows = form.packed(columns).tobytes()
+    again = Form.from_bytes(form.to_bytes())
+    assert again == form
+    back = again.unpacked(np.frombuffer(rows, again.rows), kinds)
+    for column, same in zip(columns, back, strict=True):
+        assert same.dtype == column.dtype
+        assert same.tobytes() == column.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("values", "width"),
+    [([7, 7], 1), ([0, 255], 1), ([-1, 255], 2), ([0, 2**16], 4), ([5, 5 + 2**32], 8), ([LOW, HIGH], 8), ([LOW, LOW + 1], 1)],
+)
+def test_a_column_has_the_width_of_what_its_numbers_differ_by(values: list[int], width: int) -> None:
+    assert Form.of([np.array(values)]).widths == (width,)
+
+
+def test_a_column_of_one_number_takes_no_bytes_behind_the_first() -> None:
+    columns = [np.array([1, 2, 3]), np.array([9, 9, 9])]
+    assert Form.of(columns).widths == (1, 0)
+    assert Form.of(columns).packed(columns).tobytes() == bytes([0, 1, 2])
