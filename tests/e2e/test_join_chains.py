@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import headrace as hr
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
-from tests.e2e.joined import TABLES, Feed, Row, shown
+from tests.e2e.joined import START, TABLES, Feed, Row, shown
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 
@@ -50,6 +51,26 @@ def expected(tables: dict[str, dict[tuple[Any, ...], Row]]) -> dict[str, Counter
         "cities": shown([{"city": each} for each in {row["city"] for row in people}]),
         "authors": shown([{"author": each} for each in {row["author"] for row in posts}]),
     }
+
+
+def test_a_key_that_a_stream_brings_again_is_one_row_to_all_who_ask(tmp_path: Path) -> None:
+    pipeline = hr.Pipeline("again")
+    orders = pipeline.topic("orders", schema="who BIGINT, region STRING, amount BIGINT, at TIMESTAMP", key="who", event_time=hr.EventTime("at"))
+    rates = pipeline.table("rates", schema="region STRING, rate BIGINT, since TIMESTAMP", key="region", history="30 days", event_time=hr.EventTime("since"))
+    taxed = orders.join(rates.as_of("at"), on="region", how="left", late_versions="correct")
+    pipeline.view("taxed", taxed)
+    pipeline.view("regions", taxed.group_by("region").aggregate(n=hr.agg.count(), amount=hr.agg.sum("amount"), rate=hr.agg.max("rate")))
+    with PipelineTest(pipeline, tmp_path) as test:
+        first, second = ({"who": 1, "region": region, "amount": amount, "at": START + timedelta(minutes=amount)} for region, amount in (("a", 1), ("b", 2)))
+        for rows in ([second], [first, first], [second]):
+            test.feed("orders", rows)
+            test.settle()
+            test.restart()
+            assert [(row["region"], row["n"], row["amount"]) for row in test.view("regions")] == [("b", 1, 2)]
+        test.feed("rates", [{"region": region, "rate": 5, "since": START} for region in "ab"])
+        test.settle()
+        assert [(row["region"], row["rate"]) for row in test.view("taxed")] == [("b", 5)]
+        assert test.view("regions") == [{"region": "b", "n": 1, "amount": 2, "rate": 5}]
 
 
 @pytest.mark.parametrize(("seed", "shards", "most_ticks"), [(1, 1, 1), (2, 3, 1), (3, 2, 4)])

@@ -16,7 +16,7 @@ from headrace.log.schema import type_name
 from headrace.operators.kernel import CHANGE_TYPE
 from headrace.pipeline import columns as cols
 from headrace.pipeline.plan import AggregateStep, Step, TimeColumn, Times, TopicStep, ToTableStep
-from headrace.pipeline.table_ops import DistinctStep, settled
+from headrace.pipeline.table_ops import DistinctStep, NewestStep, settled
 from headrace.pipeline.timing import time_column
 
 if TYPE_CHECKING:  # kernels are loaded when a join is declared, and not by those who declare none
@@ -271,6 +271,8 @@ def joined(
     )  # fmt: skip
     complete = _completed(step, where=where)
     _check_null_keys(complete, where=where)
+    if versions is not None and late_versions == CORRECT:
+        return NewestStep(inputs=(complete,), schema=complete.schema, key=complete.key, is_table=True, own=tuple(left.schema.names), row_time=versions.column)
     return settled(complete) if complete.kind == "table-table" and not _on_in_key(complete) else complete
 
 

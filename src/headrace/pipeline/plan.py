@@ -89,7 +89,7 @@ class Step:
         """How errors call this step before it has a name: the way that leads to it, such as `orders.where.select`."""
         step, way = self, []
         while not step.name and step.inputs:
-            if step.operation != "settle":  # which nobody declares
+            if step.operation not in {"settle", "newest"}:  # which nobody declares
                 way.append(step.operation)
             step = step.input
         shown = way if len(way) <= _MOST_SHOWN + 1 else [*way[:_MOST_SHOWN], "…"]

@@ -1,4 +1,4 @@
-"""Operations on tables alone: the first rows of each group, the different rows, and settling what was told under two keys."""
+"""Operations on tables alone: the first rows of each group, the different rows, and settling what was told under two keys or more than once."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from headrace.pipeline.plan import SelectStep, Step, UnionStep
 
 if TYPE_CHECKING:  # kernels are loaded where they are used, and not by those who declare nothing of the kind
     from headrace.operators.aggregate import AggregateKernel
+    from headrace.operators.joins.newest import NewestKernel
     from headrace.operators.joins.ordering import Order
     from headrace.operators.joins.settling import SettleKernel
     from headrace.operators.joins.top import TopKernel
@@ -76,6 +77,29 @@ class SettleStep(Step):
         from headrace.operators.joins.settling import SettleKernel
 
         return SettleKernel(self.name, self.schema, self.key)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NewestStep(Step):
+    """Of rows with one key the latest by event time: behind a join that corrects what it told of a stream, which may bring a key more than once."""
+
+    operation: ClassVar[str] = "newest"
+    stateful: ClassVar[bool] = True
+
+    own: tuple[str, ...]
+    """The stream's columns."""
+    row_time: str
+
+    def kernel(self) -> NewestKernel:
+        from headrace.operators.joins.newest import NewestKernel
+
+        return NewestKernel(self.name, self.schema, self.key, own=self.own, time=self.row_time)
+
+    def details(self) -> dict[str, Any]:
+        return {"own": list(self.own), "row_time": self.row_time}
+
+    def summary(self) -> str:
+        return f"of each {', '.join(self.key)} by {self.row_time}"
 
 
 def top(table: Rows, n: int, by: str | Sequence[str], per: str | Sequence[str] | None, name: str | None) -> Step:

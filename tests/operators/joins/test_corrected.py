@@ -37,7 +37,7 @@ class Oracle:
 
     def tick(self, number: int, rows: list[Row], changes: list[Row]) -> list[Row]:
         before, after = (horizon(self.clocks, at, self.history) for at in (number - 1, number))
-        self.counts["late_versions"] += sum(version.at < before for version in self.known.take_in(number, changes))
+        self.counts["late_versions"] += sum(version.at < before for version in self.known.take_in(number, changes, before))
         fresh = [row for row in rows if row["t"] >= before]
         self.counts["too_old"] += len(rows) - len(fresh)
         self.rows = sorted([*self.rows, *fresh], key=lambda row: row["t"])
@@ -116,7 +116,7 @@ class HistoryOracle:
     def tick(self, number: int, changes: list[Row]) -> list[Row]:
         before, after = (horizon((self.clock,), at, self.history) for at in (number - 1, number))
         were = list(self.known.versions)
-        for version in self.known.take_in(number, changes):
+        for version in self.known.take_in(number, changes, before):
             if any(each.key == version.key and version.at < each.at <= before for each in were):
                 self.known.versions.remove(version)
                 self.late += 1

@@ -36,7 +36,7 @@ class Oracle:
 
     def tick(self, number: int, rows: list[Row], changes: list[Row]) -> list[Row]:
         table = self.clocks[1]
-        came = self.known.take_in(number, changes)
+        came = self.known.take_in(number, changes, horizon(self.clocks, number - 1, self.history))
         self.counts["late_versions"] += sum(version.at < table.complete_before(number) for version in came)
         fresh = [row for row in rows if row["t"] >= horizon(self.clocks, number - 1, self.history)]
         self.counts["too_old"] += len(rows) - len(fresh)

@@ -35,15 +35,25 @@ class Known:
     history: int
     versions: list[Version] = field(default_factory=list)
 
-    def take_in(self, tick: int, changes: list[Row]) -> list[Version]:
-        came = []
+    def take_in(self, tick: int, changes: list[Row], known_from: int) -> list[Version]:
+        """`known_from`: how far back the past was known before the tick. Of versions for one time in a tick the last counts."""
+        were, came = list(self.versions), dict[tuple[int, int], Version]()
         for change in changes:
+            if change["_change_type"] == "update_preimage":
+                continue
+            version = Version(change["k"], change["since"], tick, change["v"])
             if change["_change_type"] == "delete":
-                came.append(Version(change["k"], max(Track.time_of(tick), change["since"]), tick, None))
-            elif change["_change_type"] != "update_preimage":
-                came.append(Version(change["k"], change["since"], tick, change["v"]))
-        self.versions += came
-        return came
+                version = Version(change["k"], self._end(change, tick, known_from), tick, None)
+            self.versions.append(version)
+            came[version.key, version.at] = version
+        self.versions = [*were, *came.values()]
+        return list(came.values())
+
+    def _end(self, change: Row, tick: int, known_from: int) -> int:
+        """A delete ends the row that goes, and if it does not say which, the latest."""
+        if change["since"] is not None:
+            return max(Track.time_of(tick), int(change["since"]))
+        return max([Track.time_of(tick), known_from, *(int(each.at) for each in self.versions if each.key == change["k"])])
 
     def valid(self, key: Any, time: int) -> Version | None:
         """Of those up to a time the last; of those for the same time the one that came last."""
@@ -78,14 +88,18 @@ def stored(state: MemoryState, section: int) -> int:
 
 @st.composite
 def version_history(draw: st.DrawFn, ticks: int, *, keys: int = 2, most: int = 3) -> History:
-    """A table with one change a key and tick: versions in any order of time, and deletes."""
+    """A table's versions in any order of time, and deletes: as changes, or as a topic has them, where a tick may change a key several times, and a
+    delete may have nothing but the key, even that of a row that is not there.
+    """
     rows: dict[int, Row] = {}
     told: list[list[Row]] = []
+    as_topic = draw(st.booleans())
     for _ in range(ticks):
         told.append(changes := [])
-        for key in draw(st.lists(st.integers(0, keys), max_size=most, unique=True)):
-            if key in rows and draw(st.integers(0, 3)) == 0:
-                changes.append({**rows.pop(key), "_change_type": "delete"})
+        for key in draw(st.lists(st.integers(0, keys), max_size=most, unique=not as_topic)):
+            if (key in rows or as_topic) and draw(st.integers(0, 3)) == 0:
+                gone = rows.pop(key, None)
+                changes.append({**(gone if gone and not as_topic else {"k": key, "v": None, "since": None}), "_change_type": "delete"})
                 continue
             fresh = {"k": key, "v": draw(st.integers(0, 3)), "since": draw(st.integers(-4, 14))}
             changes += [{**rows[key], "_change_type": "update_preimage"}] if key in rows else []

@@ -1,7 +1,7 @@
 """A stream joined with the versions of a table, answered at once and corrected: when a version comes that was valid at the time of a row that was
 told already, what was told is taken back and told anew.
 
-The result is a table, keyed by what identifies a row of the stream (its key, which must be its own). Rows and versions are kept for `history` behind
+The result is a table, keyed by what identifies a row of the stream: its key, which should be its own; `NewestKernel` makes it so where it is not. Rows and versions are kept for `history` behind
 the clock of the input that is behind, and of versions the newest before that. Rows older than that are left out and counted; of what is forgotten
 nothing is corrected any more.
 """
@@ -81,7 +81,7 @@ class CorrectedJoin:
         known_before = horizon([own.complete_before, table.complete_before], self.history_us)
         answered = _Answered(self.stream, rows, missing, found.ranks[0], found.orders[0], own, known_before, keep_missing=self.how == "left")
         timeline = Timeline(self.table, self._columns.right_needs, changes, found.ranks[1], table)
-        timeline.load(piles, answered.times_by_key(len(piles)), marked(len(piles), found.ranks[3]), known_from)
+        timeline.load(piles, answered.times_by_key(len(piles)), marked(len(piles), found.ranks[3]), (known_before, known_from))
         answered.load(piles, marked(len(piles), found.ranks[2]), known_from, timeline, self._columns.left_needs)
         late = timeline.fresh_at < known_before[timeline.fresh_place]
         self.counts = {"late_versions": int(np.count_nonzero(late)), "too_old": answered.too_old}

@@ -62,7 +62,8 @@ class HistoryKernel:
         timeline = Timeline(self.table, self.table.schema, changes, found.ranks[0], clock, forgets_gone=False)
         nothing = np.zeros(0, np.int64)
         woken = marked(len(piles), found.ranks[1])
-        timeline.load(piles, hull(len(piles), nothing, nothing, nothing), woken, horizon([clock.complete], self.history_us))
+        known = horizon([clock.complete_before], self.history_us), horizon([clock.complete], self.history_us)
+        timeline.load(piles, hull(len(piles), nothing, nothing, nothing), woken, known)
         self.counts = {"late_versions": self._leave_out(timeline, clock)}
         writer = PileWriter(piles)
         timeline.store(writer, self.history_us)

@@ -1,7 +1,8 @@
 """A table's versions by the time from which they are valid: which row of a key was valid at a time, as far as was known in a tick.
 
 A version comes with an insert or an update, and is valid from its event time until the next one's. A delete ends validity at its tick's time, or, if
-that is later, at the time from which the row that goes was to be valid. A version that comes later for the same time takes the place of the earlier.
+that is later, at the time from which the row that goes was to be valid; one that does not say which row goes, as in a topic, means the latest that is
+known by then. A version that comes later for the same time takes the place of the earlier.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from headrace.errors import InputError
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE
 from headrace.operators.joins import timers
-from headrace.operators.joins.matching import begins, bounds, hull, last_before, marked, pairs, sorting
+from headrace.operators.joins.matching import begins, bounds, hull, last_before, marked, pairs, search, sorting
 from headrace.operators.joins.pile_writing import PileWriter
 from headrace.operators.joins.piles import LOWEST, NONE, Piles, Records
 from headrace.operators.joins.sides import Rows, Side, ticks_of
@@ -61,23 +62,24 @@ class Timeline:
         assert side.time is not None
         stamps = whole(changes.column(side.time)).take(pa.array(which))
         at = stamps.cast(pa.timestamp("us", stamps.type.tz)).cast(pa.int64()).fill_null(LOWEST).to_numpy()
+        self._whole = gone & (at == LOWEST)  # the row that goes is not named
         at = np.where(gone, np.maximum(at, now), np.where(at == LOWEST, now, at))
-        order = sorting(keys[which], at, places)
-        last = np.append(begins(keys[which][order], at[order], places[order])[1:], True)[: len(order)]
-        kept = order[last]  # of several versions for one time in a tick the last
-        self.fresh_keys, self.fresh_at, self.fresh_place = keys[which][kept], at[kept], places[kept]
-        self._gone, self._which = gone[kept], which[kept]
+        self.fresh_keys, self.fresh_at, self.fresh_place, self._gone, self._which = keys[which], at, places, gone, which
 
-    def load(self, piles: Piles, asked: tuple[Ints, Ints], woken: Mask, known_from: Times) -> None:
+    def load(self, piles: Piles, asked: tuple[Ints, Ints], woken: Mask, known: tuple[Times, Times]) -> None:
         """What is valid in the times that are asked for, by key; the neighbours of what comes; and of woken keys what may be forgotten.
 
-        `known_from`: how far back the past is known at the end of each tick.
+        `known`: how far back the past is known before each tick, and at its end.
         """
-        low, high = (each.copy() for each in hull(len(piles), self.fresh_keys, np.where(self._gone, LOWEST, self.fresh_at), self.fresh_at))
+        known_before, known_from = known
+        last = np.where(self._whole, NONE, self.fresh_at)
+        low, high = (each.copy() for each in hull(len(piles), self.fresh_keys, np.where(self._gone, LOWEST, self.fresh_at), last))
         low, high = np.where(woken, LOWEST, np.minimum(low, asked[0])), np.maximum(high, asked[1])
         high = np.where(woken, np.maximum(high, known_from[-1]), high)
         stored = piles.load(0, low, high, beyond=True)
         self.piles, self.woken, self.known_from = piles, woken, known_from
+        self._end_all(stored, known_before)
+        self._take_last()
         self.rows = Rows(self.needs, stored.rows, self.fresh)
         keys, at = np.concatenate([stored.keys, self.fresh_keys]), np.concatenate([stored.at, self.fresh_at])
         place = np.concatenate([np.full(len(stored), -1), self.fresh_place])
@@ -85,6 +87,32 @@ class Timeline:
         row = np.concatenate([np.arange(len(stored)), len(stored) + self._which])
         order = sorting(keys, at, place)
         self._set(keys[order], at[order], place[order], gone[order], row[order])
+
+    def _end_all(self, stored: Records, known_before: Times) -> None:
+        """Deletes that do not say which row goes end the latest that came before them, also if it is to be valid only later.
+
+        What was forgotten by then does not matter: it is not behind what is known.
+        """
+        which = np.flatnonzero(self._whole)
+        if not len(which):
+            return
+        latest = np.full(len(self.piles), LOWEST)
+        np.maximum.at(latest, stored.keys, stored.at)
+        keys, came = self.fresh_keys[which], np.flatnonzero(~self._gone)
+        came = came[np.argsort(self.fresh_keys[came], kind="stable")]  # by key, as they came
+        begin = bounds(self.fresh_keys[came], len(self.piles))
+        of, place = pairs(begin[keys], search(came, begin[keys], begin[keys + 1], which, right=False))
+        at = np.maximum.reduce([self.fresh_at[which], known_before[self.fresh_place[which]], latest[keys]])
+        np.maximum.at(at, of, self.fresh_at[came[place]])
+        self.fresh_at[which] = at
+
+    def _take_last(self) -> None:
+        """Of several versions for one time in a tick the last."""
+        order = sorting(self.fresh_keys, self.fresh_at, self.fresh_place)
+        keys, at, place = self.fresh_keys[order], self.fresh_at[order], self.fresh_place[order]
+        kept = np.append(begins(keys, at, place)[1:], True)[: len(order)]
+        self.fresh_keys, self.fresh_at, self.fresh_place = keys[kept], at[kept], place[kept]
+        self._gone, self._which = self._gone[order[kept]], self._which[order[kept]]
 
     def _set(self, keys: Ints, at: Ints, place: Ints, gone: Mask, row: Ints) -> None:
         self.keys, self.at, self.place, self.gone, self.row = keys, at, place, gone, row

@@ -67,11 +67,11 @@ class VersionedJoin:
         woken = [timers.fired(state, _WAITS, int(table.complete[-1])), timers.fired(state, _FORGETS, clock)]
         found = ranked([keys, changed_keys, *(each.cast(keys.type) for each in woken)])
         piles = Piles(self.step_name, state, found.keys, sections=2, marks=2)
-        known_from = horizon([own.complete, table.complete], self.history_us)
+        known = tuple(horizon(list(each), self.history_us) for each in ((own.complete_before, table.complete_before), (own.complete, table.complete)))
         waiting = _Waiting(self, rows, missing, found.ranks[0], found.orders[0], clocks)
         waiting.load(piles, marked(len(piles), found.ranks[2]), self._columns.left_needs)
         timeline = Timeline(self.table, self._columns.right_needs, changes, found.ranks[1], table)
-        timeline.load(piles, waiting.asked(), marked(len(piles), found.ranks[3]), known_from)
+        timeline.load(piles, waiting.asked(), marked(len(piles), found.ranks[3]), (known[0], known[1]))
         late = timeline.fresh_at < table.complete_before[timeline.fresh_place]
         self.counts = {"late_versions": int(np.count_nonzero(late)), "too_old": waiting.too_old}
         writer = PileWriter(piles)
