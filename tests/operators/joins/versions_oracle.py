@@ -51,9 +51,10 @@ class Known:
 
     def _end(self, change: Row, tick: int, known_from: int) -> int:
         """A delete ends the row that goes, and if it does not say which, the latest."""
+        now: int = Track.time_of(tick)
         if change["since"] is not None:
-            return max(Track.time_of(tick), int(change["since"]))
-        return max([Track.time_of(tick), known_from, *(int(each.at) for each in self.versions if each.key == change["k"])])
+            return max(now, int(change["since"]))
+        return max([now, known_from, *(each.at for each in self.versions if each.key == change["k"])])
 
     def valid(self, key: Any, time: int) -> Version | None:
         """Of those up to a time the last; of those for the same time the one that came last."""
