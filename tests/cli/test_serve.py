@@ -33,6 +33,12 @@ def test_a_directory_without_views_is_refused(run: Run, tmp_path: Path) -> None:
     assert "There are no views in" in refused
 
 
+def test_a_pipeline_s_file_is_no_state_directory(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").touch()
+    for command in (("serve", tmp_path / "shop.py"), ("view", "list", "--state", tmp_path / "shop.py")):
+        assert "name its state directory" in run(*command, code=1).err
+
+
 def test_what_it_refuses(run: Run, tmp_path: Path) -> None:
     ViewStore(tmp_path / "views.db").close()
     assert "--token-file" in run("serve", tmp_path, "--host", "0.0.0.0", "--port", 0, code=1).err

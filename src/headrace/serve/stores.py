@@ -121,7 +121,7 @@ class Stores:
             path = self._paths[version] = str(version_directory(self.state, version) / VIEWS_FILE)
         try:
             found = os.stat(path)  # noqa: PTH116 - at every request
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             if version is not None:
                 raise UnknownVersion(version, versions(self.state)) from None
             raise ConfigurationError(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -182,3 +185,55 @@ def test_the_result_s_key() -> None:
     assert join("id", "id", "full").key == ("k",)
     with pytest.raises(InputError, match="lacks 'id', which is part of its key"):
         TableTableJoin("j", Side(SCHEMA, ("k",), ("id",)), Side(SCHEMA, ("k",), ("id",)), [("left", "id", "l"), ("right", "v", "v")])
+
+
+KINDS: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.float64(), [math.nan, -math.nan, 0.0, -0.0, 1.5, -1.5, math.inf]),
+    (pa.float32(), [math.nan, 0.0, -0.0, 1.5]),
+    (pa.string(), ["", "a", "a\x00", "\x00", "ä", "ab"]),
+    (pa.binary(), [b"", b"\x00", b"\x01", b"\x01\x00", b"\xff\xff\xff\xff"]),
+    (pa.bool_(), [True, False]),
+    (pa.decimal128(38, 2), [Decimal("-1.00"), Decimal("0.00"), Decimal("1.10"), Decimal(10**35)]),
+    (pa.date32(), [date(1, 1, 1), date(1970, 1, 1), date(9999, 12, 31)]),
+    (pa.timestamp("us", "UTC"), [datetime(1, 1, 1, tzinfo=UTC), datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)]),
+    (pa.int8(), [-128, -1, 0, 127]),
+]
+
+
+def as_key(value: Any) -> Any:
+    """Zeros are equal, and so are NaNs, as Spark has it."""
+    return "NaN" if isinstance(value, float) and math.isnan(value) else 0.0 if value == 0 and isinstance(value, float) else value
+
+
+@pytest.mark.parametrize(("kind", "values"), KINDS, ids=[str(kind) for kind, _ in KINDS])
+@given(data=st.data())
+@settings(max_examples=12)
+def test_keys_of_every_type_and_of_two_columns(kind: pa.DataType, values: list[Any], data: st.DataObject) -> None:
+    schema = pa.schema([("id", pa.int64()), ("a", kind), ("b", kind)])
+    side = Side(schema, ("a", "b"), ("id",))
+    kernel = restored(TableTableJoin("j", side, side, [("left", "id", "lid"), ("right", "id", "rid")], how="full"))
+    keys, state = st.none() | st.sampled_from(values), MemoryState()
+    tables: list[dict[int, tuple[Any, Any]]] = [{}, {}]
+    told: list[pa.Table] = []
+    for tick in range(data.draw(st.integers(1, 5))):
+        inputs = [changed_rows(schema, table, data.draw(st.dictionaries(st.integers(0, 3), st.none() | st.tuples(keys, keys), max_size=3)), tick) for table in tables]
+        told.append(kernel.step_timed(state, inputs, []))
+        pairs = [
+            (left, right) for left, mine in tables[0].items() for right, other in tables[1].items()
+            if None not in mine and None not in other and tuple(map(as_key, mine)) == tuple(map(as_key, other))
+        ]  # fmt: skip
+        alone = [(left, None) for left in tables[0] if left not in {pair[0] for pair in pairs}]
+        others = [(None, right) for right in tables[1] if right not in {pair[1] for pair in pairs}]
+        settled = SettleKernel("s", kernel.output.remove(2), kernel.key).step(MemoryState(), pa.concat_tables(told))
+        assert sorted(fold(settled, kernel.key), key=str) == sorted([*pairs, *alone, *others], key=str)
+
+
+def changed_rows(schema: pa.Schema, table: dict[int, tuple[Any, Any]], wanted: dict[int, tuple[Any, Any] | None], tick: int) -> pa.Table:
+    """Bring a table to what is wanted: its changes."""
+    made: list[Row] = []
+    for number, after in wanted.items():
+        before = table.pop(number, None)
+        rows = [each and {"id": number, "a": each[0], "b": each[1]} for each in (before, after)]
+        made += changed(*rows) if before is not None or after is not None else []
+        table |= {number: after} if after is not None else {}
+    return pa.Table.from_pylist([{**row, "_tick": tick} for row in made], pa.schema([*schema, ("_change_type", pa.string()), ("_tick", pa.int64())]))

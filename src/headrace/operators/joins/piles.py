@@ -172,6 +172,16 @@ class Piles:
         part.loaded[leaves] = True
         return self._records(*self._leaves(part, leaves), part.leaf_keys[leaves])
 
+    def load_touched(self, section: int, keys: Ints, at: Numbers, whole: Mask) -> Records:
+        """All rows of some keys, and of others those that lie at these numbers, or near them; in order of key and number."""
+        part, found = self.sections[section], self.load_whole(section)
+        if not part.has_trees:
+            return found
+        wanted = whole[part.leaf_keys]
+        wanted[part.leaves_of(keys, at)] = True
+        together = Records.together([found, self.load_leaves(section, np.flatnonzero(wanted & part.tree[part.leaf_keys]))])
+        return together.take(np.argsort(together.keys, kind="stable"))
+
     def load_all(self, section: int, of: Mask | None = None) -> Records:
         """All rows of the keys, or of some of them."""
         wanted = np.ones(len(self), np.bool_) if of is None else of

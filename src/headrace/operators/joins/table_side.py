@@ -16,7 +16,7 @@ from headrace.murmur2 import murmur2_array
 from headrace.operators import row_codec
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.codes import codes_of
-from headrace.operators.joins.matching import begins, hull, ranked, sorting
+from headrace.operators.joins.matching import begins, ranked, sorting
 from headrace.operators.joins.pile_writing import PileWriter
 from headrace.operators.joins.piles import LOWEST, NONE, Numbers, Piles, Records
 from headrace.operators.joins.sides import Rows, Side, goes, ticks_of
@@ -63,8 +63,7 @@ class TableSide:
 
     def load(self, piles: Piles, section: int, whole_keys: Mask) -> None:
         """All rows of some keys, and of the others those that change."""
-        low, high = hull(len(piles), self.keys, self.at, self.at)
-        self.stored = piles.load(section, np.where(whole_keys, LOWEST, low), np.where(whole_keys, NONE, high))
+        self.stored = piles.load_touched(section, self.keys, self.at, whole_keys)
         self.rows = Rows(self.kept, self.stored.rows, self.fresh)
 
     def versions(self) -> Versions:
@@ -110,7 +109,10 @@ def _there(step: str, signs: Ints, starts: Ints, first: Mask) -> Mask:
     total = np.cumsum(np.add.reduceat(signs, starts))
     count = total - np.append(0, total)[np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))]
     if count.min() < 0 or count.max() > 1:
-        raise BugError(f"Step {step!r} was told that a row comes which is there, or that one goes which is not.")
+        raise BugError(
+            f"Step {step!r} was told that a row comes which is there, or that one goes which is not.",
+            fix="if tables are united with disjoint=True, and a key can be in two of them, leave that out; else please report it.",
+        )
     there: Mask = count == 1
     return there
 
