@@ -198,9 +198,13 @@ def test_what_cannot_be_joined_is_refused_with_what_to_do() -> None:
     other = shop.topic("other", schema="id BIGINT, region BIGINT, placed_at TIMESTAMP", event_time=hr.EventTime("placed_at"))
     endless = shop.table("endless", schema="region STRING, since TIMESTAMP", key="region", event_time=hr.EventTime("since"))
     tall, wide = shop.table("tall", schema="a BIGINT, k BIGINT, Name STRING", key="a"), shop.table("wide", schema="b BIGINT, k BIGINT, name STRING", key="b")
+    timeless = shop.topic("timeless", schema="id BIGINT, region STRING", key="id")
     outer = tall.select("a", "k").join(wide.select("b", "k"), on="k", how="full")
     assert tall.join(wide, on="k", suffix="_wide").schema.names == ["a", "k", "Name", "b", "name_wide"]
     assert outer.join(tall, on="a", how="full", suffix="_tall").key == ("a", "b"), "a table without nulls in its key can be joined so"
+    delayed = orders.join(other, on="id", before="-5 minutes", after=timedelta(hours=1), suffix="_2").step
+    assert (delayed.before_us, delayed.after_us) == (-300_000_000, 3_600_000_000)
+    assert delayed.summary() == "inner on id, from -5 minutes before to 1 hour after"
     refused: list[tuple[Callable[[], object], str]] = [
         (lambda: orders.join(other, on="id"), 'within="1 hour"'),
         (lambda: orders.join(other, on="region", within="1 hour"), "CAST"),
@@ -212,6 +216,10 @@ def test_what_cannot_be_joined_is_refused_with_what_to_do() -> None:
         (lambda: orders.join(table), "on="),
         (lambda: orders.join(table, on="region", how="full"), "left"),
         (lambda: orders.join(table, on="region", within="1 hour"), "leave out within="),
+        (lambda: orders.join(table, on="region", late_versions="correct"), "as_of"),
+        (lambda: orders.join(timeless, on="id", within="1 hour", suffix="_2"), "timeless has no event time"),
+        (lambda: orders.join(other, on="id", before="1 hour", after="-2 hours", suffix="_2"), "no two are"),
+        (lambda: orders.join(other, on="id", within="-1 hour", suffix="_2"), "is negative"),
         (lambda: tall.join(wide, on="k"), r"Both sides of the step tall.join have a column 'name'(.|\n)*suffix="),
         (lambda: tall.join(wide, on="k", suffix=""), "two columns 'name'(.|\n)*another suffix="),
         (lambda: tall.distinct("k").join(wide.distinct("k"), on="k", how="full"), 'there can be nulls(.|\n)*how="left"'),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,9 +10,9 @@ import pyarrow as pa
 
 from headrace.durations import format_us, to_us
 from headrace.errors import PlanError, StreamOnly
-from headrace.log.schema import type_name
 from headrace.operators.kernel import CHANGE_TYPE
 from headrace.pipeline import columns as cols
+from headrace.pipeline.join_checks import Bounds, Duration, check_kinds, on_columns, result_columns
 from headrace.pipeline.plan import AggregateStep, Step, TimeColumn, Times, TopicStep, ToTableStep
 from headrace.pipeline.table_ops import DistinctStep, NewestStep, settled
 from headrace.pipeline.timing import time_column
@@ -31,7 +29,6 @@ if TYPE_CHECKING:  # kernels are loaded when a join is declared, and not by thos
 
     JoinKernel = StreamStreamJoin | StreamTableJoin | TableTableJoin | VersionedJoin | CorrectedJoin
 
-Duration = str | timedelta
 WAIT, CORRECT = "wait", "correct"
 
 
@@ -216,33 +213,6 @@ def _history_us(table: Step, given: Duration | None, *, where: str) -> int:
     return to_us(chosen, what=f"history of the step {where}")
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """How far apart rows of two streams may be, as it was declared."""
-
-    within: Duration | None = None
-    before: Duration | None = None
-    after: Duration | None = None
-
-    def given(self) -> bool:
-        return self.within is not None or self.before is not None or self.after is not None
-
-    def us(self, *, where: str) -> tuple[int, int]:
-        if not self.given():
-            raise PlanError(
-                f"The step {where} joins two streams without a bound: every row would have to be kept for ever.",
-                fix='say how far apart rows may be: within="1 hour", or before= and after=.',
-            )
-        if self.within is not None and (self.before is not None or self.after is not None):
-            raise PlanError(f"The step {where} has within= and before= or after=.", fix="give within=, or the two others.")
-        if self.within is not None:
-            within_us = to_us(self.within, what=f"within of the step {where}")
-            return within_us, within_us
-        given = {"before": self.before, "after": self.after}
-        before_us, after_us = (0 if each is None else to_us(each, what=f"{name} of the step {where}") for name, each in given.items())
-        return before_us, after_us
-
-
 def joined(
     left: Rows, right: Any, names: Any, left_on: Any, right_on: Any, how: str, bounds: Bounds, suffix: str | None, name: str | None,
     late_versions: str = WAIT,
@@ -257,13 +227,16 @@ def joined(
         raise PlanError(f"The step {where} was given a {type(right).__name__}.", fix="give it a stream or a table.")
     if right.pipeline is not left.pipeline:
         raise PlanError(f"The step {where} joins rows of two pipelines.", fix="write one of them to a topic, and read that topic here.")
-    _check_kinds(left.step, right.step, how, bounds, where=where)
-    mine, other = _on(left.step, right.step, names, left_on, right_on, where=where)
-    before_us, after_us = bounds.us(where=where) if not left.step.is_table and not right.step.is_table else (0, 0)
-    sides = _side(left.step, mine, where=where), _side(right.step, other, where=where)
+    check_kinds(left.step, right.step, how, bounds, where=where)
+    mine, other = on_columns(left.step, right.step, names, left_on, right_on, where=where)
+    if versions is None and late_versions != WAIT:
+        raise PlanError(f"The step {where} has late_versions={late_versions!r}, and no versions.", fix='join a table as of a time: table.as_of("placed_at").')
+    of_streams = not left.step.is_table and not right.step.is_table
+    before_us, after_us = bounds.us(where=where) if of_streams else (0, 0)
+    sides = _side(left.step, mine, needs_time=of_streams, where=where), _side(right.step, other, needs_time=of_streams, where=where)
     if versions is not None:
         sides = _versioned(left.step, right.step, sides, versions, late_versions, where=where)
-    columns = _columns(*sides, how, suffix, where=where)
+    columns = result_columns(*sides, how, suffix, where=where)
     step = JoinStep(
         name=name or "", inputs=(left.step, right.step), schema=pa.schema([]), key=(),
         is_table=left.step.is_table or (versions is not None and late_versions == CORRECT), left=sides[0], right=sides[1], columns=columns, how=how,
@@ -325,47 +298,12 @@ def _stream_key(step: JoinStep) -> tuple[str, ...]:
     return tuple(names[each] for each in step.inputs[0].key) if all(each in names for each in step.inputs[0].key) else ()
 
 
-def _check_kinds(left: Step, right: Step, how: str, bounds: Bounds, *, where: str) -> None:
-    from headrace.operators.joins.sides import HOWS
-
-    if how not in HOWS:
-        raise PlanError(f"The step {where} joins how={how!r}.", fix=f"choose one of {', '.join(map(repr, HOWS))}.")
-    if left.is_table and not right.is_table:
-        raise StreamOnly(
-            f"The step {where} joins the table {left.place} with the stream {right.place}.",
-            fix="turn it round: stream.join(table). Or make a table of the stream with to_table(key).",
-        )
-    if not left.is_table and right.is_table and how not in {"inner", "left"}:
-        raise PlanError(
-            f"The step {where} joins a stream with a table how={how!r}: rows of the table would have to be told at no particular time.",
-            fix='choose how="inner" or how="left".',
-        )
-    if bounds.given() and (left.is_table or right.is_table):
-        raise PlanError(f"The step {where} has a time bound, but a table has no end.", fix="leave out within=, before= and after=.")
-
-
-def _on(left: Step, right: Step, names: Any, left_on: Any, right_on: Any, *, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns of either side that must be equal."""
-    if (names is None) == (left_on is None and right_on is None) or (left_on is None) != (right_on is None):
-        raise PlanError(f"The step {where} does not say on what to join.", fix='write on="customer_id", or left_on= and right_on= where names differ.')
-    mine = cols.key(names if names is not None else left_on, left.schema, where=where)
-    other = cols.key(names if names is not None else right_on, right.schema, where=where)
-    if len(mine) != len(other):
-        raise PlanError(f"The step {where} joins {len(mine)} columns with {len(other)}.", fix="name as many in left_on= as in right_on=.")
-    for a, b in zip(mine, other, strict=True):
-        types = left.schema.field(a).type, right.schema.field(b).type
-        if types[0] != types[1]:
-            raise PlanError(
-                f"The step {where} joins {a!r}, which is {type_name(types[0])}, with {b!r}, which is {type_name(types[1])}.",
-                fix=f"make them alike first: with_columns({b}='CAST({b} AS {type_name(types[0])})').",
-            )
-    return mine, other
-
-
-def _side(step: Step, on: tuple[str, ...], *, where: str) -> Side:
+def _side(step: Step, on: tuple[str, ...], *, needs_time: bool, where: str) -> Side:
     from headrace.operators.joins.sides import Side
 
     time = time_column(step)
+    if time is None and needs_time:
+        raise PlanError(f"The step {where} joins two streams, and {step.place} has no event time.", fix='declare its topic with event_time=hr.EventTime("placed_at").')
     if time is not None and time.shift_us and not step.is_table:
         raise PlanError(f"The step {where} joins {step.place}, whose event time is computed.", fix="write it to a topic and read that with an event time.")
     return Side(step.schema, on, step.key if step.is_table else (), None if time is None or step.is_table else time.name)
@@ -395,27 +333,3 @@ def _versioned(
             fix='say what identifies a row: key_by("order_id").join(…).',
         )
     return replace(sides[0], key=left.key), replace(sides[1], time=_valid_from(right, where=where))
-
-
-def _columns(left: Side, right: Side, how: str, suffix: str | None, *, where: str) -> tuple[ResultColumn, ...]:
-    """The left's columns, then the right's; of a pair that is joined on under one name, one."""
-    both = how in {"right", "full"}
-    found: list[ResultColumn] = []
-    for name in left.schema.names:
-        kind = "time" if both and name == left.time and right.time else "key" if both and name in left.on else "left"
-        found.append((kind, name, name))
-    shared = {b for a, b in zip(left.on, right.on, strict=True) if a == b}
-    others = [name for name in right.schema.names if name not in shared]
-    return (*found, *(("right", name, _told_apart(name, left.schema.names, right.schema.names, suffix, where=where)) for name in others))
-
-
-def _told_apart(name: str, left: Sequence[str], right: Sequence[str], suffix: str | None, *, where: str) -> str:
-    taken = {each.lower() for each in left}
-    if name.lower() not in taken:  # Spark does not tell case apart
-        return name
-    if suffix is None:
-        raise PlanError(f"Both sides of the step {where} have a column {name!r}.", fix='tell them apart with suffix="_right", or select or rename one first.')
-    renamed = f"{name}{suffix}"
-    if renamed.lower() in taken | {each.lower() for each in right}:
-        raise PlanError(f"The step {where} would have two columns {renamed!r}.", fix="choose another suffix=.")
-    return renamed

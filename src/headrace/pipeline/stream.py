@@ -20,7 +20,8 @@ from headrace.pipeline import columns as cols
 from headrace.pipeline.comparing import compared
 from headrace.pipeline.expressions.literals import quoted_name
 from headrace.pipeline.grouping import aggregated
-from headrace.pipeline.joining import WAIT, AsOf, Bounds, as_of, history, joined
+from headrace.pipeline.join_checks import Bounds
+from headrace.pipeline.joining import WAIT, AsOf, as_of, history, joined
 from headrace.pipeline.plan import NULL, AggregateStep, ChangesStep, DedupeStep, KeyByStep, SelectStep, Step, ToTableStep, UnionStep, WhereStep
 from headrace.pipeline.table_ops import distinct, first_of_each, top
 from headrace.pipeline.windowing import Windowed, windowed
