@@ -52,9 +52,8 @@ def _signed_us(given: Duration, *, what: str) -> int:
     """A bound may lie on the other side of the left row: after="-1 second" means that right rows end a second before it."""
     if isinstance(given, timedelta):
         return to_us(given, what=what) if given >= timedelta(0) else -to_us(-given, what=what)
-    if isinstance(given, str) and given.strip().startswith("-"):
-        return -to_us(given.strip().removeprefix("-"), what=what)
-    return to_us(given, what=what)
+    text = str(given).strip()
+    return -to_us(text.removeprefix("-"), what=what) if text.startswith("-") else to_us(given, what=what)
 
 
 def check_kinds(left: Step, right: Step, how: str, bounds: Bounds, *, where: str) -> None:
