@@ -168,6 +168,7 @@ def test_numbered_appends_can_be_repeated(run: Run, log: hr.Log, orders: str) ->
     assert (again["rows"], again["appends"], again["duplicates"]) == (0, 3, 3)
     assert stored(log) == list(range(10))
     assert sum(each["stop"] - each["start"] for each in first["partitions"].values()) == 10
+    assert first["position"] == ",".join(f"{first['topic']}:{number}:{each['stop']}" for number, each in sorted(first["partitions"].items()))
 
 
 def test_without_a_number_the_next_one_is_used(run: Run, log: hr.Log, orders: str) -> None:

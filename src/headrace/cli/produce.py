@@ -189,7 +189,9 @@ def _progress() -> Iterator[Progress | None]:
 def _report(topic: str, tally: Tally, id: str | None, *, json: bool) -> None:
     if json:
         partitions: dict[str, Any] = {str(number): {"start": start, "stop": stop} for number, (start, stop) in sorted(tally.partitions.items())}
-        emit({"topic": topic, "id": id, "rows": tally.rows, "appends": tally.appends, "duplicates": tally.duplicates, "partitions": partitions})
+        position = ",".join(f"{topic}:{number}:{stop}" for number, (_, stop) in sorted(tally.partitions.items()))  # what `?at_least=` takes
+        counts = {"rows": tally.rows, "appends": tally.appends, "duplicates": tally.duplicates}
+        emit({"topic": topic, "id": id, **counts, "partitions": partitions, "position": position})
         return
     again = f"; {tally.duplicates:,} of {tally.appends:,} appends were stored before and skipped" if tally.duplicates else ""
     say(f"Stored {counted(tally.rows, 'row')} in {topic}{again}.")
