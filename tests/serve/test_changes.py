@@ -134,7 +134,15 @@ def test_a_row_that_comes_to_meet_a_condition_appears_and_one_that_ceases_to_dis
     assert kinds == [[("insert", 1, 25), ("delete", 2, 20)], [("update_preimage", 1, 25), ("update_postimage", 1, 26)]]
 
 
+def test_conditions_on_null(client: Client, store: ViewStore) -> None:
+    store.commit(5, 1, {"counts": changes((5, "insert", (4, None)))})
+    for where, found in (("n = null", [4]), ("n != null", [1, 2, 3]), ("n != 20", [1, 3])):
+        with client.follow("/views/counts/changes", where=where) as follower:
+            assert [row["k"] for row in heard(follower).data["rows"]] == found, where
+
+
 BAD_CONDITIONS = [
+    ({"where": "n > null"}, "null, which has no order"),
     ({"where": "n"}, "'n' is no condition"),
     ({"where": "m > 1"}, "no column 'm'"),
     ({"where": "n > x"}, "'x' is no value of the column 'n'"),

@@ -1,5 +1,6 @@
 """Views over HTTP: by key, in ranges, by SQL, each with its tick; and what cannot be had, with the reason."""
 
+import itertools
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.log.schema import parse_schema
+from headrace.serve import views
 from headrace.sinks.views import ViewStore
 from tests.contract.view_contract import changes, inserts
 from tests.serve.conftest import ORDERS, Client
@@ -103,6 +105,24 @@ def test_ranges_orders_and_pages(client: Client, store: ViewStore) -> None:
     assert seen == list(range(9, 0, -1))
 
 
+def test_keys_with_nulls_are_looked_up_and_paged_like_others(client: Client, store: ViewStore) -> None:
+    """As an outer join's result has them; they lie behind all others."""
+    schema = parse_schema("a BIGINT, b BIGINT")
+    store.declare("pairs", schema, ("a", "b"))
+    pairs = [(1, 1), (1, 2), (1, None), (2, None), (3, 1), (None, 1), (None, 7)]
+    store.commit(5, 1, {"pairs": inserts(5, *pairs[::-1], schema=schema)})
+    assert client.get("/views/pairs", key=[2, "null"]).json["row"] == {"a": 2, "b": None}
+    for order, at in itertools.product(("asc", "desc"), ({}, {"at_tick": 5})):
+        page: dict[str, Any] = {"next": {"limit": 2, "order": order}}
+        seen = []
+        while page["next"]:
+            page = client.get("/views/pairs", **{"limit": 2, "order": order, **at, **page["next"]}).json
+            seen += [(row["a"], row["b"]) for row in page["rows"]]
+        assert seen == (pairs if order == "asc" else pairs[::-1]), (order, at)
+    bounds = {"from": [1, "null"], "to": "null"}
+    assert [client.get("/views/pairs", **bounds, **at).json["rows"] for at in ({}, {"at_tick": 5})] == [[{"a": a, "b": b} for a, b in pairs[2:5]]] * 2
+
+
 def test_a_stream_by_ticks(client: Client, store: ViewStore) -> None:
     store.commit(5, 1, {"events": inserts(5, (1, 1))})
     store.commit(6, 1, {"events": inserts(6, (2, 2), (1, 3))})
@@ -142,6 +162,13 @@ def test_what_cannot_be_asked(client: Client, query: dict[str, Any], reason: str
     refused = client.get("/views/counts", **query)
     assert refused.status == 400
     assert reason in refused.json["message"]
+
+
+def test_an_error_of_our_own_is_an_object_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "rows", lambda *_: 1 / 0)
+    broken = client.get("/views/counts")
+    assert (broken.status, broken.json["error"]) == (500, "BugError")
+    assert "ZeroDivisionError" in broken.json["message"]
 
 
 def test_an_unknown_view_suggests_the_nearest(client: Client) -> None:

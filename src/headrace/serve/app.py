@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from headrace.errors import ConfigurationError, HeadraceError, UnknownView
+from headrace.errors import BugError, ConfigurationError, HeadraceError, UnknownView
 from headrace.log.api import Log
 from headrace.serve import query, tail, views
 from headrace.serve.access import Access
@@ -153,9 +153,14 @@ def make_app(service: Service, *, host: str, token: str | None) -> ASGIApp:
         Route("/health", service.health, methods=["GET"]),
         Route("/openapi.json", service.describe, methods=["GET"]),
     ]
-    handlers: dict[Any, Callable[..., Any]] = {HeadraceError: service.failed, HTTPException: _not_here}
+    handlers: dict[Any, Callable[..., Any]] = {HeadraceError: service.failed, HTTPException: _not_here, Exception: _broken}
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=service.lifespan)
     return Access(Shortcut(app, service.lookups), host=host, token=token)
+
+
+def _broken(_request: Request, error: Exception) -> Response:
+    """An error of our own, which the server's log tells in full."""
+    return error_response(BugError(f"The answer could not be made ({type(error).__name__}).", fix="see the server's log, and please report it."))
 
 
 def _not_here(request: Request, error: Exception) -> Response:

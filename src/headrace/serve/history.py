@@ -43,8 +43,8 @@ def view_at(snap: Snapshot, info: ViewInfo, tick: int, *, key: Key | None, start
     if key is not None:
         return found.filter(_matches(found, info.key, key))
     found = found.filter(_mask(_within(found, info.key, start, stop)))
-    order = "descending" if descending else "ascending"
-    return found.take(pc.sort_indices(found.select(list(info.key)), sort_keys=[(name, order) for name in info.key]))
+    order = pc.sort_indices(found.select(list(info.key)), sort_keys=[(name, "ascending") for name in info.key])
+    return found.take(order[::-1] if descending else order)  # nulls come last, and backwards first
 
 
 def _stream_at(snap: Snapshot, info: ViewInfo, tick: int, start: Key, stop: Key, *, descending: bool) -> pa.Table:
@@ -107,8 +107,8 @@ def _before(rows: pa.Table, names: Sequence[str], bound: Key) -> np.ndarray[Any,
     """Column by column: smaller in the first one that differs."""
     before, alike = np.zeros(rows.num_rows, np.bool_), np.ones(rows.num_rows, np.bool_)
     for name, value in zip(names, bound, strict=False):
-        smaller = pc.fill_null(pc.less(rows[name], pa.scalar(value, rows[name].type)), False).to_numpy().astype(np.bool_)
-        before |= alike & smaller
+        smaller = rows[name].is_valid() if value is None else pc.fill_null(pc.less(rows[name], pa.scalar(value, rows[name].type)), False)
+        before |= alike & smaller.to_numpy().astype(np.bool_)
         alike &= _equal(rows[name], value)
     return before
 

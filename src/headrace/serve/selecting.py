@@ -88,7 +88,18 @@ def _compare(field: pa.Field, operator: str, text: str) -> Condition:
     if pa.types.is_nested(field.type):
         raise InputError(f"The column {field.name!r} is {type_name(field.type)}, which cannot be compared.", fix="choose another column.")
     value, compare = typed(text, field), _FUNCTIONS[operator]
+    if not value.is_valid:
+        return _null(field, operator)
     return lambda rows: pc.fill_null(compare(rows[field.name], value), False)
+
+
+def _null(field: pa.Field, operator: str) -> Condition:
+    """A part of a key can be null, in an outer join's result."""
+    if operator == "=":
+        return lambda rows: rows[field.name].is_null()
+    if operator in {"!=", "<>"}:
+        return lambda rows: rows[field.name].is_valid()
+    raise InputError(f"The column {field.name!r} is compared with null, which has no order.", fix="use = or !=.")
 
 
 def _crossing(rows: pa.Table, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.Table:

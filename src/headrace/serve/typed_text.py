@@ -17,12 +17,17 @@ from headrace.sinks.view_file import ViewInfo
 
 def typed(text: str, field: pa.Field) -> pa.Scalar:
     """A text as a value of a column. InputError says what was expected."""
-    is_string = pa.types.is_string(field.type) or is_text(field.type) or text in {"NaN", "Infinity", "-Infinity"}
+    is_string = is_written_as_text(field) or text in {"NaN", "Infinity", "-Infinity"}
     written = json.dumps({field.name: text}) if is_string else f"{{{json.dumps(field.name)}:{text}}}"
     decoded = decode_exactly([written.encode()], pa.schema([field.with_nullable(True)]))
     if decoded.misfits or decoded.batch.num_rows != 1:
         raise InputError(f"{text[:80]!r} is no value of the column {field.name!r}, which is {type_name(field.type)}.", fix="write it as answers do, without quotes.")
     return decoded.batch.column(0)[0]
+
+
+def is_written_as_text(field: pa.Field) -> bool:
+    """Whether a column's values are texts in JSON, so that `null` in a URL is not null."""
+    return bool(pa.types.is_string(field.type)) or is_text(field.type)
 
 
 def typed_key(info: ViewInfo, texts: Sequence[str], *, whole: bool) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from headrace.serve.asking import Asked
 from headrace.serve.history import view_at
 from headrace.serve.limits import Limits
 from headrace.serve.stores import Place, Stores
-from headrace.serve.typed_text import typed_key
+from headrace.serve.typed_text import is_written_as_text, typed_key
 from headrace.sinks.view_file import ViewInfo
 from headrace.sinks.view_reader import Snapshot
 
@@ -110,7 +110,7 @@ def _next(info: ViewInfo, found: pa.Table, asked: Range) -> Mapping[str, Any]:
         return {}
     last = found.slice(asked.limit - 1 if asked.descending else asked.limit, 1)
     texts = [json_text_or_null(last[name].combine_chunks())[0].as_py() for name in info.key]
-    if "null" in texts:
-        return {}
+    if any(text == "null" and is_written_as_text(info.schema.field(name)) for name, text in zip(info.key, texts, strict=True)):
+        return {}  # in a URL it would be the word
     plain = [json.loads(text) if text.startswith('"') else text for text in texts]
     return {"to" if asked.descending else "from": plain}
