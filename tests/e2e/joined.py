@@ -46,7 +46,7 @@ TOPICS, VIEWS = ("paid", "with_city", "taxed"), ("corrected", "rate_history", "t
 
 @dataclass
 class Feed:
-    """Rows by chance, tick by tick: with late ones, null keys, updates that change what is joined on, deletes of what is not there."""
+    """Rows by chance, tick by tick: with late and repeated ones, null keys, updates that change what is joined on, deletes of what is not there."""
 
     chance: Random
     tables: dict[str, dict[tuple[Any, ...], Row]] = field(default_factory=lambda: {name: {} for name in TABLES})
@@ -62,6 +62,16 @@ class Feed:
             test.feed("rates", [{"region": self.chance.choice("ab"), "rate": self.chance.randrange(9), "since": since}])
         for _ in range(self.chance.randrange(5)):
             self.change(test, self.chance.choice(list(TABLES)))
+        self._again(test)
+
+    def _again(self, test: PipelineTest) -> None:
+        """Now and then an order comes a second time, another has its number, and rates are taken away, also one that is not there."""
+        if self.number % 3 == 2:
+            order: Row = {"id": 1_000, "who": 1, "region": "a", "at": self._at(self.number % 7)}
+            test.feed("orders", [order, order, {**order, "region": "b", "at": self._at(-self.number % 5)}])
+        if self.number % 4 == 3:
+            with test.log.producer("rates") as producer:
+                producer.delete([{"region": "a"}, {"region": "nowhere"}])
 
     def _at(self, second: int) -> datetime:
         return START + timedelta(seconds=60 * self.number + second)
