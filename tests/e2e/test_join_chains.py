@@ -30,6 +30,13 @@ def chained() -> hr.Pipeline:
     pipeline.view("all_people", people.distinct())
     pipeline.view("cities", people.distinct("city"))
     pipeline.view("authors", posts.distinct("author"))
+    pipeline.view("cities_or_none", readers.distinct("city"))
+    written, followed = posts.group_by("author").aggregate(posts=hr.agg.count()), follows.group_by("author").aggregate(readers=hr.agg.count())
+    fame = written.join(followed, on="author", how="full")
+    pipeline.view("fame", fame)
+    pipeline.view("famous", fame.top(2, by=["readers", "author ASC"]))
+    either_way = follows.union(follows.select("author AS follower", "follower AS author").key_by("follower", "author"))
+    pipeline.view("neighbours", either_way.join(people, left_on="author", right_on="who", how="full"))
     return pipeline
 
 
@@ -49,8 +56,26 @@ def expected(tables: dict[str, dict[tuple[Any, ...], Row]]) -> dict[str, Counter
         "mutual": shown(mutual),
         "all_people": shown(people),
         "cities": shown([{"city": each} for each in {row["city"] for row in people}]),
+        "cities_or_none": shown([{"city": each} for each in {row["city"] for row in readers}]),
+        **fame_expected(posts, follows),
+        "neighbours": neighbours_expected(pairs, city),
         "authors": shown([{"author": each} for each in {row["author"] for row in posts}]),
     }
+
+
+def fame_expected(posts: list[Row], follows: list[Row]) -> dict[str, Counter[str]]:
+    """Two counts, joined; and the two with the most readers, nobody counted as less than one."""
+    written, followed = (Counter(row["author"] for row in rows if row["author"] is not None) for rows in (posts, follows))
+    fame = [{"author": each, "posts": written.get(each), "readers": followed.get(each)} for each in {*written, *followed}]
+    famous = sorted(fame, key=lambda row: (-(row["readers"] or 0), row["author"]))[:2]
+    return {"fame": shown(fame), "famous": shown(famous)}
+
+
+def neighbours_expected(pairs: set[tuple[int, int]], city: dict[int, str]) -> Counter[str]:
+    either_way = pairs | {(author, follower) for follower, author in pairs}
+    found: list[Row] = [{"follower": a, "author": b, "who": b if b in city else None, "city": city.get(b)} for a, b in either_way]
+    alone: list[Row] = [{"follower": None, "author": who, "who": who, "city": city[who]} for who in city if who not in {b for _, b in either_way}]
+    return shown([*found, *alone])
 
 
 def test_a_key_that_a_stream_brings_again_is_one_row_to_all_who_ask(tmp_path: Path) -> None:
