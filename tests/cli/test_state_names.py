@@ -45,3 +45,9 @@ def test_sound_files_are_called_so(run: Run, state: Path) -> None:
     file.unlink()
     (damage,) = run("state", "verify", "shop", "--as", "v2", "--state", state, "--json", code=4).lines
     assert file.name in damage["damage"]
+
+
+def test_a_pipeline_that_began_and_has_no_batch_yet_is_not_called_unknown(run: Run, tmp_path: Path, log: hr.Log) -> None:
+    Ledger(log, "shop").take_over()
+    refused = run("state", "show", "shop", "totals.aggregate", "--state", tmp_path / "shop.state", code=1).err
+    assert "has not finished a batch" in refused

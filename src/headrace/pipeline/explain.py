@@ -29,6 +29,7 @@ from headrace.pipeline.windowing import WindowStep
 from headrace.sinks.ledger import LedgerEntry
 
 MOST_PRODUCERS = 5
+_SECOND_US = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def told(explanation: Explanation) -> list[str]:
     if kept and explanation.sliding:
         lines.append(f"The rows of {sum(each.groups for each in kept):,} groups are kept for windows that are to come and for corrections.")
     elif kept:
-        lines.append(f"{len(kept):,} published windows are kept for corrections.")
+        lines.append("1 published window is kept for corrections." if len(kept) == 1 else f"{len(kept):,} published windows are kept for corrections.")
     if explanation.next_us is None:
         return [*lines, "Nothing waits for time."]
     lines += [f"The input {name} has not had a row yet, and has no time until then." for name in explanation.not_begun]
@@ -177,12 +178,15 @@ def told(explanation: Explanation) -> list[str]:
 
 
 def _many(waiting: list[OpenWindow], sliding: bool) -> str:
-    return f"Windows of {sum(each.groups for each in waiting):,} groups wait" if sliding else f"{len(waiting):,} windows wait"
+    if sliding:
+        groups = sum(each.groups for each in waiting)
+        return "Windows of 1 group wait" if groups == 1 else f"Windows of {groups:,} groups wait"
+    return "1 window waits" if len(waiting) == 1 else f"{len(waiting):,} windows wait"
 
 
 def _held_text(held: Held) -> str:
     return (
-        f"{held.input} waits for the producer {held.producer}: its newest row is of {time_text(held.newest_us)}, it has been silent for {format_us(max(0, held.silent_us))}. "
+        f"{held.input} waits for the producer {held.producer}: its newest row is of {time_text(held.newest_us)}, it has been silent for {format_us(max(0, held.silent_us) // _SECOND_US * _SECOND_US)}. "
         f"A row of {time_text(held.needed_us)} or later releases it, or silence until {time_text(held.given_up_us)}."
     )
 

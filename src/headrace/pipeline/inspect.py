@@ -51,6 +51,8 @@ def entries(log: Log, pipeline: str) -> list[LedgerEntry]:
     ledger = Ledger(log, pipeline) if pipeline in known else None
     queries = [MAIN_QUERY, *(name for name in Arrangement.from_json(log.note(note_name(pipeline))).queries if name != MAIN_QUERY)]
     found = [] if ledger is None else [entry for entry in map(ledger.last, queries) if entry is not None]
+    if ledger is not None and not found:
+        raise ConfigurationError(f"The pipeline {pipeline!r} has not finished a batch on this log yet.", fix="wait for its first batch, or start it with: headrace run.")
     if not found:
         raise ConfigurationError(f"No pipeline {pipeline!r} has run on this log: {nearest(pipeline, known)}")
     return found
