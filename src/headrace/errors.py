@@ -155,6 +155,10 @@ class BadExpression(PlanError):
     """An expression that cannot be read, or that uses what a row-local expression must not use."""
 
 
+class BadPattern(PlanError):
+    """A pattern that cannot be read, or that cannot mean anything."""
+
+
 class UnfitColumn(PlanError):
     """A column whose type an operation cannot take. Names the step, the column, its type and what fits."""
 

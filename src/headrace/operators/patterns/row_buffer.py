@@ -1,0 +1,112 @@
+"""The rows that a key still needs, in the state: those that are not certain to be in order yet, and those from the first on whose fate as a beginning is open. And when to look again.
+
+| entry | name | bytes |
+|---|---|---|
+| rows | `r`, the key | as `windows.kept_rows` has it: time, mark, which conditions the row alone meets, and the columns that the pattern needs |
+| timer | `w`, time, zeros, the key | as `windows.entries` has it |
+| account | `k`, the key | version 1, then how many matches each pattern has had: kept for good, where matches are numbered or begin with a key's first row |
+
+The mark of a key's first row is its timer, -1 if it has none. Behind the conditions stands, for each pattern, whether the row may still begin a match of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import NewerFormat
+from headrace.operators.buffers import Ints, Mask
+from headrace.operators.kernel import Groups, KeyedState, Times
+from headrace.operators.windows.buffered import put_timers
+from headrace.operators.windows.entries import Windows
+from headrace.operators.windows.kept_rows import RowStore
+
+MARK = "_mark"
+BITS = "_bits"
+NO_TIMER = -1
+_WORD = 63
+_ACCOUNT = pa.scalar(b"k", pa.binary())
+_NOTHING = pa.scalar(b"", pa.binary())
+_VERSION = 1
+Numbers = npt.NDArray[np.int64]
+"""A row for each key, a column for each pattern."""
+
+
+def bit_fields(count: int) -> list[pa.Field]:
+    """Columns that hold so many conditions of a row."""
+    return [pa.field(f"{BITS}{word}", pa.int64()) for word in range(-(-count // _WORD))]
+
+
+def packed(masks: Sequence[Mask], count: int) -> list[pa.Array]:
+    """Conditions as words."""
+    words = [np.zeros(count, np.int64) for _ in range(-(-len(masks) // _WORD))]
+    for at, mask in enumerate(masks):
+        words[at // _WORD] |= mask.astype(np.int64) << (at % _WORD)
+    return [pa.array(word) for word in words]
+
+
+def unpacked(words: Sequence[Ints], count: int) -> list[Mask]:
+    return [(words[at // _WORD] >> (at % _WORD) & 1).astype(np.bool_) for at in range(count)]
+
+
+def put_rows(store: RowStore, state: KeyedState, by: pa.Array, groups: Groups, names: pa.Array, rows: pa.Table, counts: Ints, timers: tuple[Times, Times]) -> None:
+    """Store the rows of keys, so many of each, and move their timers: from, to."""
+    old, new = timers
+    store.write(state, names, groups, counts, rows)
+    moved = np.flatnonzero(old != new)
+    goes, comes = moved[old[moved] != NO_TIMER], moved[new[moved] != NO_TIMER]
+    put_timers(state, _timers(by, groups, old, goes), _timers(by, groups, new, comes))
+
+
+def _timers(by: pa.Array, groups: Groups, times: Times, which: Ints) -> tuple[pa.Array, Groups]:
+    windows = Windows(by.take(pa.array(which)), np.zeros(len(which), np.int64), times[which], groups[which])
+    return windows.names(np.ones(len(which), np.bool_)).cast(pa.binary()), groups[which]
+
+
+class Accounts:
+    """How many matches keys have had, one number for each pattern; a key without an account has had no row."""
+
+    def __init__(self, step: str, patterns: int) -> None:
+        self.step_name, self._dtype = step, np.dtype([("version", "u1"), ("matches", "<i8", (patterns,))])
+
+    @staticmethod
+    def _names(by: pa.Array) -> pa.Array:
+        return pc.binary_join_element_wise(_ACCOUNT, by.cast(pa.binary()), _NOTHING)
+
+    def read(self, state: KeyedState, by: pa.Array, groups: Groups) -> tuple[Mask, Numbers]:
+        """Which keys are known, and their numbers."""
+        values = state.get_array(self._names(by), groups)
+        known = values.is_valid().to_numpy(zero_copy_only=False)
+        found = np.zeros(len(by), self._dtype)
+        found[known] = np.frombuffer(b"".join(values.drop_null().to_pylist()), self._dtype)
+        if int(found["version"].max(initial=0)) > _VERSION:
+            raise NewerFormat(f"The state of step {self.step_name!r} was written by a newer Headrace.", fix="upgrade Headrace.")
+        numbers: Numbers = found["matches"].copy()
+        return known, numbers
+
+    def write(self, state: KeyedState, by: pa.Array, groups: Groups, matches: Numbers, which: Mask) -> None:
+        at = np.flatnonzero(which)
+        made = np.zeros(len(at), self._dtype)
+        made["version"], made["matches"] = _VERSION, matches[at]
+        values = [each.tobytes() for each in made]
+        state.put_array(self._names(by.take(pa.array(at))), pa.array(values, pa.binary()), groups[at])
+
+
+def timers_of(marks: Ints, counts: Ints) -> Times:
+    """The timer of each key, from the marks of its rows."""
+    timers = np.full(len(counts), NO_TIMER)
+    some = counts > 0
+    timers[some] = marks[(np.cumsum(counts) - counts)[some]]
+    return timers
+
+
+def marks_of(timers: Times, counts: Ints) -> Ints:
+    """The other way round."""
+    marks = np.full(int(counts.sum()), NO_TIMER)
+    some = counts > 0
+    marks[(np.cumsum(counts) - counts)[some]] = timers[some]
+    return marks

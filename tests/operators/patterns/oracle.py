@@ -1,0 +1,114 @@
+"""The obvious matcher: the tree of a pattern, tried in order with turning back, as the SQL standard defines the preferred match. One key's rows at a time, slowly.
+
+`fits(symbol, row, path)` says whether a row fits a symbol behind a path, which is a list of (row, symbol).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import permutations
+
+from headrace.operators.patterns.specs import NEXT_ROW, NO_SKIP, PAST_LAST, TO_FIRST, AfterMatch
+from headrace.operators.patterns.syntax import DIRECTLY, NEXT, STRICT, Either, Link, Node, Pattern, Permute, Repeat, Sequence, Symbol
+
+Path = tuple[tuple[int, str], ...]
+Fits = Callable[[str, int, Path], bool]
+
+
+@dataclass
+class Oracle:
+    """Over one key's rows, given by their times, all of them there."""
+
+    pattern: Pattern
+    times: list[int]
+    fits: Fits
+    within: int | None = None
+
+    def matches(self, after: AfterMatch, members: Callable[[str], tuple[str, ...]] = lambda name: (name,)) -> list[Path]:
+        found: list[Path] = []
+        start = 0
+        while start < len(self.times):
+            paths = list(self.from_row(start)) if after.kind == NO_SKIP else self.preferred(start)
+            found += dict.fromkeys(paths)
+            start = self._next(start, paths, after, members)
+            if self.pattern.from_first:
+                break
+        return found
+
+    def preferred(self, start: int) -> list[Path]:
+        return [path for path in [next(self.from_row(start), None)] if path is not None]
+
+    @staticmethod
+    def _next(start: int, paths: list[Path], after: AfterMatch, members: Callable[[str], tuple[str, ...]]) -> int:
+        if not paths or after.kind in {NO_SKIP, NEXT_ROW}:
+            return start + 1
+        if after.kind == PAST_LAST:
+            return paths[0][-1][0] + 1
+        rows = [row for row, symbol in paths[0] if symbol in members(after.symbol or "")]
+        if not rows:
+            return start + 1
+        return max(start + 1, rows[0] if after.kind == TO_FIRST else rows[-1])
+
+    # One start
+
+    def from_row(self, start: int) -> Iterator[Path]:
+        """All matches that begin with a row, the preferred one first."""
+        last = len(self.times) - 1
+        if self.within is not None:
+            last = max(row for row in range(len(self.times)) if self.times[row] <= self.times[start] + self.within)
+        for path, _ in self._node(self.pattern.root, (), DIRECTLY, start, last):
+            if path and not self._broken(path, last):
+                yield path
+
+    def _broken(self, path: Path, last: int) -> bool:
+        """Whether something comes that must be absent at the end."""
+        behind = range(path[-1][0] + 1, last + 1)
+        if self.pattern.alone and behind:
+            return True
+        return any(self.fits(symbol, row, path) for row in behind for symbol in self.pattern.absent)
+
+    def _node(self, node: Node, path: Path, link: Link, start: int, last: int) -> Iterator[tuple[Path, Link]]:
+        if isinstance(node, Symbol):
+            yield from (((*path, (row, node.name)), DIRECTLY) for row in self._rows(node.name, path, link, start, last))
+        elif isinstance(node, Either):
+            for option in node.options:
+                yield from self._node(option, path, link, start, last)
+        elif isinstance(node, Sequence):
+            yield from self._items(node.items, path, link, start, last)
+        elif isinstance(node, Permute):
+            for order in permutations(node.nodes):
+                yield from self._items(tuple((DIRECTLY, each) for each in order), path, link, start, last)
+        elif isinstance(node, Repeat):
+            yield from self._repeat(node, 0, path, link, start, last)
+
+    def _items(self, items: tuple[tuple[Link, Node], ...], path: Path, link: Link, start: int, last: int) -> Iterator[tuple[Path, Link]]:
+        if not items:
+            yield path, link
+            return
+        (before, first), *rest = items
+        for longer, pending in self._node(first, path, link.then(before), start, last):
+            yield from self._items(tuple(rest), longer, pending, start, last)
+
+    def _repeat(self, node: Repeat, done: int, path: Path, link: Link, start: int, last: int) -> Iterator[tuple[Path, Link]]:
+        if not node.greedy and done >= node.least:
+            yield path, link
+        if node.most is None or done < node.most:
+            for longer, pending in self._node(node.node, path, link, start, last):
+                if len(longer) > len(path) or done < node.least or node.most is not None:
+                    yield from self._repeat(node, done + 1, longer, pending, start, last)
+        if node.greedy and done >= node.least:
+            yield path, link
+
+    def _rows(self, symbol: str, path: Path, link: Link, start: int, last: int) -> Iterator[int]:
+        """The rows that a symbol may take next."""
+        if not path:
+            yield from [start] if self.fits(symbol, start, path) else []
+            return
+        for row in range(path[-1][0] + 1, last + 1):
+            if self.fits(symbol, row, path):
+                yield row
+                if link.mode == NEXT:
+                    return
+            if link.mode == STRICT or any(self.fits(absent, row, path) for absent in link.absent):
+                return

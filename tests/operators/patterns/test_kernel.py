@@ -1,0 +1,129 @@
+"""The kernel of patterns: the oracle's matches, whatever the calls, the shards and the order in which rows come; and nothing kept when the time is up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from headrace.errors import BadPattern
+from headrace.operators.patterns.compiled import PatternSpec
+from headrace.operators.patterns.parsing import parse_pattern
+from headrace.operators.patterns.specs import after_match
+from tests.operators.patterns.feeding import MEASURES, SYMBOLS, Feed, Row, feed_to, row, settings
+from tests.operators.patterns.oracle import Oracle, Path
+from tests.operators.patterns.test_matching import AFTER, doubt, patterns
+
+DOUBTS = (("b", "sum(v) % 3 <> 0"), ("c", "sum(v) - v < 20"))
+
+
+@st.composite
+def feeds(draw: Any) -> Feed:
+    """Rows of two keys at different times, which come at most 3 later than their time says, or too late."""
+    gaps = draw(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 1), st.integers(0, 15), st.integers(0, 9), st.integers(0, 3)), max_size=14))
+    at, rows = 0, []
+    for number, (gap, key, bits, value, delay) in enumerate(gaps):
+        at += gap
+        rows.append((at + delay, row(key, at, "".join(name for place, name in enumerate(SYMBOLS) if bits >> place & 1), number, value)))
+    rows.sort(key=lambda each: each[0])
+    ticks: list[list[Row]] = [[]]
+    for _, each in rows:
+        if draw(st.booleans()):
+            ticks.append([])
+        ticks[-1].append(each)
+    closed, newest = [], 0
+    late = draw(st.integers(2, 4))
+    for tick in ticks:
+        newest = max([newest, *(found["t"] for found in tick)])
+        closed.append(newest - late)
+    for _ in range(draw(st.integers(1, 3))):
+        ticks.append([])
+        closed.append(closed[-1] + draw(st.integers(0, 4)))
+    ticks.append([])
+    closed.append(10_000)
+    return Feed(ticks, closed)
+
+
+def expected(text: str, feed: Feed, within: int, after: str, doubtful: frozenset[str]) -> list[Row]:
+    """The oracle's matches as rows, without when they were told."""
+    found: list[Row] = []
+    pattern = parse_pattern(text)
+    for key in (0, 1):
+        rows = sorted((each for each in feed.in_time if each["k"] == key), key=lambda each: each["t"])
+
+        def fits(symbol: str, at: int, path: Path, rows: list[Row] = rows) -> bool:
+            return rows[at][f"_{symbol}"] and (symbol not in doubtful or doubt(symbol, rows[at]["v"], sum(rows[each]["v"] for each, _ in path)))
+
+        oracle = Oracle(pattern, [each["t"] for each in rows], fits, within)
+        for path in oracle.matches(after_match(after, tuple("abcx"), where="test")):
+            mine = [rows[at] for at, _ in path]
+            bs = sum(symbol == "b" for _, symbol in path)
+            found.append({"k": key, "first_id": mine[0]["id"], "last_id": mine[-1]["id"], "n": len(mine), "total": sum(each["v"] for each in mine), "bs": bs})
+    return sorted(found, key=str)
+
+
+def without_time(told: list[Row]) -> list[Row]:
+    return sorted(({name: value for name, value in each.items() if name not in {"_tick", "matched_at"}} for each in told), key=str)
+
+
+def run(text: str, feed: Feed, within: int, after: str, define: tuple[tuple[str, str], ...], cuts: list[int], shards: list[int]) -> None:
+    names = parse_pattern(text).symbols
+    used = tuple(each for each in define if each[0] in names)
+    spec = PatternSpec(text, used, tuple(each for each in MEASURES if "b." not in each[1] or "b" in names), within, after)
+    given_settings = settings(spec, timed_out=True)
+    whole = feed_to(given_settings, feed)
+    plain = expected(text, feed, within, after, frozenset(name for name, _ in used))
+    assert without_time(whole.told) == sorted(({name: value for name, value in each.items() if name != "bs" or "b" in names} for each in plain), key=str)
+    pieces = feed_to(given_settings, feed, cuts, shards)
+    assert sorted(pieces.told, key=str) == sorted(whole.told, key=str)
+    assert sorted(pieces.aside, key=str) == sorted(whole.aside, key=str)
+    assert pieces.counts == whole.counts
+    assert whole.state == pieces.state == {}, "when the time is up, a key holds nothing"
+    assert pieces.due[-1] is None
+
+
+@hypothesis_settings(max_examples=150, deadline=None)
+@given(patterns(), feeds(), st.sampled_from([3, 6, 12]), AFTER, st.lists(st.integers(1, 20), max_size=6), st.lists(st.integers(1, 3), min_size=1, max_size=3))
+def test_any_cut_gives_the_oracles_matches(text: str, feed: Feed, within: int, after: str, cuts: list[int], shards: list[int]) -> None:
+    try:
+        run(text, feed, within, after, (), cuts, shards)
+    except BadPattern:
+        return
+
+
+@hypothesis_settings(max_examples=150, deadline=None)
+@given(patterns(), feeds(), st.sampled_from([3, 6, 12]), AFTER, st.lists(st.integers(1, 20), max_size=6), st.lists(st.integers(1, 3), min_size=1, max_size=3))
+def test_conditions_that_look_back_give_the_oracles_matches(text: str, feed: Feed, within: int, after: str, cuts: list[int], shards: list[int]) -> None:
+    try:
+        run(text, feed, within, after, DOUBTS, cuts, shards)
+    except BadPattern:
+        return
+
+
+@hypothesis_settings(max_examples=100, deadline=None)
+@given(patterns(1), st.sampled_from([" !x", " $"]), feeds(), st.sampled_from([3, 6, 12]), AFTER, st.lists(st.integers(1, 20), max_size=6))
+def test_absence_gives_the_oracles_matches(text: str, absent: str, feed: Feed, within: int, after: str, cuts: list[int]) -> None:
+    try:
+        run(text + absent, feed, within, after, (), cuts, [1, 2])
+    except BadPattern:
+        return
+
+
+@pytest.mark.parametrize("cuts", [[], [1, 2, 3, 4, 5, 6, 7]])
+def test_a_match_is_told_as_soon_as_it_is_certain(cuts: list[int]) -> None:
+    ticks = [[row(0, 10, "a", 0)], [row(0, 20, "b", 1)], [row(0, 30, "b", 2)], [row(0, 40, "c", 3)], []]
+    feed = Feed(ticks, [11, 21, 31, 41, 1000])
+
+    def told(pattern: str) -> list[tuple[int, int]]:
+        found = feed_to(settings(PatternSpec(pattern, (), (("last_id", "last(id)"),), 100)), feed, cuts).told
+        return [(each["_tick"], each["last_id"]) for each in found]
+
+    assert told("a b+?") == [(1, 1)], "with its last row, if nothing else would be preferred"
+    assert told("a b+") == [(3, 2)], "with the row that ends the run"
+    assert told("a b+ c") == [(3, 3)]
+    assert told("a (-> b)+") == [(4, 2)], "when the time is up, since another b could have come"
+    assert told("a !x") == [(4, 0)], "absence, by the clock alone"
+    assert told("a !b") == []
