@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from headrace.operators import agg
     from headrace.operators.windows.specs import correct, divert, drop, hopping, session, sliding, tumbling
     from headrace.pipeline.event_time import EventTime, device_time, processing_time
+    from headrace.pipeline.patterns import pattern
     from headrace.pipeline.pipeline import Pipeline
     from headrace.pipeline.stream import Stream, Table
     from headrace.spark_session import spark
@@ -40,6 +41,7 @@ _HOMES = {
     "Pipeline": "headrace.pipeline.pipeline",
     "device_time": "headrace.pipeline.event_time",
     "open_log": "headrace.log",
+    "pattern": "headrace.pipeline.patterns",
     "processing_time": "headrace.pipeline.event_time",
     "spark": "headrace.spark_session",
     "Stream": "headrace.pipeline.stream",
@@ -90,6 +92,7 @@ __all__ = [
     "errors",
     "hopping",
     "open_log",
+    "pattern",
     "processing_time",
     "session",
     "sinks",

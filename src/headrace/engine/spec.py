@@ -32,6 +32,7 @@ class HostedStep:
     inputs: tuple[HostedInput, ...] = ()
     late_topic: str | None = None  # where rows that came too late go, if not nowhere
     clock: ClockSpec | None = None  # of a step that finds out when rows happened: how the clock goes that it is to tell of
+    aside_topic: str | None = None  # where partial matches go whose time ran out, if not nowhere
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from headrace.pipeline.expressions import Expression
 from headrace.pipeline.hosting import keeps_state, kernel_of
 from headrace.pipeline.joining import JoinStep
 from headrace.pipeline.local import Behind, local_steps
+from headrace.pipeline.patterns import MatchStep
 from headrace.pipeline.plan import (
     DIVERT,
     ChangesStep,
@@ -281,7 +282,8 @@ def _columns(step: Step) -> list[str]:
 
 def _hosted(step: Step) -> HostedStep:
     inputs = tuple(HostedInput(shard_schema(given), clock_paths(given)) for given in step.inputs or (step,))
-    return HostedStep(step.name, kernel_of(step), inputs, late_topic_of(step), clock_spec(step) if _tells_times(step) else None)
+    clock = clock_spec(step) if _tells_times(step) else None
+    return HostedStep(step.name, kernel_of(step), inputs, late_topic_of(step), clock, step.timed_out if isinstance(step, MatchStep) else None)
 
 
 def _tells_times(step: Step) -> TypeGuard[TopicStep]:
@@ -291,7 +293,7 @@ def _tells_times(step: Step) -> TypeGuard[TopicStep]:
 
 def late_topic_of(step: Step) -> str | None:
     """Where a step's late rows go, if it sends them somewhere."""
-    return step.late.topic if isinstance(step, WindowStep) and isinstance(step.late, Divert) else None
+    return step.late.topic if isinstance(step, WindowStep | MatchStep) and isinstance(step.late, Divert) else None
 
 
 def _order_key(step: Step) -> tuple[str, ...] | None:
@@ -314,7 +316,7 @@ def input_keys(step: Step) -> tuple[tuple[str, ...], ...]:
 
 def stage_key(step: Step) -> tuple[str, ...]:
     """What a stateful step's rows are sent to shards by; nothing, if all go to one."""
-    if isinstance(step, WindowStep | CompareStep):
+    if isinstance(step, WindowStep | CompareStep | MatchStep):
         return step.by
     if isinstance(step, JoinStep):
         return step.left.on

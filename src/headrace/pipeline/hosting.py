@@ -12,6 +12,7 @@ from headrace.operators.windows.base import WindowStep as WindowSettings
 from headrace.operators.windows.build import window_kernel
 from headrace.pipeline.comparing import CompareStep
 from headrace.pipeline.joining import HistoryStep, JoinStep
+from headrace.pipeline.patterns import MatchStep
 from headrace.pipeline.plan import DIVERT, AggregateStep, DedupeStep, PipelinePlan, Step, TopicStep, ToTableStep
 from headrace.pipeline.table_ops import DistinctStep, NewestStep, SettleStep, TopStep
 from headrace.pipeline.timing import time_column
@@ -32,7 +33,7 @@ def kernel_of(step: Step) -> Kernel | TimedKernel:
         )
     if isinstance(step, WindowStep):
         return _windows(step)
-    if isinstance(step, JoinStep | HistoryStep | TopStep | DistinctStep | SettleStep | NewestStep | CompareStep):
+    if isinstance(step, JoinStep | HistoryStep | TopStep | DistinctStep | SettleStep | NewestStep | CompareStep | MatchStep):
         return step.kernel()
     if isinstance(step, DedupeStep):
         time = time_column(step)

@@ -19,7 +19,7 @@ from headrace.pipeline.event_time import DeviceTime, EventTime, ProcessingTime
 from headrace.pipeline.names import with_names
 from headrace.pipeline.plan import Ingest, Output, PipelinePlan, Settings, Step, TopicOutput, TopicStep, ViewOutput, ordered
 from headrace.pipeline.stream import Rows, Stream, Table
-from headrace.pipeline.windowing import RESERVED, check_late_topics
+from headrace.pipeline.windowing import RESERVED, check_topics_aside
 from headrace.sinks.declared import Sink
 
 MOST_KEPT_CHANGES = 100_000_000
@@ -163,7 +163,7 @@ class Pipeline:
             raise PlanError(f"The pipeline {self.name!r} has no output.", fix="add write(…), view(…) or sink(…).")
         inputs = tuple(self._inputs.values())
         plan = PipelinePlan(self.name, inputs, with_names(inputs, tuple(self._outputs.values())), tuple(self._ingests))
-        check_late_topics(plan)
+        check_topics_aside(plan)
         return plan
 
     def run(self, **options: Any) -> Any:

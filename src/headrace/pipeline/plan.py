@@ -42,6 +42,16 @@ class TimeColumn:
 Times = Sequence[TimeColumn | None]
 
 
+@dataclass(frozen=True)
+class Aside:
+    """A topic of its own that a step writes beside its rows, with their columns and key; and how people call that."""
+
+    topic: str
+    schema: pa.Schema
+    key: tuple[str, ...]
+    what: str
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Step:
     """One operation. `name` is empty until the plan is made, unless the user gave one. `key`: a table's primary key, or what a stream is keyed by."""
@@ -79,6 +89,15 @@ class Step:
     def allows_late_us(self) -> int:
         """For how long after its time has passed this step still corrects what it told."""
         return 0
+
+    @property
+    def aside(self) -> tuple[Aside, ...]:
+        """What this step writes beside its rows: late ones, for example."""
+        return ()
+
+    def renamed(self, version: str) -> dict[str, Any]:  # noqa: ARG002
+        """The fields that name topics, under the names that they have in another version of the pipeline."""
+        return {}
 
     def time(self, inputs: Times) -> TimeColumn | None:
         """The event time of this step's rows, given that of its inputs; None if it has none. `timing.time_column` asks all steps on the way."""

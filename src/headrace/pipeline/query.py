@@ -22,7 +22,7 @@ from headrace.engine.spec import BatchContext, BatchResult
 from headrace.engine.ticks import Tick, TickJournal
 from headrace.errors import ConfigurationError
 from headrace.log.api import Log
-from headrace.pipeline.builder import JobBuilder, late_topic_of
+from headrace.pipeline.builder import JobBuilder
 from headrace.pipeline.plan import PipelinePlan, Step, TopicOutput, ViewOutput, ordered
 from headrace.pipeline.timing import clock_paths, clock_spec
 from headrace.sinks.commit import Made, commit_batch
@@ -161,7 +161,7 @@ class Query:
     def _leave_out_told(self, result: BatchResult, up_to: int) -> None:
         """A row becomes a dead letter, or goes to a topic for late rows, once, however many queries meet it."""
         told = self.told_elsewhere | {step for step, tick in self.told.items() if tick >= up_to}
-        topics = {late_topic_of(self.steps[name]) for name in told if name in self.steps}
+        topics = {aside.topic for name in told if name in self.steps for aside in self.steps[name].aside}
         result.diverted = {step: letters for step, letters in result.diverted.items() if step not in told}
         result.late = [counted for counted in result.late if counted[0] not in told]
         result.late_rows = {topic: files for topic, files in result.late_rows.items() if topic not in topics}

@@ -12,14 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from headrace.durations import from_us, to_time_us
 from headrace.engine.ticks import Ends, Tick, TickJournal
 from headrace.errors import ConfigurationError, NewerFormat, PlanError, nearest
 from headrace.log.api import Log
 from headrace.log.names import check_name
-from headrace.operators.windows.specs import Divert
 from headrace.pipeline.plan import PipelinePlan, Step, TopicStep, ordered
 from headrace.pipeline.sources import Sources
 from headrace.sinks.ledger import Ledger
@@ -51,7 +49,7 @@ def as_version(plan: PipelinePlan, version: str) -> PipelinePlan:
     named: dict[int, Step] = {}
     for step in ordered([*plan.inputs, *(output.input for output in plan.outputs)]):
         inputs = tuple(named[id(each)] for each in step.inputs)
-        named[id(step)] = replace(step, name=f"{step.name}.{version}", inputs=inputs, **_late_topic(step, version))
+        named[id(step)] = replace(step, name=f"{step.name}.{version}", inputs=inputs, **step.renamed(version))
     outputs = tuple(replace(each, name=f"{each.name}.{version}", input=named[id(each.input)]) for each in plan.outputs)
     taken = {step.topic for step in plan.inputs} | {output.name for output in plan.outputs}
     for output in outputs:
@@ -61,12 +59,6 @@ def as_version(plan: PipelinePlan, version: str) -> PipelinePlan:
             )
     read = tuple(step for step in (named[id(each)] for each in plan.inputs) if isinstance(step, TopicStep))
     return PipelinePlan(f"{plan.name}.{version}", read, outputs)
-
-
-def _late_topic(step: Step, version: str) -> dict[str, Any]:
-    """Where a step's late rows go is an output too."""
-    late = getattr(step, "late", None)
-    return {"late": replace(late, topic=f"{late.topic}.{version}")} if isinstance(late, Divert) else {}
 
 
 def version_state(state: Path, version: str) -> Path:

@@ -5,7 +5,7 @@ A stream only inserts; a table has a primary key and changes. What an operation 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from headrace.durations import to_us
 from headrace.errors import PlanError, StreamOnly
+from headrace.operators.patterns.specs import DROP as FULL_DROP
+from headrace.operators.patterns.specs import MOST_MATCHES, MOST_ROWS, ONE_ROW, PAST_LAST
 from headrace.operators.specs import AggregateSpec
 from headrace.operators.windows.specs import LatePolicy, WindowSpec, drop
 from headrace.pipeline import columns as cols
@@ -29,6 +31,7 @@ from headrace.pipeline.windowing import Windowed, windowed
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from headrace.pipeline.patterns import PatternText
     from headrace.pipeline.pipeline import Pipeline
 
 Names = str | Sequence[str]
@@ -164,6 +167,31 @@ class Stream(Rows):
         step = ToTableStep(name=name or "", inputs=(self.step,), schema=self.schema, key=columns, is_table=True)
         return Table(self.pipeline, step)
 
+    def match(
+        self, pattern: str | Mapping[str, PatternText], *, define: Mapping[str, str] | None = None, measures: Mapping[str, str] | None = None,
+        within: str | timedelta | None = None, after_match: str = PAST_LAST, subsets: Mapping[str, Sequence[str]] | None = None, rows: str = ONE_ROW,
+        late: LatePolicy | None = None, timed_out: str | None = None, most_rows: int = MOST_ROWS, most_matches: int = MOST_MATCHES,
+        when_full: str = FULL_DROP, name: str | None = None,
+    ) -> Stream:  # fmt: skip
+        """Sequences of rows of a key, in the order of their event times, that fit a pattern, such as `"small{3,} big"` with `define={"small": "amount < 10", …}`.
+
+        A symbol without a condition fits any row. Between symbols rows follow each other directly; `a -> b` skips to the next b, `a ->> b` to any later one. `within`: from
+        the first row to the last. `after_match`: "skip past last row", "skip to next row", "skip to first a", "skip to last a", "no skip" (every match there is).
+        `rows="all"` gives each row of a match, with `classifier` and `match_number`, instead of one. `timed_out`: a topic for partial matches whose time ran out. Several
+        patterns at once: a dictionary of `hr.pattern(…)`.
+        """
+        from headrace.pipeline.patterns import Asked, matched
+        from headrace.pipeline.patterns import pattern as one
+
+        several = not isinstance(pattern, str)
+        about = {"define": define, "measures": measures, "within": within, "subsets": subsets}
+        if several and any(each is not None for each in about.values()):
+            given = next(each for each, value in about.items() if value is not None)
+            raise PlanError(f"The step {self._place('match', name)} has several patterns, and {given}= for all of them.", fix=f"give {given}= to each hr.pattern(…).")
+        texts = dict(pattern) if isinstance(pattern, Mapping) else {"": one(pattern, define=define, measures=measures, within=within, after_match=after_match, subsets=subsets)}
+        asked = Asked(rows, late, timed_out, most_rows, most_matches, when_full)
+        return Stream(self.pipeline, matched(self, texts, asked, name, several=several))
+
     def changes(self, **_: Any) -> Stream:
         raise StreamOnly(f"{self.step.place} is a stream: it only inserts, so it is its own changes.", fix="leave out changes().")
 
@@ -229,6 +257,9 @@ class Table(Rows):
             f"{self.step.place} is a table, and dedupe is for streams: a table has one row for each key already.",
             fix="leave it out, or use group_by(…).aggregate(…) for one row for each value of other columns.",
         )
+
+    def match(self, *_: Any, **__: Any) -> Stream:
+        raise StreamOnly(f"{self.step.place} is a table, and patterns are sequences of events: a row that changes is not one.", fix="use changes(), whose rows are events.")
 
     def to_table(self, *_: Any, **__: Any) -> Table:
         raise StreamOnly(f"{self.step.place} is a table already, keyed by {', '.join(self.key)}.", fix="leave out to_table, or use key_by.")

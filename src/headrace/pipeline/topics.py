@@ -10,9 +10,7 @@ import pyarrow as pa
 from headrace.errors import TopicExists
 from headrace.log.api import Log, TopicInfo
 from headrace.log.schema import parse_schema, to_ddl
-from headrace.operators.windows.specs import Divert
-from headrace.pipeline.plan import PipelinePlan, Step, TopicOutput, TopicStep
-from headrace.pipeline.windowing import WindowStep
+from headrace.pipeline.plan import Aside, PipelinePlan, Step, TopicOutput, TopicStep
 
 
 def make_topics(log: Log, plan: PipelinePlan) -> None:
@@ -24,8 +22,8 @@ def make_topics(log: Log, plan: PipelinePlan) -> None:
         if isinstance(output, TopicOutput):
             _make_output(log, output, known)
     for each in plan.steps():
-        if isinstance(each, WindowStep) and isinstance(each.late, Divert):
-            _make_late_topic(log, each, each.late.topic, known)
+        for aside in each.aside:
+            _make_aside(log, each, aside, known)
 
 
 def _make_output(log: Log, output: TopicOutput, known: set[str]) -> None:
@@ -65,15 +63,15 @@ def _keyed(key: tuple[str, ...], *, is_table: bool) -> str:
     return f"{'table' if is_table else 'stream'}, key: {', '.join(key) or 'none'}"
 
 
-def _make_late_topic(log: Log, step: WindowStep, topic: str, known: set[str]) -> None:
-    schema, key = to_ddl(step.input.schema), step.input.key
-    if topic not in known:
-        log.create_topic(topic, schema, key=key or None, exist_ok=True)
+def _make_aside(log: Log, step: Step, aside: Aside, known: set[str]) -> None:
+    schema = to_ddl(aside.schema)
+    if aside.topic not in known:
+        log.create_topic(aside.topic, schema, key=aside.key or None, exist_ok=True)
         return
-    info = log.topic(topic)
-    if (info.schema, info.key, info.is_table) != (schema, key, False):
+    info = log.topic(aside.topic)
+    if (info.schema, info.key, info.is_table) != (schema, aside.key, False):
         raise TopicExists(
-            f"The step {step.name!r} diverts late rows to the topic {topic!r}, which is there with another schema or key: {info.schema}.",
+            f"The step {step.name!r} {aside.what} to the topic {aside.topic!r}, which is there with another schema or key: {info.schema}.",
             fix="name another topic: hr.divert(…).",
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from headrace.operators.specs import AggregateSpec
 from headrace.operators.windows.specs import Correct, Divert, Drop, Hopping, LatePolicy, Session, Sliding, Tumbling, WindowSpec, check_emit, identity
 from headrace.pipeline import columns as cols
 from headrace.pipeline.grouping import aggregated
-from headrace.pipeline.plan import NULL, PipelinePlan, Step, TimeColumn, Times, ordered
+from headrace.pipeline.plan import NULL, Aside, PipelinePlan, Step, TimeColumn, Times, ordered
 from headrace.pipeline.timing import time_column
 
 if TYPE_CHECKING:
@@ -42,6 +42,13 @@ class WindowStep(Step):
     @property
     def allows_late_us(self) -> int:
         return self.late.lateness_us
+
+    @property
+    def aside(self) -> tuple[Aside, ...]:
+        return (Aside(self.late.topic, self.input.schema, self.input.key, "diverts late rows"),) if isinstance(self.late, Divert) else ()
+
+    def renamed(self, version: str) -> dict[str, Any]:
+        return {"late": replace(self.late, topic=f"{self.late.topic}.{version}")} if isinstance(self.late, Divert) else {}
 
     def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
         """A window happened when it was over: its last microsecond. A sliding one ends with its row."""
@@ -95,7 +102,7 @@ class Windowed:
 
         where = self.rows._place("window", name)  # noqa: SLF001
         errors = cols.check_errors(errors, where=where)
-        over = _checked_time(self.rows.step, where=where)
+        over = checked_time(self.rows.step, where=where)
         kept = (*self.by, over.name, *([over.producer] if over.producer else []))
         aggregation = aggregated(self.rows.step, self.by, aggregates, where=where, keep=kept, in_windows=True, errors=errors)
         rows = self.rows if aggregation.selection is None else self.rows._select(aggregation.selection, name=None, errors=errors)  # noqa: SLF001
@@ -120,7 +127,7 @@ def windowed(rows: Rows, window: Any, *, late: Any, emit: str) -> Windowed:
         check_name(late.topic, what="topic for late rows", error=PlanError)
         if late.topic.startswith(RESERVED):
             raise PlanError(f"The step {where} diverts late rows to {late.topic!r}, a name that is Headrace's own.", fix="choose another name.")
-    time = _checked_time(rows.step, where=where)
+    time = checked_time(rows.step, where=where)
     zone = getattr(window, "timezone", None)
     if zone is not None and rows.schema.field(time.name).type.tz is None:
         raise PlanError(
@@ -130,27 +137,24 @@ def windowed(rows: Rows, window: Any, *, late: Any, emit: str) -> Windowed:
     return Windowed(rows, window, late, check_emit(emit))
 
 
-def check_late_topics(plan: PipelinePlan) -> None:
-    """That late rows go to topics that are for them alone, and that steps which share one have the same rows."""
+def check_topics_aside(plan: PipelinePlan) -> None:
+    """That late rows, and others that steps put aside, go to topics that are for them alone, and that steps which share one have the same rows."""
     read, written = {step.topic for step in plan.inputs}, {output.name for output in plan.outputs}
-    known: dict[str, WindowStep] = {}
-    for step in plan.steps():
-        if not isinstance(step, WindowStep) or not isinstance(step.late, Divert):
-            continue
-        topic = step.late.topic
-        if topic in read | written:
-            what = "reads, so that they would come again" if topic in read else "writes"
-            raise PlanError(f"The step {step.name!r} diverts late rows to {topic!r}, which the pipeline {what}.", fix="name a topic of its own.")
-        first = known.setdefault(topic, step)
-        if (first.input.schema, first.input.key) != (step.input.schema, step.input.key):
+    known: dict[str, tuple[Step, Aside]] = {}
+    for step, aside in [(found, each) for found in plan.steps() for each in found.aside]:
+        if aside.topic in read | written:
+            what = "reads, so that they would come again" if aside.topic in read else "writes"
+            raise PlanError(f"The step {step.name!r} {aside.what} to {aside.topic!r}, which the pipeline {what}.", fix="name a topic of its own.")
+        first, same = known.setdefault(aside.topic, (step, aside))
+        if (same.schema, same.key, same.what) != (aside.schema, aside.key, aside.what):
             raise PlanError(
-                f"The steps {first.name!r} and {step.name!r} divert late rows to {topic!r}, and their rows have different columns or keys.",
+                f"The steps {first.name!r} and {step.name!r} divert late rows to {aside.topic!r}, and their rows have different columns or keys.",
                 fix="name a topic for each.",
             )
 
 
-def _checked_time(step: Step, *, where: str) -> TimeColumn:
-    """The event time that windows go by."""
+def checked_time(step: Step, *, where: str) -> TimeColumn:
+    """The event time that windows and patterns go by."""
     found = time_column(step)
     if found is None:
         raise PlanError(
