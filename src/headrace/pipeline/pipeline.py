@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from headrace.errors import CyclicPlan, DuplicateStep, PlanError, StreamOnly, nearest
+from headrace.errors import CyclicPlan, DuplicateStep, PlanError, StreamOnly, UnknownTopic, nearest
 from headrace.log.names import check_name
 from headrace.log.schema import parse_schema, to_ddl
 from headrace.log.settings import declared
@@ -112,6 +112,21 @@ class Pipeline:
             raise DuplicateStep(f"Something is ingested under the name {entry.name!r} already.", fix="give it another name with name=….")
         self._ingests.append(entry)
         self.ingested[entry.name] = df
+
+    def sql(self, query: str, *, name: str | None = None) -> Stream:
+        """A stream of matches, from a query with MATCH_RECOGNIZE over a topic of this pipeline: the same as `match` on that stream."""
+        from headrace.pipeline.sql import matched_by_sql
+
+        return matched_by_sql(self, query, name)
+
+    def input(self, name: str) -> Stream:
+        """A topic that was declared before, as a stream."""
+        step = self._inputs.get(name)
+        if step is None:
+            raise UnknownTopic(name, self._inputs)
+        if step.is_table:
+            raise StreamOnly(f"{name!r} is a table, and not a stream.", fix="use its changes().")
+        return Stream(self, step)
 
     # Outputs
 
