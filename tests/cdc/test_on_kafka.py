@@ -1,5 +1,6 @@
 """The same on Kafka: rows, position and progress of a snapshot in one Kafka transaction; a newer process takes over."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 import headrace as hr
 from headrace.cdc.capturing import Capturing
 from headrace.errors import TransactionFenced
+from headrace.log.dead import letters
 from headrace.testing.kafka_broker import KafkaBroker
 from tests.cdc.test_sqlite import caught_up, do, folded, table
 
@@ -30,3 +32,24 @@ def test_a_capture_into_kafka(tmp_path: Path, kafka_broker: KafkaBroker) -> None
         assert folded(log, topic) == table(path)
         changes = [row["id"] for row in log.read(topic).to_pylist()][50:]
         assert changes == [3, 4, 5, 500, 6]
+
+
+@pytest.mark.kafka
+def test_the_topic_of_a_real_connector(kafka_broker: KafkaBroker) -> None:
+    """Debezium knows nothing of our schemas: records are envelopes, keyed by JSON, with tombstones behind deletes."""
+    from confluent_kafka import Producer
+
+    topic = "dbserver1.inventory.customers"
+    rows = {1: {"id": 1, "name": "Ada"}, 2: {"id": 2, "name": "Bo"}}
+    envelopes = [{"op": "r", "before": None, "after": rows[1]}, {"op": "c", "before": None, "after": rows[2]}, {"op": "d", "before": rows[1], "after": None}]
+    producer = Producer({"bootstrap.servers": kafka_broker.address.removeprefix("kafka://")})
+    for number, payload in enumerate(envelopes):
+        value = {"schema": {"type": "struct"}, "payload": {**payload, "source": {"lsn": number, "txId": 1}, "ts_ms": 1}}
+        producer.produce(topic, json.dumps(value), key=json.dumps({"payload": {"id": 1}}))
+    producer.produce(topic, None, key=json.dumps({"payload": {"id": 1}}))
+    producer.produce(topic, "no envelope")
+    assert producer.flush(30) == 0
+    capture = hr.cdc.debezium(topic, schema="id BIGINT, name STRING", key="id", log=kafka_broker.address, table="debezium-customers")
+    with caught_up(capture, kafka_broker.address) as log:
+        assert [(row["id"], row["name"]) for row in hr.cdc.fold(log, "debezium-customers").to_pylist()] == [(2, "Bo")]
+        assert [(letter["source_offset"], "no envelope" in letter["row"]) for letter in letters(log, topic)] == [(4, True)]

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 import headrace as hr
+from headrace.cdc.capturing import CaptureStatus
 from headrace.cdc.declared import Capture
 from headrace.cdc.folding import fold
 from headrace.errors import ConfigurationError, InputError, UnknownColumn
+from headrace.log.dead import letters, replay
 from tests.cdc.conftest import Postgres
 from tests.cdc.test_sqlite import caught_up, do
 
@@ -116,11 +118,59 @@ def test_debeziums_envelope_becomes_a_table(address: str, wrapped: bool) -> None
         assert [row["id"] for row in fold(log, "items").to_pylist()] == [9]
 
 
-@pytest.mark.parametrize(("value", "why"), [("no json", "no envelope"), ('{"op": "x"}', "operation is 'x'"), ('{"op": "c"}', "no row after"), ("[1]", "no envelope")])
-def test_a_record_that_is_no_envelope_is_named(address: str, value: str, why: str) -> None:
+BAD = [
+    ("no json", "no envelope"),
+    ('{"op": "x"}', "operation is 'x'"),
+    ('{"op": "c"}', "no row after"),
+    ("[1]", "no envelope"),
+    (envelope("c", None, {"id": None, "name": "x"}), "no 'id'"),
+    (envelope("c", None, {"id": 7, "name": "x", "at": "yesterday"}), "'at' is no timestamp"),
+]
+
+
+@pytest.mark.parametrize(("value", "why"), BAD)
+def test_a_record_that_is_no_change_can_end_it(address: str, value: str, why: str) -> None:
     with hr.open_log(address) as log:
         log.create_topic("raw", "value STRING")
         with log.producer("raw") as producer:
             producer.append([{"value": value}])
     with pytest.raises(InputError, match=f"offset 0 of 'raw'.*{why}"):
-        hr.cdc.debezium("raw", schema="id BIGINT", key="id", log=address, table="t").run(until_caught_up=True)
+        hr.cdc.debezium("raw", schema=SCHEMA, key="id", log=address, table="t", errors="stop").run(until_caught_up=True)
+
+
+def test_records_that_are_no_changes_are_put_aside_and_can_be_taken_again(address: str) -> None:
+    with hr.open_log(address) as log:
+        log.create_topic("raw", "value STRING")
+        with log.producer("raw") as producer:
+            producer.append([{"value": value} for pair in BAD for value in (pair[0], envelope("c", None, {**ROW, "id": BAD.index(pair)}))])
+    capture = hr.cdc.debezium("raw", schema=SCHEMA, key="id", log=address, table="t")
+    told: list[CaptureStatus] = []
+    capture.run(until_caught_up=True, on_status=told.append)
+    assert told[-1].aside == len(BAD)
+    with hr.open_log(address) as log:
+        assert [row["id"] for row in log.read("t").to_pylist()] == list(range(len(BAD)))
+        found = letters(log, "raw")
+        assert [letter["source_offset"] for letter in found] == [2 * number for number in range(len(BAD))]
+        assert all(why in letter["reason"] for letter, (_, why) in zip(found, BAD, strict=True))
+        assert replay(log, "raw").replayed == len(BAD)
+    with caught_up(capture, address) as log:
+        assert len(letters(log, "raw")) == 2 * len(BAD)
+        assert len(log.read("t").to_pylist()) == len(BAD)
+
+
+def test_large_values_that_debezium_does_not_have_are_marked(address: str) -> None:
+    with hr.open_log(address) as log:
+        log.create_topic("raw", "value STRING")
+        with log.producer("raw") as producer:
+            new = {"id": 1, "name": "__debezium_unavailable_value", "raw": "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ==", "day": 5}
+            producer.append([{"value": envelope("c", None, ROW)}, {"value": envelope("u", None, new)}])
+    with caught_up(hr.cdc.debezium("raw", schema=SCHEMA, key="id", log=address, table="t"), address) as log:
+        (row,) = fold(log, "t").to_pylist()
+        assert (row["name"], row["raw"], row["day"]) == ("a", b"\x00\xff", date(1970, 1, 6))
+        assert json.loads(log.read("t").to_pylist()[1]["_marks"]) == {"name": {"unchanged": True}, "raw": {"unchanged": True}}
+
+
+@pytest.mark.parametrize("settings", [{"errors": "divrt"}, {"decimals": "precize"}])
+def test_settings_that_are_misspelt(settings: dict[str, str]) -> None:
+    with pytest.raises(InputError, match="did you mean"):
+        hr.cdc.debezium("raw", schema="id BIGINT", key="id", log="file:x", **settings)

@@ -11,7 +11,7 @@ from headrace.sinks.syncing import Syncing
 
 
 def main() -> None:
-    sink, address, (owner, name, when, passes) = pickle.load(sys.stdin.buffer)
+    sink, address, topic, (owner, name, when, passes) = pickle.load(sys.stdin.buffer)
     real, calls = getattr(owner, name), []
 
     def dying(*args: Any, **options: Any) -> Any:
@@ -25,7 +25,7 @@ def main() -> None:
 
     setattr(owner, name, dying)
     with hr.open_log(address) as log:
-        Syncing(sink, log, "accounts").run(until_caught_up=True)
+        Syncing(sink, log, topic).run(until_caught_up=True)
 
 
 if __name__ == "__main__":

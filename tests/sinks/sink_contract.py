@@ -295,10 +295,10 @@ def assert_whole(sink: hr.sinks.Sink, log: hr.Log) -> None:
     assert sink.check("accounts", log=log.address).is_equal
 
 
-def run_and_die(sink: hr.sinks.Sink, address: str, point: tuple[type, str, str, int]) -> int:
+def run_and_die(sink: hr.sinks.Sink, address: str, point: tuple[type, str, str, int], topic: str = "accounts") -> int:
     """Sync in a process that kills itself at a point. Returns how it ended."""
     command = [sys.executable, "-m", "tests.sinks.dying_sync"]
-    return subprocess.run(command, input=pickle.dumps((sink, address, point)), check=False, timeout=60, cwd=Path(__file__).parents[2]).returncode
+    return subprocess.run(command, input=pickle.dumps((sink, address, topic, point)), check=False, timeout=60, cwd=Path(__file__).parents[2]).returncode
 
 
 def strike(patch: pytest.MonkeyPatch, owner: type, name: str, when: str, passes: int) -> list[str]:

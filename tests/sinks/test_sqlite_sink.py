@@ -10,7 +10,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import ConfigurationError, InputError, TargetMismatch, TargetRefuses
-from headrace.log.dead import letters
+from headrace.log.dead import letters, replay
 from headrace.sinks import target as target_module
 from headrace.sinks.sqlite_target import SqliteTarget
 from headrace.sinks.syncing import Syncing
@@ -40,6 +40,8 @@ class TestSqlite(SinkContract):
         assert [(each.kind, each.key["id"]) for each in compared.examples] == [("missing", 17), ("missing", 18), ("missing", 3)]
         assert caught_up(sink, log, "accounts").status.rows == 0
         assert len(letters(log, "accounts.sqlite")) == 3
+        with pytest.raises(InputError, match=r"not of a topic[\s\S]*--start-over"):
+            replay(log, "accounts.sqlite")
 
     def test_a_table_that_was_dropped_is_filled_again(self, sink: hr.sinks.Sink, log: hr.Log, path: Path) -> None:
         with log.producer("accounts") as producer:

@@ -39,6 +39,8 @@ class CaptureStatus:
     rows: int = 0
     changes: int = 0
     transactions: int = 0
+    aside: int = 0
+    """Records that could not be used, and are dead letters now."""
     position: str | None = None
     snapshots: dict[str, tuple[int, int]] = field(default_factory=dict)
     """For each table under way: rows done, and about how many there are."""
@@ -193,7 +195,7 @@ class Capturing:
     def _tell(self, source: Source | None) -> None:
         self._told_s = time.monotonic()
         writer, status = self._writer, self.status
-        status.rows, status.changes, status.transactions = writer.rows, writer.changes, writer.transactions
+        status.rows, status.changes, status.transactions, status.aside = writer.rows, writer.changes, writer.transactions, writer.aside
         status.position = writer.state.position
         status.snapshots = {
             name: (each.snapshot.rows, max(each.snapshot.about, each.snapshot.rows)) for name, each in writer.state.tables.items() if each.snapshot

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.cdc.source import HIDDEN, MARKS
+from headrace.cdc.unchanged import with_unchanged
 from headrace.log.api import CHANGE_TYPE, DELETE, OFFSET_COLUMN, PARTITION_COLUMN, UPDATE_BEFORE, Batches, Log
 
 _FOLD_ROWS = 500_000
@@ -78,25 +77,8 @@ def fold(log: Log, topic: str, *, hidden: bool = False) -> pa.Table:
     rows = rows.filter(pc.not_equal(rows[CHANGE_TYPE], UPDATE_BEFORE))
     columns = [name for name in info.arrow_schema.names if name != CHANGE_TYPE and (hidden or name not in _HIDDEN_NAMES)]
     if MARKS in rows.column_names and rows[MARKS].null_count < rows.num_rows:
-        rows = _with_unchanged(rows, info.key)
+        rows = with_unchanged(rows, list(info.key), lambda _keys: rows.slice(0, 0))
     if not rows.num_rows:
         return rows.select(columns)
     rows = _folded(None, rows.combine_chunks().to_batches(), list(info.key))
     return rows.filter(pc.not_equal(rows[CHANGE_TYPE], DELETE)).select(columns)
-
-
-def _with_unchanged(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Fill in what a change left as it was. Row by row: this is for looking at a topic, not for a hot path."""
-    listed: list[dict[str, Any]] = rows.to_pylist()
-    known: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in listed:
-        place = tuple(row[name] for name in key)
-        marks = json.loads(row[MARKS]) if row[MARKS] else {}
-        for name, mark in marks.items():
-            if "unchanged" in mark and place in known:
-                row[name] = known[place][name]
-        if row[CHANGE_TYPE] == DELETE:
-            known.pop(place, None)
-        else:
-            known[place] = row
-    return pa.Table.from_pylist(listed, schema=rows.schema)

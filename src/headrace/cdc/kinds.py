@@ -93,18 +93,23 @@ def debezium(
     log: str,
     table: str | None = None,
     decimals: str = "precise",
+    errors: str = "divert",
     name: str | None = None,
     **settings: Any,
 ) -> Capture:
     """A topic with Debezium's envelope as JSON, in a column `value`, becomes a table: creates, updates, deletes, reads of a snapshot, truncations, tombstones.
 
     `schema` and `key` say what the table's rows are; the table is called as the topic's last word, unless `table` says otherwise.
-    `decimals` is the connector's `decimal.handling.mode`: "precise", "string" or "double".
+    `decimals` is the connector's `decimal.handling.mode`: "precise", "string" or "double". A record that cannot be taken for a change goes to the dead letters of its topic, and is
+    counted; with `errors="stop"` it ends the capture.
     """
+    for setting, value, known in (("decimals", decimals, ("precise", "string", "double")), ("errors", errors, ("divert", "stop"))):
+        if value not in known:
+            raise InputError(f"hr.cdc.debezium has no {setting}={value!r}: {nearest(value, known)}")
     columns = (key,) if isinstance(key, str) else tuple(key)
     target = table or topic.rsplit(".", 1)[-1]
     settings.setdefault("snapshot", False)
-    options = {"topic": topic, "table": target, "schema": schema, "key": columns, "log": log, "decimals": decimals}
+    options = {"topic": topic, "table": target, "schema": schema, "key": columns, "log": log, "decimals": decimals, "errors": errors}
     return _capture("debezium", name or topic, _open_debezium, (target,), {**settings, "log": log}, **options)
 
 

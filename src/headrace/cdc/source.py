@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from headrace.errors import ConfigurationError
 from headrace.log.api import CHANGE_TYPE, TIMESTAMP_TYPE
+from headrace.log.dead import DeadLetter
 from headrace.log.schema import RESERVED_COLUMNS, parse_schema
 
 logger = logging.getLogger("headrace.cdc")
@@ -131,7 +132,15 @@ class Event:
     rows: pa.RecordBatch
 
 
-Item = Changes | Chunk | Reshaped | Truncated | Event
+@dataclass(frozen=True)
+class Aside:
+    """Records that cannot be used, for the dead letters of `topic`: committed with everything else, and counted."""
+
+    topic: str
+    letters: tuple[DeadLetter, ...]
+
+
+Item = Changes | Chunk | Reshaped | Truncated | Event | Aside
 
 
 @dataclass(frozen=True)

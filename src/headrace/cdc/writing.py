@@ -12,11 +12,12 @@ import pyarrow.compute as pc
 
 from headrace.cdc.folding import live_keys
 from headrace.cdc.outbox import check_outbox, events
-from headrace.cdc.source import CHANGE_FIELD, HIDDEN, Changes, Chunk, Event, Item, Part, Reshaped, TableShape, Truncated
+from headrace.cdc.source import CHANGE_FIELD, HIDDEN, Aside, Changes, Chunk, Event, Item, Part, Reshaped, TableShape, Truncated
 from headrace.cdc.state import CaptureState, SnapshotState, TableState, note_name, read_state
 from headrace.cdc.topics import Fitting, prepare, topic_name
 from headrace.errors import InputError
 from headrace.log.api import CHANGE_TYPE, DELETE, UPDATE_BEFORE, Log, Transaction
+from headrace.log.dead import ensure_topic, letters_to_rows
 
 logger = logging.getLogger("headrace.cdc")
 LONGEST_TRANSACTION = "15 minutes"  # no broker allows more unless it is told to
@@ -36,7 +37,7 @@ class Writer:
         self._fittings: dict[str, Fitting] = {}
         self._events: set[str] = set()
         self._written: dict[str, list[pa.RecordBatch]] = {}
-        self.rows = self.changes = self.transactions = 0
+        self.rows = self.changes = self.transactions = self.aside = 0
         self.waiting_rows = 0
         """Rows in the open transaction."""
 
@@ -126,6 +127,8 @@ class Writer:
             self._append_deletes(item.table, self._live(item.table), item)
         elif isinstance(item, Event):
             self._write_event(item)
+        elif isinstance(item, Aside):
+            self._put_aside(item)
 
     def _append(self, table: str, rows: pa.RecordBatch) -> None:
         if not rows.num_rows:
@@ -157,6 +160,13 @@ class Writer:
         self._transaction().append(item.topic, item.rows)
         self.waiting_rows += item.rows.num_rows
         self.rows += item.rows.num_rows
+
+    def _put_aside(self, item: Aside) -> None:
+        dead = ensure_topic(self.log, item.topic)
+        self._transaction().append(dead, letters_to_rows(item.letters))
+        self.aside += len(item.letters)
+        self.waiting_rows += len(item.letters)
+        logger.warning("%d records of %s cannot be used, such as offset %s: %s. They are in %s.", len(item.letters), item.topic, item.letters[0].offset, item.letters[0].reason, dead)
 
     # Snapshots
 

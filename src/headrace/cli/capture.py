@@ -113,10 +113,14 @@ def _run_one(each: Capture, log: str | None, stop: Event, failures: list[BaseExc
     try:
         say(f"Capturing {each.name} ({each.kind}) into {given.log_address()}. Ctrl-C ends it.")
         given.run(stop=stop, until_caught_up=until_caught_up, start_over=start_over, on_status=told)
-        say(f"{each.name}: {told.summary()}")
+        say(f"{each.name}: {told.summary()}{_put_aside(told.last)}")
     except BaseException as error:
         failures.append(error)
         stop.set()
+
+
+def _put_aside(status: CaptureStatus | None) -> str:
+    return f" {counted(status.aside, 'record')} put aside: see `headrace dead list`." if status is not None and status.aside else ""
 
 
 def line(status: CaptureStatus, rate: float) -> str:
@@ -124,6 +128,8 @@ def line(status: CaptureStatus, rate: float) -> str:
     parts = [f"{table} {bar(done, about)} {done:,} of about {about:,} rows{_left(done, about, rate)}" for table, (done, about) in status.snapshots.items()]
     parts.append(f"{counted(status.changes, 'change')}, {rate:,.0f} rows/s, at {status.position}")
     parts += [f"{name.replace('_', ' ')}: {_shown(name, value)}" for name, value in status.source.items()]
+    if status.aside:
+        parts.append(f"{counted(status.aside, 'record')} put aside")
     if status.error:
         parts.append(f"failed {status.failures} times in a row: {status.error}")
     return f"{status.capture}: {'; '.join(parts)}"

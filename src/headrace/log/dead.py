@@ -126,7 +126,7 @@ def replay(log: Log, topic: str, offsets: Iterable[int] | None = None) -> Replay
     """Append letters to their topic again, each once: a letter that was replayed before is left out."""
     name = topic if topic.endswith(SUFFIX) else dead_name(topic)
     of = name[: -len(SUFFIX)]
-    info = log.topic(of)
+    info = log.topic(_to_replay_into(log, name, of))
     wanted = None if offsets is None else set(offsets)
     replayed, failed = 0, []
     for letter in (letter for batch in log.read(name) for letter in batch.to_pylist()):
@@ -138,6 +138,16 @@ def replay(log: Log, topic: str, offsets: Iterable[int] | None = None) -> Replay
         except HeadraceError as error:
             failed.append((*at, error.message))
     return ReplayResult(replayed, failed)
+
+
+def _to_replay_into(log: Log, name: str, of: str) -> str:
+    known = log.topics()
+    if name in known and of not in known:
+        raise InputError(
+            f"The letters in {name!r} are not of a topic, so there is none to put them back into.",
+            fix="a sink's: write the rows to its topic again, or `headrace sync … --start-over`; a step's: replay its inputs.",
+        )
+    return of
 
 
 def _replay_one(log: Log, info: TopicInfo, letter: Mapping[str, Any], identity: str) -> int:

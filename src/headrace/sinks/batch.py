@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.cdc.source import MARKS
+from headrace.cdc.unchanged import with_unchanged
 from headrace.log.api import CHANGE_TYPE, DELETE, OFFSET_COLUMN, PARTITION_COLUMN, UPDATE_BEFORE
 from headrace.sinks.shape import Shape
-from headrace.sinks.unchanged import with_unchanged
 
 Lookup = Callable[[pa.Table], pa.Table]
 """Keys -> the rows that the target has for them."""
@@ -71,7 +71,7 @@ def newest(rows: pa.Table, shape: Shape, lookup: Lookup) -> pa.Table:
     if CHANGE_TYPE in rows.column_names:
         rows = rows.filter(pc.not_equal(rows[CHANGE_TYPE], UPDATE_BEFORE))
     if MARKS in rows.column_names and rows[MARKS].null_count < rows.num_rows:
-        rows = with_unchanged(rows, shape, lookup)
+        rows = with_unchanged(rows, list(shape.key), lookup)
     numbered = rows.select(list(shape.key)).append_column("__n", pa.array(np.arange(rows.num_rows)))
     last = numbered.group_by(list(shape.key)).aggregate([("__n", "max")])["__n_max"].to_numpy()
     return rows if len(last) == rows.num_rows else rows.take(pa.array(np.sort(last)))

@@ -32,6 +32,7 @@ from headrace.log.api import (
 from headrace.log.json_rows import Decoded, decode, encoded
 from headrace.log.kafka.record_keys import key_columns
 from headrace.log.kafka.sending import Record, RecordHeaders
+from headrace.log.kafka.whole_records import decode_anything, takes_anything
 from headrace.log.keys import key_bytes
 from headrace.log.schema import declared_schema
 from headrace.log.values import readable_schema
@@ -183,6 +184,8 @@ def _system_columns(messages: Sequence[Message]) -> list[pa.Array]:
 
 def _decode_values(info: TopicInfo, messages: Sequence[Message], ignored: Sequence[str]) -> Decoded:
     values = [message.value() for message in messages]
+    if takes_anything(info):
+        return decode_anything(info, values)
     if None not in values:
         return decode([value for value in values if value is not None], info.arrow_schema, ignored=ignored)
     return _decode_some(values, [row for row, value in enumerate(values) if value is not None], info.arrow_schema, ignored)

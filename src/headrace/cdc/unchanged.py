@@ -16,19 +16,17 @@ import pyarrow.compute as pc
 
 from headrace.cdc.source import MARKS, ORDER, TRANSACTION
 from headrace.log.api import CHANGE_TYPE, DELETE
-from headrace.sinks.shape import Shape
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
 Pair = tuple[int, int]
 
 
-def with_unchanged(rows: pa.Table, shape: Shape, lookup: Callable[[pa.Table], pa.Table]) -> pa.Table:
-    """Changes in their order, whole: what is marked as unchanged is as before in these rows, or else in the target."""
+def with_unchanged(rows: pa.Table, key: list[str], lookup: Callable[[pa.Table], pa.Table]) -> pa.Table:
+    """Changes in their order, whole: what is marked as unchanged is as before in these rows, or else in what `lookup` has for some keys."""
     marked = pc.fill_null(pc.match_substring(rows[MARKS], '"unchanged"'), False)
     if not pc.any(marked).as_py():
         return rows
-    key = list(shape.key)
     touched = _touched(rows, rows.filter(marked), key)
     here = _among(rows, touched, key)
     known = {_key(row, key): row for row in lookup(touched).to_pylist()}
