@@ -20,9 +20,8 @@ from headrace.errors import InputError, SinkFenced, TargetMismatch, TargetUnavai
 from headrace.log.dead import letters
 from headrace.sinks.applied import Applied
 from headrace.sinks.batch import Batch, batch_of
-from headrace.sinks.checking import folded
 from headrace.sinks.following import Following
-from headrace.sinks.shape import shape_of
+from headrace.sinks.shape import Shape, shape_of
 from headrace.sinks.syncing import Syncing
 from headrace.sinks.target import Target, new_owner
 
@@ -60,8 +59,24 @@ def rows_of(sink: hr.sinks.Sink, log: hr.Log, topic: str) -> list[dict[str, Any]
     shape = shape_of(sink, log.topic(topic))
     with sink.open(shape, log) as target:
         target.prepare()
-        listed: list[dict[str, Any]] = target.contents()[1].to_pylist()
+        listed = read_back(target)
     return sorted(listed, key=lambda row: [repr(row[name]) if not isinstance(row[name], int) else row[name] for name in shape.key])
+
+
+def read_back(target: Target) -> list[dict[str, Any]]:
+    return [row for piece in target.contents()[1] for row in piece.to_pylist()]
+
+
+def folded(log: hr.Log, topic: str, shape: Shape) -> list[dict[str, Any]]:
+    """What should be in the target, by the obvious way."""
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in log.read(topic).to_pylist():
+        key = tuple(row[name] for name in shape.key)
+        if shape.is_merge and row.get("_change_type") == "delete":
+            rows.pop(key, None)
+        else:
+            rows[key] = {name: row[name] for name in shape.schema.names}
+    return list(rows.values())
 
 
 def caught_up(sink: hr.sinks.Sink, log: hr.Log, topic: str, **options: Any) -> Syncing:
@@ -81,7 +96,8 @@ def assert_equal_to_log(sink: hr.sinks.Sink, log: hr.Log, topic: str) -> None:
     assert compared.is_equal, compared.examples
     assert compared.positions == {partition: end for partition, end in log.end_offsets(topic).items() if end}
     shape = shape_of(sink, log.topic(topic))
-    assert len(rows_of(sink, log, topic)) == compared.rows == folded(log, topic, shape, compared.positions).num_rows
+    assert sorted(map(repr, rows_of(sink, log, topic))) == sorted(map(repr, folded(log, topic, shape)))
+    assert compared.rows == len(folded(log, topic, shape))
 
 
 def no_letters(_refused: Any) -> None:
@@ -128,9 +144,6 @@ class SinkContract:
             producer.upsert(written)
         caught_up(replace(sink, table="everything"), log, "everything")
         assert_equal_to_log(replace(sink, table="everything"), log, "everything")
-        found = rows_of(replace(sink, table="everything"), log, "everything")
-        expected = folded(log, "everything", shape_of(sink, log.topic("everything")), log.end_offsets("everything")).to_pylist()
-        assert sorted(map(repr, found)) == sorted(map(repr, expected))
 
     def test_a_batch_again_changes_nothing(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
         with log.producer("accounts") as producer:
@@ -163,7 +176,7 @@ class SinkContract:
                 older.apply(batch, no_letters)
             with pytest.raises(SinkFenced):
                 older.begin(first, resume=True)
-            assert newer.contents()[1].num_rows == 0
+            assert read_back(newer) == []
             assert newer.apply(batch, no_letters)
             with pytest.raises(SinkFenced):
                 older.apply(batch, no_letters)
@@ -261,7 +274,7 @@ class SinkContract:
                 second = next_batch(log, target, began.advanced(first.stop))
                 with pytest.raises(TargetUnavailable, match="another place"):
                     target.apply(second, no_letters)
-                assert target.contents()[1].num_rows == 0
+                assert read_back(target) == []
                 assert target.apply(first, no_letters)
                 assert target.apply(second, no_letters)
         assert_equal_to_log(sink, log, "accounts")

@@ -42,11 +42,11 @@ RECEIVERS: dict[str, WebhookReceiver] = {}
 class Readable(WebhookTarget):
     """One whose receiver can be asked what it has, which the contract wants to know."""
 
-    def contents(self) -> tuple[Applied | None, pa.Table]:
+    def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
         with self.exclusive():
             applied = self.read_applied()
         rows = RECEIVERS[self.sink.options["receiver"].url].tables.get(self.table, {})
-        return applied, pa.Table.from_batches([decode([json.dumps(row).encode() for row in rows.values()], self.shape.schema).batch])
+        return applied, iter([pa.Table.from_batches([decode([json.dumps(row).encode() for row in rows.values()], self.shape.schema).batch])])
 
     def clear(self) -> None:
         super().clear()

@@ -1,27 +1,23 @@
 """Compare a target with its topic, key by key: `headrace sync --check`.
 
-The topic is folded up to the place that the target says it has, so a sink may run meanwhile. Both sides are held in memory.
+The topic is folded up to the place that the target says it has, so a sink may run meanwhile. Neither side is held in memory: the log's rows stand in a store that goes to disk when it
+grows (`folded_rows`), and the target is read piece by piece; what it has as the log has it is struck out, and what then is left is missing there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.cdc.source import MARKS
 from headrace.log.api import OFFSET_COLUMN, PARTITION_COLUMN, Log
-from headrace.log.dead import rows_to_texts
-from headrace.sinks.batch import Batch, batch_of
 from headrace.sinks.declared import Sink
-from headrace.sinks.following import belonging
-from headrace.sinks.keyed import having
+from headrace.sinks.folded_rows import FoldedRows, TextRow
 from headrace.sinks.shape import Shape, shape_of
 
-_FOLD_ROWS = 500_000
 MISSING, EXTRA, DIFFERENT = "missing", "extra", "different"
 
 
@@ -52,37 +48,17 @@ class Comparison:
 
 def compare(sink: Sink, log: Log, topic: str, *, most: int = 20) -> Comparison:
     shape = shape_of(sink, log.topic(topic))
-    with replace(sink, create=False).open(shape, log) as target:  # looking changes nothing
+    with replace(sink, create=False).open(shape, log) as target, FoldedRows(shape) as expected:  # looking changes nothing
         target.prepare()
         applied, actual = target.contents()
-    positions = dict(applied.positions) if applied is not None else {}
-    expected = folded(log, topic, shape, positions)
-    if not shape.is_merge:
-        actual = _still_kept(actual, log.start_offsets(topic))
-    return _compared(expected, actual, shape, positions, most)
-
-
-def folded(log: Log, topic: str, shape: Shape, positions: Mapping[int, int]) -> pa.Table:
-    """The rows that a target should have at these places of the topic."""
-    known, waiting = shape.schema.empty_table(), list[pa.RecordBatch]()
-    first = log.start_offsets(topic)
-    together = MARKS in shape.source.names and len(positions) > 1  # a row may take over values from one in another partition
-    for partition, stop in sorted(positions.items()):
-        for batch in log.read(topic, partition, first.get(partition, 0), stop):
-            if not together and sum(each.num_rows for each in waiting) >= _FOLD_ROWS and not belonging(waiting, batch, 0):
-                known, waiting = _with(known, waiting, shape), []
-            waiting.append(batch)
-        if not together:
-            known, waiting = _with(known, waiting, shape), []
-    return _with(known, waiting, shape)
-
-
-def _with(known: pa.Table, raw: list[pa.RecordBatch], shape: Shape) -> pa.Table:
-    batch: Batch = batch_of(raw, shape, {}, {}, lambda keys: having(known, keys, list(shape.key), wanted=True))
-    if shape.is_merge and known.num_rows:
-        changed = pa.concat_tables([batch.upserts.select(list(shape.key)), batch.deletes.cast(batch.upserts.select(list(shape.key)).schema)])
-        known = having(known, changed, list(shape.key), wanted=False)
-    return pa.concat_tables([known, batch.upserts])
+        positions = dict(applied.positions) if applied is not None else {}
+        expected.fold(log, topic, positions)
+        rows = expected.count()
+        comparing = _Comparing(expected, most)
+        first = log.start_offsets(topic)
+        for piece in actual:
+            comparing.take(piece if shape.is_merge else _still_kept(piece, first))
+        return Comparison(rows, *comparing.result(), positions)
 
 
 def _still_kept(rows: pa.Table, first: Mapping[int, int]) -> pa.Table:
@@ -91,30 +67,33 @@ def _still_kept(rows: pa.Table, first: Mapping[int, int]) -> pa.Table:
     return rows.filter(pc.greater_equal(rows[OFFSET_COLUMN], pc.take(starts, rows[PARTITION_COLUMN])))
 
 
-def _compared(expected: pa.Table, actual: pa.Table, shape: Shape, positions: Mapping[int, int], most: int) -> Comparison:
-    """By the JSON text of each row, for whole columns at once; only those that differ are looked at one by one."""
-    sides = []
-    for name, rows in (("log", expected), ("target", actual)):
-        texts = {
-            "key": rows_to_texts(rows.select(list(shape.key))),
-            name: rows_to_texts(rows),
-            f"{name}_n": pa.array(range(rows.num_rows), pa.int64()),
-        }
-        sides.append(pa.table(texts))
-    both = sides[0].join(sides[1], "key", join_type="full outer")
-    differing = both.filter(pc.not_equal(pc.fill_null(both["log"], ""), pc.fill_null(both["target"], ""))).sort_by("key")
-    found = {
-        MISSING: differing.filter(pc.is_null(differing["target"])),
-        EXTRA: differing.filter(pc.is_null(differing["log"])),
-        DIFFERENT: differing.filter(pc.and_(pc.is_valid(differing["log"]), pc.is_valid(differing["target"]))),
-    }
-    examples = [_difference(kind, row, expected, actual, shape) for kind, rows in found.items() for row in rows.slice(0, most).to_pylist()]
-    return Comparison(expected.num_rows, {kind: rows.num_rows for kind, rows in found.items()}, examples[:most], positions)
+@dataclass
+class _Comparing:
+    """What was found to differ. Of each kind, those with the smallest keys are kept as examples."""
+
+    expected: FoldedRows
+    most: int
+    _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys((MISSING, EXTRA, DIFFERENT), 0))
+    _found: dict[str, list[tuple[TextRow | None, TextRow | None]]] = field(default_factory=lambda: {EXTRA: [], DIFFERENT: []})
+
+    def take(self, rows: pa.Table) -> None:
+        for of_target in self.expected.strike_out(rows):
+            of_log = self.expected.take_out(of_target.key)
+            kind = EXTRA if of_log is None else DIFFERENT
+            self._counts[kind] += 1
+            self._found[kind] = sorted([*self._found[kind], (of_log, of_target)], key=lambda pair: pair[1].key if pair[1] else b"")[: self.most]
+
+    def result(self) -> tuple[Mapping[str, int], list[Difference]]:
+        self._counts[MISSING] = self.expected.count()
+        pairs: list[tuple[str, TextRow | None, TextRow | None]] = [(MISSING, of_log, None) for of_log in self.expected.first(self.most)]
+        pairs += [(kind, *pair) for kind, found in self._found.items() for pair in found]
+        return self._counts, [_difference(self.expected.shape, *each) for each in pairs][: self.most]
 
 
-def _difference(kind: str, row: dict[str, Any], expected: pa.Table, actual: pa.Table, shape: Shape) -> Difference:
-    of_log = expected.slice(row["log_n"], 1).to_pylist()[0] if row["log_n"] is not None else None
-    of_target = actual.slice(row["target_n"], 1).to_pylist()[0] if row["target_n"] is not None else None
-    known = of_log or of_target or {}
-    columns = tuple(name for name in shape.values if of_log and of_target and repr(of_log[name]) != repr(of_target[name]))
-    return Difference(kind, {name: known[name] for name in shape.key}, columns, of_log, of_target)
+def _difference(shape: Shape, kind: str, of_log: TextRow | None, of_target: TextRow | None) -> Difference:
+    log, target = (each.values(shape) if each is not None else None for each in (of_log, of_target))
+    known = log or target or {}
+    columns = tuple(name for name in shape.values if log and target and repr(log[name]) != repr(target[name]))
+    return Difference(kind, {name: known[name] for name in shape.key}, columns, log, target)
+
+

@@ -21,7 +21,7 @@ from headrace.sinks.batch import Batch
 from headrace.sinks.declared import Sink
 from headrace.sinks.keyed import having
 from headrace.sinks.shape import Shape
-from headrace.sinks.target import Refusal, Target
+from headrace.sinks.target import PIECE_ROWS, Refusal, Target
 from headrace.sinks.view_times import is_time_text, time_array, time_text
 
 try:
@@ -154,10 +154,15 @@ class DeltaTarget(Target):
 
     # Reading back
 
-    def contents(self) -> tuple[Applied | None, pa.Table]:
+    def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
         with _translated():
             self._table = self._opened()
-            return self.read_applied(), self._rows()
+            return self.read_applied(), self._pieces()
+
+    def _pieces(self) -> Iterator[pa.Table]:
+        with _translated():
+            for batch in self._table.to_pyarrow_dataset().to_batches(columns=self.shape.schema.names, batch_size=PIECE_ROWS):
+                yield self._restored(pa.Table.from_batches([batch]))
 
     def lookup(self, keys: pa.Table) -> pa.Table:
         with _translated():
@@ -165,7 +170,9 @@ class DeltaTarget(Target):
             return having(self._rows(), keys, list(self.shape.key), wanted=True)
 
     def _rows(self) -> pa.Table:
-        stored = self._table.to_pyarrow_table(columns=self.shape.schema.names)
+        return self._restored(self._table.to_pyarrow_table(columns=self.shape.schema.names))
+
+    def _restored(self, stored: pa.Table) -> pa.Table:
         arrays = [_restored(stored[each.name].combine_chunks(), each.type) for each in self.shape.schema]
         return pa.table(arrays, schema=self.shape.schema)
 

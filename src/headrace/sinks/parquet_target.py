@@ -28,7 +28,7 @@ from headrace.sinks.declared import Sink
 from headrace.sinks.files_manifest import Manifest
 from headrace.sinks.keyed import having
 from headrace.sinks.shape import Shape
-from headrace.sinks.target import Refusal, Target
+from headrace.sinks.target import PIECE_ROWS, Refusal, Target
 
 _ATTEMPTS = 10
 
@@ -135,16 +135,26 @@ class ParquetTarget(Target):
 
     # Reading back
 
-    def contents(self) -> tuple[Applied | None, pa.Table]:
+    def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
+        """A file that a sink which runs meanwhile replaces is still there for who has it open, so all are opened at once."""
         with _translated():
             for attempt in range(_ATTEMPTS):
                 manifest = files_manifest.read(self.directory)
                 try:
-                    return manifest.applied, self._read(manifest.names)
-                except FileNotFoundError:  # a sink that runs meanwhile has replaced it
+                    files = [pq.ParquetFile(self.directory / name) for name in manifest.names]
+                except FileNotFoundError:  # one that was just replaced
                     if attempt == _ATTEMPTS - 1:
                         raise
+                    continue
+                return manifest.applied, self._pieces(files)
         raise AssertionError
+
+    def _pieces(self, files: list[pq.ParquetFile]) -> Iterator[pa.Table]:
+        with _translated():
+            for file in files:
+                with file:
+                    for batch in file.iter_batches(batch_size=PIECE_ROWS):
+                        yield self._fitted(pa.Table.from_batches([batch]))
 
     def lookup(self, keys: pa.Table) -> pa.Table:
         with _translated():

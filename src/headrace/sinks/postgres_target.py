@@ -18,7 +18,7 @@ from headrace.sinks.batch import Batch
 from headrace.sinks.declared import Sink
 from headrace.sinks.postgres_text import from_postgres, to_csv, type_in_postgres
 from headrace.sinks.shape import Shape
-from headrace.sinks.target import Refusal, RowsRefused, Target, in_pieces
+from headrace.sinks.target import PIECE_ROWS, Refusal, RowsRefused, Target, in_pieces
 from headrace.sql_names import quoted
 
 try:
@@ -201,10 +201,19 @@ class PostgresTarget(Target):
 
     # Reading back
 
-    def contents(self) -> tuple[Applied | None, pa.Table]:
-        with translated(), self._db.transaction():
-            self._db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            return self.read_applied(), self._table(self._db.execute(f"SELECT {self._selected()} FROM {self._name} AS target").fetchall())
+    def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
+        with translated():
+            self._db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            return self.read_applied(), self._pieces()
+
+    def _pieces(self) -> Iterator[pa.Table]:
+        """Through a cursor of the server's, which has one snapshot."""
+        with translated():
+            with self._db.cursor(name="headrace_rows") as cursor:
+                cursor.execute(f"SELECT {self._selected()} FROM {self._name} AS target")
+                while rows := cursor.fetchmany(PIECE_ROWS):
+                    yield self._table(rows)
+            self._db.execute("COMMIT")
 
     def lookup(self, keys: pa.Table) -> pa.Table:
         same = " AND ".join(f"target.{quoted(name)} = wanted.{quoted(name)}" for name in self.shape.key)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from headrace.sinks.applied import Applied
 from headrace.sinks.batch import Batch
 from headrace.sinks.declared import Sink
 from headrace.sinks.shape import Shape
-from headrace.sinks.target import Refusal, Target, json_of, upserted
+from headrace.sinks.target import PIECE_ROWS, Refusal, Target, json_of, upserted
 from headrace.sinks.view_types import from_values, to_values
 
 try:
@@ -164,11 +165,16 @@ class RedisTarget(Target):
 
     # Reading back
 
-    def contents(self) -> tuple[Applied | None, pa.Table]:
+    def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
         """Redis shows no single moment: while a sink writes, a difference may be one of time."""
         with _translated():
-            applied = self.read_applied()
-            return applied, self._table(list(self._found()))
+            return self.read_applied(), self._pieces()
+
+    def _pieces(self) -> Iterator[pa.Table]:
+        with _translated():
+            found = self._found()
+            while keys := list(islice(found, PIECE_ROWS)):
+                yield self._table(keys)
 
     def lookup(self, keys: pa.Table) -> pa.Table:
         with _translated():

@@ -21,7 +21,7 @@ from headrace.sinks.applied import Applied
 from headrace.sinks.batch import Batch
 from headrace.sinks.declared import Sink
 from headrace.sinks.shape import Shape
-from headrace.sinks.target import Refusal, Target, json_of, upserted
+from headrace.sinks.target import PIECE_ROWS, Refusal, Target, json_of, upserted
 
 try:
     import tantivy
@@ -134,11 +134,17 @@ class SearchTarget(Target):
 
     # Reading back
 
-    def contents(self) -> tuple[Applied | None, pa.Table]:
+    def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
         with _translated():
             applied = self.read_applied()
-            searcher = self._index.searcher()
-            return applied, self._table(self._documents(tantivy.Query.all_query(), max(1, searcher.num_docs)))
+            return applied, self._pieces(self._index.searcher())
+
+    def _pieces(self, searcher: Any) -> Iterator[pa.Table]:
+        """A searcher shows one commit."""
+        with _translated():
+            for start in range(0, searcher.num_docs, PIECE_ROWS):
+                hits = searcher.search(tantivy.Query.all_query(), PIECE_ROWS, offset=start).hits
+                yield self._table([_stored(searcher.doc(address)) for _, address in hits])
 
     def lookup(self, keys: pa.Table) -> pa.Table:
         with _translated():
@@ -149,12 +155,16 @@ class SearchTarget(Target):
         """Keys and rows."""
         self._index.reload()
         searcher = self._index.searcher()
-        found = [searcher.doc(address) for _, address in searcher.search(query, most).hits]
-        return [(str(document["_key"][0]), bytes(document["_row"][0])) for document in found]
+        return [_stored(searcher.doc(address)) for _, address in searcher.search(query, most).hits]
 
     def _table(self, found: list[tuple[str, bytes]]) -> pa.Table:
         values = [row for key, row in found if key != LEDGER]
         return pa.Table.from_batches([decode(values, self.shape.schema).batch], schema=self.shape.schema)
+
+
+def _stored(document: Any) -> tuple[str, bytes]:
+    """Key and row."""
+    return str(document["_key"][0]), bytes(document["_row"][0])
 
 
 def _chunks(rows: pa.Table) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,7 @@ from headrace.sinks.applied import Applied
 from headrace.sinks.batch import Batch
 from headrace.sinks.declared import Sink
 from headrace.sinks.shape import Shape
-from headrace.sinks.target import Refusal, RowsRefused, Target, in_pieces
+from headrace.sinks.target import PIECE_ROWS, Refusal, RowsRefused, Target, in_pieces
 from headrace.sinks.view_types import affinity, from_values, to_values
 from headrace.sql_names import quoted
 
@@ -145,15 +145,19 @@ class SqliteTarget(Target):
 
     # Reading back
 
-    def contents(self) -> tuple[Applied | None, pa.Table]:
+    def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
         with _translated():
             self._db.execute("BEGIN")
-            try:
-                return self.read_applied(), self._table(
-                    self._db.execute(f"SELECT {_list(self.shape.schema.names)} FROM {quoted(self.table)}").fetchall()
-                )
-            finally:
-                self._db.execute("COMMIT")
+            return self.read_applied(), self._pieces()
+
+    def _pieces(self) -> Iterator[pa.Table]:
+        try:
+            with _translated():
+                cursor = self._db.execute(f"SELECT {_list(self.shape.schema.names)} FROM {quoted(self.table)}")
+                while rows := cursor.fetchmany(PIECE_ROWS):
+                    yield self._table(rows)
+        finally:
+            self._db.execute("COMMIT")
 
     def lookup(self, keys: pa.Table) -> pa.Table:
         query = f"SELECT {_list(self.shape.schema.names)} FROM {quoted(self.table)} WHERE ({_list(self.shape.key)}) = ({', '.join('?' * len(self.shape.key))})"

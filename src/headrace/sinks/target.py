@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Event
@@ -24,6 +24,8 @@ from headrace.sinks.declared import Sink
 from headrace.sinks.shape import Shape
 
 MOST_REFUSED = 1000
+PIECE_ROWS = 10_000
+"""How many rows of a target are held at a time, when it is read back."""
 
 
 class RowsRefused(Exception):
@@ -85,8 +87,8 @@ class Target(Closing):
         """Inside a commit: remove all rows."""
 
     @abstractmethod
-    def contents(self) -> tuple[Applied | None, pa.Table]:
-        """All rows, in the shape's columns, and up to where they were applied, as of one moment."""
+    def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
+        """Up to where rows were applied, and all rows, in the shape's columns, piece by piece; both as of one moment, which lasts until the last piece."""
 
     @abstractmethod
     def lookup(self, keys: pa.Table) -> pa.Table:

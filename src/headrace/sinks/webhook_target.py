@@ -167,7 +167,7 @@ class WebhookTarget(Target):
 
     # Reading back
 
-    def contents(self) -> tuple[Applied | None, pa.Table]:
+    def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
         raise NotSupported("A webhook's receiver cannot be read back, so there is nothing to compare with the log.", fix="compare at the receiver, by the rows' ids.")
 
     def lookup(self, keys: pa.Table) -> pa.Table:  # noqa: ARG002 - nobody knows
