@@ -38,11 +38,14 @@ def test_a_capture_into_kafka(tmp_path: Path, kafka_broker: KafkaBroker) -> None
 def test_the_topic_of_a_real_connector(kafka_broker: KafkaBroker) -> None:
     """Debezium knows nothing of our schemas: records are envelopes, keyed by JSON, with tombstones behind deletes."""
     from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-    topic = "dbserver1.inventory.customers"
+    topic, servers = "dbserver1.inventory.customers", {"bootstrap.servers": kafka_broker.address.removeprefix("kafka://")}
+    for made in AdminClient(servers).create_topics([NewTopic(topic, 1, 1)]).values():
+        made.result(30)
     rows = {1: {"id": 1, "name": "Ada"}, 2: {"id": 2, "name": "Bo"}}
     envelopes = [{"op": "r", "before": None, "after": rows[1]}, {"op": "c", "before": None, "after": rows[2]}, {"op": "d", "before": rows[1], "after": None}]
-    producer = Producer({"bootstrap.servers": kafka_broker.address.removeprefix("kafka://")})
+    producer = Producer(servers)
     for number, payload in enumerate(envelopes):
         value = {"schema": {"type": "struct"}, "payload": {**payload, "source": {"lsn": number, "txId": 1}, "ts_ms": 1}}
         producer.produce(topic, json.dumps(value), key=json.dumps({"payload": {"id": 1}}))

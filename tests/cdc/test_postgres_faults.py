@@ -86,6 +86,19 @@ def test_a_table_that_left_the_publication_is_read_again(postgres: Postgres, add
     assert "public.b" not in caplog.text
 
 
+def test_a_publication_that_was_dropped_is_told_and_can_be_made_good(postgres: Postgres, address: str) -> None:
+    postgres.do("CREATE TABLE a (id int PRIMARY KEY)", "INSERT INTO a VALUES (1), (2)")
+    capture = capture_of(postgres)
+    caught_up(capture, address).close()
+    postgres.do(f"DROP PUBLICATION headrace_{postgres.name}")
+    postgres.do("INSERT INTO a VALUES (3)", "DELETE FROM a WHERE id = 1")
+    with pytest.raises(ConfigurationError, match=r"publication was dropped[\s\S]*--start-over"):
+        capture.run(log=address, until_caught_up=True)
+    capture.run(log=address, until_caught_up=True, start_over=True)
+    with hr.open_log(address) as log:
+        assert folded(log, "a", "id") == [(2,), (3,)]
+
+
 def test_a_slot_in_use_is_waited_for(postgres: Postgres, address: str) -> None:
     postgres.do("CREATE TABLE a (id int PRIMARY KEY)")
     capture = capture_of(postgres)

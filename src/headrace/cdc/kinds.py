@@ -46,8 +46,8 @@ def mariadb(url: str, *, tables: Sequence[str] = (), name: str | None = None, **
 
 
 def mysql(url: str, *, tables: Sequence[str] = (), name: str | None = None, **settings: Any) -> Capture:
-    """The same for MySQL, which cannot say where in its binlog a snapshot stands: changes only, unless `snapshot=True` is given and the server is a MariaDB."""
-    return _capture("mysql", name or _database_of(url), _open_mysql, tables, {"snapshot": False, **settings}, url=url)
+    """The same for MySQL. A snapshot needs `gtid_mode = ON` there; without, `snapshot=False` captures changes only."""
+    return _capture("mysql", name or _database_of(url), _open_mysql, tables, settings, url=url)
 
 
 def _open_mysql(capture: Capture) -> Source:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from headrace.cdc.mysql_source.connecting import translated
+from headrace.cdc.mysql_source.gtid_sets import mariadb_set, mysql_set
 from headrace.cdc.mysql_source.values import ddl_type
 from headrace.cdc.source import Skipped, TableShape, usable_names
 from headrace.errors import ConfigurationError, nearest
 
-_NEEDED = (("log_bin", "1"), ("binlog_format", "ROW"), ("binlog_row_image", "FULL"), ("binlog_row_metadata", "FULL"))
+_NEEDED = (("log_bin", "ON"), ("binlog_format", "ROW"), ("binlog_row_image", "FULL"), ("binlog_row_metadata", "FULL"))
+_NEEDED_OF_MARIADB = (("log_bin_compress", "OFF"),)
+_NEEDED_OF_MYSQL = (("binlog_transaction_compression", "OFF"), ("binlog_row_value_options", ""))
 _COLUMNS = """
 SELECT column_name, data_type, column_type FROM information_schema.columns
 WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position
@@ -28,6 +33,8 @@ class MysqlTable:
 
     columns: tuple[str, ...]
     shape: TableShape
+    json: frozenset[str] = frozenset()
+    """Columns, as the topic calls them, whose values the binlog has in a form of their own."""
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -45,15 +52,29 @@ class Catalogue:
             return [tuple(row) for row in cursor.fetchall()]
 
     def check_server(self) -> None:
-        for name, wanted in _NEEDED:
-            rows = self.ask(f"SELECT @@global.{name}")
-            if str(rows[0][0]).upper() != wanted:
+        for name, wanted in (*_NEEDED, *(_NEEDED_OF_MARIADB if self.is_mariadb else _NEEDED_OF_MYSQL)):
+            rows = self.ask("SHOW GLOBAL VARIABLES LIKE %s", name)
+            if rows and str(rows[0][1]).upper() != wanted:  # an older server has not all of them
                 command = "start the server with log_bin" if name == "log_bin" else f"SET GLOBAL {name} = '{wanted}'; and the same in the server's configuration"
-                raise ConfigurationError(f"The server's {name} is {rows[0][0]!r}; change capture needs {wanted!r}.", fix=f"{command}.")
+                raise ConfigurationError(f"The server's {name} is {rows[0][1]!r}; change capture needs {wanted!r}.", fix=f"{command}.")
 
-    @property
+    @cached_property
     def is_mariadb(self) -> bool:
         return "mariadb" in str(self.ask("SELECT version()")[0][0]).lower()
+
+    @cached_property
+    def has_gtids(self) -> bool:
+        """MariaDB always; MySQL if it was told to."""
+        return self.is_mariadb or str(self.ask("SELECT @@global.gtid_mode")[0][0]).upper() == "ON"
+
+    @cached_property
+    def _where(self) -> str:
+        """The statement that says where the binlog ends. MySQL 8.2 gave it another name, and 8.4 took the old one away."""
+        if self.is_mariadb:
+            return "SHOW MASTER STATUS"
+        ((version,),) = self.ask("SELECT version()")
+        numbers = [int(part) for part in re.findall(r"\d+", str(version))[:2]]
+        return "SHOW BINARY LOG STATUS" if numbers >= [8, 2] else "SHOW MASTER STATUS"
 
     def table_names(self) -> list[str]:
         query = "SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND table_type = 'BASE TABLE' ORDER BY 1"
@@ -84,12 +105,20 @@ class Catalogue:
         own = [column for column, _, _ in rows]
         usable = usable_names(own)
         columns = tuple((column, ddl_type(kind, full)) for column, (_, kind, full) in zip(usable, rows, strict=True))
-        return MysqlTable(tuple(own), TableShape(name, columns, tuple(usable[own.index(each)] for each in key)))
+        json = frozenset(column for column, (_, kind, _) in zip(usable, rows, strict=True) if kind == "json")
+        return MysqlTable(tuple(own), TableShape(name, columns, tuple(usable[own.index(each)] for each in key)), json)
 
     def end(self) -> tuple[str, int]:
         """Where the binlog ends now."""
-        rows = self.ask("SHOW MASTER STATUS")
-        return str(rows[0][0]), int(rows[0][1])
+        return self.end_with_gtids()[:2]
+
+    def end_with_gtids(self) -> tuple[str, int, dict[str, str]]:
+        """And which transactions are in it up to there."""
+        rows = self.ask(self._where)
+        file, position = str(rows[0][0]), int(rows[0][1])
+        if self.is_mariadb:
+            return file, position, mariadb_set(str(self.ask("SELECT @@gtid_binlog_pos")[0][0]))
+        return file, position, mysql_set(str(rows[0][4] or "")) if self.has_gtids else {}
 
     def binlogs(self) -> list[str]:
         return [str(row[0]) for row in self.ask("SHOW BINARY LOGS")]

@@ -54,7 +54,7 @@ def changes(table: MysqlTable, rows: Sequence[Row], *, position: int, at_s: int,
 
 def batch(table: MysqlTable, columns: Sequence[Sequence[Any]], hidden: Mapping[str, pa.Array], kinds: list[str]) -> pa.RecordBatch:
     marks: Marks = {}
-    arrays = arrays_of(columns, table.shape.schema, marks)
+    arrays = arrays_of(columns, table.shape.schema, marks, table.json)
     count = len(kinds)
     known = {**hidden, MARKS: marks_column(marks, count)}
     arrays += [known.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN]

@@ -10,12 +10,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from headrace.cdc.mysql_source.binlog import BinlogReader, Placed, number
+from headrace.cdc.mysql_source.binlog import BinlogReader, Placed, check_readable, number
 from headrace.cdc.mysql_source.catalogue import Catalogue, MysqlTable
 from headrace.cdc.mysql_source.chunks import ChunkReader, FoundChunk
 from headrace.cdc.mysql_source.connecting import connect, lost_binlog, settings_of, translated
+from headrace.cdc.mysql_source.gtid_sets import mysql_text, with_transaction
 from headrace.cdc.mysql_source.rows import Row, changes, told
-from headrace.cdc.source import COMMITTED_AT, ORDER, POSITION, TRANSACTION, ChunkRequest, Item, Part, Reshaped, TableShape, Truncated, usable_names
+from headrace.cdc.source import (
+    COMMITTED_AT,
+    ORDER,
+    POSITION,
+    TRANSACTION,
+    Changes,
+    ChunkRequest,
+    Item,
+    Part,
+    Reshaped,
+    TableShape,
+    Truncated,
+    usable_names,
+)
 
 MOST_ROWS_A_PART = 20_000
 HEARTBEAT_S = 10.0
@@ -52,23 +66,22 @@ class MysqlSource:
 
     def start(self, position: str | None, *, afresh: bool = False) -> str:
         self._catalogue.check_server()
-        is_mariadb = self._catalogue.is_mariadb
         self.tables()
         ((server,),) = self._catalogue.ask("SELECT @@server_id")
-        stored = json.loads(position) if position is not None and not afresh else self._now(is_mariadb)
+        stored = json.loads(position) if position is not None and not afresh else self._now()
         self._file, self._pos, self._gtids = stored["file"], stored["pos"], stored["gtids"]
         if stored.get("server", server) == server and self._file not in self._catalogue.binlogs():
             raise lost_binlog(f"{self._file} was purged")
-        gtid = ",".join(self._gtids.values()) if is_mariadb else None
         self._server, self._reached = server, number(self._file, self._pos)
+        is_mariadb = self._catalogue.is_mariadb
+        gtid = ",".join(self._gtids.values()) if is_mariadb else mysql_text(self._gtids) or None
         with translated():
-            self._binlog = BinlogReader(self.url, self._server_id, file=self._file, position=self._pos, gtid=gtid)
+            self._binlog = BinlogReader(self.url, self._server_id, file=self._file, position=self._pos, gtid=gtid, is_mariadb=is_mariadb)
         return self._position()
 
-    def _now(self, is_mariadb: bool) -> dict[str, Any]:
-        file, pos = self._catalogue.end()
-        gtids = str(self._catalogue.ask("SELECT @@gtid_binlog_pos")[0][0]) if is_mariadb else ""
-        return {"file": file, "pos": pos, "gtids": {each.split("-")[0]: each for each in gtids.split(",") if each}}
+    def _now(self) -> dict[str, Any]:
+        file, pos, gtids = self._catalogue.end_with_gtids()
+        return {"file": file, "pos": pos, "gtids": gtids}
 
     def _position(self) -> str:
         return json.dumps({"file": self._file, "pos": self._pos, "gtids": self._gtids, "server": self._server})
@@ -133,6 +146,8 @@ class MysqlSource:
             self._is_open = True
             self._take_rows(placed)
             return False
+        if kind == "NotImplementedEvent":
+            check_readable(placed)
         if kind in {"MariadbGtidEvent", "GtidEvent"}:
             self._begin(event)
             return False
@@ -148,6 +163,9 @@ class MysqlSource:
         if ":" not in gtid:  # MariaDB's, which also says whether it is a statement of its own
             self._is_open = not event.flags & _STANDALONE
             self._next_gtid = (gtid.split("-", maxsplit=1)[0], gtid)
+        elif self._gtids:
+            source = gtid.rsplit(":", 1)[0]
+            self._next_gtid = (source, with_transaction(self._gtids.get(source, ""), self._transaction))
 
     def _take_query(self, placed: Placed) -> bool:
         """BEGIN opens; COMMIT ends; anything else is a statement of its own, such as DDL."""
@@ -171,9 +189,12 @@ class MysqlSource:
         self._waiting += len(rows)
         self._rows.setdefault(event.table, []).extend(rows)
         self._place, self._at_s = number(placed.file, placed.position), event.timestamp
-        self._items += self._flushed()
+        flushed = self._flushed()
+        self._items += flushed
+        if self._held is not None and self._held.touched is not None and self._held.table.shape.name == event.table:
+            self._held.touched.extend(item.rows for item in flushed)
 
-    def _flushed(self) -> list[Item]:
+    def _flushed(self) -> list[Changes]:
         """The rows that are taken in and not handed out."""
         rows, self._rows = self._rows, {}
         return [changes(self._tables[table], found, position=self._place, at_s=self._at_s, transaction=self._transaction) for table, found in rows.items()]
@@ -187,7 +208,7 @@ class MysqlSource:
         now = self._catalogue.table(event.table)
         kinds = dict(zip(known.columns, (kind for _, kind in known.shape.columns), strict=True)) | dict(zip(now.columns, (kind for _, kind in now.shape.columns), strict=True))
         shape = TableShape(event.table, tuple((usable, kinds.get(name, "STRING")) for usable, name in zip(usable_names(names), names, strict=True)), known.shape.key)
-        self._tables[event.table] = MysqlTable(names, shape)
+        self._tables[event.table] = MysqlTable(names, shape, known.json | now.json)
         self._items += [*self._flushed(), Reshaped(shape)]
 
     def _end(self, placed: Placed) -> None:
@@ -195,6 +216,7 @@ class MysqlSource:
         self._reached = number(placed.file, placed.position)
         if self._next_gtid is not None:
             self._gtids[self._next_gtid[0]] = self._next_gtid[1]
+            self._next_gtid = None
 
     # Snapshots
 
@@ -202,7 +224,7 @@ class MysqlSource:
         if self._request is None or self._held is not None or self._is_open:
             return
         self._chunks = self._chunks or ChunkReader(connect(self.url), self.database)
-        self._held = self._chunks.read(self._request, number(self._file, self._pos))
+        self._held = self._chunks.read(self._request, number(self._file, self._pos), self._gtids)
         if self._held is not None:
             self._request = None
 
@@ -214,7 +236,7 @@ class MysqlSource:
         self._held = None
         name = found.table.shape.name
         if found.table.shape == self._tables[name].shape:
-            self._items.append(found.chunk)
+            self._items.append(found.untouched())
             return
         self._tables[name] = found.table
         self._items += [Reshaped(found.table.shape), replace(found.chunk, rows=found.chunk.rows.slice(0, 0), after=None, is_last=False)]

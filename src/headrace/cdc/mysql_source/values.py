@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
+from json import dumps
 from typing import Any
 
 import pyarrow as pa
@@ -27,12 +28,11 @@ def ddl_type(data_type: str, column_type: str) -> str:
     return "BINARY" if data_type in _BINARY else _PLAIN.get(data_type, "STRING")
 
 
-def arrays_of(columns: Sequence[Sequence[Any]], schema: pa.Schema, marks: Marks) -> list[pa.Array]:
-    return [_array(values, field, marks) for values, field in zip(columns, schema, strict=True)]
+def arrays_of(columns: Sequence[Sequence[Any]], schema: pa.Schema, marks: Marks, json: Collection[str] = ()) -> list[pa.Array]:
+    return [_array(values, field, marks, json_text if field.name in json else _converter(field.type)) for values, field in zip(columns, schema, strict=True)]
 
 
-def _array(values: Sequence[Any], field: pa.Field, marks: Marks) -> pa.Array:
-    convert = _converter(field.type)
+def _array(values: Sequence[Any], field: pa.Field, marks: Marks, convert: Callable[[Any], Any] | None) -> pa.Array:
     plain = list(values) if convert is None else [None if value is None else convert(value) for value in values]
     try:
         return pa.array(plain, field.type)
@@ -73,6 +73,19 @@ def as_text(value: Any) -> str:
     if isinstance(value, set | frozenset):
         return ",".join(sorted(map(str, value)))
     return _as_time(value) if isinstance(value, timedelta) else str(value)
+
+
+def json_text(value: Any) -> str:
+    """A SELECT gives text; MySQL's binlog has JSON taken apart, with its strings as bytes. Written as the server writes it."""
+    return value if isinstance(value, str) else dumps(_plain_json(value), ensure_ascii=False)
+
+
+def _plain_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {as_text(name): _plain_json(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain_json(each) for each in value]
+    return value if value is None or isinstance(value, bool | int | float) else as_text(value)
 
 
 def _as_time(value: timedelta) -> str:

@@ -50,6 +50,11 @@ def _ours(error: Any) -> HeadraceError:
     code, text = error.pgcode or "", str(error).strip() or type(error).__name__
     if code == "42501":
         return ConfigurationError(f"Postgres refuses: {text}", fix="GRANT what is missing to this user (see docs/cdc.md, privileges), or use another one.")
+    if "publication" in text and "does not exist" in text:
+        return ConfigurationError(
+            f"The publication was dropped, and the server cannot tell what changed until it was there again: {text}. Changes made meanwhile may be missing.",
+            fix="run it once with --start-over: it reads all tables again, and deletes what it does not meet.",
+        )
     if code == "55006":
         return RetryError(f"The replication slot is in use: {text}", fix="stop whoever reads from it; SELECT active_pid FROM pg_replication_slots says who.")
     if code.startswith(_PASSING) or (not code and not _is_refusal(text)):

@@ -56,9 +56,8 @@ def _do(catalogue: Catalogue, command: str) -> None:
         except Exception as error:
             if getattr(error, "pgcode", None) != "42501":
                 raise
-            raise ConfigurationError(
-                f"This user may not do what capture needs: {str(error).strip()}.", fix=f"as the tables' owner or a superuser: {command}; or GRANT CREATE ON DATABASE to this user."
-            ) from error
+            mend = "make this user an owner of the table" if "must be owner" in str(error) else "GRANT CREATE ON DATABASE to this user"
+            raise ConfigurationError(f"This user may not do what capture needs: {str(error).strip()}.", fix=f"as the tables' owner or a superuser: {command}; or {mend}.") from error
 
 
 def ensure_slot(catalogue: Catalogue, name: str, position: int | None, *, afresh: bool) -> int:
