@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+import headrace as hr
+from headrace.cdc.declared import Capture
 from headrace.testing.database_server import DatabaseServer, ServerUnavailable
 from headrace.testing.mariadb_server import MariadbServer
+from headrace.testing.mysql_server import MysqlServer
 from headrace.testing.postgres_server import PostgresServer
 
 
@@ -84,11 +87,32 @@ def mariadb_server() -> Iterator[MariadbServer]:
     server.stop()
 
 
-class Mariadb:
-    """A database, and a connection to it."""
+@pytest.fixture(scope="session")
+def mysql_server() -> Iterator[MysqlServer]:
+    """Skips where there is no MySQL, in CI too: Debian has none."""
+    pytest.importorskip("pymysqlreplication")
+    server = MysqlServer()
+    try:
+        server.start()
+    except ServerUnavailable as error:
+        pytest.skip(str(error))
+    yield server
+    server.stop()
 
-    def __init__(self, server: MariadbServer, name: str) -> None:
+
+class Mariadb:
+    """A database of MariaDB, or of MySQL, and a connection to it."""
+
+    def __init__(self, server: MariadbServer | MysqlServer, name: str) -> None:
         self.server, self.name, self.url = server, name, server.url_of(name)
+
+    @property
+    def is_mysql(self) -> bool:
+        return isinstance(self.server, MysqlServer)
+
+    def capture(self, **settings: Any) -> Capture:
+        make = hr.cdc.mysql if self.is_mysql else hr.cdc.mariadb
+        return make(self.url, name=self.name, **settings)
 
     def connect(self, **settings: Any) -> Any:
         import pymysql
@@ -110,12 +134,13 @@ class Mariadb:
             return [tuple(row) for row in cursor.fetchall()]
 
 
-@pytest.fixture
-def mariadb(mariadb_server: MariadbServer) -> Iterator[Mariadb]:
+@pytest.fixture(params=["mariadb", "mysql"])
+def mariadb(request: pytest.FixtureRequest) -> Iterator[Mariadb]:
+    server = request.getfixturevalue(f"{request.param}_server")
     name = f"shop_{uuid.uuid4().hex[:8]}"
-    Mariadb(mariadb_server, "shop").do(f"CREATE DATABASE {name}")
-    yield Mariadb(mariadb_server, name)
-    Mariadb(mariadb_server, "shop").do(f"DROP DATABASE {name}")
+    Mariadb(server, "shop").do(f"CREATE DATABASE {name}")
+    yield Mariadb(server, name)
+    Mariadb(server, "shop").do(f"DROP DATABASE {name}")
 
 
 @pytest.fixture

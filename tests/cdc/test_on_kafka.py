@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,8 +41,10 @@ def test_the_topic_of_a_real_connector(kafka_broker: KafkaBroker) -> None:
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-    topic, servers = "dbserver1.inventory.customers", {"bootstrap.servers": kafka_broker.address.removeprefix("kafka://")}
-    for made in AdminClient(servers).create_topics([NewTopic(topic, 1, 1)]).values():
+    topic = "dbserver1.inventory.customers"
+    servers: dict[str, Any] = {"bootstrap.servers": kafka_broker.address.removeprefix("kafka://")}
+    admin = AdminClient(servers)
+    for made in admin.create_topics([NewTopic(topic, 1, 1)]).values():
         made.result(30)
     rows = {1: {"id": 1, "name": "Ada"}, 2: {"id": 2, "name": "Bo"}}
     envelopes = [{"op": "r", "before": None, "after": rows[1]}, {"op": "c", "before": None, "after": rows[2]}, {"op": "d", "before": rows[1], "after": None}]
