@@ -84,6 +84,27 @@ def test_every_type_from_snapshot_and_stream(mariadb: Mariadb, address: str) -> 
             assert rows[4][f"c{place}"] is None
 
 
+def test_values_that_the_binlog_has_in_other_forms(mariadb: Mariadb, address: str) -> None:
+    """As a SELECT gives them: documents, ids and addresses as text, shapes as bytes."""
+    others = "j json" if mariadb.is_mysql else "u uuid, i inet6, a inet4"
+    documents = ['{"b": [1, 2.5, null, true], "ü": "x"}', "[]", '"text"', "17"]
+    ids = ["123e4567-e89b-12d3-a456-426614174000", "00000000-0000-4000-8000-000000000000", "018f3c2e-7a00-7abc-8def-0123456789ab", "6ccd780c-baba-1026-9564-5b8c656024db"]
+    rows = [f"'{each}'" for each in documents] if mariadb.is_mysql else [f"'{each}', '2001:db8::{n}00', '10.0.{n}.0'" for n, each in enumerate(ids)] + [f"'{ids[0]}', '::ffff:1.2.3.4', '0.0.0.0'"]
+    mariadb.do(f"CREATE TABLE t (id int PRIMARY KEY, p point, {others})")
+    mariadb.do(*(f"INSERT INTO t VALUES ({n}, POINT({n}, 0.5), {row})" for n, row in enumerate(rows)))
+    capture = capture_of(mariadb)
+    caught_up(capture, address).close()
+    mariadb.do("UPDATE t SET id = id + 100")
+    with caught_up(capture, address) as log:
+        listed = log.read("t").to_pylist()
+        names = [name for name in listed[0] if name != "id" and not name.startswith("_")]
+        before = {row["id"]: [row[name] for name in names] for row in listed if row["_transaction"] is None}
+        after = {row["id"] - 100: [row[name] for name in names] for row in listed if row["_change_type"] == "insert" and row["_transaction"] is not None}
+        assert before == after
+        assert len(after) == len(rows)
+        assert isinstance(after[0][0], bytes)
+
+
 def test_changes_keys_transactions_and_truncation(mariadb: Mariadb, address: str) -> None:
     mariadb.do("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE TABLE b (x int, y varchar(9), PRIMARY KEY (y, x))", "INSERT INTO b VALUES (1, 'k')")
     mariadb.do(*(f"INSERT INTO a VALUES ({n}, 'v{n}')" for n in range(10)))

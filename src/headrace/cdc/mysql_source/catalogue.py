@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from headrace.cdc.mysql_source.connecting import translated
 from headrace.cdc.mysql_source.gtid_sets import mariadb_set, mysql_set
-from headrace.cdc.mysql_source.values import ddl_type
+from headrace.cdc.mysql_source.values import FORMS, ddl_type
 from headrace.cdc.source import Skipped, TableShape, usable_names
 from headrace.errors import ConfigurationError, nearest
 
@@ -33,8 +33,8 @@ class MysqlTable:
 
     columns: tuple[str, ...]
     shape: TableShape
-    json: frozenset[str] = frozenset()
-    """Columns, as the topic calls them, whose values the binlog has in a form of their own."""
+    forms: Mapping[str, str] = field(default_factory=dict)
+    """The server's types of columns, as the topic calls them, whose values the binlog has in a form of their own."""
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -105,8 +105,8 @@ class Catalogue:
         own = [column for column, _, _ in rows]
         usable = usable_names(own)
         columns = tuple((column, ddl_type(kind, full)) for column, (_, kind, full) in zip(usable, rows, strict=True))
-        json = frozenset(column for column, (_, kind, _) in zip(usable, rows, strict=True) if kind == "json")
-        return MysqlTable(tuple(own), TableShape(name, columns, tuple(usable[own.index(each)] for each in key)), json)
+        forms = {column: str(kind) for column, (_, kind, _) in zip(usable, rows, strict=True) if kind in FORMS}
+        return MysqlTable(tuple(own), TableShape(name, columns, tuple(usable[own.index(each)] for each in key)), forms)
 
     def end(self) -> tuple[str, int]:
         """Where the binlog ends now."""

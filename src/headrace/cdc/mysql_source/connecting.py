@@ -11,7 +11,8 @@ from urllib.parse import unquote, urlsplit
 from headrace.errors import ConfigurationError, HeadraceError, MissingExtra, RetryError
 
 _PASSING = {1040, 1053, 1158, 1159, 1160, 1161, 1205, 1213, 1927, 2002, 2003, 2006, 2013, 2055}
-_PRIVILEGES = {1044, 1045, 1142, 1143, 1227, 1698}
+_NOT_LET_IN = {1045, 1698}
+_PRIVILEGES = {1044, 1142, 1143, 1227}
 _LOST_BINLOG = 1236
 
 
@@ -56,6 +57,8 @@ def ours(error: BaseException) -> HeadraceError:
     text = str(error.args[-1]) if error.args else str(error)
     if code == _LOST_BINLOG:
         return lost_binlog(text)
+    if code in _NOT_LET_IN:
+        return ConfigurationError(f"The database does not let us in: {text}", fix="check the user; its password can stand in the environment's MYSQL_PWD.")
     if code in _PRIVILEGES:
         return ConfigurationError(
             f"The database refuses: {text}", fix="GRANT REPLICATION SLAVE, REPLICATION CLIENT, SLAVE MONITOR ON *.* and SELECT on the tables to this user."

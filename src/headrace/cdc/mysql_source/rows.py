@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from headrace.cdc.marking import Marks, marks_column
 from headrace.cdc.mysql_source.catalogue import MysqlTable
-from headrace.cdc.mysql_source.values import arrays_of
+from headrace.cdc.mysql_source.values import AS_BYTES, arrays_of
 from headrace.cdc.source import COMMITTED_AT, HIDDEN, MARKS, ORDER, POSITION, TRANSACTION, Changes
 from headrace.log.api import DELETE, INSERT, UPDATE, UPDATE_BEFORE
 
@@ -48,13 +48,18 @@ def changes(table: MysqlTable, rows: Sequence[Row], *, position: int, at_s: int,
         TRANSACTION: pa.array([transaction] * count, pa.int64()),
         ORDER: pa.array([row.order for row in rows], pa.int32()),
     }
-    columns = [[row.values.get(name) for row in rows] for name in table.columns]
+    columns = [_of_binlog([row.values.get(name) for row in rows], table.forms.get(field)) for name, (field, _) in zip(table.columns, table.shape.columns, strict=True)]
     return Changes(table.shape.name, batch(table, columns, hidden, [row.change for row in rows]))
+
+
+def _of_binlog(values: list[Any], form: str | None) -> list[Any]:
+    """Bytes that happen to be text come as text."""
+    return [value.encode() if isinstance(value, str) else value for value in values] if form in AS_BYTES else values
 
 
 def batch(table: MysqlTable, columns: Sequence[Sequence[Any]], hidden: Mapping[str, pa.Array], kinds: list[str]) -> pa.RecordBatch:
     marks: Marks = {}
-    arrays = arrays_of(columns, table.shape.schema, marks, table.json)
+    arrays = arrays_of(columns, table.shape.schema, marks, table.forms)
     count = len(kinds)
     known = {**hidden, MARKS: marks_column(marks, count)}
     arrays += [known.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN]

@@ -208,7 +208,7 @@ class MysqlSource:
         now = self._catalogue.table(event.table)
         kinds = dict(zip(known.columns, (kind for _, kind in known.shape.columns), strict=True)) | dict(zip(now.columns, (kind for _, kind in now.shape.columns), strict=True))
         shape = TableShape(event.table, tuple((usable, kinds.get(name, "STRING")) for usable, name in zip(usable_names(names), names, strict=True)), known.shape.key)
-        self._tables[event.table] = MysqlTable(names, shape, known.json | now.json)
+        self._tables[event.table] = MysqlTable(names, shape, {**known.forms, **now.forms})
         self._items += [*self._flushed(), Reshaped(shape)]
 
     def _end(self, placed: Placed) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address, IPv6Address
 from json import dumps
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -16,7 +18,11 @@ _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _SIGNED = {"tinyint": "TINYINT", "smallint": "SMALLINT", "mediumint": "INT", "int": "INT", "bigint": "BIGINT"}
 _UNSIGNED = {"tinyint": "SMALLINT", "smallint": "INT", "mediumint": "INT", "int": "BIGINT", "bigint": "DECIMAL(20,0)"}
 _PLAIN = {"float": "FLOAT", "double": "DOUBLE", "date": "DATE", "datetime": "TIMESTAMP_NTZ", "timestamp": "TIMESTAMP", "year": "INT", "bit": "BIGINT"}
-_BINARY = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
+_BINARY = {
+    "binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob", "vector", "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
+    "multipolygon", "geometrycollection", "geomcollection",
+}  # fmt: skip
+"""Shapes are in the server's own form: the SRID in four bytes, then WKB."""
 
 
 def ddl_type(data_type: str, column_type: str) -> str:
@@ -28,11 +34,12 @@ def ddl_type(data_type: str, column_type: str) -> str:
     return "BINARY" if data_type in _BINARY else _PLAIN.get(data_type, "STRING")
 
 
-def arrays_of(columns: Sequence[Sequence[Any]], schema: pa.Schema, marks: Marks, json: Collection[str] = ()) -> list[pa.Array]:
-    return [_array(values, field, marks, json_text if field.name in json else _converter(field.type)) for values, field in zip(columns, schema, strict=True)]
+def arrays_of(columns: Sequence[Sequence[Any]], schema: pa.Schema, marks: Marks, forms: Mapping[str, str]) -> list[pa.Array]:
+    return [_array(values, field, marks, forms.get(field.name)) for values, field in zip(columns, schema, strict=True)]
 
 
-def _array(values: Sequence[Any], field: pa.Field, marks: Marks, convert: Callable[[Any], Any] | None) -> pa.Array:
+def _array(values: Sequence[Any], field: pa.Field, marks: Marks, form: str | None) -> pa.Array:
+    convert = FORMS[form] if form is not None else _converter(field.type)
     plain = list(values) if convert is None else [None if value is None else convert(value) for value in values]
     try:
         return pa.array(plain, field.type)
@@ -86,6 +93,28 @@ def _plain_json(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain_json(each) for each in value]
     return value if value is None or isinstance(value, bool | int | float) else as_text(value)
+
+
+def _uuid_text(value: Any) -> str:
+    """Sixteen bytes in the binlog, which leaves out zeros at the end; and so are addresses."""
+    return str(UUID(bytes=value.ljust(16, b"\0"))) if isinstance(value, bytes) else str(value)
+
+
+def _inet6_text(value: Any) -> str:
+    if not isinstance(value, bytes):
+        return str(value)
+    address = IPv6Address(value.ljust(16, b"\0"))
+    return f"::ffff:{address.ipv4_mapped}" if address.ipv4_mapped else str(address)
+
+
+def _inet4_text(value: Any) -> str:
+    return str(IPv4Address(value.ljust(4, b"\0"))) if isinstance(value, bytes) else str(value)
+
+
+FORMS: dict[str, Callable[[Any], str]] = {"json": json_text, "uuid": _uuid_text, "inet6": _inet6_text, "inet4": _inet4_text}
+"""By the server's types, as `information_schema` calls them."""
+AS_BYTES = {"uuid", "inet6", "inet4"}
+"""Those that the binlog has as bytes."""
 
 
 def _as_time(value: timedelta) -> str:
