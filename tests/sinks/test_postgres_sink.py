@@ -76,6 +76,21 @@ class TestPostgres(SinkContract):
         with pytest.raises(TargetMismatch, match=r"does not exist[\s\S]*To fix"):
             caught_up(replace(sink, table="nowhere.accounts"), log, "accounts")
 
+    def test_a_user_who_may_not_is_told_the_statement(self, log: hr.Log, postgres: Postgres) -> None:
+        role = f"poor_{postgres.name}"
+        postgres.do(f"CREATE ROLE {role} LOGIN", "CREATE TABLE accounts (id bigint PRIMARY KEY, name text)", f"GRANT ALL ON accounts TO {role}")
+        poor = hr.sinks.postgres(postgres.url.replace("postgres@", f"{role}@"))
+        with pytest.raises(TargetMismatch, match=r"permission denied[\s\S]*as a user who may: CREATE TABLE _headrace_sinks"):
+            caught_up(poor, log, "accounts")
+        postgres.do("CREATE TABLE _headrace_sinks (target text PRIMARY KEY, applied text NOT NULL)", f"GRANT ALL ON _headrace_sinks TO {role}")
+        with pytest.raises(TargetMismatch, match=r'must be owner[\s\S]*ALTER TABLE "accounts" ADD COLUMN "amount"'):
+            caught_up(poor, log, "accounts")
+        postgres.do('ALTER TABLE accounts ADD COLUMN "amount" numeric(12, 2)')
+        with log.producer("accounts") as producer:
+            producer.upsert([account(1)])
+        caught_up(poor, log, "accounts")
+        assert postgres.ask("SELECT id FROM accounts") == [(1,)]
+
     def test_an_address_that_is_wrong(self, log: hr.Log, postgres: Postgres) -> None:
         with pytest.raises(ConfigurationError, match=r"does not exist[\s\S]*PGPASSWORD"):
             caught_up(hr.sinks.postgres(postgres.url + "x"), log, "accounts")

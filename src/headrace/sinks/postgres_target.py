@@ -87,7 +87,7 @@ class PostgresTarget(Target):
         """Only if it is missing: a role that may not make tables can write to one."""
         self._db.execute("SELECT pg_advisory_xact_lock(4871)")  # one for all targets, so that two do not make it at once
         if self._db.execute("SELECT to_regclass(%s) IS NULL", (LEDGER,)).fetchone() == (True,):
-            self._db.execute(f"CREATE TABLE {LEDGER} (target text PRIMARY KEY, applied text NOT NULL)")
+            self._change(f"CREATE TABLE {LEDGER} (target text PRIMARY KEY, applied text NOT NULL)")
 
     def _columns(self) -> list[str] | None:
         """None if there is no table."""
@@ -101,7 +101,7 @@ class PostgresTarget(Target):
         statement = f"CREATE TABLE {self._name} ({columns}, PRIMARY KEY ({_list(self.shape.key)}))"
         if not self.sink.create:
             raise TargetMismatch(f"There is no table {self.table!r} in the database.", fix=f"create=True (leave out --no-create), or: {statement}")
-        self._db.execute(statement)
+        self._change(statement)
         self._db.execute(f"DELETE FROM {LEDGER} WHERE target = %s", (self._name,))  # one that was dropped is filled from the beginning
 
     def _add(self, column: pa.Field, known: list[str]) -> None:
@@ -111,7 +111,13 @@ class PostgresTarget(Target):
                 f"The table {self.table!r} has no column {column.name!r}: {nearest(column.name, known)}",
                 fix=f"create=True (leave out --no-create), or: {statement}",
             )
-        self._db.execute(statement)
+        self._change(statement)
+
+    def _change(self, statement: str) -> None:
+        try:
+            self._db.execute(statement)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise TargetMismatch(f"Postgres: {error.diag.message_primary}.", fix=f"as a user who may: {statement}; and GRANT SELECT, INSERT, UPDATE, DELETE on it to this one.") from error
 
     def _check_key(self) -> None:
         query = (

@@ -85,14 +85,19 @@ class DatabaseServer:
             return "nobody"
 
     def run(self, command: list[str]) -> None:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=False, user=self.owner, cwd="/")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=False, user=self.owner, cwd="/", env=self._environment)
         if done.returncode:
             raise ServerUnavailable(f"{command[0]} failed: {(done.stdout + done.stderr).strip()[-2000:]}")
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        """Temporary files of its own: MariaDB removes those of others when it starts."""
+        return {**os.environ, "TMPDIR": str(self.directory)}
 
     def start_process(self) -> None:
         assert self.directory is not None
         with (self.directory / "output.txt").open("ab") as output:
-            self._process = subprocess.Popen([*self._dying_with_us(), *self.command(self.data)], stdout=output, stderr=subprocess.STDOUT, user=self.owner, cwd="/", start_new_session=True)
+            self._process = subprocess.Popen([*self._dying_with_us(), *self.command(self.data)], stdout=output, stderr=subprocess.STDOUT, user=self.owner, cwd="/", env=self._environment, start_new_session=True)
         deadline = time.monotonic() + START_SECONDS
         while not self.answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
