@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
+from itertools import repeat
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,10 +18,11 @@ from headrace.testing.plain_spark import PlainSpark
 from headrace.testing.points import IN_TASKS, ON_THE_DRIVER
 from tests.crash.engine_child import Plan
 from tests.crash.test_engine_kills import DRIVER, WORKER, in_turn, run_through
-from tests.e2e.joined import TOPICS, VIEWS, Feed, joined, shown
+from tests.e2e.joined import START, TOPICS, VIEWS, Feed, joined, shown
 
 pytestmark = pytest.mark.spark
 NAME = "joined"
+TICKS_FROM_US = int((START + timedelta(hours=1)).timestamp()) * 1_000_000
 
 
 class Prepared:
@@ -29,8 +32,9 @@ class Prepared:
         self.root, self.feed = root, Feed(Random(8))
         session: Any = PlainSpark()
         with PipelineTest(joined(NAME), root, session) as test:
-            for _ in range(ticks):
+            for number in range(ticks):
                 self.feed.tick(test)
+                test.runner.now_us = repeat(TICKS_FROM_US + number * 60_000_000).__next__  # a delete ends a version at its tick's time
                 assert test.cut(forced=True) == 1
 
     @property

@@ -217,6 +217,38 @@ def test_a_slow_subscriber_is_dropped_and_resumes_while_others_and_the_writer_go
         assert [heard(resumed).id for _ in range(5, tick + 1)] == [str(each) for each in range(5, tick + 1)]
 
 
+def test_one_that_is_slow_to_resume_keeps_nobody_from_coming_and_makes_room(state: Path, store: ViewStore) -> None:
+    import asyncio
+
+    from headrace.serve.changes import ViewSource
+    from headrace.serve.channels import Dropped, Hub
+    from headrace.serve.stores import Stores
+
+    async def both() -> tuple[bytes, bytes]:
+        hub, stores = Hub(Limits(poll_s=0.01, resuming=1, resuming_s=0.2)), Stores(state)
+        channel = await hub.channel("counts", lambda: ViewSource(stores.place("counts"), stores))
+        with hub.followed(channel):
+            slow, quick = hub.follow(channel, 4, None), hub.follow(channel, 7, None)
+            first = await anext(slow)
+            waits = asyncio.ensure_future(anext(quick))
+            await asyncio.sleep(0.1)
+            insert(store, 8, 80)
+            heard_at_once = await asyncio.wait_for(waits, 20)
+            await asyncio.sleep(0.2)
+            with pytest.raises(Dropped):
+                await anext(slow)
+            assert b"id: 6" in await anext(hub.follow(channel, 5, None)), "there is room for others"
+        await hub.close()
+        stores.close()
+        return first, heard_at_once
+
+    for tick in (5, 6, 7):
+        insert(store, tick, tick * 10)
+    first, heard_at_once = asyncio.run(both())
+    assert b"id: 5" in first
+    assert b"id: 8" in heard_at_once
+
+
 def test_one_that_falls_behind_what_is_at_hand_is_told_so() -> None:
     import asyncio
 

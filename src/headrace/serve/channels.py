@@ -206,19 +206,27 @@ class Hub:
     async def follow(self, channel: Channel, after: Position, select: Select | None) -> AsyncGenerator[bytes, None]:
         """Everything behind a position, without a gap and without a repeat: first what was missed, then what comes."""
         await self._reach(channel, after)
-        async with self._resuming:
-            while True:
-                up_to, number = channel.position, channel.next
-                if channel.source.is_behind(after, up_to):
-                    missed = await self.in_thread(channel.source.missed, after, up_to)
-                    while (event := await self.in_thread(next, missed, None)) is not None:
-                        if data := channel.data(event, select):
-                            yield data
-                after = up_to
-                if number >= channel._first:  # noqa: SLF001 - else the ring has moved on meanwhile
-                    break
+        while True:
+            up_to, number = channel.position, channel.next
+            if channel.source.is_behind(after, up_to):
+                async for data in self._missed(channel, after, up_to, select):
+                    yield data
+            after = up_to
+            if number >= channel._first:  # noqa: SLF001 - else the ring has moved on meanwhile
+                break
         async for data in channel.listen(number, select):
             yield data
+
+    async def _missed(self, channel: Channel, after: Position, up_to: Position, select: Select | None) -> AsyncGenerator[bytes, None]:
+        """What lies between two positions. Few are told so at once, as it is read for each of them; one that takes too long makes room, and resumes where it is."""
+        async with self._resuming:
+            until = time.monotonic() + self.limits.resuming_s
+            missed = await self.in_thread(channel.source.missed, after, up_to)
+            while (event := await self.in_thread(next, missed, None)) is not None:
+                if time.monotonic() > until:
+                    raise Dropped
+                if data := channel.data(event, select):
+                    yield data
 
     async def _reach(self, channel: Channel, position: Position) -> None:
         """A snapshot, or a subscriber of another server, can be ahead of what was last read here."""

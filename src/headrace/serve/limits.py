@@ -20,6 +20,8 @@ class Limits:
     ring_bytes: int = 16 << 20
     resuming: int = 8
     """So many subscribers at once are sent what they missed; others wait."""
+    resuming_s: float = 120.0
+    """One that needs longer for it makes room for others, and resumes where it is."""
     rows: int = 1_000
     """A page of rows, unless another size is asked for."""
     most_rows: int = 100_000
