@@ -5,6 +5,7 @@ For kernels whose groups come together and are made of others: sessions, sliding
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -148,6 +149,13 @@ def _grown(column: np.ndarray[tuple[int, ...], np.dtype[np.generic]], room: int)
     larger = np.empty((room, *column.shape[1:]), column.dtype)
     larger[: len(column)] = column
     return larger
+
+
+def together(parts: Sequence[States]) -> States:
+    """States one behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return [tuple(map(np.concatenate, zip(*columns, strict=True))) for columns in zip(*parts, strict=True)]
 
 
 def pick(states: States, which: Ints | Mask) -> States:

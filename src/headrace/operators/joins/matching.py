@@ -132,7 +132,9 @@ def _packed(*tables: Sequence[npt.NDArray[np.int64]]) -> tuple[npt.NDArray[np.in
         bits += width
         if bits > _WORD_BITS:
             return (None,) * len(tables)
-        together = [(each << width) | (column - lowest) for each, column in zip(together, columns, strict=True)]
+        for each, column in zip(together, columns, strict=True):
+            np.left_shift(each, width, out=each)
+            np.bitwise_or(each, column - lowest, out=each)
     return tuple(together)
 
 

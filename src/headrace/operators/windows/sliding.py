@@ -7,7 +7,7 @@ are worked on tick by tick, with all their points: a row that comes late changes
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from headrace.operators.joins.matching import begins, numbered, sorting
 from headrace.operators.kernel import UNSTARTED, Clocks, Groups, KeyedState, Times
 from headrace.operators.keys import encode_keys, key_groups
 from headrace.operators.segments import Segments
-from headrace.operators.state_pool import Merging, Pool
+from headrace.operators.state_pool import Merging, Pool, States, together
 from headrace.operators.windows.base import Windowed, WindowStep
 from headrace.operators.windows.buffered import Grouped, closing, distinct_windows, put_timers
 from headrace.operators.windows.entries import Windows
@@ -35,13 +35,13 @@ _NO_HEADS = Heads(_NONE, _NONE, _NONE, _NONE, _NONE)
 
 @dataclass
 class Work:
-    """A call at work: the groups' heads as they were, all states by number, and what windows were, with the number of each version's state."""
+    """A call at work: the groups' heads as they were, all states by number, and what windows were, with each version's state."""
 
     heads: Heads
     pool: Pool
     clock: Clocks
     history: History = field(default_factory=History)
-    numbers: list[Ints] = field(default_factory=list)
+    windows: list[States] = field(default_factory=list)
 
 
 class SlidingStates(Windowed):
@@ -90,10 +90,12 @@ class SlidingStates(Windowed):
     def _points(self, rows: pa.Table, keys: Ints, times: Times, pool: Pool, clock: Clocks) -> Points:
         places = places_of(rows, clock)
         order = sorting(keys, times, places)
-        first = np.flatnonzero(begins(keys[order], times[order], places[order]))
-        segments = Segments(rows, order, first, np.zeros(len(first), np.int64), np.arange(len(first)), _NO_KEYS)
-        at = order[first]
-        return Points(keys[at], times[at], places[at], pool.add(self._merging.lifted(segments)))
+        points = Points(keys[order], times[order], places[order], _NONE)
+        first = np.flatnonzero(begins(points.keys, points.times, points.places))
+        states = pool.add(self._merging.lifted(Segments(rows, order, first, np.zeros(len(first), np.int64), np.arange(len(first)), _NO_KEYS)))
+        if len(first) < len(order):
+            points = Points(points.keys[first], points.times[first], points.places[first], _NONE)
+        return replace(points, states=states)
 
     # Which groups and panes
 
@@ -186,17 +188,17 @@ class SlidingStates(Windowed):
         """The windows that end at some of these points, as versions born with some ticks."""
         if len(chosen):
             states = windows_at(points, chosen, heads, others, self.size_us, self.pane_us, self._merging, work.pool)
-            work.numbers.append(work.pool.add(states))
+            work.windows.append(states)
             ends = points.times[chosen]
             work.history.add_each(Sets(points.keys[chosen], ends - self.size_us, ends + 1, _NONE, _NONE), born[chosen])
 
     # What is told and stored
 
     def _result(self, grouped: Grouped, work: Work) -> pa.Table:
-        if not work.numbers:
+        if not work.windows:
             return self.nothing()
         sets, history = work.history.all(), work.history
-        shows = self._merging.results(work.pool.pick(np.concatenate(work.numbers)))
+        shows = self._merging.results(together(work.windows))
         windows, window = distinct_windows(grouped, sets.keys, sets.starts, sets.ends)
         shown = over_lifetimes(window, history.born, history.died, self.told_from(sets.ends, work.clock), len(work.clock))
         table, changes = self.told(windows, shown, shows, work.clock)

@@ -40,6 +40,8 @@ def over_lifetimes(windows: Ints, born: Ints, died: Ints, told_from: Ints, ticks
     begins = np.maximum(born, told_from)
     lives = begins < np.minimum(died, ticks)
     comes, goes = np.flatnonzero(lives & (begins >= 0)), np.flatnonzero(lives & (died < ticks))
+    if not len(goes) and (np.diff(windows) > 0).all():  # each window has one version: it comes, or is there already
+        return Shown.of(begins[comes], windows[comes], np.full(len(comes), NOTHING), comes)
     places, of = np.concatenate([begins[comes], died[goes]]), np.concatenate([windows[comes], windows[goes]])
     nothing = np.full(len(places), NOTHING)
     now, was = nothing.copy(), nothing
