@@ -211,7 +211,7 @@ def test_switch_and_drop(run: Run, v2: ViewStore, store: ViewStore, state: Path)
     assert run("view", "switch", "counts", "--back", "--state", state).out == "counts is now the view of the pipeline itself.\n"
     assert "already" in run("view", "switch", "counts", "--back", "--state", state).out
     assert run("view", "switch", "counts", "counts.v2", "--state", state).out == "counts is now counts.v2.\n"
-    run("view", "switch", "counts", "--back", "--state", state)
+    assert run("view", "switch", "counts", "--none", "--state", state).out == "counts is now the view of the pipeline itself.\n"
     run("view", "drop", "counts.v2", "--yes", "--state", state)
     assert v2.reader.views() == []
 

@@ -113,7 +113,7 @@ def _cells(rows: pa.Table, most: int) -> list[list[str]]:
 def switch(
     view: NameArgument,
     version: Annotated[str | None, typer.Argument(metavar="[VERSION]", help="The version to serve, such as v2 or regions.v2.")] = None,
-    back: Annotated[bool, typer.Option("--back", help="Serve the pipeline's own view again.")] = False,
+    back: Annotated[bool, typer.Option("--back", "--none", help="Serve the pipeline's own view again, and no version.")] = False,
     state: StateOption = None,
 ) -> None:
     """Serve a version of a view under its plain name, from now on and to those who follow it.
