@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,3 +57,28 @@ def test_a_row_that_stays_as_it_was_is_no_change() -> None:
     first = kernel.step(state, table([(1, [(1, "x", None, "insert")])]))
     again = kernel.step(state, table([(2, [(1, "x", None, "update_postimage")])]))
     assert (first.num_rows, again.num_rows) == (1, 0)
+
+
+MARKED = pa.schema([("k", pa.int64()), ("v", pa.string()), ("title", pa.string()), ("_marks", pa.string())])
+UNCHANGED = '{"v": {"unchanged": true}}'
+
+
+def marked(rows: list[tuple[int, str | None, str, str, int]]) -> pa.Table:
+    listed = [{"k": k, "v": v, "title": title, "_marks": UNCHANGED if v == "?" else None, "_change_type": change, "_tick": tick} for k, v, title, change, tick in rows]
+    schema = pa.schema([*MARKED, ("_change_type", pa.string()), ("_tick", pa.int64())])
+    return pa.Table.from_pylist([{**row, "v": None if row["v"] == "?" else row["v"]} for row in listed], schema=schema)
+
+
+@pytest.mark.parametrize("a_call", [1, 2, 10])
+def test_values_that_a_change_left_as_they_were_are_those_before(a_call: int) -> None:
+    """In one call or in many; what was never seen stays marked; a null is a null."""
+    rows = [
+        (1, "long", "a", "insert", 1), (1, "?", "b", "update_postimage", 1), (2, "?", "x", "update_postimage", 1), (1, "?", "c", "update_postimage", 2),
+        (3, None, "n", "insert", 2), (3, "?", "m", "update_postimage", 3), (1, "?", "c", "delete", 3), (1, "?", "again", "insert", 4), (2, "?", "y", "update_postimage", 4),
+    ]  # fmt: skip
+    state, kernel = MemoryState(), LatestKernel("s", MARKED, ["k"])
+    told = pa.concat_tables([kernel.step(state, marked([row for row in rows if first <= row[4] < first + a_call])) for first in range(1, 5, a_call)])
+    newest = {row["k"]: (row["title"], row["v"], row["_marks"]) for row in fold(told, ["k"]).values()}
+    assert newest == {1: ("again", None, UNCHANGED), 2: ("y", None, UNCHANGED), 3: ("m", None, None)}
+    until_2 = fold(told.filter(pa.compute.less_equal(told["_tick"], 2)), ["k"])
+    assert [(row["title"], row["v"], row["_marks"]) for row in until_2.values() if row["k"] == 1] == [("c", "long", None)]

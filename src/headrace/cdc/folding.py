@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.cdc.source import HIDDEN, MARKS
-from headrace.cdc.unchanged import with_unchanged
 from headrace.log.api import CHANGE_TYPE, DELETE, OFFSET_COLUMN, PARTITION_COLUMN, UPDATE_BEFORE, Batches, Log
+from headrace.operators.unchanged import with_unchanged
 
 _FOLD_ROWS = 500_000
 _HIDDEN_NAMES = {each.name for each in HIDDEN}

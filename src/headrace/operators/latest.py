@@ -19,6 +19,7 @@ from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE, changes, diffe
 from headrace.operators.kernel import CHANGE_TYPE, TICK, KeyedState
 from headrace.operators.keys import encode_keys, whole
 from headrace.operators.segments import Segments, cut
+from headrace.operators.unchanged import MARKS, marked_unchanged, with_unchanged
 
 _VERSION = b"\x01"
 _NOTHING = pa.scalar(b"", pa.large_binary())
@@ -42,6 +43,7 @@ class LatestKernel:
             rows = rows.filter(pc.not_equal(rows[CHANGE_TYPE], UPDATE_PREIMAGE))
         if not rows.num_rows:
             return self.output.append(_TICK_FIELD).empty_table()
+        rows = self._whole(state, rows)
         segments = cut(rows, encode_keys(rows, self.key))
         versions = self._versions(segments, state.get_array(segments.keys))
         after = segments.after
@@ -50,6 +52,16 @@ class LatestKernel:
         newest = np.append(segments.before_all[1:], segments.versions) - 1
         state.put_array(segments.keys, take_bytes(versions, newest))
         return self._told(take_bytes(versions, told.versions), told.names(), segments.ticks[told.segments])
+
+    def _whole(self, state: KeyedState, rows: pa.Table) -> pa.Table:
+        """Rows of a captured table that are declared with `_marks`: what a change left as it was is as in the row before, if that is known."""
+        if MARKS not in self.schema.names or CHANGE_TYPE not in rows.column_names or not pc.any(marked_unchanged(rows)).as_py():
+            return rows
+        return with_unchanged(rows, list(self.key), lambda keys: self._stored(state, keys))
+
+    def _stored(self, state: KeyedState, keys: pa.Table) -> pa.Table:
+        values = state.get_array(encode_keys(keys, self.key)).drop_null()
+        return pa.Table.from_arrays(self._decoded(values), schema=self.schema)
 
     def _versions(self, segments: Segments, stored: pa.Array) -> pa.Array:
         """Each key's row before all, and after each of its ticks, as bytes; null where it has none."""

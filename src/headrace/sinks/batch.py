@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.cdc.source import MARKS
-from headrace.cdc.unchanged import with_unchanged
 from headrace.log.api import CHANGE_TYPE, DELETE, OFFSET_COLUMN, PARTITION_COLUMN, UPDATE_BEFORE
+from headrace.operators.unchanged import with_unchanged
 from headrace.sinks.shape import Shape
 
 Lookup = Callable[[pa.Table], pa.Table]

@@ -1,4 +1,5 @@
-"""Values that a database did not send because a change left them as they were (Postgres's large values), filled in from the row before.
+"""Values that a database did not send because a change left them as they were (Postgres's large values), filled in from the row before. Captured tables' topics mark them, in the column `_marks`;
+sinks, folding and the kernel of a pipeline's captured table fill them in, and a mark goes when its value is there.
 
 A row whose key has changed comes as a delete and an insert with the same `_transaction` and `_order`: there the row before is the one that goes. Few rows are concerned, so
 those are gone through one by one, and no others.
@@ -14,17 +15,24 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.cdc.source import MARKS, ORDER, TRANSACTION
-from headrace.log.api import CHANGE_TYPE, DELETE
+from headrace.operators.changelog import DELETE
+from headrace.operators.kernel import CHANGE_TYPE
+
+MARKS, TRANSACTION, ORDER = "_marks", "_transaction", "_order"
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
 Pair = tuple[int, int]
 
 
+def marked_unchanged(rows: pa.Table) -> pa.ChunkedArray:
+    """Which rows have a mark of that kind."""
+    return pc.fill_null(pc.match_substring(rows[MARKS], '"unchanged"'), False)
+
+
 def with_unchanged(rows: pa.Table, key: list[str], lookup: Callable[[pa.Table], pa.Table]) -> pa.Table:
     """Changes in their order, whole: what is marked as unchanged is as before in these rows, or else in what `lookup` has for some keys."""
-    marked = pc.fill_null(pc.match_substring(rows[MARKS], '"unchanged"'), False)
+    marked = marked_unchanged(rows)
     if not pc.any(marked).as_py():
         return rows
     touched = _touched(rows, rows.filter(marked), key)
@@ -91,15 +99,27 @@ class _Filling:
                 self._gone[pair] = before or {}
             return
         before = self._gone.get(pair) if pair in self._gone else self._known.get(place)
-        for name in _unchanged(row):
-            if before and name in before:
-                row[name] = before[name]
+        _fill(row, before or {})
         self._known[place] = row
 
 
+def _fill(row: Row, before: Row) -> None:
+    """What the row before does not know either stays marked."""
+    marks = _marks(row)
+    unknown = {*_unchanged(before)}
+    for name in _unchanged(row):
+        if name in before and name not in unknown:
+            row[name] = before[name]
+            marks.pop(name)
+    row[MARKS] = json.dumps(marks, ensure_ascii=False) if marks else None
+
+
+def _marks(row: Row) -> dict[str, Any]:
+    return json.loads(row[MARKS]) if row.get(MARKS) else {}
+
+
 def _unchanged(row: Row) -> Iterator[str]:
-    marks = json.loads(row[MARKS]) if row[MARKS] else {}
-    return (name for name, mark in marks.items() if "unchanged" in mark)
+    return (name for name, mark in _marks(row).items() if "unchanged" in mark)
 
 
 def _pair(row: Row) -> Pair | None:
