@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.pipeline.patterns import MatchStep
 from headrace.pipeline.plan import Output, PipelinePlan, Step, TopicStep
 
 STREAM, TABLE, STEP, STATE, OUTPUT = "stream", "table", "step", "state", "output"
@@ -34,9 +35,15 @@ def _below(first: Step, indent: str, drawn: set[str]) -> list[str]:
         known = step.name in drawn and bool(step.inputs)
         lines.append(f"{indent}{_branch(last)}{step.name}  {'(as above)' if known else _said(step)}{'' if known or not step.stateful else '  [keeps state]'}".rstrip())
         if not known:
+            lines += [f"{indent}{_indent(last)}    {line}" for line in _more(step)]
             drawn.add(step.name)
             left += [(each, indent + _indent(last), position == len(step.inputs) - 1) for position, each in enumerate(step.inputs)][::-1]
     return lines
+
+
+def _more(step: Step) -> list[str]:
+    """What else there is to draw of a step: the automaton of its pattern."""
+    return step.drawn() if isinstance(step, MatchStep) else []
 
 
 def _said(step: Step) -> str:

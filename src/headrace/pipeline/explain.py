@@ -83,10 +83,9 @@ def explain(plan: PipelinePlan, log: Log, state: Path, step_name: str, window: d
         timed = ", ".join(each.name for each in plan.steps() if isinstance(each, WindowStep)) or "no windows"
         raise PlanError(f"The step {step_name!r} ({step.operation}) waits for nothing.", fix=f"name a step that goes by time; the plan has {timed}.")
     entry = last_entry(log, plan.name)
-    tick = TickJournal(log, plan.name).at(entry.tick)
-    tick_us = tick.time_us if tick else 0
-    clocks = ClockState(read_clocks(state / "clocks", entry.clocks).inputs, tick_us)
-    complete_us, closed_us = _now(plan, step, clocks, entry.tick)
+    clocks = clocks_at(plan, log, state, entry)
+    tick_us = clocks.time_us
+    complete_us, closed_us = clocks_of(plan, step, clocks, entry.tick)
     sliding = isinstance(step, WindowStep) and isinstance(step.window, Sliding)
     windows = [each for each in _windows(step, state, entry) if window is None or _holds(each, window, sliding=sliding)]
     waiting = [each.end_us + sliding for each in windows if each.waiting]  # another row may come at the very end of a sliding one
@@ -95,7 +94,13 @@ def explain(plan: PipelinePlan, log: Log, state: Path, step_name: str, window: d
     return Explanation(step.name, entry.tick, tick_us, complete_us, closed_us, windows, held, not_begun, next_us, sliding)
 
 
-def _now(plan: PipelinePlan, step: Step, clocks: ClockState, tick: int) -> tuple[int, int]:
+def clocks_at(plan: PipelinePlan, log: Log, state: Path, entry: LedgerEntry) -> ClockState:
+    """The inputs' clocks as an entry of the ledger left them."""
+    tick = TickJournal(log, plan.name).at(entry.tick)
+    return ClockState(read_clocks(state / "clocks", entry.clocks).inputs, tick.time_us if tick else 0)
+
+
+def clocks_of(plan: PipelinePlan, step: Step, clocks: ClockState, tick: int) -> tuple[int, int]:
     """The step's input clocks as of the last tick."""
     found, _ = batch_clocks([clock_spec(each) for each in plan.inputs], clocks, {}, [tick], [clocks.time_us])
     paths = [path for given in step.inputs for path in clock_paths(given)]

@@ -269,12 +269,7 @@ class _Work:
     def matched(self, at: int) -> tuple[pa.Table, Ints]:
         """What a pattern tells now, and the number of each row's key."""
         _, pattern = self.settings.patterns[at]
-        may_begin = self.batch.bits[len(self.settings.bits) + at][self.batch.certain]
-        if pattern.automaton.pattern.from_first:
-            may_begin = may_begin & self.rows.begins & ~(self.known[self.rows.keys] & self.fresh)
-        source = Source(self.batch.rows, self.batch.order[self.batch.certain], self.rows.times, self.rows.start, pattern.automaton.symbols, pattern.spec.within_us)
-        rows = SortedRows(self.rows.keys, self.rows.times, self._fits(at, pattern, source))
-        matcher = Matcher(pattern.rules, rows, int(self.clock.closed[-1]), _Holds(self, pattern, source), may_begin)
+        source, matcher = self.matcher(at)
         outcome = matcher.run()
         self._note(pattern, outcome)
         self._note_given_up(outcome)
@@ -283,6 +278,16 @@ class _Work:
         now = self._now(outcome.matches.certain_us)
         matches = outcome.matches.take(now)
         return self._told(at, pattern, source, matches.entries, matches.begin, matches.certain_us)
+
+    def matcher(self, at: int) -> tuple[Source, Matcher]:
+        """A pattern's matcher, and what its conditions read."""
+        _, pattern = self.settings.patterns[at]
+        may_begin = self.batch.bits[len(self.settings.bits) + at][self.batch.certain]
+        if pattern.automaton.pattern.from_first:
+            may_begin = may_begin & self.rows.begins & ~(self.known[self.rows.keys] & self.fresh)
+        source = Source(self.batch.rows, self.batch.order[self.batch.certain], self.rows.times, self.rows.start, pattern.automaton.symbols, pattern.spec.within_us)
+        rows = SortedRows(self.rows.keys, self.rows.times, self._fits(at, pattern, source))
+        return source, Matcher(pattern.rules, rows, int(self.clock.closed[-1]), _Holds(self, pattern, source), may_begin)
 
     def _now(self, certain_us: Times) -> Mask:
         """What is certain since this call."""
@@ -391,6 +396,19 @@ class _Holds:
             last = entries.row[np.searchsorted(entries.owner, np.arange(count), side="right") - 1]
             self._work.failed(failed & self._work.fresh[last])
         return holds
+
+
+def certain_work(kernel: PatternKernel, stored: pa.Array, now_us: int) -> _Work:
+    """The stored rows of keys, of which those before a time are certain: for those who only look."""
+    counts, rows = kernel._store.decoded(stored)  # noqa: SLF001
+    keys, times = np.repeat(np.arange(len(counts)), counts), whole(rows.column(TIME)).to_numpy()
+    total = len(kernel.settings.bits) + len(kernel.settings.patterns)
+    words = [whole(rows.column(field.name)).to_numpy() for field in bit_fields(total)]
+    nothing = np.zeros(len(counts), np.uint8)
+    batch = Batch(stored, nothing, stored, rows, np.arange(len(keys)), keys, times, unpacked(words, total), timers_of(keys, counts), np.flatnonzero(times < now_us))
+    now = np.array([now_us], np.int64)
+    known = np.ones(len(counts), np.bool_)
+    return _Work(kernel, batch, Clocks(now, now, now, now, now_us, now_us), known, np.zeros((len(counts), len(kernel.settings.patterns)), np.int64))
 
 
 def match_schema(settings: MatchSettings) -> pa.Schema:
