@@ -130,7 +130,7 @@ def test_what_was_made_can_be_removed(postgres: Postgres, address: str) -> None:
     assert capture.remove() == []
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_killed_at_random_while_the_server_restarts(tmp_path: Path, address: str, kills: int) -> None:
     import psycopg2
 

@@ -38,6 +38,8 @@ class Writer:
         self._events: set[str] = set()
         self._written: dict[str, list[pa.RecordBatch]] = {}
         self.rows = self.changes = self.transactions = self.aside = 0
+        self._committed = (0, 0, 0, 0)
+        """The same as of the last commit: what is given up does not count."""
         self.waiting_rows = 0
         """Rows in the open transaction."""
 
@@ -217,12 +219,14 @@ class Writer:
         self._last, self._open = transaction, None
         transaction.commit()
         self._written, self.waiting_rows = {}, 0
+        self._committed = (self.rows, self.changes, self.transactions, self.aside)
 
     def _abort(self) -> None:
         if self._open is not None:
             self._open.abort()
             self._last, self._open = self._open, None
         self._written, self.waiting_rows = {}, 0
+        self.rows, self.changes, self.transactions, self.aside = self._committed
 
     def close(self) -> None:
         self._abort()
