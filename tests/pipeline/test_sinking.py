@@ -9,6 +9,7 @@ import pytest
 import headrace as hr
 from headrace.errors import PlanError, TargetMismatch
 from headrace.pipeline.sinking import sinking
+from tests.sinks.webhook_receiver import WebhookReceiver
 
 
 @pytest.fixture
@@ -45,6 +46,20 @@ def test_a_run_that_ends_by_itself_ends_when_the_sinks_have_caught_up(address: s
     with sinking({"revenue.sqlite": sink}, address, threading.Event(), until_caught_up=True):
         write(address, eu=1, us=2)
     assert sink.check("revenue.sqlite", log=address).rows == 2
+
+
+def test_a_table_is_told_to_a_webhook_and_one_that_is_away_holds_nobody_up(address: str) -> None:
+    receiver = WebhookReceiver()
+    sinks = {"revenue.sqlite": hr.sinks.webhook(receiver.url, table="revenue", internal="127.0.0.1")}
+    with sinking(sinks, address, threading.Event(), until_caught_up=True):
+        write(address, eu=1, us=2)
+    assert [entry["row"] for entry in receiver.rows] == [{"region": "eu", "revenue": 1}, {"region": "us", "revenue": 2}]
+    receiver.stop()
+    write(address, asia=3)
+    began_s = time.monotonic()
+    with sinking(sinks, address, threading.Event(), until_caught_up=False):
+        time.sleep(0.3)
+    assert time.monotonic() - began_s < 10
 
 
 def test_a_sink_that_fails_for_good_stops_the_run(address: str, tmp_path: Path) -> None:
