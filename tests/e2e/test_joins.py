@@ -211,6 +211,8 @@ def test_what_cannot_be_joined_is_refused_with_what_to_do() -> None:
         (lambda: orders.join(other, on="id", within="1 hour"), "suffix="),
         (lambda: orders.join(endless.as_of("placed_at"), on="region"), 'history="30 days"'),
         (lambda: orders.join(table.as_of("id"), on="region"), "event time"),
+        (lambda: orders.join(table.select("region", "valid_from").as_of("placed_at", history="1 day"), on="region"), "needs every version(.|\n)*behind this step"),
+        (lambda: orders.to_table("region").history(kept="1 day"), "orders.to_table has only what each tick left"),
         (lambda: table.join(orders, on="region"), "turn it round"),
         (lambda: orders.join(table, on="regoin"), "region"),
         (lambda: orders.join(table), "on="),

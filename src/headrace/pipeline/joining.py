@@ -13,7 +13,7 @@ from headrace.errors import PlanError, StreamOnly
 from headrace.operators.kernel import CHANGE_TYPE
 from headrace.pipeline import columns as cols
 from headrace.pipeline.join_checks import Bounds, Duration, check_kinds, on_columns, result_columns
-from headrace.pipeline.plan import AggregateStep, Step, TimeColumn, Times, TopicStep, ToTableStep
+from headrace.pipeline.plan import AggregateStep, KeyByStep, Step, TimeColumn, Times, TopicStep, ToTableStep
 from headrace.pipeline.table_ops import DistinctStep, NewestStep, settled
 from headrace.pipeline.timing import time_column
 
@@ -197,6 +197,13 @@ def _valid_from(table: Step, *, where: str) -> str:
         raise PlanError(
             f"The step {where} needs the versions of {table.place}, which has no event time.",
             fix='declare the table with event_time=hr.EventTime("valid_from").',
+        )
+    while isinstance(table, KeyByStep):
+        table = table.input
+    if not isinstance(table, TopicStep):
+        raise PlanError(
+            f"The step {where} needs every version, and {table.place} has only what each tick left of its rows.",
+            fix="use the table as it is declared, and select or filter behind this step; where a topic's rows are the versions, declare it with table(…).",
         )
     return time.name
 
