@@ -245,6 +245,12 @@ def test_networks_that_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
         allowed_networks(["nowhere"])
 
 
+def test_a_header_that_http_cannot_carry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "Bearer x\r\nHost: y")
+    with pytest.raises(ConfigurationError, match="'Authorization' has a name or a value"):
+        Sender(Receiver("https://example.com/", headers={"Authorization": "env:TOKEN"}))
+
+
 def test_how_long_a_receiver_asks_us_to_wait() -> None:
     assert [waiting_s(text) for text in (None, "7", "999999", "soon", "Wed, 21 Oct 2015 07:28:00 GMT")] == [0, 7, 3600, 0, 0]
 
@@ -253,6 +259,8 @@ def test_how_long_a_receiver_asks_us_to_wait() -> None:
     ("settings", "said"),
     [
         ({"url": "ftp://x/"}, "no address of a webhook"),
+        ({"url": "https://x:port/"}, "no address of a webhook"),
+        ({"url": "https://x/a b"}, "%20"),
         ({"url": "https://user:pass@x/"}, "Authorization"),
         ({"secret": "hunter2"}, r"does not belong into a program's text[\s\S]*env:HEADRACE_WEBHOOK_SECRET"),
         ({"headers": {"Host": "y"}}, "set by us"),

@@ -54,8 +54,8 @@ class Receiver:
 
     def __post_init__(self) -> None:
         parts = self.parts
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise InputError(f"{self.url!r} is no address of a webhook.", fix="write it as https://example.com/hook.")
+        if parts.scheme not in {"http", "https"} or not parts.hostname or not _has_port(parts) or not all("!" <= char <= "~" for char in self.url):
+            raise InputError(f"{self.url!r} is no address of a webhook.", fix="write it as https://example.com/hook; spaces and letters beyond ASCII as %20 and the like.")
         if parts.username or parts.password:
             raise InputError("User and password do not belong into a webhook's URL.", fix="give headers={'Authorization': 'env:NAME'}.")
         if self.secret is not None and not is_named(self.secret):
@@ -86,7 +86,7 @@ class Sender(Closing):
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._allowed = allowed_networks(receiver.internal)
         self._secret = _key_of(secret("secret", receiver.secret)) if receiver.secret else None
-        self._headers = {name: secret(name, value) for name, value in receiver.headers.items()}
+        self._headers = {name: _header(name, secret(name, value)) for name, value in receiver.headers.items()}
         self._connection: http.client.HTTPConnection | None = None
 
     def close(self) -> None:
@@ -181,6 +181,20 @@ class Sender(Closing):
         if status in _PASSING or status >= 500 or status < 200:
             raise TargetUnavailable(f"{said}.", fix="nothing, if it passes; else look at the receiver.", wait_s=waiting_s(headers.get("Retry-After")))
         raise Refused(said)
+
+
+def _has_port(parts: SplitResult) -> bool:
+    """Whether what stands there as a port is one."""
+    try:
+        return parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+
+
+def _header(name: str, value: str) -> str:
+    if not name.isascii() or not value.isascii() or not (name + value).isprintable():
+        raise ConfigurationError(f"The header {name!r} has a name or a value that HTTP cannot carry.", fix="use printable ASCII, in one line.")
+    return value
 
 
 def signature(key: bytes, identity: str, at_s: str, body: bytes) -> str:

@@ -15,8 +15,8 @@ from headrace.errors import ConfigurationError, HeadraceError, RetryError
 
 MOST_EVENTS_WAITING = 5_000
 HEARTBEAT_S = 5.0
-_WITH_ROWS = {39, 40, *range(165, 172)}
-"""PARTIAL_UPDATE_ROWS and TRANSACTION_PAYLOAD of MySQL, and MariaDB's compressed events."""
+_WITH_ROWS = {39, 40, 42, *range(165, 172)}
+"""PARTIAL_UPDATE_ROWS, TRANSACTION_PAYLOAD and GTID_TAGGED of MySQL, and MariaDB's compressed events."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def check_readable(placed: Placed) -> None:
     """Most events that the package does not know say nothing of rows; these do, and must not be passed over."""
     if placed.event.event_type in _WITH_ROWS:
         raise ConfigurationError(
-            f"The binlog has changes behind {placed.file}:{placed.position} in a form that cannot be read: compressed, or parts of JSON values.",
+            f"The binlog has changes behind {placed.file}:{placed.position} in a form that cannot be read: compressed, parts of JSON values, or with tagged GTIDs.",
             fix="SET GLOBAL binlog_transaction_compression = OFF and binlog_row_value_options = '' (MariaDB: log_bin_compress = OFF); then run it once with --start-over, which reads all tables again.",
         )
 

@@ -6,14 +6,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
-from headrace.errors import ConfigurationError, HeadraceError, MissingExtra, RetryError
+from headrace.errors import ConfigurationError, HeadraceError, MissingExtra, RetryError, nearest
 
 _PASSING = {1040, 1053, 1158, 1159, 1160, 1161, 1205, 1213, 1927, 2002, 2003, 2006, 2013, 2055}
 _NOT_LET_IN = {1045, 1698}
 _PRIVILEGES = {1044, 1142, 1143, 1227}
 _LOST_BINLOG = 1236
+_TLS = ("ssl_ca", "ssl_cert", "ssl_key", "ssl_verify_cert", "ssl_verify_identity")
 
 
 def drivers() -> tuple[Any, Any]:
@@ -33,7 +34,16 @@ def settings_of(url: str) -> dict[str, Any]:
         raise ConfigurationError(f"The address of {parts.hostname} names no database.", fix="write mariadb://USER@HOST:PORT/DATABASE.")
     found: dict[str, Any] = {"host": parts.hostname or "127.0.0.1", "port": parts.port or 3306, "user": unquote(parts.username or "root"), "charset": "utf8mb4"}
     password = unquote(parts.password) if parts.password else os.environ.get("MYSQL_PWD")
-    return {**found, "database": database, **({"password": password} if password else {})}
+    return {**found, "database": database, **({"password": password} if password else {}), **_tls(parts.query)}
+
+
+def _tls(query: str) -> dict[str, Any]:
+    """`?ssl_ca=PATH&ssl_verify_identity=true`: as pymysql has them."""
+    given = dict(parse_qsl(query))
+    for name in given:
+        if name not in _TLS:
+            raise ConfigurationError(f"An address of MariaDB or MySQL has no option {name!r}: {nearest(name, _TLS)}", fix="leave it out.")
+    return {name: value.lower() in {"1", "true", "yes"} if name.startswith("ssl_verify") else value for name, value in given.items()}
 
 
 def connect(url: str) -> Any:
@@ -50,6 +60,10 @@ def translated() -> Iterator[None]:
         yield
     except (pymysql.err.Error, OSError) as error:
         raise ours(error) from error
+    except RuntimeError as error:  # MySQL's usual way to let somebody in, without TLS
+        if "cryptography" not in str(error):
+            raise
+        raise ConfigurationError(f"The database asks for a password in a way that needs another package: {error}.", fix="pip install cryptography; or connect with TLS: …/DATABASE?ssl_ca=PATH.") from error
 
 
 def ours(error: BaseException) -> HeadraceError:

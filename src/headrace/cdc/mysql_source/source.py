@@ -163,7 +163,7 @@ class MysqlSource:
         if ":" not in gtid:  # MariaDB's, which also says whether it is a statement of its own
             self._is_open = not event.flags & _STANDALONE
             self._next_gtid = (gtid.split("-", maxsplit=1)[0], gtid)
-        elif self._gtids:
+        elif self._catalogue.has_gtids:
             source = gtid.rsplit(":", 1)[0]
             self._next_gtid = (source, with_transaction(self._gtids.get(source, ""), self._transaction))
 

@@ -1,0 +1,36 @@
+"""What the sources for MariaDB and MySQL are made of, without a server: sets of GTIDs, addresses."""
+
+import pytest
+
+from headrace.cdc.mysql_source.connecting import settings_of
+from headrace.cdc.mysql_source.gtid_sets import mariadb_set, mysql_set, mysql_text, with_transaction
+from headrace.errors import ConfigurationError
+
+A, B = "3e11fa47-71ca-11e1-9e33-c80aa9429562", "4e11fa47-71ca-11e1-9e33-c80aa9429562"
+
+
+def test_sets_of_gtids() -> None:
+    assert mariadb_set("0-1-7,1-1-3") == {"0": "0-1-7", "1": "1-1-3"}
+    assert mariadb_set("") == mysql_set("") == {}
+    text = f"{A}:1-5:7,\n{B}:3:blue:1-2"
+    assert mysql_set(text) == {A: "1-5:7", B: "3", f"{B}:blue": "1-2"}
+    assert mysql_set(mysql_text(mysql_set(text))) == mysql_set(text)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "number", "expected"),
+    [("", 1, "1"), ("1", 2, "1-2"), ("1-5", 6, "1-6"), ("1-5:7", 6, "1-7"), ("1-5:7", 8, "1-5:7-8"), ("1-5", 9, "1-5:9"), ("5-6", 1, "1:5-6"), ("1-5", 3, "1-5")],
+)
+def test_one_more_transaction(ranges: str, number: int, expected: str) -> None:
+    assert with_transaction(ranges, number) == expected
+
+
+def test_an_address_with_tls() -> None:
+    found = settings_of("mysql://shop@db:3307/sales?ssl_ca=/etc/ca.pem&ssl_verify_identity=true")
+    assert {name: found[name] for name in ("host", "port", "database", "ssl_ca", "ssl_verify_identity")} == {
+        "host": "db", "port": 3307, "database": "sales", "ssl_ca": "/etc/ca.pem", "ssl_verify_identity": True,
+    }  # fmt: skip
+    with pytest.raises(ConfigurationError, match="did you mean 'ssl_ca'"):
+        settings_of("mysql://db/sales?ssl_cq=x")
+    with pytest.raises(ConfigurationError, match="names no database"):
+        settings_of("mysql://db")
