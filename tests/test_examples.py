@@ -38,6 +38,18 @@ EXPECTED = {
         "followed, round 1: the database has ['lamp for 40', 'rope for 5'] and the index ['lamp for 40', 'rope for 5']\n"
         "followed, round 2: the database has ['lamp for 80', 'rope for 5'] and the index ['lamp for 80', 'rope for 5']\n"
     ),
+    "14_bank_account": (
+        "refused: The account has 100, which is less than 500.\nada has 70 and ben 30\nada's balances: [0, 100, 70]\n"
+        "in order: [('ada', 'Opened'), ('ben', 'Opened'), ('ada', 'Deposited'), ('ada', 'Withdrawn'), ('ben', 'Deposited')]\n"
+    ),
+    "15_shopping_cart": (
+        "bought: {'boots': 2}\nthe old cart: {'rope': 1}\n"
+        "cart 1: [(1, 'ItemPut', 'lamp'), (2, 'ItemPut', 'boots'), (3, 'ItemTakenOut', 'lamp'), (4, 'Bought', None)]\nhesitated over: [('lamp', 2), ('rope', 2)]\n"
+    ),
+    "16_seat_reservation": (
+        "20 people asked for one seat, 1 got it\nafter ten minutes: 0 held, sold {'B2': 'ada'}\nrefused: Seat B2 is sold.\n"
+        "what happened: ['Held', 'Held', 'Confirmed', 'Expired', 'Held']\n"
+    ),
 }
 ON_SPARK = {"04_spark", "05_pipeline", "06_windows"}
 TOGETHER = {

@@ -37,6 +37,8 @@ AT_ALL = {
     "deltalake": ("headrace/sinks/delta_target",),
     "tantivy": ("headrace/sinks/search_target",),
     "redis": ("headrace/sinks/redis_target",),
+    "cryptography": ("headrace/events/vault",),
+    "eventsourcing": ("headrace/events/eventsourcing",),
     "pymysql": ("headrace/cdc/mysql_source/",),
     "pymysqlreplication": ("headrace/cdc/mysql_source/",),
     "typer": ("headrace/cli/",),

@@ -12,7 +12,7 @@ from headrace import errors
 from headrace._version import __version__
 
 if TYPE_CHECKING:
-    from headrace import cdc, sinks
+    from headrace import cdc, events, sinks
     from headrace.log import open_log
     from headrace.log.api import (
         Batches,
@@ -48,7 +48,7 @@ _HOMES = {
     "Table": "headrace.pipeline.stream",
 }
 _HOMES |= dict.fromkeys(("correct", "divert", "drop", "hopping", "session", "sliding", "tumbling"), "headrace.operators.windows.specs")
-_MODULES = {"agg": "headrace.operators.agg", "cdc": "headrace.cdc", "sinks": "headrace.sinks"}
+_MODULES = {"agg": "headrace.operators.agg", "cdc": "headrace.cdc", "events": "headrace.events", "sinks": "headrace.sinks"}
 _API = (
     "Batches",
     "Consumer",
@@ -90,6 +90,7 @@ __all__ = [
     "divert",
     "drop",
     "errors",
+    "events",
     "hopping",
     "open_log",
     "pattern",

@@ -303,3 +303,67 @@ class TargetMismatch(ConfigurationError):
 
 class TargetRefuses(ConfigurationError):
     """A sink's target refuses so many rows that they are not put aside one by one: something is wrong with all of them."""
+
+
+class VersionConflict(RetryError):
+    """An entity has another version than an append expected: somebody was quicker. `current` is the version it has; nothing was stored."""
+
+    def __init__(self, entity: str, expected: int, current: int) -> None:
+        wanted = "to be new" if expected == 0 else f"at version {expected}"
+        super().__init__(
+            f"The entity {entity!r} is at version {current}, and was expected {wanted}; nothing was stored.",
+            fix="load it again and decide anew; `handle` does that by itself.",
+        )
+        self.entity, self.expected, self.current = entity, expected, current
+
+
+class EventIdConflict(InputError):
+    """An event id that was used before, for something else. Nothing was stored."""
+
+
+class BadEvent(InputError):
+    """An event, entity or command that cannot be stored so. Nothing was stored."""
+
+
+class UnknownEvent(ConfigurationError):
+    """A stored event that the code does not know: its type, or a version that no upcaster leads from, or that is newer than the code."""
+
+
+class UnknownEntity(InputError, KeyError):
+    """No entity of that name has any events."""
+
+    def __init__(self, entity: str, store: str) -> None:
+        super().__init__(f"The entity {entity!r} has no events in {store!r}.", fix="check its name; `headrace events history` lists what there is.")
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class CommandRefused(InputError):
+    """A decider refused a command, for a reason of the business. `reason` is what it said; no event was stored."""
+
+    def __init__(self, reason: str, *, fix: str = "") -> None:
+        super().__init__(reason, fix=fix)
+        self.reason = reason
+
+
+class DeciderFailed(ConfigurationError):
+    """A decider raised something that is no refusal: a mistake in its code. No event was stored."""
+
+
+class BadMasterKey(ConfigurationError):
+    """The master key is missing, malformed, or not the one that the subjects' keys were wrapped with."""
+
+
+class UnknownSubject(InputError, KeyError):
+    """Nothing is stored about that subject."""
+
+    def __init__(self, subject: str, what: str, *, fix: str = "") -> None:
+        super().__init__(f"There is nothing of the subject {subject!r} in {what}.", fix=fix or "check its name; nothing was changed.")
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class NotForgotten(ConfigurationError):
+    """Values that were to be forgotten are still somewhere. Names each place and what to do about it."""

@@ -154,6 +154,11 @@ class Store:
         if newest.base <= base:
             newest.journal.create_next(base)
 
+    def newest_state(self) -> State | None:
+        """The state that the next commit will be decided against, before it has caught up; another one if a commit failed, or if none was made yet."""
+        newest = self._newest
+        return None if newest is None else newest.state
+
     def forget_newest(self) -> None:
         """After a failed commit: what this process believes may be ahead of the journal."""
         self._newest = None

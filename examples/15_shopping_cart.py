@@ -1,0 +1,115 @@
+"""A shopping cart that forgets nothing: what was put in and taken out again before the purchase is in its history, and a second reader makes a list of what people hesitated over.
+
+The first carts were kept before there were quantities: an upcaster brings those events up to date. Run it in an empty directory; it leaves a log in `data/`.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import headrace as hr
+from headrace.events import CommandRefused, Decider, Event, EventStore, Handler, open_store
+
+
+@dataclass(frozen=True)
+class Put:
+    item: str
+    quantity: int = 1
+
+
+@dataclass(frozen=True)
+class TakeOut:
+    item: str
+
+
+@dataclass(frozen=True)
+class Buy:
+    pass
+
+
+@dataclass(frozen=True)
+class ItemPut:
+    event_version: ClassVar[int] = 2
+    item: str
+    quantity: int
+
+
+@dataclass(frozen=True)
+class ItemTakenOut:
+    item: str
+
+
+@dataclass(frozen=True)
+class Bought:
+    items: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Cart:
+    items: dict[str, int]
+    is_bought: bool = False
+
+
+def decide(command: Put | TakeOut | Buy, cart: Cart) -> list[ItemPut | ItemTakenOut | Bought]:
+    if cart.is_bought:
+        raise CommandRefused("This cart was bought.")
+    if isinstance(command, Put):
+        if command.quantity < 1:
+            raise CommandRefused("One puts in at least one.")
+        return [ItemPut(command.item, command.quantity)]
+    if isinstance(command, TakeOut):
+        if command.item not in cart.items:
+            raise CommandRefused(f"There is no {command.item} in the cart.")
+        return [ItemTakenOut(command.item)]
+    if not cart.items:
+        raise CommandRefused("The cart is empty.")
+    return [Bought(cart.items)]
+
+
+def evolve(cart: Cart, event: ItemPut | ItemTakenOut | Bought) -> Cart:
+    if isinstance(event, ItemPut):
+        return replace(cart, items=cart.items | {event.item: cart.items.get(event.item, 0) + event.quantity})
+    if isinstance(event, ItemTakenOut):
+        return replace(cart, items={item: quantity for item, quantity in cart.items.items() if item != event.item})
+    return replace(cart, is_bought=True)
+
+
+def with_quantity(old: dict[str, Any]) -> dict[str, Any]:
+    return old | {"quantity": 1}
+
+
+CARTS = Decider("cart", Cart({}), decide, evolve, events=(ItemPut, ItemTakenOut, Bought), upcasters={("ItemPut", 1): with_quantity})
+
+
+def abandoned(store: EventStore) -> Counter[str]:
+    """What was taken out of carts, and what lies in carts that were never bought."""
+    found: Counter[str] = Counter()
+    lying: dict[str, set[str]] = {}
+    for event in store.read():
+        if event.type == "ItemPut":
+            lying.setdefault(event.entity, set()).add(event.data["item"])
+        elif event.type == "ItemTakenOut":
+            found[event.data["item"]] += 1
+            lying[event.entity].discard(event.data["item"])
+        else:
+            del lying[event.entity]
+    found.update(item for items in lying.values() for item in items)
+    return found
+
+
+def main() -> None:
+    with hr.open_log("file:data") as log, open_store(log, "carts") as store:
+        store.append("cart-0", Event("ItemPut", {"item": "rope"}))  # as it was written years ago
+        carts = Handler(store, CARTS)
+        for cart, command in [
+            ("cart-1", Put("lamp")), ("cart-1", Put("boots", 2)), ("cart-1", TakeOut("lamp")), ("cart-1", Buy()), ("cart-2", Put("lamp")), ("cart-2", Put("rope")),
+        ]:  # fmt: skip
+            carts.handle(cart, command)
+        print("bought:", carts.state("cart-1").items)
+        print("the old cart:", carts.state("cart-0").items)
+        print("cart 1:", [(event.version, event.type, event.data.get("item")) for event in store.load("cart-1")])
+        print("hesitated over:", sorted(abandoned(store).items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Event sourcing on the log: events are the truth, everything else is derived from them. See docs/events.md."""
+
+from __future__ import annotations
+
+from headrace.errors import CommandRefused, VersionConflict
+from headrace.events.codec import Codec, personal
+from headrace.events.deciding import Decider, Handled, Handler
+from headrace.events.store import EventStore, open_store
+from headrace.events.values import ANY, NEW, Appended, Change, Event, Recorded
+from headrace.events.vault import Vault, open_vault
+
+__all__ = [
+    "ANY",
+    "NEW",
+    "Appended",
+    "Change",
+    "Codec",
+    "CommandRefused",
+    "Decider",
+    "Event",
+    "EventStore",
+    "Handled",
+    "Handler",
+    "Recorded",
+    "Vault",
+    "VersionConflict",
+    "open_store",
+    "open_vault",
+    "personal",
+]

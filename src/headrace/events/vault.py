@@ -1,0 +1,204 @@
+"""The vault: a key for each person, so that what is known of one can be made unreadable everywhere at once, by deleting a key.
+
+Personal fields are sealed with AES-GCM under the subject's key and stay sealed wherever they go: in events, states, snapshots, views, backups. Keys are kept beside the events, each wrapped
+by a master key that comes from the environment or a file and is never stored. Deleting a key overwrites it (SQLite's secure_delete), and every process notices at its next look.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sqlite3
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import BadMasterKey, CorruptionError, InputError, MissingExtra, NewerFormat, UnknownSubject
+from headrace.events import forgetting
+from headrace.log.api import Closing
+
+if TYPE_CHECKING:
+    from headrace.events.store import EventStore
+
+FORMAT = 1
+ENVIRONMENT, ENVIRONMENT_FILE = "HEADRACE_MASTER_KEY", "HEADRACE_MASTER_KEY_FILE"
+_KEY_BYTES, _NONCE_BYTES = 32, 12
+_PREFIX = "sealed:1:"
+_MOST_KEYS = 10_000
+_PROOF = b"headrace vault"
+_MAKE = "make one with `openssl rand -base64 32`, and keep it where this log's backups are not."
+
+
+def open_vault(store: EventStore, *, master_key: bytes | None = None) -> Vault:
+    """The keys of a store's subjects. The master key is 32 bytes; without one, it is read from HEADRACE_MASTER_KEY (base64) or the file HEADRACE_MASTER_KEY_FILE."""
+    return Vault(store, master_key_given(master_key))
+
+
+def master_key_given(key: bytes | None = None) -> bytes:
+    if key is None:
+        text = os.environ.get(ENVIRONMENT)
+        name = os.environ.get(ENVIRONMENT_FILE)
+        if text is None and name is not None:
+            try:
+                text = Path(name).read_text()
+            except OSError as error:
+                raise BadMasterKey(f"The master key's file cannot be read: {error}", fix=f"check {ENVIRONMENT_FILE}.") from error
+        if text is None:
+            raise BadMasterKey("There is no master key.", fix=f"set {ENVIRONMENT} or {ENVIRONMENT_FILE}; {_MAKE}")
+        try:
+            key = base64.b64decode(text.strip(), validate=True)
+        except ValueError:
+            raise BadMasterKey("The master key is not base64.", fix=_MAKE) from None
+    if len(key) != _KEY_BYTES:
+        raise BadMasterKey(f"The master key has {len(key)} bytes, and must have {_KEY_BYTES}.", fix=_MAKE)
+    return key
+
+
+def _cipher(key: bytes) -> Any:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError as error:
+        raise MissingExtra("cryptography", "events") from error
+    return AESGCM(key)
+
+
+def _encrypted(cipher: Any, content: bytes, about: bytes) -> bytes:
+    nonce = os.urandom(_NONCE_BYTES)
+    return nonce + bytes(cipher.encrypt(nonce, content, about))
+
+
+def _decrypted(cipher: Any, content: bytes, about: bytes) -> bytes | None:
+    """None if it was encrypted with another key, or was changed."""
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        return bytes(cipher.decrypt(content[:_NONCE_BYTES], content[_NONCE_BYTES:], about))
+    except InvalidTag:
+        return None
+
+
+class Vault(Closing):
+    """Safe for threads and processes."""
+
+    def __init__(self, store: EventStore, master_key: bytes) -> None:
+        self._store, self._master = store, _cipher(master_key)
+        directory = forgetting.directory(store)
+        directory.mkdir(parents=True, exist_ok=True)
+        self.path = directory / "keys.sqlite"
+        self._lock = threading.RLock()
+        self._keys: OrderedDict[str, Any] = OrderedDict()
+        self._seen = -1
+        self._db = sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
+        try:
+            self._prepare()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA secure_delete = ON")
+        self._db.execute("PRAGMA synchronous = EXTRA")
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID")
+            self._db.execute("CREATE TABLE IF NOT EXISTS keys (subject TEXT PRIMARY KEY, wrapped BLOB NOT NULL) WITHOUT ROWID")
+            known = dict(self._db.execute("SELECT name, value FROM about"))
+            if not known:
+                rows = [("format", FORMAT), ("proof", _encrypted(self._master, _PROOF, _PROOF))]
+                self._db.executemany("INSERT INTO about VALUES (?, ?)", rows)
+                return
+        if known["format"] > FORMAT:
+            raise NewerFormat(f"{self.path} has format {known['format']}; this Headrace knows {FORMAT}.", fix="upgrade Headrace.")
+        if _decrypted(self._master, known["proof"], _PROOF) != _PROOF:
+            raise BadMasterKey(f"The master key is not the one that the keys in {self.path} were wrapped with.", fix="give the right one; nothing was changed.")
+
+    def _key(self, subject: str, *, make: bool) -> Any:
+        """A subject's cipher; None if its key was deleted, or never made."""
+        with self._lock:
+            (now,) = self._db.execute("PRAGMA data_version").fetchone()
+            if now != self._seen:  # another process changed something: perhaps it deleted a key
+                self._keys.clear()
+                self._seen = now
+            known = self._keys.get(subject)
+            if known is None:
+                known = self._stored(subject) or (self._made(subject) if make else None)
+                if known is not None:
+                    self._keys[subject] = known
+                    if len(self._keys) > _MOST_KEYS:
+                        self._keys.popitem(last=False)
+            return known
+
+    def _stored(self, subject: str) -> Any:
+        row = self._db.execute("SELECT wrapped FROM keys WHERE subject = ?", (subject,)).fetchone()
+        if row is None:
+            return None
+        key = _decrypted(self._master, row[0], subject.encode())
+        if key is None:
+            raise CorruptionError(f"The key of the subject {subject!r} in {self.path} is damaged.", fix="restore the file from a backup.")
+        return _cipher(key)
+
+    def _made(self, subject: str) -> Any:
+        key = os.urandom(_KEY_BYTES)
+        self._db.execute("INSERT OR IGNORE INTO keys VALUES (?, ?)", (subject, _encrypted(self._master, key, subject.encode())))
+        return self._stored(subject)  # another process may have been quicker
+
+    def seal(self, subject: str, value: Any) -> str:
+        """A value as text that only the subject's key opens."""
+        content = json.dumps(value, separators=(",", ":")).encode()
+        sealed = _encrypted(self._key(subject, make=True), content, subject.encode())
+        return f"{_PREFIX}{_text(subject.encode())}:{_text(sealed)}"
+
+    def unseal(self, value: Any) -> Any:
+        """What was sealed; None if the key is gone. Anything else stays as it is."""
+        if not isinstance(value, str) or not value.startswith(_PREFIX):
+            return value
+        try:
+            about, sealed = (base64.urlsafe_b64decode(part) for part in value.removeprefix(_PREFIX).split(":"))
+        except ValueError:
+            return None
+        cipher = self._key(about.decode(), make=False)
+        content = None if cipher is None else _decrypted(cipher, sealed, about)
+        return None if content is None else json.loads(content)
+
+    def reveal(self, thing: Any) -> Any:
+        """A copy of a row, an event or a state with everything in it unsealed: for whoever may see it, at the last moment."""
+        if isinstance(thing, str):
+            return self.unseal(thing)
+        if isinstance(thing, Mapping):
+            return {key: self.reveal(value) for key, value in thing.items()}
+        if is_dataclass(thing) and not isinstance(thing, type):
+            return replace(thing, **{field.name: self.reveal(getattr(thing, field.name)) for field in fields(thing) if field.init})
+        if isinstance(thing, tuple) and hasattr(thing, "_fields"):
+            return type(thing)(*map(self.reveal, thing))
+        return type(thing)(map(self.reveal, thing)) if isinstance(thing, list | tuple) else thing
+
+    def subjects(self) -> list[str]:
+        """Whoever has a key."""
+        with self._lock:
+            return [subject for (subject,) in self._db.execute("SELECT subject FROM keys ORDER BY subject")]
+
+    def forget(self, subject: str) -> None:
+        """Delete a subject's key: what it sealed can be read by nobody any more. Can be repeated if it was interrupted; both ends are logged."""
+        if not subject:
+            raise InputError(f"{subject!r} is no subject.", fix="name one.")
+        with self._lock:
+            known = self._stored(subject) is not None
+            if not known and not forgetting.is_unfinished(self._store, "shred", subject):
+                raise UnknownSubject(subject, f"the vault of {self._store.name!r}")
+            if known:
+                forgetting.note(self._store, "shred", subject, "begun")
+            self._db.execute("DELETE FROM keys WHERE subject = ?", (subject,))
+            self._db.execute("VACUUM")
+            self._keys.pop(subject, None)
+            forgetting.note(self._store, "shred", subject, "done")
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def _text(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).decode()
