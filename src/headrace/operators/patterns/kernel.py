@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from headrace.errors import InputError
+from headrace.errors import InputError, PlanError
 from headrace.operators.buffers import Ints, Mask, runs
 from headrace.operators.joins.matching import ranked, sorting
 from headrace.operators.kernel import TICK, UNSTARTED, Clocks, Groups, KeyedState, Times
@@ -419,9 +419,18 @@ def match_schema(settings: MatchSettings) -> pa.Schema:
         given += [pa.field(CLASSIFIER, pa.string()), pa.field(MATCH_NUMBER, pa.int64())]
     if settings.several:
         given.insert(settings.pattern_at, pa.field(PATTERN, pa.string()))
-    _, pattern = settings.patterns[0]
-    measures = [pa.field(name, expression.type(settings.schema)) for name, expression in pattern.measures]
-    return pa.schema([*given, *measures, pa.field(MATCHED_AT, time)])
+    return pa.schema([*given, *_measures(settings), pa.field(MATCHED_AT, time)])
+
+
+def _measures(settings: MatchSettings) -> list[pa.Field]:
+    """All patterns have the same ones; one that does not measure something has null there."""
+    fields = []
+    for at, (name, _) in enumerate(settings.patterns[0][1].measures):
+        kinds = {str(kind): kind for _, pattern in settings.patterns for kind in [pattern.measures[at][1].type(settings.schema)] if kind != pa.null()}
+        if len(kinds) > 1:
+            raise PlanError(f"The measure {name!r} is {' in one pattern and '.join(kinds)} in another.", fix="cast it, or give it another name.")
+        fields.append(pa.field(name, next(iter(kinds.values()), pa.null())))
+    return fields
 
 
 def _merged(counts: Ints, keys: Ints, order: Ints) -> tuple[Ints, Ints]:

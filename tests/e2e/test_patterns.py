@@ -1,0 +1,174 @@
+"""Patterns through the engine: the same matches whatever the batches, shards, restarts and kills; time-outs, late rows, several patterns, and what a key waits for.
+
+The jobs run in this process.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.pipeline.inspect import last_entry
+from headrace.pipeline.partial_matches import partial_matches, plain, told
+from headrace.testing.pipelines import Died, PipelineTest
+
+pytestmark = pytest.mark.usefixtures("no_syncs")
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+SCHEMA = "card BIGINT, amount DOUBLE, kind STRING, paid_at TIMESTAMP"
+Row = dict[str, Any]
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def payment(card: int, amount: float, seconds: float, kind: str = "a") -> Row:
+    return {"card": card, "amount": amount, "kind": kind, "paid_at": at(seconds)}
+
+
+def bank() -> hr.Pipeline:
+    pipeline = hr.Pipeline("bank")
+    payments = pipeline.topic("payments", schema=SCHEMA, key="card", event_time=hr.EventTime("paid_at", delay="5 seconds", idle="10 minutes"), partitions=2)
+    fraud = payments.match(
+        "small{3,} big", define={"small": "amount < 10", "big": "amount > 1000 AND amount > 50 * avg(small.amount)"},
+        measures={"first_at": "first(small.paid_at)", "total": "sum(amount)", "n": "count(small.*)"}, within="10 minutes", timed_out="almost", late=hr.divert("late_payments"),
+    )  # fmt: skip
+    pipeline.write("fraud", fraud)
+    steps = {"define": {each: f"kind = '{each}'" for each in "abc"}, "within": "1 minute", "after_match": "skip to next row"}
+    pipeline.write("steps", payments.match("a -> b -> c", measures={"total": "sum(amount)", "last_at": "last(paid_at)"}, **steps))  # type: ignore[arg-type]
+    pipeline.write("silent", payments.match("a !b", define={"a": "kind = 'a'", "b": "kind = 'b'"}, within="20 seconds", measures={"since": "last(paid_at)"}))
+    every = payments.match("first more{2}", define={"more": "amount > prev(amount)"}, rows="all", within="1 minute", measures={"so_far": "sum(amount)", "all": "final sum(amount)"})
+    pipeline.write("rising", every)
+    return pipeline
+
+
+OUTPUTS = ("fraud", "steps", "silent", "rising", "almost", "late_payments")
+
+
+def disordered(seed: int) -> list[list[Row]]:
+    chance = Random(seed)
+    ticks = []
+    for tick in range(6):
+        amounts = [chance.choice([1.0, 2.0, 5.0, 5.0, 50.0, 2000.0]) for _ in range(20)]
+        ticks.append([payment(chance.randrange(3), amount, tick * 40 + chance.randrange(-4, 40) - 60 * (chance.random() < 0.05), chance.choice("abcd")) for amount in amounts])
+    return ticks
+
+
+def settled(test: PipelineTest, ticks: list[list[Row]], after_each: Any = None, most_ticks: int = 1_000_000) -> None:
+    for rows in ticks:
+        test.feed("payments", rows)
+        test.cut()
+        if after_each is not None:
+            after_each(test)
+    test.settle(most_ticks)
+    test.pass_time("1 hour")
+    test.settle(most_ticks)
+
+
+def outputs(test: PipelineTest) -> dict[str, list[Any]]:
+    return {name: sorted(test.rows(name), key=str) for name in OUTPUTS}
+
+
+def test_matches_do_not_depend_on_batches_shards_and_restarts(tmp_path: Path) -> None:
+    ticks = disordered(3)
+    with PipelineTest(bank(), tmp_path / "whole", shards=2) as test:
+        settled(test, ticks)
+        expected = outputs(test)
+    assert all(expected[name] for name in OUTPUTS), "each output has something to tell"
+
+    def step_and_restart(test: PipelineTest, shards: list[int] = [3, 1, 2]) -> None:  # noqa: B006
+        while test.step(1):
+            continue
+        test.restart(shards=shards[len(test.rows("steps")) % 3], lose_local_store=True)
+
+    with PipelineTest(bank(), tmp_path / "pieces", shards=1) as test:
+        settled(test, ticks, step_and_restart, 1)
+        assert outputs(test) == expected
+
+
+@pytest.mark.parametrize("point", ["in the kernel", "files were written", "before the commit", "after the commit"])
+def test_a_kill_loses_and_doubles_nothing(tmp_path: Path, point: str) -> None:
+    ticks = disordered(4)
+    with PipelineTest(bank(), tmp_path / "whole") as test:
+        settled(test, ticks)
+        expected = outputs(test)
+
+    def die_once(test: PipelineTest) -> None:
+        with pytest.raises(Died):
+            test.step(dies=point)
+        test.restart()
+
+    with PipelineTest(bank(), tmp_path / "killed") as test:
+        settled(test, ticks, die_once)
+        assert outputs(test) == expected
+
+
+def test_absence_is_told_by_the_clock_alone(tmp_path: Path) -> None:
+    with PipelineTest(bank(), tmp_path) as test:
+        test.feed("payments", [payment(1, 5.0, 0, "a")])
+        test.settle()
+        assert test.rows("silent") == []
+        test.pass_time("15 minutes")
+        test.settle()
+        assert [row[1:] for row in test.rows("silent")] == [(1, at(0), at(20))]
+
+
+def test_a_condition_that_fails_is_false_and_counted(tmp_path: Path) -> None:
+    pipeline = hr.Pipeline("bank")
+    payments = pipeline.topic("payments", schema=SCHEMA, key="card", event_time=hr.EventTime("paid_at"))
+    pipeline.write("out", payments.match("a b", define={"b": "100 / (amount - a.amount) > 10"}, measures={"n": "count(*)"}, within="1 minute"))
+    with PipelineTest(pipeline, tmp_path) as test:
+        test.feed("payments", [payment(1, 5.0, 0), payment(1, 5.0, 1), payment(1, 6.0, 2), payment(1, None, 3), payment(1, 9.0, 500)])  # type: ignore[arg-type]
+        test.settle()
+        assert [row[2] for row in test.rows("out")] == [2]
+        assert last_entry(test.log, "bank").counts["out.match.errors"] == 1
+
+
+def test_several_patterns_in_one_pass(tmp_path: Path) -> None:
+    pipeline = hr.Pipeline("bank")
+    payments = pipeline.topic("payments", schema=SCHEMA, key="card", event_time=hr.EventTime("paid_at"))
+    rules = {
+        "up": hr.pattern("one more", define={"more": "amount > one.amount"}, measures={"total": "sum(amount)"}, within="1 minute"),
+        "skips": hr.pattern("x -> y", define={"x": "kind = 'a'", "y": "kind = 'b'"}, measures={"total": "last(y.amount)"}, within="1 minute"),
+        "never": hr.pattern("z{3}", define={"z": "amount > 100000"}, within="1 minute"),
+    }
+    pipeline.write("alerts", payments.match(rules))
+    with PipelineTest(pipeline, tmp_path) as test:
+        test.feed("payments", [payment(1, 5.0, 0, "a"), payment(1, 6.0, 1, "c"), payment(1, 2.0, 2, "b"), payment(1, 1.0, 500)])
+        test.settle()
+        assert sorted(row[1:4] for row in test.rows("alerts")) == [(1, "skips", 2.0), (1, "up", 11.0)]
+
+
+def test_what_a_key_waits_for_can_be_asked(tmp_path: Path) -> None:
+    with PipelineTest(bank(), tmp_path) as test:
+        test.feed("payments", [payment(1, 5.0, 0), payment(1, 4.0, 10), payment(1, 3.0, 20), payment(2, 5.0, 60)])
+        test.settle()
+        found = partial_matches(test.pipeline.plan(), test.log, test.state, "fraud.match", {"card": "1"})
+        assert [len(each.rows) for each in found.partial] == [2, 1]
+        assert found.partial[0].waits_for == ["small"]
+        assert found.partial[0].rows[0] == {"classifier": "small", "time_us": round(START.timestamp() * 1e6), "card": 1, "amount": 5.0, "paid_at": at(0)}
+        assert "has small small since 2026-03-01 12:00:00.000+00:00, waits for small until 2026-03-01 12:10:00.000+00:00." in told(found)
+        assert plain(found)["waiting_rows"] == 1, "the third is not certain to be the next"
+
+
+def test_a_match_in_the_making_is_bounded(tmp_path: Path) -> None:
+    def declared(when_full: str) -> hr.Pipeline:
+        pipeline = hr.Pipeline("bank")
+        payments = pipeline.topic("payments", schema=SCHEMA, key="card", event_time=hr.EventTime("paid_at"))
+        pipeline.write("out", payments.match("a+ b", define={"a": "amount < 10", "b": "amount > 10"}, measures={"n": "count(*)"}, most_rows=3, when_full=when_full))
+        return pipeline
+
+    rows = [payment(1, 5.0, number) for number in range(5)] + [payment(1, 50.0, 5), payment(1, 1.0, 500)]
+    with PipelineTest(declared("drop"), tmp_path / "drop") as test:
+        test.feed("payments", rows)
+        test.settle()
+        assert [row[2] for row in test.rows("out")] == [3], "the last three rows"
+        assert last_entry(test.log, "bank").counts["out.match.given_up"] == 3
+    with PipelineTest(declared("stop"), tmp_path / "stop") as test, pytest.raises(Exception, match="goes on for more rows"):
+        test.feed("payments", rows)
+        test.settle()
