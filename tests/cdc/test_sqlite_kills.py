@@ -20,7 +20,7 @@ from tests.cdc.workload import (
 )
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_killed_at_random(tmp_path: Path, kills: int) -> None:
     path, address = tmp_path / "shop.db", f"file:{tmp_path / 'log'}"
 
