@@ -146,5 +146,5 @@ def from_url(url: str, *, tables: Sequence[str] = (), name: str | None = None, *
         return (mariadb if kind == "mariadb" else mysql)(url, tables=tables, name=name, **settings)
     raise InputError(
         f"{kind or url!r} is no kind of database that can be captured: {nearest(kind, ['sqlite', 'postgres', 'mariadb', 'mysql'])}",
-        fix="give sqlite:PATH, postgres://USER@HOST/DATABASE or mariadb://USER@HOST/DATABASE.",
+        fix="give sqlite:PATH, or postgres://, mariadb:// or mysql://USER@HOST/DATABASE.",
     )

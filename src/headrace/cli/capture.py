@@ -24,7 +24,7 @@ TablesOption = Annotated[list[str] | None, typer.Option("--table", metavar="TABL
 
 def capture(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(metavar="FILE|URL", help="A Python file that declares captures, or a database: sqlite:PATH, postgres://…, mariadb://…")],
+    source: Annotated[str, typer.Argument(metavar="FILE|URL", help="A Python file that declares captures, or a database: sqlite:PATH, postgres://…, mariadb://…, mysql://…")],
     log: LogOption = None,
     name: Annotated[str | None, typer.Option("--name", help="Which capture of the file; or how the one of a URL is called.")] = None,
     table: TablesOption = None,
