@@ -96,6 +96,7 @@ class Batch:
     keys: Ints
     times: Times
     bits: list[Mask]
+    stored: Ints
     timers: Times
     certain: Ints  # positions of rows that the clock has passed
 
@@ -177,7 +178,7 @@ class PatternKernel:
         total = self._conditions + len(self.settings.patterns)
         words = [whole(everything.column(field.name)).to_numpy()[order] for field in bit_fields(total)]
         timers = timers_of(whole(stored.column(MARK)).to_numpy(), counts)
-        return Batch(found.keys, groups, names, everything, order, keys, times, unpacked(words, total), timers, np.flatnonzero(times < now_us))
+        return Batch(found.keys, groups, names, everything, order, keys, times, unpacked(words, total), counts, timers, np.flatnonzero(times < now_us))
 
     def _fresh(self, rows: pa.Table) -> pa.Table:
         """New rows as they are stored."""
@@ -198,12 +199,12 @@ class PatternKernel:
             batch.bits[self._conditions + at][batch.certain] &= work.open[at]
         which = np.flatnonzero(keep)
         counts = np.bincount(batch.keys[which], minlength=len(batch.by))
-        timers = self._timers(batch, work, which, keep)
+        timers = self._timers(batch, work, which, keep, int(clock.closed[-1]))
         table = batch.rows.take(pa.array(batch.order[which]))
         words = packed([mask[which] for mask in batch.bits], len(which))
         columns = {TIME: table[TIME], MARK: pa.array(marks_of(timers, counts)), **{f"{BITS}{at}": word for at, word in enumerate(words)}}
         rows = pa.table({**columns, **{name: table[name] for name in self._columns}})
-        put_rows(self._store, state, batch.by, batch.groups, batch.names, rows, counts, (batch.timers, timers))
+        put_rows(self._store, state, batch.by, batch.groups, batch.names, rows, (batch.stored, counts), (batch.timers, timers))
         if self._accounts is not None:
             self._accounts.write(state, batch.by, batch.groups, work.numbers, work.accounted())
 
@@ -222,7 +223,7 @@ class PatternKernel:
         withins = [each.spec.within_us for _, each in self.settings.patterns]
         return max(each.back for _, each in self.settings.patterns), None if None in withins else max(each or 0 for each in withins)
 
-    def _timers(self, batch: Batch, work: _Work, which: Ints, keep: Mask) -> Times:
+    def _timers(self, batch: Batch, work: _Work, which: Ints, keep: Mask, now_us: int) -> Times:
         """When each key must be looked at again: when its next row is certain, when a deadline has passed, or when what it looked back at can go."""
         timers = np.full(len(batch.by), FOREVER)
         waits = np.ones(len(batch.order), np.bool_)
@@ -238,7 +239,9 @@ class PatternKernel:
             timers[alone] = newest[alone] + within + 1
         some = np.zeros(len(timers), np.bool_)
         some[batch.keys[keep]] = True
-        return np.where(some & (timers < FOREVER), timers, NO_TIMER)
+        timers = np.where(some & (timers < FOREVER), timers, NO_TIMER)
+        early = (batch.timers != NO_TIMER) & (batch.timers > now_us) & (batch.timers < timers)  # who is woken too early sets a timer again: cheaper than moving it each time
+        return np.where(early, batch.timers, timers)
 
 
 class _Work:
@@ -405,7 +408,7 @@ def certain_work(kernel: PatternKernel, stored: pa.Array, now_us: int) -> _Work:
     total = len(kernel.settings.bits) + len(kernel.settings.patterns)
     words = [whole(rows.column(field.name)).to_numpy() for field in bit_fields(total)]
     nothing = np.zeros(len(counts), np.uint8)
-    batch = Batch(stored, nothing, stored, rows, np.arange(len(keys)), keys, times, unpacked(words, total), timers_of(keys, counts), np.flatnonzero(times < now_us))
+    batch = Batch(stored, nothing, stored, rows, np.arange(len(keys)), keys, times, unpacked(words, total), counts, timers_of(keys, counts), np.flatnonzero(times < now_us))
     now = np.array([now_us], np.int64)
     known = np.ones(len(counts), np.bool_)
     return _Work(kernel, batch, Clocks(now, now, now, now, now_us, now_us), known, np.zeros((len(counts), len(kernel.settings.patterns)), np.int64))

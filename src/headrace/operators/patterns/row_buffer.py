@@ -21,8 +21,7 @@ import pyarrow.compute as pc
 from headrace.errors import NewerFormat
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.kernel import Groups, KeyedState, Times
-from headrace.operators.windows.buffered import put_timers
-from headrace.operators.windows.entries import Windows
+from headrace.operators.windows.entries import Windows, with_long_keys
 from headrace.operators.windows.kept_rows import RowStore
 
 MARK = "_mark"
@@ -31,6 +30,7 @@ NO_TIMER = -1
 _WORD = 63
 _ACCOUNT = pa.scalar(b"k", pa.binary())
 _NOTHING = pa.scalar(b"", pa.binary())
+_ONE = pa.scalar(b"\x01", pa.binary())
 _VERSION = 1
 Numbers = npt.NDArray[np.int64]
 """A row for each key, a column for each pattern."""
@@ -53,16 +53,19 @@ def unpacked(words: Sequence[Ints], count: int) -> list[Mask]:
     return [(words[at // _WORD] >> (at % _WORD) & 1).astype(np.bool_) for at in range(count)]
 
 
-def put_rows(store: RowStore, state: KeyedState, by: pa.Array, groups: Groups, names: pa.Array, rows: pa.Table, counts: Ints, timers: tuple[Times, Times]) -> None:
-    """Store the rows of keys, so many of each, and move their timers: from, to."""
-    old, new = timers
-    store.write(state, names, groups, counts, rows)
-    moved = np.flatnonzero(old != new)
-    goes, comes = moved[old[moved] != NO_TIMER], moved[new[moved] != NO_TIMER]
-    put_timers(state, _timers(by, groups, old, goes), _timers(by, groups, new, comes))
+def put_rows(store: RowStore, state: KeyedState, by: pa.Array, groups: Groups, names: pa.Array, rows: pa.Table, counts: tuple[Ints, Ints], timers: tuple[Times, Times]) -> None:
+    """Store the rows of keys, so many of each, and move their timers; of both what was before comes first."""
+    (had, has), (old, new) = counts, timers
+    some = np.flatnonzero((had > 0) | (has > 0))
+    every = len(some) == len(has)
+    store.write(state, names if every else names.take(pa.array(some)), groups if every else groups[some], has if every else has[some], rows)
+    moved = old != new
+    gone, set_anew = (_timer_names(by, groups, times, np.flatnonzero(moved & (times != NO_TIMER))) for times in (old, new))
+    state.put_array(gone[0], pa.nulls(len(gone[0]), pa.binary()), gone[1])
+    state.put_array(set_anew[0], with_long_keys(set_anew[0], pa.repeat(_ONE, len(set_anew[0]))), set_anew[1])
 
 
-def _timers(by: pa.Array, groups: Groups, times: Times, which: Ints) -> tuple[pa.Array, Groups]:
+def _timer_names(by: pa.Array, groups: Groups, times: Times, which: Ints) -> tuple[pa.Array, Groups]:
     windows = Windows(by.take(pa.array(which)), np.zeros(len(which), np.int64), times[which], groups[which])
     return windows.names(np.ones(len(which), np.bool_)).cast(pa.binary()), groups[which]
 
