@@ -29,7 +29,8 @@ from headrace.pipeline.timing import clock_paths
 from headrace.pipeline.windowing import RESERVED, checked_time
 
 if TYPE_CHECKING:  # kernels are loaded where they are used
-    from headrace.operators.patterns.kernel import MatchSettings, PatternKernel
+    from headrace.operators.patterns.kernel import PatternKernel
+    from headrace.operators.patterns.settings import MatchSettings
     from headrace.pipeline.stream import Stream
 
 Duration = str | timedelta
@@ -86,7 +87,7 @@ class MatchStep(Step):
 
     @cached_property
     def settings(self) -> MatchSettings:
-        from headrace.operators.patterns.kernel import MatchSettings
+        from headrace.operators.patterns.settings import MatchSettings
 
         places = {text: at for at, (_, text) in enumerate(self.bits)}
         fits = tuple(tuple((each.symbol, places[condition_of(each)]) for each in found.definitions if each.alone) for _, found in self.compiled)
@@ -191,7 +192,7 @@ def matched(stream: Stream, patterns: Mapping[str, PatternText], asked: Asked, n
         name=where, inputs=(before,), schema=stream.schema, key=stream.key, by=stream.key, over=over, patterns=specs, bits=bits, rows=asked.rows,
         several=several, late=late, timed_out=asked.timed_out, when_full=asked.when_full,
     )  # fmt: skip
-    from headrace.operators.patterns.kernel import match_schema
+    from headrace.operators.patterns.settings import match_schema
 
     schema = match_schema(step.settings)
     twice = sorted({each for each in schema.names if schema.names.count(each) > 1})

@@ -15,7 +15,8 @@ from headrace.operators.kernel import UNSTARTED, Clocks
 from headrace.operators.keys import GROUPS, encode_keys, key_groups
 from headrace.operators.memory_state import MemoryState
 from headrace.operators.patterns.compiled import PatternSpec, compiled
-from headrace.operators.patterns.kernel import MatchSettings, PatternKernel
+from headrace.operators.patterns.kernel import PatternKernel
+from headrace.operators.patterns.settings import MatchSettings
 from headrace.operators.patterns.specs import ONE_ROW
 from tests.operators.windows.feeding import spread
 

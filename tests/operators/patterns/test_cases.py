@@ -11,8 +11,9 @@ import pytest
 from headrace.operators.kernel import UNSTARTED, Clocks
 from headrace.operators.memory_state import MemoryState
 from headrace.operators.patterns.compiled import PatternSpec, compiled
-from headrace.operators.patterns.kernel import MatchSettings, PatternKernel
+from headrace.operators.patterns.kernel import PatternKernel
 from headrace.operators.patterns.reading import Names, read
+from headrace.operators.patterns.settings import MatchSettings
 from headrace.operators.patterns.specs import ALL_ROWS
 
 TIME = pa.timestamp("us", "UTC")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,3 +128,23 @@ def test_a_match_is_told_as_soon_as_it_is_certain(cuts: list[int]) -> None:
     assert told("a (-> b)+") == [(4, 2)], "when the time is up, since another b could have come"
     assert told("a !x") == [(4, 0)], "absence, by the clock alone"
     assert told("a !b") == []
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(feeds(), st.lists(st.tuples(st.sampled_from(["a b", "a -> b ->> c", "a+ c", "b{2} x", "a !x -> c", "c c", "b+ !x", "x (a | b)"]), st.sampled_from([3, 12]), AFTER), min_size=9, max_size=9), st.lists(st.integers(1, 20), max_size=4))
+def test_many_patterns_at_once_give_what_each_gives_alone(feed: Feed, asked: list[tuple[str, int, str]], cuts: list[int]) -> None:
+    specs = [PatternSpec(text, (), (("first_id", "first(id)"), ("last_id", "last(id)")), within, after) for text, within, after in asked]
+    try:
+        alone = [settings(spec) for spec in specs]
+    except BadPattern:
+        return
+    patterns_by_name = tuple((f"p{at}", each.patterns[0][1]) for at, each in enumerate(alone))
+    together = replace(alone[0], patterns=patterns_by_name, fits=tuple(each.fits[0] for each in alone), several=True)
+    found = feed_to(together, feed, cuts, [1, 2])
+    expected_rows = [{**row, "pattern": f"p{at}"} for at, each in enumerate(alone) for row in feed_to(each, feed).told]
+    assert sorted(found.told, key=_text) == sorted(expected_rows, key=_text)
+    assert found.state == {}
+
+
+def _text(row: Row) -> str:
+    return str(sorted(row.items()))

@@ -57,6 +57,22 @@ class Automaton:
                 found[self.symbols[other]].add(self.symbols[place])
         return {name: frozenset(names) for name, names in found.items()}
 
+    @cached_property
+    def required(self) -> tuple[str, ...]:
+        """The symbols of which every match has a row."""
+        return tuple(symbol for symbol in dict.fromkeys(self.symbols) if not self._reaches_end_without(symbol))
+
+    def _reaches_end_without(self, symbol: str) -> bool:
+        left, seen = [place for place in self.first if self.symbols[place] != symbol], set[int]()
+        while left:
+            place = left.pop()
+            if place == ACCEPT:
+                return True
+            if place not in seen:
+                seen.add(place)
+                left += [edge.to for edge in self.edges[place] if edge.to == ACCEPT or self.symbols[edge.to] != symbol]
+        return False
+
     @property
     def is_strict(self) -> bool:
         """Whether some row must directly follow another: then every row of a key matters."""

@@ -10,7 +10,8 @@ import pyarrow as pa
 from headrace.operators.keys import whole
 from headrace.operators.patterns.automaton import ACCEPT
 from headrace.operators.patterns.compiled import CompiledPattern
-from headrace.operators.patterns.kernel import MatchSettings, PatternKernel, certain_work
+from headrace.operators.patterns.kernel import PatternKernel, certain_work
+from headrace.operators.patterns.settings import MatchSettings
 from headrace.operators.patterns.walking import Walker
 from headrace.operators.windows.kept_rows import TIME
 
@@ -23,7 +24,8 @@ def partial(settings: MatchSettings, stored: bytes | None, now_us: int) -> tuple
     work = certain_work(PatternKernel(settings), pa.array([stored], pa.binary()), now_us)
     found: list[Partial] = []
     for at, (name, pattern) in enumerate(settings.patterns):
-        source, matcher = work.matcher(at)
+        view = work.view(at)
+        source, matcher = view.source, work.matcher(at, view)
         outcome = matcher.run()
         begin = np.flatnonzero((outcome.certain_us >= now_us) & matcher.may_begin)
         entries = Walker(matcher.look, matcher.holds).partly(begin, work.rows.end[begin] - 1)

@@ -49,8 +49,21 @@ def packed(masks: Sequence[Mask], count: int) -> list[pa.Array]:
     return [pa.array(word) for word in words]
 
 
-def unpacked(words: Sequence[Ints], count: int) -> list[Mask]:
-    return [(words[at // _WORD] >> (at % _WORD) & 1).astype(np.bool_) for at in range(count)]
+class Bits:
+    """Conditions of rows, as words; taken out when they are asked for, since there can be thousands."""
+
+    def __init__(self, words: list[Ints]) -> None:
+        self.words = words
+
+    def get(self, at: int, rows: Ints | None = None) -> Mask:
+        """One of them, of all rows or some."""
+        word = self.words[at // _WORD] if rows is None else self.words[at // _WORD][rows]
+        found: Mask = (word & (1 << at % _WORD)) != 0
+        return found
+
+    def clear(self, at: int, rows: Ints) -> None:
+        """Let one of them be false for some rows."""
+        self.words[at // _WORD][rows] &= ~(1 << at % _WORD)
 
 
 def put_rows(store: RowStore, state: KeyedState, by: pa.Array, groups: Groups, names: pa.Array, rows: pa.Table, counts: tuple[Ints, Ints], timers: tuple[Times, Times]) -> None:

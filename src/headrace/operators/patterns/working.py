@@ -1,0 +1,226 @@
+"""One call of the kernel at work: its certain rows, pattern after pattern; what each tells, and what of the rows is still needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.errors import InputError
+from headrace.operators.buffers import Ints, Mask
+from headrace.operators.joins.matching import sorting
+from headrace.operators.kernel import TICK, Clocks, Times
+from headrace.operators.patterns.compiled import CompiledPattern
+from headrace.operators.patterns.matching import FOREVER, Matcher, Outcome
+from headrace.operators.patterns.ordered_batch import Batch
+from headrace.operators.patterns.row_buffer import Bits, Numbers
+from headrace.operators.patterns.settings import MatchSettings
+from headrace.operators.patterns.sorted_rows import SortedRows
+from headrace.operators.patterns.specs import ALL_ROWS, STOP
+from headrace.operators.patterns.telling import all_rows, as_times, classifiers, one_row
+from headrace.operators.patterns.terms import Source
+from headrace.operators.patterns.walking import Entries, Walker
+
+TICK_FIELD = pa.field(TICK, pa.int64(), nullable=False)
+MANY = 8
+"""From so many patterns on it pays to find out first which keys each needs to look at."""
+
+
+@dataclass(frozen=True)
+class View:
+    """The rows that a pattern looks at: which of the certain ones (None: all), with what they fit, and what its conditions read. `fresh`: certain since this call."""
+
+    which: Ints | None
+    rows: SortedRows
+    source: Source
+    fresh: Mask
+
+
+class Work:
+    """One call at work: its certain rows, pattern after pattern. `needed`: which of them some pattern still needs; `wake`: by row, the deadline of a beginning that is open."""
+
+    def __init__(self, settings: MatchSettings, output: pa.Schema, batch: Batch, clock: Clocks, known: Mask, numbers: Numbers) -> None:
+        self.settings, self.output, self.batch, self.clock = settings, output, batch, clock
+        self.known, self.numbers = known, numbers
+        self.counts: dict[str, int] = {}
+        certain = batch.certain
+        self.rows = SortedRows(batch.keys[certain], batch.times[certain], {})
+        self.wake = np.full(len(self.rows), FOREVER)
+        self.first_needed = np.full(len(self.rows), FOREVER)
+        self.aside: list[pa.Table] = []
+
+    @property
+    def needed(self) -> Mask:
+        return self.rows.at >= self.first_needed
+
+    def accounted(self) -> Mask:
+        """The keys of which something is to be remembered for good."""
+        some: Mask = np.any(self.numbers > 0, axis=1)
+        if self.settings.from_first:
+            some[self.rows.keys] = True
+        return some
+
+    def matched(self, at: int) -> tuple[pa.Table, Ints]:
+        """What a pattern tells now, and the number of each row's key."""
+        _, pattern = self.settings.patterns[at]
+        view = self.view(at)
+        matcher = self.matcher(at, view)
+        outcome = matcher.run()
+        self._note(at, view, outcome)
+        self._note_given_up(outcome)
+        if self.settings.timed_out:
+            self._time_out(at, pattern, view, matcher, outcome)
+        matches = outcome.matches.take(self._now(outcome.matches.certain_us))
+        return self._told(at, pattern, view, matches.entries, matches.begin, matches.certain_us)
+
+    def view(self, at: int) -> View:
+        """The rows that a pattern must look at: those of keys that have a row of every symbol that a match needs."""
+        _, pattern = self.settings.patterns[at]
+        certain = self._certain_bits
+        fits = {symbol: certain.get(bit) for symbol, bit in self.settings.fits[at]}
+        which = self._worth_a_look(pattern, fits)
+        rows = self.rows if which is None else SortedRows(self.rows.keys[which], self.rows.times[which], {})
+        fits = fits if which is None else {symbol: mask[which] for symbol, mask in fits.items()}
+        order = self.batch.order[self.batch.certain]
+        source = Source(self.batch.rows, order if which is None else order[which], rows.times, rows.start, pattern.automaton.symbols, pattern.spec.within_us)
+        fresh = rows.times >= self.clock.closed_at_start
+        return View(which, replace(rows, fits=self._fits(pattern, source, rows, fresh, fits)), source, fresh)
+
+    @cached_property
+    def _certain_bits(self) -> Bits:
+        return Bits([word[self.batch.certain] for word in self.batch.bits.words])
+
+    def _worth_a_look(self, pattern: CompiledPattern, fits: dict[str, Mask]) -> Ints | None:
+        """Rows of some keys, if they are far fewer than all; None for all. It decides about speed alone."""
+        needed = [fits[symbol] for symbol in pattern.automaton.required if symbol in fits]
+        unfit = pattern.spec.within_us is None or self.settings.timed_out or pattern.automaton.pattern.from_first or len(self.settings.patterns) < MANY
+        if unfit or not needed or len(self.rows) > pattern.spec.most_rows:
+            return None
+        worth = np.ones(len(self.batch.by), np.bool_)
+        for mask in needed:
+            has = np.zeros(len(worth), np.bool_)
+            has[self.rows.keys[np.flatnonzero(mask)]] = True
+            worth &= has
+        which = np.flatnonzero(worth[self.rows.keys])
+        return which if 2 * len(which) < len(self.rows) else None
+
+    def matcher(self, at: int, view: View) -> Matcher:
+        """A pattern's matcher over some rows."""
+        _, pattern = self.settings.patterns[at]
+        may_begin = self._certain_bits.get(len(self.settings.bits) + at, view.which)
+        if pattern.automaton.pattern.from_first:
+            may_begin = may_begin & view.rows.begins & ~(self.known[view.rows.keys] & view.fresh)
+        return Matcher(pattern.rules, view.rows, int(self.clock.closed[-1]), Holds(self, pattern, view), may_begin)
+
+    def _now(self, certain_us: Times) -> Mask:
+        """What is certain since this call."""
+        since: Mask = (certain_us >= self.clock.closed_at_start) & (certain_us < int(self.clock.closed[-1]))
+        return since
+
+    def _fits(self, pattern: CompiledPattern, source: Source, rows: SortedRows, fresh: Mask, alone: dict[str, Mask]) -> dict[str, Mask | None]:
+        fits: dict[str, Mask | None] = {**dict.fromkeys(pattern.automaton.pattern.symbols), **alone}
+        for definition in pattern.definitions:
+            if definition.beside is not None:
+                count = len(rows)
+                each = Entries(rows.at, rows.at, np.zeros(count, np.int64))
+                holds, failed = definition.beside.holds(source.values(definition.beside.terms, each, count), count)
+                self.failed(failed & fresh)
+                before = fits[definition.symbol]
+                fits[definition.symbol] = holds if before is None else holds & before
+        return fits
+
+    def failed(self, rows: Mask) -> None:
+        if rows.any():
+            self.counts["errors"] = self.counts.get("errors", 0) + int(rows.sum())
+
+    def _note(self, at: int, view: View, outcome: Outcome) -> None:
+        """From where on each key's rows are still needed, and until when. Of keys that were not looked at, what is in time is."""
+        now_us, within = int(self.clock.closed[-1]), self.settings.patterns[at][1].spec.within_us
+        undecided = np.flatnonzero(outcome.certain_us >= now_us)
+        if view.which is not None:
+            others = np.ones(len(self.rows), np.bool_)
+            others[view.which] = False
+            in_time = others & (self.rows.times >= now_us - (within or 0)) & self._certain_bits.get(len(self.settings.bits) + at)
+            undecided = np.union1d(view.which[undecided], np.flatnonzero(in_time))
+        first = np.full(len(self.batch.by), FOREVER)
+        np.minimum.at(first, self.rows.keys[undecided], undecided)
+        of_row = first[self.rows.keys]
+        self.first_needed = np.minimum(self.first_needed, of_row)
+        self.batch.bits.clear(len(self.settings.bits) + at, self.batch.certain[self.rows.at < of_row])
+        if within is not None:
+            starts = first[first < FOREVER]
+            self.wake[starts] = np.minimum(self.wake[starts], self.rows.times[starts] + within)
+
+    def _note_given_up(self, outcome: Outcome) -> None:
+        count = int(self._now(outcome.certain_us[outcome.given_up]).sum())
+        if count and self.settings.when_full == STOP:
+            raise InputError(
+                f"The step {self.settings.name!r} has a match in the making that goes on for more rows, or in more ways, than it may.",
+                fix='allow more with most_rows= or most_matches=, say within=, or let such beginnings be given up and counted with when_full="drop".',
+            )
+        if count:
+            self.counts["given_up"] = self.counts.get("given_up", 0) + count
+
+    def _time_out(self, at: int, pattern: CompiledPattern, view: View, matcher: Matcher, outcome: Outcome) -> None:
+        begin = outcome.timed_out[self._now(outcome.certain_us[outcome.timed_out])]
+        if not len(begin):
+            return
+        limit = matcher.last_in_time(begin)
+        entries = Walker(matcher.look, matcher.holds).partly(begin, limit)
+        some = np.bincount(entries.owner, minlength=len(begin)) > 0
+        table, _ = self._told(at, pattern, view, entries.of(some), begin[some], outcome.certain_us[begin[some]], count=False)
+        self.aside.append(table)
+
+    # Rows
+
+    def _told(
+        self, at: int, pattern: CompiledPattern, view: View, entries: Entries, begin: Ints, certain_us: Times, *, count: bool = True
+    ) -> tuple[pa.Table, Ints]:
+        places = np.searchsorted(self.clock.closed, certain_us, side="right")
+        source, keys = view.source, view.rows.keys[begin]
+        numbers = self._numbered(at, keys, places) if count and self.settings.has_accounts else np.zeros(len(begin), np.int64)
+        if self.settings.rows == ALL_ROWS:
+            measures = all_rows(pattern, source, entries, numbers)
+            columns = [source.column(name, entries.row) for name in self.settings.schema.names]
+            columns += [classifiers(source, entries), pa.array(numbers[entries.owner])]
+            which = entries.owner
+        else:
+            measures = one_row(pattern, source, entries, numbers)
+            columns = [source.column(name, begin) for name in self.settings.by]
+            which = np.arange(len(begin))
+        if self.settings.several:
+            columns.insert(self.settings.pattern_at, pa.repeat(pa.scalar(self.settings.patterns[at][0]), len(which)))
+        kind = self.settings.schema.field(self.settings.time).type
+        columns += [*measures, as_times(certain_us[which], kind, 0), pa.array(self.clock.ticks[np.minimum(places, len(self.clock) - 1)[which]])]
+        schema = self.output.append(TICK_FIELD)
+        return pa.Table.from_arrays([column.cast(field.type) for column, field in zip(columns, schema, strict=True)], schema=schema), keys[which]
+
+    def _numbered(self, at: int, keys: Ints, places: Ints) -> Ints:
+        """Each match's number among those of its key, in the order in which they became certain."""
+        order = sorting(keys, places)
+        begins = np.ones(len(order), np.bool_)
+        begins[1:] = keys[order][1:] != keys[order][:-1]
+        turn = np.arange(len(order))
+        turn -= np.maximum.accumulate(np.where(begins, turn, 0)) if len(turn) else turn
+        numbers = np.empty(len(order), np.int64)
+        numbers[order] = self.numbers[keys[order], at] + 1 + turn
+        np.add.at(self.numbers[:, at], keys, 1)
+        return numbers
+
+
+class Holds:
+    """Whether the condition of a symbol holds, given the match so far."""
+
+    def __init__(self, work: Work, pattern: CompiledPattern, view: View) -> None:
+        self._work, self._view, self._by_symbol = work, view, pattern.by_symbol
+
+    def __call__(self, symbol: str, entries: Entries, count: int) -> Mask:
+        condition = self._by_symbol[symbol].so_far
+        assert condition is not None
+        holds, failed = condition.holds(self._view.source.values(condition.terms, entries, count), count)
+        if failed.any():
+            last = entries.row[np.searchsorted(entries.owner, np.arange(count), side="right") - 1]
+            self._work.failed(failed & self._view.fresh[last])
+        return holds
