@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -50,11 +51,11 @@ class TableShape:
     def ddl(self) -> str:
         return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in self.columns)
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         return parse_schema(self.ddl)
 
-    @property
+    @cached_property
     def batch_schema(self) -> pa.Schema:
         return pa.schema([*self.schema, *HIDDEN, CHANGE_FIELD])
 

@@ -20,6 +20,7 @@ from headrace.errors import ConfigurationError
 
 MOST_MESSAGES, MOST_BYTES = 60_000, 16 << 20
 GULP = 512
+ENOUGH_MESSAGES = 600  # to take apart, while the server goes on: waiting for more would only wake us, and the server, for each of them
 GATHER_S, WAKE_S = 0.005, 0.001
 HEARTBEAT_S = 10.0
 FEEDBACK_S = 1.0
@@ -130,6 +131,8 @@ class PostgresSource:
                 continue
             now_s = time.monotonic()
             gathered_s = gathered_s or (now_s if payloads else 0.0)
+            if len(payloads) >= ENOUGH_MESSAGES:
+                break
             if (payloads and now_s - gathered_s >= GATHER_S) or (not payloads and now_s >= deadline_s):
                 return self._cut(payloads), True
             select.select([self._replication], [], [], WAKE_S if payloads else deadline_s - now_s)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from headrace.cdc.postgres_source.relations import Relation
 from headrace.cdc.postgres_source.tuples import Flags
+from headrace.operators.buffers import offsets_of
 
 SMALLEST_BYTES = 500
 """Smaller values are rarely kept apart."""
@@ -46,7 +47,7 @@ class ToastCache:
 
     @staticmethod
     def _large(text: pa.Array) -> Flags:
-        if not len(text) or text.get_total_buffer_size() < SMALLEST_BYTES:
+        if not len(text) or int(np.diff(offsets_of(text)).max()) < SMALLEST_BYTES:
             return np.zeros(len(text), np.bool_)
         large: Flags = pc.fill_null(pc.greater_equal(pc.binary_length(text), SMALLEST_BYTES), False).to_numpy(zero_copy_only=False)
         return large
