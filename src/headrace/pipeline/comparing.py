@@ -31,19 +31,19 @@ class CompareStep(Step):
 
     by: tuple[str, ...]
     period_us: int
-    timezone: str | None
+    window: Tumbling | Hopping
     prefix: str
 
     def kernel(self) -> CompareKernel:
         from headrace.operators.windows.compare import CompareKernel
 
-        return CompareKernel(self.name, self.input.schema, self.by, self.period_us, self.timezone, self.prefix)
+        return CompareKernel(self.name, self.input.schema, self.by, self.period_us, self.window, self.prefix)
 
     def time(self, inputs: Times) -> TimeColumn | None:
         return inputs[0]
 
     def details(self) -> dict[str, Any]:
-        zone = {} if self.timezone is None else {"timezone": self.timezone}
+        zone = {} if self.window.timezone is None else {"timezone": self.window.timezone}
         return {"by": list(self.by), "period": format_us(self.period_us), **zone}
 
     def summary(self) -> str:
@@ -65,7 +65,7 @@ def compared(table: Rows, period: str | timedelta, prefix: str, name: str | None
     by = tuple(each for each in table.key if each not in {WINDOW_START, WINDOW_END})
     fields: dict[str, Any] = {
         "inputs": (table.step,), "key": (*by, WINDOW_START, WINDOW_END), "is_table": True,
-        "by": by, "period_us": period_us, "timezone": window.timezone, "prefix": prefix,
+        "by": by, "period_us": period_us, "window": window, "prefix": prefix,
     }  # fmt: skip
     kernel = CompareStep(name=where, schema=table.schema, **fields).kernel()
     schema = check_columns(pa.schema([field for field in kernel.output if field.name != CHANGE_TYPE]), where=f"The step {where}")

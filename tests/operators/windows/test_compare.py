@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,9 @@ from headrace.errors import InputError
 from headrace.operators.changelog import check_ticks
 from headrace.operators.kernel import UNSTARTED, Clocks, TimedKernel
 from headrace.operators.memory_state import MemoryState
+from headrace.operators.windows.assign import assign
 from headrace.operators.windows.compare import CompareKernel
+from headrace.operators.windows.specs import DAY_US, tumbling
 from tests.operators.histories import changed, text
 from tests.operators.windows.feeding import TIME, cuts
 from tests.operators.windows.oracle import Row, moment, us
@@ -106,9 +109,46 @@ def test_seven_days_back_from_a_midnight_is_a_midnight() -> None:
     rows = [window(0, before + 24 * hour, 1), window(0, after + 24 * hour, 2)]
     for row, length in zip(rows, (24, 24), strict=True):
         row["window_end"] = moment(us(row["window_start"]) + length * hour)
-    kernel = CompareKernel("c", SCHEMA, ["k"], 7 * 24 * hour, "Europe/Berlin")
+    kernel = CompareKernel("c", SCHEMA, ["k"], 7 * 24 * hour, tumbling("1 day", timezone="Europe/Berlin"))
     told = kernel.step_timed(MemoryState(), [table_of([[{**row, "_change_type": "insert"} for row in rows]], 0, 1)], [clocks(0, 1)]).to_pylist()
     assert [(each["n"], each["previous_n"]) for each in told] == [(1, None), (2, 1)]
+
+
+def compared(zone: str, size: str, period_us: int, moments: list[str]) -> dict[int, int | None]:
+    """Each window that holds one of these moments, by its place among them, beside the one a period earlier."""
+    spec = tumbling(size, timezone=zone)
+    assigned = assign(spec, np.array([us(datetime.fromisoformat(each)) for each in moments]))
+    starts, ends = assigned.bounds(assigned.last)
+    rows = [
+        {**window(0, start, at), "window_end": moment(end), "_change_type": "insert"}
+        for at, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True))
+    ]
+    told = CompareKernel("c", SCHEMA, ["k"], period_us, spec).step_timed(MemoryState(), [table_of([rows], 0, 1)], [clocks(0, 1)]).to_pylist()
+    return {each["n"]: each["previous_n"] for each in told}
+
+
+def test_a_day_that_begins_at_one_because_midnight_is_left_out_has_a_day_a_week_earlier() -> None:
+    days = ["2018-10-27T12:00-03:00", "2018-10-28T12:00-03:00", "2018-11-03T12:00-03:00", "2018-11-04T12:00-02:00", "2018-11-11T12:00-02:00"]
+    assert compared("America/Sao_Paulo", "1 day", 7 * DAY_US, days) == {0: None, 1: None, 2: 0, 3: 1, 4: 3}
+
+
+def test_a_day_that_was_left_out_stands_beside_none() -> None:
+    days = ["2011-12-29T12:00-10:00", "2011-12-31T12:00+14:00", "2012-01-01T12:00+14:00"]
+    assert compared("Pacific/Apia", "1 day", DAY_US, days) == {0: None, 1: None, 2: 1}
+
+
+@pytest.mark.parametrize(
+    ("hours", "expected"),
+    [
+        # 29 March has no 02:00: what ends there stands beside what ends at 02:00 all the same, and 30 March's 02:00 beside none.
+        (["2026-03-28T01:30+01:00", "2026-03-28T02:30+01:00", "2026-03-28T03:30+01:00", "2026-03-29T01:30+01:00", "2026-03-29T03:30+02:00",
+          "2026-03-30T02:30+02:00"], {0: None, 1: None, 2: None, 3: 0, 4: 2, 5: None}),
+        # 25 October has 02:00 twice: the first is the one that is meant.
+        (["2026-10-24T02:30+02:00", "2026-10-25T02:30+02:00", "2026-10-25T02:30+01:00", "2026-10-26T02:30+01:00"], {0: None, 1: 0, 2: None, 3: 1}),
+    ],
+)  # fmt: skip
+def test_hours_beside_those_of_the_day_before_when_clocks_are_changed(hours: list[str], expected: dict[int, int | None]) -> None:
+    assert compared("Europe/Berlin", "1 hour", DAY_US, hours) == expected
 
 
 def test_it_is_a_timed_kernel_and_names_must_be_free() -> None:

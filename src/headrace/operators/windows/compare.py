@@ -29,10 +29,10 @@ from headrace.operators.keys import encode_keys, key_groups, whole
 from headrace.operators.times import microseconds
 from headrace.operators.windows.base import WINDOW_END, WINDOW_START
 from headrace.operators.windows.buffered import Grouped, distinct_windows
+from headrace.operators.windows.counterparts import counterparts
 from headrace.operators.windows.entries import TOLD, Windows, scan_until
 from headrace.operators.windows.late import places_of
-from headrace.operators.windows.local_time import local_clock
-from headrace.operators.windows.specs import DAY_US
+from headrace.operators.windows.specs import Hopping, Tumbling
 from headrace.operators.windows.telling import NOTHING, Shown, tell
 
 PREVIOUS = "previous_"
@@ -80,10 +80,12 @@ class Pairs:
 
 
 class CompareKernel:
-    """`schema` is that of a table of windows, keyed by `by`, window_start and window_end."""
+    """`schema` is that of a table of windows, keyed by `by`, window_start and window_end. `window` is what they are; it matters in a time zone alone."""
 
-    def __init__(self, step: str, schema: pa.Schema, by: Sequence[str], period_us: int, timezone: str | None = None, prefix: str = PREVIOUS) -> None:
-        self.step_name, self.schema, self.by, self.period_us, self.timezone, self.prefix = step, schema, tuple(by), period_us, timezone, prefix
+    def __init__(
+        self, step: str, schema: pa.Schema, by: Sequence[str], period_us: int, window: Tumbling | Hopping | None = None, prefix: str = PREVIOUS
+    ) -> None:  # fmt: skip
+        self.step_name, self.schema, self.by, self.period_us, self.window, self.prefix = step, schema, tuple(by), period_us, window, prefix
         self._results = [field for field in schema if field.name not in {*by, WINDOW_START, WINDOW_END, CHANGE_TYPE}]
         if taken := {f"{prefix}{field.name}" for field in self._results} & set(schema.names):
             raise PlanError(
@@ -115,31 +117,24 @@ class CompareKernel:
         found = ranked([encode_keys(rows, self.by)])
         grouped = Grouped(found.keys, key_groups(found.keys), found.keys)
         starts, ends = (microseconds(rows.column(name)) for name in (WINDOW_START, WINDOW_END))
-        earlier, later = ((self._shifted(starts, by), self._shifted(ends, by)) for by in (-self.period_us, self.period_us))
+        earlier, later = (counterparts(self.window, starts, ends, by) for by in (-self.period_us, self.period_us))
         count, keys = len(starts), found.ranks[0]
-        all_starts, all_ends = (np.concatenate(each) for each in zip((starts, ends), earlier, later, strict=True))
+        all_starts, all_ends = np.concatenate([starts, earlier.starts, later.starts]), np.concatenate([ends, earlier.ends, later.ends])
         windows, number = distinct_windows(grouped, np.tile(keys, 3), all_starts, all_ends)
         mine, before, after = number[:count], number[count : 2 * count], number[2 * count :]
         timeline, table, names = self._timeline(state, rows, windows, mine, clock)
         earlier_of = np.full(len(windows), -1)
-        back = (self._shifted(later[0], -self.period_us) == starts) & (self._shifted(later[1], -self.period_us) == ends)
-        earlier_of[after[back]] = mine[back]
-        earlier_of[mine] = before
+        earlier_of[after[later.there]] = mine[later.there]
+        earlier_of[mine] = np.where(earlier.there, before, -1)
         told = self._told(windows, earlier_of, np.concatenate([mine, after]), np.tile(places_of(rows, clock), 2), timeline, table, clock)
         self._put(state, windows, names, np.unique(mine), timeline, table)
         return told
-
-    def _shifted(self, times: Times, by_us: int) -> Times:
-        if self.timezone is None:
-            return times + by_us
-        clock = local_clock(self.timezone, times, reach_us=self.period_us + 2 * DAY_US, whole_us=None)
-        return clock.first_shown(clock.shown(times) + by_us)
 
     # What rows windows have
 
     def _timeline(self, state: KeyedState, rows: pa.Table, windows: Windows, mine: Ints, clock: Clocks) -> tuple[Timeline, pa.Table, pa.Array]:
         """The versions of all windows; the rows that they show, stored ones first; the names of windows in the state."""
-        lasting = Windows(windows.by, windows.starts, self._shifted(windows.ends, self.period_us), windows.groups)
+        lasting = Windows(windows.by, windows.starts, self._needed_until(windows), windows.groups)
         names = lasting.names(np.zeros(len(windows), np.bool_))
         stored, there = self._read(state.get_array(names, windows.groups))
         places = places_of(rows, clock)
@@ -155,6 +150,11 @@ class CompareKernel:
         timeline = Timeline(number[in_order], place[in_order], np.concatenate([known, of_rows])[in_order], len(clock))
         fresh = rows.select([field.name for field in self._results]).cast(pa.schema(self._results))
         return timeline, pa.concat_tables([stored, fresh]).combine_chunks(), names
+
+    def _needed_until(self, windows: Windows) -> Times:
+        """When the windows a period later end; of one that has none, a period after it ended."""
+        later = counterparts(self.window, windows.starts, windows.ends, self.period_us)
+        return np.where(later.there, later.ends, windows.ends + self.period_us)
 
     def _read(self, values: pa.Array) -> tuple[pa.Table, Ints]:
         there = values.drop_null()
