@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.operators.buffers import Ints
 
 Column = npt.NDArray[Any]
 _WIDTHS = (0, 1, 2, 4, 8)
@@ -36,33 +39,52 @@ class Form:
         widths = [_width(high - low) for low, high in ranges]
         return Form((max(widths[0], 1), *widths[1:]), tuple(low % 2**64 for low, _ in ranges))
 
-    @staticmethod
-    def from_bytes(raw: bytes) -> Form:
-        known = np.frombuffer(raw, _FORM)
-        return Form(tuple(known["width"].tolist()), tuple(known["lowest"].tolist()))
-
     def to_bytes(self) -> bytes:
         return np.array(list(zip(self.widths, self.lowest, strict=True)), _FORM).tobytes()
 
-    @property
-    def rows(self) -> np.dtype[np.void]:
-        """One row; a column without bytes is not in it."""
-        return np.dtype([(str(at), f"<u{width}") for at, width in enumerate(self.widths) if width])
-
     def packed(self, columns: Sequence[Column]) -> npt.NDArray[np.void]:
-        rows = np.empty(len(columns[0]), self.rows)
+        rows = np.empty(len(columns[0]), row_type(self.widths))
         for at, (column, width, lowest) in enumerate(zip(columns, self.widths, self.lowest, strict=True)):
             if width:
                 rows[str(at)] = _as_whole(column).view(np.uint64) - np.uint64(lowest)
         return rows
 
-    def unpacked(self, rows: npt.NDArray[np.void], kinds: Sequence[np.dtype[Any]]) -> list[Column]:
-        return [self._column(rows, at, kind) for at, kind in enumerate(kinds)]
 
-    def _column(self, rows: npt.NDArray[np.void], at: int, kind: np.dtype[Any]) -> Column:
-        lowest = np.uint64(self.lowest[at])
-        whole = rows[str(at)].astype(np.uint64) + lowest if self.widths[at] else np.full(len(rows), lowest)
+@dataclass(frozen=True)
+class Alike:
+    """Entries of the same widths, by their places; `lowest` has a row for each, or one for all."""
+
+    which: Ints
+    widths: tuple[int, ...]
+    lowest: npt.NDArray[np.uint64]
+
+    def unpacked(self, rows: npt.NDArray[np.void], counts: Ints, kinds: Sequence[np.dtype[Any]]) -> list[Column]:
+        """The columns of these entries' rows, of which each has so many."""
+        of_rows = self.lowest if len(self.lowest) == 1 else np.repeat(self.lowest, counts, axis=0)
+        return [self._column(rows, at, of_rows[:, at], kind) for at, kind in enumerate(kinds)]
+
+    def _column(self, rows: npt.NDArray[np.void], at: int, lowest: npt.NDArray[np.uint64], kind: np.dtype[Any]) -> Column:
+        whole = rows[str(at)].astype(np.uint64) + lowest if self.widths[at] else np.broadcast_to(lowest, len(rows)).copy()
         return whole.view(kind) if kind.itemsize == whole.itemsize else whole.astype(kind)
+
+
+def by_widths(raw: npt.NDArray[np.uint8]) -> list[Alike]:
+    """Entries' forms, one behind the other in each row: there are as many as were written at different times, but few differ in their widths."""
+    forms = np.ascontiguousarray(raw).view(_FORM)
+    widths, lowest = np.ascontiguousarray(forms["width"]), np.ascontiguousarray(forms["lowest"])
+    different = pa.FixedSizeBinaryArray.from_buffers(pa.binary(widths.shape[1]), len(widths), [None, pa.py_buffer(widths)]).dictionary_encode()
+    of = different.indices.to_numpy()
+    return [_alike(np.flatnonzero(of == number), tuple(each), lowest) for number, each in enumerate(different.dictionary.to_pylist())]
+
+
+def _alike(which: Ints, widths: tuple[int, ...], lowest: npt.NDArray[np.uint64]) -> Alike:
+    mine = lowest[which]
+    return Alike(which, widths, mine[:1] if (mine == mine[0]).all() else mine)
+
+
+def row_type(widths: Sequence[int]) -> np.dtype[np.void]:
+    """One row; a column without bytes is not in it."""
+    return np.dtype([(str(at), f"<u{width}") for at, width in enumerate(widths) if width])
 
 
 def _as_whole(column: Column) -> Column:

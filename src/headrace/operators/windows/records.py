@@ -21,7 +21,7 @@ from headrace.operators.kernel import Groups, KeyedState
 from headrace.operators.keys import whole
 from headrace.operators.row_codec import cut_out
 from headrace.operators.windows.kept_rows import RowStore
-from headrace.operators.windows.narrow import FORM_BYTES, Form
+from headrace.operators.windows.narrow import FORM_BYTES, Alike, Form, by_widths, row_type
 
 STATE = "state"
 _VERSION = 2
@@ -68,9 +68,11 @@ class RecordStore:
         if not as_records.any():
             return self._rows.decoded(values)
         counts, parts = np.zeros(len(values), np.int64), []
-        for which, form in self._forms(known, np.flatnonzero(as_records)):
-            counts[there[which]], records = self._decoded(known.take(pa.array(which)), form)
-            parts.append((there[which], records))
+        records = np.flatnonzero(as_records)
+        for alike in self._by_widths(known.take(pa.array(records))):
+            which = records[alike.which]
+            counts[there[which]], rows = self._decoded(known.take(pa.array(which)), alike)
+            parts.append((there[which], rows))
         if not as_records.all():
             which = np.flatnonzero(~as_records)
             counts[there[which]], rows = self._rows.decoded(known.take(pa.array(which)))
@@ -82,19 +84,18 @@ class RecordStore:
         data = np.frombuffer(values.buffers()[2], np.uint8) if len(values) else np.zeros(0, np.uint8)
         return data[offsets_of(values)[:-1]]
 
-    def _forms(self, values: pa.Array, records: Ints) -> list[tuple[Ints, Form]]:
-        """The forms of these entries, which are few: all that were written at once have one."""
-        forms = pc.binary_slice(values.take(pa.array(records)), 1, self._before_rows).dictionary_encode()
-        of = forms.indices.to_numpy()
-        return [(records[of == number], Form.from_bytes(raw)) for number, raw in enumerate(forms.dictionary.to_pylist())]
+    def _by_widths(self, values: pa.Array) -> list[Alike]:
+        forms = pc.binary_slice(values, 1, self._before_rows)
+        return by_widths(np.frombuffer(forms.buffers()[2], np.uint8, count=len(forms) * (self._before_rows - 1)).reshape(len(forms), -1))
 
-    def _decoded(self, values: pa.Array, form: Form) -> tuple[Ints, pa.Table]:
-        """Entries of one form."""
+    def _decoded(self, values: pa.Array, alike: Alike) -> tuple[Ints, pa.Table]:
+        """Entries of the same widths."""
         offsets = offsets_of(values)
         sizes = np.diff(offsets) - self._before_rows
         bare = cut_out(np.frombuffer(values.buffers()[2], np.uint8), offsets[:-1] + self._before_rows, sizes)
-        counts = sizes // form.rows.itemsize
-        columns = form.unpacked(np.frombuffer(bare.buffers()[2], form.rows, count=int(counts.sum())), self._kinds)
+        row = row_type(alike.widths)
+        counts = sizes // row.itemsize
+        columns = alike.unpacked(np.frombuffer(bare.buffers()[2], row, count=int(counts.sum())), counts, self._kinds)
         states = np.empty(int(counts.sum()), self._states)
         for name, column in zip(self._fields, columns[len(self.schema) - 1 :], strict=True):
             states[name] = column
