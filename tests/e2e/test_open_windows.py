@@ -49,6 +49,19 @@ def held_back(root: Path) -> PipelineTest:
     return test
 
 
+@pytest.mark.parametrize(("producer", "name", "text"), [("device", "(null)", "the producer (null)"), (None, "partition 0", "partition 0")])
+def test_producers_without_a_name_are_told_of_as_well(tmp_path: Path, producer: str | None, name: str, text: str) -> None:
+    shop = hr.Pipeline("shop")
+    orders = shop.topic("orders", schema="device STRING, at TIMESTAMP", event_time=hr.EventTime("at", producer=producer, idle="10 minutes"))
+    shop.view("minutes", orders.window(hr.tumbling("1 minute")).aggregate(n=hr.agg.count()))
+    with PipelineTest(shop, tmp_path, PLAIN) as test:
+        test.feed("orders", [{"device": None, "at": at(10)}])
+        test.settle()
+        why = explain(test.pipeline.plan(), test.log, test.state, "minutes.window")
+        assert [each.producer for each in why.held_by] == [name]
+        assert f"orders waits for {text}: its newest row" in told(why)[-1]
+
+
 def test_sliding_windows_are_explained_by_group(tmp_path: Path) -> None:
     with held_back(tmp_path) as test:
         why = explain(test.pipeline.plan(), test.log, test.state, "moving.window")

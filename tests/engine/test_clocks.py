@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.engine import clocks as clocks_module
 from headrace.engine.clock_files import read_clocks, write_clocks
-from headrace.engine.clocks import PARTS, ClockPath, ClockSpec, ClockState, batch_clocks
+from headrace.engine.clocks import NO_PRODUCER, PARTS, ClockPath, ClockSpec, ClockState, batch_clocks
 from headrace.errors import CorruptionError, TooManyProducers
 from headrace.operators.kernel import UNSTARTED
 
@@ -76,6 +76,11 @@ def test_the_clock_waits_for_the_slowest_producer_until_it_is_idle() -> None:
 def test_who_holds_the_clock_back_is_known() -> None:
     _, state = batch_clocks([SPEC], ClockState(), {"orders": parts_of([[("a", 50), ("b", 10), ("c", 30)]], 0, 1)}, [1], [100])
     assert state.inputs["orders"].holding(2) == [("b", 10, 100), ("c", 30, 100)]
+
+
+def test_producers_have_names_that_can_be_shown() -> None:
+    assert [SPEC.label(each) for each in ("b", NO_PRODUCER)] == ["b", "(null)"]
+    assert ClockSpec("orders", "at").label("0") == "partition 0"
 
 
 def test_an_input_without_event_time_follows_the_ticks() -> None:

@@ -18,6 +18,8 @@ from headrace.errors import TooManyProducers
 from headrace.operators.kernel import UNSTARTED, Clocks, Times
 
 MOST_PRODUCERS = 100_000
+NO_PRODUCER = "\x00null"
+"""Who sent the rows whose producer is null: a name that nobody has."""
 _FEW_ROWS = 1000
 PARTS = pa.schema([("tick", pa.int64()), ("producer", pa.string()), ("newest_us", pa.int64())])
 """What read tasks tell: the newest event time of a producer in a tick."""
@@ -37,6 +39,10 @@ class ClockSpec:
     @property
     def follows_ticks(self) -> bool:
         return self.column is None
+
+    def label(self, producer: str) -> str:
+        """What people call a producer: without a column that names them, partitions are."""
+        return f"partition {producer}" if self.producer is None else "(null)" if producer == NO_PRODUCER else producer
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,12 @@ import pyarrow.compute as pc
 
 from headrace.durations import format_us
 from headrace.engine.clock_files import write_part
-from headrace.engine.clocks import PARTS, ClockSpec, newest
+from headrace.engine.clocks import NO_PRODUCER, PARTS, ClockSpec, newest
 from headrace.engine.diverting import Diverter
 from headrace.engine.tasks import ORDER_FIELDS, TICK, TopicRange
 from headrace.log.api import CHANGE_TYPE, DELETE, PARTITION_COLUMN
 
 NO_TIME = "its event time is null"
-NO_PRODUCER = "\x00null"
 
 
 class Ticks(Protocol):

@@ -43,6 +43,7 @@ class Held:
     needed_us: int
     given_up_us: int
     """The time of the ticks at which it is no longer waited for, if it stays silent."""
+    is_partition: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,12 +152,13 @@ def _held(plan: PipelinePlan, step: Step, clocks: ClockState, next_us: int | Non
 
 
 def _producers(topic: TopicStep, times: EventTime, clock: InputClock, needed_us: int, tick_us: int) -> list[Held]:
+    spec = clock_spec(topic)
     behind = np.flatnonzero(clock.newest_us - times.delay_us < needed_us)
     slowest = behind[np.argsort(clock.newest_us[behind], kind="stable")][:MOST_PRODUCERS]
     return [
         Held(
-            topic.name, clock.producers[int(at)].as_py(), int(clock.newest_us[at]), tick_us - int(clock.active_us[at]), needed_us + times.delay_us,
-            int(clock.active_us[at]) + times.idle_us,
+            topic.name, spec.label(clock.producers[int(at)].as_py()), int(clock.newest_us[at]), tick_us - int(clock.active_us[at]),
+            needed_us + times.delay_us, int(clock.active_us[at]) + times.idle_us, spec.producer is None,
         )
         for at in slowest
     ]  # fmt: skip
@@ -190,8 +192,9 @@ def _many(waiting: list[OpenWindow], sliding: bool) -> str:
 
 
 def _held_text(held: Held) -> str:
+    who = held.producer if held.is_partition else f"the producer {held.producer}"
     return (
-        f"{held.input} waits for the producer {held.producer}: its newest row is of {time_text(held.newest_us)}, it has been silent for {format_us(max(0, held.silent_us) // _SECOND_US * _SECOND_US)}. "
+        f"{held.input} waits for {who}: its newest row is of {time_text(held.newest_us)}, it has been silent for {format_us(max(0, held.silent_us) // _SECOND_US * _SECOND_US)}. "
         f"A row of {time_text(held.needed_us)} or later releases it, or silence until {time_text(held.given_up_us)}."
     )
 

@@ -127,10 +127,9 @@ def told_query(query: Query, ends: Ends) -> dict[str, Any]:
 def told_clocks(query: Query) -> dict[str, dict[str, Any]]:
     """The clocks of a query's inputs, as people want to know them."""
     found = {}
-    by_partition = {spec.name: spec.producer is None for spec in map(clock_spec, query.plan.inputs)}
+    specs = {spec.name: spec for spec in map(clock_spec, query.plan.inputs)}
     for name, clock in query.clock_state.inputs.items():
-        label = "partition {}" if by_partition[name] else "{}"
-        holding = [{"producer": label.format(who), "newest_us": newest_us, "heard_us": heard_us} for who, newest_us, heard_us in clock.holding()]
+        holding = [{"producer": specs[name].label(who), "newest_us": newest_us, "heard_us": heard_us} for who, newest_us, heard_us in clock.holding()]
         complete_us = clock.complete_us if clock.begun else None
         found[name] = {"complete_us": complete_us, "producers": len(clock.producers), "held_back_by": holding}
     return found
