@@ -190,3 +190,14 @@ def test_what_cannot_be_declared(tmp_path: Path) -> None:
     assert "from happened, sent and received" in rows.step.summary()
     with pytest.raises(NotSupported, match="has to remember rows"):
         rows.df(spark=PLAIN, log=f"file:{tmp_path}")
+
+
+def test_clocks_that_are_thousands_of_years_apart_are_dead_letters(tmp_path: Path) -> None:
+    first, last = (datetime(year, 1, 2, tzinfo=EPOCH.tzinfo) for year in (1, 9999))
+    with PipelineTest(plant(), tmp_path, PLAIN) as test:
+        feed(test, [[{"device": "b", "happened": first, "sent": last, "received": at(2)}, row(5, 5, 6, "a")]])
+        test.settle()
+        assert [each[0] for each in corrected(test)] == ["a"]
+        assert [each["reason"] for each in test.log.read("readings.dead").to_pylist()] == ["its event time is null"]
+        assert test.runner.leading.entry.counts["readings.flagged"] == 1
+        assert sum(each["n"] for each in test.view("all_minutes")) == 1

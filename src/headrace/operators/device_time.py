@@ -4,7 +4,8 @@ What was received less what was sent is how far the device's clock is off (and h
 its rows', and moves the smoothed one by an eighth of the difference. A tick that lies farther off than the tolerance does not count; the third in a row does, for then
 the device's clock has been set. A row's time is its event's time plus its device's offset, and never later than it was received.
 
-Times that cannot be are flagged, and corrected as well as they can be: a row whose own offset lies beyond the tolerance goes by its own.
+Times that cannot be are flagged, and corrected as well as they can be: a row whose own offset lies beyond the tolerance goes by its own. One whose clocks are thousands of years
+apart has no time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _STATE = np.dtype([("version", "u1"), ("jumps", "u1"), ("offset", "<i8")])
 _SMOOTHING = 8
 _JUMPS = 3  # ticks in a row beyond the tolerance, after which the device's clock has been set
 _FARTHEST_US = 1 << 60
-_FINE, _NO_EVENT, _NO_OFFSET, _AFTER_SENT, _OFF = range(5)
+_EARLIEST_US, _LATEST_US = -59_011_459_200_000_000, 253_370_764_800_000_000  # the years 100 to 9998: what lies around them calendars know, too
+_FINE, _NO_EVENT, _NO_YEAR, _NO_OFFSET, _AFTER_SENT, _OFF = range(6)
 
 
 @dataclass(frozen=True)
@@ -129,13 +131,14 @@ class DeviceTimeKernel:
         off = offsets.there & (np.abs(offsets.values - used) > self.tolerance_us)
         corrected = event + np.where(off, offsets.values, np.where(known, used, 0))
         corrected = np.where(offsets.has_received, np.minimum(corrected, offsets.received), corrected)
-        reasons = [~has_event, ~known | ~offsets.there, offsets.there & (event > offsets.sent), off]
-        codes = np.select(reasons, [_NO_EVENT, _NO_OFFSET, _AFTER_SENT, _OFF], _FINE)
+        in_years = (corrected >= _EARLIEST_US) & (corrected < _LATEST_US)
+        reasons = [~has_event, ~in_years, ~known | ~offsets.there, offsets.there & (event > offsets.sent), off]
+        codes = np.select(reasons, [_NO_EVENT, _NO_YEAR, _NO_OFFSET, _AFTER_SENT, _OFF], _FINE)
         texts = pa.array([
-            None, "no event time", "no times of sending and receipt", "the event is after it was sent",
+            None, "no event time", "no year from 100 to 9998", "no times of sending and receipt", "the event is after it was sent",
             f"the clock is off by more than {format_us(self.tolerance_us)} from what it was",
         ], pa.string())  # fmt: skip
-        times = pa.array(corrected, mask=~has_event).cast(self.output.field(self.columns.time).type)
+        times = pa.array(corrected, mask=~(has_event & in_years)).cast(self.output.field(self.columns.time).type)
         return times, texts.take(pa.array(codes))
 
 
