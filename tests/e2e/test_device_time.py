@@ -5,12 +5,14 @@ The jobs run in this process, but for the one that says otherwise.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 import headrace as hr
@@ -201,3 +203,17 @@ def test_clocks_that_are_thousands_of_years_apart_are_dead_letters(tmp_path: Pat
         assert [each["reason"] for each in test.log.read("readings.dead").to_pylist()] == ["its event time is null"]
         assert test.runner.leading.entry.counts["readings.flagged"] == 1
         assert sum(each["n"] for each in test.view("all_minutes")) == 1
+
+
+def test_a_time_in_a_year_that_no_text_has_is_a_dead_letter_like_any_other(tmp_path: Path) -> None:
+    shop = hr.Pipeline("shop")
+    clicks = shop.topic("clicks", schema="k STRING, at TIMESTAMP", event_time=hr.EventTime("at"))
+    shop.view("minutes", clicks.window(hr.tumbling("1 minute"), emit="changes").group_by("k").aggregate(n=hr.agg.count()))
+    with PipelineTest(shop, tmp_path, PLAIN) as test:
+        times_us = pa.array([600_000_000_000_000_000, 0])  # the year 20983, as of a device that counts in other units
+        test.feed("clicks", pa.table({"k": ["far", "near"], "at": times_us.cast(pa.timestamp("us", "UTC"))}))
+        test.settle()
+        assert [each["k"] for each in test.view("minutes")] == ["near"]
+        (letter,) = test.log.read("clicks.dead").to_pylist()
+        assert (letter["reason"], letter["source_offset"]) == ("its event time is more than 1 day ahead", 0)
+        assert json.loads(letter["row"]).get("at") is None

@@ -15,7 +15,7 @@ from headrace.engine.filtering import KEEP, keep_rows
 from headrace.engine.reports import write_report
 from headrace.engine.tasks import ORDER_FIELDS, RANK, TICK
 from headrace.log.api import CHANGE_TYPE, DELETE, UPDATE_BEFORE
-from headrace.log.dead import ASIDE, rows_to_texts
+from headrace.log.dead import ASIDE, letter_texts
 
 _ORDER = [field.name for field in ORDER_FIELDS]
 NULL_KEY = "its key is null"
@@ -62,7 +62,7 @@ class Diverter:
         if not rows.num_rows:
             return
         self.first = self.first or ".".join(str(rows.column(name)[0].as_py()) for name in _ORDER)
-        texts = rows_to_texts(pa.Table.from_batches([rows.select([name for name in rows.schema.names if name not in _ORDER])]))
+        texts = letter_texts(rows.select([name for name in rows.schema.names if name not in _ORDER]))
         made = pc.less(rows.column(RANK), 0)
         partition, offset = (pc.if_else(made, None, rows.column(name)) for name in ("_partition", "_offset"))
         reasons = pa.repeat(pa.scalar(reason), rows.num_rows)

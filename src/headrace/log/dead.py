@@ -15,6 +15,7 @@ import pyarrow as pa
 from headrace.errors import HeadraceError, InputError
 from headrace.log.api import OFFSET_COLUMN, PARTITION_COLUMN, Log, TopicInfo
 from headrace.log.json_rows import decode, encode, encoded
+from headrace.log.json_wire import with_iso_years
 from headrace.log.pieces import pieces
 
 SUFFIX = ".dead"
@@ -174,6 +175,11 @@ def row_from_text(text: str, schema: pa.Schema, topic: str) -> pa.RecordBatch:
 def row_to_text(batch: pa.RecordBatch) -> list[str]:
     """Each row's JSON text, as `row_from_text` reads it."""
     return [value.decode() for value in encode(batch)]
+
+
+def letter_texts(rows: pa.RecordBatch) -> pa.ChunkedArray:
+    """The rows of letters as JSON texts. A time in a year that JSON does not know is null: a letter that could not be written would stop everything."""
+    return rows_to_texts(pa.Table.from_arrays([with_iso_years(column) for column in rows.columns], names=rows.schema.names))
 
 
 def rows_to_texts(rows: pa.Table) -> pa.ChunkedArray:

@@ -136,6 +136,20 @@ def fits_iso_years(array: pa.Array) -> bool:
     return True
 
 
+def with_iso_years(array: pa.Array) -> pa.Array:
+    """A column of dates or timestamps without those whose year has not four digits: null in their place."""
+    if pa.types.is_date(array.type):
+        numbers, first, last = array.cast(pa.int32()), _FIRST_DAY, _LAST_DAY
+    elif pa.types.is_timestamp(array.type):
+        numbers, first, last = array.cast(pa.int64()), _FIRST_DAY * _DAY_US, (_LAST_DAY + 1) * _DAY_US - 1
+    else:
+        return array
+    if _within(numbers, first, last):
+        return array
+    fits = pc.and_(pc.greater_equal(numbers, first), pc.less_equal(numbers, last))
+    return pc.if_else(fits, array, pa.scalar(None, array.type))
+
+
 def _within(numbers: pa.Array, first: int, last: int) -> bool:
     bounds = pc.min_max(numbers)
     if bounds["min"].as_py() is None:
