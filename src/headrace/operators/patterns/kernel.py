@@ -79,7 +79,10 @@ class PatternKernel:
         self._keep(state, batch, work, clock)
         self._aside += work.aside
         self.counts |= work.counts
-        return _in_order(pa.concat_tables([table for table, _ in told]), np.concatenate([key for _, key in told]))
+        found = [each for each in told if each is not None]
+        if not found:
+            return self.output.append(TICK_FIELD).empty_table()
+        return _in_order(pa.concat_tables([table for table, _ in found]), np.concatenate([key for _, key in found]))
 
     def _in_time(self, rows: pa.Table, clock: Clocks) -> pa.Table:
         if not rows.num_rows:
@@ -114,7 +117,7 @@ class PatternKernel:
         """New rows as they are stored."""
         count = rows.num_rows
         masks = [whole(rows.column(name)).fill_null(False).to_numpy(zero_copy_only=False) for name in self.settings.bits]
-        words = packed([*masks, *(np.ones(count, np.bool_) for _ in self.settings.patterns)], count)
+        words = packed(masks, len(self.settings.patterns), count)
         arrays = [pa.array(self._times(rows)), pa.array(np.full(count, NO_TIMER)), *words, *(rows.column(name) for name in self._columns)]
         return pa.Table.from_arrays(arrays, names=[TIME, MARK, *(f"{BITS}{word}" for word in range(len(words))), *self._columns])
 
@@ -141,7 +144,8 @@ class PatternKernel:
         rows = work.rows
         if not back or not len(rows):
             return np.zeros(len(rows), np.bool_)
-        first = np.where(work.first_needed < FOREVER, work.first_needed, rows.end)
+        needed = work.first[rows.keys]
+        first = np.where(needed < FOREVER, needed, rows.end)
         near = (rows.at < first) & (rows.at >= first - back)
         return near if within is None else near & (rows.times >= now_us - within)
 

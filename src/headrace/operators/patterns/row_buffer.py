@@ -41,9 +41,10 @@ def bit_fields(count: int) -> list[pa.Field]:
     return [pa.field(f"{BITS}{word}", pa.int64()) for word in range(-(-count // _WORD))]
 
 
-def packed(masks: Sequence[Mask], count: int) -> list[pa.Array]:
-    """Conditions as words."""
-    words = [np.zeros(count, np.int64) for _ in range(-(-len(masks) // _WORD))]
+def packed(masks: Sequence[Mask], more: int, count: int) -> list[pa.Array]:
+    """Conditions as words, and behind them so many more that are true."""
+    total = len(masks) + more
+    words = [np.full(count, sum(1 << at % _WORD for at in range(max(first, len(masks)), min(first + _WORD, total)))) for first in range(0, total, _WORD)]
     for at, mask in enumerate(masks):
         words[at // _WORD] |= mask.astype(np.int64) << (at % _WORD)
     return [pa.array(word) for word in words]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -37,7 +39,13 @@ class MatchSettings:
     closed_behind_us: int = 0
     """How far behind the complete clock the closed one is."""
 
-    @property
+    @cached_property
+    def shared(self) -> frozenset[int]:
+        """The conditions that several patterns have."""
+        counts = Counter(bit for fits in self.fits for _, bit in fits)
+        return frozenset(bit for bit, count in counts.items() if count > 1)
+
+    @cached_property
     def counts_matches(self) -> bool:
         return self.rows == ALL_ROWS or any(each.counts_matches for _, each in self.patterns)
 
@@ -51,7 +59,7 @@ class MatchSettings:
         """Where the pattern's name stands: behind the key, or behind the row."""
         return len(self.schema) if self.rows == ALL_ROWS else len(self.by)
 
-    @property
+    @cached_property
     def from_first(self) -> bool:
         return any(each.automaton.pattern.from_first for _, each in self.patterns)
 

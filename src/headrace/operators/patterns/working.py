@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import InputError
-from headrace.operators.buffers import Ints, Mask
+from headrace.operators.buffers import Ints, Mask, runs
 from headrace.operators.joins.matching import sorting
 from headrace.operators.kernel import TICK, Clocks, Times
 from headrace.operators.patterns.compiled import CompiledPattern
@@ -48,12 +48,14 @@ class Work:
         certain = batch.certain
         self.rows = SortedRows(batch.keys[certain], batch.times[certain], {})
         self.wake = np.full(len(self.rows), FOREVER)
-        self.first_needed = np.full(len(self.rows), FOREVER)
+        self.first = np.full(len(batch.by), FOREVER)  # of each key, the first row that is needed
         self.aside: list[pa.Table] = []
+        self._known_keys: dict[int, Mask] = {}
+        self._known_in_time: dict[int, Ints] = {}
 
     @property
     def needed(self) -> Mask:
-        return self.rows.at >= self.first_needed
+        return self.rows.at >= self.first[self.rows.keys]
 
     def accounted(self) -> Mask:
         """The keys of which something is to be remembered for good."""
@@ -62,29 +64,32 @@ class Work:
             some[self.rows.keys] = True
         return some
 
-    def matched(self, at: int) -> tuple[pa.Table, Ints]:
-        """What a pattern tells now, and the number of each row's key."""
+    def matched(self, at: int) -> tuple[pa.Table, Ints] | None:
+        """What a pattern tells now, and the number of each row's key; None if that is nothing."""
         _, pattern = self.settings.patterns[at]
         view = self.view(at)
+        if view.which is not None and not len(view.which):
+            self._note(at, view, view.which)
+            return None
         matcher = self.matcher(at, view)
         outcome = matcher.run()
-        self._note(at, view, outcome)
+        self._note(at, view, np.flatnonzero(outcome.certain_us >= int(self.clock.closed[-1])))
         self._note_given_up(outcome)
         if self.settings.timed_out:
             self._time_out(at, pattern, view, matcher, outcome)
         matches = outcome.matches.take(self._now(outcome.matches.certain_us))
-        return self._told(at, pattern, view, matches.entries, matches.begin, matches.certain_us)
+        return self._told(at, pattern, view, matches.entries, matches.begin, matches.certain_us) if len(matches) else None
+
+    # Which rows to look at
 
     def view(self, at: int) -> View:
         """The rows that a pattern must look at: those of keys that have a row of every symbol that a match needs."""
         _, pattern = self.settings.patterns[at]
-        certain = self._certain_bits
-        fits = {symbol: certain.get(bit) for symbol, bit in self.settings.fits[at]}
-        which = self._worth_a_look(pattern, fits)
+        which = self._worth_a_look(at, pattern)
         rows = self.rows if which is None else SortedRows(self.rows.keys[which], self.rows.times[which], {})
-        fits = fits if which is None else {symbol: mask[which] for symbol, mask in fits.items()}
-        order = self.batch.order[self.batch.certain]
-        source = Source(self.batch.rows, order if which is None else order[which], rows.times, rows.start, pattern.automaton.symbols, pattern.spec.within_us)
+        fits = {symbol: self._certain_bits.get(bit, which) for symbol, bit in self.settings.fits[at]}
+        order = self._certain_order if which is None else self._certain_order[which]
+        source = Source(self.batch.rows, order, rows.times, rows.start, pattern.automaton.symbols, pattern.spec.within_us)
         fresh = rows.times >= self.clock.closed_at_start
         return View(which, replace(rows, fits=self._fits(pattern, source, rows, fresh, fits)), source, fresh)
 
@@ -92,19 +97,35 @@ class Work:
     def _certain_bits(self) -> Bits:
         return Bits([word[self.batch.certain] for word in self.batch.bits.words])
 
-    def _worth_a_look(self, pattern: CompiledPattern, fits: dict[str, Mask]) -> Ints | None:
+    @cached_property
+    def _certain_order(self) -> Ints:
+        return self.batch.order[self.batch.certain]
+
+    @cached_property
+    def _bounds(self) -> Ints:
+        """Where each key's rows begin, and where the last one's end."""
+        return np.searchsorted(self.rows.keys, np.arange(len(self.batch.by) + 1))
+
+    def _worth_a_look(self, at: int, pattern: CompiledPattern) -> Ints | None:
         """Rows of some keys, if they are far fewer than all; None for all. It decides about speed alone."""
-        needed = [fits[symbol] for symbol in pattern.automaton.required if symbol in fits]
+        bits = dict(self.settings.fits[at])
+        needed = [bits[symbol] for symbol in pattern.automaton.required if symbol in bits]
         unfit = pattern.spec.within_us is None or self.settings.timed_out or pattern.automaton.pattern.from_first or len(self.settings.patterns) < MANY
-        if unfit or not needed or len(self.rows) > pattern.spec.most_rows:
+        if unfit or not needed or int(np.diff(self._bounds).max(initial=0)) > pattern.spec.most_rows:
             return None
-        worth = np.ones(len(self.batch.by), np.bool_)
-        for mask in needed:
-            has = np.zeros(len(worth), np.bool_)
-            has[self.rows.keys[np.flatnonzero(mask)]] = True
-            worth &= has
-        which = np.flatnonzero(worth[self.rows.keys])
-        return which if 2 * len(which) < len(self.rows) else None
+        keys = np.flatnonzero(np.logical_and.reduce([self._keys_with(bit) for bit in needed]))
+        counts = self._bounds[keys + 1] - self._bounds[keys]
+        return runs(self._bounds[keys], counts) if 2 * int(counts.sum()) < len(self.rows) else None
+
+    def _keys_with(self, bit: int) -> Mask:
+        """Which keys have a row that meets a condition."""
+        if bit not in self._known_keys:
+            has = np.zeros(len(self.batch.by), np.bool_)
+            has[self.rows.keys[np.flatnonzero(self._certain_bits.get(bit))]] = True
+            if bit not in self.settings.shared:
+                return has
+            self._known_keys[bit] = has
+        return self._known_keys[bit]
 
     def matcher(self, at: int, view: View) -> Matcher:
         """A pattern's matcher over some rows."""
@@ -135,23 +156,32 @@ class Work:
         if rows.any():
             self.counts["errors"] = self.counts.get("errors", 0) + int(rows.sum())
 
-    def _note(self, at: int, view: View, outcome: Outcome) -> None:
+    def _note(self, at: int, view: View, undecided: Ints) -> None:
         """From where on each key's rows are still needed, and until when. Of keys that were not looked at, what is in time is."""
-        now_us, within = int(self.clock.closed[-1]), self.settings.patterns[at][1].spec.within_us
-        undecided = np.flatnonzero(outcome.certain_us >= now_us)
-        if view.which is not None:
-            others = np.ones(len(self.rows), np.bool_)
-            others[view.which] = False
-            in_time = others & (self.rows.times >= now_us - (within or 0)) & self._certain_bits.get(len(self.settings.bits) + at)
-            undecided = np.union1d(view.which[undecided], np.flatnonzero(in_time))
-        first = np.full(len(self.batch.by), FOREVER)
-        np.minimum.at(first, self.rows.keys[undecided], undecided)
-        of_row = first[self.rows.keys]
-        self.first_needed = np.minimum(self.first_needed, of_row)
-        self.batch.bits.clear(len(self.settings.bits) + at, self.batch.certain[self.rows.at < of_row])
+        within = self.settings.patterns[at][1].spec.within_us
+        first = np.full(len(self.batch.by), FOREVER) if view.which is None else self._in_time(within or 0).copy()
+        first[view.rows.keys] = FOREVER
+        rows = undecided if view.which is None else view.which[undecided]
+        np.minimum.at(first, self.rows.keys[rows], rows)
+        self.first = np.minimum(self.first, first)
+        looked = self.rows.at if view.which is None else view.which
+        self.batch.bits.clear(len(self.settings.bits) + at, self.batch.certain[looked[looked < first[view.rows.keys]]])
         if within is not None:
-            starts = first[first < FOREVER]
-            self.wake[starts] = np.minimum(self.wake[starts], self.rows.times[starts] + within)
+            self._wake(first if view.which is None else first[np.unique(view.rows.keys)], within)
+
+    def _wake(self, starts: Ints, within: int) -> None:
+        known = starts[starts < FOREVER]
+        self.wake[known] = np.minimum(self.wake[known], self.rows.times[known] + within)
+
+    def _in_time(self, within: int) -> Ints:
+        """The first row of each key that is not older than a match may be."""
+        if within not in self._known_in_time:
+            first = np.full(len(self.batch.by), FOREVER)
+            young = np.flatnonzero(self.rows.times >= int(self.clock.closed[-1]) - within)
+            np.minimum.at(first, self.rows.keys[young], young)
+            self._wake(first, within)
+            self._known_in_time[within] = first
+        return self._known_in_time[within]
 
     def _note_given_up(self, outcome: Outcome) -> None:
         count = int(self._now(outcome.certain_us[outcome.given_up]).sum())
