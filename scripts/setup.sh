@@ -58,7 +58,7 @@ ensure_venv() {
 
 install_package() {
     say "installing headrace and its dependencies"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[dev,kafka,connect,postgres,mysql,redis,search,delta]' >&2
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[dev,kafka,connect,postgres,mysql,redis,search,delta,events]' >&2
 }
 
 # Spark takes the Java in JAVA_HOME before the one on the PATH.

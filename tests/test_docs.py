@@ -60,3 +60,18 @@ def test_the_sinks_are_what_the_page_says() -> None:
     assert names["orders_in_reports"].kind == "sqlite"
     assert list(names["shop"].sinks) == ["revenue.sqlite"]
     check_hosted(names["shop"].plan())
+
+
+def test_events_are_what_the_page_says() -> None:
+    names = declared("events.md")
+    try:
+        assert (names["now"].balance, names["first"].balance, names["before"].balance) == (100, 100, 0)
+        assert (names["current"], [event.type for event in names["history"]], len(names["everything"])) == (2, ["Opened", "Closed"], 4)
+        assert (names["surname"], names["shown"], names["gone"]) == ("Lovelace", "12 St James's Square", None)
+        assert names["read_my_write"] == "bank:0:1"
+        assert [output.name for output in names["pipeline"].plan().outputs] == ["balances"]
+        check_hosted(names["pipeline"].plan())
+    finally:
+        names["vault"].close()
+        names["store"].close()
+        names["log"].close()

@@ -16,6 +16,7 @@ from headrace.cli import (
     consume,
     dead,
     demo,
+    events,
     explain,
     group,
     lag,
@@ -56,6 +57,7 @@ app.command("lag")(lag.lag)
 app.add_typer(queue.app, name="queue")
 app.add_typer(dead.app, name="dead")
 app.add_typer(log.app, name="log")
+app.add_typer(events.app, name="events")
 app.command("capture")(capture.capture)
 app.command("sync")(sync.sync)
 app.command("search")(search.search)

@@ -157,6 +157,13 @@ class EventStore(Closing):
         self._indexed.close()
 
 
+def prepared(log: FileLog, name: str, rows: Sequence[tuple[str, int, Draft]]) -> PreparedRows:
+    """Rows of (entity, version, event) as the log stores them."""
+    topic = log.topic_state(name)
+    frames = list(encode_rows(batch(rows), compression=topic.info.compression))
+    return PreparedRows(topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), {0: frames})
+
+
 class _Writing:
     """One append on its way. Rows are prepared outside the lock, for the versions that are most likely; under it they are prepared again if that was wrong."""
 
@@ -175,10 +182,7 @@ class _Writing:
         return heads
 
     def _prepare(self) -> PreparedRows:
-        topic = self.log.topic_state(self.topic)
-        rows = [(entity, self._heads[entity] + 1 + at, event) for entity, _, events in self.drafted for at, event in enumerate(events)]
-        frames = list(encode_rows(batch(rows), compression=topic.info.compression))
-        return PreparedRows(topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), {0: frames})
+        return prepared(self.log, self.topic, [(entity, self._heads[entity] + 1 + at, event) for entity, _, events in self.drafted for at, event in enumerate(events)])
 
     def commit(self) -> Appended:
         while True:

@@ -6,7 +6,8 @@ no journal record since the last checkpoint speaks of are touched: recovery woul
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from headrace.errors import CorruptionError
 from headrace.log.api import CHANGE_TYPE, DELETE, HEADERS_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN, TIMESTAMP_TYPE
 from headrace.log.file.disk import Buffer
 from headrace.log.file.frame import CONTROL, SPARSE, Frame, FrameHeader, body_is_sound, decode_batch, encode_batch
-from headrace.log.file.segment import COMPACTED, INDEX_SUFFIX, Segment, SegmentPlace, new_header, read_frames, segments_in
+from headrace.log.file.segment import COMPACTED, EXCISED, INDEX_SUFFIX, Segment, SegmentPlace, new_header, read_frames, segments_in
 from headrace.log.file.store import now_us
 from headrace.log.keys import key_bytes
 
@@ -50,7 +51,7 @@ def _was_compacted(log: FileLog, path: Path) -> bool:
     except FileNotFoundError:
         return True
     try:
-        return segment.may_have_gaps
+        return bool(segment.header.flags & COMPACTED)
     finally:
         segment.close()
 
@@ -63,7 +64,7 @@ def compact_partition(log: FileLog, topic: TopicState, number: int) -> tuple[int
     segments = [Segment(log.store.disk, log.store.partition_directory(topic.directory, number) / place.name) for place in places]
     try:
         newest = _newest_offsets(segments, topic)
-        removed = [_compact(log, topic, number, segment, newest) for segment in segments]
+        removed = [_rewrite(log, topic, number, segment, lambda batch: _kept(batch, topic, newest), COMPACTED) for segment in segments]
     except CorruptionError:
         return 0, 0  # leave damaged files as they are: a reader or `log verify` will name them
     finally:
@@ -76,18 +77,18 @@ def compact_partition(log: FileLog, topic: TopicState, number: int) -> tuple[int
 
 def compactable(log: FileLog, topic: TopicState, number: int) -> list[SegmentPlace]:
     """Sealed segments, from the oldest on, that are old enough and that recovery will not write into."""
+    limit_us = now_us() - (topic.info.history_us or 0)
+    return list(takewhile(lambda place: _is_older(log, topic, number, place, limit_us), sealed(log, topic, number)))
+
+
+def sealed(log: FileLog, topic: TopicState, number: int) -> list[SegmentPlace]:
+    """Sealed segments, from the oldest on, up to the first that recovery might write into."""
     with log.store.locked() as newest:
         state = newest.state
         touched = {name for directory, part, name in state.dirty | state.dirty_before if (directory, part) == (topic.directory, number)}
         active = state.topic(topic.name).partitions[number].segment
     places = segments_in(log.store.partition_directory(topic.directory, number), active, begun=False)
-    limit_us = now_us() - (topic.info.history_us or 0)
-    found = []
-    for place in places:
-        if place.name in touched or not _is_older(log, topic, number, place, limit_us):
-            break
-        found.append(place)
-    return found
+    return list(takewhile(lambda place: place.name not in touched, places))
 
 
 def _is_older(log: FileLog, topic: TopicState, number: int, place: SegmentPlace, limit_us: int) -> bool:
@@ -131,7 +132,23 @@ def _newest_offsets(segments: list[Segment], topic: TopicState) -> pa.Table:
     return newest.combine_chunks()
 
 
-def _compact(log: FileLog, topic: TopicState, number: int, segment: Segment, newest: pa.Table) -> int:
+def excise(log: FileLog, topic: TopicState, number: int, kept: Callable[[pa.RecordBatch], pa.BooleanArray]) -> int:
+    """Remove rows for good from a partition's sealed segments: those that `kept` says false of. Offsets stay. Returns how many went.
+
+    Segments that recovery might write into are left alone: the caller makes a checkpoint first.
+    """
+    directory, removed = log.store.partition_directory(topic.directory, number), 0
+    for place in sealed(log, topic, number):
+        segment = Segment(log.store.disk, directory / place.name)
+        try:
+            removed += _rewrite(log, topic, number, segment, kept, EXCISED)
+        finally:
+            segment.close()
+    log.cache.forget(topic.directory, number)
+    return removed
+
+
+def _rewrite(log: FileLog, topic: TopicState, number: int, segment: Segment, kept_of: Callable[[pa.RecordBatch], pa.BooleanArray], flag: int) -> int:
     """Write a segment's surviving rows into a new file that takes its place. Returns how many rows went; 0 leaves the file alone."""
     frames: list[tuple[Frame, int, int, int]] = []  # (frame, relative offset, time, commit)
     removed = 0
@@ -140,12 +157,12 @@ def _compact(log: FileLog, topic: TopicState, number: int, segment: Segment, new
             frames.append((Frame(CONTROL, 0, 1, body, header.body_crc), header.relative, header.first_us or segment.place.time_us, header.commit))
             continue
         batch = _with_places(segment, header, body)
-        kept = batch.filter(_kept(batch, topic, newest))
+        kept = batch.filter(kept_of(batch))
         removed += batch.num_rows - kept.num_rows
         if kept.num_rows:
             frames.append(_sparse_frame(kept, segment, header, topic))
     if removed:
-        _replace(log, segment, topic, number, frames)
+        _replace(log, segment, topic, number, frames, flag)
     return removed
 
 
@@ -177,11 +194,11 @@ def _ordered(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.select([name for name in batch.schema.names if name not in tail] + tail)
 
 
-def _replace(log: FileLog, segment: Segment, topic: TopicState, number: int, frames: list[tuple[Frame, int, int, int]]) -> None:
+def _replace(log: FileLog, segment: Segment, topic: TopicState, number: int, frames: list[tuple[Frame, int, int, int]], flag: int) -> None:
     """Write, sync, then rename over the old file: a crash leaves one or the other."""
     disk = log.store.disk
     rows_bytes = sum(frame.frame_bytes for frame, *_ in frames)
-    header = new_header(topic.name, number, segment.header.schema, topic.settings, flags=COMPACTED).encode(rows_bytes)
+    header = new_header(topic.name, number, segment.header.schema, topic.settings, flags=segment.header.flags | flag).encode(rows_bytes)
     buffers: list[Buffer] = [header]
     at = len(header)
     for frame, relative, time_us, commit in frames:

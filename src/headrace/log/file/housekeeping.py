@@ -86,7 +86,7 @@ def checkpoint_due(log: FileLog) -> bool:
 
 
 @contextmanager
-def _alone(log: FileLog, *, wait: bool) -> Iterator[bool]:
+def alone(log: FileLog, *, wait: bool) -> Iterator[bool]:
     """One housekeeper at a time, in all processes; yields False if there is another one and `wait` is false."""
     log.store.lock_file()  # refuses a log that cannot be written
     lock = log.store.disk.open(log.store.root / "journal" / "housekeeping", create=True)
@@ -106,7 +106,7 @@ def keep_house(
     all are compacted, after that other process if need be.
     """
     done = {"segments_deleted": 0, "segments_compacted": 0, "rows_removed": 0, "staging_swept": 0}
-    with _alone(log, wait=due is None) as mine:
+    with alone(log, wait=due is None) as mine:
         if mine:
             if with_checkpoint or checkpoint_due(log):
                 _make_checkpoint(log)
@@ -121,7 +121,7 @@ def keep_house(
 
 def make_checkpoint(log: FileLog, *, wait: bool = True) -> None:
     """Make one, after whoever is keeping house now; without `wait`, leave it to them."""
-    with _alone(log, wait=wait) as mine:
+    with alone(log, wait=wait) as mine:
         if mine:
             _make_checkpoint(log)
 

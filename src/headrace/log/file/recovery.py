@@ -17,7 +17,7 @@ from headrace.log.file.draft import Adoption
 from headrace.log.file.journal import Journal, MissingJournal, Record
 from headrace.log.file.replica import Replica
 from headrace.log.file.salvage import reconcile
-from headrace.log.file.segment import COMPACTED, read_segment_header, segments_in
+from headrace.log.file.segment import COMPACTED, EXCISED, read_segment_header, segments_in
 from headrace.log.file.state import PartitionState
 
 if TYPE_CHECKING:
@@ -165,8 +165,8 @@ class _Redo:
 
 
 def _is_compacted(file: DiskFile) -> bool:
-    """A segment that was compacted is older than any checkpoint it could have been written after: what it should hold, it holds."""
+    """A segment that was compacted, or had rows excised, is older than any checkpoint it could have been written after: what it should hold, it holds."""
     try:
-        return bool(read_segment_header(file).flags & COMPACTED)
+        return bool(read_segment_header(file).flags & (COMPACTED | EXCISED))
     except CorruptionError:
         return False

@@ -28,7 +28,7 @@ from headrace.log.file.frame import HEADER_BYTES, MAGIC, FrameHeader, read_heade
 logger = logging.getLogger("headrace.log")
 SEGMENT_MAGIC, INDEX_MAGIC = b"HRSG", b"HRIX"
 VERSION = 1
-COMPACTED = 1
+COMPACTED, EXCISED = 1, 2
 SUFFIX, INDEX_SUFFIX = ".segment", ".index"
 _FIXED = struct.Struct("<4sHHIIIIQ")
 _CRC_AT = 12
@@ -295,8 +295,8 @@ class Segment:
 
     @property
     def may_have_gaps(self) -> bool:
-        """Whether offsets can be missing for a good reason: compaction."""
-        return bool(self.header.flags & COMPACTED)
+        """Whether offsets can be missing for a good reason: compaction, or that somebody was to be forgotten."""
+        return bool(self.header.flags & (COMPACTED | EXCISED))
 
     @property
     def is_cut(self) -> bool:

@@ -1,0 +1,152 @@
+"""Looking for values in every byte of directories: the proof that something was forgotten. Nothing is trusted: free pages, journals and older versions are bytes like others.
+
+A value is looked for as UTF-8, as UTF-16 and as JSON escapes it; what is compressed is unpacked first (batches of the log, Parquet, gzip), and what a database may have split over pages
+is asked for in SQL too. A file of a kind that is compressed and not known here is not passed over: it is reported as one that could not be looked into.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from headrace.errors import HeadraceError
+from headrace.log.file.disk import Disk
+from headrace.log.file.frame import LZ4, ZSTD, body_is_sound
+from headrace.log.file.segment import SUFFIX, read_frames, read_segment_header
+
+_CHUNK = 4 << 20
+_SQLITE = b"SQLite format 3\0"
+_PARQUET = b"PAR1"
+_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+_CODECS = {LZ4: "lz4", ZSTD: "zstd"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file that has one of the values, or that could not be looked into."""
+
+    file: Path
+    why: str
+
+
+def scan(roots: Iterable[Path], values: Iterable[str]) -> list[Found]:
+    """Files below some directories that hold any of the values."""
+    patterns = sorted({pattern for value in values for pattern in _patterns(value)})
+    found = []
+    for path in sorted({path for root in roots for path in ([root] if root.is_file() else root.rglob("*")) if path.is_file() and not path.is_symlink()}):
+        try:
+            why = _look(path, patterns)
+        except FileNotFoundError:  # gone meanwhile, and its bytes with it
+            continue
+        except OSError as error:
+            why = f"cannot be read: {error}"
+        if why:
+            found.append(Found(path, why))
+    return found
+
+
+def _patterns(value: str) -> Iterator[bytes]:
+    yield value.encode()
+    yield json.dumps(value)[1:-1].encode()
+    yield json.dumps(value, ensure_ascii=False)[1:-1].encode()
+    yield value.encode("utf-16-le")
+
+
+def _look(path: Path, patterns: list[bytes]) -> str | None:
+    if _in_bytes(path, patterns):
+        return "has a value"
+    with path.open("rb") as file:
+        head = file.read(16)
+    if path.suffix == SUFFIX:
+        return _in_segment(path, patterns)
+    if head.startswith(_SQLITE):
+        return _in_sqlite(path, patterns)
+    if head.startswith(_PARQUET):
+        return _in_parquet(path, patterns)
+    kind = next((name for magic, name in _PACKED.items() if head.startswith(magic)), None)
+    if kind == "gzip":
+        return _in_gzip(path, patterns)
+    return f"is packed ({kind}) and cannot be looked into" if kind else None
+
+
+def _contains(data: bytes | memoryview, patterns: list[bytes]) -> bool:
+    content = bytes(data)
+    return any(pattern in content for pattern in patterns)
+
+
+def _in_bytes(path: Path, patterns: list[bytes]) -> bool:
+    overlap = max(map(len, patterns), default=1) - 1
+    with path.open("rb") as file:
+        before = b""
+        while chunk := file.read(_CHUNK):
+            if _contains(before + chunk, patterns):
+                return True
+            before = chunk[-overlap:] if overlap else b""
+    return False
+
+
+def _in_segment(path: Path, patterns: list[bytes]) -> str | None:
+    """Batches that are compressed, one by one."""
+    file = Disk().open(path, write=False)
+    try:
+        header = read_segment_header(file)
+        for position, frame, body in read_frames(file, header.size, file.size()):
+            if frame is None or not body_is_sound(frame, body):
+                return f"is damaged at byte {position}, and cannot be looked into there"
+            codec = next((name for flag, name in _CODECS.items() if frame.flags & flag), None)
+            if codec and _contains(pa.decompress(pa.py_buffer(body).slice(8), decompressed_size=int.from_bytes(body[:8], "little"), codec=codec, asbytes=True), patterns):
+                return "has a value in a compressed batch"
+    except HeadraceError as error:
+        return f"cannot be looked into: {error.message}"
+    finally:
+        file.close()
+    return None
+
+
+def _in_sqlite(path: Path, patterns: list[bytes]) -> str | None:
+    """A long value may be cut over several pages, where its bytes do not lie beside each other."""
+    try:
+        with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10) as database:
+            tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'")]
+            for table in tables:
+                quoted = '"' + table.replace('"', '""') + '"'
+                columns = [row[1] for row in database.execute(f"PRAGMA table_info({quoted})")]
+                for row in database.execute(f"SELECT * FROM {quoted}"):  # noqa: S608 - quoted
+                    if any(isinstance(value, str | bytes) and _contains(value.encode("utf-8", "replace") if isinstance(value, str) else value, patterns) for value in row):
+                        return f"has a value in the table {table!r} ({', '.join(columns)})"
+    except sqlite3.Error as error:
+        return f"cannot be looked into: {error}"
+    finally:
+        if "database" in locals():
+            database.close()
+    return None
+
+
+def _in_parquet(path: Path, patterns: list[bytes]) -> str | None:
+    import pyarrow.parquet as pq
+
+    try:
+        for batch in pq.ParquetFile(path).iter_batches():
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            if _contains(sink.getvalue().to_pybytes(), patterns):
+                return "has a value in a compressed column"
+    except (pa.ArrowException, OSError) as error:
+        return f"cannot be looked into: {error}"
+    return None
+
+
+def _in_gzip(path: Path, patterns: list[bytes]) -> str | None:
+    try:
+        with gzip.open(path) as file:
+            return "has a value, compressed" if _contains(file.read(), patterns) else None
+    except (OSError, EOFError, zlib.error) as error:
+        return f"cannot be looked into: {error}"
