@@ -108,6 +108,14 @@ class BadQuery(InputError):
     """A query over views that cannot be run, may not be run, or took too long."""
 
 
+class BadSearch(InputError):
+    """A search query that cannot be read. `position` is the character at which it goes wrong, counted from 0; None if it is the query as a whole."""
+
+    def __init__(self, message: str, *, fix: str = "", position: int | None = None) -> None:
+        super().__init__(message, fix=fix)
+        self.position = position
+
+
 class ChangesGone(InputError):
     """A reader asks for changes of a view that are no longer kept. `kept_after` is the tick from which they are, `tick` the one the view shows."""
 

@@ -1,0 +1,1 @@
+"""Search on streams: stored queries meet passing documents. Query language, analysis, the index of queries, and the kernel."""

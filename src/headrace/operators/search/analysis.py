@@ -1,0 +1,173 @@
+"""Texts to words, the same for queries and documents: Unicode words, lower case, accents folded; stop words and stems by choice. Whole columns at once.
+
+Analysis().words("Crème brûlée, 2 €")  →  ["creme", "brulee", "2"]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.errors import ConfigurationError, MissingExtra, nearest
+from headrace.operators.buffers import Ints
+from headrace.operators.search.letters import ALONE, BREAK, ascii_letters, letters
+
+MOST_STEMS_KEPT = 200_000
+NO_WORD = -1
+_ASCII_WORDS = re.compile("[a-z0-9_]+")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The words of many texts, in their order. `rows`: whose they are; `starts` and `ends`: where in the text, in characters; `codes`: which of `terms`.
+
+    A stop word keeps its place, and has the code NO_WORD.
+    """
+
+    rows: Ints
+    starts: Ints
+    ends: Ints
+    codes: Ints
+    terms: pa.Array
+    begins: Ints
+    """Where each row's words begin, and where the last row's end."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """How texts become words. `language`: of the stemmer, such as "english"; without one words stay as they are. `stop_words`: left out on both sides."""
+
+    language: str | None = None
+    stop_words: frozenset[str] = frozenset()
+    _stems: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def words(self, text: str) -> list[str | None]:
+        """One text's words; None where a stop word stood."""
+        if text.isascii():
+            return [None if word in self._left_out else self._stem(word) for word in _ASCII_WORDS.findall(text.lower())]
+        found = self.tokens(pa.array([text], pa.string()))
+        terms: list[str | None] = [*found.terms.to_pylist(), None]
+        return [terms[code] for code in found.codes]
+
+    def tokens(self, texts: pa.Array) -> Tokens:
+        """The words of a column of strings; a null has none."""
+        texts = texts.cast(pa.large_string()).fill_null("")
+        offsets = np.frombuffer(texts.buffers()[1], np.int64, count=len(texts) + 1, offset=texts.offset * 8) if len(texts) else np.zeros(1, np.int64)
+        data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]] if len(texts) else np.zeros(0, np.uint8)
+        offsets = offsets - offsets[0]
+        if not len(data) or data.max() < 128:
+            starts, ends, words = _ascii_words(data, offsets)
+        else:
+            offsets = np.append(0, np.cumsum(pc.utf8_length(texts).to_numpy(zero_copy_only=False)))
+            starts, ends, words = _words(data, offsets)
+        return self._told_apart(offsets, starts, ends, words)
+
+    def _told_apart(self, offsets: Ints, starts: Ints, ends: Ints, words: pa.Array) -> Tokens:
+        distinct = words.dictionary_encode()
+        codes, terms = distinct.indices.to_numpy().astype(np.int64), distinct.dictionary
+        if self.language is not None or self.stop_words:
+            codes, terms = self._chosen(codes, terms)
+        begins = np.searchsorted(starts, offsets)
+        rows = np.repeat(np.arange(len(offsets) - 1), np.diff(begins))
+        return Tokens(rows, starts - offsets[rows], ends - offsets[rows], codes, terms, begins)
+
+    def _chosen(self, codes: Ints, terms: pa.Array) -> tuple[Ints, pa.Array]:
+        """Stop words out, the others as their stems; several words may have one."""
+        given = terms.to_pylist()
+        known: dict[str, int] = {}
+        place = [NO_WORD if word in self._left_out else known.setdefault(self._stem(word), len(known)) for word in given]
+        return np.array([*place, NO_WORD], np.int64)[codes], pa.array(list(known), pa.string())
+
+    @cached_property
+    def _left_out(self) -> frozenset[str]:
+        """Stop words, in the spelling that words have here."""
+        plain = Analysis()
+        return frozenset(word for each in self.stop_words for word in plain.words(each) if word is not None) if self.stop_words else frozenset()
+
+    def _stem(self, word: str) -> str:
+        if self.language is None:
+            return word
+        stem = self._stems.get(word)
+        if stem is None:
+            if len(self._stems) >= MOST_STEMS_KEPT:
+                self._stems.clear()
+            stem = self._stems[word] = self._stemmer(word)
+        return stem
+
+    @cached_property
+    def _stemmer(self) -> Callable[[str], str]:
+        stemming: Callable[[str], str] = _snowball(self.language or "").stemWord
+        return stemming
+
+    def check(self) -> Analysis:
+        """The same, if its language is one that there is."""
+        if self.language is not None:
+            _snowball(self.language)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """To another process goes what was chosen, and not what was found out."""
+        return {"language": self.language, "stop_words": self.stop_words, "_stems": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+def _snowball(language: str) -> Any:
+    try:
+        import snowballstemmer
+    except ImportError as error:
+        raise MissingExtra("Stems of words", "search") from error
+    known: Iterable[str] = snowballstemmer.algorithms()
+    if language not in known:
+        raise ConfigurationError(f"There is no stemmer for {language!r}: {nearest(language, known)}", fix="choose one of them, or leave out the language.")
+    return snowballstemmer.stemmer(language)
+
+
+def _ascii_words(data: npt.NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints, pa.Array]:
+    is_word, lower = ascii_letters()
+    starts, ends = _edges(is_word[data].astype(np.uint8), offsets)
+    return starts, ends, _cut(lower[data], starts, ends)
+
+
+def _words(data: npt.NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints, pa.Array]:
+    """The same for any text: characters are folded first, one into several perhaps, and words are cut out of that."""
+    points = np.frombuffer(data.tobytes().decode("utf-8").encode("utf-32-le"), np.uint32)
+    table = letters()
+    starts, ends = _edges(table.kinds_of(points), offsets)
+    text, begins = table.fold(points)
+    there = begins[ends] > begins[starts]  # a mark alone is no word
+    starts, ends = starts[there], ends[there]
+    widths = 1 + (text >= 0x80).astype(np.int64) + (text >= 0x800) + (text >= 0x10000)
+    places = np.append(0, np.cumsum(widths))
+    encoded = np.frombuffer(text.astype("<u4").tobytes().decode("utf-32-le").encode("utf-8"), np.uint8)
+    return starts, ends, _cut(encoded, places[begins[starts]], places[begins[ends]])
+
+
+def _edges(kinds: npt.NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints]:
+    """Where words begin and end: no word goes on from one text to the next, nor beyond a character that is one alone."""
+    if not len(kinds):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    before = np.append(np.uint8(BREAK), kinds[:-1])
+    new = (kinds != before) | (kinds == ALONE)
+    new[offsets[:-1][offsets[:-1] < len(kinds)]] = True
+    edges = np.flatnonzero(new)
+    inside = kinds[edges] != BREAK
+    ends = np.append(edges[1:], len(kinds))
+    return edges[inside], ends[inside]
+
+
+def _cut(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> pa.Array:
+    """The words as strings: every second piece of the text."""
+    offsets = np.empty(2 * len(starts), np.int64)
+    offsets[0::2], offsets[1::2] = starts, ends
+    pieces = pa.LargeStringArray.from_buffers(max(len(offsets) - 1, 0), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data)))
+    return pieces.take(pa.array(np.arange(0, len(offsets), 2))).cast(pa.string())

@@ -1,0 +1,135 @@
+"""Documents, up to some hundred at a time, as the features that they have: for each feature a bit a document. So one operation asks a question of all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.operators.buffers import Ints, Mask
+from headrace.operators.keys import whole
+from headrace.operators.search.analysis import Analysis, Tokens
+from headrace.operators.search.fields import BOOLEAN, DATE, FLOAT, INTEGER, STRING, TIME, Fields
+from headrace.operators.search.vocabulary import FALSE, NONE, TRUE, Vocabulary
+
+Words64 = npt.NDArray[np.uint64]
+MOST_DOCUMENTS = 256
+MOST_TEXT_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Column:
+    """A filter column as numbers: whole ones or doubles; `there` says which are not null."""
+
+    values: npt.NDArray[np.int64] | npt.NDArray[np.float64]
+    there: Mask
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Analysed documents: words by text column, values by filter column. Nothing in it depends on the queries."""
+
+    count: int
+    words: Mapping[str, Tokens]
+    columns: Mapping[str, Column]
+
+    @property
+    def text_fields(self) -> list[str]:
+        return list(self.words)
+
+
+def analysed(rows: pa.Table | pa.RecordBatch, fields: Fields, analysis: Analysis) -> Documents:
+    """The documents' words and values."""
+    words = {name: analysis.tokens(whole(rows.column(name))) for name in fields.text}
+    strings = {name: _as_tokens(whole(rows.column(name))) for name, kind in fields.filters if kind == STRING}
+    columns = {name: _column(whole(rows.column(name)), kind) for name, kind in fields.filters if kind != STRING}
+    return Documents(rows.num_rows, {**words, **strings}, columns)
+
+
+def _as_tokens(values: pa.Array) -> Tokens:
+    """A string column as texts of one word each, the value."""
+    rows = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
+    distinct = values.cast(pa.string()).drop_null().dictionary_encode()
+    ends = pc.utf8_length(values.drop_null()).to_numpy(zero_copy_only=False).astype(np.int64)
+    begins = np.searchsorted(rows, np.arange(len(values) + 1))
+    return Tokens(rows, np.zeros(len(rows), np.int64), ends, distinct.indices.to_numpy().astype(np.int64), distinct.dictionary, begins)
+
+
+def _column(values: pa.Array, kind: str) -> Column:
+    there = values.is_valid().to_numpy(zero_copy_only=False)
+    if kind == FLOAT:
+        numbers = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
+        return Column(numbers, there & ~np.isnan(numbers))
+    if kind == TIME:
+        values = values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64())
+    elif kind == DATE:
+        values = values.cast(pa.date32()).cast(pa.int32())
+    elif kind in {BOOLEAN, INTEGER}:
+        values = values.cast(pa.int64()) if not pa.types.is_uint64(values.type) else pc.min_element_wise(values, pa.scalar(2**63 - 1, pa.uint64())).cast(pa.int64())
+    return Column(values.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64), there)
+
+
+class Features:
+    """Which of a vocabulary's features some documents have. Those of words are known at once, the others when they are asked for (`evaluating`)."""
+
+    def __init__(self, documents: Documents, vocabulary: Vocabulary) -> None:
+        self.documents, self.vocabulary = documents, vocabulary
+        self.width = max(1, -(-documents.count // 64))
+        self.bits: Words64 = np.zeros((len(vocabulary), self.width), np.uint64)
+        self.known = np.zeros(len(vocabulary), np.bool_)
+        self.everyone = pack_bits(np.ones((1, documents.count), np.bool_), self.width)[0]
+        self.bits[TRUE] = self.everyone
+        self.known[[TRUE, FALSE]] = True
+        self.word_numbers: dict[str, Ints] = {}
+        self.present = self._find_words()
+        self.masks: dict[int, int] = {}
+
+    def _find_words(self) -> Ints:
+        """Set the bits of words; gives the features of words that some document has, a few of them twice."""
+        numbers, present = self.vocabulary.words, []
+        for name, tokens in self.documents.words.items():
+            given = tokens.terms.to_pylist()
+            words = np.fromiter((numbers.get(word, NONE) for word in given), np.int64, len(given))
+            self.word_numbers[name] = np.append(words, NONE)
+            scopes = {self.vocabulary.fields.numbers[name], *([0] if name in self.vocabulary.fields.text else [])}
+            present += [self._set(tokens, self.vocabulary.word_features(scope, words)) for scope in scopes]
+        return np.concatenate(present) if present else np.zeros(0, np.int64)
+
+    def _set(self, tokens: Tokens, features: npt.NDArray[np.int32]) -> Ints:
+        known = np.flatnonzero(features != NONE)
+        row_of = np.full(len(features) + 1, len(known))  # what nobody asks for goes to a row that is thrown away, stop words too
+        row_of[known] = np.arange(len(known))
+        has = np.zeros((len(known) + 1, self.documents.count), np.bool_)
+        has[row_of[tokens.codes], tokens.rows] = True
+        self.bits[features[known]] |= pack_bits(has[:-1], self.width)
+        return features[known].astype(np.int64)
+
+    def set(self, feature: int, documents: Mask) -> None:
+        """What was found out about a feature."""
+        self.bits[feature] = pack_bits(documents.reshape(1, -1), self.width)[0]
+        self.known[feature] = True
+
+    def mask(self, feature: int) -> int:
+        """A feature's bits as one whole number."""
+        found = self.masks.get(feature)
+        if found is None:
+            found = self.masks[feature] = int.from_bytes(self.bits[feature].tobytes(), "little")
+        return found
+
+
+def pack_bits(has: Mask, width: int) -> Words64:
+    """Rows of booleans as rows of 64-bit words, the first document in the lowest bit."""
+    packed = np.zeros((len(has), width * 8), np.uint8)
+    bits = np.packbits(has, axis=1, bitorder="little")
+    packed[:, : bits.shape[1]] = bits
+    return packed.view(np.uint64).reshape(len(has), width)
+
+
+def unpack_bits(bits: Words64, count: int) -> Mask:
+    """The other way round."""
+    found = np.unpackbits(bits.view(np.uint8).reshape(len(bits), -1), axis=1, count=count, bitorder="little")
+    return found.view(np.bool_)

@@ -1,0 +1,142 @@
+"""The index of queries against every query with every document: the same matches and scores, whatever changes and however documents are split."""
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import BadSearch
+from headrace.operators.search import index as index_module
+from headrace.operators.search.fields import Fields
+from headrace.operators.search.index import QueryIndex, chunks, together
+from headrace.operators.search.parsing import Language
+from headrace.operators.search.syntax import Node
+from tests.operators.search.oracle import fits, score
+from tests.operators.search.worlds import LANGUAGE, documents, queries, table
+
+Matched = list[tuple[int, bytes, float]]
+
+
+def matched(index: QueryIndex, rows: pa.Table) -> Matched:
+    found = index.match(rows)
+    return [(at, index.key(query), total) for at, query, total in zip(found.documents.tolist(), found.queries.tolist(), found.scores.tolist(), strict=True)]
+
+
+def expected(nodes: dict[bytes, Node], rows: list[dict[str, Any]], language: Language = LANGUAGE) -> list[tuple[int, bytes, Any]]:
+    found = [(at, key, score(node, row, language)) for at, row in enumerate(rows) for key, node in sorted(nodes.items()) if fits(node, row, language)]
+    return [(at, key, pytest.approx(total)) for at, key, total in found]
+
+
+@settings(max_examples=150)
+@given(st.lists(queries, max_size=12), st.lists(documents, max_size=8))
+def test_the_index_finds_what_every_query_against_every_document_finds(texts: list[str], rows: list[dict[str, Any]]) -> None:
+    nodes = {b"%03d" % at: LANGUAGE.parse(text) for at, text in enumerate(texts)}
+    assert matched(QueryIndex.empty(LANGUAGE).changed(nodes), table(rows)) == expected(nodes, rows)
+
+
+changes = st.dictionaries(st.sampled_from([b"%02d" % at for at in range(8)]), st.none() | queries, max_size=5)
+
+
+@settings(max_examples=80)
+@given(st.lists(st.tuples(changes, st.lists(documents, max_size=3)), max_size=6), st.booleans())
+def test_changes_between_documents(history: list[tuple[dict[bytes, str | None], list[dict[str, Any]]]], fold: bool) -> None:
+    """Also where recent changes are folded at once, and an older index stays as it was."""
+    kept = index_module._LEAST_RECENT
+    index_module._LEAST_RECENT = 0 if fold else kept
+    try:
+        index, nodes = QueryIndex.empty(LANGUAGE), dict[bytes, Node]()
+        seen = []
+        for texts, rows in history:
+            put = {key: None if text is None else LANGUAGE.parse(text) for key, text in texts.items()}
+            index = index.changed(put)
+            nodes = {key: node for key, node in (nodes | put).items() if node is not None}
+            assert len(index) == len(nodes)
+            seen.append((index, nodes, rows))
+        for index, nodes, rows in seen:
+            assert matched(index, table(rows)) == expected(nodes, rows)
+    finally:
+        index_module._LEAST_RECENT = kept
+
+
+def test_how_documents_are_split_does_not_matter() -> None:
+    texts = ["sea", "sea AND storm", '"new york"', "s* -wind", "(sea storm wind)~2", "title:sea OR price:[1 TO 2]"]
+    index = QueryIndex.empty(LANGUAGE).changed({text.encode(): LANGUAGE.parse(text) for text in texts})
+    words = ["sea", "storm", "wind", "new", "york", "x"]
+    chance = np.random.default_rng(7)
+    rows = [{"title": " ".join(chance.choice(words, 2)), "body": " ".join(chance.choice(words, 4)), "price": float(at % 4)} for at in range(600)]
+    whole = matched(index, table(rows))
+    assert whole == expected(dict(zip(index.main.keys + index.recent.keys, index.main.nodes + index.recent.nodes, strict=True)), [{**dict.fromkeys(("language", "day", "at", "stars")), **row} for row in rows])
+    for size in (1, 7, 64, 65, 500):
+        parts = [[(at + start, key, total) for at, key, total in matched(index, table(rows[start : start + size]))] for start in range(0, len(rows), size)]
+        assert [each for part in parts for each in part] == whole
+
+
+def test_queries_that_cannot_fit_are_not_looked_at() -> None:
+    texts = {b"%04d" % at: f"word{at} AND other{at}" for at in range(2_000)} | {b"x": "-word7", b"y": '"word1 other1"', b"z": "word3 OR word4"}
+    index = QueryIndex.empty(LANGUAGE).changed({key: LANGUAGE.parse(text) for key, text in texts.items()})
+    found = index.match(table([{"title": "word1 other1"}]))
+    assert [index.key(query) for query in found.queries] == [b"0001", b"x", b"y"]
+    assert found.run == 3
+
+
+def test_chunks_are_bounded_in_documents_and_in_bytes() -> None:
+    rows = pa.table({"body": ["a" * 5_000_000] * 8 + ["b"] * 600})
+    sizes = [chunk.num_rows for _, chunk in chunks(rows, ["body"])]
+    assert sum(sizes) == 608
+    assert max(sizes) == 256
+    assert sizes[0] <= 3
+
+
+def test_no_documents_and_no_queries() -> None:
+    index = QueryIndex.empty(LANGUAGE)
+    assert matched(index, table([{"title": "sea"}])) == []
+    assert matched(index.changed({b"a": LANGUAGE.parse("sea")}), table([])) == []
+    assert together([]).run == 0
+
+
+def test_megabytes_of_text_in_one_word_and_in_many() -> None:
+    language = Language(Fields(("body",)))
+    index = QueryIndex.empty(language).changed({b"a": language.parse("needle"), b"b": language.parse("x*"), b"c": language.parse('"hay needle"')})
+    rows = pa.table({"body": ["x" * 3_000_000, "hay " * 500_000 + "needle", None, ""]})
+    assert [(at, key) for at, key, _ in matched(index, rows)] == [(0, b"b"), (1, b"a"), (1, b"c")]
+
+
+# Cases as data
+
+_PARSERS: tuple[Callable[[str], Any], ...] = (str, str, str, float, date.fromisoformat, lambda text: datetime.fromisoformat(text).replace(tzinfo=UTC), int)
+_NAMES = ("title", "body", "language", "price", "day", "at", "stars")
+
+
+def _document(line: str) -> dict[str, Any]:
+    values = [value.strip() for value in line.split("|")]
+    given = {name: None if value == "~" else parse(value) for name, parse, value in zip(_NAMES, _PARSERS, values, strict=False)}
+    return {**dict.fromkeys(_NAMES), **given}
+
+
+def _cases() -> list[tuple[str, list[tuple[str, str]]]]:
+    cases: list[tuple[str, list[tuple[str, str]]]] = []
+    for line in (Path(__file__).parent / "cases.txt").read_text().splitlines():
+        if line.startswith("? "):
+            cases.append((line[2:], []))
+        elif line[:1] in {"+", "-", "!"}:
+            cases[-1][1].append((line[0], line[1:].strip()))
+    return cases
+
+
+@pytest.mark.parametrize(("query", "lines"), _cases(), ids=[query for query, _ in _cases()])
+def test_cases(query: str, lines: list[tuple[str, str]]) -> None:
+    if lines[0][0] == "!":
+        with pytest.raises(BadSearch):
+            LANGUAGE.parse(query)
+        return
+    rows = [_document(line) for _, line in lines]
+    node = LANGUAGE.parse(query)
+    found = {at for at, _, _ in matched(QueryIndex.empty(LANGUAGE).changed({b"q": node}), table(rows))}
+    assert [(line, at in found) for at, (_, line) in enumerate(lines)] == [(line, sign == "+") for sign, line in lines]
+    assert [fits(node, row, LANGUAGE) for row in rows] == [sign == "+" for sign, _ in lines]
