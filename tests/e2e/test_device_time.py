@@ -205,15 +205,20 @@ def test_clocks_that_are_thousands_of_years_apart_are_dead_letters(tmp_path: Pat
         assert sum(each["n"] for each in test.view("all_minutes")) == 1
 
 
-def test_a_time_in_a_year_that_no_text_has_is_a_dead_letter_like_any_other(tmp_path: Path) -> None:
+FAR_US = 600_000_000_000_000_000
+"""The year 20983, as of a device that counts in other units; as many years before 1970 there was no year."""
+
+
+@pytest.mark.parametrize(("time_us", "reason"), [(FAR_US, "its event time is more than 1 day ahead"), (-FAR_US, "its event time is before the year 1")])
+def test_a_time_in_a_year_that_no_text_has_is_a_dead_letter_like_any_other(tmp_path: Path, time_us: int, reason: str) -> None:
     shop = hr.Pipeline("shop")
     clicks = shop.topic("clicks", schema="k STRING, at TIMESTAMP", event_time=hr.EventTime("at"))
     shop.view("minutes", clicks.window(hr.tumbling("1 minute"), emit="changes").group_by("k").aggregate(n=hr.agg.count()))
     with PipelineTest(shop, tmp_path, PLAIN) as test:
-        times_us = pa.array([600_000_000_000_000_000, 0])  # the year 20983, as of a device that counts in other units
+        times_us = pa.array([time_us, 0])
         test.feed("clicks", pa.table({"k": ["far", "near"], "at": times_us.cast(pa.timestamp("us", "UTC"))}))
         test.settle()
         assert [each["k"] for each in test.view("minutes")] == ["near"]
         (letter,) = test.log.read("clicks.dead").to_pylist()
-        assert (letter["reason"], letter["source_offset"]) == ("its event time is more than 1 day ahead", 0)
+        assert (letter["reason"], letter["source_offset"]) == (reason, 0)
         assert json.loads(letter["row"]).get("at") is None

@@ -20,6 +20,8 @@ from headrace.engine.tasks import ORDER_FIELDS, TICK, TopicRange
 from headrace.log.api import CHANGE_TYPE, DELETE, PARTITION_COLUMN
 
 NO_TIME = "its event time is null"
+NEVER = "its event time is before the year 1"
+_YEAR_1_US = -62_135_596_800_000_000
 
 
 class Ticks(Protocol):
@@ -57,11 +59,14 @@ class EventTimes:
             bad = pc.and_(pc.is_null(times), pc.invert(gone))
             self._diverter.divert(rows.filter(bad), NO_TIME)
             rows, times = rows.filter(pc.invert(bad)), times.filter(pc.invert(bad))
-        limit = self._limits(rows)
-        ahead = pc.greater(times, limit).fill_null(False)
-        if pc.any(ahead).as_py():
-            self._diverter.divert(rows.filter(ahead), self._ahead)
-            rows, times = rows.filter(pc.invert(ahead)), times.filter(pc.invert(ahead))
+        rows, times = self._without(rows, times, pc.less(times, _YEAR_1_US), NEVER)
+        return self._without(rows, times, pc.greater(times, self._limits(rows)), self._ahead)
+
+    def _without(self, rows: pa.RecordBatch, times: pa.Array, which: pa.Array, reason: str) -> tuple[pa.RecordBatch, pa.Array]:
+        bad = which.fill_null(False)
+        if pc.any(bad).as_py():
+            self._diverter.divert(rows.filter(bad), reason)
+            rows, times = rows.filter(pc.invert(bad)), times.filter(pc.invert(bad))
         return rows, times
 
     def _limits(self, rows: pa.RecordBatch) -> pa.Array:
