@@ -75,3 +75,11 @@ def test_events_are_what_the_page_says() -> None:
         names["vault"].close()
         names["store"].close()
         names["log"].close()
+
+
+def test_the_patterns_are_what_the_page_says() -> None:
+    names = declared("patterns.md")
+    assert names["fraud"].schema.names == ["card", "first_at", "total", "n", "matched_at"]
+    assert names["steps"].schema.names == ["card", "amount", "shop", "paid_at", "classifier", "match_number", "so_far", "all", "matched_at"]
+    assert names["alerts"].schema.names == ["card", "pattern", "total", "matched_at"]
+    check_hosted(names["bank"].plan())

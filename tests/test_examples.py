@@ -38,6 +38,9 @@ EXPECTED = {
         "followed, round 1: the database has ['lamp for 40', 'rope for 5'] and the index ['lamp for 40', 'rope for 5']\n"
         "followed, round 2: the database has ['lamp for 80', 'rope for 5'] and the index ['lamp for 80', 'rope for 5']\n"
     ),
+    "13_patterns": (
+        "fraud: [('a', 1904.5, 3)]\nnot shipped: []\nthree days later, not shipped: [2]\ntried out, and no more: [('c', 3.0, 1)]\n"
+    ),
     "14_bank_account": (
         "refused: The account has 100, which is less than 500.\nada has 70 and ben 30\nada's balances: [0, 100, 70]\n"
         "in order: [('ada', 'Opened'), ('ben', 'Opened'), ('ada', 'Deposited'), ('ada', 'Withdrawn'), ('ben', 'Deposited')]\n"
