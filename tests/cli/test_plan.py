@@ -61,3 +61,18 @@ def test_errors_name_the_file_the_line_and_the_fix(run: Run, shop: Path) -> None
 def test_nothing_is_started_or_made(run: Run, shop: Path, tmp_path: Path) -> None:
     run("plan", shop)
     assert [each.name for each in tmp_path.iterdir() if each.name != "__pycache__"] == ["shop.py"]
+
+
+def test_the_automaton_of_a_pattern(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "bank.py"
+    path.write_text(
+        "import headrace as hr\n"
+        'bank = hr.Pipeline("bank", log="file:no/such/place")\n'
+        'paid = bank.topic("paid", schema="card STRING, amount DOUBLE, at TIMESTAMP", key="card", event_time=hr.EventTime("at"))\n'
+        'bank.write("fraud", paid.match("small{2,} !x -> big", define={"small": "amount < 10", "big": "amount > 1000", "x": "amount IS NULL"}, within="1 hour"))\n'
+    )
+    out = [line.strip(" │") for line in run("plan", path).out.splitlines()]
+    assert "begins with small.1" in out
+    assert "small.2 → small.2, big (skip till next, no x between)" in out
+    (step,) = [each for each in run("plan", path, "--json").lines if each.get("operation") == "match"]
+    assert (step["pattern"], step["within"], step["after_match"]) == ("small{2,} !x -> big", "1 hour", "skip past last row")
