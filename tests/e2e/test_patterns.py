@@ -6,6 +6,7 @@ The jobs run in this process.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -154,6 +155,19 @@ def test_what_a_key_waits_for_can_be_asked(tmp_path: Path) -> None:
         assert found.partial[0].rows[0] == {"classifier": "small", "time_us": round(START.timestamp() * 1e6), "card": 1, "amount": 5.0, "paid_at": at(0)}
         assert "has small small since 2026-03-01 12:00:00.000+00:00, waits for small until 2026-03-01 12:10:00.000+00:00." in told(found)
         assert plain(found)["waiting_rows"] == 1, "the third is not certain to be the next"
+
+
+def test_all_rows_may_be_one_sequence_and_types_stay_what_they_are(tmp_path: Path) -> None:
+    pipeline = hr.Pipeline("bank")
+    events = pipeline.topic("events", schema="a STRING, v DECIMAL(10,2), n INT, at TIMESTAMP_NTZ", event_time=hr.EventTime("at"))
+    measures = {"total": "sum(v)", "mean": "avg(v)", "took": "last(at) - first(at)", "who": "first(a)"}
+    pipeline.write("pairs", events.match("x y", define={"y": "v > x.v AND n = x.n + 1"}, measures=measures, within="1 hour"))
+    begin = START.replace(tzinfo=None)
+    with PipelineTest(pipeline, tmp_path) as test:
+        rows = [("q", Decimal("1.50"), 1, 0), ("r", Decimal("2.50"), 2, 1), ("q", None, 3, 2), ("z", None, 1, 9000)]
+        test.feed("events", [{"a": a, "v": v, "n": n, "at": begin + timedelta(seconds=second)} for a, v, n, second in rows])
+        test.settle()
+        assert test.rows("pairs") == [(0, Decimal("4.00"), 2.0, timedelta(seconds=1), "q", begin + timedelta(seconds=1))]
 
 
 def test_a_match_in_the_making_is_bounded(tmp_path: Path) -> None:

@@ -115,6 +115,13 @@ def test_several_patterns_share_their_columns() -> None:
         payments.match({"a": hr.pattern("a b", measures={"total": "sum(amount)"}), "b": hr.pattern("a b", measures={"total": "last(shop)"})})
 
 
+def test_a_pattern_is_a_text_or_a_dictionary() -> None:
+    pipeline, payments = bank()
+    rules = pipeline.table("rules", schema="name STRING, pattern STRING", key="name")
+    with pytest.raises(PlanError, match="was given a Table"):
+        payments.match(rules)  # type: ignore[arg-type]
+
+
 def test_the_plan_draws_the_automaton() -> None:
     pipeline, payments = bank()
     pipeline.write("fraud", fraud(payments))

@@ -133,7 +133,7 @@ class MatchStep(Step):
 
     def identity(self) -> dict[str, Any]:
         """What is kept are rows and which conditions they meet."""
-        kept = {name: value for name, value in super().identity().items() if name not in {"late", "timed_out"}}
+        kept = {name: value for name, value in super().identity().items() if name not in {"late", "timed_out", "most_rows"}}
         return {**kept, "conditions": [text for _, text in self.bits], "given": to_ddl(self.input.schema), "time": self.over.name}
 
     def summary(self) -> str:

@@ -183,6 +183,8 @@ class Stream(Rows):
         from headrace.pipeline.patterns import Asked, matched
         from headrace.pipeline.patterns import pattern as one
 
+        if not isinstance(pattern, str | Mapping):
+            raise PlanError(f"The step {self._place('match', name)} was given a {type(pattern).__name__}.", fix="give it a pattern's text, or a dictionary of hr.pattern(…).")
         several = not isinstance(pattern, str)
         about = {"define": define, "measures": measures, "within": within, "subsets": subsets}
         if several and any(each is not None for each in about.values()):
