@@ -41,7 +41,7 @@ def events(cards: int, rows: int = EVENTS, seed: int = 11) -> pa.Table:
     times = np.sort(rng.integers(0, HOUR_US // 1000, rows)) * 1000
     share = rng.random(rows)
     small, middle, big = rng.random(rows) * 9.9, 10 + rng.random(rows) * 900, 1001 + rng.random(rows) * 1000
-    amounts = np.where(share < 0.75, small, np.where(share < 0.97, middle, big))
+    amounts = np.where(share < 0.4, small, np.where(share < 0.97, middle, big))
     arrival = times + np.where(rng.random(rows) < 0.01, rng.integers(0, DELAY_US, rows), 0)
     order = np.argsort(arrival, kind="stable")
     columns = {"card": rng.integers(0, cards, rows), "amount": amounts, "kind": rng.choice(np.array(list("abcde")), rows)}

@@ -86,7 +86,7 @@ def run(text: str, feed: Feed, within: int, after: str, define: tuple[tuple[str,
     assert pieces.due[-1] is None
 
 
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=80, deadline=None)
 @given(patterns(), feeds(), st.sampled_from([3, 6, 12]), AFTER, st.lists(st.integers(1, 20), max_size=6), st.lists(st.integers(1, 3), min_size=1, max_size=3))
 def test_any_cut_gives_the_oracles_matches(text: str, feed: Feed, within: int, after: str, cuts: list[int], shards: list[int]) -> None:
     try:
@@ -95,7 +95,7 @@ def test_any_cut_gives_the_oracles_matches(text: str, feed: Feed, within: int, a
         return
 
 
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=80, deadline=None)
 @given(patterns(), feeds(), st.sampled_from([3, 6, 12]), AFTER, st.lists(st.integers(1, 20), max_size=6), st.lists(st.integers(1, 3), min_size=1, max_size=3))
 def test_conditions_that_look_back_give_the_oracles_matches(text: str, feed: Feed, within: int, after: str, cuts: list[int], shards: list[int]) -> None:
     try:
@@ -104,7 +104,7 @@ def test_conditions_that_look_back_give_the_oracles_matches(text: str, feed: Fee
         return
 
 
-@hypothesis_settings(max_examples=100, deadline=None)
+@hypothesis_settings(max_examples=60, deadline=None)
 @given(patterns(1), st.sampled_from([" !x", " $"]), feeds(), st.sampled_from([3, 6, 12]), AFTER, st.lists(st.integers(1, 20), max_size=6))
 def test_absence_gives_the_oracles_matches(text: str, absent: str, feed: Feed, within: int, after: str, cuts: list[int]) -> None:
     try:
