@@ -6,14 +6,14 @@ Every command loads an account, decides a deposit and stores its event durably: 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -25,6 +25,9 @@ from headrace.events.rows import ARROW
 from headrace.pipeline.runner import Runner
 from headrace.testing.database_server import ServerUnavailable
 from headrace.testing.postgres_server import PostgresServer
+
+if TYPE_CHECKING:
+    from benchmarks.events_peer import Bank
 
 COMMANDS, ACCOUNTS, WRITERS = 1500, 100, 16
 EVENTS, OF_ONE = 1_000_000, 1_000
@@ -78,46 +81,19 @@ def our_rate(run: Run) -> float:
         return run(lambda account: handler.handle(f"account-{account}", 1))
 
 
-def application(**environment: str) -> Any:
+def bank(**environment: str) -> Bank:
     """The same accounts in the library."""
     try:
-        from eventsourcing.application import Application
-        from eventsourcing.domain import Aggregate, event
+        from benchmarks.events_peer import Bank
     except ImportError as error:
         raise Unavailable(f"the eventsourcing library is not installed: {error}") from error
-
-    class LibraryAccount(Aggregate):
-        def __init__(self) -> None:
-            self.balance = 0
-
-        @event("Deposited")
-        def deposit(self, amount: int) -> None:
-            self.balance += amount
-
-    class Bank(Application):  # type: ignore[type-arg]
-        pass
-
-    setattr(sys.modules[__name__], "LibraryAccount", LibraryAccount)  # noqa: B010 - the library finds classes by their names
-    LibraryAccount.__qualname__ = "LibraryAccount"
-    LibraryAccount.Deposited.__qualname__ = "LibraryAccount.Deposited"  # type: ignore[attr-defined]
-    LibraryAccount.Created.__qualname__ = "LibraryAccount.Created"
-    return Bank(env=environment), LibraryAccount
+    return Bank(env=environment)
 
 
 def their_rate(run: Run, **environment: str) -> float:
-    bank, account = application(**environment)
-    try:
-        accounts = [account() for _ in range(ACCOUNTS)]
-        bank.save(*accounts)
-
-        def deposit(number: int) -> None:
-            found = bank.repository.get(accounts[number % ACCOUNTS].id)
-            found.deposit(1)
-            bank.save(found)
-
-        return run(deposit)
-    finally:
-        bank.close()
+    with bank(**environment) as peer:
+        accounts = peer.open(ACCOUNTS)
+        return run(lambda number: peer.deposit(accounts[number % ACCOUNTS]))
 
 
 def on_sqlite(run: Run) -> float:
@@ -142,21 +118,17 @@ def fill_ours(store: EventStore) -> None:
         store.commit([Change(f"other-{number * 7 % 997}", others, ANY), Change("account-1", [Event("Deposited", {"amount": 1})], ANY)])
 
 
-def fill_theirs(server: PostgresServer) -> tuple[Any, Any]:
+def fill_theirs(server: PostgresServer, peer: Bank) -> UUID:
     import psycopg
 
-    bank, account = application(**postgres_environment(server))
-    one = account()
-    for _ in range(OF_ONE - 1):
-        one.deposit(1)
-    bank.save(one)
+    one = peer.with_deposits(OF_ONE)
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(
             "INSERT INTO bank_events (originator_id, originator_version, topic, state) SELECT md5((g / 1000)::text)::uuid, g % 1000 + 1, topic, state "
             f"FROM generate_series(0, {EVENTS - OF_ONE - 1}) g, (SELECT topic, state FROM bank_events LIMIT 1) e"
         )
         connection.execute("VACUUM ANALYZE bank_events")
-    return bank, one.id
+    return one
 
 
 def load_ms(load: Callable[[], int]) -> float:
@@ -166,15 +138,15 @@ def load_ms(load: Callable[[], int]) -> float:
 
 
 def loading(server: PostgresServer) -> Iterator[Result]:
-    bank, one = fill_theirs(server)
-    with our_store() as store:
+    with bank(**postgres_environment(server)) as peer, our_store() as store:
+        one = fill_theirs(server, peer)
         fill_ours(store)
         store.by_entity.flush()
         without = replace(DECIDER, snapshot_every=None)
         yield compare(
             "events", f"load an entity of {OF_ONE} events among {EVENTS}", "ms",
             ours=lambda: load_ms(lambda: Handler(store, without).state("account-1").balance), peer="eventsourcing on Postgres",
-            theirs=lambda: load_ms(lambda: bank.repository.get(one).version), bar=3.0, better="lower", repeats=15,
+            theirs=lambda: load_ms(lambda: peer.version(one)), bar=3.0, better="lower", repeats=15,
         )  # fmt: skip
         Handler(store, replace(DECIDER, snapshot_every=1)).handle("account-1", 1)
         store.by_entity.flush()
@@ -185,7 +157,6 @@ def loading(server: PostgresServer) -> Iterator[Result]:
             return (time.perf_counter() - started) * 1000
 
         yield within("events", "load the same with a snapshot", "ms", ours=with_snapshot, limit=1.0, repeats=15)
-    bank.close()
 
 
 # A projection

@@ -176,10 +176,8 @@ class Handler(Generic[S]):
         end = indexed.refresh()
         self._forget_if_excised()
         known = self._states.get(entity)
-        if known is not None:
-            with indexed.look(end=end) as look:
-                if look.head(entity) == known[0]:
-                    return known
+        if known is not None and (indexed.newest(entity, end=end) or 0) == known[0]:
+            return known
         version, state = self._folded(entity, None, known)
         self._keep(entity, version, state, since=known[0] if known else version)
         return version, state

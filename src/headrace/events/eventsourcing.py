@@ -71,6 +71,7 @@ class HeadraceAggregateRecorder(AggregateRecorder):
             try:
                 offsets = self._store.log.committer.submit(partial(self._decide, rows, frames, tracking), size=frames.size if frames else 0)
             except StaleTopic:
+                self._store.by_entity.refresh()
                 continue
             except _Refused as refused:
                 raise IntegrityError(refused.message) from None

@@ -12,7 +12,6 @@ import os
 import shutil
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +69,9 @@ class Index:
     def _position(self, txn: Any) -> int:
         return int(txn.get(b"position", db=self._about) or 0)
 
-    @contextmanager
-    def reading(self) -> Iterator[Reading]:
-        """One moment of it."""
-        with self._env.begin() as txn:
-            yield Reading(self, txn)
+    def reading(self) -> Reading:
+        """One moment of it, to be closed. Whoever asks has seen to it that the index stays open (`retain`)."""
+        return Reading(self, self._env.begin())
 
     def put(self, entries: Iterable[Entry], position: int, snapshots: Iterable[tuple[str, str, bytes]] = ()) -> int:
         """Add events up to a position, unless another process was quicker. Returns how far it reaches now."""
@@ -110,6 +107,10 @@ class Reading:
     def __init__(self, index: Index, txn: Any) -> None:
         self._index, self._txn = index, txn
         self.position = index._position(txn)  # noqa: SLF001 - one class in two
+
+    def close(self) -> None:
+        """Let go of the moment; the index stays open."""
+        self._txn.abort()
 
     def newest(self, entity: str) -> int | None:
         """The newest version of an entity, if it has any."""
@@ -172,16 +173,13 @@ def opened(directory: Path) -> Index:
         return index
 
 
-@contextmanager
-def retained(index: Index) -> Iterator[Index]:
-    """Nobody closes it meanwhile: what LMDB has mapped must not go away under a reader."""
+def retain(index: Index) -> Index:
+    """Nobody closes it until it is released: what LMDB has mapped must not go away under a reader."""
+    key = os.getpid(), index.directory
     with _guard:
-        _, users = _opened[os.getpid(), index.directory]
-        _opened[os.getpid(), index.directory] = index, users + 1
-    try:
-        yield index
-    finally:
-        released(index)
+        _, users = _opened[key]
+        _opened[key] = index, users + 1
+    return index
 
 
 def released(index: Index) -> None:

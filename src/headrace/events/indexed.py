@@ -7,17 +7,19 @@ what it drafts goes into the tail at once. If a commit fails, the log forgets th
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 from weakref import WeakKeyDictionary
 
 from headrace.errors import CorruptionError, InputError, OffsetOutOfRange, ReadOnlyLog
 from headrace.events import index as indexes
-from headrace.events.index import Reading
+from headrace.events.index import Index, Reading
 from headrace.events.rows import Entry, entries
 from headrace.events.tail import Tail
+from headrace.log.file.draft import StaleTopic
 from headrace.log.file.frame import CONTROL, SPARSE, decode_batch
 from headrace.log.file.reader import PartitionReader, SegmentCache
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 FLUSH_ENTRIES = 4096
 """So many events are moved to the index at a time: a sync for each would cost as much as the append."""
 _READ_ENTRIES = 20_000
+_NEAR_S = 0.1
 _all: WeakKeyDictionary[FileLog, dict[str, Indexed]] = WeakKeyDictionary()
 _guard = threading.Lock()
 
@@ -70,6 +73,7 @@ class Indexed:
         self._drafted = SegmentCache(self._log.store)
         self._durable = SegmentCache(self._log.store)
         self._snapshots: dict[tuple[str, str], bytes] = {}
+        self._refreshed_s = 0.0
 
     @staticmethod
     def place(log: FileLog, directory: str, generation: str) -> Path:
@@ -107,6 +111,9 @@ class Indexed:
             if self._tail.end < end:
                 self._catch_up_to(topic, end)
             self._sure = max(self._sure, end)
+            self._refreshed_s = time.monotonic()
+        if len(self._tail.entries) >= 2 * FLUSH_ENTRIES:  # one who only reads must not gather what others write
+            self.flush_if_due()
         return end
 
     def _begin_again(self, generation: str) -> None:
@@ -139,8 +146,10 @@ class Indexed:
         self._tail.end = stop
 
     def catch_up(self, draft: Draft) -> None:
-        """Under the log's lock: know everything that was drafted before."""
+        """Under the log's lock: know everything that was drafted before. StaleTopic if events were excised since: that is learned outside the lock, by `refresh`."""
         with self._lock:
+            if draft.state.notes.get(generation_note(self._topic), "0") != self.generation:
+                raise StaleTopic(f"Events of {self._topic!r} were excised.")
             if draft.state is not self._seen:
                 self._forget_drafted()
                 self._seen = draft.state
@@ -171,17 +180,19 @@ class Indexed:
             self._flush()
 
     def _flush(self) -> None:
-        with ExitStack() as held:
-            with self._lock:
-                index, sure = held.enter_context(indexes.retained(self._index)), self._sure
-                found = [entry for entry in self._tail.entries if entry.offset < sure]
-                snapshots = [(entity, name, content) for (entity, name), content in self._snapshots.items()]
-                self._snapshots = {}
+        with self._lock:
+            index, sure = indexes.retain(self._index), self._sure
+            found = [entry for entry in self._tail.entries if entry.offset < sure]
+            snapshots = [(entity, name, content) for (entity, name), content in self._snapshots.items()]
+            self._snapshots = {}
+        try:
             reached = index.put(found, sure, snapshots)
             with self._lock:
                 if index is self._index:  # otherwise events were excised meanwhile
                     end = max(self._tail.end, sure)
                     self._tail = self._tail.kept(min(reached, end), end)
+        finally:
+            indexes.released(index)
 
     def put_snapshot(self, entity: str, name: str, content: bytes) -> None:
         """Kept in memory until the index is written next: a snapshot that is lost is made again."""
@@ -190,14 +201,27 @@ class Indexed:
 
     # Asking
 
-    @contextmanager
-    def look(self, *, end: int | None = None) -> Iterator[Look]:
-        """One moment: of everything drafted, or up to an offset."""
-        with ExitStack() as held:
-            with self._lock:
-                index = held.enter_context(indexes.retained(self._index))
-                reading, tail = held.enter_context(index.reading()), self._tail
-            yield Look(self, reading, tail, end)
+    def look(self, *, end: int | None = None) -> Look:
+        """One moment, for `with`: of everything drafted, or up to an offset."""
+        return Look(self, end)
+
+    def begin_look(self) -> tuple[Index, Reading, Tail]:
+        with self._lock:
+            index = indexes.retain(self._index)
+            return index, index.reading(), self._tail
+
+    def newest(self, entity: str, *, end: int | None = None) -> int | None:
+        """The newest version of an entity, if it has any; the tail, where it is, is newer than the index."""
+        with self._lock:
+            last = self._tail.newest(entity)
+        if last is not None and (end is None or last.offset < end):
+            return last.version
+        with self.look(end=end) as look:
+            return look.newest(entity)
+
+    def is_near(self) -> bool:
+        """Whether this was kept up a moment ago, so that little is left to read under the log's lock."""
+        return time.monotonic() - self._refreshed_s < _NEAR_S
 
     def since(self, tail: Tail, entity: str, version: int, offset: int) -> list[Entry]:
         with self._lock:
@@ -219,8 +243,20 @@ class Indexed:
 class Look:
     """What there is by entity at one moment."""
 
-    def __init__(self, owner: Indexed, reading: Reading, tail: Tail, end: int | None) -> None:
-        self._owner, self._reading, self._tail, self._end = owner, reading, tail, end
+    _index: Index
+    _reading: Reading
+    _tail: Tail
+
+    def __init__(self, owner: Indexed, end: int | None) -> None:
+        self._owner, self._end = owner, end
+
+    def __enter__(self) -> Self:
+        self._index, self._reading, self._tail = self._owner.begin_look()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reading.close()
+        indexes.released(self._index)
 
     def _newer(self, entity: str, after: int = -1) -> list[Entry]:
         """Of the tail, newest first: what the index does not have, and may be seen."""

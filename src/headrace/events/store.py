@@ -75,9 +75,10 @@ class EventStore(Closing):
 
     def commit_drafted(self, drafted: Drafted) -> Appended:
         _check(drafted)
-        end = self._indexed.refresh()
         if not any(events for _, _, events in drafted):
-            return self._nothing(drafted, end)
+            return self._nothing(drafted, self._indexed.refresh())
+        if not self._indexed.is_near() or any(expected == ANY for _, expected, _ in drafted):
+            self._indexed.refresh()
         writing = _Writing(self, drafted)
         answer = writing.commit()
         self._indexed.flush_if_due()
@@ -102,9 +103,7 @@ class EventStore(Closing):
     def version(self, entity: str) -> int:
         """An entity's newest version; 0 if it has no events."""
         values.check_entity(entity)
-        end = self._indexed.refresh()
-        with self._indexed.look(end=end) as look:
-            return look.head(entity)
+        return self._indexed.newest(entity, end=self._indexed.refresh()) or 0
 
     def version_at(self, entity: str, at: datetime | str | float) -> int:
         """The version that an entity had at a time."""
@@ -174,12 +173,7 @@ class _Writing:
         self._rows = self._prepare()
 
     def _guess(self) -> dict[str, int]:
-        unknown = [entity for entity, expected, _ in self.drafted if expected == ANY]
-        heads = {entity: expected for entity, expected, _ in self.drafted}
-        if unknown:
-            with self._indexed.look() as look:
-                heads |= {entity: look.head(entity) for entity in unknown}
-        return heads
+        return {entity: expected if expected != ANY else self._indexed.newest(entity) or 0 for entity, expected, _ in self.drafted}
 
     def _prepare(self) -> PreparedRows:
         return prepared(self.log, self.topic, [(entity, self._heads[entity] + 1 + at, event) for entity, _, events in self.drafted for at, event in enumerate(events)])
@@ -189,6 +183,7 @@ class _Writing:
             try:
                 return self.log.committer.submit(self._decide, size=self._rows.size)
             except StaleTopic:
+                self._indexed.refresh()
                 self._rows = self._prepare()
 
     def _decide(self, draft: LogDraft) -> Appended:
@@ -201,11 +196,12 @@ class _Writing:
         """
         draft.check_fresh(self._rows)
         self._indexed.catch_up(draft)  # 1
-        with self._indexed.look() as look:
-            repeated = self._repeated(look)  # 2
+        if any(event.id is not None for _, _, events in self.drafted for event in events):
+            with self._indexed.look() as look:
+                repeated = self._repeated(look)  # 2
             if repeated is not None:
                 return repeated
-            heads = {entity: look.head(entity) for entity, _, _ in self.drafted}
+        heads = {entity: self._indexed.newest(entity) or 0 for entity, _, _ in self.drafted}
         _check_versions(self.drafted, heads)  # 3
         if heads != self._heads:
             self._heads = heads

@@ -18,6 +18,7 @@ ANY = -1
 """Expect nothing: append behind whatever there is."""
 MOST_NAME_BYTES = 400
 MOST_EVENTS_AN_APPEND = 100_000
+_written = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def draft(event: Any, entity: str) -> Draft:
 
 def _text(event: Event, entity: str) -> str:
     try:
-        text = json.dumps(event.data, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+        text = _written(event.data)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise BadEvent(

@@ -47,7 +47,7 @@ class Piece:
 
 
 class SegmentCache:
-    """Open segments, a bounded number of them. A file that was replaced or removed stays readable for whoever has it open."""
+    """Open segments, a bounded number of them. A file that was removed stays readable for whoever has it open; one that was replaced, until it is asked for again."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -70,7 +70,7 @@ class SegmentCache:
         key = (directory, partition, name)
         with self._guard:
             known = self._open.get(key)
-            if known is None:
+            if known is None or known.is_replaced:
                 known = self._open[key] = Segment(self.store.disk, self.store.partition_directory(directory, partition) / name)
             self._open.move_to_end(key)
             if len(self._open) > _MOST_OPEN_SEGMENTS:

@@ -299,6 +299,14 @@ class Segment:
         return bool(self.header.flags & (COMPACTED | EXCISED))
 
     @property
+    def is_replaced(self) -> bool:
+        """Whether another file has this one's name by now: rows were excised, or compacted away. One that is gone stays readable for whoever has it open."""
+        try:
+            return os.stat(self.path).st_ino != os.fstat(self.file.descriptor).st_ino
+        except FileNotFoundError:
+            return False
+
+    @property
     def is_cut(self) -> bool:
         """Whether a file that was written as a whole is no longer whole."""
         return self.file.size() < self.header.end
