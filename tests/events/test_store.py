@@ -278,6 +278,28 @@ def test_a_reader_keeps_what_it_saw_when_events_move_to_the_index(store: EventSt
     assert store.version("a") == 6
 
 
+def test_two_stores_of_one_topic_are_closed_one_by_one(log: hr.Log, store: EventStore) -> None:
+    with open_store(log, "bank") as other:
+        other.append("a", paid(1))
+        other.close()
+    assert amounts(store, "a") == [1]
+    store.append("a", paid(2), expected=1)
+    store.by_entity.flush()
+    assert amounts(store, "a") == [1, 2]
+
+
+def test_an_index_that_cannot_be_written_does_not_fail_an_append(store: EventStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(indexed, "FLUSH_ENTRIES", 2)
+
+    def full(*_: object) -> int:
+        raise OSError("no room")
+
+    monkeypatch.setattr(store.by_entity._index, "put", full)
+    store.append("a", [paid(1), paid(2), paid(3)])
+    assert "no room" in caplog.text
+    assert amounts(store, "a") == [1, 2, 3]
+
+
 def test_any_appends_behind_whatever_there_is(store: EventStore) -> None:
     for n in range(5):
         assert store.append("a", paid(n), expected=ANY).versions == {"a": n + 1}

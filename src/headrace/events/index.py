@@ -177,8 +177,9 @@ def retain(index: Index) -> Index:
     """Nobody closes it until it is released: what LMDB has mapped must not go away under a reader."""
     key = os.getpid(), index.directory
     with _guard:
-        _, users = _opened[key]
-        _opened[key] = index, users + 1
+        known, users = _opened.get(key, (None, 0))
+        if known is index:  # one that was thrown away is never closed
+            _opened[key] = index, users + 1
     return index
 
 
@@ -186,7 +187,9 @@ def released(index: Index) -> None:
     """Done with it: the last one closes it."""
     key = os.getpid(), index.directory
     with _guard:
-        _, users = _opened[key]
+        known, users = _opened.get(key, (None, 0))
+        if known is not index:
+            return
         if users <= 1:
             del _opened[key]
             index.close()
@@ -195,7 +198,9 @@ def released(index: Index) -> None:
 
 
 def thrown_away(index: Index) -> None:
-    """It does not fit its topic: whoever opens it next makes it anew."""
-    released(index)
-    shutil.rmtree(index.directory, ignore_errors=True)
-
+    """It does not fit its topic: whoever opens it next makes it anew. Others in this process who still have it go on with what they see."""
+    with _guard:
+        _, users = _opened.pop((os.getpid(), index.directory))
+        if users <= 1:
+            index.close()
+        shutil.rmtree(index.directory, ignore_errors=True)

@@ -6,6 +6,7 @@ what it drafts goes into the tail at once. If a commit fails, the log forgets th
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from weakref import WeakKeyDictionary
+
+import lmdb
 
 from headrace.errors import CorruptionError, InputError, OffsetOutOfRange, ReadOnlyLog
 from headrace.events import index as indexes
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from headrace.log.file.log import FileLog
     from headrace.log.file.state import State, TopicState
 
+logger = logging.getLogger("headrace.events")
 FLUSH_ENTRIES = 4096
 """So many events are moved to the index at a time: a sync for each would cost as much as the append."""
 _READ_ENTRIES = 20_000
@@ -42,11 +46,12 @@ def generation_note(topic: str) -> str:
 
 
 def indexed(log: FileLog, topic: str) -> Indexed:
-    """The one for a log's topic."""
+    """The one for a log's topic; each who asks closes it once."""
     with _guard:
         known = _all.setdefault(log, {})
         if topic not in known:
             known[topic] = Indexed(log, topic)
+        known[topic].users += 1
         return known[topic]
 
 
@@ -55,6 +60,7 @@ class Indexed:
         if not log.store.writable:
             raise ReadOnlyLog(f"The log in {log.store.root} cannot be written, and an event store keeps an index in it.", fix="check the directory's permissions.")
         self._log, self._topic = log, topic
+        self.users = 0
         self._lock = threading.RLock()
         self._flushing = threading.Lock()
         state = log.store.view()
@@ -171,6 +177,8 @@ class Indexed:
         if len(self._tail.entries) + len(self._snapshots) >= FLUSH_ENTRIES and self._flushing.acquire(blocking=False):
             try:
                 self._flush()
+            except (lmdb.Error, OSError) as error:  # events are in the log, and stay in memory
+                logger.warning("The index of %s could not be written: %s", self._topic, error)
             finally:
                 self._flushing.release()
 
@@ -232,8 +240,11 @@ class Indexed:
             return self._snapshots.get((entity, name))
 
     def close(self) -> None:
-        """Leave a good index behind for the next process."""
+        """The last one leaves a good index behind for the next process."""
         with _guard:
+            self.users -= 1
+            if self.users:
+                return
             _all.get(self._log, {}).pop(self._topic, None)
         if len(self._tail.entries) > FLUSH_ENTRIES // 16:
             self.flush()

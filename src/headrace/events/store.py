@@ -51,6 +51,7 @@ class EventStore(Closing):
             log.create_topic(name, SCHEMA, key="entity", partitions=1, exist_ok=True)
         self._check_topic()
         self._indexed: Indexed = indexed(self.log, name)
+        self._closed = False
 
     def _check_topic(self) -> None:
         info = self.log.topic(self.topic)
@@ -153,7 +154,9 @@ class EventStore(Closing):
 
     def close(self) -> None:
         """The log stays open; the index is left so that the next process finds it complete."""
-        self._indexed.close()
+        if not self._closed:
+            self._closed = True
+            self._indexed.close()
 
 
 def prepared(log: FileLog, name: str, rows: Sequence[tuple[str, int, Draft]]) -> PreparedRows:
