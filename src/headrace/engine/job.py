@@ -84,7 +84,7 @@ class ReadAndPack:
     reading: Reading
     port: int
     step: str
-    key: tuple[str, ...]
+    key: tuple[str, ...] | None
     shards: int
     combine: Combining | None = None
     nulls: bool = False  # whether keys may be null
@@ -100,7 +100,7 @@ class ReadAndPack:
         def keyed() -> Iterator[pa.RecordBatch]:
             nonlocal counted
             for rows in self.reading.rows(number):
-                kept = rows if self.nulls else diverter.without_null_keys(rows, self.key)
+                kept = rows if self.nulls or self.key is None else diverter.without_null_keys(rows, self.key)
                 counted += kept.num_rows
                 yield kept
 
@@ -117,14 +117,15 @@ class PackRows:
 
     port: int
     step: str
-    key: tuple[str, ...]
+    key: tuple[str, ...] | None
     shards: int
     directory: Path
     nulls: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         diverter = Diverter(self.directory, self.step)
-        yield from pack(self.port, (rows if self.nulls else diverter.without_null_keys(rows, self.key) for rows in batches), self.key, self.shards)
+        keyed = (rows if self.nulls or self.key is None else diverter.without_null_keys(rows, self.key) for rows in batches)
+        yield from pack(self.port, keyed, self.key, self.shards)
         diverter.finish(f"{self.port}-{this_task()}")
 
 

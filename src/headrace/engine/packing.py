@@ -30,12 +30,12 @@ def shards_of(rows: pa.Table | pa.RecordBatch, key: Sequence[str], shards: int) 
 
 
 def pack(
-    port: int, batches: Iterable[pa.RecordBatch], key: Sequence[str], shards: int, combine: Callable[[pa.Table], pa.Table] | None = None
+    port: int, batches: Iterable[pa.RecordBatch], key: Sequence[str] | None, shards: int, combine: Callable[[pa.Table], pa.Table] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Blobs for each shard, of bounded size; combined first where the kernel allows it and it is worth it."""
+    """Blobs for each shard, of bounded size; combined first where the kernel allows it and it is worth it. Without a key every row goes to every shard."""
     for rows in gathered(batches):
         for piece in pieces(rows if combine is None else combine(rows.combine_chunks())):
-            yield _sorted_out(port, piece, key, shards)
+            yield packed_rows(labels(shards), port, [to_blob(piece)] * shards) if key is None else _sorted_out(port, piece, key, shards)
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

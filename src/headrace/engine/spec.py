@@ -46,10 +46,10 @@ class TopicTarget:
 
 @dataclass(frozen=True)
 class StageTarget:
-    """The stage behind the next shuffle: its first step, the key by which it gets rows, and which of its inputs these are."""
+    """The stage behind the next shuffle: its first step, the key by which it gets rows (None: every shard gets all), and which of its inputs these are."""
 
     step: str
-    key: tuple[str, ...]
+    key: tuple[str, ...] | None
     port: int
     nulls: bool = False  # whether its keys may be null
 

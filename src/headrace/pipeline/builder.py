@@ -45,6 +45,7 @@ from headrace.pipeline.plan import (
     ViewOutput,
     WhereStep,
 )
+from headrace.pipeline.searching import GatherStep, SearchStep
 from headrace.pipeline.table_ops import DistinctStep, SettleStep, TopStep
 from headrace.pipeline.timing import clock_paths, clock_spec, read_clock
 from headrace.pipeline.windowing import WindowStep
@@ -249,9 +250,9 @@ class JobBuilder:
         kernel = hosted.kernel
         return kernel if hosted.name in self._combined and isinstance(kernel, Combining) and kernel.combinable else None
 
-    def _packed(self, given: Step, key: tuple[str, ...], of: Step, port: int, combine: Combining | None) -> DataFrame:
+    def _packed(self, given: Step, key: tuple[str, ...] | None, of: Step, port: int, combine: Combining | None) -> DataFrame:
         """A step's rows on their way to the shards of the stage whose first step is `of`. A join meets null keys itself; elsewhere rows with one are put aside."""
-        nulls = isinstance(of, JoinStep | SettleStep | DistinctStep | TopStep)
+        nulls = isinstance(of, JoinStep | SettleStep | DistinctStep | TopStep | GatherStep)
         step, alone = self._behind_key_by(given)
         is_read = isinstance(step, TopicStep) and (step is of or port in of.versioned_inputs)
         behind = (step, ()) if isinstance(step, TopicStep) and is_read else local_steps(step)
@@ -307,8 +308,10 @@ def _order_key(step: Step) -> tuple[str, ...] | None:
     return key if all(name in step.schema.names for name in key) else step.key
 
 
-def input_keys(step: Step) -> tuple[tuple[str, ...], ...]:
-    """What the rows of each input are sent to shards by."""
+def input_keys(step: Step) -> tuple[tuple[str, ...] | None, ...]:
+    """What the rows of each input are sent to shards by; None if every shard gets all of them."""
+    if isinstance(step, SearchStep):
+        return None, step.inputs[1].key
     if isinstance(step, JoinStep):
         return step.left.on, step.right.on
     return (stage_key(step),) * max(1, len(step.inputs))
@@ -320,6 +323,8 @@ def stage_key(step: Step) -> tuple[str, ...]:
         return step.by
     if isinstance(step, JoinStep):
         return step.left.on
+    if isinstance(step, SearchStep):
+        return step.query_key
     if isinstance(step, TopStep):
         return step.per
     if _tells_times(step):

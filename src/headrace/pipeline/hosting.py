@@ -14,6 +14,7 @@ from headrace.pipeline.comparing import CompareStep
 from headrace.pipeline.joining import HistoryStep, JoinStep
 from headrace.pipeline.patterns import MatchStep
 from headrace.pipeline.plan import DIVERT, AggregateStep, DedupeStep, PipelinePlan, Step, TopicStep, ToTableStep
+from headrace.pipeline.searching import GatherStep, SearchStep
 from headrace.pipeline.table_ops import DistinctStep, NewestStep, SettleStep, TopStep
 from headrace.pipeline.timing import time_column
 from headrace.pipeline.windowing import WindowStep
@@ -33,7 +34,7 @@ def kernel_of(step: Step) -> Kernel | TimedKernel:
         )
     if isinstance(step, WindowStep):
         return _windows(step)
-    if isinstance(step, JoinStep | HistoryStep | TopStep | DistinctStep | SettleStep | NewestStep | CompareStep | MatchStep):
+    if isinstance(step, JoinStep | HistoryStep | TopStep | DistinctStep | SettleStep | NewestStep | CompareStep | MatchStep | SearchStep | GatherStep):
         return step.kernel()
     if isinstance(step, DedupeStep):
         time = time_column(step)

@@ -5,7 +5,7 @@ A stream only inserts; a table has a primary key and changes. What an operation 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -194,6 +194,21 @@ class Stream(Rows):
         asked = Asked(rows, late, timed_out, most_rows, most_matches, when_full)
         return Stream(self.pipeline, matched(self, texts, asked, name, several=several))
 
+    def search(
+        self, queries: Table, *, query: str, text: Names, filters: Names = (), one_row_a: str = "match", highlights: bool = False, explain: bool = False,
+        language: str | None = None, stop_words: Iterable[str] = (), default: str = "or", suffix: str | None = None, name: str | None = None,
+    ) -> Stream:  # fmt: skip
+        """Documents that fit stored queries: a row for each match, with the document's columns, the queries' columns and a score.
+
+        `queries` is a table, whose column `query` has the texts; each document meets the queries in force at its tick. `text`: the columns whose words are searched;
+        `filters`: columns for exact values and ranges. `one_row_a="document"` gives one row a document, with a list `matches`. `highlights=True` says where in the texts,
+        `explain=True` why. `language` (of a stemmer, such as "english") and `stop_words` are for both sides. Words side by side: one must fit, or all (`default="and"`).
+        """
+        from headrace.pipeline.searching import Asked, searched
+
+        asked = Asked(query, text, filters, one_row_a, highlights, explain, language, tuple(stop_words), default, suffix)
+        return Stream(self.pipeline, searched(self, queries, asked, name))
+
     def changes(self, **_: Any) -> Stream:
         raise StreamOnly(f"{self.step.place} is a stream: it only inserts, so it is its own changes.", fix="leave out changes().")
 
@@ -262,6 +277,9 @@ class Table(Rows):
 
     def match(self, *_: Any, **__: Any) -> Stream:
         raise StreamOnly(f"{self.step.place} is a table, and patterns are sequences of events: a row that changes is not one.", fix="use changes(), whose rows are events.")
+
+    def search(self, *_: Any, **__: Any) -> Stream:
+        raise StreamOnly(f"{self.step.place} is a table, and documents are a stream: what was told of a row that changes cannot be taken back.", fix="use changes(), whose rows are events.")
 
     def to_table(self, *_: Any, **__: Any) -> Table:
         raise StreamOnly(f"{self.step.place} is a table already, keyed by {', '.join(self.key)}.", fix="leave out to_table, or use key_by.")

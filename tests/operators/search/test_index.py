@@ -1,6 +1,6 @@
 """The index of queries against every query with every document: the same matches and scores, whatever changes and however documents are split."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace.errors import BadSearch
 from headrace.operators.search import index as index_module
 from headrace.operators.search.fields import Fields
-from headrace.operators.search.index import QueryIndex, chunks, together
+from headrace.operators.search.index import QueryIndex, Stored, chunks, together
 from headrace.operators.search.parsing import Language
 from headrace.operators.search.syntax import Node
 from tests.operators.search.oracle import fits, score
@@ -28,6 +28,10 @@ def matched(index: QueryIndex, rows: pa.Table) -> Matched:
     return [(at, index.key(query), total) for at, query, total in zip(found.documents.tolist(), found.queries.tolist(), found.scores.tolist(), strict=True)]
 
 
+def stored(nodes: Mapping[bytes, Node | None]) -> dict[bytes, Stored | None]:
+    return {key: None if node is None else Stored(node) for key, node in nodes.items()}
+
+
 def expected(nodes: dict[bytes, Node], rows: list[dict[str, Any]], language: Language = LANGUAGE) -> list[tuple[int, bytes, Any]]:
     found = [(at, key, score(node, row, language)) for at, row in enumerate(rows) for key, node in sorted(nodes.items()) if fits(node, row, language)]
     return [(at, key, pytest.approx(total)) for at, key, total in found]
@@ -37,7 +41,7 @@ def expected(nodes: dict[bytes, Node], rows: list[dict[str, Any]], language: Lan
 @given(st.lists(queries, max_size=12), st.lists(documents, max_size=8))
 def test_the_index_finds_what_every_query_against_every_document_finds(texts: list[str], rows: list[dict[str, Any]]) -> None:
     nodes = {b"%03d" % at: LANGUAGE.parse(text) for at, text in enumerate(texts)}
-    assert matched(QueryIndex.empty(LANGUAGE).changed(nodes), table(rows)) == expected(nodes, rows)
+    assert matched(QueryIndex.empty(LANGUAGE).changed(stored(nodes)), table(rows)) == expected(nodes, rows)
 
 
 changes = st.dictionaries(st.sampled_from([b"%02d" % at for at in range(8)]), st.none() | queries, max_size=5)
@@ -47,31 +51,31 @@ changes = st.dictionaries(st.sampled_from([b"%02d" % at for at in range(8)]), st
 @given(st.lists(st.tuples(changes, st.lists(documents, max_size=3)), max_size=6), st.booleans())
 def test_changes_between_documents(history: list[tuple[dict[bytes, str | None], list[dict[str, Any]]]], fold: bool) -> None:
     """Also where recent changes are folded at once, and an older index stays as it was."""
-    kept = index_module._LEAST_RECENT
-    index_module._LEAST_RECENT = 0 if fold else kept
+    kept = index_module._LEAST
+    index_module._LEAST = 0 if fold else kept
     try:
         index, nodes = QueryIndex.empty(LANGUAGE), dict[bytes, Node]()
         seen = []
         for texts, rows in history:
             put = {key: None if text is None else LANGUAGE.parse(text) for key, text in texts.items()}
-            index = index.changed(put)
+            index = index.changed(stored(put))
             nodes = {key: node for key, node in (nodes | put).items() if node is not None}
             assert len(index) == len(nodes)
             seen.append((index, nodes, rows))
         for index, nodes, rows in seen:
             assert matched(index, table(rows)) == expected(nodes, rows)
     finally:
-        index_module._LEAST_RECENT = kept
+        index_module._LEAST = kept
 
 
 def test_how_documents_are_split_does_not_matter() -> None:
     texts = ["sea", "sea AND storm", '"new york"', "s* -wind", "(sea storm wind)~2", "title:sea OR price:[1 TO 2]"]
-    index = QueryIndex.empty(LANGUAGE).changed({text.encode(): LANGUAGE.parse(text) for text in texts})
+    index = QueryIndex.empty(LANGUAGE).changed({text.encode(): Stored(LANGUAGE.parse(text)) for text in texts})
     words = ["sea", "storm", "wind", "new", "york", "x"]
     chance = np.random.default_rng(7)
     rows = [{"title": " ".join(chance.choice(words, 2)), "body": " ".join(chance.choice(words, 4)), "price": float(at % 4)} for at in range(600)]
     whole = matched(index, table(rows))
-    assert whole == expected(dict(zip(index.main.keys + index.recent.keys, index.main.nodes + index.recent.nodes, strict=True)), [{**dict.fromkeys(("language", "day", "at", "stars")), **row} for row in rows])
+    assert whole == expected({text.encode(): LANGUAGE.parse(text) for text in texts}, [{**dict.fromkeys(("language", "day", "at", "stars")), **row} for row in rows])
     for size in (1, 7, 64, 65, 500):
         parts = [[(at + start, key, total) for at, key, total in matched(index, table(rows[start : start + size]))] for start in range(0, len(rows), size)]
         assert [each for part in parts for each in part] == whole
@@ -79,7 +83,7 @@ def test_how_documents_are_split_does_not_matter() -> None:
 
 def test_queries_that_cannot_fit_are_not_looked_at() -> None:
     texts = {b"%04d" % at: f"word{at} AND other{at}" for at in range(2_000)} | {b"x": "-word7", b"y": '"word1 other1"', b"z": "word3 OR word4"}
-    index = QueryIndex.empty(LANGUAGE).changed({key: LANGUAGE.parse(text) for key, text in texts.items()})
+    index = QueryIndex.empty(LANGUAGE).changed({key: Stored(LANGUAGE.parse(text)) for key, text in texts.items()})
     found = index.match(table([{"title": "word1 other1"}]))
     assert [index.key(query) for query in found.queries] == [b"0001", b"x", b"y"]
     assert found.run == 3
@@ -96,13 +100,13 @@ def test_chunks_are_bounded_in_documents_and_in_bytes() -> None:
 def test_no_documents_and_no_queries() -> None:
     index = QueryIndex.empty(LANGUAGE)
     assert matched(index, table([{"title": "sea"}])) == []
-    assert matched(index.changed({b"a": LANGUAGE.parse("sea")}), table([])) == []
+    assert matched(index.changed({b"a": Stored(LANGUAGE.parse("sea"))}), table([])) == []
     assert together([]).run == 0
 
 
 def test_megabytes_of_text_in_one_word_and_in_many() -> None:
     language = Language(Fields(("body",)))
-    index = QueryIndex.empty(language).changed({b"a": language.parse("needle"), b"b": language.parse("x*"), b"c": language.parse('"hay needle"')})
+    index = QueryIndex.empty(language).changed({key: Stored(language.parse(text)) for key, text in ((b"a", "needle"), (b"b", "x*"), (b"c", '"hay needle"'))})
     rows = pa.table({"body": ["x" * 3_000_000, "hay " * 500_000 + "needle", None, ""]})
     assert [(at, key) for at, key, _ in matched(index, rows)] == [(0, b"b"), (1, b"a"), (1, b"c")]
 
@@ -137,6 +141,30 @@ def test_cases(query: str, lines: list[tuple[str, str]]) -> None:
         return
     rows = [_document(line) for _, line in lines]
     node = LANGUAGE.parse(query)
-    found = {at for at, _, _ in matched(QueryIndex.empty(LANGUAGE).changed({b"q": node}), table(rows))}
+    found = {at for at, _, _ in matched(QueryIndex.empty(LANGUAGE).changed({b"q": Stored(node)}), table(rows))}
     assert [(line, at in found) for at, (_, line) in enumerate(lines)] == [(line, sign == "+") for sign, line in lines]
     assert [fits(node, row, LANGUAGE) for row in rows] == [sign == "+" for sign, _ in lines]
+
+
+def test_changes_of_many_queries_in_small_portions() -> None:
+    """Parts of falling size, folded as they grow; what goes is not found any more."""
+    nodes: dict[bytes, Node] = {}
+    index = QueryIndex.empty(LANGUAGE)
+    for portion in range(60):
+        put: dict[bytes, Node | None] = {b"%05d" % ((portion * 37 + at * 11) % 900): LANGUAGE.parse(f"sea{at} OR storm{portion}") for at in range(40)}
+        put |= {b"%05d" % (portion * 13 % 900): None}
+        index, nodes = index.changed(stored(put)), {key: node for key, node in (nodes | put).items() if node is not None}
+    assert set(index.all_keys()) == set(nodes)
+    assert len(index.parts) <= 4
+    rows = [{**dict.fromkeys(_NAMES), "title": f"sea{at} storm{at}"} for at in range(60)]
+    assert matched(index, table(rows)) == expected(nodes, rows)
+    fewer = index.changed(dict.fromkeys(sorted(nodes)[:-3]))
+    assert len(fewer) == 3
+    assert len(fewer.vocabulary) < len(index.vocabulary) / 4
+
+
+def test_reasons() -> None:
+    index = QueryIndex.empty(LANGUAGE).changed({b"a": Stored(LANGUAGE.parse('"new york"~1 AND (st* OR brooklyn) AND language:en -rain')), b"b": Stored(LANGUAGE.parse("-rain"))})
+    found = index.match(table([{"title": "Störms, near", "body": "new in york; Storm", "language": "en"}]), reasons=True)
+    assert found.highlights == ([("body", 0, 3), ("body", 7, 11), ("body", 13, 18), ("title", 0, 6)], [])
+    assert found.explanations == ('"new york"~1, st*, language:en', "nothing that it must not have")

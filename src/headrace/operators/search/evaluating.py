@@ -72,11 +72,11 @@ class Evaluator:
         for name in self.features.vocabulary.fields.text if test.field is None else (test.field,):
             tokens = documents.words[name]
             fits = np.zeros(len(tokens.terms) + 1, np.bool_)
-            fits[self._fitting(name, test)] = True
+            fits[self.fitting(name, test)] = True
             has[tokens.rows[fits[tokens.codes]]] = True
         return has
 
-    def _fitting(self, name: str, test: Prefix | Wildcard | Fuzzy) -> Ints:
+    def fitting(self, name: str, test: Prefix | Wildcard | Fuzzy) -> Ints:
         """The codes of a field's words that fit: those with the right beginning are found quickly."""
         terms, codes = self._terms(name)
         if isinstance(test, Fuzzy):

@@ -35,7 +35,8 @@ class WordPlaces:
         first, last = (int(each[0]) for each in self.runs_of(np.array([word])))
         found: Ints = self._order[first:last]
         found = found[self.tokens.rows[found] == document]
-        return found - self.tokens.begins[document]
+        places: Ints = found - self.tokens.begins[document]
+        return places
 
 
 def find_phrases(features: Features, wanted: Ints) -> None:

@@ -1,0 +1,179 @@
+"""Search in pipelines: what is checked at declaration, and matches through the whole engine, without Spark: shards, restarts, deaths, dead letters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.errors import ConfigurationError, PlanError, StreamOnly, UnknownColumn
+from headrace.operators.search.keeping import forget_indexes
+from headrace.testing.kernels import KernelTest
+from headrace.testing.pipelines import Died, PipelineTest
+
+ARTICLES = "id BIGINT, title STRING, body STRING, language STRING, price DOUBLE"
+
+
+def declared(**options: Any) -> tuple[hr.Pipeline, hr.Stream]:
+    press = hr.Pipeline("press")
+    articles = press.topic("articles", schema=ARTICLES, key="id", partitions=2)
+    subscriptions = press.table("subscriptions", schema="subscription BIGINT, query STRING, reader STRING", key="subscription", partitions=2)
+    return press, articles.search(subscriptions, **{"query": "query", "text": ["title", "body"], "filters": ["language", "price"], **options})
+
+
+def pipeline(**options: Any) -> hr.Pipeline:
+    press, alerts = declared(**options)
+    press.write("alerts", alerts)
+    return press
+
+
+def test_the_columns_of_a_match() -> None:
+    assert declared()[1].schema.names == ["id", "title", "body", "language", "price", "subscription", "query", "reader", "score"]
+    assert declared(highlights=True, explain=True)[1].schema.names[-2:] == ["highlights", "explanation"]
+    assert declared(one_row_a="document")[1].schema.names == ["id", "title", "body", "language", "price", "matches"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"text": ["titel"]}, UnknownColumn, "did you mean 'title'"),
+        ({"query": "qeury"}, UnknownColumn, "did you mean 'query'"),
+        ({"query": "subscription"}, PlanError, "which is BIGINT"),
+        ({"text": ["price"], "filters": []}, PlanError, "which is DOUBLE"),
+        ({"text": []}, PlanError, "no text columns"),
+        ({"filters": ["title"]}, PlanError, "a column twice"),
+        ({"default": "xor"}, PlanError, "default='xor'"),
+        ({"one_row_a": "query"}, PlanError, "one_row_a='query'"),
+        ({"language": "englisch"}, ConfigurationError, "did you mean 'english'"),
+    ],
+)
+def test_mistakes_are_refused_at_declaration(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        declared(**options)
+
+
+def test_columns_that_both_have_need_a_suffix() -> None:
+    press = hr.Pipeline("press")
+    articles = press.topic("articles", schema="id BIGINT, title STRING", key="id")
+    queries = press.table("queries", schema="id BIGINT, query STRING", key="id")
+    with pytest.raises(PlanError, match="have a column 'id'"):
+        articles.search(queries, query="query", text="title")
+    assert articles.search(queries, query="query", text="title", suffix="_query").schema.names == ["id", "title", "id_query", "query", "score"]
+
+
+def test_tables_are_no_documents_and_streams_no_queries() -> None:
+    _, alerts = declared()
+    table = alerts.to_table("id")
+    with pytest.raises(StreamOnly, match="is a table"):
+        table.search(table, query="query", text="title")
+    with pytest.raises(PlanError, match="was given a Stream"):
+        alerts.search(alerts, query="query", text="title")  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="another pipeline"):
+        declared()[1].search(table, query="query", text="title")
+
+
+def test_one_step_alone() -> None:
+    test = KernelTest(declared(explain=True)[1])
+    query = {"subscription": 1, "query": "storm AND price:<5", "reader": "ada", "_change_type": "insert"}
+    assert test.tick([{"id": 1, "title": "Storm", "price": 9.0}, {"id": 2, "title": "A storm", "price": 4.0}], [query]) == [
+        {
+            "id": 2, "title": "A storm", "body": None, "language": None, "price": 4.0, "subscription": 1, "query": "storm AND price:<5", "reader": "ada",
+            "score": 2.0, "explanation": "storm, price:[-inf TO 4.999999999999999]",
+        }
+    ]  # fmt: skip
+
+
+QUERIES = [
+    {"subscription": 1, "query": "storm", "reader": "ada"},
+    {"subscription": 2, "query": '"heavy rain" language:en', "reader": "ben"},
+    {"subscription": 3, "query": "-storm", "reader": "cho"},
+    {"subscription": 4, "query": "title:(", "reader": "dee"},
+]
+
+
+def article(id: int, title: str, body: str = "", language: str = "de") -> dict[str, Any]:
+    return {"id": id, "title": title, "body": body, "language": language, "price": 1.0}
+
+
+def drive(test: PipelineTest, most_ticks: int = 1_000) -> None:
+    """Queries that come, change and go between documents."""
+    test.feed("subscriptions", QUERIES)
+    test.feed("articles", [article(1, "Storm"), article(2, "calm", "heavy rain")])
+    test.cut()
+    test.feed("subscriptions", [{"subscription": 1, "query": "calm", "reader": "ada"}])
+    test.feed("articles", [article(3, "storm"), article(4, "calm", language="en")])
+    test.cut()
+    test.feed("subscriptions", [{"subscription": 3, "query": None, "reader": None, "_change_type": "delete"}])
+    test.feed("articles", [article(5, "calm sea")])
+    test.settle(most_ticks)
+
+
+MATCHES = {(1, 1), (2, 2), (2, 3), (4, 1), (4, 2), (4, 3), (5, 1)}
+
+
+def pairs(test: PipelineTest) -> list[tuple[int, int]]:
+    return [(row["id"], row["subscription"]) for row in test.log.read("alerts").to_pylist()]
+
+
+def test_documents_meet_the_queries_of_their_tick(tmp_path: Path) -> None:
+    with PipelineTest(pipeline(), tmp_path) as test:
+        drive(test)
+        assert sorted(pairs(test)) == sorted(MATCHES)
+        (letter,) = letters(test)
+        assert "title:(" in str(letter)
+        assert "never closed (at character 6)" in str(letter)
+
+
+def letters(test: PipelineTest) -> list[dict[str, Any]]:
+    (name,) = [each for each in test.log.topics() if each.endswith(".dead")]
+    rows: list[dict[str, Any]] = test.log.read(name).to_pylist()
+    return rows
+
+
+def test_shards_and_batches_do_not_matter(tmp_path: Path) -> None:
+    """Also not for the order of a derived topic's rows."""
+    told = []
+    for shards, most_ticks in ((1, 1_000), (2, 1), (5, 1_000), (3, 2)):
+        with PipelineTest(pipeline(), tmp_path / f"{shards}-{most_ticks}", shards=shards) as test:
+            drive(test, most_ticks)
+            told.append(test.rows("alerts"))
+    assert told[0] == told[1] == told[2] == told[3]
+
+
+@pytest.mark.parametrize(("dies", "loses"), [("in the kernel", False), ("the store was closed", True), ("before the commit", False), ("the log was committed", True)])
+def test_a_runner_that_dies_and_one_with_other_shards_go_on(tmp_path: Path, dies: str, loses: bool) -> None:
+    with PipelineTest(pipeline(), tmp_path) as test:
+        drive(test)
+        test.feed("articles", [article(6, "calm")])
+        test.feed("subscriptions", [{"subscription": 5, "query": "calm AND NOT sea", "reader": "eve"}])
+        test.cut()
+        with pytest.raises(Died):
+            test.step(dies=dies)
+        if loses:
+            forget_indexes()
+        test.restart(shards=3, lose_local_store=loses)
+        test.settle()
+        assert sorted(pairs(test)) == sorted(MATCHES | {(6, 1), (6, 5)})
+
+
+def test_one_row_a_document(tmp_path: Path) -> None:
+    told = []
+    for shards in (1, 3):
+        with PipelineTest(pipeline(one_row_a="document"), tmp_path / str(shards), shards=shards) as test:
+            drive(test)
+            rows = {row["id"]: [match["subscription"] for match in row["matches"]] for row in test.log.read("alerts").to_pylist()}
+            assert rows == {1: [1], 2: [2, 3], 4: [1, 2, 3], 5: [1]}
+            told.append(test.rows("alerts"))
+    assert told[0] == told[1]
+
+
+def test_figures_of_a_run(tmp_path: Path) -> None:
+    with PipelineTest(pipeline(), tmp_path) as test:
+        drive(test)
+        counts = test.runner.leading.entry.counts
+        run = [value for name, value in counts.items() if name.endswith(".queries_run")]
+        stored = [value for name, value in counts.items() if name.endswith(".queries_stored")]
+        assert stored == [2]
+        assert run[0] > 0
