@@ -170,6 +170,27 @@ def test_all_rows_may_be_one_sequence_and_types_stay_what_they_are(tmp_path: Pat
         assert test.rows("pairs") == [(0, Decimal("4.00"), 2.0, timedelta(seconds=1), "q", begin + timedelta(seconds=1))]
 
 
+def test_matches_of_corrected_windows_wait_for_corrections_and_have_a_time(tmp_path: Path) -> None:
+    pipeline = hr.Pipeline("bank")
+    payments = pipeline.topic("payments", schema=SCHEMA, key="card", event_time=hr.EventTime("paid_at", delay="1 second"))
+    minutes = payments.window(hr.tumbling("1 minute"), late=hr.correct("5 minutes")).group_by("card").aggregate(total=hr.agg.sum("amount"))
+    rising = minutes.changes().key_by("card").match("x y", define={"y": "total > x.total"}, measures={"total": "last(total)"}, within="1 hour")
+    pipeline.write("rising", rising)
+    pipeline.view("hours", rising.window(hr.tumbling("1 hour")).group_by("card").aggregate(n=hr.agg.count()))
+    with PipelineTest(pipeline, tmp_path) as test:
+        for minute in range(8):
+            test.feed("payments", [payment(1, float(minute), minute * 60)])
+            test.settle()
+        assert test.rows("rising") == [], "a correction could still come"
+        test.feed("payments", [payment(1, 8.0, 480)])
+        test.settle()
+        assert [row[2] for row in test.rows("rising")] == [1.0]
+        test.pass_time("3 hours")
+        test.settle()
+        assert [row[2] for row in test.rows("rising")] == [1.0, 3.0, 5.0, 7.0]
+        assert [row["n"] for row in test.view("hours")] == [4]
+
+
 def test_a_match_in_the_making_is_bounded(tmp_path: Path) -> None:
     def declared(when_full: str) -> hr.Pipeline:
         pipeline = hr.Pipeline("bank")

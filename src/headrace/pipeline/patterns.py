@@ -247,12 +247,14 @@ def _bits(schema: pa.Schema, found: Sequence[CompiledPattern]) -> tuple[tuple[st
 
 def _before(step: Step, found: Sequence[CompiledPattern], bits: tuple[tuple[str, str], ...], over: TimeColumn, *, keeps_all: bool) -> Step:
     """The input with the columns that are needed and the conditions, without the rows that nobody can use."""
+    if not bits:
+        return step
     needed = {*step.key, over.name, over.producer, *(name for each in found for name in each.columns)}
     kept = [field for field in step.schema if keeps_all or field.name in needed]
     schema = pa.schema([*kept, *(pa.field(name, pa.bool_()) for name, _ in bits)])
     columns = (*((field.name, field.name) for field in kept), *bits)
     before: Step = SelectStep(inputs=(step,), schema=schema, key=step.key, columns=columns)
-    if bits and not any(_sees_every_row(each) for each in found):
+    if not any(_sees_every_row(each) for each in found):
         condition = " OR ".join(quoted_name(name) for name, _ in bits)
         before = WhereStep(inputs=(before,), schema=schema, key=step.key, condition=condition)
     return before

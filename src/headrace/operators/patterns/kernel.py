@@ -33,7 +33,7 @@ from headrace.operators.windows.specs import Divert
 class PatternKernel:
     """After each step `counts` has how many rows were late, on how many a condition failed, and how many beginnings were given up; `aside` has partial matches whose time ran out."""
 
-    gauges: ClassVar[Mapping[str, bytes]] = {"waiting": WAITING}
+    gauges: ClassVar[Mapping[str, bytes]] = {"keys_waiting": WAITING}
 
     def __init__(self, settings: MatchSettings) -> None:
         self.settings, self.step_name = settings, settings.name
