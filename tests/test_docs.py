@@ -83,3 +83,11 @@ def test_the_patterns_are_what_the_page_says() -> None:
     assert names["steps"].schema.names == ["card", "amount", "shop", "paid_at", "classifier", "match_number", "so_far", "all", "matched_at"]
     assert names["alerts"].schema.names == ["card", "pattern", "total", "matched_at"]
     check_hosted(names["bank"].plan())
+
+
+def test_the_searches_are_what_the_page_says() -> None:
+    names = declared("search.md")
+    assert names["alerts"].schema.names[-4:] == ["subscription", "query", "reader", "score"]
+    assert names["digests"].schema.names[-1] == "matches"
+    assert [row["title"] for row in names["found"]] == ["Storm at sea"]
+    check_hosted(names["press"].plan())

@@ -53,6 +53,10 @@ EXPECTED = {
         "20 people asked for one seat, 1 got it\nafter ten minutes: 0 held, sold {'B2': 'ada'}\nrefused: Seat B2 is sold.\n"
         "what happened: ['Held', 'Held', 'Confirmed', 'Expired', 'Held']\n"
     ),
+    "17_alerts": (
+        "first:\n  (1, 'ada', 'storm, \"high tide\"~2')\n  (2, 'cho', 'language:en, words:[501 TO *]')\n"
+        "not understood: query: A parenthesis is never closed (at character 6):\nthen: (3, 'ben', 'cafe')\ntried on the past: [1]\n"
+    ),
 }
 ON_SPARK = {"04_spark", "05_pipeline", "06_windows"}
 TOGETHER = {

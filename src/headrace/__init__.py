@@ -12,7 +12,7 @@ from headrace import errors
 from headrace._version import __version__
 
 if TYPE_CHECKING:
-    from headrace import cdc, events, sinks
+    from headrace import cdc, events, search, sinks
     from headrace.log import open_log
     from headrace.log.api import (
         Batches,
@@ -48,7 +48,7 @@ _HOMES = {
     "Table": "headrace.pipeline.stream",
 }
 _HOMES |= dict.fromkeys(("correct", "divert", "drop", "hopping", "session", "sliding", "tumbling"), "headrace.operators.windows.specs")
-_MODULES = {"agg": "headrace.operators.agg", "cdc": "headrace.cdc", "events": "headrace.events", "sinks": "headrace.sinks"}
+_MODULES = {"agg": "headrace.operators.agg", "cdc": "headrace.cdc", "events": "headrace.events", "search": "headrace.search", "sinks": "headrace.sinks"}
 _API = (
     "Batches",
     "Consumer",
@@ -95,6 +95,7 @@ __all__ = [
     "open_log",
     "pattern",
     "processing_time",
+    "search",
     "session",
     "sinks",
     "sliding",

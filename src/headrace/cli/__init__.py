@@ -28,6 +28,7 @@ from headrace.cli import (
     rescale,
     run,
     search,
+    search_test,
     serve,
     state,
     status,
@@ -61,6 +62,7 @@ app.add_typer(events.app, name="events")
 app.command("capture")(capture.capture)
 app.command("sync")(sync.sync)
 app.command("search")(search.search)
+app.command("search-test")(search_test.search_test)
 app.command("plan")(plan.plan)
 app.command("run")(run.run)
 app.command("serve")(serve.serve)

@@ -5,7 +5,7 @@ A shard has the queries of its key groups and sees every document. A query that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -153,7 +153,8 @@ class SearchKernel:
         which = pa.array(found.documents)
         columns = [whole(documents.column(name)).take(which) for name in settings.documents.names]
         columns += [*self._of_queries(index, found.queries), pa.array(found.scores)]
-        columns += [self._highlights(documents, found)] if settings.highlights else []
+        texts = {name: documents.column(name) for name in settings.language.fields.text}
+        columns += [highlight_lists(texts, found)] if settings.highlights else []
         columns += [pa.array(found.explanations, pa.string())] if settings.explain else []
         columns += [_places(documents, found.documents)] if settings.places else []
         ticks = ticks_of(documents)[found.documents]
@@ -165,13 +166,14 @@ class SearchKernel:
         rows = self._rows([index.stored(place).value for place in places.tolist()])
         return [whole(rows.column(column)).take(pa.array(which)) for column, _ in self.settings.query_columns]
 
-    def _highlights(self, documents: pa.Table, found: Matches) -> pa.Array:
-        texts = {name: whole(documents.column(name)) for name in self.settings.language.fields.text}
-        lists = []
-        for document, places in zip(found.documents.tolist(), found.highlights, strict=True):
-            of = {name: texts[name][document].as_py() for name in {name for name, _, _ in places}}
-            lists.append([{"column": name, "start": start, "end": end, "snippet": snippet(of[name], start, end)} for name, start, end in places])
-        return pa.array(lists, HIGHLIGHT_TYPE)
+
+def highlight_lists(texts: Mapping[str, pa.ChunkedArray], found: Matches) -> pa.Array:
+    """For each match the places that fit, each with what stands around it."""
+    lists = []
+    for document, places in zip(found.documents.tolist(), found.highlights, strict=True):
+        of = {name: texts[name][document].as_py() for name in {name for name, _, _ in places}}
+        lists.append([{"column": name, "start": start, "end": end, "snippet": snippet(of[name], start, end)} for name, start, end in places])
+    return pa.array(lists, HIGHLIGHT_TYPE)
 
 
 def snippet(text: str, start: int, end: int) -> str:

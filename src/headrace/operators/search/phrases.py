@@ -70,17 +70,17 @@ def _find_exact(places: WordPlaces, table: PhraseTable, wanted: Ints, rows: Ints
     if not len(wanted):
         return
     phrases = table.row_of[wanted]
-    starts, lengths = table.starts[phrases], np.diff(table.starts)[phrases]
-    first, last = places.runs_of(table.words)
+    starts, lengths = table.starts[phrases], table.starts[phrases + 1] - table.starts[phrases]
+    at = runs(starts, lengths)
+    first, last = places.runs_of(table.words[at])
     counts = last - first
     begins = np.append(0, np.cumsum(lengths))[:-1]
-    at = runs(starts, lengths)
-    fewest = np.minimum.reduceat(counts[at], begins)
-    is_fewest = np.flatnonzero(counts[at] == np.repeat(fewest, lengths))
-    of_phrase = np.repeat(np.arange(len(wanted)), lengths)[is_fewest]
-    anchor = at[is_fewest[np.append(True, of_phrase[1:] != of_phrase[:-1])]]
-    phrase = np.repeat(np.arange(len(wanted)), counts[anchor])
-    token = places.tokens_at(runs(first[anchor], counts[anchor]))
+    fewest = np.flatnonzero(counts == np.repeat(np.minimum.reduceat(counts, begins), lengths))
+    of_phrase = np.repeat(np.arange(len(wanted)), lengths)[fewest]
+    chosen = fewest[np.append(True, of_phrase[1:] != of_phrase[:-1])]
+    anchor = at[chosen]
+    phrase = np.repeat(np.arange(len(wanted)), counts[chosen])
+    token = places.tokens_at(runs(first[chosen], counts[chosen]))
     rows_of, words = places.tokens.rows, places.words
     for number in range(int(lengths.max())):
         inside = lengths[phrase] > number

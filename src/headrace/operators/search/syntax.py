@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.operators.search.fields import Bound
+from headrace.operators.search.fields import HIGHEST, LOWEST, Bound
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class Exists:
 class Everything:
     pass
 
+
+_OPEN = (LOWEST, HIGHEST, -math.inf, math.inf)
 
 Test = Word | Phrase | Prefix | Wildcard | Fuzzy | Range | Exists | Everything
 
@@ -148,7 +151,8 @@ def as_text(test: Test) -> str:
     if isinstance(test, Phrase):
         return field + '"' + " ".join(word for word, _ in test.words) + '"' + (f"~{test.slop}" if test.slop else "")
     if isinstance(test, Range):
-        return f"{field}[{test.low} TO {test.high}]"
+        low, high = ("*" if end in _OPEN else str(end) for end in (test.low, test.high))
+        return f"{field}[{low} TO {high}]"
     if isinstance(test, Exists):
         return f"{field}*"
     if isinstance(test, Wildcard):
