@@ -14,7 +14,7 @@ from headrace.engine.spec import HostedStep
 from headrace.engine.tasks import TICK
 from headrace.log.dead import ASIDE, rows_to_texts
 from headrace.operators.diverted import Diverted
-from headrace.operators.patterns.kernel import PatternKernel
+from headrace.operators.kernel import PutsAside
 from headrace.operators.windows.late import LateRows
 
 
@@ -28,7 +28,7 @@ def account(steps: Iterable[HostedStep], directory: Path) -> dict[str, Any]:
             _add_diverted(step.name, diverted.take(), directory, report)
         if isinstance(late := getattr(step.kernel, "late", None), LateRows):
             _add_late(step, late, directory, report)
-        if step.aside_topic is not None and isinstance(step.kernel, PatternKernel) and (rows := step.kernel.take_aside()).num_rows:
+        if step.aside_topic is not None and isinstance(step.kernel, PutsAside) and (rows := step.kernel.take_aside()).num_rows:
             report["late_rows"][step.aside_topic] = write_rows(directory, f"aside-{step.name}", rows)
     return report
 

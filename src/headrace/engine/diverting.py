@@ -68,9 +68,9 @@ class Diverter:
         reasons = pa.repeat(pa.scalar(reason), rows.num_rows)
         self._letters.write(pa.Table.from_arrays([texts, rows.column(TICK), reasons, partition, offset], schema=ASIDE))
 
-    def without_null_keys(self, rows: pa.RecordBatch, key: tuple[str, ...]) -> pa.RecordBatch:
-        """The rows that have a key."""
-        for name in key:
+    def keyed(self, rows: pa.RecordBatch, key: tuple[str, ...] | None, *, nulls: bool) -> pa.RecordBatch:
+        """The rows that have a key: all, where keys may be null, or where rows go to every shard."""
+        for name in () if nulls else key or ():
             column = rows.column(name)
             if column.null_count:
                 self.divert(rows.filter(pc.is_null(column)), NULL_KEY)

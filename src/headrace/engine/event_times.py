@@ -56,9 +56,7 @@ class EventTimes:
         times = rows.column(self.spec.column).cast(pa.timestamp("us", "UTC") if _zoned(rows, self.spec) else pa.timestamp("us")).cast(pa.int64())
         if times.null_count:
             gone = pc.equal(rows.column(CHANGE_TYPE), DELETE) if CHANGE_TYPE in rows.schema.names else pa.repeat(pa.scalar(False), rows.num_rows)
-            bad = pc.and_(pc.is_null(times), pc.invert(gone))
-            self._diverter.divert(rows.filter(bad), NO_TIME)
-            rows, times = rows.filter(pc.invert(bad)), times.filter(pc.invert(bad))
+            rows, times = self._without(rows, times, pc.and_(pc.is_null(times), pc.invert(gone)), NO_TIME)
         rows, times = self._without(rows, times, pc.less(times, _YEAR_1_US), NEVER)
         return self._without(rows, times, pc.greater(times, self._limits(rows)), self._ahead)
 

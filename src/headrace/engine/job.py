@@ -100,7 +100,7 @@ class ReadAndPack:
         def keyed() -> Iterator[pa.RecordBatch]:
             nonlocal counted
             for rows in self.reading.rows(number):
-                kept = rows if self.nulls or self.key is None else diverter.without_null_keys(rows, self.key)
+                kept = diverter.keyed(rows, self.key, nulls=self.nulls)
                 counted += kept.num_rows
                 yield kept
 
@@ -124,7 +124,7 @@ class PackRows:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         diverter = Diverter(self.directory, self.step)
-        keyed = (rows if self.nulls or self.key is None else diverter.without_null_keys(rows, self.key) for rows in batches)
+        keyed = (diverter.keyed(rows, self.key, nulls=self.nulls) for rows in batches)
         yield from pack(self.port, keyed, self.key, self.shards)
         diverter.finish(f"{self.port}-{this_task()}")
 

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from headrace.engine import store_handles
 from headrace.engine.chain_sizes import ChainSizes
 from headrace.engine.named_files import new_id
-from headrace.engine.state_files import StateFile, StateFiles, StateIds, folded, weights
+from headrace.engine.state_files import StateFile, StateFiles, StateIds, folded, growth
 from headrace.log.file.disk import Disk
 from headrace.operators.buffers import bytes_list
 from headrace.operators.keys import whole
@@ -158,8 +158,7 @@ class StoreTransaction:
         names: list[bytes] = bytes_list(pc.binary_join_element_wise(pa.scalar(prefix, pa.binary()), keys, pa.scalar(b"", pa.binary())))  # type: ignore[assignment]
         before = pa.array(self.get(names), pa.binary())
         self.put(names, bytes_list(values))
-        was, now = (weights(keys, each).sum(where=each.is_valid().to_numpy(zero_copy_only=False)) for each in (before, values))
-        return int(now - was)
+        return int(growth(keys, before, values).sum())
 
     def _stamp(self) -> dict[str, Any] | None:
         raw = self.txn.get(_STAMP)

@@ -118,7 +118,7 @@ class ShardFunction:
 
     def _to_stage(self, shard: int, following: StageTarget, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         diverter = Diverter(self.context.job_directory, following.step)
-        keyed = (batch if following.nulls or following.key is None else diverter.without_null_keys(batch, following.key) for batch in rows.to_batches())
+        keyed = (diverter.keyed(batch, following.key, nulls=following.nulls) for batch in rows.to_batches())
         yield from pack(following.port, keyed, following.key, self.context.shards)
         diverter.finish(f"{following.port}-{shard}")
 

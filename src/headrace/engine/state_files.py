@@ -52,6 +52,12 @@ def weights(keys: pa.Array, values: pa.Array) -> npt.NDArray[np.int64]:
     return np.diff(offsets_of(keys)) + np.diff(offsets_of(values)) + _A_ROW_BYTES
 
 
+def growth(keys: pa.Array, before: pa.Array, after: pa.Array) -> npt.NDArray[np.int64]:
+    """About how many bytes more there are of each key than before; where a value is null, nothing is there."""
+    was, now = (np.where(values.is_valid().to_numpy(zero_copy_only=False), weights(keys, values), 0) for values in (before, after))
+    return now - was
+
+
 class StateFiles:
     """The files of one step, in a directory of their own."""
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.engine.chain_sizes import ChainSizes
 from headrace.engine.local_store import StoreTransaction
-from headrace.engine.state_files import GROUPS, StateFile, StateFiles, StateIds, folded, weights
+from headrace.engine.state_files import GROUPS, StateFile, StateFiles, StateIds, folded, growth, weights
 from headrace.engine.step_state import Changed, StepState
 
 _LONGEST = 1 << 10  # longer than any key that the store takes
@@ -43,9 +42,8 @@ def write_states(
 def _write_delta(files: StateFiles, changed: Changed, ids: StateIds, sizes: ChainSizes) -> None:
     touched = np.unique(changed.groups).tolist()
     name = files.write(changed.keys, changed.after, changed.groups, {group: ids.get(group) for group in touched})
-    written, before = weights(changed.keys, changed.after), weights(changed.keys, changed.before)
-    more = np.where(_there(changed.after), written, 0) - np.where(_there(changed.before), before, 0)
-    written, more = (np.bincount(changed.groups, each, minlength=GROUPS).astype(np.int64) for each in (written, more))
+    of_rows = weights(changed.keys, changed.after), growth(changed.keys, changed.before, changed.after)
+    written, more = (np.bincount(changed.groups, each, minlength=GROUPS).astype(np.int64) for each in of_rows)
     for group in touched:
         if group in ids:
             sizes.add(group, int(written[group]), more=int(more[group]))
@@ -54,11 +52,6 @@ def _write_delta(files: StateFiles, changed: Changed, ids: StateIds, sizes: Chai
             sizes.holds(group, int(more[group]))  # not what it deletes in vain
         ids[group] = name
     sizes.earn(int(written.sum()))
-
-
-def _there(values: pa.Array) -> npt.NDArray[np.bool_]:
-    there: npt.NDArray[np.bool_] = values.is_valid().to_numpy(zero_copy_only=False)
-    return there
 
 
 def _fold(txn: StoreTransaction, number: int, files: StateFiles, ids: StateIds, sizes: ChainSizes) -> None:

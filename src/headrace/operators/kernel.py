@@ -128,3 +128,12 @@ class Gauged(Protocol):
     """A kernel of whose state people want to know how many entries there are: by the name of the figure, what the names of those entries begin with."""
 
     gauges: Mapping[str, bytes]
+
+
+@runtime_checkable
+class PutsAside(Protocol):
+    """A kernel with a second result, which goes to a topic of its own, if to any."""
+
+    def take_aside(self) -> pa.Table:
+        """The rows of it since the last time, in order of their ticks."""
+        ...

@@ -132,7 +132,12 @@ def with_keys(segments: Segments, known: Codes, codes: Codes) -> Segments:
 
 def by_key(keys: pa.Array) -> tuple[Ints, Mask]:
     """The rows in order of key, and of arrival within a key; and for each of them whether a new key begins there."""
-    order, ordered = stable_sort(codes_of(keys))
-    new_key = np.ones(len(keys), np.bool_)
+    return by_code(codes_of(keys))
+
+
+def by_code(codes: Codes) -> tuple[Ints, Mask]:
+    """The same by numbers that stand for keys."""
+    order, ordered = stable_sort(codes)
+    new_key = np.ones(len(codes), np.bool_)
     new_key[1:] = ordered[1:] != ordered[:-1]
     return order, new_key

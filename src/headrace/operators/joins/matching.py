@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.operators.buffers import Ints, Mask, runs
-from headrace.operators.codes import are_few, codes_of, ranked_by_hashing, stable_sort
-from headrace.operators.segments import by_key
+from headrace.operators.codes import Codes, are_few, codes_of, ranked_by_hashing, stable_sort
+from headrace.operators.segments import by_code, by_key
 
 _WORD_BITS = 63
 
@@ -30,23 +30,31 @@ def ranked(columns: Sequence[pa.Array]) -> Ranked:
     """Keys of several columns as numbers, in the order of the keys' bytes."""
     together = _one_column(columns)
     order, new_key = by_key(together)
-    ranks = np.empty(len(together), np.int64)
-    ranks[order] = np.cumsum(new_key) - 1
     ends = np.cumsum([len(each) for each in columns])
     orders = [_within(order, int(end) - len(each), int(end)) for end, each in zip(ends, columns, strict=True)]
-    return Ranked(together.take(pa.array(order[new_key])), np.split(ranks, ends[:-1]), orders)
+    return Ranked(together.take(pa.array(order[new_key])), np.split(_ranks(order, new_key), ends[:-1]), orders)
+
+
+def _ranks(order: Ints, new_key: Mask) -> Ints:
+    """The place of each row's key among the distinct ones, from the rows in order of key."""
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.cumsum(new_key) - 1
+    return ranks
 
 
 def numbered(columns: Sequence[pa.Array]) -> tuple[pa.Array, list[Ints]]:
     """The distinct keys of some columns, in order, and for each column the place of each of its keys among them: as `ranked`, quicker where keys are few."""
     together = _one_column(columns)
-    codes = codes_of(together)
-    if not are_few(codes):
-        found = ranked(columns)
-        return found.keys, found.ranks
-    firsts, ranks = ranked_by_hashing(codes)
+    firsts, ranks = _numbered(codes_of(together))
     ends = np.cumsum([len(each) for each in columns])
     return together.take(pa.array(firsts)), np.split(ranks, ends[:-1])
+
+
+def _numbered(codes: Codes) -> tuple[Ints, Ints]:
+    if are_few(codes):
+        return ranked_by_hashing(codes)
+    order, new_key = by_code(codes)
+    return order[new_key], _ranks(order, new_key)
 
 
 def _within(order: Ints, first: int, end: int) -> Ints:

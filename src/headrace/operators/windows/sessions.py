@@ -229,10 +229,11 @@ class Sessions(Windowed):
 
     def combine(self, rows: pa.Table) -> pa.Table:
         """Rows as fewer rows, one for each group, tick and island, that the step takes in their stead. See `combining`."""
-        rows = rows.take(pa.array(self._by_island(rows)))
         times, ticks = self.times(rows), whole(rows.column(TICK)).to_numpy()
-        groups = numbered([encode_keys(rows, self.by)])[1][0]
-        new = begins(ticks, groups)
+        (groups,) = numbered([encode_keys(rows, self.by)])[1]
+        order = sorting(ticks, groups, times)
+        rows, times = rows.take(pa.array(order)), times[order]
+        new = begins(ticks[order], groups[order])
         new[1:] |= times[1:] >= times[:-1] + self.gap_us
         first, island = np.flatnonzero(new), np.cumsum(new) - 1
         last = np.append(first[1:], len(times))[: len(first)] - 1
@@ -241,10 +242,6 @@ class Sessions(Windowed):
         rows = rows.set_column(at, rows.schema.field(at), column.take(pa.array(first[island])))
         rows = rows.append_column(UNTIL, column.take(pa.array(last[island])))
         return combine(self.aggregation, rows, [self.settings.time, UNTIL], island, self.late.producers(rows))
-
-    def _by_island(self, rows: pa.Table) -> Ints:
-        """Rows in order of tick, group and time."""
-        return sorting(whole(rows.column(TICK)).to_numpy(), numbered([encode_keys(rows, self.by)])[1][0], self.times(rows))
 
 
 def _versions(sessions: Ranges) -> Sets:
