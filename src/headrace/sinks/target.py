@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Event
@@ -117,10 +117,15 @@ class Target(Closing):
             if not is_due(known, batch):
                 return False
             refused = [*keyless(batch), *self.merge(batch)]
-            if refused:
+            stop = self.reached(batch)
+            if refused := [each for each in refused if each.offset < stop.get(each.partition, 0)]:
                 on_refused(refused)
-            self.write_applied(known.advanced(batch.stop))
+            self.write_applied(known.advanced(stop))
         return True
+
+    def reached(self, batch: Batch) -> Mapping[int, int]:
+        """How far the merge of a batch came: to its end, unless a target has to stop in the middle."""
+        return batch.stop
 
 
 def keyless(batch: Batch) -> list[Refusal]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 
 from headrace.errors import NoteConflict, NotSupported, SinkFenced, TargetRefuses, TargetUnavailable, TransactionFenced
 from headrace.log.api import CHANGE_TYPE, DELETE, INSERT, OFFSET_COLUMN, PARTITION_COLUMN, Transaction
-from headrace.sinks.applied import Applied, check_owner, is_due
+from headrace.sinks.applied import Applied
 from headrace.sinks.batch import Batch
 from headrace.sinks.declared import Sink
 from headrace.sinks.shape import Shape
-from headrace.sinks.target import OnRefused, Refusal, RowsRefused, Target, in_pieces, json_of, keyless
+from headrace.sinks.target import OnRefused, Refusal, RowsRefused, Target, in_pieces, json_of
 from headrace.sinks.webhook_sending import Receiver, Refused, Sender
 
 UPSERT = "upsert"
@@ -91,23 +91,17 @@ class WebhookTarget(Target):
 
     def apply(self, batch: Batch, on_refused: OnRefused) -> bool:
         """1. What the receiver takes is sent. 2. What it refuses is told of. 3. The place behind both is stored. If the receiver goes away meanwhile, as far as it went."""
-        with self.exclusive():
-            known = self.read_applied()
-            check_owner(known, self.owner)
-            assert known is not None
-            if not is_due(known, batch):
-                return False
-            self._failure, self._stop = None, dict(batch.stop)
-            refused = [each for each in (*keyless(batch), *self.merge(batch)) if each.offset < self._stop.get(each.partition, 0)]
-            if refused:
-                on_refused(refused)
-            self.write_applied(known.advanced(self._stop))
-        if self._failure is not None:
+        is_new = super().apply(batch, on_refused)
+        if is_new and self._failure is not None:
             raise self._failure
-        return True
+        return is_new
+
+    def reached(self, batch: Batch) -> Mapping[int, int]:  # noqa: ARG002 - the merge knows
+        return self._stop
 
     def merge(self, batch: Batch) -> list[Refusal]:
         """One request after the other, until something fails."""
+        self._failure, self._stop = None, dict(batch.stop)
         refused: list[Refusal] = []
         rows = self._in_order(batch)
         for start in range(0, rows.num_rows, self._request_rows):

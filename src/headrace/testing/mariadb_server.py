@@ -7,10 +7,10 @@ with MariadbServer() as server:
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.testing.database_server import DatabaseServer, ServerUnavailable
+from headrace.testing.binlog_server import BinlogServer
+from headrace.testing.database_server import ServerUnavailable
 
 SETTINGS = {
     "log-bin": "binlog",
@@ -25,42 +25,21 @@ SETTINGS = {
     "innodb-log-file-size": "16M",
     "performance-schema": "0",
 }
-USER = "shop"
+_MISSING = "MariaDB is not installed. To fix: apt-get install mariadb-server"
 
 
-class MariadbServer(DatabaseServer):
+class MariadbServer(BinlogServer):
     kind = "mariadb"
-    user = "mysql"
+    standard = SETTINGS
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        super().__init__()
-        self.settings = {**SETTINGS, **(settings or {})}
+    def program(self) -> str:
+        found = shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin")
+        if found is None:
+            raise ServerUnavailable(_MISSING)
+        return found
 
-    @property
-    def url(self) -> str:
-        return self.url_of("shop")
-
-    def url_of(self, database: str) -> str:
-        return f"mariadb://{USER}@127.0.0.1:{self.port}/{database}"
-
-    def prepare(self, data: Path) -> None:
+    def install(self, data: Path) -> None:
         install = shutil.which("mariadb-install-db")
-        if install is None or self._program() is None:
-            raise ServerUnavailable("MariaDB is not installed. To fix: apt-get install mariadb-server")
+        if install is None:
+            raise ServerUnavailable(_MISSING)
         self.run([install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal", "--skip-test-db", "--innodb-log-file-size=16M"])
-        first = f"CREATE USER IF NOT EXISTS '{USER}'@'%'; GRANT ALL ON *.* TO '{USER}'@'%' WITH GRANT OPTION; CREATE DATABASE IF NOT EXISTS shop;"
-        (data / "first.sql").write_text(first.replace("; ", ";\n"))
-
-    @staticmethod
-    def _program() -> str | None:
-        return shutil.which("mariadbd") or next((str(path) for path in [Path("/usr/sbin/mariadbd")] if path.exists()), None)
-
-    def command(self, data: Path) -> list[str]:
-        program = self._program()
-        assert program is not None
-        options = [f"--{name}={value}" for name, value in self.settings.items()]
-        places = [f"--datadir={data}", f"--port={self.port}", f"--socket={data / 'socket'}", f"--pid-file={data / 'pid'}", f"--init-file={data / 'first.sql'}"]
-        return [program, "--no-defaults", *places, *options]
-
-    def answers(self) -> bool:
-        return self.is_open()

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from headrace.testing.database_server import DatabaseServer, ServerUnavailable
+from headrace.testing.binlog_server import BinlogServer
+from headrace.testing.database_server import ServerUnavailable
 
 SETTINGS = {
     "log-bin": "binlog",
@@ -28,7 +28,6 @@ SETTINGS = {
     "innodb-buffer-pool-size": "64M",
 }
 PROGRAM_VARIABLE = "HEADRACE_MYSQLD"
-USER = "shop"
 
 
 @cache
@@ -40,32 +39,15 @@ def program() -> str | None:
     return None if "MariaDB" in told or not told else found
 
 
-class MysqlServer(DatabaseServer):
+class MysqlServer(BinlogServer):
     kind = "mysql"
-    user = "mysql"
+    standard = SETTINGS
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        super().__init__()
-        self.settings = {**SETTINGS, **(settings or {})}
-
-    @property
-    def url(self) -> str:
-        return self.url_of("shop")
-
-    def url_of(self, database: str) -> str:
-        return f"mysql://{USER}@127.0.0.1:{self.port}/{database}"
-
-    def prepare(self, data: Path) -> None:
-        if program() is None:
+    def program(self) -> str:
+        found = program()
+        if found is None:
             raise ServerUnavailable(f"There is no MySQL here. To fix: install one, or name its program in {PROGRAM_VARIABLE}.")
-        self.run([str(program()), "--no-defaults", "--initialize-insecure", f"--datadir={data}", "--secure-file-priv="])
-        first = f"CREATE USER IF NOT EXISTS '{USER}'@'%' IDENTIFIED BY '';\nGRANT ALL ON *.* TO '{USER}'@'%' WITH GRANT OPTION;\nCREATE DATABASE IF NOT EXISTS shop;\n"
-        (data / "first.sql").write_text(first)
+        return found
 
-    def command(self, data: Path) -> list[str]:
-        options = [f"--{name}={value}" for name, value in self.settings.items()]
-        places = [f"--datadir={data}", f"--port={self.port}", f"--socket={data / 'socket'}", f"--pid-file={data / 'pid'}", f"--init-file={data / 'first.sql'}"]
-        return [str(program()), "--no-defaults", *places, *options]
-
-    def answers(self) -> bool:
-        return self.is_open()
+    def install(self, data: Path) -> None:
+        self.run([self.program(), "--no-defaults", "--initialize-insecure", f"--datadir={data}", "--secure-file-priv="])
