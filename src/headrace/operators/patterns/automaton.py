@@ -73,6 +73,16 @@ class Automaton:
                 left += [edge.to for edge in self.edges[place] if edge.to == ACCEPT or self.symbols[edge.to] != symbol]
         return False
 
+    @cached_property
+    def ways_to(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each place those from which it can be reached, and how directly it must follow."""
+        found: list[list[tuple[int, int]]] = [[] for _ in self.edges]
+        for place, edges in enumerate(self.edges):
+            for edge in edges:
+                if edge.to != ACCEPT:
+                    found[edge.to].append((place, edge.link.mode))
+        return tuple(tuple(each) for each in found)
+
     @property
     def is_strict(self) -> bool:
         """Whether some row must directly follow another: then every row of a key matters."""

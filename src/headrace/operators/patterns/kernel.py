@@ -105,7 +105,7 @@ class PatternKernel:
         groups, names = key_groups(found.keys), RowStore.names(found.keys)
         counts, stored = self._store.read(state, names, groups)
         fresh = self._fresh(rows).select(stored.schema.names).cast(stored.schema)
-        everything = pa.concat_tables([stored, fresh]) if stored.num_rows else fresh
+        everything = (pa.concat_tables([stored, fresh]) if stored.num_rows else fresh).combine_chunks()
         order, keys = merged(counts, found.ranks[0], found.orders[0])
         order, times = by_time(order, keys, whole(everything.column(TIME)).to_numpy())
         total = self._conditions + len(self.settings.patterns)

@@ -27,7 +27,7 @@ from headrace.operators.windows.kept_rows import RowStore
 MARK = "_mark"
 BITS = "_bits"
 NO_TIMER = -1
-_WORD = 63
+WORD = 63
 _ACCOUNT = pa.scalar(b"k", pa.binary())
 _NOTHING = pa.scalar(b"", pa.binary())
 _ONE = pa.scalar(b"\x01", pa.binary())
@@ -38,15 +38,15 @@ Numbers = npt.NDArray[np.int64]
 
 def bit_fields(count: int) -> list[pa.Field]:
     """Columns that hold so many conditions of a row."""
-    return [pa.field(f"{BITS}{word}", pa.int64()) for word in range(-(-count // _WORD))]
+    return [pa.field(f"{BITS}{word}", pa.int64()) for word in range(-(-count // WORD))]
 
 
 def packed(masks: Sequence[Mask], more: int, count: int) -> list[pa.Array]:
     """Conditions as words, and behind them so many more that are true."""
     total = len(masks) + more
-    words = [np.full(count, sum(1 << at % _WORD for at in range(max(first, len(masks)), min(first + _WORD, total)))) for first in range(0, total, _WORD)]
+    words = [np.full(count, sum(1 << at % WORD for at in range(max(first, len(masks)), min(first + WORD, total)))) for first in range(0, total, WORD)]
     for at, mask in enumerate(masks):
-        words[at // _WORD] |= mask.astype(np.int64) << (at % _WORD)
+        words[at // WORD] |= mask.astype(np.int64) << (at % WORD)
     return [pa.array(word) for word in words]
 
 
@@ -58,13 +58,13 @@ class Bits:
 
     def get(self, at: int, rows: Ints | None = None) -> Mask:
         """One of them, of all rows or some."""
-        word = self.words[at // _WORD] if rows is None else self.words[at // _WORD][rows]
-        found: Mask = (word & (1 << at % _WORD)) != 0
+        word = self.words[at // WORD] if rows is None else self.words[at // WORD][rows]
+        found: Mask = (word & (1 << at % WORD)) != 0
         return found
 
     def clear(self, at: int, rows: Ints) -> None:
         """Let one of them be false for some rows."""
-        self.words[at // _WORD][rows] &= ~(1 << at % _WORD)
+        self.words[at // WORD][rows] &= ~(1 << at % WORD)
 
 
 def put_rows(store: RowStore, state: KeyedState, by: pa.Array, groups: Groups, names: pa.Array, rows: pa.Table, counts: tuple[Ints, Ints], timers: tuple[Times, Times]) -> None:

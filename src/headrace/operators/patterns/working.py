@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import InputError
-from headrace.operators.buffers import Ints, Mask, runs
+from headrace.operators.buffers import Ints, Mask
 from headrace.operators.joins.matching import sorting
 from headrace.operators.kernel import TICK, Clocks, Times
+from headrace.operators.patterns.candidates import Candidates
 from headrace.operators.patterns.compiled import CompiledPattern
 from headrace.operators.patterns.matching import FOREVER, Matcher, Outcome
 from headrace.operators.patterns.ordered_batch import Batch
@@ -24,8 +25,6 @@ from headrace.operators.patterns.terms import Source
 from headrace.operators.patterns.walking import Entries, Walker
 
 TICK_FIELD = pa.field(TICK, pa.int64(), nullable=False)
-MANY = 8
-"""From so many patterns on it pays to find out first which keys each needs to look at."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,6 @@ class Work:
         self.wake = np.full(len(self.rows), FOREVER)
         self.first = np.full(len(batch.by), FOREVER)  # of each key, the first row that is needed
         self.aside: list[pa.Table] = []
-        self._known_keys: dict[int, Mask] = {}
         self._known_in_time: dict[int, Ints] = {}
 
     @property
@@ -85,7 +83,7 @@ class Work:
     def view(self, at: int) -> View:
         """The rows that a pattern must look at: those of keys that have a row of every symbol that a match needs."""
         _, pattern = self.settings.patterns[at]
-        which = self._worth_a_look(at, pattern)
+        which = self._candidates.of(at)
         rows = self.rows if which is None else SortedRows(self.rows.keys[which], self.rows.times[which], {})
         fits = {symbol: self._certain_bits.get(bit, which) for symbol, bit in self.settings.fits[at]}
         order = self._certain_order if which is None else self._certain_order[which]
@@ -102,30 +100,8 @@ class Work:
         return self.batch.order[self.batch.certain]
 
     @cached_property
-    def _bounds(self) -> Ints:
-        """Where each key's rows begin, and where the last one's end."""
-        return np.searchsorted(self.rows.keys, np.arange(len(self.batch.by) + 1))
-
-    def _worth_a_look(self, at: int, pattern: CompiledPattern) -> Ints | None:
-        """Rows of some keys, if they are far fewer than all; None for all. It decides about speed alone."""
-        bits = dict(self.settings.fits[at])
-        needed = [bits[symbol] for symbol in pattern.automaton.required if symbol in bits]
-        unfit = pattern.spec.within_us is None or self.settings.timed_out or pattern.automaton.pattern.from_first or len(self.settings.patterns) < MANY
-        if unfit or not needed or int(np.diff(self._bounds).max(initial=0)) > pattern.spec.most_rows:
-            return None
-        keys = np.flatnonzero(np.logical_and.reduce([self._keys_with(bit) for bit in needed]))
-        counts = self._bounds[keys + 1] - self._bounds[keys]
-        return runs(self._bounds[keys], counts) if 2 * int(counts.sum()) < len(self.rows) else None
-
-    def _keys_with(self, bit: int) -> Mask:
-        """Which keys have a row that meets a condition."""
-        if bit not in self._known_keys:
-            has = np.zeros(len(self.batch.by), np.bool_)
-            has[self.rows.keys[np.flatnonzero(self._certain_bits.get(bit))]] = True
-            if bit not in self.settings.shared:
-                return has
-            self._known_keys[bit] = has
-        return self._known_keys[bit]
+    def _candidates(self) -> Candidates:
+        return Candidates(self.settings, self.rows, self._certain_bits, len(self.batch.by))
 
     def matcher(self, at: int, view: View) -> Matcher:
         """A pattern's matcher over some rows."""
@@ -167,7 +143,7 @@ class Work:
         looked = self.rows.at if view.which is None else view.which
         self.batch.bits.clear(len(self.settings.bits) + at, self.batch.certain[looked[looked < first[view.rows.keys]]])
         if within is not None:
-            self._wake(first if view.which is None else first[np.unique(view.rows.keys)], within)
+            self._wake(first if view.which is None else first[view.rows.keys[view.rows.begins]], within)
 
     def _wake(self, starts: Ints, within: int) -> None:
         known = starts[starts < FOREVER]
@@ -225,7 +201,7 @@ class Work:
         kind = self.settings.schema.field(self.settings.time).type
         columns += [*measures, as_times(certain_us[which], kind, 0), pa.array(self.clock.ticks[np.minimum(places, len(self.clock) - 1)[which]])]
         schema = self.output.append(TICK_FIELD)
-        return pa.Table.from_arrays([column.cast(field.type) for column, field in zip(columns, schema, strict=True)], schema=schema), keys[which]
+        return pa.Table.from_arrays([column if column.type == field.type else column.cast(field.type) for column, field in zip(columns, schema, strict=True)], schema=schema), keys[which]
 
     def _numbered(self, at: int, keys: Ints, places: Ints) -> Ints:
         """Each match's number among those of its key, in the order in which they became certain."""
