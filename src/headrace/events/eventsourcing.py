@@ -67,11 +67,11 @@ class HeadraceAggregateRecorder(AggregateRecorder):
         rows = [(str(event.originator_id), event.originator_version, _draft(event)) for event in stored_events]
         self._store.by_entity.refresh()
         while True:
-            frames = prepared(self._store.log, self._store.topic, rows) if rows else None
+            frames = prepared(self._store.topic_state, rows) if rows else None
             try:
                 offsets = self._store.log.committer.submit(partial(self._decide, rows, frames, tracking), size=frames.size if frames else 0)
             except StaleTopic:
-                self._store.by_entity.refresh()
+                self._store.look_again()
                 continue
             except _Refused as refused:
                 raise IntegrityError(refused.message) from None

@@ -24,6 +24,7 @@ from headrace.log.file.frame import encode_rows
 if TYPE_CHECKING:
     from headrace.log.file.draft import Draft as LogDraft
     from headrace.log.file.log import FileLog
+    from headrace.log.file.state import TopicState
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.002, 0.05
 Drafted = Sequence[tuple[str, int, Sequence[Draft]]]
@@ -51,6 +52,8 @@ class EventStore(Closing):
             log.create_topic(name, SCHEMA, key="entity", partitions=1, exist_ok=True)
         self._check_topic()
         self._indexed: Indexed = indexed(self.log, name)
+        self.topic_state: TopicState = self.log.topic_state(name)
+        """As it was when it was last looked at: whether it is still so is checked in each commit."""
         self._closed = False
 
     def _check_topic(self) -> None:
@@ -147,6 +150,11 @@ class EventStore(Closing):
         stop = self.end() if end is None else end
         return Position({self.topic: {0: OffsetRange(stop, stop)}})
 
+    def look_again(self) -> None:
+        """The topic changed, or events were excised."""
+        self._indexed.refresh()
+        self.topic_state = self.log.topic_state(self.topic)
+
     @property
     def by_entity(self) -> Indexed:
         """For what builds on the store: its index."""
@@ -159,9 +167,8 @@ class EventStore(Closing):
             self._indexed.close()
 
 
-def prepared(log: FileLog, name: str, rows: Sequence[tuple[str, int, Draft]]) -> PreparedRows:
+def prepared(topic: TopicState, rows: Sequence[tuple[str, int, Draft]]) -> PreparedRows:
     """Rows of (entity, version, event) as the log stores them."""
-    topic = log.topic_state(name)
     frames = list(encode_rows(batch(rows), compression=topic.info.compression))
     return PreparedRows(topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), {0: frames})
 
@@ -171,7 +178,7 @@ class _Writing:
 
     def __init__(self, store: EventStore, drafted: Drafted) -> None:
         self.log, self.topic, self._indexed = store.log, store.topic, store.by_entity
-        self.drafted = drafted
+        self._store, self.drafted = store, drafted
         self._heads = self._guess()
         self._rows = self._prepare()
 
@@ -179,14 +186,14 @@ class _Writing:
         return {entity: expected if expected != ANY else self._indexed.newest(entity) or 0 for entity, expected, _ in self.drafted}
 
     def _prepare(self) -> PreparedRows:
-        return prepared(self.log, self.topic, [(entity, self._heads[entity] + 1 + at, event) for entity, _, events in self.drafted for at, event in enumerate(events)])
+        return prepared(self._store.topic_state, [(entity, self._heads[entity] + 1 + at, event) for entity, _, events in self.drafted for at, event in enumerate(events)])
 
     def commit(self) -> Appended:
         while True:
             try:
                 return self.log.committer.submit(self._decide, size=self._rows.size)
             except StaleTopic:
-                self._indexed.refresh()
+                self._store.look_again()
                 self._rows = self._prepare()
 
     def _decide(self, draft: LogDraft) -> Appended:
