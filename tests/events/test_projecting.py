@@ -80,3 +80,21 @@ def test_the_content_of_events_in_a_view(tmp_path: Path, spark: "SparkSession") 
             handler.handle("a", command)
         test.settle()
         assert rows(test, "sums") == [("a", handler.state("a").sum)]
+
+
+@pytest.mark.spark
+def test_rows_that_python_is_not_sure_of_are_spark_s(tmp_path: Path, spark: "SparkSession") -> None:
+    pipeline = hr.Pipeline("sums")
+    amounts = stream(pipeline, "bank").select("entity", amount="CAST(get_json_object(data, '$.amount') AS BIGINT)", note="get_json_object(data, '$.note')")
+    pipeline.view("sums", amounts.group_by("entity").aggregate(total=hr.agg.sum("amount"), note=hr.agg.max("note")))
+    with PipelineTest(pipeline, tmp_path, spark) as test, open_store(test.log, "bank") as store:
+        store.append("a", [Event("Added", {"amount": 4, "note": "x"}), Event("Added", {"amount": 5})])
+        test.settle()
+        assert rows(test, "sums") == [("a", 9, "x")]
+        store.append("a", [Event("Added", {"amount": "many", "note": {"y": 1.5}}), Event("Added", {"amount": 1})])
+        test.settle()
+        assert rows(test, "sums") == [("a", 10, '{"y":1.5}')]
+        assert test.runner.leading.entry.counts["sums.select.errors"] == 1
+        store.append("b", [Event("Added", {"amount": 2})])
+        test.settle()
+        assert rows(test, "sums") == [("a", 10, '{"y":1.5}'), ("b", 2, None)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from headrace.engine.json_fields import Inexact
 from headrace.engine.row_local import Compute, Constant, Keep
 from headrace.engine.tasks import ORDER_FIELDS
 from headrace.log.schema import to_spark_ddl
@@ -88,6 +89,33 @@ def test_python_gives_what_spark_gives(spark: SparkSession) -> None:
                 wrong.append(f"{each.text}: {computed(each).type}, not {each.type}")
     frame.unpersist()
     assert wrong == []
+
+
+JSON_TEXTS = [
+    '{"n":1}', '{"n":-17,"m":2.5}', '{ "n" : 3 }', '{"n":"5"}', '{"n":" 6 "}', '{"n":"x"}', '{"n":""}', '{"n":true}', '{"n":null}', "{}", '{"m":{"n":1}}', '{"m":[{"n":1}],"n":2}', '{"n":"a\\"b"}',
+    '{"n":"\\u00fc\\n"}', '{"n":"ü€"}', '{"n":1.50}', '{"n":1e3}', '{"n":1E-7}', '{"n":123456789012345678}', '{"n":1234567890123456789012}', '{"n":3000000000}', '{"n":-0}', '{"n":-0.0}', '{"n":{"a":1.50}}', '{"n":[1, 2]}',
+    '{"n":1,"n":2}', '{"\\u006e":4}', "{'n':1}", '{"n":1', '{"n":1}x', "[1]", "5", "", "x", None, '{"N":1}', '{"n":"null"}', '{"x\\"n":1}', '{"x":"\\"n\\":7"}',
+]  # fmt: skip
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("text", ["get_json_object(s, '$.n')", *(f"CAST(get_json_object(s, '$.n') AS {kind})" for kind in ("BIGINT", "INT", "DOUBLE"))])
+def test_a_field_of_json_is_spark_s_or_left_to_it(spark: SparkSession, text: str) -> None:
+    schema = pa.schema([("s", pa.string())])
+    expression = read(text, schema, where="test")
+    assert in_arrow(expression, schema) is None
+    node = in_arrow(expression, schema, hopeful=True)
+    assert node is not None
+    rows = spark.createDataFrame([(each,) for each in JSON_TEXTS], "s STRING").selectExpr(f"{expression.safe} AS v", f"{expression.failed or 'false'} AS failed").collect()
+    sure = 0
+    for given, (theirs, failed) in zip(JSON_TEXTS, rows, strict=True):
+        try:
+            (ours,) = node.over(pa.record_batch([pa.array([given, None], pa.string())], schema=schema)).to_pylist()[:1]
+        except Inexact:
+            continue
+        sure += 1
+        assert (repr(ours), False) == (repr(theirs), failed), given
+    assert sure >= 10
 
 
 @pytest.mark.parametrize("text", SPARKS)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from headrace.engine.clocks import ClockSpec
 from headrace.engine.diverting import Diverter, this_task
 from headrace.engine.event_times import EventTimes, with_tick_times
+from headrace.engine.json_fields import Inexact
 from headrace.engine.packing import hello, pack
 from headrace.engine.reports import write_report
 from headrace.engine.row_local import RowStep
@@ -22,6 +23,8 @@ from headrace.engine.spec import BatchContext, BatchResult
 from headrace.engine.tasks import TopicRange
 from headrace.errors import BugError
 from headrace.log.api import Staged
+
+_INEXACT = "inexact"
 
 
 @runtime_checkable
@@ -50,7 +53,12 @@ class Reading:
         times = EventTimes(self.clock, self.ranges[number], number, self.directory)
         for batch in self.ranges[number].read(self.log):
             rows = times.taken(batch if self.time_as is None else with_tick_times(batch, self.ranges[number], self.time_as))
-            yield reduce(lambda given, step: step(given), self.steps, rows)
+            try:
+                yield reduce(lambda given, step: step(given), self.steps, rows)
+            except Inexact:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                (self.directory / _INEXACT).touch()
+                break
         times.finish()
 
 
@@ -169,6 +177,11 @@ def read_reports(context: BatchContext, stages: Collection[str] = ()) -> BatchRe
         for name, count in report.get("counts", {}).items():
             result.counts[name] = result.counts.get(name, 0) + count
     return result
+
+
+def was_inexact(context: BatchContext) -> bool:
+    """Whether a task met rows that are Spark's: what the job made is of no use."""
+    return (context.job_directory / _INEXACT).exists()
 
 
 def clean_up(context: BatchContext) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.engine import json_fields
 from headrace.engine.tasks import ORDER_FIELDS
 
 ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {"+": pc.add, "-": pc.subtract, "*": pc.multiply, "/": pc.divide}
@@ -88,7 +89,31 @@ class Logic:
         return reduce(pc.and_kleene if self.word == "and" else pc.or_kleene, values)
 
 
-Node = Column | Constant | Arithmetic | Comparison | Logic
+@dataclass(frozen=True)
+class JsonField:
+    """A field of a JSON object in a text column. Raises `json_fields.Inexact` at rows that are Spark's."""
+
+    text: Column
+    name: str
+    floating: bool = False
+
+    def over(self, rows: pa.RecordBatch) -> Any:
+        return json_fields.field(self.text.over(rows), self.name, floating=self.floating)
+
+
+@dataclass(frozen=True)
+class JsonNumber:
+    """The same as a number."""
+
+    field: JsonField
+    type: pa.DataType
+
+    def over(self, rows: pa.RecordBatch) -> Any:
+        texts = self.field.over(rows)
+        return json_fields.floating_numbers(texts) if pa.types.is_floating(self.type) else json_fields.whole_numbers(texts, self.type)
+
+
+Node = Column | Constant | Arithmetic | Comparison | Logic | JsonField | JsonNumber
 
 
 def _as(values: Any, kind: pa.DataType) -> Any:

@@ -70,9 +70,12 @@ class JobBuilder:
         ticks: Sequence[Tick],
         cores: int,
         combined: Collection[str] = (),
+        *,
+        hopeful: bool = False,
     ) -> None:
         self.spark, self.plan, self.context, self.before, self.ticks, self.cores = spark, plan, context, before, ticks, cores
         self._combined = combined  # steps whose rows are worth combining before the shuffle
+        self._hopeful = hopeful
         self._rows: dict[str, DataFrame] = {}
         self._kept: list[DataFrame] = []
         self.failures: dict[str, Observation] = {}
@@ -107,7 +110,7 @@ class JobBuilder:
             target = self._target(topics[0]) if topics else None
             packed = self._stage(step, tuple(view.name for view in views), target)
             return [self._written(packed, target) if target else packed]
-        if not views and (behind := local_steps(step)) is not None:
+        if not views and (behind := self._local(step)) is not None:
             return [self._read_for_topic(behind, self._target(output)) for output in topics]
         rows = self.rows(step)
         written = [rows.mapInArrow(WriteView(view.name, self.context), PACKED) for view in views]
@@ -136,14 +139,17 @@ class JobBuilder:
         """A step's rows as Spark has them: the user's columns, a table's `_change_type`, and the pipeline's order."""
         if step.name not in self._rows:
             made = self._make_rows(step)
-            if len(self.plan.consumers(step)) > 1 and (keeps_state(step) or local_steps(step) is None):
+            if len(self.plan.consumers(step)) > 1 and (keeps_state(step) or self._local(step) is None):
                 made = made.persist()
                 self._kept.append(made)
             self._rows[step.name] = made
         return self._rows[step.name]
 
+    def _local(self, step: Step) -> Behind | None:
+        return local_steps(step, hopeful=self._hopeful)
+
     def _make_rows(self, step: Step) -> DataFrame:
-        if (behind := local_steps(step)) is not None:
+        if (behind := self._local(step)) is not None:
             return self._read_rows(step, behind)
         if isinstance(step, SelectStep):
             return self._selected(step)
@@ -255,7 +261,7 @@ class JobBuilder:
         nulls = isinstance(of, JoinStep | SettleStep | DistinctStep | TopStep | GatherStep)
         step, alone = self._behind_key_by(given)
         is_read = isinstance(step, TopicStep) and (step is of or port in of.versioned_inputs)
-        behind = (step, ()) if isinstance(step, TopicStep) and is_read else local_steps(step)
+        behind = (step, ()) if isinstance(step, TopicStep) and is_read else self._local(step)
         if behind is not None:
             reading = self._reading(*behind)
             if not reading.ranges:

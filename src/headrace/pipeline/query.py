@@ -16,7 +16,7 @@ from headrace.engine.carried import to_control
 from headrace.engine.clock_files import ClockWork, read_clocks, write_clocks
 from headrace.engine.clocks import BatchClocks, ClockState, InputClock, batch_clocks
 from headrace.engine.cutter import rows_between
-from headrace.engine.job import clean_up, read_reports
+from headrace.engine.job import clean_up, read_reports, was_inexact
 from headrace.engine.named_files import new_id
 from headrace.engine.spec import BatchContext, BatchResult
 from headrace.engine.ticks import Tick, TickJournal
@@ -66,6 +66,7 @@ class Query:
         self.clock_state: ClockState = read_clocks(workshop.clock_directory, self.entry.clocks)
         self.last_result: BatchResult | None = None
         self.batches, self.batch_rows, self.batch_seconds = 0, 0, 0.0
+        self._hopeful = True
         self.told_elsewhere: frozenset[str] = frozenset()
         """Steps that another query, further than this one, has too: it has told of their rows that could not be used."""
 
@@ -123,17 +124,28 @@ class Query:
         return self.batch_rows / max(self.batch_seconds, 1e-9)
 
     def _batch(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> None:
+        """The job, and once more if rows turned out to be Spark's, which in this run they then are from the beginning."""
+        if not self._try_batch(entry, before, ticks):
+            self._hopeful = False
+            self._try_batch(entry, before, ticks)
+
+    def _try_batch(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> bool:
         """The job, its reports, the clocks, the commit."""
         context = self._context(entry, before, ticks)
-        builder = JobBuilder(self.workshop.spark, self.plan, context, before, ticks, self.workshop.cores, self._worth_combining())
+        builder = JobBuilder(
+            self.workshop.spark, self.plan, context, before, ticks, self.workshop.cores, self._worth_combining(), hopeful=self._hopeful
+        )
         try:
             builder.job().collect()
+            if was_inexact(context):
+                return False
             result = read_reports(context, builder.stages)
             result.counts |= builder.failure_counts()
             clocks, state = context.time.clocks(context.clock_directory, context.job_directory, [spec.name for spec in context.time.specs])
             self._commit(context, result, clocks, state)
             self.clock_state, self.last_result = state, result
             self.batches += 1
+            return True
         finally:
             builder.forget()
             clean_up(context)

@@ -1,7 +1,8 @@
 """Which expressions Python can compute over Arrow's columns with exactly Spark's results, and how. The others are Spark's.
 
 Few kinds are enough for most row-local steps: columns, literals, arithmetic that ends in DOUBLE, comparisons of numbers and of texts, logic, IS NULL, IN and BETWEEN.
-The tests hold every expression that is let through here against Spark, on rows where everything goes wrong.
+The tests hold every expression that is let through here against Spark, on rows where everything goes wrong. Fields of JSON texts are computed *hopefully*: rows of which Python is not sure are
+noticed, and their batch is done again by Spark.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from sqlglot import exp
 
-from headrace.engine.row_local import Arithmetic, Column, Comparison, Constant, Logic, Node
+from headrace.engine.json_fields import NAME
+from headrace.engine.row_local import Arithmetic, Column, Comparison, Constant, JsonField, JsonNumber, Logic, Node
 from headrace.pipeline.expressions import Expression
-from headrace.pipeline.expressions.kinds import BIGINT, BOOLEAN, DOUBLE, FLOAT, STRING, is_integer
+from headrace.pipeline.expressions.kinds import BIGINT, BOOLEAN, DOUBLE, FLOAT, INT, STRING, is_integer
 from headrace.pipeline.expressions.parsing import parse
 from headrace.pipeline.expressions.piece import Piece
 from headrace.pipeline.expressions.reading import Reader
@@ -27,14 +29,18 @@ class _NotHere(Exception):
     """An expression for Spark."""
 
 
-def in_arrow(expression: Expression, schema: pa.Schema) -> Node | None:
-    """How to compute an expression that was read over a schema; None if that is Spark's."""
+def in_arrow(expression: Expression, schema: pa.Schema, *, hopeful: bool = False) -> Node | None:
+    """How to compute an expression that was read over a schema; None if that is Spark's. `hopeful`: also what may turn out to be Spark's at some row."""
     if expression.column is not None:
         return Column(expression.column)
-    if expression.failed is not None or expression.type is None or pa.types.is_decimal(expression.type):
+    if expression.type is None or pa.types.is_decimal(expression.type):
         return None
     try:
-        return _Compiler(schema).node(parse(expression.text, where="expression"))
+        compiler = _Compiler(schema, hopeful=hopeful)
+        tree = parse(expression.text, where="expression")
+        if expression.failed is not None:  # rows that fail are counted, by Spark; of numbers in JSON those are noticed
+            return compiler.json_number(tree)
+        return compiler.node(tree)
     except _NotHere:
         return None
 
@@ -42,8 +48,9 @@ def in_arrow(expression: Expression, schema: pa.Schema) -> Node | None:
 class _Compiler:
     """From sqlglot's tree, with the types that the reader tells."""
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, *, hopeful: bool) -> None:
         self._reader = Reader(schema, where="expression")
+        self._hopeful = hopeful
 
     def node(self, tree: exp.Expr) -> Node:
         maker = self._makers.get(type(tree))
@@ -113,6 +120,22 @@ class _Compiler:
     def _between(self, tree: exp.Between) -> Node:
         return Logic("and", (self._compared(">=", tree.this, tree.args["low"]), self._compared("<=", tree.this, tree.args["high"])))
 
+    def json_number(self, tree: exp.Expr) -> Node:
+        """CAST(get_json_object(…) AS a number)."""
+        kind = self._piece(tree).type
+        if not isinstance(tree, exp.TryCast | exp.Cast) or kind not in (INT, BIGINT, DOUBLE):
+            raise _NotHere
+        return JsonNumber(self._json_field(tree.this, floating=kind == DOUBLE), kind)
+
+    def _json_field(self, tree: exp.Expr, *, floating: bool = False) -> JsonField:
+        if not self._hopeful or not isinstance(tree, exp.Anonymous) or tree.name.lower() != "get_json_object":
+            raise _NotHere
+        column, path = (self._piece(each) for each in tree.expressions)
+        name = str(path.value).removeprefix("$.")
+        if column.column is None or column.type != STRING or path.value != f"$.{name}" or not NAME.fullmatch(name):
+            raise _NotHere
+        return JsonField(Column(column.column), name, floating)
+
     _makers: ClassVar[dict[type[exp.Expr], Callable[[_Compiler, Any], Node]]] = {
         **dict.fromkeys((exp.Column, exp.Literal, exp.Boolean, exp.Neg), _leaf),
         exp.Paren: _within,
@@ -124,6 +147,7 @@ class _Compiler:
         exp.Is: _is,
         exp.In: _in,
         exp.Between: _between,
+        exp.Anonymous: _json_field,
     }
 
 
