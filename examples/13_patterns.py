@@ -1,4 +1,5 @@
 """Patterns: cards that are tried out with small payments before a big one, and orders that are not shipped in time; the second is told by the clock alone.
+And rules in a table, which come and go while rows pass.
 
 Run it from anywhere: python examples/13_patterns.py. It runs in this process, with the kit for tests, so that time can be made to pass.
 To see the automaton: headrace plan examples/13_patterns.py.
@@ -32,6 +33,8 @@ silent = bank.sql("""
         DEFINE placed AS what = 'placed', shipped AS what = 'shipped'
     )
 """)
+rules = bank.table("rules", schema="name STRING, pattern STRING, define STRING, within STRING", key="name")
+bank.write("suspicions", payments.match(rules, measures={"total": "sum(amount)"}))
 bank.write("fraud", fraud)
 bank.write("silent", silent)
 
@@ -52,6 +55,13 @@ def main() -> None:
         test.settle()
         print("fraud:", [row[1:4] for row in test.rows("fraud")])
         print("not shipped:", [row[1] for row in test.rows("silent")])
+
+        much = {"name": "much", "pattern": "one more", "define": '{"more": "amount > 100 * one.amount"}', "within": "1 hour"}
+        test.feed("rules", [much, {**much, "name": "wrong", "pattern": "one (more"}])
+        test.feed("payments", [paid("d", 1.0, 8), paid("d", 500.0, 9), paid("d", 1.0, 10)])
+        test.settle()
+        print("a rule that came:", [row[1:4] for row in test.rows("suspicions")])
+        print("a rule that cannot be read:", [row["reason"].splitlines()[0] for row in test.log.read("suspicions.match.dead").to_pylist()])
 
         test.feed("payments", [paid("c", 3.0, 20)])
         test.settle()

@@ -39,7 +39,9 @@ EXPECTED = {
         "followed, round 2: the database has ['lamp for 80', 'rope for 5'] and the index ['lamp for 80', 'rope for 5']\n"
     ),
     "13_patterns": (
-        "fraud: [('a', 1904.5, 3)]\nnot shipped: []\nthree days later, not shipped: [2]\ntried out, and no more: [('c', 3.0, 1)]\n"
+        "fraud: [('a', 1904.5, 3)]\nnot shipped: []\na rule that came: [('d', 'much', 501.0)]\n"
+        "a rule that cannot be read: [\"pattern: The step suspicions.match has a pattern that cannot be read at position 5: this '(' is not closed.\"]\n"
+        "three days later, not shipped: [2]\ntried out, and no more: [('c', 3.0, 1), ('d', 1.0, 1)]\n"
     ),
     "14_bank_account": (
         "refused: The account has 100, which is less than 500.\nada has 70 and ben 30\nada's balances: [0, 100, 70]\n"

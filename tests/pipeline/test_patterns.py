@@ -115,10 +115,10 @@ def test_several_patterns_share_their_columns() -> None:
         payments.match({"a": hr.pattern("a b", measures={"total": "sum(amount)"}), "b": hr.pattern("a b", measures={"total": "last(shop)"})})
 
 
-def test_a_pattern_is_a_text_or_a_dictionary() -> None:
+def test_a_pattern_is_a_text_a_dictionary_or_a_table() -> None:
     pipeline, payments = bank()
-    rules = pipeline.table("rules", schema="name STRING, pattern STRING", key="name")
-    with pytest.raises(PlanError, match="was given a Table"):
+    rules = pipeline.topic("rules", schema="name STRING, pattern STRING", key="name")
+    with pytest.raises(PlanError, match="was given a Stream"):
         payments.match(rules)  # type: ignore[arg-type]
 
 

@@ -63,6 +63,10 @@ class StepState:
 
     # What kernels call
 
+    @property
+    def at_hand(self) -> Sequence[int]:
+        return self.store.store.groups
+
     def get(self, keys: Sequence[bytes], groups: Groups | None = None) -> list[bytes | None]:
         return bytes_list(self._get(keys, pa.array(keys, pa.binary()), groups))
 

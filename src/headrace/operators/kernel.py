@@ -63,6 +63,11 @@ class KeyedState(Protocol):
     for one user's key (its windows, its buffered rows, its timers) must file them all under the group of the user's key: `key_groups(encode_keys(rows, by))`.
     """
 
+    @property
+    def at_hand(self) -> Sequence[int]:
+        """The key groups that are here: what every shard must know is filed under each of them."""
+        ...
+
     def get(self, keys: Sequence[bytes], groups: Groups | None = None) -> list[bytes | None]:
         """The values of many keys at once; None for a key that has none."""
         ...

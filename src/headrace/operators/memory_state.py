@@ -8,13 +8,14 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.operators.kernel import Groups
-from headrace.operators.keys import key_groups
+from headrace.operators.keys import GROUPS, key_groups
 
 
 class MemoryState:
     """State in memory. `changed` has every key put since the last `take_changes`, with the value it now has (None: deleted)."""
 
-    def __init__(self, values: Mapping[bytes, bytes] | None = None) -> None:
+    def __init__(self, values: Mapping[bytes, bytes] | None = None, at_hand: Sequence[int] = range(GROUPS)) -> None:
+        self.at_hand = at_hand
         self.values: dict[bytes, bytes] = dict(values or {})
         self.groups: dict[bytes, int] = {}  # of keys that were put under a group of another's
         self.changed: dict[bytes, bytes | None] = {}
@@ -53,6 +54,6 @@ class MemoryState:
         return changes
 
     def copy(self) -> MemoryState:
-        fresh = MemoryState(self.values)
+        fresh = MemoryState(self.values, self.at_hand)
         fresh.groups = dict(self.groups)
         return fresh

@@ -45,6 +45,7 @@ from headrace.pipeline.plan import (
     ViewOutput,
     WhereStep,
 )
+from headrace.pipeline.rules import RuledMatchStep
 from headrace.pipeline.searching import GatherStep, SearchStep
 from headrace.pipeline.table_ops import DistinctStep, SettleStep, TopStep
 from headrace.pipeline.timing import clock_paths, clock_spec, read_clock
@@ -318,6 +319,8 @@ def input_keys(step: Step) -> tuple[tuple[str, ...] | None, ...]:
     """What the rows of each input are sent to shards by; None if every shard gets all of them."""
     if isinstance(step, SearchStep):
         return None, step.inputs[1].key
+    if isinstance(step, RuledMatchStep):
+        return step.by, None
     if isinstance(step, JoinStep):
         return step.left.on, step.right.on
     return (stage_key(step),) * max(1, len(step.inputs))

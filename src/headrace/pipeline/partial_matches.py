@@ -15,10 +15,13 @@ from headrace.errors import InputError, PlanError, nearest
 from headrace.log.api import Log
 from headrace.operators.keys import encode_keys, key_groups
 from headrace.operators.patterns.inspecting import partial
+from headrace.operators.patterns.rules import RULES, from_bytes, in_force
+from headrace.operators.patterns.settings import MatchSettings
 from headrace.pipeline.explain import clocks_at, clocks_of
 from headrace.pipeline.inspect import last_entry
 from headrace.pipeline.patterns import MatchStep
 from headrace.pipeline.plan import PipelinePlan
+from headrace.pipeline.rules import RuledMatchStep
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,16 @@ def partial_matches(plan: PipelinePlan, log: Log, state: Path, step_name: str, k
     content = StateFiles(state / "steps" / step.name).load(range(GROUPS), dict(entry.states.get(step.name, {})))
     _, closed_us = clocks_of(plan, step, clocks_at(plan, log, state, entry), entry.tick)
     stored = content.get(group, {}).get(b"r" + encoded.cast(pa.binary())[0].as_py())
-    found, waiting = partial(step.settings, stored, closed_us)
+    found, waiting = partial(_settings(step, content.get(group, {}), group), step.schema, stored, closed_us)
     return KeyMatches(step.name, entry.tick, values, [PartialMatch(*each) for each in found], waiting)
+
+
+def _settings(step: MatchStep, content: Mapping[bytes, bytes], group: int) -> MatchSettings:
+    """What the kernel is told; the rules in force, if they come from a table."""
+    if not isinstance(step, RuledMatchStep):
+        return step.settings
+    settings = step.rule_settings
+    return in_force(settings, step.name.encode(), from_bytes(content.get(RULES + bytes([group])), settings))
 
 
 def _key_values(step: MatchStep, key: Mapping[str, str]) -> dict[str, Any]:

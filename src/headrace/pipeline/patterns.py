@@ -19,7 +19,6 @@ from headrace.errors import PlanError, nearest
 from headrace.log.names import check_name
 from headrace.log.schema import to_ddl
 from headrace.operators.patterns.compiled import CompiledPattern, PatternSpec, compiled
-from headrace.operators.patterns.reading import Definition
 from headrace.operators.patterns.specs import ALL_ROWS, DROP, MOST_MATCHES, MOST_ROWS, ONE_ROW, PAST_LAST, STOP
 from headrace.operators.windows.specs import Divert, Drop, LatePolicy, drop, positive_us
 from headrace.pipeline import columns as cols
@@ -90,7 +89,7 @@ class MatchStep(Step):
         from headrace.operators.patterns.settings import MatchSettings
 
         places = {text: at for at, (_, text) in enumerate(self.bits)}
-        fits = tuple(tuple((each.symbol, places[condition_of(each)]) for each in found.definitions if each.alone) for _, found in self.compiled)
+        fits = tuple(tuple((each.symbol, places[each.condition]) for each in found.definitions if each.alone) for _, found in self.compiled)
         assert isinstance(self.late, Drop | Divert)
         return MatchSettings(
             self.name, self.plain_schema, self.by, self.over.name, self.compiled, tuple(name for name, _ in self.bits), fits, self.rows, self.several,
@@ -176,7 +175,7 @@ def matched(stream: Stream, patterns: Mapping[str, PatternText], asked: Asked, n
     """`stream.match(…)`, checked."""
     where = stream._place("match", name)  # noqa: SLF001
     over = checked_time(stream.step, where=where)
-    late = _checked(asked, where)
+    late = checked_late(asked, where)
     specs = tuple((each, _spec(text, asked, where)) for each, text in patterns.items())
     if not specs:
         raise PlanError(f"The step {where} has no patterns.", fix="give at least one.")
@@ -185,23 +184,29 @@ def matched(stream: Stream, patterns: Mapping[str, PatternText], asked: Asked, n
     for each in found:
         for definition in each.definitions:
             if definition.alone:
-                cols.condition(condition_of(definition), stream.schema, where=where)
+                cols.condition(definition.condition, stream.schema, where=where)
     bits = _bits(stream.schema, found)
     before = _before(stream.step, found, bits, over, keeps_all=asked.rows == ALL_ROWS or isinstance(late, Divert))
     step = MatchStep(
         name=where, inputs=(before,), schema=stream.schema, key=stream.key, by=stream.key, over=over, patterns=specs, bits=bits, rows=asked.rows,
         several=several, late=late, timed_out=asked.timed_out, when_full=asked.when_full,
     )  # fmt: skip
+    return replace(step, name=name or "", schema=checked_result(step, where))
+
+
+def checked_result(step: MatchStep, where: str) -> pa.Schema:
+    """The columns of matches."""
     from headrace.operators.patterns.settings import match_schema
 
     schema = match_schema(step.settings)
     twice = sorted({each for each in schema.names if schema.names.count(each) > 1})
     if twice:
         raise PlanError(f"The result of the step {where} would have two columns named {twice[0]!r}.", fix="rename the measure, or the column, first.")
-    return replace(step, name=name or "", schema=cols.check_columns(schema, where=f"The step {where}"))
+    return cols.check_columns(schema, where=f"The step {where}")
 
 
-def _checked(asked: Asked, where: str) -> LatePolicy:
+def checked_late(asked: Asked, where: str) -> LatePolicy:
+    """What becomes of late rows; and that the rest of what was asked for makes sense."""
     late = asked.late or drop()
     if not isinstance(late, Drop | Divert):
         raise PlanError(
@@ -231,14 +236,9 @@ def _with_all_measures(specs: tuple[tuple[str, PatternSpec], ...]) -> tuple[tupl
     return tuple((name, replace(spec, measures=tuple((each, dict(spec.measures).get(each, "NULL")) for each in names))) for name, spec in specs)
 
 
-def condition_of(definition: Definition) -> str:
-    """What a row alone decides, as one condition."""
-    return definition.alone[0] if len(definition.alone) == 1 else " AND ".join(f"({each})" for each in definition.alone)
-
-
 def _bits(schema: pa.Schema, found: Sequence[CompiledPattern]) -> tuple[tuple[str, str], ...]:
     """Each different condition once."""
-    texts = dict.fromkeys(condition_of(each) for pattern in found for each in pattern.definitions if each.alone)
+    texts = dict.fromkeys(each.condition for pattern in found for each in pattern.definitions if each.alone)
     prefix = FITS
     while any(name.startswith(prefix) for name in schema.names):
         prefix = f"_{prefix}"

@@ -15,7 +15,7 @@ import pyarrow as pa
 from headrace.durations import to_us
 from headrace.errors import PlanError, StreamOnly
 from headrace.operators.patterns.specs import DROP as FULL_DROP
-from headrace.operators.patterns.specs import MOST_MATCHES, MOST_ROWS, ONE_ROW, PAST_LAST
+from headrace.operators.patterns.specs import MOST_MATCHES, MOST_ROWS, MOST_RULES, ONE_ROW, PAST_LAST
 from headrace.operators.specs import AggregateSpec
 from headrace.operators.windows.specs import LatePolicy, WindowSpec, drop
 from headrace.pipeline import columns as cols
@@ -31,7 +31,7 @@ from headrace.pipeline.windowing import Windowed, windowed
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.pipeline.patterns import PatternText
+    from headrace.pipeline.patterns import MatchStep, PatternText
     from headrace.pipeline.pipeline import Pipeline
 
 Names = str | Sequence[str]
@@ -168,31 +168,41 @@ class Stream(Rows):
         return Table(self.pipeline, step)
 
     def match(
-        self, pattern: str | Mapping[str, PatternText], *, define: Mapping[str, str] | None = None, measures: Mapping[str, str] | None = None,
+        self, pattern: str | Mapping[str, PatternText] | Table, *, define: Mapping[str, str] | None = None, measures: Mapping[str, str] | None = None,
         within: str | timedelta | None = None, after_match: str = PAST_LAST, subsets: Mapping[str, Sequence[str]] | None = None, rows: str = ONE_ROW,
         late: LatePolicy | None = None, timed_out: str | None = None, most_rows: int = MOST_ROWS, most_matches: int = MOST_MATCHES,
-        when_full: str = FULL_DROP, name: str | None = None,
+        most_rules: int = MOST_RULES, when_full: str = FULL_DROP, name: str | None = None,
     ) -> Stream:  # fmt: skip
         """Sequences of rows of a key, in the order of their event times, that fit a pattern, such as `"small{3,} big"` with `define={"small": "amount < 10", …}`.
 
         A symbol without a condition fits any row. Between symbols rows follow each other directly; `a -> b` skips to the next b, `a ->> b` to any later one. `within`: from
         the first row to the last. `after_match`: "skip past last row", "skip to next row", "skip to first a", "skip to last a", "no skip" (every match there is).
         `rows="all"` gives each row of a match, with `classifier` and `match_number`, instead of one. `timed_out`: a topic for partial matches whose time ran out. Several
-        patterns at once: a dictionary of `hr.pattern(…)`.
+        patterns at once: a dictionary of `hr.pattern(…)`. Patterns that come, change and go: a table with a STRING key and the columns `pattern`, and if needed `define` (JSON, or
+        MAP<STRING, STRING>), `within`, `after_match` and `subsets`; `measures` are the same for all.
         """
         from headrace.pipeline.patterns import Asked, matched
         from headrace.pipeline.patterns import pattern as one
 
+        asked = Asked(rows, late, timed_out, most_rows, most_matches, when_full)
+        if isinstance(pattern, Table):
+            return Stream(self.pipeline, self._ruled(pattern, asked, name, define or subsets, measures=measures, within=within, after_match=after_match, most_rules=most_rules))
         if not isinstance(pattern, str | Mapping):
-            raise PlanError(f"The step {self._place('match', name)} was given a {type(pattern).__name__}.", fix="give it a pattern's text, or a dictionary of hr.pattern(…).")
+            raise PlanError(f"The step {self._place('match', name)} was given a {type(pattern).__name__}.", fix="give it a pattern's text, a dictionary of hr.pattern(…), or a table of rules.")
         several = not isinstance(pattern, str)
         about = {"define": define, "measures": measures, "within": within, "subsets": subsets}
         if several and any(each is not None for each in about.values()):
             given = next(each for each, value in about.items() if value is not None)
             raise PlanError(f"The step {self._place('match', name)} has several patterns, and {given}= for all of them.", fix=f"give {given}= to each hr.pattern(…).")
         texts = dict(pattern) if isinstance(pattern, Mapping) else {"": one(pattern, define=define, measures=measures, within=within, after_match=after_match, subsets=subsets)}
-        asked = Asked(rows, late, timed_out, most_rows, most_matches, when_full)
         return Stream(self.pipeline, matched(self, texts, asked, name, several=several))
+
+    def _ruled(self, rules: Table, asked: Any, name: str | None, elsewhere: Any, **more: Any) -> MatchStep:
+        from headrace.pipeline.rules import ruled
+
+        if elsewhere:
+            raise PlanError(f"The step {self._place('match', name)} has rules in a table, and define= or subsets= for all of them.", fix="give these as columns of the table.")
+        return ruled(self, rules, asked, name, **more)
 
     def search(
         self, queries: Table, *, query: str, text: Names, filters: Names = (), one_row_a: str = "match", highlights: bool = False, explain: bool = False,

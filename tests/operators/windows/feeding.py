@@ -124,7 +124,7 @@ def in_order(told: list[Row]) -> list[Row]:
 
 def spread(states: Sequence[MemoryState], shards: int) -> list[MemoryState]:
     """The same state in another number of shards, and all of it restarted."""
-    fresh = [MemoryState() for _ in range(shards)]
+    fresh = [MemoryState(at_hand=[group for group in range(GROUPS) if group * shards // GROUPS == shard]) for shard in range(shards)]
     for state in states:
         names, values, groups = state.scan(b"", b"\xff" * 2000)
         for name, value, group in zip(names, values, groups, strict=True):

@@ -71,7 +71,7 @@ class Candidates:
     def _rows_with_own(self, word: int) -> Ints:
         """The rows that meet any condition of a word that a single pattern has: there are few of those."""
         if word not in self._rare_rows:
-            own = sum(1 << bit % WORD for bit in range(word * WORD, min((word + 1) * WORD, len(self.settings.bits))) if bit not in self.settings.shared)
+            own = sum(1 << bit % WORD for bit in range(word * WORD, min((word + 1) * WORD, self.settings.conditions)) if bit not in self.settings.shared)
             self._rare_rows[word] = np.flatnonzero(self.bits.words[word] & own)
         return self._rare_rows[word]
 

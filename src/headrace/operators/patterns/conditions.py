@@ -211,6 +211,7 @@ OPERATIONS: dict[str, Callable[[Sequence[Values], Failures], Values]] = {
     "coalesce": lambda values, _: pc.coalesce(*_numbers(values)),
     "least": lambda values, _: pc.min_element_wise(*_numbers(values)),
     "greatest": lambda values, _: pc.max_element_wise(*_numbers(values)),
+    "like": lambda values, _: pc.match_like(values[0], values[1].as_py()),
     "lower": _simple(pc.utf8_lower),
     "upper": _simple(pc.utf8_upper),
     "length": lambda values, _: pc.cast(pc.utf8_length(values[0]), pa.int32()),

@@ -19,16 +19,16 @@ Partial = tuple[str, list[dict[str, Any]], list[str], int | None]
 """The pattern's name, the rows taken, what may come next, and until when."""
 
 
-def partial(settings: MatchSettings, stored: bytes | None, now_us: int) -> tuple[list[Partial], int]:
+def partial(settings: MatchSettings, output: pa.Schema, stored: bytes | None, now_us: int) -> tuple[list[Partial], int]:
     """The partial matches of one key, from its stored rows; and how many rows are not certain yet. Rows before `now_us` are."""
-    work = certain_work(PatternKernel(settings), pa.array([stored], pa.binary()), now_us)
+    work = certain_work(PatternKernel(settings, output), pa.array([stored], pa.binary()), now_us)
     found: list[Partial] = []
     for at, (name, pattern) in enumerate(settings.patterns):
         view = work.view(at)
         source, matcher = view.source, work.matcher(at, view)
         outcome = matcher.run()
         begin = np.flatnonzero((outcome.certain_us >= now_us) & matcher.may_begin)
-        entries = Walker(matcher.look, matcher.holds).partly(begin, work.rows.end[begin] - 1)
+        entries = Walker(matcher.look, matcher.holds).partly(begin, view.rows.end[begin] - 1)
         for owner, first in enumerate(begin.tolist()):
             mine = entries.owner == owner
             places = entries.place[mine].tolist()
@@ -38,7 +38,7 @@ def partial(settings: MatchSettings, stored: bytes | None, now_us: int) -> tuple
             times = whole(columns.column(TIME)).to_pylist()
             rows = [{"classifier": pattern.automaton.symbols[place], "time_us": time} for place, time in zip(places, times, strict=True)]
             kept = columns.select([each for each in columns.column_names if not each.startswith("_")]).to_pylist()
-            until = None if pattern.spec.within_us is None else int(work.rows.times[first]) + pattern.spec.within_us
+            until = None if pattern.spec.within_us is None else int(view.rows.times[first]) + pattern.spec.within_us
             found.append((name, [{**row, **more} for row, more in zip(rows, kept, strict=True)], _next(pattern, places[-1]), until))
     return found, len(work.batch.order) - len(work.rows)
 

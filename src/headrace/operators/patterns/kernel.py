@@ -35,13 +35,13 @@ class PatternKernel:
 
     gauges: ClassVar[Mapping[str, bytes]] = {"keys_waiting": WAITING}
 
-    def __init__(self, settings: MatchSettings) -> None:
-        self.settings, self.step_name = settings, settings.name
+    def __init__(self, settings: MatchSettings, output: pa.Schema | None = None) -> None:
+        self.settings, self.step_name, self._output = settings, settings.name, output
         needed = dict.fromkeys(name for _, each in settings.patterns for name in each.columns)
-        kept = settings.schema.names if settings.rows == ALL_ROWS else [*settings.by, *needed]
+        every = settings.rows == ALL_ROWS or settings.in_force is not None  # a pattern that comes later may need any column
+        kept = settings.schema.names if every else [*settings.by, *needed]
         self._columns = [name for name in settings.schema.names if name in set(kept)]
-        self._conditions = len(settings.bits)
-        words = bit_fields(self._conditions + len(settings.patterns))
+        words = bit_fields(settings.stored_bits)
         self._store = RowStore(settings.name, [pa.field(MARK, pa.int64()), *words, *(settings.schema.field(name) for name in self._columns)], with_id=False)
         self._accounts = Accounts(settings.name, len(settings.patterns)) if settings.has_accounts else None
         self.late = LateRows(settings.schema, settings.producer, divert=isinstance(settings.late, Divert))
@@ -50,7 +50,7 @@ class PatternKernel:
 
     @cached_property
     def output(self) -> pa.Schema:
-        return match_schema(self.settings)
+        return self._output or match_schema(self.settings)
 
     def due(self, state: KeyedState) -> int | None:
         """The earliest time at which something is certain, as the complete clock tells it."""
@@ -78,7 +78,8 @@ class PatternKernel:
         told = [work.matched(at) for at in range(len(self.settings.patterns))]
         self._keep(state, batch, work, clock)
         self._aside += work.aside
-        self.counts |= work.counts
+        for name, count in work.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
         found = [each for each in told if each is not None]
         if not found:
             return self.output.append(TICK_FIELD).empty_table()
@@ -108,8 +109,7 @@ class PatternKernel:
         everything = (pa.concat_tables([stored, fresh]) if stored.num_rows else fresh).combine_chunks()
         order, keys = merged(counts, found.ranks[0], found.orders[0])
         order, times = by_time(order, keys, whole(everything.column(TIME)).to_numpy())
-        total = self._conditions + len(self.settings.patterns)
-        words = [whole(everything.column(field.name)).to_numpy()[order] for field in bit_fields(total)]
+        words = [*self._computed(everything, stored.num_rows, order), *_stored_words(self.settings, everything, order)]
         timers = timers_of(whole(stored.column(MARK)).to_numpy(), counts)
         return Batch(found.keys, groups, names, everything, order, keys, times, Bits(words), counts, timers, np.flatnonzero(times < now_us))
 
@@ -117,9 +117,19 @@ class PatternKernel:
         """New rows as they are stored."""
         count = rows.num_rows
         masks = [whole(rows.column(name)).fill_null(False).to_numpy(zero_copy_only=False) for name in self.settings.bits]
-        words = packed(masks, len(self.settings.patterns), count)
+        words = packed(masks, self.settings.stored_bits - len(masks), count)
         arrays = [pa.array(self._times(rows)), pa.array(np.full(count, NO_TIMER)), *words, *(rows.column(name) for name in self._columns)]
         return pa.Table.from_arrays(arrays, names=[TIME, MARK, *(f"{BITS}{word}" for word in range(len(words))), *self._columns])
+
+    def _computed(self, rows: pa.Table, stored: int, order: Ints) -> list[Ints]:
+        """The conditions of patterns that come and go, of rows in order. Those that fail are counted when the row is new."""
+        masks = []
+        for condition in self.settings.in_force.conditions if self.settings.in_force else ():
+            holds, failed = condition.holds([whole(rows.column(str(term.column))) for term in condition.terms], rows.num_rows)
+            masks.append(holds[order])
+            if count := int(failed[stored:].sum()):
+                self.counts["errors"] = self.counts.get("errors", 0) + count
+        return [word.to_numpy() for word in packed(masks, 0, len(order))]
 
     # What is kept
 
@@ -132,7 +142,7 @@ class PatternKernel:
         counts = np.bincount(batch.keys[which], minlength=len(batch.by))
         timers = self._timers(batch, work, which, keep, int(clock.closed[-1]))
         table = batch.rows.take(pa.array(batch.order[which]))
-        words = [pa.array(word[which]) for word in batch.bits.words]
+        words = [pa.array(word[which]) for word in batch.bits.words[self.settings.computed_words :]]
         columns = {TIME: table[TIME], MARK: pa.array(marks_of(timers, counts)), **{f"{BITS}{at}": word for at, word in enumerate(words)}}
         rows = pa.table({**columns, **{name: table[name] for name in self._columns}})
         put_rows(self._store, state, batch.by, batch.groups, batch.names, rows, (batch.stored, counts), (batch.timers, timers))
@@ -153,7 +163,7 @@ class PatternKernel:
     def _back(self) -> tuple[int, int | None]:
         """How many rows patterns look back, and how long for."""
         withins = [each.spec.within_us for _, each in self.settings.patterns]
-        return max(each.back for _, each in self.settings.patterns), None if None in withins else max(each or 0 for each in withins)
+        return max((each.back for _, each in self.settings.patterns), default=0), None if None in withins else max((each or 0 for each in withins), default=0)
 
     def _timers(self, batch: Batch, work: Work, which: Ints, keep: Mask, now_us: int) -> Times:
         """When each key must be looked at again: when its next row is certain, when a deadline has passed, or when what it looked back at can go."""
@@ -180,13 +190,17 @@ def certain_work(kernel: PatternKernel, stored: pa.Array, now_us: int) -> Work:
     """The stored rows of keys, of which those before a time are certain: for those who only look."""
     counts, rows = kernel._store.decoded(stored)  # noqa: SLF001
     keys, times = np.repeat(np.arange(len(counts)), counts), whole(rows.column(TIME)).to_numpy()
-    total = len(kernel.settings.bits) + len(kernel.settings.patterns)
-    words = [whole(rows.column(field.name)).to_numpy() for field in bit_fields(total)]
+    order = np.arange(len(keys))
+    words = [*kernel._computed(rows, 0, order), *_stored_words(kernel.settings, rows, order)]  # noqa: SLF001
     nothing = np.zeros(len(counts), np.uint8)
-    batch = Batch(stored, nothing, stored, rows, np.arange(len(keys)), keys, times, Bits(words), counts, timers_of(keys, counts), np.flatnonzero(times < now_us))
+    batch = Batch(stored, nothing, stored, rows, order, keys, times, Bits(words), counts, timers_of(keys, counts), np.flatnonzero(times < now_us))
     now = np.array([now_us], np.int64)
     known = np.ones(len(counts), np.bool_)
     return Work(kernel.settings, kernel.output, batch, Clocks(now, now, now, now, now_us, now_us), known, np.zeros((len(counts), len(kernel.settings.patterns)), np.int64))
+
+
+def _stored_words(settings: MatchSettings, rows: pa.Table, order: Ints) -> list[Ints]:
+    return [whole(rows.column(field.name)).to_numpy()[order] for field in bit_fields(settings.stored_bits)]
 
 
 def _in_order(told: pa.Table, keys: Ints) -> pa.Table:

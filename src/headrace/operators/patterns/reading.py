@@ -62,6 +62,11 @@ class Definition:
     beside: Expression | None = None
     so_far: Expression | None = None
 
+    @property
+    def condition(self) -> str:
+        """What a row alone decides, as one condition."""
+        return self.alone[0] if len(self.alone) == 1 else " AND ".join(f"({each})" for each in self.alone)
+
 
 def parse(text: Any, *, where: str) -> exp.Expr:
     """The tree of one expression. BadExpression, with the place, if it cannot be read."""
@@ -83,6 +88,13 @@ def parse(text: Any, *, where: str) -> exp.Expr:
 def read(text: str, names: Names, *, where: str, final: bool = False) -> Expression:
     """A measure: an expression over the rows of a match. With `final`, over all of them, for each row of it."""
     return _compiled(parse(text, where=where), text, names, where=where, final=final)
+
+
+def condition(symbol: str, text: str, names: Names, *, where: str) -> Expression:
+    """What a row alone decides about a symbol, computed here. BadExpression if it is no condition, or more than can be computed here."""
+    made = _all_of([parse(text, where=where)], text, names, symbol, where)
+    assert made is not None
+    return made
 
 
 def _compiled(tree: exp.Expr, text: str, names: Names, *, where: str, final: bool = False) -> Expression:
@@ -320,6 +332,12 @@ class Reader:
         value = self.node(tree.this)
         return Operation("and", (Operation(">=", (value, self.node(tree.args["low"]))), Operation("<=", (value, self.node(tree.args["high"])))))
 
+    def _like(self, tree: exp.Like) -> Node:
+        pattern = self.node(tree.expression)
+        if not (isinstance(pattern, Literal) and pattern.type == pa.string()):
+            self._refuse("LIKE takes a text in quotes")
+        return Operation("like", (self.node(tree.this), pattern))
+
     def _case(self, tree: exp.Case) -> Node:
         value = None if tree.this is None else self.node(tree.this)
         parts: list[Node] = []
@@ -351,6 +369,7 @@ class Reader:
         exp.Is: _is,
         exp.In: _in,
         exp.Between: _between,
+        exp.Like: _like,
         exp.Case: _case,
         exp.Cast: _cast,
         exp.TryCast: _cast,

@@ -36,9 +36,14 @@ Numbers = npt.NDArray[np.int64]
 """A row for each key, a column for each pattern."""
 
 
+def words_of(count: int) -> int:
+    """How many words hold so many conditions."""
+    return -(-count // WORD)
+
+
 def bit_fields(count: int) -> list[pa.Field]:
     """Columns that hold so many conditions of a row."""
-    return [pa.field(f"{BITS}{word}", pa.int64()) for word in range(-(-count // WORD))]
+    return [pa.field(f"{BITS}{word}", pa.int64()) for word in range(words_of(count))]
 
 
 def packed(masks: Sequence[Mask], more: int, count: int) -> list[pa.Array]:

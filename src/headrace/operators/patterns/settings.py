@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from headrace.errors import PlanError
 from headrace.operators.patterns.compiled import CompiledPattern
+from headrace.operators.patterns.conditions import Expression
+from headrace.operators.patterns.row_buffer import WORD, words_of
 from headrace.operators.patterns.specs import ALL_ROWS, DROP, ONE_ROW
 from headrace.operators.patterns.telling import MATCHED_AT, PATTERN
 from headrace.operators.patterns.terms import CLASSIFIER, MATCH_NUMBER
@@ -19,8 +21,21 @@ DROPPED = drop()
 
 
 @dataclass(frozen=True)
+class InForce:
+    """Of patterns that come and go: the conditions that rows alone decide, which the kernel computes; for each pattern its place among those that there can be, and since when it looks at rows."""
+
+    conditions: tuple[Expression, ...]
+    places: tuple[int, ...]
+    since_us: tuple[int, ...]
+    most: int
+
+
+@dataclass(frozen=True)
 class MatchSettings:
-    """What the kernel is told. `bits`: columns of the input, each a condition that rows alone decide; `fits`: for each pattern, by symbol, which of them it is."""
+    """What the kernel is told. `bits`: columns of the input, each a condition that rows alone decide; `fits`: for each pattern, by symbol, which of them it is.
+
+    `in_force`: for patterns that come and go, whose conditions are no columns of the input.
+    """
 
     name: str
     schema: pa.Schema
@@ -38,6 +53,25 @@ class MatchSettings:
     when_full: str = DROP
     closed_behind_us: int = 0
     """How far behind the complete clock the closed one is."""
+    in_force: InForce | None = None
+
+    @property
+    def conditions(self) -> int:
+        """How many conditions there are that rows alone decide."""
+        return len(self.bits) if self.in_force is None else len(self.in_force.conditions)
+
+    @property
+    def computed_words(self) -> int:
+        """How many words of a row's bits are computed each time, and not stored."""
+        return 0 if self.in_force is None else words_of(self.conditions)
+
+    @property
+    def stored_bits(self) -> int:
+        return self.conditions + len(self.patterns) if self.in_force is None else self.in_force.most
+
+    def may_begin(self, at: int) -> int:
+        """The bit that says whether a row may still begin a match of a pattern."""
+        return self.conditions + at if self.in_force is None else self.computed_words * WORD + self.in_force.places[at]
 
     @cached_property
     def shared(self) -> frozenset[int]:

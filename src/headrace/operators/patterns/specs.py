@@ -12,6 +12,7 @@ ONE_ROW, ALL_ROWS = "one", "all"
 DROP, STOP = "drop", "stop"
 MOST_ROWS = 10_000
 MOST_MATCHES = 1_000
+MOST_RULES = 500
 _SKIP_TO = re.compile(r"skip\s+to\s+(first|last)\s+(\w+)")
 
 

@@ -83,13 +83,25 @@ class Work:
     def view(self, at: int) -> View:
         """The rows that a pattern must look at: those of keys that have a row of every symbol that a match needs."""
         _, pattern = self.settings.patterns[at]
-        which = self._candidates.of(at)
+        which = self._since(at, self._candidates.of(at))
         rows = self.rows if which is None else SortedRows(self.rows.keys[which], self.rows.times[which], {})
         fits = {symbol: self._certain_bits.get(bit, which) for symbol, bit in self.settings.fits[at]}
         order = self._certain_order if which is None else self._certain_order[which]
         source = Source(self.batch.rows, order, rows.times, rows.start, pattern.automaton.symbols, pattern.spec.within_us)
         fresh = rows.times >= self.clock.closed_at_start
         return View(which, replace(rows, fits=self._fits(pattern, source, rows, fresh, fits)), source, fresh)
+
+    def _since(self, at: int, which: Ints | None) -> Ints | None:
+        """Of a pattern that came while others were there, the rows that are not from before."""
+        since_us = None if self.settings.in_force is None else self.settings.in_force.since_us[at]
+        if since_us is None or since_us <= self._oldest:
+            return which
+        mine = self.rows.at if which is None else which
+        return mine[self.rows.times[mine] >= since_us]
+
+    @cached_property
+    def _oldest(self) -> int:
+        return int(self.rows.times.min(initial=FOREVER))
 
     @cached_property
     def _certain_bits(self) -> Bits:
@@ -106,7 +118,7 @@ class Work:
     def matcher(self, at: int, view: View) -> Matcher:
         """A pattern's matcher over some rows."""
         _, pattern = self.settings.patterns[at]
-        may_begin = self._certain_bits.get(len(self.settings.bits) + at, view.which)
+        may_begin = self._certain_bits.get(self.settings.may_begin(at), view.which)
         if pattern.automaton.pattern.from_first:
             may_begin = may_begin & view.rows.begins & ~(self.known[view.rows.keys] & view.fresh)
         return Matcher(pattern.rules, view.rows, int(self.clock.closed[-1]), Holds(self, pattern, view), may_begin)
@@ -141,7 +153,7 @@ class Work:
         np.minimum.at(first, self.rows.keys[rows], rows)
         self.first = np.minimum(self.first, first)
         looked = self.rows.at if view.which is None else view.which
-        self.batch.bits.clear(len(self.settings.bits) + at, self.batch.certain[looked[looked < first[view.rows.keys]]])
+        self.batch.bits.clear(self.settings.may_begin(at), self.batch.certain[looked[looked < first[view.rows.keys]]])
         if within is not None:
             self._wake(first if view.which is None else first[view.rows.keys[view.rows.begins]], within)
 
