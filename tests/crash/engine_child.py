@@ -16,6 +16,7 @@ import headrace as hr
 from headrace.pipeline.runner import Runner
 from tests.crash.inject.arming import armed
 from tests.e2e.joined import joined
+from tests.e2e.patterned import patterned
 
 Plan = Mapping[int, tuple[str, str]]  # tick -> (point, whom)
 GROUPS = 500
@@ -48,7 +49,7 @@ def windows(name: str) -> hr.Pipeline:
     return pipeline
 
 
-PIPELINES: dict[str, Callable[[str], hr.Pipeline]] = {"numbers": numbers, "windows": windows, "joined": joined}
+PIPELINES: dict[str, Callable[[str], hr.Pipeline]] = {"numbers": numbers, "windows": windows, "joined": joined, "patterned": patterned}
 
 
 def run(kind: str, name: str, log: str, state: Path, plan: Plan) -> None:

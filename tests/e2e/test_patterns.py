@@ -5,11 +5,10 @@ The jobs run in this process.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,11 +16,12 @@ import headrace as hr
 from headrace.pipeline.inspect import last_entry
 from headrace.pipeline.partial_matches import partial_matches, plain, told
 from headrace.testing.pipelines import Died, PipelineTest
+from tests.e2e.patterned import OUTPUTS, SCHEMA, START, Row, disordered, feed_tick, outputs, patterned
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
-START = datetime(2026, 3, 1, 12, tzinfo=UTC)
-SCHEMA = "card BIGINT, amount DOUBLE, kind STRING, paid_at TIMESTAMP"
-Row = dict[str, Any]
 
 
 def at(seconds: float) -> datetime:
@@ -32,38 +32,9 @@ def payment(card: int, amount: float, seconds: float, kind: str = "a") -> Row:
     return {"card": card, "amount": amount, "kind": kind, "paid_at": at(seconds)}
 
 
-def bank() -> hr.Pipeline:
-    pipeline = hr.Pipeline("bank")
-    payments = pipeline.topic("payments", schema=SCHEMA, key="card", event_time=hr.EventTime("paid_at", delay="5 seconds", idle="10 minutes"), partitions=2)
-    fraud = payments.match(
-        "small{3,} big", define={"small": "amount < 10", "big": "amount > 1000 AND amount > 50 * avg(small.amount)"},
-        measures={"first_at": "first(small.paid_at)", "total": "sum(amount)", "n": "count(small.*)"}, within="10 minutes", timed_out="almost", late=hr.divert("late_payments"),
-    )  # fmt: skip
-    pipeline.write("fraud", fraud)
-    steps = {"define": {each: f"kind = '{each}'" for each in "abc"}, "within": "1 minute", "after_match": "skip to next row"}
-    pipeline.write("steps", payments.match("a -> b -> c", measures={"total": "sum(amount)", "last_at": "last(paid_at)"}, **steps))  # type: ignore[arg-type]
-    pipeline.write("silent", payments.match("a !b", define={"a": "kind = 'a'", "b": "kind = 'b'"}, within="20 seconds", measures={"since": "last(paid_at)"}))
-    every = payments.match("first more{2}", define={"more": "amount > prev(amount)"}, rows="all", within="1 minute", measures={"so_far": "sum(amount)", "all": "final sum(amount)"})
-    pipeline.write("rising", every)
-    return pipeline
-
-
-OUTPUTS = ("fraud", "steps", "silent", "rising", "almost", "late_payments")
-
-
-def disordered(seed: int) -> list[list[Row]]:
-    chance = Random(seed)
-    ticks = []
-    for tick in range(6):
-        amounts = [chance.choice([1.0, 2.0, 5.0, 5.0, 50.0, 2000.0]) for _ in range(20)]
-        ticks.append([payment(chance.randrange(3), amount, tick * 40 + chance.randrange(-4, 40) - 60 * (chance.random() < 0.05), chance.choice("abcd")) for amount in amounts])
-    return ticks
-
-
 def settled(test: PipelineTest, ticks: list[list[Row]], after_each: Any = None, most_ticks: int = 1_000_000) -> None:
-    for rows in ticks:
-        test.feed("payments", rows)
-        test.cut()
+    for number, rows in enumerate(ticks):
+        feed_tick(test, number, rows)
         if after_each is not None:
             after_each(test)
     test.settle(most_ticks)
@@ -71,13 +42,9 @@ def settled(test: PipelineTest, ticks: list[list[Row]], after_each: Any = None, 
     test.settle(most_ticks)
 
 
-def outputs(test: PipelineTest) -> dict[str, list[Any]]:
-    return {name: sorted(test.rows(name), key=str) for name in OUTPUTS}
-
-
 def test_matches_do_not_depend_on_batches_shards_and_restarts(tmp_path: Path) -> None:
     ticks = disordered(3)
-    with PipelineTest(bank(), tmp_path / "whole", shards=2) as test:
+    with PipelineTest(patterned("bank"), tmp_path / "whole", shards=2) as test:
         settled(test, ticks)
         expected = outputs(test)
     assert all(expected[name] for name in OUTPUTS), "each output has something to tell"
@@ -87,15 +54,28 @@ def test_matches_do_not_depend_on_batches_shards_and_restarts(tmp_path: Path) ->
             continue
         test.restart(shards=shards[len(test.rows("steps")) % 3], lose_local_store=True)
 
-    with PipelineTest(bank(), tmp_path / "pieces", shards=1) as test:
+    with PipelineTest(patterned("bank"), tmp_path / "pieces", shards=1) as test:
         settled(test, ticks, step_and_restart, 1)
+        assert outputs(test) == expected
+
+
+@pytest.mark.spark
+def test_on_spark_matches_are_the_same(tmp_path: Path, spark: SparkSession) -> None:
+    ticks = disordered(3)
+    with PipelineTest(patterned("bank"), tmp_path / "plain", shards=2) as test:
+        settled(test, ticks)
+        expected = outputs(test)
+    with PipelineTest(patterned("bank"), tmp_path / "spark", spark, shards=2) as test:
+        settled(test, ticks)
+        assert outputs(test) == expected
+        test.restart(shards=3, lose_local_store=True)
         assert outputs(test) == expected
 
 
 @pytest.mark.parametrize("point", ["in the kernel", "files were written", "before the commit", "after the commit"])
 def test_a_kill_loses_and_doubles_nothing(tmp_path: Path, point: str) -> None:
     ticks = disordered(4)
-    with PipelineTest(bank(), tmp_path / "whole") as test:
+    with PipelineTest(patterned("bank"), tmp_path / "whole") as test:
         settled(test, ticks)
         expected = outputs(test)
 
@@ -104,13 +84,13 @@ def test_a_kill_loses_and_doubles_nothing(tmp_path: Path, point: str) -> None:
             test.step(dies=point)
         test.restart()
 
-    with PipelineTest(bank(), tmp_path / "killed") as test:
+    with PipelineTest(patterned("bank"), tmp_path / "killed") as test:
         settled(test, ticks, die_once)
         assert outputs(test) == expected
 
 
 def test_absence_is_told_by_the_clock_alone(tmp_path: Path) -> None:
-    with PipelineTest(bank(), tmp_path) as test:
+    with PipelineTest(patterned("bank"), tmp_path) as test:
         test.feed("payments", [payment(1, 5.0, 0, "a")])
         test.settle()
         assert test.rows("silent") == []
@@ -146,7 +126,7 @@ def test_several_patterns_in_one_pass(tmp_path: Path) -> None:
 
 
 def test_what_a_key_waits_for_can_be_asked(tmp_path: Path) -> None:
-    with PipelineTest(bank(), tmp_path) as test:
+    with PipelineTest(patterned("bank"), tmp_path) as test:
         test.feed("payments", [payment(1, 5.0, 0), payment(1, 4.0, 10), payment(1, 3.0, 20), payment(2, 5.0, 60)])
         test.settle()
         found = partial_matches(test.pipeline.plan(), test.log, test.state, "fraud.match", {"card": "1"})
