@@ -26,13 +26,14 @@ def built() -> Path:
     maven = shutil.which("mvn")
     if maven is None:
         raise Unavailable("Maven (`mvn`) is not installed.")
-    sources = [HERE / "pom.xml", *sorted(HERE.rglob("*.java"))]
+    sources = [HERE / "pom.xml", *sorted((HERE / "src").rglob("*.java"))]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
     directory = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "headrace" / f"pattern-peers-{digest}"
     if not (directory / "target" / "lib").is_dir():
         note("building Flink CEP's and Esper's side with Maven")
         shutil.rmtree(directory, ignore_errors=True)
-        shutil.copytree(HERE, directory)
+        shutil.copytree(HERE / "src", directory / "src")
+        shutil.copy(HERE / "pom.xml", directory)
         command = [maven, "-q", "-B", "compile", "dependency:copy-dependencies", "-DoutputDirectory=target/lib"]
         done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False, timeout=1200)
         if done.returncode:

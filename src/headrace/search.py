@@ -33,7 +33,7 @@ class Search:
         filters = filters if filters is not None else [field.name for field in schema if field.name not in named and filter_kind(field.type) is not None]
         asked = Asked(query, text, filters, language=language, stop_words=tuple(stop_words), default=default)
         self._language = search_language(schema, asked, where="search.match")
-        self._index = QueryIndex.empty(self._language).changed({b"": Stored(self._language.parse(query))})
+        self._index = QueryIndex.empty(self._language).changed({b"": Stored.of(self._language, query)})
 
     def match(self, documents: pa.Table | pa.RecordBatch) -> pa.Table:
         """The documents that fit, with why."""

@@ -23,6 +23,7 @@ from headrace.engine.spec import BatchContext, BatchResult
 from headrace.engine.tasks import TopicRange
 from headrace.errors import BugError
 from headrace.log.api import Staged
+from headrace.operators.kernel import Preparing
 
 _INEXACT = "inexact"
 
@@ -96,6 +97,7 @@ class ReadAndPack:
     shards: int
     combine: Combining | None = None
     nulls: bool = False  # whether keys may be null
+    prepare: Preparing | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -112,7 +114,8 @@ class ReadAndPack:
                 counted += kept.num_rows
                 yield kept
 
-        yield from pack(self.port, keyed(), self.key, self.shards, self.combine.combine if self.combine else None)
+        work = self.combine.combine if self.combine else self.prepare.prepare if self.prepare else None
+        yield from pack(self.port, keyed(), self.key, self.shards, work)
         part = f"{self.port}-{self.reading.clock.name}-{number}"
         diverter.finish(part)
         if self.combine is not None:  # the shard sees fewer rows than there were
@@ -129,11 +132,12 @@ class PackRows:
     shards: int
     directory: Path
     nulls: bool = False
+    prepare: Preparing | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         diverter = Diverter(self.directory, self.step)
         keyed = (diverter.keyed(rows, self.key, nulls=self.nulls) for rows in batches)
-        yield from pack(self.port, keyed, self.key, self.shards)
+        yield from pack(self.port, keyed, self.key, self.shards, self.prepare.prepare if self.prepare else None)
         diverter.finish(f"{self.port}-{this_task()}")
 
 

@@ -30,11 +30,11 @@ def shards_of(rows: pa.Table | pa.RecordBatch, key: Sequence[str], shards: int) 
 
 
 def pack(
-    port: int, batches: Iterable[pa.RecordBatch], key: Sequence[str] | None, shards: int, combine: Callable[[pa.Table], pa.Table] | None = None
+    port: int, batches: Iterable[pa.RecordBatch], key: Sequence[str] | None, shards: int, work: Callable[[pa.Table], pa.Table] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Blobs for each shard, of bounded size; combined first where the kernel allows it and it is worth it. Without a key every row goes to every shard."""
+    """Blobs for each shard, of bounded size. `work`: what a kernel does to rows before, as combining them. Without a key every row goes to every shard."""
     for rows in gathered(batches):
-        for piece in pieces(rows if combine is None else combine(rows.combine_chunks())):
+        for piece in pieces(rows if work is None else work(rows.combine_chunks())):
             yield packed_rows(labels(shards), port, [to_blob(piece)] * shards) if key is None else _sorted_out(port, piece, key, shards)
 
 

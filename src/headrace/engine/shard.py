@@ -119,7 +119,7 @@ class ShardFunction:
     def _to_stage(self, shard: int, following: StageTarget, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         diverter = Diverter(self.context.job_directory, following.step)
         keyed = (diverter.keyed(batch, following.key, nulls=following.nulls) for batch in rows.to_batches())
-        yield from pack(following.port, keyed, following.key, self.context.shards)
+        yield from pack(following.port, keyed, following.key, self.context.shards, following.prepare.prepare if following.prepare else None)
         diverter.finish(f"{following.port}-{shard}")
 
     def _report(self, shard: int, report: dict[str, Any]) -> None:

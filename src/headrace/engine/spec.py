@@ -12,7 +12,7 @@ from headrace.engine.clock_files import ClockWork
 from headrace.engine.clocks import ClockPath, ClockSpec
 from headrace.engine.state_files import StateIds
 from headrace.log.api import Staged
-from headrace.operators.kernel import Kernel, TimedKernel
+from headrace.operators.kernel import Kernel, Preparing, TimedKernel
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class StageTarget:
     key: tuple[str, ...] | None
     port: int
     nulls: bool = False  # whether its keys may be null
+    prepare: Preparing | None = None  # what is done to the rows before they go to every shard
 
 
 @dataclass(frozen=True)

@@ -142,3 +142,12 @@ class PutsAside(Protocol):
     def take_aside(self) -> pa.Table:
         """The rows of it since the last time, in order of their ticks."""
         ...
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """A kernel with an input whose rows go to every shard: what each shard would have to find out about them is found out before."""
+
+    def prepare(self, rows: pa.Table) -> pa.Table:
+        """The same rows with columns of the kernel's own."""
+        ...

@@ -24,6 +24,7 @@ from headrace.engine.ticks import Tick
 from headrace.engine.writing import PackForTopic, WriteTopic, WriteView
 from headrace.log.api import CHANGE_TYPE
 from headrace.log.schema import to_spark_ddl
+from headrace.operators.kernel import Preparing
 from headrace.operators.windows.specs import Divert
 from headrace.pipeline.comparing import CompareStep
 from headrace.pipeline.expressions import Expression
@@ -229,7 +230,7 @@ class JobBuilder:
         self.stages.append(stage.name)
         first = chain[0]
         inputs = [
-            self._packed(each, key, first, port, self._combining(hosted[0]))
+            self._packed(each, key, first, port, hosted[0])
             for port, (each, key) in enumerate(zip(first.inputs or (first,), input_keys(first), strict=True))
         ]
         packed = reduce(lambda left, right: left.unionAll(right), inputs)
@@ -257,9 +258,10 @@ class JobBuilder:
         kernel = hosted.kernel
         return kernel if hosted.name in self._combined and isinstance(kernel, Combining) and kernel.combinable else None
 
-    def _packed(self, given: Step, key: tuple[str, ...] | None, of: Step, port: int, combine: Combining | None) -> DataFrame:
+    def _packed(self, given: Step, key: tuple[str, ...] | None, of: Step, port: int, hosted: HostedStep) -> DataFrame:
         """A step's rows on their way to the shards of the stage whose first step is `of`. A join meets null keys itself; elsewhere rows with one are put aside."""
         nulls = isinstance(of, JoinStep | SettleStep | DistinctStep | TopStep | GatherStep)
+        prepare = hosted.kernel if key is None and isinstance(hosted.kernel, Preparing) else None
         step, alone = self._behind_key_by(given)
         is_read = isinstance(step, TopicStep) and (step is of or port in of.versioned_inputs)
         behind = (step, ()) if isinstance(step, TopicStep) and is_read else self._local(step)
@@ -267,11 +269,11 @@ class JobBuilder:
             reading = self._reading(*behind)
             if not reading.ranges:
                 return self._greeting()
-            read = ReadAndPack(reading, port, of.name, key, self.context.shards, combine, nulls)
+            read = ReadAndPack(reading, port, of.name, key, self.context.shards, self._combining(hosted), nulls, prepare)
             return self._read_tasks(reading).mapInArrow(read, PACKED).unionAll(self._greeting())
         if keeps_state(step) and alone:
-            return self._stage(step, (), StageTarget(of.name, key, port, nulls))
-        packed = PackRows(port, of.name, key, self.context.shards, self.context.job_directory, nulls)
+            return self._stage(step, (), StageTarget(of.name, key, port, nulls, prepare))
+        packed = PackRows(port, of.name, key, self.context.shards, self.context.job_directory, nulls, prepare)
         return self.rows(step).mapInArrow(packed, PACKED).unionAll(self._greeting())
 
     def _greeting(self) -> DataFrame:

@@ -39,7 +39,7 @@ def test_words(text: str, words: list[str]) -> None:
 @given(st.lists(st.none() | st.text() | st.text("abcABC éÉ.東", max_size=20), max_size=6))
 def test_columns_are_analysed_as_single_characters_are(texts: list[str | None]) -> None:
     tokens = Analysis().tokens(pa.array(texts, pa.string()))
-    terms = tokens.terms.to_pylist()
+    terms = tokens.terms.texts
     found: list[list[str]] = [[] for _ in texts]
     for row, code, start, end in zip(tokens.rows, tokens.codes, tokens.starts, tokens.ends, strict=True):
         text = texts[row]
@@ -52,7 +52,7 @@ def test_columns_are_analysed_as_single_characters_are(texts: list[str | None]) 
 
 def test_a_slice_of_a_column_is_analysed_as_itself() -> None:
     column = pa.array(["one two", "Three", None, "four é five"])
-    assert Analysis().tokens(column.slice(1, 2)).terms.to_pylist() == ["three"]
+    assert Analysis().tokens(column.slice(1, 2)).terms.texts == ["three"]
     assert Analysis().tokens(column.slice(3)).starts.tolist() == [0, 5, 7]
 
 
@@ -61,7 +61,7 @@ def test_stop_words_keep_their_places_and_stems_are_the_same_on_both_sides() -> 
     assert analysis.words("The runners of running") == [None, "runner", None, "run"]
     assert analysis.words("running") == ["run"]
     tokens = analysis.tokens(pa.array(["run runs running the"]))
-    assert (tokens.codes.tolist(), tokens.terms.to_pylist()) == ([0, 0, 0, -1], ["run"])
+    assert (tokens.codes.tolist(), tokens.terms.texts) == ([0, 0, 0, -1], ["run"])
     assert pickle.loads(pickle.dumps(analysis)).words("runs") == ["run"]
 
 

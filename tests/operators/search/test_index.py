@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from headrace.errors import BadSearch
 from headrace.operators.search import index as index_module
+from headrace.operators.search.documents import MOST_DOCUMENTS, chunks
 from headrace.operators.search.fields import Fields
-from headrace.operators.search.index import QueryIndex, Stored, chunks, together
+from headrace.operators.search.index import QueryIndex, Stored, together
 from headrace.operators.search.parsing import Language
 from headrace.operators.search.syntax import Node
 from tests.operators.search.oracle import fits, score
@@ -28,8 +29,12 @@ def matched(index: QueryIndex, rows: pa.Table) -> Matched:
     return [(at, index.key(query), total) for at, query, total in zip(found.documents.tolist(), found.queries.tolist(), found.scores.tolist(), strict=True)]
 
 
-def stored(nodes: Mapping[bytes, Node | None]) -> dict[bytes, Stored | None]:
-    return {key: None if node is None else Stored(node) for key, node in nodes.items()}
+def stored(texts: Mapping[bytes, str | None]) -> dict[bytes, Stored | None]:
+    return {key: None if text is None else Stored.of(LANGUAGE, text) for key, text in texts.items()}
+
+
+def read(texts: Mapping[bytes, str | None]) -> dict[bytes, Node]:
+    return {key: LANGUAGE.parse(text) for key, text in texts.items() if text is not None}
 
 
 def expected(nodes: dict[bytes, Node], rows: list[dict[str, Any]], language: Language = LANGUAGE) -> list[tuple[int, bytes, Any]]:
@@ -40,8 +45,8 @@ def expected(nodes: dict[bytes, Node], rows: list[dict[str, Any]], language: Lan
 @settings(max_examples=150)
 @given(st.lists(queries, max_size=12), st.lists(documents, max_size=8))
 def test_the_index_finds_what_every_query_against_every_document_finds(texts: list[str], rows: list[dict[str, Any]]) -> None:
-    nodes = {b"%03d" % at: LANGUAGE.parse(text) for at, text in enumerate(texts)}
-    assert matched(QueryIndex.empty(LANGUAGE).changed(stored(nodes)), table(rows)) == expected(nodes, rows)
+    named = {b"%03d" % at: text for at, text in enumerate(texts)}
+    assert matched(QueryIndex.empty(LANGUAGE).changed(stored(named)), table(rows)) == expected(read(named), rows)
 
 
 changes = st.dictionaries(st.sampled_from([b"%02d" % at for at in range(8)]), st.none() | queries, max_size=5)
@@ -58,7 +63,7 @@ def test_changes_between_documents(history: list[tuple[dict[bytes, str | None], 
         seen = []
         for texts, rows in history:
             put = {key: None if text is None else LANGUAGE.parse(text) for key, text in texts.items()}
-            index = index.changed(stored(put))
+            index = index.changed(stored(texts))
             nodes = {key: node for key, node in (nodes | put).items() if node is not None}
             assert len(index) == len(nodes)
             seen.append((index, nodes, rows))
@@ -70,7 +75,7 @@ def test_changes_between_documents(history: list[tuple[dict[bytes, str | None], 
 
 def test_how_documents_are_split_does_not_matter() -> None:
     texts = ["sea", "sea AND storm", '"new york"', "s* -wind", "(sea storm wind)~2", "title:sea OR price:[1 TO 2]"]
-    index = QueryIndex.empty(LANGUAGE).changed({text.encode(): Stored(LANGUAGE.parse(text)) for text in texts})
+    index = QueryIndex.empty(LANGUAGE).changed({text.encode(): Stored.of(LANGUAGE, text) for text in texts})
     words = ["sea", "storm", "wind", "new", "york", "x"]
     chance = np.random.default_rng(7)
     rows = [{"title": " ".join(chance.choice(words, 2)), "body": " ".join(chance.choice(words, 4)), "price": float(at % 4)} for at in range(600)]
@@ -83,7 +88,7 @@ def test_how_documents_are_split_does_not_matter() -> None:
 
 def test_queries_that_cannot_fit_are_not_looked_at() -> None:
     texts = {b"%04d" % at: f"word{at} AND other{at}" for at in range(2_000)} | {b"x": "-word7", b"y": '"word1 other1"', b"z": "word3 OR word4"}
-    index = QueryIndex.empty(LANGUAGE).changed({key: Stored(LANGUAGE.parse(text)) for key, text in texts.items()})
+    index = QueryIndex.empty(LANGUAGE).changed({key: Stored.of(LANGUAGE, text) for key, text in texts.items()})
     found = index.match(table([{"title": "word1 other1"}]))
     assert [index.key(query) for query in found.queries] == [b"0001", b"x", b"y"]
     assert found.run == 3
@@ -91,22 +96,24 @@ def test_queries_that_cannot_fit_are_not_looked_at() -> None:
 
 def test_chunks_are_bounded_in_documents_and_in_bytes() -> None:
     rows = pa.table({"body": ["a" * 5_000_000] * 8 + ["b"] * 600})
-    sizes = [chunk.num_rows for _, chunk in chunks(rows, ["body"])]
-    assert sum(sizes) == 608
-    assert max(sizes) == 256
-    assert sizes[0] <= 3
+    language = Language(Fields(("body",)))
+    found = list(chunks(rows, language.fields, language.analysis))
+    assert [first for first, _ in found] == np.cumsum([0, *(chunk.count for _, chunk in found)])[:-1].tolist()
+    assert sum(chunk.count for _, chunk in found) == 608
+    assert max(chunk.count for _, chunk in found) <= MOST_DOCUMENTS
+    assert found[0][1].count <= 3
 
 
 def test_no_documents_and_no_queries() -> None:
     index = QueryIndex.empty(LANGUAGE)
     assert matched(index, table([{"title": "sea"}])) == []
-    assert matched(index.changed({b"a": Stored(LANGUAGE.parse("sea"))}), table([])) == []
+    assert matched(index.changed({b"a": Stored.of(LANGUAGE, "sea")}), table([])) == []
     assert together([]).run == 0
 
 
 def test_megabytes_of_text_in_one_word_and_in_many() -> None:
     language = Language(Fields(("body",)))
-    index = QueryIndex.empty(language).changed({key: Stored(language.parse(text)) for key, text in ((b"a", "needle"), (b"b", "x*"), (b"c", '"hay needle"'))})
+    index = QueryIndex.empty(language).changed({key: Stored.of(language, text) for key, text in ((b"a", "needle"), (b"b", "x*"), (b"c", '"hay needle"'))})
     rows = pa.table({"body": ["x" * 3_000_000, "hay " * 500_000 + "needle", None, ""]})
     assert [(at, key) for at, key, _ in matched(index, rows)] == [(0, b"b"), (1, b"a"), (1, b"c")]
 
@@ -141,7 +148,7 @@ def test_cases(query: str, lines: list[tuple[str, str]]) -> None:
         return
     rows = [_document(line) for _, line in lines]
     node = LANGUAGE.parse(query)
-    found = {at for at, _, _ in matched(QueryIndex.empty(LANGUAGE).changed({b"q": Stored(node)}), table(rows))}
+    found = {at for at, _, _ in matched(QueryIndex.empty(LANGUAGE).changed({b"q": Stored.of(LANGUAGE, query)}), table(rows))}
     assert [(line, at in found) for at, (_, line) in enumerate(lines)] == [(line, sign == "+") for sign, line in lines]
     assert [fits(node, row, LANGUAGE) for row in rows] == [sign == "+" for sign, _ in lines]
 
@@ -151,9 +158,10 @@ def test_changes_of_many_queries_in_small_portions() -> None:
     nodes: dict[bytes, Node] = {}
     index = QueryIndex.empty(LANGUAGE)
     for portion in range(60):
-        put: dict[bytes, Node | None] = {b"%05d" % ((portion * 37 + at * 11) % 900): LANGUAGE.parse(f"sea{at} OR storm{portion}") for at in range(40)}
+        put: dict[bytes, str | None] = {b"%05d" % ((portion * 37 + at * 11) % 900): f"sea{at} OR storm{portion}" for at in range(40)}
         put |= {b"%05d" % (portion * 13 % 900): None}
-        index, nodes = index.changed(stored(put)), {key: node for key, node in (nodes | put).items() if node is not None}
+        index = index.changed(stored(put))
+        nodes = {key: node for key, node in nodes.items() if key not in put} | read(put)
     assert set(index.all_keys()) == set(nodes)
     assert len(index.parts) <= 4
     rows = [{**dict.fromkeys(_NAMES), "title": f"sea{at} storm{at}"} for at in range(60)]
@@ -164,7 +172,7 @@ def test_changes_of_many_queries_in_small_portions() -> None:
 
 
 def test_reasons() -> None:
-    index = QueryIndex.empty(LANGUAGE).changed({b"a": Stored(LANGUAGE.parse('"new york"~1 AND (st* OR brooklyn) AND language:en -rain')), b"b": Stored(LANGUAGE.parse("-rain"))})
+    index = QueryIndex.empty(LANGUAGE).changed({b"a": Stored.of(LANGUAGE, '"new york"~1 AND (st* OR brooklyn) AND language:en -rain'), b"b": Stored.of(LANGUAGE, "-rain")})
     found = index.match(table([{"title": "Störms, near", "body": "new in york; Storm", "language": "en"}]), reasons=True)
     assert found.highlights == ([("body", 0, 3), ("body", 7, 11), ("body", 13, 18), ("title", 0, 6)], [])
     assert found.explanations == ('"new york"~1, st*, language:en', "nothing that it must not have")

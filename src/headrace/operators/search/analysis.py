@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from headrace.errors import ConfigurationError, MissingExtra, nearest
 from headrace.operators.buffers import Ints
 from headrace.operators.search.letters import ALONE, BREAK, ascii_letters, letters
+from headrace.operators.search.terms import Terms
 
 MOST_STEMS_KEPT = 200_000
 NO_WORD = -1
@@ -36,9 +37,15 @@ class Tokens:
     starts: Ints
     ends: Ints
     codes: Ints
-    terms: pa.Array
+    terms: Terms
     begins: Ints
     """Where each row's words begin, and where the last row's end."""
+
+    def slice(self, first: int, count: int) -> Tokens:
+        """The words of some of the texts."""
+        low, high = int(self.begins[first]), int(self.begins[first + count])
+        rows, begins = self.rows[low:high] - first, self.begins[first : first + count + 1] - low
+        return Tokens(rows, self.starts[low:high], self.ends[low:high], self.codes[low:high], self.terms, begins)
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Analysis:
         if text.isascii():
             return [None if word in self._left_out else self._stem(word) for word in _ASCII_WORDS.findall(text.lower())]
         found = self.tokens(pa.array([text], pa.string()))
-        terms: list[str | None] = [*found.terms.to_pylist(), None]
+        terms: list[str | None] = [*found.terms.texts, None]
         return [terms[code] for code in found.codes]
 
     def tokens(self, texts: pa.Array) -> Tokens:
@@ -77,7 +84,7 @@ class Analysis:
             codes, terms = self._chosen(codes, terms)
         begins = np.searchsorted(starts, offsets)
         rows = np.repeat(np.arange(len(offsets) - 1), np.diff(begins))
-        return Tokens(rows, starts - offsets[rows], ends - offsets[rows], codes, terms, begins)
+        return Tokens(rows, starts - offsets[rows], ends - offsets[rows], codes, Terms(terms), begins)
 
     def _chosen(self, codes: Ints, terms: pa.Array) -> tuple[Ints, pa.Array]:
         """Stop words out, the others as their stems; several words may have one."""

@@ -26,6 +26,8 @@ class Compiled:
     filing: list[list[int]] = field(default_factory=list)
     score: float | None = 0.0
     """Of each document that fits; None if that depends on the document."""
+    told: list[tuple[int, float]] = field(default_factory=list)
+    """What it is added up from then, each with its boost."""
 
 
 def compiled(query: Node, vocabulary: Vocabulary) -> Compiled:
@@ -35,9 +37,8 @@ def compiled(query: Node, vocabulary: Vocabulary) -> Compiled:
         _file(part, result, vocabulary)
     result.needs = list(dict.fromkeys(result.needs))
     result.score = _score(query)
-    if result.score is None:  # it will be added up, from all that can be a reason
-        for leaf in told_leaves(query):
-            vocabulary.feature(leaf.test)
+    if result.score is None:
+        result.told = [(vocabulary.feature(leaf.test), leaf.boost) for leaf in told_leaves(query)]
     return result
 
 

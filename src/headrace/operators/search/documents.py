@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +14,14 @@ from headrace.operators.buffers import Ints, Mask
 from headrace.operators.keys import whole
 from headrace.operators.search.analysis import Analysis, Tokens
 from headrace.operators.search.fields import BOOLEAN, DATE, FLOAT, INTEGER, STRING, TIME, Fields
+from headrace.operators.search.prepared import carried_words
+from headrace.operators.search.terms import Terms
 from headrace.operators.search.vocabulary import FALSE, NONE, TRUE, Vocabulary
 
 Words64 = npt.NDArray[np.uint64]
 MOST_DOCUMENTS = 256
-MOST_TEXT_BYTES = 16 << 20
+MOST_ANALYSED, MOST_TEXT_BYTES = 16_384, 16 << 20
+"""Documents that are asked at once, a bit each; and those that are analysed at once: what is found out about a word is found out for all of them."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +40,31 @@ class Documents:
     words: Mapping[str, Tokens]
     columns: Mapping[str, Column]
 
-    @property
-    def text_fields(self) -> list[str]:
-        return list(self.words)
+    def slice(self, first: int, count: int) -> Documents:
+        words = {name: tokens.slice(first, count) for name, tokens in self.words.items()}
+        columns = {name: Column(column.values[first : first + count], column.there[first : first + count]) for name, column in self.columns.items()}
+        return Documents(count, words, columns)
 
 
 def analysed(rows: pa.Table | pa.RecordBatch, fields: Fields, analysis: Analysis) -> Documents:
     """The documents' words and values."""
-    words = {name: analysis.tokens(whole(rows.column(name))) for name in fields.text}
+    words = {name: carried_words(rows, name) or analysis.tokens(whole(rows.column(name))) for name in fields.text}
     strings = {name: _as_tokens(whole(rows.column(name))) for name, kind in fields.filters if kind == STRING}
     columns = {name: _column(whole(rows.column(name)), kind) for name, kind in fields.filters if kind != STRING}
     return Documents(rows.num_rows, {**words, **strings}, columns)
+
+
+def chunks(rows: pa.Table | pa.RecordBatch, fields: Fields, analysis: Analysis) -> Iterator[tuple[int, Documents]]:
+    """Analysed documents in bounded numbers and bytes, each chunk with the place of its first."""
+    start = 0
+    while start < rows.num_rows:
+        length = min(MOST_ANALYSED, rows.num_rows - start)
+        while length > 1 and sum(rows.column(name).slice(start, length).nbytes for name in fields.text) > MOST_TEXT_BYTES:
+            length //= 2
+        documents = analysed(rows.slice(start, length), fields, analysis)
+        for first in range(0, length, MOST_DOCUMENTS):
+            yield start + first, documents.slice(first, min(MOST_DOCUMENTS, length - first))
+        start += length
 
 
 def _as_tokens(values: pa.Array) -> Tokens:
@@ -56,7 +73,7 @@ def _as_tokens(values: pa.Array) -> Tokens:
     distinct = values.cast(pa.string()).drop_null().dictionary_encode()
     ends = pc.utf8_length(values.drop_null()).to_numpy(zero_copy_only=False).astype(np.int64)
     begins = np.searchsorted(rows, np.arange(len(values) + 1))
-    return Tokens(rows, np.zeros(len(rows), np.int64), ends, distinct.indices.to_numpy().astype(np.int64), distinct.dictionary, begins)
+    return Tokens(rows, np.zeros(len(rows), np.int64), ends, distinct.indices.to_numpy().astype(np.int64), Terms(distinct.dictionary), begins)
 
 
 def _column(values: pa.Array, kind: str) -> Column:
@@ -84,29 +101,32 @@ class Features:
         self.everyone = pack_bits(np.ones((1, documents.count), np.bool_), self.width)[0]
         self.bits[TRUE] = self.everyone
         self.known[[TRUE, FALSE]] = True
-        self.word_numbers: dict[str, Ints] = {}
         self.present = self._find_words()
         self.masks: dict[int, int] = {}
 
     def _find_words(self) -> Ints:
         """Set the bits of words; gives the features of words that some document has, a few of them twice."""
-        numbers, present = self.vocabulary.words, []
+        present = []
         for name, tokens in self.documents.words.items():
-            given = tokens.terms.to_pylist()
-            words = np.fromiter((numbers.get(word, NONE) for word in given), np.int64, len(given))
-            self.word_numbers[name] = np.append(words, NONE)
+            words = tokens.terms.numbers(self.vocabulary)
             scopes = {self.vocabulary.fields.numbers[name], *([0] if name in self.vocabulary.fields.text else [])}
             present += [self._set(tokens, self.vocabulary.word_features(scope, words)) for scope in scopes]
         return np.concatenate(present) if present else np.zeros(0, np.int64)
 
     def _set(self, tokens: Tokens, features: npt.NDArray[np.int32]) -> Ints:
-        known = np.flatnonzero(features != NONE)
-        row_of = np.full(len(features) + 1, len(known))  # what nobody asks for goes to a row that is thrown away, stop words too
-        row_of[known] = np.arange(len(known))
-        has = np.zeros((len(known) + 1, self.documents.count), np.bool_)
-        has[row_of[tokens.codes], tokens.rows] = True
-        self.bits[features[known]] |= pack_bits(has[:-1], self.width)
-        return features[known].astype(np.int64)
+        """Of each word of a text that some query asks for: its feature, and whose it is; each feature's documents as a row of booleans, and then of bits."""
+        asked = features[tokens.codes]
+        there = asked != NONE
+        asked, documents = asked[there], tokens.rows[there]
+        seen = np.zeros(len(self.known), np.bool_)
+        seen[asked] = True
+        present = np.flatnonzero(seen)
+        row_of = np.empty(len(seen), np.int32)
+        row_of[present] = np.arange(len(present), dtype=np.int32)
+        has = np.zeros((len(present), self.documents.count), np.bool_)
+        has[row_of[asked], documents] = True
+        self.bits[present] |= pack_bits(has, self.width)
+        return present
 
     def set(self, feature: int, documents: Mask) -> None:
         """What was found out about a feature."""

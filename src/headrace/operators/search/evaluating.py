@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.search.documents import Features, pack_bits
-from headrace.operators.search.edits import within_edits
 from headrace.operators.search.phrases import find_phrases
 from headrace.operators.search.syntax import All, Exists, Fuzzy, Leaf, Node, Not, Phrase, Prefix, Range, Wildcard, Word, leaves
-
-_BEYOND = "\U0010ffff"
 
 
 class Evaluator:
@@ -22,7 +17,6 @@ class Evaluator:
 
     def __init__(self, features: Features) -> None:
         self.features = features
-        self._sorted: dict[str, tuple[list[str], Ints]] = {}
 
     def ensure(self, wanted: Ints) -> None:
         """Know these features."""
@@ -72,29 +66,9 @@ class Evaluator:
         for name in self.features.vocabulary.fields.text if test.field is None else (test.field,):
             tokens = documents.words[name]
             fits = np.zeros(len(tokens.terms) + 1, np.bool_)
-            fits[self.fitting(name, test)] = True
+            fits[tokens.terms.fitting(test)] = True
             has[tokens.rows[fits[tokens.codes]]] = True
         return has
-
-    def fitting(self, name: str, test: Prefix | Wildcard | Fuzzy) -> Ints:
-        """The codes of a field's words that fit: those with the right beginning are found quickly."""
-        terms, codes = self._terms(name)
-        if isinstance(test, Fuzzy):
-            return codes[within_edits(test.text, terms, test.edits)]
-        beginning = test.text if isinstance(test, Prefix) else test.parts[0] if not test.parts[0].startswith("\0") else ""
-        low, high = bisect_left(terms, beginning), bisect_left(terms, beginning + _BEYOND)
-        if isinstance(test, Prefix):
-            return codes[low:high]
-        pattern = wildcard_pattern(test)
-        return codes[[at for at in range(low, high) if pattern.fullmatch(terms[at])]]
-
-    def _terms(self, name: str) -> tuple[list[str], Ints]:
-        """A field's different words in order, and their codes."""
-        if name not in self._sorted:
-            given = self.features.documents.words[name].terms.to_pylist()
-            order = sorted(range(len(given)), key=given.__getitem__)
-            self._sorted[name] = [given[at] for at in order], np.array(order, np.int64)
-        return self._sorted[name]
 
     # Trees, for all documents at once: a bit a document
 
@@ -130,9 +104,3 @@ def at_least(least: int, masks: list[int]) -> int:
         reached[0] |= mask
     return reached[-1]
 
-
-def wildcard_pattern(test: Wildcard) -> re.Pattern[str]:
-    """Runs of * are one: a pattern may not be slow."""
-    parts = [".*" if part == "\0*" else "." if part == "\0?" else re.escape(part) for part in test.parts]
-    kept = [part for at, part in enumerate(parts) if not (part == ".*" and at and parts[at - 1] == ".*")]
-    return re.compile("".join(kept), re.DOTALL)

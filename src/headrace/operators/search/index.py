@@ -9,19 +9,22 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
+from sys import getsizeof
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.operators.buffers import Ints, Mask
-from headrace.operators.search.compiling import Compiled, compiled
-from headrace.operators.search.documents import MOST_DOCUMENTS, MOST_TEXT_BYTES, Documents, Features, Words64, analysed, unpack_bits
+from headrace.operators.buffers import Ints, Mask, runs
+from headrace.operators.search import columns
+from headrace.operators.search.columns import Columns, Floats
+from headrace.operators.search.compiling import compiled
+from headrace.operators.search.documents import Documents, Features, Words64, chunks, unpack_bits
 from headrace.operators.search.evaluating import Evaluator
 from headrace.operators.search.parsing import Language
 from headrace.operators.search.reasons import Highlight, Reasons
 from headrace.operators.search.segment import Segment
-from headrace.operators.search.syntax import Node, told_leaves
+from headrace.operators.search.syntax import Node
 from headrace.operators.search.vocabulary import Vocabulary
 
 Key = bytes
@@ -32,10 +35,15 @@ _GAP = 24
 
 @dataclass(frozen=True)
 class Stored:
-    """A query as it is kept: its tree, and bytes that the index only hands out again."""
+    """A query to be kept: its text and its tree, and bytes that the index only hands out again. The tree is not kept: it is most of what a query weighs."""
 
+    text: str
     node: Node
     value: bytes = b""
+
+    @classmethod
+    def of(cls, language: Language, text: str, value: bytes = b"") -> Stored:
+        return cls(text, language.parse(text), value)
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Matches:
 
     documents: Ints
     queries: Ints
-    scores: npt.NDArray[np.float64]
+    scores: Floats
     run: int
     """How many queries were looked at, each counted once for each chunk of documents."""
     highlights: tuple[list[Highlight], ...] = ()
@@ -52,23 +60,53 @@ class Matches:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A segment with its queries, in order of key. `live`: which are still there; None if all are."""
+class _Entries:
+    """Queries in order of key."""
 
     keys: tuple[Key, ...]
-    stored: tuple[Stored, ...]
-    compiled: tuple[Compiled, ...]
+    texts: tuple[str, ...]
+    values: tuple[bytes, ...]
+    columns: Columns
+
+    def take(self, which: Ints) -> _Entries:
+        at = which.tolist()
+        return _Entries(tuple(map(self.keys.__getitem__, at)), tuple(map(self.texts.__getitem__, at)), tuple(map(self.values.__getitem__, at)), self.columns.take(which))
+
+    @classmethod
+    def of(cls, queries: Mapping[Key, Stored], vocabulary: Vocabulary) -> _Entries:
+        keys = tuple(sorted(queries))
+        stored = [queries[key] for key in keys]
+        made = Columns.of([compiled(each.node, vocabulary) for each in stored])
+        return cls(keys, tuple(each.text for each in stored), tuple(each.value for each in stored), made)
+
+    @classmethod
+    def together(cls, parts: Sequence[_Entries]) -> _Entries:
+        if len(parts) == 1:
+            return parts[0]
+        keys, texts, values = (tuple(chain.from_iterable(each)) for each in zip(*((part.keys, part.texts, part.values) for part in parts), strict=True))
+        mixed = cls(keys, texts, values, columns.together([part.columns for part in parts]))
+        return mixed.take(np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A segment with its queries. `live`: which are still there; None if all are."""
+
+    entries: _Entries
     segment: Segment
     live: Mask | None = None
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        return self.entries.keys
 
     @cached_property
     def count(self) -> int:
         return len(self.keys) if self.live is None else int(self.live.sum())
 
-    def entries(self) -> Iterator[tuple[Key, Stored, Compiled]]:
-        for at, entry in enumerate(zip(self.keys, self.stored, self.compiled, strict=True)):
-            if self.live is None or self.live[at]:
-                yield entry
+    def left(self) -> _Entries:
+        """The queries that are still there."""
+        return self.entries if self.live is None else self.entries.take(np.flatnonzero(self.live))
 
     def find(self, key: Key) -> int | None:
         at = bisect_left(self.keys, key)
@@ -82,9 +120,6 @@ class _Part:
         live = np.ones(len(self.keys), np.bool_) if self.live is None else self.live.copy()
         live[gone] = False
         return replace(self, live=live)
-
-
-Entries = dict[Key, tuple[Stored, Compiled]]
 
 
 @dataclass(frozen=True)
@@ -104,8 +139,9 @@ class QueryIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays, without the texts and trees."""
-        return sum(part.segment.nbytes for part in self.parts)
+        """What the queries weigh in memory: columns, texts, keys and values."""
+        columns = sum(part.segment.nbytes + part.entries.columns.nbytes for part in self.parts)
+        return columns + sum(8 + getsizeof(each) for part in self.parts for kept in (part.keys, part.entries.texts, part.entries.values) for each in kept)
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -119,15 +155,21 @@ class QueryIndex:
         part, slot = self._at(place)
         return part.keys[slot]
 
-    def stored(self, place: int) -> Stored:
+    def value(self, place: int) -> bytes:
         part, slot = self._at(place)
-        return part.stored[slot]
+        return part.entries.values[slot]
 
-    def get(self, key: Key) -> Stored | None:
-        return next((part.stored[slot] for part in self.parts if (slot := part.find(key)) is not None), None)
+    def node(self, place: int) -> Node:
+        """A query's tree, read again."""
+        part, slot = self._at(place)
+        return self.language.parse(part.entries.texts[slot])
+
+    def get(self, key: Key) -> bytes | None:
+        """The value of a key's query; None if there is none."""
+        return next((part.entries.values[slot] for part in self.parts if (slot := part.find(key)) is not None), None)
 
     def all_keys(self) -> Iterator[Key]:
-        return (key for part in self.parts for key, _, _ in part.entries())
+        return (key for part in self.parts for key in part.left().keys)
 
     def changed(self, changes: Mapping[Key, Stored | None]) -> QueryIndex:
         """The index with some queries put, or taken out where there is None."""
@@ -135,20 +177,22 @@ class QueryIndex:
             return self
         parts = [left for part in self.parts if (left := part.without(changes)).count]
         total = sum(len(part.keys) for part in parts)
-        vocabulary = self.vocabulary
-        if total > _LEAST and 2 * sum(part.count for part in parts) < total:  # many have gone, and what they asked for is forgotten too
-            vocabulary = Vocabulary(self.language.fields)
-            kept = {key: (stored, compiled(stored.node, vocabulary)) for part in parts for key, stored, _ in part.entries()}
-            parts = [_part(kept, vocabulary)] if kept else []
-        put = {key: (stored, compiled(stored.node, vocabulary)) for key, stored in changes.items() if stored is not None}
-        return replace(self, vocabulary=vocabulary, parts=tuple(_folded(parts, put, vocabulary)))
+        put = {key: stored for key, stored in changes.items() if stored is not None}
+        if total > _LEAST and 2 * sum(part.count for part in parts) < total:
+            return self._anew([part.left() for part in parts], put)
+        return replace(self, parts=tuple(_folded(parts, put, self.vocabulary)))
+
+    def _anew(self, left: Sequence[_Entries], put: Mapping[Key, Stored]) -> QueryIndex:
+        """Many have gone, and what they asked for is forgotten too."""
+        read = {key: Stored.of(self.language, text, value) for each in left for key, text, value in zip(each.keys, each.texts, each.values, strict=True)}
+        return QueryIndex.empty(self.language).changed({**read, **put})
 
     # Matching
 
     def match(self, rows: pa.Table | pa.RecordBatch, *, reasons: bool = False) -> Matches:
         """All matches of some documents, a chunk at a time; with `reasons`, each with what fits where."""
-        fields, analysis = self.language.fields, self.language.analysis
-        return together([self.match_analysed(analysed(chunk, fields, analysis), first, reasons=reasons) for first, chunk in chunks(rows, fields.text)])
+        analysed = chunks(rows, self.language.fields, self.language.analysis)
+        return together([self.match_analysed(chunk, first, reasons=reasons) for first, chunk in analysed])
 
     def match_analysed(self, documents: Documents, first: int = 0, *, reasons: bool = False) -> Matches:
         features = Features(documents, self.vocabulary)
@@ -161,7 +205,7 @@ class QueryIndex:
             order = np.lexsort((self._ranks(query), document))
             document, query = document[order], query[order]
         told = Reasons(evaluator)
-        nodes = {place: self.stored(place).node for place in np.unique(query).tolist()} if reasons else {}
+        nodes = {place: self.node(place) for place in np.unique(query).tolist()} if reasons else {}
         why = [told.of(nodes[place], at) for at, place in zip(document.tolist(), query.tolist(), strict=True)] if reasons else []
         scores = self._scores(evaluator, document, query)
         run = sum(each.run for each in found)
@@ -179,41 +223,40 @@ class QueryIndex:
         ranks[query >= main] = rank[which]
         return ranks
 
-    def _scores(self, evaluator: Evaluator, document: Ints, query: Ints) -> npt.NDArray[np.float64]:
-        """Mostly known of the query; else the boosts of what the document has are added up, query by query."""
-        fixed = np.concatenate([np.zeros(0), *(part.segment.scores for part in self.parts)])
-        scores = fixed[query]
-        unknown = np.flatnonzero(np.isnan(scores))
-        unknown = unknown[np.argsort(query[unknown], kind="stable")]
-        places, begins = np.unique(query[unknown], return_index=True)
-        for place, rows in zip(places.tolist(), np.split(unknown, begins[1:]), strict=False):
-            scores[rows] = self._score(evaluator, self.stored(place).node)[document[rows]]
+    def _scores(self, evaluator: Evaluator, document: Ints, query: Ints) -> Floats:
+        """Mostly known of the query; else the boosts of what the document has are added up."""
+        scores = np.empty(len(query))
+        for part, first, end in zip(self.parts, self._starts, self._starts[1:], strict=False):
+            mine = slice(None) if len(self.parts) == 1 else np.flatnonzero((query >= first) & (query < end))
+            scores[mine] = _scores(part.entries.columns, evaluator, document[mine], query[mine] - first)
         return scores
 
-    @staticmethod
-    def _score(evaluator: Evaluator, node: Node) -> npt.NDArray[np.float64]:
-        evaluator.ensure_trees(told_leaves(node))
-        features = evaluator.features
-        total = np.zeros(features.documents.count)
-        for leaf in told_leaves(node):
-            has = unpack_bits(features.bits[[features.vocabulary.feature(leaf.test)]], features.documents.count)[0]
-            total += has * leaf.boost
-        return total
+
+def _scores(columns: Columns, evaluator: Evaluator, document: Ints, slots: Ints) -> Floats:
+    scores: Floats = columns.scores[slots]
+    unknown = np.flatnonzero(np.isnan(scores))
+    if not len(unknown):
+        return scores
+    starts, lengths = columns.told.starts[slots[unknown]], columns.told.lengths[slots[unknown]]
+    at = runs(starts, lengths)
+    told = columns.told.values[at].astype(np.int64)
+    evaluator.ensure(np.unique(told))
+    of = np.repeat(document[unknown], lengths)
+    has = evaluator.features.bits[told, of >> 6] >> (of & 63).astype(np.uint64) & np.uint64(1)
+    scores[unknown] = np.add.reduceat(has * columns.boosts[at], np.append(0, np.cumsum(lengths))[:-1])
+    return scores
 
 
-def _folded(parts: list[_Part], put: Entries, vocabulary: Vocabulary) -> list[_Part]:
+def _folded(parts: list[_Part], put: Mapping[Key, Stored], vocabulary: Vocabulary) -> list[_Part]:
     """New entries as the smallest part; parts that are not much larger are folded into it."""
     if not put:
         return parts
-    while parts and (parts[-1].count <= _LEAST or len(put) * _TIMES > parts[-1].count):
-        put = {key: (stored, made) for key, stored, made in parts.pop().entries()} | put
-    return [*parts, _part(put, vocabulary)]
-
-
-def _part(entries: Entries, vocabulary: Vocabulary) -> _Part:
-    keys = tuple(sorted(entries))
-    made = tuple(entries[key][1] for key in keys)
-    return _Part(keys, tuple(entries[key][0] for key in keys), made, Segment(made, vocabulary))
+    folded, count = [_Entries.of(put, vocabulary)], len(put)
+    while parts and (parts[-1].count <= _LEAST or count * _TIMES > parts[-1].count):
+        folded.append(parts.pop().left())
+        count += len(folded[-1].keys)
+    entries = _Entries.together(folded)
+    return [*parts, _Part(entries, Segment(entries.columns, vocabulary))]
 
 
 def _pairs(places: Ints, bits: Words64, count: int) -> tuple[Ints, Ints]:
@@ -223,17 +266,6 @@ def _pairs(places: Ints, bits: Words64, count: int) -> tuple[Ints, Ints]:
     has = np.ascontiguousarray(unpack_bits(bits, count).T)
     document, which = np.divmod(np.flatnonzero(has), len(places))
     return document, places[which]
-
-
-def chunks(rows: pa.Table | pa.RecordBatch, text: Sequence[str]) -> Iterator[tuple[int, pa.Table | pa.RecordBatch]]:
-    """Documents in bounded numbers and bytes, each chunk with the place of its first."""
-    start = 0
-    while start < rows.num_rows:
-        length = min(MOST_DOCUMENTS, rows.num_rows - start)
-        while length > 1 and sum(rows.column(name).slice(start, length).nbytes for name in text) > MOST_TEXT_BYTES:
-            length //= 2
-        yield start, rows.slice(start, length)
-        start += length
 
 
 def together(found: Sequence[Matches]) -> Matches:

@@ -25,8 +25,8 @@ from headrace.operators.search.parsing import Language
 
 QUERY, STAMP = b"q", b"s"
 VERSION = b"\x01"
-MOST_KEPT = 4
-"""Indexes that a process keeps: of its shards, and for an attempt that is repeated the one it started from."""
+LEAST_KEPT, MOST_QUERIES_KEPT = 2, 2_000_000
+"""Indexes that a process keeps: of its shards, and for an attempt that is repeated the one it started from. Their queries in sum, where there are more than a few."""
 
 Stamps = dict[int, bytes]
 
@@ -41,9 +41,9 @@ _kept: OrderedDict[tuple[str, Language, bytes], Kept] = OrderedDict()
 
 
 class Keeper:
-    """Gives a step's index for the state at hand, and takes in changes of both. `read` makes queries of stored rows."""
+    """Gives a step's index for the state at hand, and takes in changes of both. `read` gives the keys and texts of stored rows."""
 
-    def __init__(self, step: str, language: Language, read: Callable[[list[bytes]], Iterator[tuple[bytes, Stored]]]) -> None:
+    def __init__(self, step: str, language: Language, read: Callable[[list[bytes]], Iterator[tuple[bytes, str, bytes]]]) -> None:
         self._step, self._language, self._read = step, language, read
 
     def load(self, state: KeyedState) -> Kept:
@@ -61,18 +61,18 @@ class Keeper:
         changes: dict[Key, Stored | None] = {key: None for key in base.index.all_keys() if key[0] in differing}
         for group in sorted(differing & set(stamps)):
             _, values, _ = state.scan(_prefix(group), _prefix(group + 1))
-            for key, stored in self._read([_body(value) for value in values]):
-                known = base.index.get(bytes([group]) + key)
-                changes[bytes([group]) + key] = stored
-                if known is not None and known.value == stored.value:
-                    del changes[bytes([group]) + key]
+            for key, text, value in self._read([_body(each) for each in values]):
+                name = bytes([group]) + key
+                if base.index.get(name) == value:
+                    del changes[name]
+                else:
+                    changes[name] = Stored.of(self._language, text, value)
         return Kept(base.index.changed(changes), stamps)
 
     def _nearest(self, stamps: Stamps) -> Kept:
+        """The index with most groups as they are wanted, or at least of the same groups: what did not change in them need not be read again."""
         mine = [kept for (step, language, _), kept in _kept.items() if step == self._step and language == self._language]
-        alike = [(sum(stamps.get(group) == stamp for group, stamp in kept.stamps.items()), -len(kept.stamps), number) for number, kept in enumerate(mine)]
-        most = max(alike, default=(0, 0, 0))
-        return mine[most[2]] if most[0] else Kept(QueryIndex.empty(self._language), {})
+        return max(mine, key=lambda kept: _likeness(kept.stamps, stamps), default=Kept(QueryIndex.empty(self._language), {}))
 
     def save(self, state: KeyedState, kept: Kept, index: QueryIndex, changes: Mapping[Key, bytes | None]) -> None:
         """Put what changed, and the index with it."""
@@ -96,8 +96,13 @@ class Keeper:
         name = self._name(kept.stamps)
         _kept[name] = kept
         _kept.move_to_end(name)
-        while len(_kept) > MOST_KEPT:
+        while len(_kept) > LEAST_KEPT and sum(len(each.index) for each in _kept.values()) > MOST_QUERIES_KEPT:
             _kept.popitem(last=False)
+
+
+def _likeness(one: Stamps, other: Stamps) -> tuple[int, int, int]:
+    """How many groups have the same queries, how many may have some of the same, and how many have none for sure."""
+    return sum(other.get(group) == stamp for group, stamp in one.items()), len(set(one) & set(other)), -len(one)
 
 
 def forget_indexes() -> None:

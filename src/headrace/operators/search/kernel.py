@@ -23,6 +23,7 @@ from headrace.operators.keys import encode_keys, key_groups, key_list, whole
 from headrace.operators.search.index import Key, Matches, QueryIndex, Stored, together
 from headrace.operators.search.keeping import QUERY, Keeper, as_large_binary
 from headrace.operators.search.parsing import Language
+from headrace.operators.search.prepared import with_words
 
 SCORE, HIGHLIGHTS, EXPLANATION, PLACE = "score", "highlights", "explanation", "_document"
 HIGHLIGHT_TYPE = pa.list_(pa.struct([("column", pa.string()), ("start", pa.int64()), ("end", pa.int64()), ("snippet", pa.string())]))
@@ -45,6 +46,11 @@ class SearchSettings:
     explain: bool = False
     places: bool = False
     """Whether a hidden column says which document it is, for a step that puts its matches together."""
+
+    @property
+    def reasons(self) -> bool:
+        """Whether each match is looked at closely."""
+        return self.highlights or self.explain
 
     @cached_property
     def output(self) -> pa.Schema:
@@ -76,6 +82,10 @@ class SearchKernel:
     def due(self, state: KeyedState) -> int | None:  # noqa: ARG002
         """Nothing waits for time."""
         return None
+
+    def prepare(self, rows: pa.Table) -> pa.Table:
+        """Documents with their words."""
+        return with_words(rows, self.settings.language, places=self.settings.reasons)
 
     def step_timed(self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]) -> pa.Table:  # noqa: ARG002
         """1. The index as of the state. 2. Tick by tick where queries change: documents before it, then the changes. 3. The documents behind. 4. Put what changed."""
@@ -121,7 +131,7 @@ class SearchKernel:
             if kind == DELETE:
                 continue
             try:
-                found[name] = Stored(self.settings.language.parse(texts[row]), values[row])
+                found[name] = Stored.of(self.settings.language, texts[row], values[row])
             except BadSearch as bad:
                 refused.setdefault(bad.message, []).append(row)
         for reason, rows in refused.items():
@@ -137,18 +147,16 @@ class SearchKernel:
         struct = row_codec.decode_array(as_large_binary(values), pa.struct(list(self._kept)))
         return pa.Table.from_arrays([struct.field(at) for at in range(len(self._kept))], schema=self._kept)
 
-    def _stored(self, values: list[bytes]) -> Iterator[tuple[bytes, Stored]]:
-        """Queries from their rows, with the keys that they have."""
+    def _stored(self, values: list[bytes]) -> Iterator[tuple[bytes, str, bytes]]:
+        """The keys and texts of stored rows, and these."""
         rows = self._rows(values)
-        texts = rows[self.settings.query].to_pylist()
-        for key, text, value in zip(key_list(encode_keys(rows, self.settings.key)), texts, values, strict=True):
-            yield key, Stored(self.settings.language.parse(text), value)
+        return zip(key_list(encode_keys(rows, self.settings.key)), rows[self.settings.query].to_pylist(), values, strict=True)
 
     # Matches
 
     def _told(self, index: QueryIndex, documents: pa.Table) -> pa.Table:
         settings = self.settings
-        found = index.match(documents, reasons=settings.highlights or settings.explain) if len(index) and documents.num_rows else together([])
+        found = index.match(documents, reasons=settings.reasons) if len(index) and documents.num_rows else together([])
         self.counts["queries_run"] += found.run
         which = pa.array(found.documents)
         columns = [whole(documents.column(name)).take(which) for name in settings.documents.names]
@@ -163,7 +171,7 @@ class SearchKernel:
     def _of_queries(self, index: QueryIndex, queries: Ints) -> list[pa.Array]:
         """The queries' columns, each query's row read once."""
         places, which = np.unique(queries, return_inverse=True)
-        rows = self._rows([index.stored(place).value for place in places.tolist()])
+        rows = self._rows([index.value(place) for place in places.tolist()])
         return [whole(rows.column(column)).take(pa.array(which)) for column, _ in self.settings.query_columns]
 
 

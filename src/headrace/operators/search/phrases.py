@@ -10,15 +10,15 @@ from headrace.operators.buffers import Ints, Mask, runs
 from headrace.operators.search.analysis import Tokens
 from headrace.operators.search.documents import Features
 from headrace.operators.search.syntax import Phrase
-from headrace.operators.search.vocabulary import NONE, PhraseTable
+from headrace.operators.search.vocabulary import NONE, PhraseTable, Vocabulary
 
 
 class WordPlaces:
     """Where the words of one text field stand in some documents."""
 
-    def __init__(self, tokens: Tokens, word_numbers: Ints) -> None:
+    def __init__(self, tokens: Tokens, vocabulary: Vocabulary) -> None:
         self.tokens = tokens
-        self.words = word_numbers[tokens.codes]  # the code of a stop word is the last one, which is no word
+        self.words = tokens.terms.numbers(vocabulary)[tokens.codes]  # the code of a stop word is the last one, which is no word
         self._order = np.argsort(self.words, kind="stable")
         self._sorted = self.words[self._order]
 
@@ -49,7 +49,7 @@ def find_phrases(features: Features, wanted: Ints) -> None:
         in_field = np.flatnonzero([name in scope for scope in scopes])
         if not len(in_field):
             continue
-        places = WordPlaces(features.documents.words[name], features.word_numbers[name])
+        places = WordPlaces(features.documents.words[name], features.vocabulary)
         slop = np.array([test.slop for feature in wanted[in_field].tolist() if isinstance(test := tests[feature], Phrase)])
         _find_exact(places, table, wanted[in_field[slop == 0]], in_field[slop == 0], has)
         for at in in_field[slop > 0].tolist():

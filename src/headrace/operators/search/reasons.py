@@ -54,7 +54,7 @@ class Reasons:
             number = self._features.vocabulary.words.get(test.text, NONE)
             at = self._of(name).of_word(number, document).tolist() if number != NONE else []
         else:
-            fitting = set(self._evaluator.fitting(name, test).tolist())
+            fitting = set(tokens.terms.fitting(test).tolist())
             at = [place for place, code in enumerate(tokens.codes[first:last].tolist()) if code in fitting]
         return [(name, int(tokens.starts[first + place]), int(tokens.ends[first + place])) for place in at]
 
@@ -65,5 +65,5 @@ class Reasons:
 
     def _of(self, name: str) -> WordPlaces:
         if name not in self._places:
-            self._places[name] = WordPlaces(self._features.documents.words[name], self._features.word_numbers[name])
+            self._places[name] = WordPlaces(self._features.documents.words[name], self._features.vocabulary)
         return self._places[name]

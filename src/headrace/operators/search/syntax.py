@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from headrace.operators.search.fields import HIGHEST, LOWEST, Bound
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Word:
     """A word in a text field, or the value of a string column. `field` None: in any text field."""
 
@@ -17,7 +17,7 @@ class Word:
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Phrase:
     """Words at these places of one field, `slop` places moved in sum at most: the widest difference between where they stand and where they should."""
 
@@ -26,13 +26,13 @@ class Phrase:
     slop: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Prefix:
     field: str | None
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Wildcard:
     """`*` stands for any characters, `?` for one. The parts are plain texts and, behind a zero byte, these two."""
 
@@ -44,7 +44,7 @@ class Wildcard:
         return "".join(self.parts).replace("\0", "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Fuzzy:
     """A word at most so many edits away: a character more, less, another, or two neighbours exchanged."""
 
@@ -53,7 +53,7 @@ class Fuzzy:
     edits: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Range:
     """A filter column between two values, both included, in the column's units."""
 
@@ -62,14 +62,14 @@ class Range:
     high: Bound
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Exists:
     """A text field with a word in it, or a filter column that is not null."""
 
     field: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Everything:
     pass
 
@@ -79,18 +79,18 @@ _OPEN = (LOWEST, HIGHEST, -math.inf, math.inf)
 Test = Word | Phrase | Prefix | Wildcard | Fuzzy | Range | Exists | Everything
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Leaf:
     test: Test
     boost: float = 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Not:
     child: Node
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class All:
     """All of the children. Those in `maybe` decide nothing, and add to the score where they fit."""
 
@@ -98,7 +98,7 @@ class All:
     maybe: tuple[Node, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Any:
     """At least so many of the children."""
 

@@ -38,6 +38,8 @@ class Vocabulary:
         self.words: dict[str, int] = {}
         self.tests: list[Test | None] = [Everything(), None]
         self._features: dict[Test, int] = {Everything(): TRUE}
+        self.values: list[int] = []
+        """The features that are values of string columns."""
         self._of_word = [np.full(1024, NONE, np.int32) for _ in range(fields.words)]
         self._phrases: PhraseTable | None = None
 
@@ -59,6 +61,8 @@ class Vocabulary:
                 grown[: len(table)] = table
                 table = self._of_word[field] = grown
             table[word] = number
+            if test.field is not None and test.field not in self.fields.text:
+                self.values.append(number)
         elif isinstance(test, Phrase):
             for text, _ in test.words:
                 self.word(text)
