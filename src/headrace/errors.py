@@ -375,3 +375,15 @@ class UnknownSubject(InputError, KeyError):
 
 class NotForgotten(ConfigurationError):
     """Values that were to be forgotten are still somewhere. Names each place and what to do about it."""
+
+
+class ExcisionRefused(ConfigurationError):
+    """Something stands in the way of forgetting a subject. Names each thing; nothing was changed."""
+
+    def __init__(self, subject: str, obstacles: Iterable[str]) -> None:
+        self.obstacles = list(obstacles)
+        listed = "\n".join(f"    {each}" for each in self.obstacles)
+        super().__init__(
+            f"The subject {subject!r} cannot be excised everywhere, and nothing was changed:\n{listed}",
+            fix="see to each of these, and run this again; a pipeline that is not needed any more goes with `headrace topic delete __ticks.NAME`, and its state directory.",
+        )

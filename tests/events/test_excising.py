@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import headrace as hr
-from headrace.errors import InputError, NotForgotten, UnknownSubject
-from headrace.events import Change, Event, EventStore, digest, excise, open_store, prove
+from headrace.errors import InputError, NotForgotten, UnknownSubject, VersionConflict
+from headrace.events import NEW, Change, Event, EventStore, Handler, digest, excise, open_store, prove
 from headrace.events.scanning import scan
 from tests.events.test_deciding import TOTALS
 
@@ -53,7 +53,7 @@ def test_a_subject_is_gone_from_every_file_and_others_go_on(store: EventStore) -
     check_gone(store)
     assert store.append("shop", Event("Counted", {"n": 30}), expected=30).offsets == range(60, 61)
     rows = store.log.read("bank.forgotten").to_pylist()
-    assert [row["step"] for row in rows] == ["begun", "done"]
+    assert [row["step"] for row in rows] == ["begun", "kept", "done"]
     with pytest.raises(UnknownSubject, match="'2'"):
         excise(store, "2")
 
@@ -66,8 +66,28 @@ def test_another_process_forgets_too(tmp_path: Path, store: EventStore) -> None:
         excise(store, "2", values=[EMAIL])
         other.append("shop", Event("Counted", {"n": 30}), expected=30)  # before it has looked
         assert other.load("customer-2") == []
-        assert other.append("customer-2", Event("Back", {}), expected=0).versions == {"customer-2": 1}
-        assert [event.type for event in store.load("customer-2")] == ["Back"]
+        with pytest.raises(VersionConflict) as conflict:
+            other.append("customer-2", Event("Back", {}), expected=NEW)
+        assert conflict.value.current == 6
+        assert other.append("customer-2", Event("Back", {}), expected=6).versions == {"customer-2": 7}
+        assert [(event.type, event.version) for event in store.load("customer-2")] == [("Back", 7)]
+
+
+def test_versions_are_not_given_out_again(tmp_path: Path, store: EventStore) -> None:
+    handler = Handler(store, TOTALS)
+    for _ in range(3):
+        store.append("ada", Event("Added", {"amount": 5}, subject="9"))
+    store.append("bob", [Event("Added", {"amount": 1}), Event("Added", {"amount": 2}, subject="9")])
+    assert handler.state("ada").sum == 15
+    excise(store, "9")
+    assert (store.version("ada"), store.load("ada"), handler.versioned_state("ada")[0], handler.state("ada").sum) == (3, [], 3, 0)
+    assert (store.version("bob"), handler.versioned_state("bob")[0], handler.state("bob").sum) == (2, 2, 1)
+    assert [handler.handle(entity, 1).version for entity in ("ada", "bob")] == [4, 3]
+    assert store.append("ada", Event("Added", {"amount": 1})).versions == {"ada": 5}
+    assert "ada" not in "".join(map(str, store.log.read("bank.forgotten").to_pylist()))
+    with hr.open_log(store.log.address, durability="os") as log, open_store(log, "bank") as other:
+        assert [event.version for event in other.load("ada")] == [4, 5]
+    assert [path.name for path in (root(store) / "events").glob("*/index-*")] == ["index-1"]
 
 
 def steps(tmp_path: Path) -> list[str]:
@@ -140,8 +160,6 @@ def test_odd_requests_are_refused_and_nothing_is_done(tmp_path: Path, store: Eve
 
 
 def test_snapshots_go_with_the_index(store: EventStore) -> None:
-    from headrace.events import Handler
-
     handler = Handler(store, TOTALS)
     for _ in range(4):
         handler.handle("a", 1)

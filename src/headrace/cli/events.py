@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.output import emit, plain, say, table
+from headrace.cli.output import counted, emit, plain, say, table
 from headrace.cli.settings import JsonOption, LogOption, opened
 from headrace.errors import BadPipelineFile, InputError, UnknownEntity, nearest
 from headrace.log.api import Log
@@ -132,24 +132,33 @@ def excise(
     context: typer.Context,
     subject: Annotated[str, typer.Option("--subject", help="The person whose events go.")],
     value: Annotated[list[str] | None, typer.Option("--value", help="What must be found nowhere afterwards; can be repeated.")] = None,
-    also: Annotated[list[Path] | None, typer.Option("--also", help="Another directory to look through, such as a pipeline's state or views; can be repeated.")] = None,
+    also: Annotated[
+        list[Path] | None, typer.Option("--also", help="Another directory to look through, such as backups, or a pipeline's state that was moved; can be repeated.")
+    ] = None,
     store: Store = None,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Remove a person's events for good, and prove it by looking through every file. Can be repeated; exits with 1, and names the files, if a value is still somewhere.
+    """Remove a person's events for good, with all that was derived from them, and prove it by looking through every file.
 
-    Example: headrace events excise --subject customer-7 --value ada@example.com --also state --log file:data
+    Stop the pipelines that read the events first: their state and views go, and their next run builds them again. It can be repeated if it was interrupted; it exits with 1, and names the files, if a value is
+    still somewhere.
+
+    Example: headrace events excise --subject customer-7 --value ada@example.com --also backups --log file:data
     """
     from headrace.events import excise as excised
 
     with opened(context, log) as opened_log, _store(opened_log, store) as events:
         done = excised(events, subject, values=value or (), also=also or ())
     if json:
-        emit({"events": done.events, "derived": done.derived})
+        emit({"events": done.events, "derived": done.derived, "pipelines": list(done.pipelines), "unreached": list(done.unreached)})
         return
-    derived = "".join(f", {rows:,} rows of {topic}" for topic, rows in done.derived.items())
-    say(f"{done.events:,} events{derived} are gone." + (" No file has the values any more." if value else " No values were given to look for."))
+    derived = "".join(f", {counted(rows, 'row')} of {topic}" for topic, rows in done.derived.items())
+    say(f"Gone: {counted(done.events, 'event')}{derived}." + (" No file has the values any more." if value else " No values were given to look for."))
+    if done.pipelines:
+        say(f"State and views of {', '.join(done.pipelines)} went too. The next run of each builds them again from what is left.")
+    for each in done.unreached:
+        say(f"Not reached, and to be seen to by you: {each}.")
 
 
 @app.command()

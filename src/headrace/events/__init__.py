@@ -6,7 +6,7 @@ from headrace.errors import CommandRefused, VersionConflict
 from headrace.events.codec import Codec, personal
 from headrace.events.deciding import Decider, Handled, Handler
 from headrace.events.digests import digest
-from headrace.events.excising import excise, prove
+from headrace.events.excising import Excised, excise, prove
 from headrace.events.projecting import stream
 from headrace.events.store import EventStore, open_store
 from headrace.events.values import ANY, NEW, Appended, Change, Event, Recorded
@@ -22,6 +22,7 @@ __all__ = [
     "Decider",
     "Event",
     "EventStore",
+    "Excised",
     "Handled",
     "Handler",
     "Recorded",

@@ -188,8 +188,9 @@ class Handler(Generic[S]):
         with indexed.look(end=end) as look:
             version, state = known or self._snapshot(look.snapshot(entity, self.decider.name), upto) or (0, self.decider.initial)
             found = recorded(entity, look.texts(entity, version, upto))
+            newest = max(version, look.head(entity)) if upto is None else version  # the newest events may have been excised
         state = self._fold(entity, state, map(self.codec.from_recorded, found))
-        return (found[-1].version if found else version), state
+        return (max(found[-1].version, newest) if found else newest), state
 
     def _snapshot(self, content: bytes | None, upto: int | None) -> tuple[int, S] | None:
         stored = None if content is None else json.loads(content)

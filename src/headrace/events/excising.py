@@ -1,32 +1,34 @@
-"""Excision: remove what is stored about a person from a log, for good, and prove it. For what `vault` does not cover: events whose fields were not marked personal.
+"""Excision: remove what is stored about a person from a log and from what pipelines made of it, for good, and prove it. For what `vault` does not cover: events whose fields were not marked personal.
 
 The log's offsets stay, and so does a record that something was excised. It can be repeated after a crash: every step finds what is left to do. What this cannot reach is named, never passed
-over: whatever else has the values, in the log's directory or in those given, is an error that lists it.
+over: what stands in its way is refused before anything is done; sinks and other machines that may have rows are listed; whatever file still has one of the values is an error that lists it.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from headrace.errors import InputError, NotForgotten, UnknownSubject
-from headrace.events import forgetting
+from headrace.errors import ExcisionRefused, InputError, NotForgotten, UnknownSubject
+from headrace.events import condemned, forgetting
+from headrace.events.condemned import Condemned, Marked
 from headrace.events.indexed import generation_note
+from headrace.events.rows import ARROW
 from headrace.events.scanning import Found, scan
 from headrace.log.file.compaction import excise as excise_rows
+from headrace.log.file.disk import Disk
 from headrace.log.file.housekeeping import alone, make_checkpoint
 
 if TYPE_CHECKING:
     from headrace.events.store import EventStore
     from headrace.log.file.draft import Draft
+    from headrace.pipeline.forgetting import Holder
 
-Kept = Callable[[pa.RecordBatch], pa.BooleanArray]
+Step = Callable[[str], None]
 _MOST_ROUNDS = 10
 _CHECKPOINTS = 2
 """The log keeps its two newest checkpoints, and the journal since the older one: after so many more, no record is left from before."""
@@ -35,56 +37,56 @@ _SHORTEST_VALUE = 4
 
 @dataclass(frozen=True)
 class Excised:
-    """What went: events, and rows of other topics."""
+    """What went: events, rows of other topics, and the state and views of pipelines, which their next run builds again. `unreached` names who else may have something."""
 
     events: int
     derived: dict[str, int]
+    pipelines: tuple[str, ...] = ()
+    unreached: tuple[str, ...] = ()
 
 
-def excise(
-    store: EventStore, subject: str, *, values: Sequence[str] = (), also: Iterable[str | Path] = (), step: Callable[[str], None] = lambda _name: None
-) -> Excised:
-    """Remove a subject's events. `values` are what must be found nowhere afterwards, in the log's directory and in those in `also`: rows of the log's other topics with one of them go too.
+def excise(store: EventStore, subject: str, *, values: Sequence[str] = (), also: Iterable[str | Path] = (), step: Step = lambda _name: None) -> Excised:
+    """Remove a subject's events. `values` are what must be found nowhere afterwards: in the log's directory, in those of pipelines that took the events in, and in those in `also`.
 
     The steps, each harmless when repeated:
 
-    1. see that there is something to do, and write down that it has begun
-    2. write segments anew without the subject's events, and other topics' without rows that have a value
+    1. see that there is something to do and nothing in the way, and write down that it has begun
+    2. write segments anew: the events' without the subject's, other topics' without rows that go with them or have a value
     3. checkpoint until the journal has no record from before
-    4. begin another index, and remove the older ones, with their snapshots
-    5. write down that it is done
+    4. begin other indexes, and remove the older ones, with their snapshots; remove the subject's key
+    5. give up what pipelines made of all that: state, clocks, views
     6. scan every file
+    7. write down that it is done
     """
     _check_values(values)
-    if not _count(store, subject) and not forgetting.is_unfinished(store, "excise", subject):  # 1
-        raise UnknownSubject(subject, f"the events of {store.name!r}")
-    forgetting.note(store, "excise", subject, "begun")
-    step("begun")
-    events = _without(store, store.topic, lambda rows: pc.fill_null(pc.not_equal(rows.column("subject"), subject), fill_value=True), step)  # 2
-    derived = {topic: gone for topic in _others(store) if (gone := _without(store, topic, lambda rows: _lacks(rows, values), step))} if values else {}
-    step("rewritten")
+    case = _Case(store, subject, list(values), [Path(each) for each in also], step)
+    case.begin()  # 1
+    events, derived = case.rewrite()  # 2
     for _ in range(_CHECKPOINTS):  # 3
         make_checkpoint(store.log)
         step("checkpoint")
-    _begin_index(store, step)  # 4
-    forgetting.note(store, "excise", subject, "done", events=events, derived=derived)  # 5
+    case.begin_indexes()  # 4
+    case.give_up()  # 5
+    case.prove()  # 6
+    forgetting.note(store, "excise", subject, "done", events=events, derived=derived, unreached=case.unreached)  # 7
     step("done")
-    prove(store, values, also=also)  # 6
-    return Excised(events, derived)
+    return Excised(events, derived, tuple(holder.pipeline for holder in case.holders), tuple(case.unreached))
 
 
 def prove(store: EventStore, values: Sequence[str], *, also: Iterable[str | Path] = ()) -> None:
-    """NotForgotten, with the names of all files that have one of the values, or that cannot be looked into."""
+    """NotForgotten, with the names of all files that have one of the values, or that cannot be looked into: in the log's directory and in those in `also`."""
     _check_values(values)
-    roots = [store.log.store.root, *map(Path, also)]
+    _prove([store.log.store.root, *map(Path, also)], values)
+
+
+def _prove(roots: Sequence[Path], values: Sequence[str]) -> None:
     if missing := [root for root in roots if not root.exists()]:
         raise InputError(f"{missing[0]} does not exist.", fix="name the directories of states, views and backups.")
     found = scan(roots, values) if values else []
     if found:
         listed = "\n".join(f"    {each.file}: {each.why}" + _hint(each) for each in found)
         raise NotForgotten(
-            f"{len(found)} files could not be cleaned of these values:\n{listed}",
-            fix="rebuild views and states with `headrace replay`, remove the old versions and what is kept in quarantine, and run this again; it can be repeated.",
+            f"{len(found)} files could not be cleaned of these values:\n{listed}", fix="remove them, or what they have, and run this again; it can be repeated."
         )
 
 
@@ -103,47 +105,124 @@ def _hint(found: Found) -> str:
     return ""
 
 
-def _count(store: EventStore, subject: str) -> int:
-    return sum(pc.sum(pc.equal(rows.column("subject"), subject)).as_py() or 0 for rows in store.log.read(store.topic, 0, columns=["subject"]))
+@dataclass
+class _Case:
+    """One excision on its way."""
+
+    store: EventStore
+    subject: str
+    values: list[str]
+    also: list[Path]
+    step: Step
+    topics: set[str] = field(default_factory=set)
+    """Topics, other than the events' own, of which rows go."""
+    holders: list[Holder] = field(default_factory=list)
+
+    def begin(self) -> None:
+        from headrace.pipeline.forgetting import holders, obstacles
+
+        _check_there(self.also)
+        before = forgetting.unfinished(self.store, "excise", self.subject)
+        if not before and condemned.found(self.store.log, self.store.topic, condemned.with_subject(self.subject)) is None:
+            raise UnknownSubject(self.subject, f"the events of {self.store.name!r}")
+        self.topics = {topic for row in before for topic in json.loads(row["details"]).get("topics", ())} & set(self.store.log.topics())
+        by_value = condemned.with_values(self.values)
+        self.topics |= {topic for topic in self._others() if self.values and condemned.found(self.store.log, topic, by_value) is not None}
+        self.holders = holders(self.store.log, {self.store.topic, *self.topics}, self.also)
+        in_the_way = [each for holder in self.holders for each in obstacles(self.store.log, holder)]
+        if in_the_way:
+            raise ExcisionRefused(self.subject, in_the_way)
+        forgetting.note(self.store, "excise", self.subject, "begun", topics=sorted(self.topics))
+        self.step("begun")
+
+    def _others(self) -> list[str]:
+        return [name for name in self.store.log.topics() if name not in {self.store.topic, forgetting.topic(self.store)}]
+
+    def rewrite(self) -> tuple[int, dict[str, int]]:
+        """Returns how many events went, and how many rows of other topics."""
+        by_value = condemned.with_values(self.values)
+        events = _without(self.store, self.store.topic, condemned.any_of(condemned.with_subject(self.subject), by_value), self.step)
+        derived = {output for holder in self.holders for output in holder.outputs}
+        by_name = condemned.any_of(condemned.with_subject(self.subject), condemned.with_gone_entities(self.store), by_value)
+        gone = {topic: _without(self.store, topic, by_name if topic in derived else by_value, self.step) for topic in self._others() if topic in derived or self.values}
+        self.step("rewritten")
+        return events, {topic: count for topic, count in gone.items() if count}
+
+    def begin_indexes(self) -> None:
+        from headrace.events.store import open_store
+
+        _begin_index(self.store, self.step)
+        for topic in self.topics:
+            if _is_of_events(self.store, topic):
+                with open_store(self.store.log, topic) as other:
+                    _begin_index(other, self.step)
+        _remove_key(self.store, self.subject)
+        self.step("key")
+
+    def give_up(self) -> None:
+        from headrace.pipeline.forgetting import give_up
+
+        for holder in self.holders:
+            give_up(self.store.log, holder, self.step)
+
+    def prove(self) -> None:
+        states = [path for holder in self.holders if holder.state is not None for path in (holder.state, *holder.local_stores)]
+        _prove([self.store.log.store.root, *states, *self.also], self.values)
+
+    @property
+    def unreached(self) -> list[str]:
+        from headrace.sinks.followers import of_topic
+
+        read = sorted({self.store.topic, *self.topics, *(output for holder in self.holders for output in holder.outputs)})
+        return [each for topic in read for each in of_topic(self.store.log, topic)] + [each for holder in self.holders for each in holder.unreached]
 
 
-def _others(store: EventStore) -> list[str]:
-    return [name for name in store.log.topics() if name not in {store.topic, forgetting.topic(store)}]
+def _check_there(paths: Iterable[Path]) -> None:
+    if missing := [path for path in paths if not path.exists()]:
+        raise InputError(f"{missing[0]} does not exist; nothing was done.", fix="name the directories of states, views and backups.")
 
 
-def _lacks(rows: pa.RecordBatch, values: Sequence[str]) -> pa.BooleanArray:
-    """Rows in whose columns none of the values is."""
-    kept = pa.array([True] * rows.num_rows)
-    for column in rows.columns:
-        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-            for value in values:
-                has = pc.match_substring(column.cast(pa.binary()), value.encode())
-                kept = pc.and_(kept, pc.invert(pc.fill_null(has, fill_value=False)))
-        elif pa.types.is_nested(column.type):
-            plain = pa.array([any(value in str(item) for value in values) for item in column.to_pylist()], pa.bool_())
-            kept = pc.and_(kept, pc.invert(plain))
-    return kept
+def _is_of_events(store: EventStore, topic: str) -> bool:
+    return topic in store.log.topics() and bool(store.log.topic(topic).arrow_schema.equals(ARROW))
 
 
-def _without(store: EventStore, topic: str, kept: Kept, step: Callable[[str], None]) -> int:
+def _without(store: EventStore, topic: str, marked: Marked, step: Step) -> int:
     """Until no row is left that should go: somebody may be appending."""
     total = 0
     for _ in range(_MOST_ROUNDS):
-        if not _has(store, topic, kept):
+        goes = condemned.found(store.log, topic, marked)
+        if goes is None:
             return total
         _roll(store, topic)
         step(f"rolled {topic}")
         make_checkpoint(store.log)
+        if _is_of_events(store, topic):
+            _keep_versions(store, topic, marked)
         step(f"sealed {topic}")
-        known = store.log.topic_state(topic)
-        with alone(store.log, wait=True):  # compaction would put back what it had read before
-            total += sum(excise_rows(store.log, known, number, kept) for number in range(len(known.partitions)))
+        total += _rewritten(store, goes)
         step(f"excised {topic}")
     raise NotForgotten(f"The topic {topic!r} gets rows that should go as quickly as they are removed.", fix="stop whoever writes them, and run this again.")
 
 
-def _has(store: EventStore, topic: str, kept: Kept) -> bool:
-    return any(pc.any(pc.invert(kept(rows))).as_py() for rows in store.log.read(topic, headers=True))
+def _rewritten(store: EventStore, goes: Condemned) -> int:
+    known, total = store.log.topic_state(goes.topic), 0
+    for kept in goes.passes():
+        with alone(store.log, wait=True):  # compaction would put back what it had read before
+            total += sum(excise_rows(store.log, known, number, kept) for number in range(len(known.partitions)))
+    return total
+
+
+def _keep_versions(store: EventStore, topic: str, marked: Marked) -> None:
+    """Which versions entities had reached: everything that goes now is sealed, so nothing goes that is not looked at here."""
+    from headrace.events.store import open_store
+
+    versions: dict[str, int] = {}
+    for rows in store.log.read(topic, 0):
+        gone = rows.filter(marked(rows)).select(["entity", "version"]).to_pylist()
+        for row in gone:
+            versions[row["entity"]] = max(row["version"], versions.get(row["entity"], 0))
+    with open_store(store.log, topic) as owner:
+        forgetting.keep_versions(owner, versions)
 
 
 def _roll(store: EventStore, topic: str) -> None:
@@ -155,7 +234,7 @@ def _roll(store: EventStore, topic: str) -> None:
     store.log.committer.submit(decide)
 
 
-def _begin_index(store: EventStore, step: Callable[[str], None]) -> None:
+def _begin_index(store: EventStore, step: Step) -> None:
     def decide(draft: Draft) -> str:
         generation = str(int(draft.state.notes.get(generation_note(store.topic), "0")) + 1)
         draft.do("note", generation_note(store.topic), generation)
@@ -163,8 +242,16 @@ def _begin_index(store: EventStore, step: Callable[[str], None]) -> None:
 
     generation = store.log.committer.submit(decide)
     step("generation")
-    store.by_entity.refresh()
-    for path in forgetting.directory(store).glob("index-*"):
+    store.look_again()
+    home = forgetting.directory(store)
+    for path in home.glob("index-*"):
         if path.name != f"index-{generation}":
             shutil.rmtree(path)
+    Disk().sync_directory(home)
     step("index")
+
+
+def _remove_key(store: EventStore, subject: str) -> None:
+    from headrace.events.vault import remove_key
+
+    remove_key(store, subject)

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import lmdb
 
 from headrace.errors import CorruptionError, InputError, OffsetOutOfRange, ReadOnlyLog
+from headrace.events import forgetting
 from headrace.events import index as indexes
 from headrace.events.index import Index, Reading
 from headrace.events.rows import Entry, entries
@@ -69,6 +70,7 @@ class Indexed:
 
     def _begin(self, generation: str) -> None:
         self.generation = generation
+        self._kept_versions = forgetting.kept_versions(self._log, self._topic)
         self._index = indexes.opened(self.place(self._log, self._directory, generation))
         if not self._fits():
             indexes.thrown_away(self._index)
@@ -223,9 +225,16 @@ class Indexed:
         with self._lock:
             last = self._tail.newest(entity)
         if last is not None and (end is None or last.offset < end):
-            return last.version
+            return self.at_least_kept(entity, last.version)
         with self.look(end=end) as look:
             return look.newest(entity)
+
+    def at_least_kept(self, entity: str, version: int | None) -> int | None:
+        """A version, or the one that the entity had when its newest events were excised."""
+        if not self._kept_versions:
+            return version
+        kept = self._kept_versions.get(forgetting.hashed(self._directory, entity))
+        return version if kept is None else max(kept, version or 0)
 
     def is_near(self) -> bool:
         """Whether this was kept up a moment ago, so that little is left to read under the log's lock."""
@@ -275,7 +284,10 @@ class Look:
         return found if self._end is None else [entry for entry in found if entry.offset < self._end]
 
     def newest(self, entity: str) -> int | None:
-        """The newest version of an entity, if it has any."""
+        """The newest version of an entity, if it has or had any."""
+        return self._owner.at_least_kept(entity, self._newest_event(entity))
+
+    def _newest_event(self, entity: str) -> int | None:
         last = self._tail.newest(entity)
         if last is not None and last.offset >= self._reading.position:
             if self._end is None or last.offset < self._end:

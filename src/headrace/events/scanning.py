@@ -1,7 +1,8 @@
 """Looking for values in every byte of directories: the proof that something was forgotten. Nothing is trusted: free pages, journals and older versions are bytes like others.
 
-A value is looked for as UTF-8, as UTF-16 and as JSON escapes it; what is compressed is unpacked first (batches of the log, Parquet, gzip), and what a database may have split over pages
-is asked for in SQL too. A file of a kind that is compressed and not known here is not passed over: it is reported as one that could not be looked into.
+A value is looked for as UTF-8, as UTF-16 and as JSON escapes it; what is compressed is unpacked first (batches of the log, wherever they lie, Parquet, gzip). SQLite may cut a value over two pages: rows are
+asked for in SQL, and of pages that are free or superseded the ends are held together (`sqlite_pages`). A file of a kind that is compressed and not known here is not passed over: it is reported as one that
+could not be looked into.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import gzip
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
 from headrace.errors import HeadraceError
+from headrace.events.sqlite_pages import is_cut_over_pages
 from headrace.log.file.disk import Disk
-from headrace.log.file.frame import LZ4, ZSTD, body_is_sound
+from headrace.log.file.frame import HEADER_BYTES, LZ4, MAGIC, ZSTD, FrameHeader, body_is_sound, unchecked_header
+from headrace.log.file.journal import SUFFIX as JOURNAL
 from headrace.log.file.segment import SUFFIX, read_frames, read_segment_header
 
 _CHUNK = 4 << 20
@@ -38,7 +41,7 @@ class Found:
 
 def scan(roots: Iterable[Path], values: Iterable[str]) -> list[Found]:
     """Files below some directories that hold any of the values."""
-    patterns = sorted({pattern for value in values for pattern in _patterns(value)})
+    patterns = sorted({pattern for value in values for pattern in spellings(value)})
     found = []
     for path in sorted({path for root in roots for path in ([root] if root.is_file() else root.rglob("*")) if path.is_file() and not path.is_symlink()}):
         try:
@@ -52,7 +55,8 @@ def scan(roots: Iterable[Path], values: Iterable[str]) -> list[Found]:
     return found
 
 
-def _patterns(value: str) -> Iterator[bytes]:
+def spellings(value: str) -> Iterator[bytes]:
+    """How a value may stand in a file."""
     yield value.encode()
     yield json.dumps(value)[1:-1].encode()
     yield json.dumps(value, ensure_ascii=False)[1:-1].encode()
@@ -66,6 +70,10 @@ def _look(path: Path, patterns: list[bytes]) -> str | None:
         head = file.read(16)
     if path.suffix == SUFFIX:
         return _in_segment(path, patterns)
+    if path.suffix == JOURNAL or "quarantine" in path.parts:
+        return _in_loose_frames(path.read_bytes(), patterns)
+    if path.name.endswith("-wal"):
+        return "has a value, cut over two pages" if is_cut_over_pages(path, patterns) else None
     if head.startswith(_SQLITE):
         return _in_sqlite(path, patterns)
     if head.startswith(_PARQUET):
@@ -82,13 +90,17 @@ def _contains(data: bytes | memoryview, patterns: list[bytes]) -> bool:
 
 
 def _in_bytes(path: Path, patterns: list[bytes]) -> bool:
-    overlap = max(map(len, patterns), default=1) - 1
     with path.open("rb") as file:
-        before = b""
-        while chunk := file.read(_CHUNK):
-            if _contains(before + chunk, patterns):
-                return True
-            before = chunk[-overlap:] if overlap else b""
+        return _in_stream(file.read, patterns)
+
+
+def _in_stream(read: Callable[[int], bytes], patterns: list[bytes]) -> bool:
+    overlap = max(map(len, patterns), default=1) - 1
+    before = b""
+    while chunk := read(_CHUNK):
+        if _contains(before + chunk, patterns):
+            return True
+        before = (before + chunk)[-overlap:] if overlap else b""
     return False
 
 
@@ -100,8 +112,7 @@ def _in_segment(path: Path, patterns: list[bytes]) -> str | None:
         for position, frame, body in read_frames(file, header.size, file.size()):
             if frame is None or not body_is_sound(frame, body):
                 return f"is damaged at byte {position}, and cannot be looked into there"
-            codec = next((name for flag, name in _CODECS.items() if frame.flags & flag), None)
-            if codec and _contains(pa.decompress(pa.py_buffer(body).slice(8), decompressed_size=int.from_bytes(body[:8], "little"), codec=codec, asbytes=True), patterns):
+            if _in_frame(frame, body, patterns):
                 return "has a value in a compressed batch"
     except HeadraceError as error:
         return f"cannot be looked into: {error.message}"
@@ -110,8 +121,30 @@ def _in_segment(path: Path, patterns: list[bytes]) -> str | None:
     return None
 
 
+def _in_frame(frame: FrameHeader, body: bytes | memoryview, patterns: list[bytes]) -> bool:
+    codec = next((name for flag, name in _CODECS.items() if frame.flags & flag), None)
+    if codec is None:
+        return False
+    size = int.from_bytes(body[:8], "little")
+    return _contains(pa.decompress(pa.py_buffer(body).slice(8), decompressed_size=size, codec=codec, asbytes=True), patterns)
+
+
+def _in_loose_frames(content: bytes, patterns: list[bytes]) -> str | None:
+    """Batches anywhere in a file: the journal has those of small appends. One that is damaged cannot be unpacked, by nobody."""
+    at = content.find(MAGIC)
+    while at >= 0:
+        frame = unchecked_header(content, at)
+        body = memoryview(content)[at + HEADER_BYTES : at + HEADER_BYTES + frame.body_bytes] if frame is not None else memoryview(b"")
+        if frame is not None and body_is_sound(frame, body) and _in_frame(frame, body, patterns):
+            return f"has a value in a compressed batch at byte {at}"
+        at = content.find(MAGIC, at + 1)
+    return None
+
+
 def _in_sqlite(path: Path, patterns: list[bytes]) -> str | None:
     """A long value may be cut over several pages, where its bytes do not lie beside each other."""
+    if is_cut_over_pages(path, patterns):
+        return "has a value, cut over two pages"
     try:
         with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10) as database:
             tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'")]
@@ -147,6 +180,6 @@ def _in_parquet(path: Path, patterns: list[bytes]) -> str | None:
 def _in_gzip(path: Path, patterns: list[bytes]) -> str | None:
     try:
         with gzip.open(path) as file:
-            return "has a value, compressed" if _contains(file.read(), patterns) else None
+            return "has a value, compressed" if _in_stream(file.read, patterns) else None
     except (OSError, EOFError, zlib.error) as error:
         return f"cannot be looked into: {error}"

@@ -13,6 +13,7 @@ import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,18 @@ def _decrypted(cipher: Any, content: bytes, about: bytes) -> bytes | None:
         return bytes(cipher.decrypt(content[:_NONCE_BYTES], content[_NONCE_BYTES:], about))
     except InvalidTag:
         return None
+
+
+def remove_key(store: EventStore, subject: str) -> None:
+    """Delete a subject's key, if there is a vault and it has one, without opening it: no master key is needed for that."""
+    path = forgetting.directory(store) / "keys.sqlite"
+    if path.exists():
+        with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as db:
+            db.execute("PRAGMA secure_delete = ON")
+            db.execute("PRAGMA synchronous = EXTRA")
+            if db.execute("SELECT name FROM sqlite_master WHERE name = 'keys'").fetchone():
+                db.execute("DELETE FROM keys WHERE subject = ?", (subject,))
+                db.execute("VACUUM")
 
 
 class Vault(Closing):

@@ -30,12 +30,15 @@ VERSION = 1
 class Arranged:
     """One query: its outputs, what its steps that keep state mean, how the outputs' tables come about, and up to which tick an earlier query has told of rows that its steps
     could not use.
+
+    `again`: up to this tick all of it was computed before (`pipeline.forgetting`). State and views are built anew; topics and dead letters have what they were told.
     """
 
     outputs: tuple[str, ...]
     steps: dict[str, Meaning]
     tables: dict[str, str]
     told: dict[str, int] = field(default_factory=dict)
+    again: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Arrangement:
 
 def _arranged(stored: Mapping[str, Any]) -> Arranged:
     steps = {name: Meaning(**each) for name, each in stored["steps"].items()}
-    return Arranged(tuple(stored["outputs"]), steps, stored["tables"], stored["told"])
+    return Arranged(tuple(stored["outputs"]), steps, stored["tables"], stored["told"], stored.get("again", 0))
 
 
 def note_name(pipeline: str) -> str:
@@ -63,13 +66,13 @@ def note_name(pipeline: str) -> str:
 
 
 def arrangement_of(queries: Iterable[Query]) -> Arrangement:
-    return Arrangement({each.name: arranged_query(each.plan, each.told) for each in queries})
+    return Arrangement({each.name: arranged_query(each.plan, each.told, each.again) for each in queries})
 
 
-def arranged_query(plan: PipelinePlan, told: Mapping[str, int] | None = None) -> Arranged:
+def arranged_query(plan: PipelinePlan, told: Mapping[str, int] | None = None, again: int = 0) -> Arranged:
     inputs = [output.input for output in plan.outputs]  # a declared input that nothing uses is none
     tables = {output.name: tables_of([output.input]) for output in plan.outputs}
-    return Arranged(tuple(output.name for output in plan.outputs), meanings(inputs), tables, dict(told or {}))
+    return Arranged(tuple(output.name for output in plan.outputs), meanings(inputs), tables, dict(told or {}), again)
 
 
 def known_names(plan: PipelinePlan, log: Log) -> PipelinePlan:
@@ -89,9 +92,12 @@ def arranged(plan: PipelinePlan, log: Log, ledger: Ledger, journal: TickJournal,
         there = {view for view in views if view_tick is not None and view_tick(view) >= entry.tick}  # the others were lost
         if outputs := tuple(output for output in each.outputs if output in topics | there):
             queries[name] = _checked(plan, replace(each, outputs=outputs))
+    for name, each in stored.queries.items():
+        if name not in begun and each.again and (outputs := tuple(output for output in each.outputs if output in topics | views)):
+            queries[name] = arranged_query(sub_plan(plan, outputs), each.told, each.again)
     known = {output for each in queries.values() for output in each.outputs}
     if added := tuple(output.name for output in plan.outputs if output.name not in known):
-        is_new = not begun and ledger.last(MAIN_QUERY) is None
+        is_new = not begun and MAIN_QUERY not in queries and ledger.last(MAIN_QUERY) is None
         if not is_new:
             _check_new_topics(plan, log, added)
             _check_history(sub_plan(plan, added), log, journal)
@@ -141,7 +147,7 @@ def _check_history(plan: PipelinePlan, log: Log, journal: TickJournal) -> None:
 
 def _checked(plan: PipelinePlan, known: Arranged) -> Arranged:
     """That the steps of a query are what they were, and none is new; and that the tables that they and the outputs are given come about as they did."""
-    now = arranged_query(sub_plan(plan, known.outputs), known.told)
+    now = arranged_query(sub_plan(plan, known.outputs), known.told, known.again)
     for name, meaning in now.steps.items():
         if name not in known.steps:
             gone = sorted(known.steps.keys() - now.steps.keys())

@@ -59,8 +59,8 @@ class Workshop:
 class Query:
     """`plan` has all inputs of the pipeline and this query's outputs. `step()` does one batch."""
 
-    def __init__(self, name: str, plan: PipelinePlan, workshop: Workshop, told: Mapping[str, int] | None = None) -> None:
-        self.name, self.plan, self.workshop = name, plan, workshop
+    def __init__(self, name: str, plan: PipelinePlan, workshop: Workshop, told: Mapping[str, int] | None = None, again: int = 0) -> None:
+        self.name, self.plan, self.workshop, self.again = name, plan, workshop, again
         self.told: Mapping[str, int] = told or {}
         """Up to which tick a step's rows that could not be used have been told, by a query that had the step before. A batch ends there at the latest."""
         self.clock_state: ClockState = read_clocks(workshop.clock_directory, self.entry.clocks)
@@ -111,7 +111,7 @@ class Query:
         before = journal.at(entry.tick)
         if before is None:
             raise ConfigurationError(f"The ticks of {self.plan.name!r} do not reach back to {entry.tick}.", fix="replay the pipeline.")
-        up_to = min([up_to, entry.tick + most_ticks, *(told for told in self.told.values() if told > entry.tick)])
+        up_to = min([up_to, entry.tick + most_ticks, *(told for told in (*self.told.values(), self.again) if told > entry.tick)])
         ticks = _bounded(before, journal.between(entry.tick, up_to))
         if ticks:
             started = time.monotonic()
@@ -168,6 +168,8 @@ class Query:
         views = [each.name for each in self.plan.outputs if isinstance(each, ViewOutput)]
         self._leave_out_told(result, context.up_to)
         made = Made(result.views, result.topics, self._controls(result, clocks), result.diverted, result.late, result.late_rows)
+        if context.up_to <= self.again:
+            made = Made(result.views)
         commit_batch(shop.ledger, shop.views, entry, made, views)
 
     def _leave_out_told(self, result: BatchResult, up_to: int) -> None:

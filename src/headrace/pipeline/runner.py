@@ -96,7 +96,7 @@ class Runner:
         known = self.views.reader.tick if self.views is not None else None
         arrangement = arranged(self.plan, self.log, self.ledger, self.journal, known)
         self._store(arrangement)
-        queries = [Query(name, sub_plan(self.plan, each.outputs), self._workshop, each.told) for name, each in arrangement.queries.items()]
+        queries = [Query(name, sub_plan(self.plan, each.outputs), self._workshop, each.told, each.again) for name, each in arrangement.queries.items()]
         if self.views is not None:
             new = [output.name for query in queries if not query.has_begun for output in query.plan.outputs if isinstance(output, ViewOutput)]
             self.views.empty(new, self.ledger.epoch)
@@ -183,7 +183,7 @@ class Runner:
 
     def _join_up(self) -> None:
         """A query that has caught up becomes part of the leading one: they have the same tick, so the states of both fit together."""
-        for query in [query for query in self.queries[1:] if query.tick == self.leading.tick]:
+        for query in [query for query in self.queries[1:] if query.tick == self.leading.tick >= max(query.again, self.leading.again)]:
             leading = self.leading
             outputs = [output.name for output in (*leading.plan.outputs, *query.plan.outputs)]
             entry = self._both(leading, query)

@@ -54,6 +54,8 @@ class Status:
     host: str = ""
     process_began: str | None = None
     """When the process was started, as its system counts: another process may get the same number later."""
+    local: str = ""
+    """Where state is at hand on each machine."""
     version: int = VERSION
 
     @property
@@ -107,6 +109,7 @@ def status_of(runner: Runner) -> Status:
         clocks=told_clocks(leading),
         host=socket.gethostname(),
         process_began=_began(os.getpid()),
+        local=str(runner.local),
     )
 
 

@@ -157,6 +157,12 @@ class Ledger:
         tx.set_note(self._note(entry.query), text, expect=None if before is None else before.text)
         self._added[entry.query] = _Stored(entry, text)
 
+    def strike_out(self, tx: Transaction, query: str) -> None:
+        """A query's newest entry goes: it begins anew."""
+        before = self._newest(query)
+        tx.set_note(self._note(query), None, expect=None if before is None else before.text)
+        self._known.pop(query, None)
+
     def last(self, query: str) -> LedgerEntry | None:
         """The newest entry."""
         found = self._newest(query)

@@ -15,6 +15,7 @@ from threading import Event
 
 from headrace.errors import RetryError, TargetUnavailable
 from headrace.log.api import Log
+from headrace.sinks import followers
 from headrace.sinks.batch import batch_of
 from headrace.sinks.declared import Sink
 from headrace.sinks.following import Following, Piece
@@ -62,6 +63,7 @@ class Syncing:
         self._told_s = 0.0
 
     def run(self, *, stop: Event | None = None, until_caught_up: bool = False) -> None:
+        followers.remember(self.log, self.topic, self.sink)
         stopped = stop or Event()
         goal = self.log.end_offsets(self.topic) if until_caught_up else None
         while not stopped.is_set():

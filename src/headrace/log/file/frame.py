@@ -111,6 +111,14 @@ def read_header(data: bytes | memoryview, at: int, position: int) -> FrameHeader
     return FrameHeader(kind, flags, *rest)
 
 
+def unchecked_header(data: bytes | memoryview, at: int) -> FrameHeader | None:
+    """The header at a place of `data`, wherever that lay when it was written: for who looks through bytes, and checks the body."""
+    if len(data) - at < HEADER_BYTES:
+        return None
+    magic, version, kind, flags, _, *rest = _HEADER.unpack_from(data, at)
+    return FrameHeader(kind, flags, *rest) if magic == MAGIC and version <= VERSION else None
+
+
 def body_is_sound(header: FrameHeader, body: bytes | memoryview) -> bool:
     return len(body) == header.body_bytes and zlib.crc32(body) == header.body_crc
 
