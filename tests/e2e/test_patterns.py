@@ -110,6 +110,43 @@ def test_a_condition_that_fails_is_false_and_counted(tmp_path: Path) -> None:
         assert last_entry(test.log, "bank").counts["out.match.errors"] == 1
 
 
+def test_final_is_said_of_a_call_and_running_is_how_it_is_anyway(tmp_path: Path) -> None:
+    pipeline = hr.Pipeline("bank")
+    payments = pipeline.topic("payments", schema=SCHEMA, key="card", event_time=hr.EventTime("paid_at"))
+    measures = {"left": "final sum(amount) - sum(amount)", "part": "RUNNING sum(amount) / FINAL sum(amount)", "then": "last(up.amount)", "which": "classifier(up)"}
+    asked = hr.pattern("a up+", define={"up": "amount > prev(amount)"}, measures=measures, within="1 minute")
+    pipeline.write("out", payments.match({"rising": asked}, rows="all"))
+    with PipelineTest(pipeline, tmp_path) as test:
+        test.feed("payments", [payment(1, 1.0, 0), payment(1, 4.0, 1), payment(1, 5.0, 2), payment(1, 0.0, 3), payment(1, 0.0, 500)])
+        test.settle()
+        assert [row[8:12] for row in test.rows("out")] == [(9.0, 0.1, None, None), (5.0, 0.5, 4.0, "up"), (0.0, 1.0, 5.0, "up")]
+
+
+def test_times_are_seconds_where_they_are_cast_to_numbers(tmp_path: Path) -> None:
+    pipeline = hr.Pipeline("bank")
+    payments = pipeline.topic("payments", schema=SCHEMA, key="card", event_time=hr.EventTime("paid_at"))
+    soon = {"b": "CAST(paid_at AS BIGINT) - CAST(a.paid_at AS BIGINT) <= 5"}
+    pipeline.write("out", payments.match("a b", define=soon, measures={"last": "CAST(paid_at AS DOUBLE)"}, within="1 minute"))
+    with PipelineTest(pipeline, tmp_path) as test:
+        test.feed("payments", [payment(1, 1.0, 0), payment(1, 4.0, 10), payment(1, 5.0, 14.5), payment(1, 0.0, 500)])
+        test.settle()
+        assert [row[2] for row in test.rows("out")] == [START.timestamp() + 14.5]
+
+
+def test_measures_of_what_is_no_number_or_too_large_are_as_in_spark(tmp_path: Path) -> None:
+    pipeline = hr.Pipeline("bank")
+    events = pipeline.topic("events", schema="v DOUBLE, n BIGINT, at TIMESTAMP", event_time=hr.EventTime("at"))
+    measures = {"least": "min(v)", "isnan": "max(v) = CAST('NaN' AS DOUBLE)", "n": "sum(n)", "mean": "avg(v)"}
+    pipeline.write("out", events.match("a{3}", measures=measures, within="1 hour"))
+    values = [(5.0, 2**62), (float("nan"), 2**62), (9.0, 1), (None, 1), (4.0, None), (6.0, 2)]
+    with PipelineTest(pipeline, tmp_path) as test:
+        test.feed("events", [{"v": v, "n": n, "at": at(second)} for second, (v, n) in enumerate(values)] + [{"v": 1.0, "n": 1, "at": at(9000)}])
+        test.settle()
+        first, second = test.rows("out")
+        assert first[1:4] == (5.0, True, None), "NaN is the greatest of numbers, and what is too large is null"
+        assert second[1:5] == (4.0, False, 3, 5.0), "nulls do not count"
+
+
 def test_several_patterns_in_one_pass(tmp_path: Path) -> None:
     pipeline = hr.Pipeline("bank")
     payments = pipeline.topic("payments", schema=SCHEMA, key="card", event_time=hr.EventTime("paid_at"))

@@ -12,13 +12,14 @@ import pytest
 
 import headrace as hr
 from headrace.errors import PlanError, UnknownColumn
+from headrace.pipeline.inspect import last_entry
 from headrace.pipeline.partial_matches import partial_matches
 from headrace.testing.pipelines import Died, PipelineTest
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 PAYMENTS = "card BIGINT, amount DOUBLE, kind STRING, paid_at TIMESTAMP"
-RULES = "name STRING, pattern STRING, define STRING, within STRING, after_match STRING, note STRING"
+RULES = "name STRING, pattern STRING, define STRING, within STRING, after_match STRING, subsets STRING, note STRING"
 Row = dict[str, Any]
 
 
@@ -28,7 +29,7 @@ def payment(card: int, amount: float | None, seconds: float, kind: str = "a") ->
 
 def rule(name: str, pattern: str | None, define: dict[str, str] | str | None = None, within: str | None = "1 minute", after: str | None = None, note: str = "") -> Row:
     text = json.dumps(define) if isinstance(define, dict) else define
-    return {"name": name, "pattern": pattern, "define": text, "within": within, "after_match": after, "note": note}
+    return {"name": name, "pattern": pattern, "define": text, "within": within, "after_match": after, "subsets": None, "note": note}
 
 
 def bank(partitions: int = 1, **asked: Any) -> hr.Pipeline:
@@ -99,7 +100,8 @@ def test_a_rule_that_cannot_be_read_is_a_dead_letter_and_others_go_on(tmp_path: 
     bad = [
         rule("open", "a (b"), rule("nothing", None), rule("empty", "a*"), rule("column", "a", {"a": "amuont > 1"}), rule("symbol", "a", {"b": "amount > 1"}),
         rule("json", "a", "{amount"), rule("later", "a b", {"a": "b.amount > 1"}), rule("never ends", "a b", within=None), rule("first", "^ a"), rule("no condition", "a", {"a": "amount"}),
-        rule("duration", "a", within="soon"), rule("skip", "a", after="skip to first b"),
+        rule("duration", "a", within="soon"), rule("skip", "a", after="skip to first b"), rule("number", "a", {"a": "match_number() > 1"}),
+        rule("deep", "a", {"a": "amount" + " + 1" * 3000 + " > 3"}), rule("deeper", "PERMUTE(a, " * 800 + "b" + ")" * 800), {**rule("members", "a"), "subsets": '{"both": ["a", 1]}'},
     ]  # fmt: skip
     with PipelineTest(bank(), tmp_path, shards=3) as test:
         test.feed("rules", [*bad, rule("good", "a", {"a": "amount > 100"})])
@@ -116,6 +118,15 @@ def test_a_rule_that_cannot_be_read_is_a_dead_letter_and_others_go_on(tmp_path: 
         test.feed("payments", [payment(1, 600.0, 200), payment(1, 1.0, 300)])
         test.settle()
         assert len(told(test)) == 1, "a rule that became unreadable is not in force"
+
+
+def test_a_condition_that_fails_on_a_row_is_false_and_counted(tmp_path: Path) -> None:
+    with PipelineTest(bank(), tmp_path) as test:
+        test.feed("rules", [rule("number", "a", {"a": "CAST(kind AS INT) > 3"}), rule("half", "a", {"a": "floor(kind / 2) = 4"})])
+        test.feed("payments", [payment(1, 1.0, 0, "2"), payment(1, 2.0, 1, "x"), payment(1, 3.0, 2, " 8 "), payment(1, 1.0, 100, "1")])
+        test.settle()
+        assert [row[1:4] for row in told(test)] == [("half", 1, 3.0), ("number", 1, 3.0)]
+        assert last_entry(test.log, "bank").counts["alerts.match.errors"] == 2, "each of the two conditions on one row"
 
 
 def test_more_rules_than_may_be_are_refused(tmp_path: Path) -> None:

@@ -60,6 +60,13 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("a b", {"within": "0 seconds"}, PlanError, "is zero"),
     ("a b", {"most_rows": 0}, PlanError, "most_rows=0"),
     ("a{501}", {}, BadPattern, "more than 500 symbols"),
+    ("PERMUTE(a, " * 60 + "b" + ")" * 60, {}, BadPattern, "nested more than 50 deep"),
+    ("a b", {"define": {"b": "match_number() < 3"}}, BadExpression, "use match_number() in measures"),
+    ("a b", {"measures": {"x": "classifier(c)"}}, BadExpression, "classifier() takes a symbol, or nothing"),
+    ("a b", {"define": {"b": "amount + a.amount" + " + 1" * 500 + " > 3"}}, BadExpression, "nested more than 100 deep"),
+    ("a b", {"define": {"b": "CAST(paid_at - a.paid_at AS BIGINT) > 3"}}, BadExpression, "an interval is no number"),
+    ("a b", {"define": {"b": "CAST(amount AS STRING) = a.shop"}}, BadExpression, "a cast from double to STRING"),
+    ("a b", {"subsets": {"both": "ab"}}, BadPattern, "'ab' is not right there"),
 ]  # fmt: skip
 
 
@@ -111,6 +118,8 @@ def test_several_patterns_share_their_columns() -> None:
     assert step.schema.names == ["card", "pattern", "total", "shop", "matched_at"]
     with pytest.raises(PlanError, match="give within= to each"):
         payments.match({"a": hr.pattern("a b")}, within="1 minute")
+    with pytest.raises(PlanError, match="'a b' as the pattern 'a'"):
+        payments.match({"a": "a b"})  # type: ignore[dict-item]
     with pytest.raises(PlanError, match="'total' is"):
         payments.match({"a": hr.pattern("a b", measures={"total": "sum(amount)"}), "b": hr.pattern("a b", measures={"total": "last(shop)"})})
 
@@ -151,8 +160,17 @@ def test_sql_gives_the_same_plan() -> None:
     assert pipeline.sql(QUERY).step == fraud(payments, after_match="skip to last small", subsets={"both": ("small", "big")}).step
     every = QUERY.replace("ONE ROW", "ALL ROWS").replace("SKIP TO LAST small", "SKIP PAST LAST ROW")
     assert pipeline.sql(every).step == fraud(payments, rows="all", subsets={"both": ("small", "big")}).step
+    remarked = QUERY.replace("(small{3,} big)", "(small{3,} /* in a row */ big -- the last\n)").replace("PARTITION BY card", "PARTITION BY CARD").replace("small AS", "SMALL AS").replace("LAST small", "LAST Small")
+    assert pipeline.sql(remarked).step == pipeline.sql(QUERY).step, "comments, and small and capital letters, make no difference"
     plain = pipeline.sql(QUERY.replace("SELECT *", "SELECT m.card, total * 2 AS twice").replace(") AS m", ") AS m WHERE m.total > 5"))
     assert plain.schema.names == ["card", "twice"]
+
+
+def test_sql_without_a_partition_is_one_sequence() -> None:
+    pipeline = hr.Pipeline("bank")
+    events = pipeline.topic("events", schema="v DOUBLE, at TIMESTAMP", event_time=hr.EventTime("at"))
+    found = pipeline.sql("SELECT * FROM events MATCH_RECOGNIZE (ORDER BY at MEASURES sum(v) AS total PATTERN (a b) DEFINE b AS v > a.v);")
+    assert found.step == events.match("a b", define={"b": "v > a.v"}, measures={"total": "sum(v)"}).step
 
 
 @pytest.mark.parametrize(
@@ -168,6 +186,13 @@ def test_sql_gives_the_same_plan() -> None:
         (QUERY.replace("PATTERN (small{3,} big)", "PATTERN small"), BadQuery, "in parentheses"),
         (QUERY.replace("small AS amount", "small amount"), BadQuery, "has no AS"),
         (QUERY.replace("ONE ROW PER MATCH", "ALL ROWS PER MATCH WITH UNMATCHED ROWS"), BadQuery, "is not known"),
+        (QUERY.replace("ONE ROW PER MATCH", "ONE ROW PER MATCH SHOW TIMEOUT"), BadQuery, "SHOW TIMEOUT is not known"),
+        (QUERY.replace("ONE ROW PER MATCH", "ONE ROW PER MATCH ALL ROWS PER MATCH"), BadQuery, "are both there"),
+        (QUERY.replace("AS n\n", "AS total\n"), BadQuery, "'total' is there twice"),
+        (QUERY.replace("DEFINE small", "DEFINE big AS amount > 1, small"), BadQuery, "'big' is there twice"),
+        (QUERY.replace("AS n\n", "AS n INITIAL\n"), BadQuery, "'n INITIAL' is not a name"),
+        (QUERY.replace("PARTITION BY card", ""), BadQuery, "write PARTITION BY card"),
+        (QUERY + "; SELECT 1", BadQuery, "more than one query"),
         (QUERY + " GROUP BY card", BadQuery, "GROUP cannot stand"),
         (QUERY.replace("PARTITION BY card", "PARTITION BY card, upper(card)"), BadQuery, "is not a column"),
     ],

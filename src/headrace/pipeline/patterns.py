@@ -53,7 +53,7 @@ def pattern(
     after_match: str = PAST_LAST, subsets: Mapping[str, Sequence[str]] | None = None,
 ) -> PatternText:  # fmt: skip
     """A pattern for `stream.match({"name": hr.pattern(…), …})`, which looks for several at once."""
-    members = tuple((name, tuple(each)) for name, each in (subsets or {}).items())
+    members = tuple((name, (each,) if isinstance(each, str) else tuple(each)) for name, each in (subsets or {}).items())
     return PatternText(pattern, tuple((define or {}).items()), tuple((measures or {}).items()), within, after_match, members)
 
 
@@ -176,9 +176,9 @@ def matched(stream: Stream, patterns: Mapping[str, PatternText], asked: Asked, n
     where = stream._place("match", name)  # noqa: SLF001
     over = checked_time(stream.step, where=where)
     late = checked_late(asked, where)
-    specs = tuple((each, _spec(text, asked, where)) for each, text in patterns.items())
-    if not specs:
+    if not patterns:
         raise PlanError(f"The step {where} has no patterns.", fix="give at least one.")
+    specs = tuple((each, _spec(each, text, asked, where)) for each, text in patterns.items())
     specs = _with_all_measures(specs) if several else specs
     found = [compiled(spec, stream.schema, where=where, lenient=several) for _, spec in specs]
     for each in found:
@@ -225,7 +225,9 @@ def checked_late(asked: Asked, where: str) -> LatePolicy:
     return late
 
 
-def _spec(text: PatternText, asked: Asked, where: str) -> PatternSpec:
+def _spec(name: str, text: PatternText, asked: Asked, where: str) -> PatternSpec:
+    if not isinstance(text, PatternText):
+        raise PlanError(f"The step {where} has {text!r} as the pattern {name!r}.", fix='write {"name": hr.pattern("a b", define={…})}.')
     within_us = None if text.within is None else positive_us(text.within, f"within of the step {where}")
     return PatternSpec(text.pattern, text.define, text.measures, within_us, text.after_match, text.subsets, asked.most_rows, asked.most_matches)
 

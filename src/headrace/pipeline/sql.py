@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,7 +25,7 @@ from sqlglot.errors import ParseError, TokenError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from headrace.errors import BadQuery, PlanError, nearest
-from headrace.operators.patterns.parsing import pointed
+from headrace.operators.patterns.parsing import parse_pattern, pointed
 from headrace.operators.patterns.specs import ALL_ROWS, ONE_ROW, PAST_LAST, TO_LAST
 from headrace.pipeline.timing import time_column
 
@@ -52,6 +52,18 @@ class _Part:
 
     first: int
     stop: int
+
+
+class _Spelled:
+    """Names as they are spelled where they come from: in SQL, small and capital letters are the same."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(names)
+
+    def __getitem__(self, name: str) -> str:
+        """The only one that is alike; if there is none, who looks for the name says so."""
+        alike = [each for each in self._names if each.lower() == name.lower()]
+        return alike[0] if len(alike) == 1 else name
 
 
 class _Query:
@@ -123,8 +135,11 @@ class _Query:
         return [" ".join(token.text.upper().split()) for token in self.tokens[at : at + len(words)]] == list(words)
 
     def _said(self, part: _Part) -> str:
-        """Tokens as they are written."""
-        return self.text[self.tokens[part.first].start : self.tokens[part.stop - 1].end + 1] if part.first < part.stop else ""
+        """Tokens as they are written, without comments."""
+        tokens = self.tokens[part.first : part.stop]
+        gaps = [self.text[one.end + 1 : other.start] for one, other in pairwise(tokens)]
+        between = ["", *(gap if not gap.strip() else " " for gap in gaps)]
+        return "".join(space + self.text[token.start : token.end + 1] for space, token in zip(between, tokens, strict=False))
 
     def _at(self, part: _Part) -> int:
         return int(self.tokens[min(part.first, len(self.tokens) - 1)].start)
@@ -147,29 +162,53 @@ class _Query:
             cut = words[0] if name_first else words[-1]
             before, behind = self._said(_Part(part.first, cut)), self._said(_Part(cut + 1, part.stop))
             name, value = (before, behind) if name_first else (behind, before)
-            found[name.strip("`")] = value
+            self._put(found, self._name(name, part), value, part)
         return found
+
+    def _name(self, said: str, part: _Part) -> str:
+        plain = said.strip("`")
+        if not plain or (plain == said and len(said.split()) > 1):
+            self._fail(f"{said!r} is not a name", self._at(part), "write name AS condition in DEFINE, and expression AS name in MEASURES.")
+        return plain
+
+    def _put(self, found: dict[str, Any], name: str, value: Any, part: _Part) -> None:
+        if name in found:
+            self._fail(f"{name!r} is there twice", self._at(part), "name each once.")
+        found[name] = value
 
     # What it means
 
     def stream(self, name: str | None) -> Stream:
         clauses = self._clauses()
-        for needed in ("PARTITION BY", "ORDER BY", "PATTERN"):
+        for needed in ("ORDER BY", "PATTERN"):
             if needed not in clauses:
                 self._fail(f"{needed} is missing", self.tokens[self.first].start)
-        keyed = self._source().key_by(*(self._column(part) for part in self._parts(clauses["PARTITION BY"])))
+        keyed = self._keyed(clauses.get("PARTITION BY"))
         self._check_order(keyed, clauses["ORDER BY"])
+        pattern = self._pattern(clauses["PATTERN"])
+        subsets = self._subsets(clauses.get("SUBSET"))
+        spelled = _Spelled((*parse_pattern(pattern, where=keyed._place("match", name)).symbols, *(subsets or {})))  # noqa: SLF001
+        define = self._named(clauses.get("DEFINE"), name_first=True)
         found = keyed.match(
-            self._pattern(clauses["PATTERN"]),
-            define=self._named(clauses.get("DEFINE"), name_first=True),
+            pattern,
+            define=None if define is None else {spelled[symbol]: condition for symbol, condition in define.items()},
             measures=self._named(clauses.get("MEASURES"), name_first=False),
             within=_duration(self._said(clauses["WITHIN"])) if "WITHIN" in clauses else None,
-            after_match=self._after(clauses.get("AFTER")),
-            subsets=self._subsets(clauses.get("SUBSET")),
-            rows=self._rows(clauses.get("ALL")),
+            after_match=self._after(clauses.get("AFTER"), spelled),
+            subsets=None if subsets is None else {subset: [spelled[each] for each in members] for subset, members in subsets.items()},
+            rows=self._rows(clauses.get("ONE"), clauses.get("ALL")),
             name=name,
         )
         return self._around(found)
+
+    def _keyed(self, clause: _Part | None) -> Stream:
+        """Without PARTITION BY all rows are one sequence, as those of a topic without a key are."""
+        source = self._source()
+        if clause is not None:
+            return source.key_by(*(_Spelled(source.schema.names)[self._column(part)] for part in self._parts(clause)))
+        if source.key:
+            self._fail(f"PARTITION BY is missing, and {source.step.place} has the key {', '.join(source.key)}", self.tokens[self.first].start, f"write PARTITION BY {', '.join(source.key)}.")
+        return source
 
     def _pattern(self, clause: _Part) -> str:
         text = self._said(clause)
@@ -186,20 +225,24 @@ class _Query:
         """Rows are matched in the order of their event time, whatever a query says; so it must say that."""
         words = self._said(clause).split()
         time = time_column(stream.step)
-        if time is None or not words or words[0].strip("`") != time.name or [each.upper() for each in words[1:]] not in ([], ["ASC"]):
+        if time is None or not words or words[0].strip("`").lower() != time.name.lower() or [each.upper() for each in words[1:]] not in ([], ["ASC"]):
             said = "no event time" if time is None else f"the event time {time.name!r}"
             self._fail(f"rows are matched in the order of their event time, and {stream.step.place} has {said}", self._at(clause), f"write ORDER BY {time.name if time else '…'}.")
 
-    def _after(self, clause: _Part | None) -> str:
+    def _after(self, clause: _Part | None, spelled: _Spelled) -> str:
         if clause is None:
             return PAST_LAST
         words = self._said(clause).split()
         lower = [each.lower() for each in words]
         if lower[:2] == ["skip", "to"] and len(words) == 3:
-            return f"{TO_LAST} {words[2]}"
-        return " ".join([*lower[:3], *words[3:]]) if lower[2:3] in (["first"], ["last"]) and lower[1:2] == ["to"] else " ".join(lower)
+            return f"{TO_LAST} {spelled[words[2]]}"
+        return " ".join([*lower[:3], *(spelled[each] for each in words[3:])]) if lower[2:3] in (["first"], ["last"]) and lower[1:2] == ["to"] else " ".join(lower)
 
-    def _rows(self, clause: _Part | None) -> str:
+    def _rows(self, one: _Part | None, clause: _Part | None) -> str:
+        if one is not None and clause is not None:
+            self._fail("ONE ROW PER MATCH and ALL ROWS PER MATCH are both there", self._at(clause), "choose one.")
+        if one is not None and one.first < one.stop:
+            self._fail(f"ONE ROW PER MATCH {self._said(one).upper()} is not known", self._at(one), "leave it out; partial matches go to a topic with match(timed_out=…).")
         if clause is None:
             return ONE_ROW
         more = self._said(clause).upper()
@@ -215,7 +258,7 @@ class _Query:
             name, equals, members = self._said(part).partition("=")
             if not equals or not members.strip().startswith("("):
                 self._fail(f"{self._said(part)!r} is no subset", self._at(part), "write SUBSET both = (a, b).")
-            found[name.strip()] = [each.strip() for each in members.strip().strip("()").split(",")]
+            self._put(found, name.strip(), [each.strip() for each in members.strip().strip("()").split(",")], part)
         return found
 
     # Around it
@@ -230,11 +273,11 @@ class _Query:
         """The SELECT and WHERE of the query, over the matches."""
         text = f"{self.text[: self.tokens[self.first].start]} {self.text[self.tokens[self.last].end + 1 :]}"
         try:
-            tree = _DIALECT.parse(text)[0]
+            tree, *more = [each for each in _DIALECT.parse(text) if each is not None]
         except ParseError as error:
             raise BadQuery(f"The query around MATCH_RECOGNIZE cannot be read: {str(error).splitlines()[0]}", fix="write SELECT columns FROM topic MATCH_RECOGNIZE (…) WHERE condition.") from None
-        if not isinstance(tree, exp.Select):
-            self._fail("it is no SELECT", 0)
+        if not isinstance(tree, exp.Select) or more:
+            self._fail("it is more than one query" if more else "it is no SELECT", 0)
         other = [part for part in ("joins", "group", "order", "limit", "having", "distinct", "laterals", "with_") if tree.args.get(part)]
         if other:
             self._fail(f"{other[0].strip('_').upper()} cannot stand around MATCH_RECOGNIZE here", 0, "use what sql() gives as any other stream: group_by, window, join.")

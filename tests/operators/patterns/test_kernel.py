@@ -148,3 +148,12 @@ def test_many_patterns_at_once_give_what_each_gives_alone(feed: Feed, asked: lis
 
 def _text(row: Row) -> str:
     return str(sorted(row.items()))
+
+
+def test_rows_of_long_matches_are_told_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row(0, number, "a", number, number) for number in range(40)]
+    feed = Feed([[*rows, row(0, 40, "c", 40, 0)], []], [41, 1000])
+    given_settings = settings(PatternSpec("a+ c", (), (("n", "count(*)"), ("total", "sum(v)")), 100), rows="all")
+    monkeypatch.setattr("headrace.operators.patterns.telling.MOST_AT_ONCE", 50)
+    told = feed_to(given_settings, feed).told
+    assert [(each["n"], each["total"]) for each in told] == [(at + 1, at * (at + 1) // 2 if at < 40 else 780) for at in range(41)]

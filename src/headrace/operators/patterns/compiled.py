@@ -98,18 +98,16 @@ def compiled(spec: PatternSpec, schema: pa.Schema, *, where: str, lenient: bool 
 
 def _measure(text: str, names: Names, where: str) -> Expression:
     """`final sum(amount)` is of the whole match, also where its rows are told one by one; `running` is how it is anyway."""
-    word, _, rest = text.strip().partition(" ")
-    plain = rest if word.lower() in ("final", "running") and rest else text
-    return read(plain, names, where=where, final=word.lower() == "final" and bool(rest))
+    return read(text, names, where=where)
 
 
 def _unknown(spec: PatternSpec, names: Names) -> list[tuple[str, tuple[str, ...]]]:
     """Names that measures use and the pattern does not have."""
     from sqlglot import exp
 
-    from headrace.operators.patterns.reading import parse
+    from headrace.operators.patterns.reading import parse_measure
 
-    found = {node.table for _, text in spec.measures for node in parse(text, where="measures").find_all(exp.Column) if node.table}
+    found = {node.table for _, text in spec.measures for node in parse_measure(text, where="measures").find_all(exp.Column) if node.table}
     return [(name, ()) for name in sorted(found) if names.members(name) is None]
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.operators.buffers import Mask
+from headrace.operators.patterns.casting import converted
 from headrace.operators.patterns.terms import Term
 
 Values = Any
@@ -71,7 +72,7 @@ class Convert:
     type: pa.DataType
 
     def over(self, given: Sequence[pa.Array], failures: Failures) -> Values:
-        return pc.cast(self.operand.over(given, failures), self.type, safe=False)
+        return converted(self.operand.over(given, failures), self.type, failures.add)
 
 
 Node = Given | Literal | Operation | Convert
@@ -135,7 +136,7 @@ def _checked(plain: Callable[..., Any], checked: Callable[..., Any]) -> Callable
 
 
 def _divided(values: Sequence[Values], failures: Failures) -> Values:
-    left, right = (pc.cast(value, pa.float64(), safe=False) if not pa.types.is_duration(value.type) else value for value in values)
+    left, right = (value if pa.types.is_duration(value.type) else converted(value, pa.float64(), failures.add) for value in values)
     zero = pc.equal(right, pa.scalar(0.0))
     failures.add(pc.and_(zero, pc.is_valid(left)))
     return pc.divide(left, pc.if_else(zero, pa.scalar(None, right.type), right))
@@ -215,8 +216,8 @@ OPERATIONS: dict[str, Callable[[Sequence[Values], Failures], Values]] = {
     "lower": _simple(pc.utf8_lower),
     "upper": _simple(pc.utf8_upper),
     "length": lambda values, _: pc.cast(pc.utf8_length(values[0]), pa.int32()),
-    "floor": lambda values, _: pc.cast(pc.floor(pc.cast(values[0], pa.float64())), pa.int64(), safe=False),
-    "sqrt": lambda values, _: pc.sqrt(pc.cast(values[0], pa.float64())),
+    "floor": lambda values, failures: converted(pc.floor(converted(values[0], pa.float64(), failures.add)), _WHOLE, failures.add),
+    "sqrt": lambda values, failures: pc.sqrt(converted(values[0], pa.float64(), failures.add)),
 }
 FUNCTIONS = {"abs": (1, 1), "coalesce": (1, 20), "least": (2, 20), "greatest": (2, 20), "lower": (1, 1), "upper": (1, 1), "length": (1, 1), "floor": (1, 1), "sqrt": (1, 1)}
 """The functions that can be called, and how many arguments each takes."""

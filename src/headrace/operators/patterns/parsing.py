@@ -177,19 +177,24 @@ class _Parser:
             return self._permutation(token)
         if token.kind == "name":
             return Symbol(token.text, token.at)
-        self._depth += 1
-        if self._depth > MOST_DEPTH:
-            self._fail(f"parentheses are nested more than {MOST_DEPTH} deep", token.at)
+        self._deeper(token)
         node, _ = self._either()
         self._depth -= 1
         if self._takes(")") is None:
             self._fail("this '(' is not closed" if self._next.kind == "end" else f"{self._next.text!r} was not expected", token.at if self._next.kind == "end" else self._next.at)
         return node if isinstance(node, Symbol | Either) else Sequence(node.items if isinstance(node, Sequence) else ((DIRECTLY, node),))
 
+    def _deeper(self, token: _Token) -> None:
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            self._fail(f"parentheses are nested more than {MOST_DEPTH} deep", token.at)
+
     def _permutation(self, token: _Token) -> Node:
+        self._deeper(token)
         nodes = [self._either()[0]]
         while self._takes(","):
             nodes.append(self._either()[0])
+        self._depth -= 1
         self._expect(")")
         if not 2 <= len(nodes) <= MOST_PERMUTED:
             self._fail(f"PERMUTE takes from 2 to {MOST_PERMUTED} elements", token.at)

@@ -15,11 +15,13 @@ from sqlglot.parsers.spark import SparkParser
 from headrace.durations import to_us
 from headrace.errors import BadExpression, BadPattern, UnknownColumn, nearest
 from headrace.operators.patterns.conditions import FUNCTIONS, Convert, Expression, Given, Literal, Node, Operation
+from headrace.operators.patterns.finality import FINAL, RUNNING, with_calls
 from headrace.operators.patterns.parsing import pointed
 from headrace.operators.patterns.terms import AGGREGATES, CLASSIFIER, COUNT, FIRST, LAST, MATCH_NUMBER, NAVIGATION, Term
 from headrace.operators.specs import UnfitType
 
 MOST_BACK = 1000
+MOST_DEPTH = 100
 PATTERN_FUNCTIONS = (*NAVIGATION, *AGGREGATES, CLASSIFIER, MATCH_NUMBER)
 _ARITHMETIC: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
 _COMPARISONS: dict[type[exp.Expr], str] = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
@@ -85,9 +87,14 @@ def parse(text: Any, *, where: str) -> exp.Expr:
     return trees[0]
 
 
-def read(text: str, names: Names, *, where: str, final: bool = False) -> Expression:
-    """A measure: an expression over the rows of a match. With `final`, over all of them, for each row of it."""
-    return _compiled(parse(text, where=where), text, names, where=where, final=final)
+def parse_measure(text: Any, *, where: str) -> exp.Expr:
+    """The same for a measure, which may say FINAL or RUNNING before calls."""
+    return parse(with_calls(text) if isinstance(text, str) else text, where=where)
+
+
+def read(text: str, names: Names, *, where: str) -> Expression:
+    """A measure: an expression over the rows of a match."""
+    return _compiled(parse_measure(text, where=where), text, names, where=where, is_measure=True)
 
 
 def condition(symbol: str, text: str, names: Names, *, where: str) -> Expression:
@@ -97,8 +104,8 @@ def condition(symbol: str, text: str, names: Names, *, where: str) -> Expression
     return made
 
 
-def _compiled(tree: exp.Expr, text: str, names: Names, *, where: str, final: bool = False) -> Expression:
-    reader = Reader(names, text, where, final=final)
+def _compiled(tree: exp.Expr, text: str, names: Names, *, where: str, is_measure: bool = False) -> Expression:
+    reader = Reader(names, text, where, is_measure=is_measure)
     expression = Expression(text, reader.node(tree), tuple(reader.terms))
     try:
         expression.type(names.schema)
@@ -181,15 +188,22 @@ def _looks_at_match(tree: exp.Expr, names: Names) -> bool:
 class Reader:
     """From sqlglot's tree. What has no maker here is refused."""
 
-    def __init__(self, names: Names, text: str, where: str, *, final: bool = False) -> None:
-        self.names, self.text, self.where, self.final = names, text, where, final
+    def __init__(self, names: Names, text: str, where: str, *, is_measure: bool = False) -> None:
+        self.names, self.text, self.where, self.is_measure = names, text, where, is_measure
         self.terms: list[Term] = []
+        self._final = False
+        self._depth = 0
 
     def node(self, tree: exp.Expr) -> Node:
         maker = self._makers.get(type(tree))
         if maker is None:
             self._refuse(f"{type(tree).__name__} ({tree.sql(dialect=_DIALECT)}) is not among what can be computed over a match")
-        return maker(self, tree)
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            raise BadExpression(f"The step {self.where} cannot use {self.text[:80]!r} …: it is nested more than {MOST_DEPTH} deep.", fix="write it with fewer parts.")
+        made = maker(self, tree)
+        self._depth -= 1
+        return made
 
     def _refuse(self, what: str, fix: str = "use arithmetic, comparisons, AND, OR, NOT, CASE, and the functions of patterns.") -> NoReturn:
         raise BadExpression(f"The step {self.where} cannot use {self.text!r}: {what}.", fix=fix)
@@ -197,7 +211,7 @@ class Reader:
     # Terms
 
     def _given(self, term: Term) -> Node:
-        term = replace(term, final=self.final)
+        term = replace(term, final=self._final)
         if term not in self.terms:
             self.terms.append(term)
         return Given(self.terms.index(term))
@@ -231,8 +245,10 @@ class Reader:
         name = str(tree.this).lower()
         if name == "next":
             self._refuse("next() looks at rows that come later", "put the condition on the symbol that comes later, with prev().")
+        if name in (FINAL, RUNNING) and self.is_measure:
+            return self._finally(tree, name)
         if name in (CLASSIFIER, MATCH_NUMBER):
-            return self._given(Term(LAST if name == LAST else name))
+            return self._given(self._about_match(tree, name))
         if name in NAVIGATION:
             return self._given(self._navigation(tree))
         if name in AGGREGATES:
@@ -244,6 +260,26 @@ class Reader:
         if not least <= len(tree.expressions) <= most:
             self._refuse(f"{name}() takes {least} {'argument' if most == least else 'or more arguments'}")
         return Operation(name, tuple(self.node(each) for each in tree.expressions))
+
+    def _finally(self, tree: exp.Anonymous, name: str) -> Node:
+        if len(tree.expressions) != 1:
+            self._refuse(f"{name} stands before one call", f"write it as in {name} sum(amount).")
+        before, self._final = self._final, name == FINAL
+        made = self.node(tree.expressions[0])
+        self._final = before
+        return made
+
+    def _about_match(self, tree: exp.Anonymous, name: str) -> Term:
+        """classifier(), classifier(both), match_number()."""
+        if name == MATCH_NUMBER and not self.is_measure:
+            self._refuse("a match has a number when it is certain, so conditions cannot look at it", "use match_number() in measures.")
+        if not tree.expressions:
+            return Term(name)
+        (said, *more) = tree.expressions
+        members = self.names.members(said.name) if isinstance(said, exp.Column) and not said.table else None
+        if name == MATCH_NUMBER or more or members is None:
+            self._refuse(f"{name}() takes {'nothing' if name == MATCH_NUMBER else 'a symbol, or nothing'}", "write it as in classifier(both), with the name of a subset.")
+        return Term(name, members)
 
     def _navigation(self, tree: exp.Anonymous) -> Term:
         """first(a.x, 1), last(a.x), prev(x, 2), prev(last(a.x), 1)."""

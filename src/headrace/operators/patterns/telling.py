@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,8 @@ from headrace.operators.patterns.terms import MATCH_NUMBER, Source, Term
 from headrace.operators.patterns.walking import Entries
 
 PATTERN, MATCHED_AT = "pattern", "matched_at"
+MOST_AT_ONCE = 1_000_000
+"""Entries of prefixes that are looked at together, at about 24 bytes each."""
 
 
 def one_row(pattern: CompiledPattern, source: Source, entries: Entries, numbers: Ints) -> list[pa.Array]:
@@ -31,8 +34,8 @@ def all_rows(pattern: CompiledPattern, source: Source, entries: Entries, numbers
     of_match = _values(final, source, entries, numbers)
     values = dict(zip(final, (each.take(pa.array(entries.owner)) for each in of_match), strict=True))
     if running:
-        so_far = _prefixes(entries)
-        values |= dict(zip(running, _values(running, source, so_far, numbers[entries.owner]), strict=True))
+        pieces = [_values(running, source, so_far, numbers[entries.owner[first:stop]]) for first, stop, so_far in _prefixes(entries)]
+        values |= {term: pa.concat_arrays(each) for term, each in zip(running, zip(*pieces, strict=True), strict=True)}
     return [_measured(expression, values, len(entries.row), source) for _, expression in pattern.measures]
 
 
@@ -40,12 +43,16 @@ def classifiers(source: Source, entries: Entries) -> pa.Array:
     return pa.array(source.symbols, pa.string()).take(pa.array(entries.place))
 
 
-def _prefixes(entries: Entries) -> Entries:
-    """For each entry those of its match up to it."""
+def _prefixes(entries: Entries) -> Iterator[tuple[int, int, Entries]]:
+    """For each entry those of its match up to it; so many at a time that long matches need no more memory than short ones."""
     begins = np.searchsorted(entries.owner, entries.owner)
     lengths = np.arange(len(entries.owner)) - begins + 1
-    which = runs(begins, lengths)
-    return Entries(np.repeat(np.arange(len(lengths)), lengths), entries.row[which], entries.place[which])
+    pieces = np.cumsum(lengths) // MOST_AT_ONCE
+    cuts = np.flatnonzero(np.diff(pieces)) + 1
+    for first, stop in pairwise([0, *cuts.tolist(), len(lengths)]):
+        some = lengths[first:stop]
+        which = runs(begins[first:stop], some)
+        yield first, stop, Entries(np.repeat(np.arange(stop - first), some), entries.row[which], entries.place[which])
 
 
 def _values(terms: Sequence[Term], source: Source, entries: Entries, numbers: Ints) -> list[pa.Array]:

@@ -109,8 +109,9 @@ class Source:
             return pa.array(np.bincount(owner, minlength=count).astype(np.int64))
         values = self.column(term.column, row)
         kind = term.type(self.rows.schema)
-        if _is_plain(values) and term.kind != "count":
-            return _reduced(term.kind, values, owner, count).cast(kind)
+        if _is_plain(values.type) and term.kind != "count":
+            there = values.is_valid().to_numpy(zero_copy_only=False)
+            return _reduced(term.kind, values.drop_null(), owner[there], count).cast(kind)
         name = {"avg": "mean"}.get(term.kind, term.kind)
         values = values.cast(pa.float64()) if term.kind == "avg" else values
         grouped = pa.table({"owner": owner, "v": values}).group_by("owner", use_threads=False).aggregate([("v", name)])
@@ -120,11 +121,13 @@ class Source:
         return (found.fill_null(0) if term.kind == "count" else found).cast(kind)
 
 
-def _is_plain(values: pa.Array) -> bool:
-    return not values.null_count and bool(pa.types.is_floating(values.type) or pa.types.is_integer(values.type))
+def _is_plain(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
 
 
-_REDUCERS: dict[str, np.ufunc] = {"sum": np.add, "avg": np.add, "min": np.minimum, "max": np.maximum}
+_REDUCERS: dict[str, np.ufunc] = {"sum": np.add, "avg": np.add, "min": np.fmin, "max": np.maximum}
+"""NaN is greater than any number."""
+_TOO_LARGE = float(2**63)
 
 
 def _reduced(kind: str, values: pa.Array, owner: Ints, count: int) -> pa.Array:
@@ -142,4 +145,7 @@ def _reduced(kind: str, values: pa.Array, owner: Ints, count: int) -> pa.Array:
     reduced = _REDUCERS[kind].reduceat(numbers, starts)
     if kind == "avg":
         reduced = reduced / counts[there]
+    elif kind == "sum" and numbers.dtype.kind == "i":
+        too_large = np.abs(np.add.reduceat(numbers.astype(np.float64), starts)) >= _TOO_LARGE
+        return pa.array(reduced, mask=too_large).take(pa.array(np.cumsum(there) - 1, mask=~there))
     return pa.array(reduced).take(pa.array(np.cumsum(there) - 1, mask=~there))
