@@ -52,7 +52,7 @@ def disordered(seed: int, ticks: int = 6, rows: int = 20, cards: int = 3) -> lis
 def rules_of(tick: int) -> list[Row]:
     """Rules that come, change and cannot be read."""
     define = json.dumps({"small": "amount < 10", "big": "amount > 100 * small.amount"})
-    changes = {
+    changes: dict[int, list[Row]] = {
         0: [{"name": "jump", "pattern": "small big", "define": define, "within": "1 minute"}],
         2: [{"name": "pair", "pattern": "x -> y", "define": json.dumps({"x": "kind = 'c'", "y": "kind LIKE 'd%'"}), "within": "20 seconds"}],
         3: [{"name": "jump", "pattern": "small+ big", "define": define, "within": "2 minutes"}, {"name": "wrong", "pattern": "small (", "define": None, "within": "1 minute"}],
