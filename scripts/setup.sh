@@ -98,6 +98,12 @@ ensure_redis() {
     apt_install_optional redis-server || say "Redis is missing: tests against a real one are skipped. To fix: apt-get install redis-server"
 }
 
+# A browser for the tests of the dashboard.
+ensure_chromium() {
+    if have chromium || have chromium-browser || have google-chrome; then return; fi
+    apt_install_optional chromium || say "Chromium is missing: tests of the dashboard in a browser are skipped. To fix: apt-get install chromium"
+}
+
 ensure_python
 ensure_venv
 install_package
@@ -106,6 +112,7 @@ ensure_maven
 ensure_postgres
 ensure_mariadb
 ensure_redis
+ensure_chromium
 if [ -n "$worth_another_try" ]; then
     say "ready, apart from what is missing; the next run tries to install it again"
 else

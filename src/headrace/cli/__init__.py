@@ -14,6 +14,7 @@ from headrace._version import __version__
 from headrace.cli import (
     capture,
     consume,
+    dashboard,
     dead,
     demo,
     events,
@@ -33,6 +34,7 @@ from headrace.cli import (
     state,
     status,
     sync,
+    top,
     topic,
     view,
     view_versions,
@@ -66,6 +68,8 @@ app.command("search-test")(search_test.search_test)
 app.command("plan")(plan.plan)
 app.command("run")(run.run)
 app.command("serve")(serve.serve)
+app.command("dashboard")(dashboard.dashboard)
+app.command("top")(top.top)
 app.command("replay")(replay.replay)
 app.command("rescale")(rescale.rescale)
 app.command("status")(status.status)

@@ -19,7 +19,8 @@ def stopping(told: str = "Stopping after the batch under way; once more ends it 
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        print(told, file=sys.stderr, flush=True)
+        if told:
+            print(told, file=sys.stderr, flush=True)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -20,6 +20,7 @@ from headrace.pipeline.captures import capturing
 from headrace.pipeline.hosting import check_hosted
 from headrace.pipeline.ingest import Ingests
 from headrace.pipeline.plan import PipelinePlan
+from headrace.pipeline.plan_file import write_plan
 from headrace.pipeline.replay import begin, version_state
 from headrace.pipeline.runner import Runner
 from headrace.pipeline.sinking import sinking
@@ -65,6 +66,7 @@ def run(
     with open_log(address_of(pipeline, log)) as opened, capturing(pipeline, opened, stop, until_caught_up=until_caught_up):
         plan = _checked(opened, pipeline.plan(), state_of(pipeline, state))
         runner = Runner(plan, opened, _session(spark_options), state_of(pipeline, state), shards=shards, local=_path(local))
+        write_plan(runner.state, plan, pipeline, opened.address)
         ingests = Ingests(pipeline, runner.spark, opened.address, runner.state, until_caught_up=until_caught_up, on_change=runner.tell)
         following = sinking(pipeline.sinks, opened.address, stop, until_caught_up=until_caught_up)
         with following, _serving(runner, opened, port, on_serving) if serve else nullcontext():

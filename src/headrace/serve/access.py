@@ -2,7 +2,7 @@
 
 - `Host` must be this machine's name for itself, as long as only this machine can connect: so a page whose name is made to resolve to it learns nothing.
 - `Origin` and `Sec-Fetch-Site`, which browsers send and pages cannot forge, must be the server's own.
-- with a token, every request but `/health` must have it in `Authorization: Bearer`.
+- with a token, every request but `/health` and the dashboard's page must have it in `Authorization: Bearer`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.serve.answers import Refused, error_response
 
 TOKEN_VARIABLE = "HEADRACE_TOKEN"  # noqa: S105 - where it is, not what it is
 SHORTEST_TOKEN = 16
-_OPEN_TO_ALL = {"/health"}
+_OPEN_TO_ALL = {"/health", "/", "/board.js", "/board.css", "/icon.svg"}  # the dashboard's page has no data: it asks for that with the token
 _HARMLESS_SITES = {None, "same-origin", "none"}
 
 

@@ -16,18 +16,21 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace.errors import BugError, ConfigurationError, HeadraceError, UnknownView
+from headrace.log import dead
 from headrace.log.api import Log
 from headrace.serve import query, tail, views
 from headrace.serve.access import Access
 from headrace.serve.answers import Refused, error_response, json_response
 from headrace.serve.arrivals import Arrivals
 from headrace.serve.asking import Asked
+from headrace.serve.board import Board
 from headrace.serve.changes import Subscription, resume_from
 from headrace.serve.channels import Hub
 from headrace.serve.description import description
 from headrace.serve.events import EventStream
 from headrace.serve.limits import Limits
 from headrace.serve.lookups import Lookups, Shortcut
+from headrace.serve.pages import page_routes
 from headrace.serve.reads import Reads
 from headrace.serve.run_status import metrics
 from headrace.serve.selecting import selection
@@ -35,6 +38,7 @@ from headrace.serve.snapshots import Snapshots
 from headrace.serve.stores import Stores
 
 MOST_TAIL_ROWS = 10_000
+LOOK_UNASKED_S = 5.0
 
 
 class Service:
@@ -49,6 +53,7 @@ class Service:
         self.lookups, self.snapshots = Lookups(self.stores), Snapshots()
         self.reads = Reads(limits)
         self.arrivals = Arrivals(log, self.reads)
+        self.board = Board(state, log)
 
     def end_streams(self) -> None:
         """Called from another thread, before the server waits for what is under way."""
@@ -58,12 +63,21 @@ class Service:
     @contextlib.asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         self.loop, self.hub = asyncio.get_running_loop(), Hub(self.limits)
+        looking = asyncio.create_task(self._keep_looking())
         try:
             yield
         finally:
+            looking.cancel()
             await self.hub.close()
             self.reads.close()
             self.stores.close()
+
+    async def _keep_looking(self) -> None:
+        """Now and then, so that whoever opens the dashboard sees how it was before."""
+        while True:
+            with contextlib.suppress(HeadraceError, OSError):
+                await self.reads.run(self.board.look)
+            await asyncio.sleep(LOOK_UNASKED_S)
 
     # Views
 
@@ -116,6 +130,22 @@ class Service:
             raise Refused(503, f"There are {self.limits.subscribers:,} subscribers, which is the most.", fix="come back later.")
         return EventStream(events, self.limits.slow_s)
 
+    # The dashboard
+
+    async def facts(self, request: Request) -> Response:
+        Asked(request, ())
+        return json_response(await self.reads.run(self.board.facts))
+
+    async def replay_letters(self, request: Request) -> Response:
+        """Dead letters again, all or one: the only request that changes anything. A page of another origin cannot make it (`access`)."""
+        asked = Asked(request, ("offset",))
+        if self.log is None:
+            raise ConfigurationError("This server was started without a log.", fix="start it with --log ADDRESS.")
+        offset = asked.number("offset", most=views.MOST_TICK)
+        result = await self.reads.run(dead.replay, self.log, request.path_params["name"], None if offset is None else [offset])
+        failed = [{"partition": partition, "offset": at, "reason": reason} for partition, at, reason in result.failed]
+        return json_response({"replayed": result.replayed, "failed": failed})
+
     # The server itself
 
     async def metrics(self, request: Request) -> Response:
@@ -149,6 +179,9 @@ def make_app(service: Service, *, host: str, token: str | None) -> ASGIApp:
         Route("/views/{name}/changes", service.changes, methods=["GET"]),
         Route("/sql", service.sql, methods=["POST"]),
         Route("/topics/{name}/tail", service.tail, methods=["GET"]),
+        Route("/dashboard/facts", service.facts, methods=["GET"]),
+        Route("/dead/{name}/replay", service.replay_letters, methods=["POST"]),
+        *page_routes(),
         Route("/metrics", service.metrics, methods=["GET"]),
         Route("/health", service.health, methods=["GET"]),
         Route("/openapi.json", service.describe, methods=["GET"]),

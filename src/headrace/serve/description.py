@@ -24,6 +24,8 @@ def description(limits: Limits) -> dict[str, Any]:
             },
             "/sql": {"post": _sql(limits)},
             "/topics/{name}/tail": {"get": _operation("A topic's rows as they are appended", _tail_parameters(), _events(), 404, 410, 503)},
+            "/dashboard/facts": {"get": _operation("What the dashboard at / shows: the plan, the run, rates, topics, groups, time", [], _json("the facts"))},
+            "/dead/{name}/replay": {"post": _operation("Dead letters again; the one request that changes something", _replay_parameters(), _json("how many"), 404)},
             "/metrics": {"get": _operation("Figures for Prometheus", [], _content("figures", "text/plain"))},
             "/health": {"get": _operation("Whether views can be read; needs no token", [], _json("they can"), 503)},
             "/openapi.json": {"get": _operation("This description", [], _json("it"))},
@@ -106,6 +108,10 @@ def _tail_parameters() -> list[dict[str, Any]]:
         _parameter("last", "So many rows of each partition that are there already", {"type": "integer", "minimum": 0, "default": 0}),
         _parameter("Last-Event-ID", "The id of the last event that was got", place="header"),
     ]
+
+
+def _replay_parameters() -> list[dict[str, Any]]:
+    return [_parameter("name", "The topic whose letters", place="path"), _parameter("offset", "Only this letter", {"type": "integer", "minimum": 0})]
 
 
 def _sql(limits: Limits) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def metrics(stores: Stores, subscribers: int) -> str:
         lines += _family(f"headrace_{name}", "gauge", what, [(_of(run), run[name]) for run in runs if name in run])
     for name, what in _COUNTERS.items():
         lines += _family(f"headrace_{name}_total", "counter", what, [(_of(run), run[name]) for run in runs if name in run])
-    lines += _family("headrace_running", "gauge", "Whether the pipeline's process is there.", [(_of(run), float(_is_running(run))) for run in runs])
+    lines += _family("headrace_running", "gauge", "Whether the pipeline's process is there.", [(_of(run), float(is_running(run))) for run in runs])
     lines += _family(
         "headrace_updated_timestamp_seconds", "gauge", "When the pipeline last told of itself.", [(_of(run), run["updated"]) for run in runs]
     )
@@ -127,7 +127,8 @@ def _views(stores: Stores) -> list[Any]:
         return []
 
 
-def _is_running(run: dict[str, Any]) -> bool:
+def is_running(run: dict[str, Any]) -> bool:
+    """Whether the process that told is there."""
     try:
         os.kill(int(run["process"]), 0)
     except ProcessLookupError:

@@ -29,7 +29,12 @@ from headrace.serve.limits import Limits
 LOOPBACK = "127.0.0.1"
 PORT = 8765
 _START_S = 20.0
+_NEXT_PORTS = 10
 _BACKLOG = 2_048
+
+
+class PortTaken(ConfigurationError):
+    """Another listens there."""
 
 
 class Server:
@@ -100,14 +105,16 @@ def start(
     return server
 
 
-def start_at_usual_port(state: Path, log: Log | None, port: int | None, *, token: str | None) -> Server:
-    """At a port that was chosen; or, if none was, at the usual one, or any if that is taken."""
+def start_at_usual_port(state: Path, log: Log | str | None, port: int | None, *, host: str = LOOPBACK, token: str | None) -> Server:
+    """At a port that was chosen; or, if none was, at the usual one, the next if that is taken, or any."""
     if port is not None:
-        return start(state, log, port, token=token)
-    try:
-        return start(state, log, PORT, token=token)
-    except ConfigurationError:
-        return start(state, log, 0, token=token)
+        return start(state, log, port, host=host, token=token)
+    for usual in range(PORT, PORT + _NEXT_PORTS):
+        try:
+            return start(state, log, usual, host=host, token=token)
+        except PortTaken:
+            continue
+    return start(state, log, 0, host=host, token=token)
 
 
 def _open(address: str) -> Log:
@@ -118,8 +125,8 @@ def _listen(host: str, port: int, limits: Limits) -> socket.socket:
     """A peer that takes nothing for too long is forgotten by the system itself, so that it cannot hold a connection for ever."""
     listening = None
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listening = socket.socket(family, kind, protocol)
+        family, socket_kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listening = socket.socket(family, socket_kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.slow_s * 1_000))
@@ -130,5 +137,6 @@ def _listen(host: str, port: int, limits: Limits) -> socket.socket:
             listening.close()
         taken = error.errno == errno.EADDRINUSE
         fix = "choose another with --port, or 0 for any that is free." if taken else "choose another --host or --port."
-        raise ConfigurationError(f"Cannot listen on {host}, port {port}: {error.strerror or error}.", fix=fix) from None
+        kind = PortTaken if taken else ConfigurationError
+        raise kind(f"Cannot listen on {host}, port {port}: {error.strerror or error}.", fix=fix) from None
     return listening

@@ -1,0 +1,55 @@
+"""`headrace dashboard`: a pipeline in the browser, whether it runs or not. `headrace run` has the same page at its own address."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.cli.output import say
+from headrace.cli.serve import HostOption, TokenOption
+from headrace.cli.settings import LogOption, chosen_log
+from headrace.cli.stopping import stopping
+
+StateArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The pipeline's state directory, such as shop.state.")]
+
+
+def dashboard(
+    context: typer.Context,
+    state: StateArgument,
+    host: HostOption = "127.0.0.1",
+    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 is any that is free. Default: 8765, or any if that is taken.")] = None,
+    token_file: TokenOption = None,
+    log: LogOption = None,
+    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
+) -> None:
+    """Show a pipeline in the browser: its graph, topics, time, views as they change, matches, dead letters, SQL. Until Ctrl-C.
+
+    Example: headrace dashboard shop.state --log file:data
+    """
+    from headrace.serve.access import find_token
+    from headrace.serve.board import check_state, log_of
+    from headrace.serve.server import start_at_usual_port
+
+    check_state(state)
+    with stopping("Stopping.") as stop, start_at_usual_port(state, chosen_log(context, log) or log_of(state), port, host=host, token=find_token(token_file)) as server:
+        say(f"The dashboard of {state} is at {server.address}. Ctrl-C ends it.")
+        sys.stdout.flush()
+        if open_browser and not show_in_browser(server.address):
+            say("No browser could be opened here: open that address in one.")
+        stop.wait()
+
+
+def show_in_browser(address: str) -> bool:
+    """Whether there was a browser to open it in. One in the terminal would take the terminal."""
+    import os
+    import webbrowser
+
+    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return False
+    try:
+        return webbrowser.open(address)
+    except webbrowser.Error:
+        return False

@@ -1,0 +1,178 @@
+"""What the dashboard and `headrace top` show of a pipeline: its plan, how it goes, its topics and groups, time, and how all that was in the last minutes.
+
+Everything is read from what the runner leaves in its state directory and from the log, so it can be another process that shows it. Rates are differences between two looks.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import ConfigurationError, HeadraceError
+from headrace.log import dead
+from headrace.log.api import Log
+from headrace.serve.run_status import is_running, read_run
+
+PLAN = "plan.json"
+LOOK_EVERY_S = 1.0
+SIZES_EVERY_S = 10.0
+MOST_LOOKS = 600
+RATE_OVER_S = 5.0
+MOST_TOPICS = 200
+_RESERVED = "__"
+_OWN_GROUPS = ("headrace", "__")
+
+
+def check_state(state: Path) -> None:
+    """A directory without a run is more likely to be misspelt than to get one."""
+    if not (state / PLAN).exists():
+        raise ConfigurationError(f"No pipeline has run with the state directory {state}.", fix="name the pipeline's state directory, such as shop.state, or run the pipeline first.")
+
+
+def log_of(state: Path) -> str | None:
+    """The address of the log that the pipeline reads."""
+    plan = read_plan(state)
+    return None if plan is None else plan.get("log")
+
+
+def read_plan(state: Path) -> dict[str, Any] | None:
+    """None if nothing has run there, or a newer Headrace has."""
+    try:
+        found = json.loads((state / PLAN).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("version") == 1 else None
+
+
+@dataclass(frozen=True)
+class Look:
+    """How it was at one time."""
+
+    at: float
+    counts: dict[str, int]
+    ends: dict[str, int]
+    behind: int
+    lag: dict[str, int]
+    complete_us: dict[str, int | None]
+
+
+@dataclass
+class Sizes:
+    """What takes longer to find out, and changes slowly."""
+
+    at: float = float("-inf")
+    topics: dict[str, Any] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
+    dead: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Board:
+    """Looks when it is asked, at most once a second; keeps the last ten minutes."""
+
+    def __init__(self, state: Path, log: Log | None) -> None:
+        self.state, self.log = state, log
+        self._looks: deque[Look] = deque(maxlen=MOST_LOOKS)
+        self._sizes = Sizes()
+        self._lock = threading.Lock()
+
+    def look(self) -> None:
+        """Remember how it is now."""
+        with self._lock:
+            if self._looks and time.time() - self._looks[-1].at < LOOK_EVERY_S * 0.9:
+                return
+            run = read_run(self.state) or {}
+            clocks = {name: clock.get("complete_us") for name, clock in run.get("clocks", {}).items()}
+            self._looks.append(Look(time.time(), dict(run.get("counts", {})), self._ends(), int(run.get("rows_behind", 0)), self._lag(), clocks))
+            if time.time() - self._sizes.at > SIZES_EVERY_S:
+                self._sizes = self._sized()
+
+    def facts(self) -> dict[str, Any]:
+        """Everything, in plain values."""
+        self.look()
+        run = read_run(self.state)
+        before, now = self._span()
+        return {
+            "at": now.at, "plan": read_plan(self.state), "run": None if run is None else {**run, "is_running": is_running(run)}, "rates": _rates(before, now), "topics": self._topics(before, now),
+            "groups": now.lag, "state": self._sizes.steps, "dead": self._sizes.dead, "series": self._series(),
+        }  # fmt: skip
+
+    # A look
+
+    def _ends(self) -> dict[str, int]:
+        if self.log is None:
+            return {}
+        names = [name for name in self.log.topics() if not name.startswith(_RESERVED)][:MOST_TOPICS]
+        return {topic: sum(ends.values()) for topic, ends in self.log.snapshot(names).items()}
+
+    def _lag(self) -> dict[str, int]:
+        """Rows that each group is behind, over all topics."""
+        found: dict[str, int] = {}
+        try:
+            for each in self.log.lag() if self.log is not None else ():
+                if not each.group.startswith(_OWN_GROUPS):
+                    found[each.group] = found.get(each.group, 0) + each.rows
+        except HeadraceError:  # a group that has just gone
+            return found
+        return found
+
+    def _sized(self) -> Sizes:
+        sizes = Sizes(time.time())
+        steps = self.state / "steps"
+        for directory in steps.iterdir() if steps.is_dir() else ():
+            sizes.steps[directory.name] = sum(_size(path) for path in directory.glob("*.state"))
+        if self.log is None:
+            return sizes
+        for each in self.log.stats():
+            if not each.name.startswith(_RESERVED):
+                sizes.topics[each.name] = {"partitions": each.partitions, "bytes": each.bytes, "rows": each.rows}
+        sizes.dead = [{"name": each.name, "of": each.of, "rows": each.rows} for each in dead.topics(self.log) if each.rows]
+        return sizes
+
+    # What follows from looks
+
+    def _span(self) -> tuple[Look, Look]:
+        """The newest look, and one some seconds before it."""
+        with self._lock:
+            now = self._looks[-1]
+            before = next((look for look in reversed(self._looks) if now.at - look.at >= RATE_OVER_S), self._looks[0])
+        return before, now
+
+    def _topics(self, before: Look, now: Look) -> list[dict[str, Any]]:
+        seconds = max(now.at - before.at, 1e-9)
+        return [
+            {"name": name, "rows_per_second": max(0.0, (end - before.ends.get(name, end)) / seconds), "end": end, **self._sizes.topics.get(name, {})}
+            for name, end in sorted(now.ends.items())
+        ]
+
+    def _series(self) -> dict[str, Any]:
+        """The last minutes: rows behind, each group's lag, and how far each input's time is behind the clock on the wall."""
+        with self._lock:
+            looks = list(self._looks)
+        return {
+            "at": [round(look.at, 1) for look in looks],
+            "behind": [look.behind for look in looks],
+            "lag": {group: [look.lag.get(group) for look in looks] for group in looks[-1].lag},
+            "event_time": {name: [_seconds(look.complete_us.get(name)) for look in looks] for name in looks[-1].complete_us},
+        }
+
+
+def _rates(before: Look, now: Look) -> dict[str, float]:
+    """Of every count, how fast it grows."""
+    seconds = now.at - before.at
+    return {} if seconds <= 0 else {name: (count - before.counts.get(name, count)) / seconds for name, count in now.counts.items()}
+
+
+def _seconds(time_us: int | None) -> float | None:
+    return None if time_us is None else time_us / 1_000_000
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # folded meanwhile
+        return 0

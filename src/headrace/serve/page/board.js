@@ -1,0 +1,395 @@
+// The dashboard: asks for the figures once a second, and follows views and topics as they change. No library, nothing from elsewhere.
+
+const EVERY_MS = 1000, MOST_ROWS = 200, MOST_TAIL = 50;
+const $ = (id) => document.getElementById(id);
+let facts = null, tab = "pipeline", shown = {}, streams = new AbortController();
+
+// ---- asking
+
+function headers(more = {}) {
+  const token = sessionStorage.getItem("token");
+  return token ? { ...more, Authorization: `Bearer ${token}` } : more;
+}
+
+async function ask(path, options = {}) {
+  const answer = await fetch(path, { ...options, headers: headers(options.headers) });
+  if (answer.status === 401 && !options.again) {
+    const token = prompt("The token of this server:");
+    if (token) { sessionStorage.setItem("token", token); return ask(path, { ...options, again: true }); }
+  }
+  const told = await answer.json();
+  if (!answer.ok) throw new Error(told.fix ? `${told.message}\nTo fix: ${told.fix}` : told.message);
+  return told;
+}
+
+async function follow(path, signal, hear) {
+  let last = null, wait = 500;
+  while (!signal.aborted) {
+    try {
+      const answer = await fetch(path, { headers: headers(last ? { "Last-Event-ID": last } : {}), signal });
+      if (!answer.ok || !answer.body) throw new Error(String(answer.status));
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      let text = "";
+      wait = 500;
+      for (;;) {
+        const { value, done } = await reader.read();
+        if (done) break;
+        text += value;
+        let end;
+        while ((end = text.indexOf("\n\n")) >= 0) {
+          const event = parsed(text.slice(0, end));
+          text = text.slice(end + 2);
+          if (event.id) last = event.id;
+          if (event.data) hear(event.kind, JSON.parse(event.data));
+        }
+      }
+    } catch (problem) {
+      if (signal.aborted) return;
+      last = null;
+    }
+    await new Promise((done) => setTimeout(done, wait));
+    wait = Math.min(wait * 2, 8000);
+  }
+}
+
+function parsed(block) {
+  const event = { kind: "message", data: "", id: null };
+  for (const line of block.split("\n")) {
+    const at = line.indexOf(":");
+    const name = line.slice(0, at), value = line.slice(at + 1).trimStart();
+    if (name === "event") event.kind = value;
+    else if (name === "id") event.id = value;
+    else if (name === "data") event.data += value;
+  }
+  return event;
+}
+
+// ---- elements
+
+function el(tag, attributes = {}, ...children) {
+  const made = ["svg", "g", "rect", "path", "text", "title", "line"].includes(tag) && attributes.svg !== false
+    ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false || name === "svg") continue;
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+const number = (value) => (value === null || value === undefined ? "" : Math.abs(value) >= 1e15 ? String(value) : value.toLocaleString("en", { maximumFractionDigits: value % 1 && Math.abs(value) < 100 ? 2 : 0 }));
+const rate = (value) => (value === undefined || value === null ? "" : value >= 10 || value === 0 ? number(Math.round(value)) : value.toFixed(1));
+const bytes = (value) => { let unit = 0; while (value >= 1024 && unit < 4) { value /= 1024; unit++; } return `${value.toFixed(unit && value < 10 ? 1 : 0)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`; };
+const when = (seconds) => (seconds === null || seconds === undefined ? "not begun" : new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, 19));
+const brief = (value) => (/^\d{4}-\d\d-\d\dT/.test(value) ? value.slice(11, 19) : plain(value));
+const plain = (value) => (value === null || value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value));
+
+function tableOf(columns, rows, kinds = {}) {
+  const numeric = (name) => rows.length > 0 && rows.every((row) => row.cells[name] === null || typeof row.cells[name] === "number");
+  const right = Object.fromEntries(columns.map((name) => [name, numeric(name)]));
+  return el("table", {},
+    el("thead", {}, el("tr", {}, columns.map((name) => el("th", { scope: "col", class: right[name] ? "number" : null }, name)))),
+    el("tbody", {}, rows.map((row) => el("tr", { class: row.how }, columns.map((name) => el("td", { class: right[name] ? "number" : null }, row.cells[name] instanceof Node ? row.cells[name] : typeof row.cells[name] === "number" && !kinds[name] ? number(row.cells[name]) : shownTime(plain(row.cells[name]))))))));
+}
+
+const shownTime = (text) => text.replace(/^(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(\.\d+)?Z$/, (all, day, time, rest) => `${day} ${time}${rest && !/^\.0+$/.test(rest) ? rest : ""}`);
+const rowsOf = (list) => list.map((cells) => ({ cells }));
+
+function replaceKeeping(place, ...fresh) {
+  // What is typed, scrolled and focused stays where it is: only the contents change.
+  const scrolled = place.querySelector(".scroll"), top = scrolled ? scrolled.scrollTop : 0, left = scrolled ? scrolled.scrollLeft : 0;
+  const focused = place.contains(document.activeElement) ? document.activeElement.dataset.at : null;
+  place.replaceChildren(...fresh.filter(Boolean));
+  const again = place.querySelector(".scroll");
+  if (again) { again.scrollTop = top; again.scrollLeft = left; }
+  if (focused) place.querySelector(`[data-at="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+}
+
+// ---- charts
+
+function lineChart(label, times, series, unit = "") {
+  const width = 640, height = 140, left = 56, bottom = 18;
+  const values = Object.values(series).flat().filter((value) => value !== null && value !== undefined);
+  if (!values.length || times.length < 2) return el("p", { class: "soft" }, `${label}: nothing to draw yet.`);
+  const least = Math.min(0, ...values), most = Math.max(...values, least + 1e-9), first = times[0], last = times[times.length - 1];
+  const x = (at) => left + ((at - first) / Math.max(last - first, 1e-9)) * (width - left - 8), y = (value) => height - bottom - ((value - least) / (most - least)) * (height - bottom - 8);
+  const lines = Object.entries(series).map(([name, list]) => {
+    const path = list.map((value, at) => (value === null || value === undefined ? null : `${x(times[at]).toFixed(1)},${y(value).toFixed(1)}`)).filter(Boolean).join("L");
+    return path ? el("path", { class: "line", d: `M${path}` }, el("title", {}, name)) : null;
+  });
+  const newest = Object.entries(series).map(([name, list]) => `${name} ${number(list[list.length - 1])}${unit}`).join(", ");
+  return el("figure", { class: "chart" },
+    el("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", role: "img", "aria-label": `${label}: ${newest}` },
+      el("line", { class: "axis", x1: left, y1: y(least), x2: width - 8, y2: y(least) }), el("text", { x: 2, y: y(most) + 10, class: "soft" }, number(most) + unit), el("text", { x: 2, y: y(least), class: "soft" }, number(least) + unit), lines),
+    el("figcaption", { class: "soft" }, `${label}, the last ${number(Math.round((last - first) / 60))} minutes: ${newest}`));
+}
+
+function barChart(label, pairs) {
+  if (!pairs.length) return null;
+  const row = 20, width = 640, left = 190, most = Math.max(...pairs.map((pair) => Math.abs(pair[1])), 1e-9), height = pairs.length * row + 4;
+  return el("figure", { class: "chart" },
+    el("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", role: "img", "aria-label": `${label} of the first ${pairs.length} rows` },
+      pairs.map(([name, value], at) => el("g", {}, el("text", { x: left - 6, y: at * row + 15, "text-anchor": "end" }, name.length > 28 ? name.slice(0, 27) + "…" : name), el("rect", { class: "bar", x: left, y: at * row + 4, rx: 2, height: row - 8, width: Math.max(1, (Math.abs(value) / most) * (width - left - 90)) }), el("text", { x: left + (Math.abs(value) / most) * (width - left - 90) + 5, y: at * row + 15 }, number(value))))),
+    el("figcaption", { class: "soft" }, label));
+}
+
+// ---- the pipeline as a graph
+
+const ONE_TO_ONE = new Set(["select", "key_by"]);
+
+function flowOf(node, byId) {
+  if (node.topic) { const known = facts.topics.find((topic) => topic.name === node.topic); if (known) return known.rows_per_second; }
+  const told = facts.rates[`${node.id}.rows_out`];
+  if (told !== undefined) return Math.max(0, told);
+  if ((ONE_TO_ONE.has(node.kind) || node.kind === "view") && node.inputs.length === 1) return flowOf(byId.get(node.inputs[0]), byId);
+  return undefined;
+}
+
+function layout(nodes) {
+  const byId = new Map(nodes.map((node) => [node.id, node])), depth = new Map();
+  const deep = (node) => { if (!depth.has(node.id)) { depth.set(node.id, 0); depth.set(node.id, Math.max(0, ...node.inputs.filter((id) => byId.has(id)).map((id) => deep(byId.get(id)) + 1))); } return depth.get(node.id); };
+  nodes.forEach(deep);
+  const columns = [];
+  for (const node of nodes) (columns[depth.get(node.id)] ??= []).push(node);
+  const place = new Map();
+  columns.forEach((column) => {
+    const wish = (node) => { const known = node.inputs.map((id) => place.get(id)).filter((at) => at !== undefined); return known.length ? known.reduce((sum, at) => sum + at, 0) / known.length : 1e6; };
+    column.sort((one, other) => wish(one) - wish(other));
+    column.forEach((node, at) => place.set(node.id, at));
+  });
+  return { byId, columns };
+}
+
+function healthOf(node) {
+  const names = Object.keys(facts.rates).filter((name) => name.startsWith(`${node.id}.`));
+  if (names.some((name) => /\.(diverted|late|errors|given_up)$/.test(name) && facts.rates[name] > 0)) return "warn";
+  if (facts.dead.some((letters) => letters.of === node.id || letters.of === node.topic)) return "warn";
+  return "";
+}
+
+function graph() {
+  const { byId, columns } = layout(facts.plan.nodes);
+  const wide = 176, gap = 74, tall = 40, space = 14, tallest = Math.max(...columns.map((column) => column.length));
+  const height = tallest * (tall + space) + 24, width = columns.length * (wide + gap) + 8, at = new Map();
+  columns.forEach((column, x) => { const top = (height - column.length * (tall + space)) / 2; column.forEach((node, y) => at.set(node.id, [x * (wide + gap) + 4, top + y * (tall + space)])); });
+  const edges = [], labels = [];
+  for (const node of facts.plan.nodes) for (const id of node.inputs) {
+    if (!at.has(id)) continue;
+    const [x, y] = at.get(id), [to, down] = at.get(node.id), flow = flowOf(byId.get(id), byId), start = x + wide, middle = (start + to) / 2;
+    edges.push(el("path", { class: `edge ${flow > 0 ? "flows" : ""}`, d: `M${start},${y + tall / 2}C${middle},${y + tall / 2} ${middle},${down + tall / 2} ${to},${down + tall / 2}` }));
+    if (flow !== undefined && flow > 0) labels.push(el("text", { x: to - 6, y: down + tall / 2 - 5, "text-anchor": "end", class: "soft" }, `${rate(flow)}/s`));
+  }
+  const boxes = facts.plan.nodes.map((node) => {
+    const [x, y] = at.get(node.id), name = node.label.length > 25 ? node.label.slice(0, 24) + "…" : node.label;
+    const pick = () => { shown.node = shown.node === node.id ? null : node.id; draw(); };
+    return el("g", { class: `node ${node.kind} ${node.stateful ? "keeps" : ""} ${healthOf(node)}`, transform: `translate(${x},${y})`, tabindex: 0, role: "button", "aria-pressed": String(shown.node === node.id), "aria-label": `${node.kind} ${node.label}`, "data-at": `node ${node.id}`, onclick: pick, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(); } } },
+      el("rect", { width: wide, height: tall, rx: 6 }), el("text", { x: 9, y: 17 }, name), el("text", { x: 9, y: 32, class: "soft" }, node.kind === "written" ? "topic, written" : node.kind), el("title", {}, `${node.label}: ${node.about ?? node.kind}`));
+  });
+  return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The pipeline as a graph", "data-at": "graph" }, el("svg", { class: "graph", width, height, viewBox: `0 0 ${width} ${height}` }, edges, labels, boxes));
+}
+
+function detail() {
+  const node = facts.plan.nodes.find((each) => each.id === shown.node);
+  if (!node) return el("p", { class: "soft" }, "Choose a box to see what it does, what it counted, and what it waits for.");
+  const rows = Object.entries(facts.run?.counts ?? {}).filter(([name]) => name.startsWith(`${node.id}.`)).map(([name, count]) => ({ what: name.slice(node.id.length + 1).replaceAll("_", " "), since_the_beginning: count, a_second: Math.round(10 * (facts.rates[name] ?? 0)) / 10 }));
+  const due = Object.values(facts.run?.queries ?? {}).map((query) => query.due_us?.[node.id]).find((time) => time !== undefined);
+  return el("div", {}, el("h2", {}, `${node.kind} ${node.label}`), node.about ? el("p", {}, node.about) : null, el("p", { class: "soft" }, [facts.state[node.id] !== undefined ? `keeps ${bytes(facts.state[node.id])}` : null, due !== undefined ? `waits for event time ${when(due / 1e6)}` : null].filter(Boolean).join("; ")), rows.length ? tableOf(["what", "since_the_beginning", "a_second"], rowsOf(rows)) : null);
+}
+
+// ---- what each tab shows
+
+const PAGES = {
+  pipeline: { title: "Pipeline", draw: () => (facts.plan ? [el("section", { class: "card", "aria-label": "Graph" }, graph()), el("section", { class: "card", "aria-live": "off" }, detail()), el("section", { class: "card" }, lineChart("Rows behind", facts.series.at, { rows: facts.series.behind }))] : [el("section", { class: "card" }, "No pipeline has run with this state directory yet.")]) },
+  views: { title: "Views", begin: beginViews, draw: null },
+  topics: { title: "Topics", begin: beginTopics, draw: drawTopics },
+  time: { title: "Time", draw: drawTime },
+  matches: { title: "Matches", begin: beginMatches, draw: null },
+  dead: { title: "Dead letters", begin: beginDead, draw: drawDead },
+  sql: { title: "SQL", begin: beginSql, draw: null },
+};
+
+function draw() {
+  const page = PAGES[tab];
+  if (page.draw && facts) { const made = page.draw(); if (made) replaceKeeping($("main"), ...made); }
+}
+
+// Views: a live table and a chart
+
+async function beginViews(signal) {
+  const { views } = await ask("/views");
+  if (!views.length) return $("main").replaceChildren(el("section", { class: "card" }, "This pipeline has no views yet."));
+  shown.view = views.some((view) => view.name === shown.view) ? shown.view : views[0].name;
+  const live = el("section", { class: "card", id: "live" }, "…");
+  const pick = (name) => { shown.view = name; show("views"); };
+  $("main").replaceChildren(el("div", { class: "side" }, el("section", { class: "card" }, el("h2", {}, "Views"), el("ul", { class: "picks" }, views.map((view) => el("li", {}, el("button", { "aria-current": String(view.name === shown.view), onclick: () => pick(view.name) }, view.name))))), live));
+  followView(views.find((view) => view.name === shown.view), signal, live);
+}
+
+function followView(view, signal, place) {
+  let rows = new Map(), tick = view.tick, waiting = false;
+  const keyOf = (row) => JSON.stringify(view.key.map((name) => row[name]));
+  const redraw = () => { if (!waiting) { waiting = true; setTimeout(() => { waiting = false; if (!signal.aborted) paint(); }, 200); } };
+  const paint = () => {
+    const list = [...rows.values()], some = list.slice(-MOST_ROWS).reverse(), names = list.length ? Object.keys(list[0].cells) : [];
+    const values = names.filter((name) => !view.key.includes(name) && list.some((row) => !isNaN(parseFloat(row.cells[name])) && isFinite(row.cells[name])));
+    const bars = values.length ? some.slice(0, 12).map((row) => [view.key.filter((name) => name !== "window_end").map((name) => brief(row.cells[name])).join(" "), parseFloat(row.cells[values[0]]) || 0]) : [];
+    replaceKeeping(place, el("h2", {}, view.name), el("p", { class: "soft", role: "status", id: "seen" }, `tick ${number(tick)}, ${number(list.length)} rows${list.length > MOST_ROWS ? `, of which the newest ${MOST_ROWS} are shown` : ""}`), barChart(values[0] ?? "", bars), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Rows of ${view.name}`, "data-at": "rows" }, tableOf(names, some)));
+    for (const row of rows.values()) row.how = null;
+  };
+  let fresh = null;
+  follow(`/views/${encodeURIComponent(view.name)}/changes`, signal, (kind, told) => {
+    if (kind === "snapshot") {
+      fresh ??= new Map();
+      for (const cells of told.rows) fresh.set(keyOf(cells), { cells, how: null });
+      if (told.last) { rows = fresh; fresh = null; tick = told.tick; redraw(); }
+    } else if (kind === "changes") {
+      tick = told.tick;
+      for (const change of told.changes) {
+        const { _change_type: how, ...cells } = change, key = keyOf(cells);
+        if (how === "delete") rows.delete(key);
+        else if (how !== "update_preimage") { rows.delete(key); rows.set(key, { cells, how: how === "insert" ? "fresh" : "corrected" }); }
+      }
+      while (rows.size > 20000) rows.delete(rows.keys().next().value);
+      redraw();
+    }
+  });
+}
+
+// Topics, groups
+
+function beginTopics(signal) { shown.tail = null; if (shown.topic) followTopic(shown.topic, signal, MOST_TAIL, (rows) => { shown.tail = rows; }); }
+
+function followTopic(topic, signal, most, hear) {
+  let rows = [];
+  follow(`/topics/${encodeURIComponent(topic)}/tail?last=${most}`, signal, (kind, told) => {
+    const fresh = told.rows ?? [];
+    rows = [...fresh.map((cells) => ({ cells, how: "fresh" })).reverse(), ...rows.map((row) => ({ cells: row.cells }))].slice(0, most);
+    if (fresh.length) hear(rows);
+  });
+}
+
+function drawTopics() {
+  const rows = facts.topics.map((topic) => ({ cells: { topic: el("button", { "aria-pressed": String(shown.topic === topic.name), "data-at": `topic ${topic.name}`, onclick: () => { shown.topic = shown.topic === topic.name ? null : topic.name; show("topics"); } }, topic.name), partitions: topic.partitions ?? null, rows: topic.rows ?? topic.end, size: topic.bytes === undefined ? "" : bytes(topic.bytes), a_second: Math.round(topic.rows_per_second) } }));
+  const tail = shown.topic ? el("section", { class: "card" }, el("h2", {}, `The newest rows of ${shown.topic}`), shown.tail ? el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Newest rows", "data-at": "tail" }, tableOf(Object.keys(shown.tail[0]?.cells ?? {}), shown.tail)) : el("p", { class: "soft" }, "None yet.")) : null;
+  const groups = Object.keys(facts.groups).length ? el("section", { class: "card" }, el("h2", {}, "Groups"), tableOf(["group", "rows_behind"], rowsOf(Object.entries(facts.groups).map(([group, behind]) => ({ group, rows_behind: behind })))), lineChart("Rows behind", facts.series.at, facts.series.lag)) : null;
+  return [el("section", { class: "card" }, el("h2", {}, "Topics"), tableOf(["topic", "partitions", "rows", "size", "a_second"], rows)), tail, groups];
+}
+
+// Time
+
+function drawTime() {
+  const clocks = Object.entries(facts.run?.clocks ?? {});
+  if (!clocks.length) return [el("section", { class: "card" }, "No input has event time, or none has begun.")];
+  const held = clocks.flatMap(([input, clock]) => (clock.held_back_by ?? []).map((each) => ({ input, producer: plain(each.producer), newest_event: when(each.newest_us / 1e6), last_heard: when(each.heard_us / 1e6) })));
+  const rows = clocks.map(([input, clock]) => ({ input, complete_up_to: when(clock.complete_us === null ? null : clock.complete_us / 1e6), behind_the_wall_clock_s: clock.complete_us === null ? null : Math.round(facts.at - clock.complete_us / 1e6), producers: clock.producers }));
+  const behind = Object.fromEntries(Object.entries(facts.series.event_time).map(([name, list]) => [name, list.map((seconds, at) => (seconds === null ? null : facts.series.at[at] - seconds))]));
+  const counts = facts.run?.counts ?? {}, due = Object.assign({}, ...Object.values(facts.run?.queries ?? {}).map((query) => query.due_us ?? {}));
+  const steps = [...new Set([...Object.keys(due), ...Object.keys(counts).filter((name) => name.endsWith(".windows_waiting")).map((name) => name.slice(0, -16))])].sort();
+  const open = steps.map((step) => ({ step, windows_open: counts[`${step}.windows_waiting`] ?? null, kept_for_corrections: counts[`${step}.windows_kept`] ?? null, waits_for: due[step] === undefined ? "nothing" : `event time ${when(due[step] / 1e6)}`, late_rows: counts[`${step}.late`] ?? 0 }));
+  return [
+    el("section", { class: "card" }, el("h2", {}, "Event time and the clock on the wall"), tableOf(["input", "complete_up_to", "behind_the_wall_clock_s", "producers"], rowsOf(rows)), lineChart("Event time behind the wall clock", facts.series.at, behind, " s")),
+    el("section", { class: "card" }, el("h2", {}, "Who holds time back"), held.length ? tableOf(["input", "producer", "newest_event", "last_heard"], rowsOf(held)) : el("p", { class: "soft" }, "Nobody.")),
+    el("section", { class: "card" }, el("h2", {}, "What waits for time"), tableOf(["step", "windows_open", "kept_for_corrections", "waits_for", "late_rows"], rowsOf(open))),
+  ];
+}
+
+// Matches of patterns and searches, and alerts
+
+function matching() {
+  const byId = new Map((facts?.plan?.nodes ?? []).map((node) => [node.id, node])), through = new Set(["select", "where", "key_by", "union"]);
+  const origin = (node) => { let at = byId.get(node.inputs[0]); while (at && through.has(at.kind)) at = byId.get(at.inputs[0]); return at?.kind; };
+  return [...byId.values()].filter((node) => node.kind === "written" && ["match", "search", "gather", "alert"].includes(origin(node))).map((node) => node.topic).concat((facts?.topics ?? []).map((topic) => topic.name).filter((name) => name === "alerts")).filter((name, at, all) => all.indexOf(name) === at);
+}
+
+function beginMatches(signal) {
+  const topics = matching();
+  if (!topics.length) return $("main").replaceChildren(el("section", { class: "card" }, "This pipeline looks for no patterns and has no stored searches."));
+  $("main").replaceChildren(...topics.map((topic) => {
+    const place = el("section", { class: "card" }, el("h2", {}, topic), el("p", { class: "soft" }, "None yet."));
+    followTopic(topic, signal, 15, (rows) => { if (!signal.aborted) replaceKeeping(place, el("h2", {}, topic), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": topic }, tableOf(Object.keys(rows[0].cells), rows))); });
+    return place;
+  }));
+}
+
+// Dead letters
+
+function beginDead(signal) { shown.letters = null; if (shown.dead) followTopic(shown.dead, signal, MOST_TAIL, (rows) => { shown.letters = rows; }); }
+
+function drawDead() {
+  if (!facts.dead.length) return [el("section", { class: "card" }, "There are no dead letters.")];
+  const again = (letters) => async () => {
+    try { const told = await ask(`/dead/${encodeURIComponent(letters.of)}/replay`, { method: "POST" }); shown.replayed = `${letters.of}: ${number(told.replayed)} replayed, ${number(told.failed.length)} failed again${told.failed.length ? `: ${told.failed[0].reason}` : ""}.`; } catch (problem) { shown.replayed = problem.message; }
+    draw();
+  };
+  const rows = facts.dead.map((letters) => ({ cells: { letters_of: letters.of, rows: letters.rows, look: el("button", { "aria-pressed": String(shown.dead === letters.name), "data-at": `dead ${letters.name}`, onclick: () => { shown.dead = letters.name; show("dead"); } }, "Show"), again: el("button", { "data-at": `replay ${letters.name}`, "aria-label": `Replay the letters of ${letters.of}`, onclick: again(letters) }, "Replay") } }));
+  const letters = shown.dead && shown.letters ? el("section", { class: "card" }, el("h2", {}, shown.dead), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Letters", "data-at": "letters" }, tableOf(["at", "place", "reason", "row"], shown.letters.map((row) => ({ ...row, cells: { at: row.cells.at, place: row.cells.place, reason: row.cells.reason, row: row.cells.row } }))))) : null;
+  return [el("section", { class: "card" }, el("h2", {}, "Dead letters: rows that could not be used"), tableOf(["letters_of", "rows", "look", "again"], rows), el("p", { role: "status", id: "replayed" }, shown.replayed ?? "")), letters];
+}
+
+// SQL
+
+async function beginSql() {
+  const { views } = await ask("/views");
+  const text = el("textarea", { id: "query", "aria-label": "A query over the views", spellcheck: "false" });
+  text.value = shown.query ?? (views.length ? `SELECT * FROM "${views[0].name}" LIMIT 20` : "");
+  const answer = el("div", { class: "scroll", id: "answer", tabindex: 0, role: "region", "aria-label": "The answer", "aria-live": "polite" });
+  const run = async () => {
+    shown.query = text.value;
+    try {
+      const told = await ask("/sql", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ query: text.value }) });
+      answer.replaceChildren(el("p", { class: "soft" }, `tick ${number(Math.max(...Object.values(told.ticks)))}, ${number(told.rows.length)} rows`), tableOf(told.columns, rowsOf(told.rows)));
+    } catch (problem) { answer.replaceChildren(el("pre", { class: "bad" }, problem.message)); }
+  };
+  text.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run(); });
+  $("main").replaceChildren(el("section", { class: "card" }, el("h2", {}, "SQL over the views, all at one tick"), text, el("p", {}, el("button", { id: "run", onclick: run }, "Run (Ctrl+Enter)"), el("span", { class: "soft" }, `  Views: ${views.map((view) => view.name).join(", ")}`)), answer));
+}
+
+// ---- the frame
+
+function show(name) {
+  streams.abort();
+  streams = new AbortController();
+  tab = name;
+  for (const button of document.querySelectorAll("[role=tab]")) { const mine = button.dataset.tab === name; button.setAttribute("aria-selected", String(mine)); button.tabIndex = mine ? 0 : -1; if (mine) $("main").setAttribute("aria-labelledby", button.id); }
+  const begun = PAGES[name].begin?.(streams.signal);
+  begun?.catch?.((problem) => $("main").replaceChildren(el("section", { class: "card" }, el("pre", { class: "bad" }, problem.message))));
+  history.replaceState(null, "", `#${name}`);
+  draw();
+}
+
+function head() {
+  const run = facts.run, health = $("health");
+  $("name").textContent = run?.pipeline ?? facts.plan?.pipeline ?? "Headrace";
+  document.title = `${$("name").textContent} · Headrace`;
+  const failing = run && run.failures > 0 && run.last_error, late = run && !run.is_running;
+  health.className = `health ${!run ? "" : failing ? "bad" : late ? "warn" : "good"}`;
+  health.textContent = !run ? "has not run yet" : failing ? `failing: ${run.last_error.split("\n")[0].slice(0, 120)}` : late ? "not running" : "running";
+  const figures = run ? [["tick", number(run.tick)], ["rows a second", number(Math.round(run.rows_per_second))], ["rows behind", number(run.rows_behind)], ["last batch", `${run.batch_seconds.toFixed(2)} s`], ["state", bytes(run.state_bytes)], ["shards", run.shards]] : [];
+  $("figures").replaceChildren(...figures.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value)))));
+  const letters = facts.dead.reduce((sum, each) => sum + each.rows, 0), badge = document.querySelector("[data-tab=dead] .count");
+  badge.textContent = letters ? number(letters) : "";
+  badge.hidden = !letters;
+}
+
+async function poll() {
+  if (!document.hidden) {
+    try { facts = await ask("/dashboard/facts"); head(); draw(); } catch (problem) { $("health").className = "health bad"; $("health").textContent = "the server does not answer"; }
+  }
+  setTimeout(poll, EVERY_MS);
+}
+
+const names = Object.keys(PAGES);
+$("tabs").append(...names.map((name) => el("button", { role: "tab", id: `tab-${name}`, "data-tab": name, "aria-controls": "main", onclick: () => show(name) }, PAGES[name].title, name === "dead" ? el("span", { class: "count", hidden: true }) : null)));
+$("tabs").addEventListener("keydown", (event) => {
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (!step) return;
+  const next = names[(names.indexOf(tab) + step + names.length) % names.length];
+  show(next);
+  $(`tab-${next}`).focus();
+});
+$("main").setAttribute("role", "tabpanel");
+facts = await ask("/dashboard/facts").catch(() => null);
+if (facts) head();
+show(names.includes(location.hash.slice(1)) ? location.hash.slice(1) : "pipeline");
+poll();

@@ -1,0 +1,269 @@
+"""The dashboard: its figures are those of the pipeline, its page asks for nothing from elsewhere, and in a real browser everything it shows moves."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.cli.top import drawn
+from headrace.errors import ConfigurationError
+from headrace.pipeline.plan_file import write_plan
+from headrace.serve import board
+from headrace.serve.board import LOOK_EVERY_S, Board, check_state, log_of
+from headrace.serve.server import PORT, Server, start, start_at_usual_port
+from headrace.testing.pipelines import PipelineTest
+from tests.serve.conftest import Client
+
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+SHOTS = Path(__file__).parents[2] / "build" / "screenshots"
+
+
+def shop() -> hr.Pipeline:
+    pipeline = hr.Pipeline("shop")
+    times = hr.EventTime("placed_at", delay="5 seconds", producer="till")
+    orders = pipeline.topic("orders", schema="order_id BIGINT, region STRING, amount DOUBLE, till STRING, placed_at TIMESTAMP", key="region", event_time=times)
+    pipeline.write("big_orders", orders.where("amount >= 100").select("order_id", "region"))
+    minutes = orders.window(hr.tumbling("1 minute"), late=hr.correct("1 hour")).group_by("region").aggregate(orders=hr.agg.count(), revenue=hr.agg.sum("amount"))
+    pipeline.view("minutes", minutes)
+    rising = orders.match("a b", define={"b": "amount > a.amount"}, measures={"total": "sum(amount)"}, within="1 minute")
+    pipeline.write("rising", rising)
+    return pipeline
+
+
+def order(number: int, amount: float, seconds: float, region: str | None = "north") -> dict[str, Any]:
+    return {"order_id": number, "region": region, "amount": amount, "till": "t1", "placed_at": START + timedelta(seconds=seconds)}
+
+
+@pytest.fixture(autouse=True)
+def sizes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board, "SIZES_EVERY_S", 0.5)
+
+
+class Shown:
+    """A pipeline under test, and a server of its dashboard."""
+
+    def __init__(self, test: PipelineTest, server: Server) -> None:
+        self.test, self.server = test, server
+
+    def batch(self, *rows: dict[str, Any]) -> None:
+        self.test.feed("orders", list(rows))
+        self.test.settle()
+        self.test.runner.tell()
+
+
+@contextmanager
+def showing(root: Path) -> Iterator[Shown]:
+    with PipelineTest(shop(), root) as test:
+        write_plan(test.state, test.pipeline.plan(), test.pipeline, test.log.address)
+        test.runner.tell()
+        with start(test.state, test.log, 0) as server:
+            yield Shown(test, server)
+
+
+def test_the_figures_are_those_of_the_pipeline(tmp_path: Path) -> None:
+    with showing(tmp_path) as shown:
+        client = Client(shown.server.port)
+        shown.batch(order(1, 50.0, 0), order(2, 150.0, 10), order(3, 20.0, 100), order(4, 1.0, 20, region=None))
+        time.sleep(max(LOOK_EVERY_S, board.SIZES_EVERY_S))
+        facts = client.get("/dashboard/facts").json
+        kinds = {node["id"]: node["kind"] for node in facts["plan"]["nodes"]}
+        assert kinds["orders"] == "topic"
+        assert kinds["minutes.window"] == "window"
+        assert kinds["view minutes"] == "view"
+        assert kinds["write rising"] == "written"
+        inputs = {node["id"]: node["inputs"] for node in facts["plan"]["nodes"]}
+        assert inputs["view minutes"] == ["minutes.window"]
+        assert all(given in kinds for each in inputs.values() for given in each), "every edge has two ends"
+        assert (facts["run"]["pipeline"], facts["run"]["is_running"], facts["run"]["rows_behind"]) == ("shop", True, 0)
+        assert {topic["name"]: topic["end"] for topic in facts["topics"]}["orders"] == 4
+        assert facts["run"]["clocks"]["orders"]["held_back_by"][0]["producer"] == "t1"
+        assert facts["run"]["counts"]["minutes.window.windows_waiting"] == 1
+        assert facts["state"]["minutes.window"] > 0
+        assert {each["of"]: each["rows"] for each in facts["dead"]} == {"minutes.window": 1, "rising.match": 1}
+
+
+def test_the_past_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.serve.board.LOOK_EVERY_S", 0.0)
+    with showing(tmp_path) as shown:
+        looking = Board(shown.test.state, shown.test.log)
+        for _ in range(650):
+            looking.look()
+        assert len(looking.facts()["series"]["at"]) == 600
+
+
+def test_the_page_may_load_nothing_from_elsewhere(tmp_path: Path) -> None:
+    with showing(tmp_path) as shown:
+        client = Client(shown.server.port)
+        for path, kind in (("/", "text/html"), ("/board.js", "text/javascript"), ("/board.css", "text/css"), ("/icon.svg", "image/svg+xml")):
+            answer = client.get(path)
+            assert answer.status == 200
+            assert answer.headers["content-type"].startswith(kind)
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            assert b"http://" not in answer.body.replace(b"http://www.w3.org", b"")
+            assert b"https://" not in answer.body
+
+
+def test_with_a_token_the_page_is_open_and_the_figures_are_not(tmp_path: Path) -> None:
+    with PipelineTest(shop(), tmp_path) as test, start(test.state, test.log, 0, token="a-long-enough-token") as server:
+        client = Client(server.port)
+        assert client.get("/").status == 200
+        assert client.get("/dashboard/facts").status == 401
+        assert client.ask("POST", "/dead/orders/replay").status == 401
+        assert client.get("/dashboard/facts", headers={"Authorization": "Bearer a-long-enough-token"}).status == 200
+
+
+def test_a_page_of_another_origin_cannot_replay_letters(tmp_path: Path) -> None:
+    with showing(tmp_path) as shown:
+        answer = Client(shown.server.port).ask("POST", "/dead/orders/replay", headers={"Origin": "http://elsewhere.example", "Sec-Fetch-Site": "cross-site"})
+        assert answer.status == 403
+
+
+def test_a_port_that_is_taken_is_stepped_over(tmp_path: Path) -> None:
+    with PipelineTest(shop(), tmp_path) as test:
+        with start_at_usual_port(test.state, test.log, None, token=None) as one, start_at_usual_port(test.state, test.log, None, token=None) as other:
+            assert PORT <= one.port < other.port < PORT + 10
+        with pytest.raises(ConfigurationError, match="No pipeline has run"):
+            check_state(tmp_path / "nowhere")
+        assert log_of(tmp_path / "nowhere") is None
+
+
+def test_top_shows_the_same_and_says_when_there_is_no_room(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    def text(facts: dict[str, Any], width: int, height: int) -> str:
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(drawn(facts, width, height))
+        return console.export_text()
+
+    with showing(tmp_path) as shown:
+        shown.batch(order(1, 50.0, 0), order(2, 150.0, 100))
+        facts = Board(shown.test.state, shown.test.log).facts()
+        told = text(facts, 120, 40)
+        assert "running" in told
+        assert "minutes.window" in told
+        assert "t1" in told
+        assert "too small" in text(facts, 40, 5)
+        assert "has not run yet" in text({**facts, "run": None}, 120, 40)
+
+
+# In a browser
+
+
+@pytest.fixture
+def chromium() -> Iterator[Any]:
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("There is no Chromium here. To fix: apt-get install chromium.")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as browsers:
+        browser = browsers.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def test_in_a_browser_everything_moves(tmp_path: Path, chromium: Any) -> None:
+    problems, asked = list[str](), set[str]()
+    with showing(tmp_path) as shown:
+        shown.batch(order(1, 50.0, 0), order(2, 150.0, 10), order(3, 20.0, 100), order(4, 1.0, 20, region=None))
+        page = chromium.new_page(viewport={"width": 1366, "height": 768})
+        page.set_default_timeout(90_000)  # on a machine that is busy
+        page.on("console", lambda message: problems.append(message.text) if message.type in {"error", "warning"} else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: asked.add(request.url.split("/")[2]))
+        place = f"127.0.0.1:{shown.server.port}"
+        page.goto(shown.server.address)
+        page.wait_for_selector("g.node:has-text('minutes.window')")
+        assert page.locator("g.node").count() == len(shown.test.pipeline.plan().steps()) + len(shown.test.pipeline.plan().outputs)
+        tick = page.locator("#figures dd").first.inner_text()
+        shown.batch(order(5, 30.0, 101))
+        page.wait_for_function("before => document.querySelector('#figures dd').textContent !== before", arg=tick)
+        page.locator("g.node:has-text('minutes.window')").focus()
+        page.keyboard.press("Enter")
+        page.wait_for_selector("text=waits for event time")
+        _shot(page, "pipeline")
+
+        page.click("#tab-views")
+        page.wait_for_selector("#live td:text-is('200')")
+        shown.batch(order(6, 7.0, 30))  # late: a correction
+        page.wait_for_selector("tr.corrected td:text-is('207')")
+        _shot(page, "views")
+
+        page.click("#tab-dead")
+        page.wait_for_selector("td:text-is('rising.match')")
+        page.click("button[aria-label='Replay the letters of rising.match']")
+        page.wait_for_function("() => document.getElementById('replayed').textContent !== ''")
+        _shot(page, "dead letters")
+
+        page.click("#tab-sql")
+        page.fill("#query", "SELECT region, revenue FROM minutes")
+        page.keyboard.press("Control+Enter")
+        page.wait_for_selector("#answer td:text-is('207')")
+        page.fill("#query", "SELECT nothing FROM nowhere")
+        page.click("#run")
+        page.wait_for_selector("#answer pre.bad")
+        for tab in ("topics", "time", "matches"):
+            page.click(f"#tab-{tab}")
+            page.wait_for_selector("main table")
+            _shot(page, tab)
+        page.keyboard.press("Escape")
+        page.locator("#tab-matches").focus()
+        page.keyboard.press("ArrowRight")
+        assert page.locator("#tab-dead").get_attribute("aria-selected") == "true"
+    assert [each for each in problems if "400" not in each and "404" not in each] == [], "but for the query that was wrong"
+    assert asked == {place}, "no request leaves the machine"
+
+
+def _shot(page: Any, name: str) -> None:
+    """Kept for people to look at."""
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SHOTS / f"{name}.png")
+
+
+def test_colours_can_be_told_apart_in_light_and_dark(chromium: Any, tmp_path: Path) -> None:
+    """The contrast of every text with what is behind it: at least 4.5 to 1, as WCAG AA asks."""
+    with showing(tmp_path) as shown:
+        shown.batch(order(1, 50.0, 0), order(2, 150.0, 100))
+        for scheme in ("light", "dark"):
+            page = chromium.new_page(color_scheme=scheme)
+            page.goto(shown.server.address)
+            page.wait_for_selector("g.node")
+            worst = page.evaluate(_CONTRAST)
+            assert worst["ratio"] >= 4.5, (scheme, worst)
+            page.close()
+
+
+_CONTRAST = """() => {
+  const numbers = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = (c) => { const [r, g, b] = c.slice(0, 3).map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const behind = (e) => { for (; e; e = e.parentElement) { const c = numbers(getComputedStyle(e).backgroundColor); if (c.length === 3 || c[3] > 0) return c; } return [255, 255, 255]; };
+  let worst = { ratio: 99 };
+  for (const e of document.querySelectorAll('body *')) {
+    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !e.getClientRects().length) continue;
+    const isSvg = e instanceof SVGElement, style = getComputedStyle(e);
+    const ink = numbers(isSvg ? style.fill : style.color);
+    const box = isSvg ? e.closest('g.node')?.querySelector('rect') : null;
+    const paper = box ? numbers(getComputedStyle(box).fill) : behind(e);
+    const [a, b] = [light(ink), light(paper)];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < worst.ratio) worst = { ratio, text: e.textContent.slice(0, 40) };
+  }
+  return worst;
+}"""
+
+
+def test_the_plan_file_is_plain_json(tmp_path: Path) -> None:
+    with showing(tmp_path) as shown:
+        told = json.loads((shown.test.state / "plan.json").read_text())
+        assert (told["version"], told["pipeline"], told["log"]) == (1, "shop", shown.test.log.address)
