@@ -52,7 +52,7 @@ def test_digest(run: Run, bank: hr.Log) -> None:
 
 
 def test_excise(run: Run, bank: hr.Log) -> None:
-    assert "1 events are gone. No file has the values" in run("events", "excise", "--subject", "7", "--value", '"Ada"', "--store", "bank").out
+    assert "Gone: 1 event. No file has the values" in run("events", "excise", "--subject", "7", "--value", '"Ada"', "--store", "bank").out
     assert [line["version"] for line in run("events", "history", "ada", "--json").lines] == [2, 3]
     assert "nothing of the subject '7'" in run("events", "excise", "--subject", "7", code=1).err
 

@@ -25,7 +25,7 @@ def description(limits: Limits) -> dict[str, Any]:
             "/sql": {"post": _sql(limits)},
             "/topics/{name}/tail": {"get": _operation("A topic's rows as they are appended", _tail_parameters(), _events(), 404, 410, 503)},
             "/dashboard/facts": {"get": _operation("What the dashboard at / shows: the plan, the run, rates, topics, groups, time", [], _json("the facts"))},
-            "/dead/{name}/replay": {"post": _operation("Dead letters again; the one request that changes something", _replay_parameters(), _json("how many"), 404)},
+            "/dead/{name}/replay": {"post": _operation("Dead letters again; the one request that changes something", _replay_parameters(), _json("how many"), 404, 503)},
             "/metrics": {"get": _operation("Figures for Prometheus", [], _content("figures", "text/plain"))},
             "/health": {"get": _operation("Whether views can be read; needs no token", [], _json("they can"), 503)},
             "/openapi.json": {"get": _operation("This description", [], _json("it"))},
