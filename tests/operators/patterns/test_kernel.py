@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -14,6 +16,8 @@ from headrace.errors import BadPattern
 from headrace.operators.patterns.compiled import PatternSpec
 from headrace.operators.patterns.parsing import parse_pattern
 from headrace.operators.patterns.specs import after_match
+from headrace.operators.patterns.terms import Source, Term
+from headrace.operators.patterns.walking import Entries
 from tests.operators.patterns.feeding import MEASURES, SYMBOLS, Feed, Row, feed_to, row, settings
 from tests.operators.patterns.oracle import Oracle, Path
 from tests.operators.patterns.test_matching import AFTER, doubt, patterns
@@ -157,3 +161,35 @@ def test_rows_of_long_matches_are_told_piece_by_piece(monkeypatch: pytest.Monkey
     monkeypatch.setattr("headrace.operators.patterns.telling.MOST_AT_ONCE", 50)
     told = feed_to(given_settings, feed).told
     assert [(each["n"], each["total"]) for each in told] == [(at + 1, at * (at + 1) // 2 if at < 40 else 780) for at in range(41)]
+
+
+@pytest.mark.parametrize("few", [1, 2])
+@hypothesis_settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(patterns(), feeds(), st.sampled_from([3, 6, 12]), AFTER, st.lists(st.integers(1, 20), max_size=6), st.booleans())
+def test_beginnings_that_are_looked_at_one_by_one_give_the_oracles_matches(
+    monkeypatch: pytest.MonkeyPatch, few: int, text: str, feed: Feed, within: int, after: str, cuts: list[int], looks_back: bool
+) -> None:  # fmt: skip
+    monkeypatch.setattr("headrace.operators.patterns.skipping.FEW", few)
+    monkeypatch.setattr("headrace.operators.patterns.matching.WORTHWHILE", 0)
+    try:
+        run(text, feed, within, after, DOUBTS if looks_back else (), cuts, [1, 2])
+    except BadPattern:
+        return
+
+
+@pytest.mark.parametrize("last", ["c", "a"])
+def test_a_long_match_whose_conditions_look_back_is_not_tried_from_each_of_its_rows(monkeypatch: pytest.MonkeyPatch, last: str) -> None:
+    looked_at = 0
+    plain = Source.values
+
+    def counting(source: Source, terms: Sequence[Term], entries: Entries, count: int) -> list[pa.Array]:
+        nonlocal looked_at
+        looked_at += len(entries.row)
+        return plain(source, terms, entries, count)
+
+    monkeypatch.setattr(Source, "values", counting)
+    rows = [row(0, number, "a", number) for number in range(200)]
+    feed = Feed([[*rows, row(0, 200, last, 200)]], [201])
+    told = feed_to(settings(PatternSpec("a+ c?", (("a", "sum(a.v) < 1000"),), (("n", "count(*)"),), 1000)), feed).told
+    assert [each["n"] for each in told] == ([201] if last == "c" else [])
+    assert looked_at < 10 * 200 * 200, "not the third power"

@@ -16,12 +16,14 @@ from headrace.operators.kernel import Times
 from headrace.operators.patterns.automaton import Automaton
 from headrace.operators.patterns.backtracking import Backtracker, Found, TooManyTries, entries_of
 from headrace.operators.patterns.lookahead import Lookahead
-from headrace.operators.patterns.skipping import visited_starts
+from headrace.operators.patterns.skipping import Turns, chosen_starts, longest_turn, visited_starts
 from headrace.operators.patterns.sorted_rows import NEVER, SortedRows
 from headrace.operators.patterns.specs import MOST_MATCHES, MOST_ROWS, NO_SKIP, SKIP_PAST_LAST, AfterMatch
-from headrace.operators.patterns.walking import LOST, MATCHED, Entries, Holds, Walker
+from headrace.operators.patterns.walking import LOST, MATCHED, WAITING, Entries, Holds, Walker
 
 FOREVER = np.iinfo(np.int64).max
+WORTHWHILE = 64
+"""From so many beginnings of a key on it pays to look at them in turn."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,25 @@ class Matcher:
     # What matches
 
     def _found(self, complete: Ints) -> tuple[Matches, Ints]:
-        """All beginnings that match, whatever is skipped, and the row that makes each certain."""
+        """Beginnings that match, at least those that are not skipped, and the row that makes each certain."""
         begin, limit = self._candidates(complete)
+        if self.rules.after.in_turn and longest_turn(self.rows.keys[begin]) > WORTHWHILE:
+            return self._found_in_turn(begin, limit)
+        return self._walked(begin, limit)[:2]
+
+    def _found_in_turn(self, begin: Ints, limit: Ints) -> tuple[Matches, Ints]:
+        """Where a key has many beginnings, one match may skip all others, and each of these would be about as long: they are left out."""
+        turns = Turns(begin, self.rows.keys[begin])
+        found: list[tuple[Matches, Ints]] = []
+        while len(which := turns.take()):
+            matches, certain, waiting = self._walked(begin[which], limit[which])
+            chosen, targets = chosen_starts(self.rules, self.rows, matches.entries, matches.begin)
+            turns.go_on(matches.begin[chosen], targets[chosen], waiting)
+            found.append((matches, certain))
+        return self._sorted([matches.entries for matches, _ in found], [matches.begin for matches, _ in found], [certain for _, certain in found])
+
+    def _walked(self, begin: Ints, limit: Ints) -> tuple[Matches, Ints, Ints]:
+        """Those of some beginnings that match, the row that makes each certain, and the beginnings that wait for rows which are not there yet."""
         everything = self.rules.after.kind == NO_SKIP
         walks = Walker(self.look, self.holds, wary=everything).walk(begin, limit)
         again = walks.chose if everything else walks.chose & (walks.status == LOST)
@@ -141,12 +160,14 @@ class Matcher:
         parts, begins, certain = [walks.entries(matched)], [begin[matched]], [walks.certain[matched]]
         if everything:
             certain = [self._ends(parts[0], len(matched))]
+        waiting = [begin[(walks.status == WAITING) & ~again]]
         for at in np.flatnonzero(again).tolist():
             found = self._tried(int(begin[at]), int(limit[at]), everything=everything)
             parts.append(entries_of(found.paths))
             begins.append(np.full(len(found.paths), begin[at]))
             certain.append(self._ends(parts[-1], len(found.paths)) if everything else np.full(len(found.paths), found.certain))
-        return self._sorted(parts, begins, certain)
+            waiting += [begin[at : at + 1]] if found.status == WAITING else []
+        return *self._sorted(parts, begins, certain), np.sort(np.concatenate(waiting))
 
     def _candidates(self, complete: Ints) -> tuple[Ints, Ints]:
         """Rows that can begin a match with rows that are there, and the last row that each may reach: behind all, if later ones may belong to it."""
