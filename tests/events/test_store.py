@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
-from headrace.errors import BadEvent, EventIdConflict, InputError, NotSupported, VersionConflict
+from headrace.errors import BadEvent, EventIdConflict, InputError, VersionConflict
 from headrace.events import ANY, NEW, Change, Event, EventStore, indexed, open_store
 from headrace.log.file.disk import Disk, DiskFile
 
@@ -114,14 +114,6 @@ def test_a_topic_that_is_none_of_events_is_refused(log: hr.Log) -> None:
     log.create_topic("orders", "entity STRING, version BIGINT")
     with pytest.raises(InputError, match="not one of events"):
         open_store(log, "orders")
-
-
-def test_kafka_is_refused_with_what_it_cannot_promise() -> None:
-    class OnKafka:
-        address = "kafka://broker:9092"
-
-    with pytest.raises(NotSupported, match="expected versions"):
-        open_store(OnKafka(), "bank")  # type: ignore[arg-type]
 
 
 def test_a_store_that_was_made_again_must_be_opened_again(log: hr.Log, store: EventStore) -> None:

@@ -44,7 +44,7 @@ class EventStore(Closing):
             raise NotSupported(
                 f"The log {log.address} cannot keep an event store: Kafka appends whatever it is sent, and cannot refuse an append because an entity has another version "
                 "by now. So it can promise neither expected versions nor gap-free versions nor one append of each event id.",
-                fix="keep the events in an embedded log (file:PATH), and copy them to Kafka with a pipeline that writes their topic there.",
+                fix="keep the events in an embedded log (file:PATH); what is needed on Kafka can be copied there, see docs/events.md.",
             )
         self.log = cast("FileLog", log)
         self.name = self.topic = name
