@@ -341,7 +341,7 @@ class UnknownEntity(InputError, KeyError):
     """No entity of that name has any events."""
 
     def __init__(self, entity: str, store: str) -> None:
-        super().__init__(f"The entity {entity!r} has no events in {store!r}.", fix="check its name; `headrace events history` lists what there is.")
+        super().__init__(f"The entity {entity!r} has no events in {store!r}.", fix="check its name; `headrace events list` shows what there is.")
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,9 +15,9 @@ from headrace.errors import BadPipelineFile, InputError, UnknownEntity, nearest
 from headrace.log.api import Log
 
 if TYPE_CHECKING:
-    from headrace.events import EventStore, Handler
+    from headrace.events import Decider, EventStore, Handler, Vault
 
-app = typer.Typer(help="Event stores: history, state, digest, excise, forget.", no_args_is_help=True)
+app = typer.Typer(help="Event stores: list, history, state, digest, excise, forget.", no_args_is_help=True)
 
 Entity = Annotated[str, typer.Argument(help="The entity's name.")]
 Store = Annotated[str | None, typer.Option("--store", metavar="NAME", help="The event store; not needed if the log has one only.")]
@@ -37,8 +38,8 @@ def _store(log: Log, name: str | None) -> EventStore:
     return open_store(log, name)
 
 
-def _handler(store: EventStore, rules: str) -> Handler[Any]:
-    """Run a Python file, and take the decider of that name from it."""
+def _handler(store: EventStore, rules: str, stack: ExitStack) -> Handler[Any]:
+    """Run a Python file, and take the decider of that name from it. What is opened for it is closed with the stack."""
     import sys
 
     from headrace.events import Decider, Handler
@@ -56,7 +57,39 @@ def _handler(store: EventStore, rules: str) -> Handler[Any]:
     found = getattr(module, name, None)
     if not isinstance(found, Decider):
         raise BadPipelineFile(f"{file} has no decider {name!r}: {nearest(name, [key for key, value in vars(module).items() if isinstance(value, Decider)])}", fix="give its name.")
-    return Handler(store, found)
+    return Handler(store, found, vault=_vault(stack, store, found))
+
+
+def _vault(stack: ExitStack, store: EventStore, decider: Decider[Any]) -> Vault | None:
+    """Deciders of events with personal fields need the master key."""
+    from headrace.events import open_vault
+    from headrace.events.codec import has_personal_fields
+
+    return stack.enter_context(open_vault(store, create=False)) if has_personal_fields(decider.events) else None
+
+
+@app.command("list")
+def list_entities(
+    context: typer.Context,
+    prefix: Annotated[str, typer.Option("--prefix", help="Only those whose names begin so.")] = "",
+    most: Annotated[int, typer.Option("--max", min=1, help="At most so many.")] = 1000,
+    store: Store = None,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List entities with their versions, by name.
+
+    Example: headrace events list --prefix account- --log file:data
+    """
+    with opened(context, log) as opened_log, _store(opened_log, store) as events:
+        found = events.entities(prefix)
+    if json:
+        for name, version in found[:most]:
+            emit({"entity": name, "version": version})
+        return
+    table(["entity", "version"], found[:most])
+    if len(found) > most:
+        say(f"There are {len(found):,}; see --max and --prefix.")
 
 
 @app.command()
@@ -96,7 +129,10 @@ def state(
     with opened(context, log) as opened_log, _store(opened_log, store) as events:
         if not events.version(entity):
             raise UnknownEntity(entity, events.name)
-        as_of, found = _handler(events, decider).versioned_state(entity, version=version, at=at)
+        with ExitStack() as stack:
+            handler = _handler(events, decider, stack)
+            as_of, found = handler.versioned_state(entity, version=version, at=at)
+            found = found if handler.vault is None else handler.vault.reveal(found)
     if json:
         emit({"entity": entity, "version": as_of, "state": to_json(found)})
     else:
@@ -118,8 +154,8 @@ def digest(
     """
     from headrace.events import digest as digests
 
-    with opened(context, log) as opened_log, _store(opened_log, store) as events:
-        found = digests(events, ranges=ranges, handler=None if decider is None else _handler(events, decider))
+    with opened(context, log) as opened_log, _store(opened_log, store) as events, ExitStack() as stack:
+        found = digests(events, ranges=ranges, handler=None if decider is None else _handler(events, decider, stack))
     if json:
         for each in found:
             emit({"range": each.number, "entities": each.entities, "events": each.events, "digest": each.digest})
@@ -171,6 +207,6 @@ def forget(
     """
     from headrace.events import open_vault
 
-    with opened(context, log) as opened_log, _store(opened_log, store) as events, open_vault(events) as vault:
+    with opened(context, log) as opened_log, _store(opened_log, store) as events, open_vault(events, create=False) as vault:
         vault.forget(subject)
     say("The key is deleted.")

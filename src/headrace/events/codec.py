@@ -27,6 +27,10 @@ def personal(**options: Any) -> Any:
     return field(metadata={_PERSONAL: True}, **options)
 
 
+def has_personal_fields(classes: Iterable[type]) -> bool:
+    return any(_PERSONAL in each.metadata for kind in classes if is_dataclass(kind) for each in fields(kind))
+
+
 def event_type(kind: type) -> str:
     return str(getattr(kind, "event_type", kind.__name__))
 

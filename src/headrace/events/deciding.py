@@ -71,7 +71,7 @@ class Handler(Generic[S]):
     """Runs one decider on a store. Safe for threads; any number of processes may have one."""
 
     def __init__(self, store: EventStore, decider: Decider[S], *, vault: Vault | None = None) -> None:
-        self.store, self.decider = store, decider
+        self.store, self.decider, self.vault = store, decider, vault
         self.codec = Codec(decider.events, upcasters=decider.upcasters, vault=vault)
         self._states: OrderedDict[str, tuple[int, S]] = OrderedDict()
         self._generation = store.by_entity.generation
@@ -100,7 +100,7 @@ class Handler(Generic[S]):
         events = [self.codec.to_event(thing, id=None if id is None else f"{id}/{at}") for at, thing in enumerate(things)]
         if not events:
             return Handled(state, version, (), self.store.position())
-        after = self._fold(entity, state, map(self.codec.sealed, things, events))
+        after = self._fold(entity, state, list(map(self.codec.sealed, things, events)))
         try:
             appended = self.store.append(entity, events, expected=version)
         except EventIdConflict:  # the same command in another process, which decided otherwise
@@ -164,6 +164,8 @@ class Handler(Generic[S]):
         if version is None and at is None:
             return self._load(entity)
         wanted = self.store.version_at(entity, at) if at is not None else version
+        if version is not None and version > (newest := self.store.version(entity)):
+            raise InputError(f"The entity {entity!r} is at version {newest}, and was asked for as of {version}.", fix=f"give 0 to {newest}.")
         return self._folded(entity, wanted)
 
     def history(self, entity: str) -> list[tuple[Recorded, Any]]:
@@ -189,7 +191,7 @@ class Handler(Generic[S]):
             version, state = known or self._snapshot(look.snapshot(entity, self.decider.name), upto) or (0, self.decider.initial)
             found = recorded(entity, look.texts(entity, version, upto))
             newest = max(version, look.head(entity)) if upto is None else version  # the newest events may have been excised
-        state = self._fold(entity, state, map(self.codec.from_recorded, found))
+        state = self._fold(entity, state, [self.codec.from_recorded(event) for event in found])
         return (max(found[-1].version, newest) if found else newest), state
 
     def _snapshot(self, content: bytes | None, upto: int | None) -> tuple[int, S] | None:

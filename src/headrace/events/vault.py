@@ -34,9 +34,19 @@ _PROOF = b"headrace vault"
 _MAKE = "make one with `openssl rand -base64 32`, and keep it where this log's backups are not."
 
 
-def open_vault(store: EventStore, *, master_key: bytes | None = None) -> Vault:
-    """The keys of a store's subjects. The master key is 32 bytes; without one, it is read from HEADRACE_MASTER_KEY (base64) or the file HEADRACE_MASTER_KEY_FILE."""
-    return Vault(store, master_key_given(master_key))
+def open_vault(store: EventStore, *, master_key: bytes | None = None, create: bool = True) -> Vault:
+    """The keys of a store's subjects. The master key is 32 bytes; without one, it is read from HEADRACE_MASTER_KEY (base64) or the file HEADRACE_MASTER_KEY_FILE.
+
+    The first key with which a vault is opened is its master key from then on; without `create`, one that is not there is not made.
+    """
+    key = master_key_given(master_key)
+    if not create and not _place(store).exists():
+        raise BadMasterKey(f"The event store {store.name!r} has no vault: nothing in it was ever sealed.", fix="check the store's name; nothing was changed.")
+    return Vault(store, key)
+
+
+def _place(store: EventStore) -> Path:
+    return forgetting.directory(store) / "keys.sqlite"
 
 
 def master_key_given(key: bytes | None = None) -> bytes:
@@ -84,8 +94,7 @@ def _decrypted(cipher: Any, content: bytes, about: bytes) -> bytes | None:
 
 def remove_key(store: EventStore, subject: str) -> None:
     """Delete a subject's key, if there is a vault and it has one, without opening it: no master key is needed for that."""
-    path = forgetting.directory(store) / "keys.sqlite"
-    if path.exists():
+    if (path := _place(store)).exists():
         with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as db:
             db.execute("PRAGMA secure_delete = ON")
             db.execute("PRAGMA synchronous = EXTRA")
@@ -99,9 +108,8 @@ class Vault(Closing):
 
     def __init__(self, store: EventStore, master_key: bytes) -> None:
         self._store, self._master = store, _cipher(master_key)
-        directory = forgetting.directory(store)
-        directory.mkdir(parents=True, exist_ok=True)
-        self.path = directory / "keys.sqlite"
+        self.path = _place(store)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
         self._keys: OrderedDict[str, Any] = OrderedDict()
         self._seen = -1
