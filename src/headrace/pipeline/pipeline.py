@@ -166,6 +166,15 @@ class Pipeline:
         self.write(name, rows, partitions=partitions, **settings)
         self.sinks[name] = sink
 
+    def ask(self, name: str, *, using: Table, question: str | None = None, keep: str = "1 day") -> Stream:
+        """Let questions be asked of a table, each answered as of its tick: with `POST /ask/NAME` where the pipeline is served, or by a row in the topic `ask.NAME`.
+
+        A question has the table's key, and what `question` adds ("lang STRING"), which comes back with the answer; that has the table's row, and `found`: true, or null if there was none. Both are kept for `keep`.
+        """
+        from headrace.pipeline.asking import asked
+
+        return asked(self, name, using, question, keep)
+
     def topic_of(self, step: Step) -> str | None:
         """The derived topic that a step's rows are written to, if there is one."""
         return next((each.name for each in self._outputs.values() if isinstance(each, TopicOutput) and each.input is step), None)

@@ -23,6 +23,7 @@ from headrace.serve.access import Access
 from headrace.serve.answers import Refused, error_response, json_response
 from headrace.serve.arrivals import Arrivals
 from headrace.serve.asking import Asked
+from headrace.serve.asks import Asks
 from headrace.serve.board import Board
 from headrace.serve.changes import Subscription, resume_from
 from headrace.serve.channels import Hub
@@ -54,6 +55,7 @@ class Service:
         self.reads = Reads(limits)
         self.arrivals = Arrivals(log, self.reads)
         self.board = Board(state, log)
+        self.asks = Asks(log, self.reads, limits)
 
     def end_streams(self) -> None:
         """Called from another thread, before the server waits for what is under way."""
@@ -68,6 +70,7 @@ class Service:
             yield
         finally:
             looking.cancel()
+            await self.asks.close()
             await self.hub.close()
             self.reads.close()
             self.stores.close()
@@ -178,6 +181,7 @@ def make_app(service: Service, *, host: str, token: str | None) -> ASGIApp:
         Route("/views/{name}", service.view, methods=["GET"]),
         Route("/views/{name}/changes", service.changes, methods=["GET"]),
         Route("/sql", service.sql, methods=["POST"]),
+        Route("/ask/{name}", service.asks.ask, methods=["POST"]),
         Route("/topics/{name}/tail", service.tail, methods=["GET"]),
         Route("/dashboard/facts", service.facts, methods=["GET"]),
         Route("/dead/{name}/replay", service.replay_letters, methods=["POST"]),

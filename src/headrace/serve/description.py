@@ -23,6 +23,7 @@ def description(limits: Limits) -> dict[str, Any]:
                 "get": _operation("A view's rows, then its changes as they happen", _changes_parameters(), _events(), 404, 410, 503)
             },
             "/sql": {"post": _sql(limits)},
+            "/ask/{name}": {"post": _ask()},
             "/topics/{name}/tail": {"get": _operation("A topic's rows as they are appended", _tail_parameters(), _events(), 404, 410, 503)},
             "/dashboard/facts": {"get": _operation("What the dashboard at / shows: the plan, the run, rates, topics, groups, time", [], _json("the facts"))},
             "/dead/{name}/replay": {"post": _operation("Dead letters again; the one request that changes something", _replay_parameters(), _json("how many"), 404, 503)},
@@ -108,6 +109,12 @@ def _tail_parameters() -> list[dict[str, Any]]:
         _parameter("last", "So many rows of each partition that are there already", {"type": "integer", "minimum": 0, "default": 0}),
         _parameter("Last-Event-ID", "The id of the last event that was got", place="header"),
     ]
+
+
+def _ask() -> dict[str, Any]:
+    parameters = [_parameter("name", "The question's name", place="path"), _parameter("wait", "How long to wait for the answer")]
+    body = {"content": {"application/json": {"schema": {"type": "object", "description": "The columns of the question"}}}}
+    return {**_operation("A question to the stream: appended, and answered as of its tick", parameters, _json("the answer"), 404, 413, 415, 503), "requestBody": body}
 
 
 def _replay_parameters() -> list[dict[str, Any]]:

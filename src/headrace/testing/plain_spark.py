@@ -2,8 +2,8 @@
 their time.
 
 It is what `PipelineTest` runs on unless it is given a session, and for properties, which want hundreds of runs. The runner, the builder and everything a task does are the
-real ones, and every attempt of a task has its own copy of its function, as in Spark. There is no Spark SQL here but a few words that the builder uses itself: expressions
-over a stream's topic are computed by Python anyway, others are refused unless `sql` says what they give.
+real ones, and every attempt of a task has its own copy of its function, as in Spark. There is no Spark SQL here but a few words that the builder uses itself, and
+expressions that Python computes as Spark does; others are refused unless `sql` says what they give.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.engine.labels import spark_hash
-from headrace.errors import NotSupported
+from headrace.errors import HeadraceError, NotSupported
+from headrace.pipeline.expressions import read
+from headrace.pipeline.expressions.in_arrow import in_arrow
 
 Batches = Iterable[pa.RecordBatch]
 Part = Callable[[], Iterator[pa.RecordBatch]]
@@ -177,10 +179,20 @@ def _column(batch: pa.RecordBatch, expression: str, sql: SQL) -> tuple[str, pa.A
         return new, pc.add(pc.multiply(batch.column(name), int(times)), int(plus)).cast(pa.int32())
     if number := _NUMBER.fullmatch(expression):
         return number[2], pa.array([int(number[1])] * batch.num_rows, pa.int32())
-    column = _COLUMN.fullmatch(expression)
-    if column is None:
-        raise no_spark_sql(expression)
-    return column[2] or column[1], batch.column(column[1])
+    if column := _COLUMN.fullmatch(expression):
+        return column[2] or column[1], batch.column(column[1])
+    if named and (node := _computable(named[1], batch.schema)) is not None:
+        found = node.over(batch)
+        return named[2], pa.repeat(found, batch.num_rows) if isinstance(found, pa.Scalar) else found
+    raise no_spark_sql(expression)
+
+
+def _computable(text: str, schema: pa.Schema) -> Any:
+    """What Python computes as Spark does, where rows are read; None for the rest."""
+    try:
+        return in_arrow(read(text, schema, where="a test"), schema)
+    except HeadraceError:
+        return None
 
 
 def _kept(part: Part) -> Part:
