@@ -5,7 +5,7 @@ Run it from anywhere: python examples/18_reach.py. It runs in this process, with
 
 import json
 import tempfile
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -28,17 +28,15 @@ def ask(address: str, url: str) -> str:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as root, PipelineTest(network, Path(root)) as test, start(test.state, test.log) as server:
+    with tempfile.TemporaryDirectory() as root, PipelineTest(network, Path(root)) as test, start(test.state, test.log) as server, ThreadPoolExecutor() as asker:
         test.feed("posts", [{"url": "/tide", "poster": "ada"}, {"url": "/tide", "poster": "ben"}, {"url": "/wind", "poster": "ben"}])
         test.feed("follows", [{"poster": "ada", "follower": "cho"}, {"poster": "ben", "follower": "cho"}, {"poster": "ben", "follower": "dee"}])
         test.settle()
         for url in ("/tide", "/wind", "/rain"):
-            stop = threading.Event()
-            asking = threading.Thread(target=lambda url=url, stop=stop: (print(ask(server.address, url)), stop.set()))  # type: ignore[misc]
-            asking.start()
-            while not stop.wait(0.05):  # what `headrace run` does all the time
+            answer = asker.submit(ask, server.address, url)
+            while not answer.done():  # what `headrace run` does all the time
                 test.settle()
-            asking.join()
+            print(answer.result())
 
 
 if __name__ == "__main__":
