@@ -24,7 +24,7 @@ def ask(address: str, url: str) -> str:
     """As with curl: -d '{"url": "…"}' -H 'Content-Type: application/json'."""
     request = Request(f"{address}/ask/reach?wait=60s", json.dumps({"url": url}).encode(), {"Content-Type": "application/json"})
     with urlopen(request) as answer:
-        return answer.read().decode()
+        return str(answer.read(), "utf-8")
 
 
 def main() -> None:
