@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 FORMAT = 1
 ENVIRONMENT, ENVIRONMENT_FILE = "HEADRACE_MASTER_KEY", "HEADRACE_MASTER_KEY_FILE"
 _KEY_BYTES, _NONCE_BYTES = 32, 12
-_PREFIX = "sealed:1:"
+SEALED = "sealed:1:"
 _MOST_KEYS = 10_000
-_PROOF = b"headrace vault"
+PROOF = b"headrace vault"
 _MAKE = "make one with `openssl rand -base64 32`, and keep it where this log's backups are not."
 
 
@@ -69,7 +69,7 @@ def master_key_given(key: bytes | None = None) -> bytes:
     return key
 
 
-def _cipher(key: bytes) -> Any:
+def cipher_of(key: bytes) -> Any:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:
@@ -82,7 +82,7 @@ def _encrypted(cipher: Any, content: bytes, about: bytes) -> bytes:
     return nonce + bytes(cipher.encrypt(nonce, content, about))
 
 
-def _decrypted(cipher: Any, content: bytes, about: bytes) -> bytes | None:
+def decrypted(cipher: Any, content: bytes, about: bytes) -> bytes | None:
     """None if it was encrypted with another key, or was changed."""
     from cryptography.exceptions import InvalidTag
 
@@ -107,7 +107,7 @@ class Vault(Closing):
     """Safe for threads and processes."""
 
     def __init__(self, store: EventStore, master_key: bytes) -> None:
-        self._store, self._master = store, _cipher(master_key)
+        self._store, self._master = store, cipher_of(master_key)
         self.path = _place(store)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
@@ -129,12 +129,12 @@ class Vault(Closing):
             self._db.execute("CREATE TABLE IF NOT EXISTS keys (subject TEXT PRIMARY KEY, wrapped BLOB NOT NULL) WITHOUT ROWID")
             known = dict(self._db.execute("SELECT name, value FROM about"))
             if not known:
-                rows = [("format", FORMAT), ("proof", _encrypted(self._master, _PROOF, _PROOF))]
+                rows = [("format", FORMAT), ("proof", _encrypted(self._master, PROOF, PROOF))]
                 self._db.executemany("INSERT INTO about VALUES (?, ?)", rows)
                 return
         if known["format"] > FORMAT:
             raise NewerFormat(f"{self.path} has format {known['format']}; this Headrace knows {FORMAT}.", fix="upgrade Headrace.")
-        if _decrypted(self._master, known["proof"], _PROOF) != _PROOF:
+        if decrypted(self._master, known["proof"], PROOF) != PROOF:
             raise BadMasterKey(f"The master key is not the one that the keys in {self.path} were wrapped with.", fix="give the right one; nothing was changed.")
 
     def _key(self, subject: str, *, make: bool) -> Any:
@@ -157,10 +157,10 @@ class Vault(Closing):
         row = self._db.execute("SELECT wrapped FROM keys WHERE subject = ?", (subject,)).fetchone()
         if row is None:
             return None
-        key = _decrypted(self._master, row[0], subject.encode())
+        key = decrypted(self._master, row[0], subject.encode())
         if key is None:
             raise CorruptionError(f"The key of the subject {subject!r} in {self.path} is damaged.", fix="restore the file from a backup.")
-        return _cipher(key)
+        return cipher_of(key)
 
     def _made(self, subject: str) -> Any:
         key = os.urandom(_KEY_BYTES)
@@ -171,18 +171,18 @@ class Vault(Closing):
         """A value as text that only the subject's key opens."""
         content = json.dumps(value, separators=(",", ":")).encode()
         sealed = _encrypted(self._key(subject, make=True), content, subject.encode())
-        return f"{_PREFIX}{_text(subject.encode())}:{_text(sealed)}"
+        return f"{SEALED}{_text(subject.encode())}:{_text(sealed)}"
 
     def unseal(self, value: Any) -> Any:
         """What was sealed; None if the key is gone. Anything else stays as it is."""
-        if not isinstance(value, str) or not value.startswith(_PREFIX):
+        if not isinstance(value, str) or not value.startswith(SEALED):
             return value
         try:
-            about, sealed = (base64.urlsafe_b64decode(part) for part in value.removeprefix(_PREFIX).split(":"))
+            about, sealed = (base64.urlsafe_b64decode(part) for part in value.removeprefix(SEALED).split(":"))
         except ValueError:
             return None
         cipher = self._key(about.decode(), make=False)
-        content = None if cipher is None else _decrypted(cipher, sealed, about)
+        content = None if cipher is None else decrypted(cipher, sealed, about)
         return None if content is None else json.loads(content)
 
     def reveal(self, thing: Any) -> Any:

@@ -37,6 +37,7 @@ from headrace.serve.run_status import metrics
 from headrace.serve.selecting import selection
 from headrace.serve.snapshots import Snapshots
 from headrace.serve.stores import Stores
+from headrace.serve.veiling import veiled
 
 MOST_TAIL_ROWS = 10_000
 LOOK_UNASKED_S = 5.0
@@ -192,7 +193,7 @@ def make_app(service: Service, *, host: str, token: str | None) -> ASGIApp:
     ]
     handlers: dict[Any, Callable[..., Any]] = {HeadraceError: service.failed, HTTPException: _not_here, Exception: _broken}
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=service.lifespan)
-    return Access(Shortcut(app, service.lookups), host=host, token=token)
+    return Access(veiled(Shortcut(app, service.lookups), service.log), host=host, token=token)
 
 
 def _broken(_request: Request, error: Exception) -> Response:
