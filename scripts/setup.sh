@@ -58,7 +58,7 @@ ensure_venv() {
 
 install_package() {
     say "installing headrace and its dependencies"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[dev,kafka,connect,postgres,mysql,redis,search,delta,events]' >&2
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[dev,kafka,connect,postgres,mysql,redis,search,delta,events,zeromq,amqp]' >&2
 }
 
 # Spark takes the Java in JAVA_HOME before the one on the PATH.
@@ -82,7 +82,7 @@ ensure_maven() {
     apt_install_optional maven || say "Maven is missing: tests against a real Kafka broker are skipped. To fix: apt-get install maven"
 }
 
-# Servers that the tests of change capture and of sinks start for themselves. Debian keeps Postgres's programs out of the PATH.
+# Servers that the tests of change capture, sinks and gateways start for themselves. Debian keeps Postgres's programs out of the PATH.
 ensure_postgres() {
     if compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || have postgres; then return; fi
     apt_install_optional postgresql || say "Postgres is missing: tests against a real one are skipped. To fix: apt-get install postgresql"
@@ -104,6 +104,11 @@ ensure_chromium() {
     apt_install_optional chromium || say "Chromium is missing: tests of the dashboard in a browser are skipped. To fix: apt-get install chromium"
 }
 
+ensure_rabbitmq() {
+    if [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]; then return; fi
+    apt_install_optional rabbitmq-server || say "RabbitMQ is missing: tests against a real one are skipped. To fix: apt-get install rabbitmq-server"
+}
+
 ensure_python
 ensure_venv
 install_package
@@ -113,6 +118,7 @@ ensure_postgres
 ensure_mariadb
 ensure_redis
 ensure_chromium
+ensure_rabbitmq
 if [ -n "$worth_another_try" ]; then
     say "ready, apart from what is missing; the next run tries to install it again"
 else

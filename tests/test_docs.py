@@ -91,3 +91,10 @@ def test_the_searches_are_what_the_page_says() -> None:
     assert names["digests"].schema.names[-1] == "matches"
     assert [row["title"] for row in names["found"]] == ["Storm at sea"]
     check_hosted(names["press"].plan())
+
+
+def test_the_gateways_are_what_the_page_says() -> None:
+    names = declared("gateways.md")
+    assert (names["door"].kind, names["door"].topics) == ("http", ("orders", "pushes"))
+    assert [(each.name, each.policy.name, each.policy.rows) for each in names["shop"].gateways.values()] == [("http.8766", "buffer", 50_000)]
+    check_hosted(names["shop"].plan())

@@ -41,9 +41,11 @@ AT_ALL = {
     "eventsourcing": ("headrace/events/eventsourcing",),
     "pymysql": ("headrace/cdc/mysql_source/",),
     "pymysqlreplication": ("headrace/cdc/mysql_source/",),
+    "zmq": ("headrace/gateways/zeromq_gateway",),
+    "pika": ("headrace/amqp_connection",),
     "typer": ("headrace/cli/",),
     "rich": ("headrace/cli/",),
-    "starlette": ("headrace/serve/",),
+    "starlette": ("headrace/serve/", "headrace/gateways/http_"),
     "uvicorn": ("headrace/serve/",),
 }
 

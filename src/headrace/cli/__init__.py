@@ -19,6 +19,7 @@ from headrace.cli import (
     demo,
     events,
     explain,
+    gateway,
     group,
     lag,
     log,
@@ -62,6 +63,7 @@ app.add_typer(dead.app, name="dead")
 app.add_typer(log.app, name="log")
 app.add_typer(events.app, name="events")
 app.command("capture")(capture.capture)
+app.add_typer(gateway.app, name="gateway")
 app.command("sync")(sync.sync)
 app.command("search")(search.search)
 app.command("search-test")(search_test.search_test)

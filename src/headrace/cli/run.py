@@ -72,6 +72,7 @@ def run(
             serve=not no_serve and (port is not None or not until_caught_up),
             port=port,
             on_serving=lambda server: say(f"Serving the views at {server.address}."),
+            on_gateway=lambda gateway, address: say(f"Taking rows for {', '.join(gateway.topics)} at {address}."),
         )
         say(farewell(loaded.name, progress, stopped=stop.is_set()))
 

@@ -27,7 +27,7 @@ def sync(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to follow: a table's, or any other.")],
     sink: Annotated[
         str,
-        typer.Argument(metavar="SINK", help="Where to: sqlite:PATH, parquet:, delta: or search:DIRECTORY, postgresql://…, redis://…, webhook:https://…, or FILE.py:NAME for a sink that a file declares."),
+        typer.Argument(metavar="SINK", help="Where to: sqlite:PATH, parquet:, delta: or search:DIRECTORY, postgresql://…, redis://…, amqp://…, webhook:https://…, or FILE.py:NAME for a sink that a file declares."),
     ],
     log: LogOption = None,
     table: Annotated[str | None, typer.Option("--table", help="What it is called there. Default: as the topic.")] = None,

@@ -25,6 +25,7 @@ from headrace.sinks.declared import Sink
 MOST_KEPT_CHANGES = 100_000_000
 if TYPE_CHECKING:
     from headrace.cdc.declared import Capture
+    from headrace.gateways.declared import Gateway
 
 _OF_ALL = {"tombstones", "segment_bytes", "segment_age", "compression"}
 _OF_TOPICS = {"retention", "retention_bytes", "compact"}
@@ -48,6 +49,8 @@ class Pipeline:
         """The captures that run with the pipeline, by name."""
         self.sinks: dict[str, Sink] = {}
         """Other systems that follow derived topics, by the topic's name."""
+        self.gateways: dict[str, Gateway] = {}
+        """The gateways that run with the pipeline, by name."""
         self._inputs: dict[str, TopicStep] = {}
         self._outputs: dict[str, Output] = {}
         self._ingests: list[Ingest] = []
@@ -95,6 +98,13 @@ class Pipeline:
         captured = replace(step, captured_by=capture.name)
         self._inputs[step.name] = captured
         return Table(self, captured)
+
+    def gateway(self, gateway: Gateway) -> None:
+        """Rows come in through a gateway, into topics that were declared with `topic` or `table`, as long as the pipeline runs. `hr.gateways` has the kinds."""
+        for name in gateway.topics:
+            self._declared_input(name)
+        if self.gateways.setdefault(gateway.name, gateway) is not gateway:
+            raise DuplicateStep(f"Two gateways have the name {gateway.name!r}.", fix="give one of them another name, with name=….")
 
     def ingest(self, df: Any, topic: Stream | Table | str, *, name: str | None = None) -> None:
         """Bring a streaming DataFrame in, through a topic that was declared with `topic` or `table`, as long as the pipeline runs.

@@ -59,19 +59,19 @@ def _checked(token: str, what: str) -> str:
     return token
 
 
-def check_listening(host: str, token: str | None) -> None:
+def check_listening(host: str, token: str | None, *, what: str = "read the views") -> None:
     if token is None and not is_loopback(host):
         raise ConfigurationError(
-            f"Listening on {host} would let everyone who can reach this machine read the views.",
+            f"Listening on {host} would let everyone who can reach this machine {what}.",
             fix=f"give a token with --token-file or {TOKEN_VARIABLE}, or listen on 127.0.0.1.",
         )
 
 
 class Access:
-    """Turns requests away before anything else sees them."""
+    """Turns requests away before anything else sees them. `signed` are paths whose requests prove by a signature who sent them; they may come under any name, through a proxy say."""
 
-    def __init__(self, app: ASGIApp, *, host: str, token: str | None) -> None:
-        self._app, self._token = app, token
+    def __init__(self, app: ASGIApp, *, host: str, token: str | None, signed: frozenset[str] = frozenset()) -> None:
+        self._app, self._token, self._signed = app, token, signed
         self._only_here = is_loopback(host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,6 +86,8 @@ class Access:
         await self._app(scope, receive, send)
 
     def _check(self, path: str, headers: Headers) -> None:
+        if path in self._signed:
+            return
         host = headers.get("host", "")
         if self._only_here and not is_loopback(host_name(host)):
             raise Refused(403, f"This server is not {host!r}.", fix="ask for it as localhost or 127.0.0.1.")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigurationError
+from headrace.serve.prometheus import family
 from headrace.serve.stores import Stores, version_directory, versions
 
 _FILE = "status.json"
@@ -48,28 +49,28 @@ def metrics(stores: Stores, subscribers: int) -> str:
     lines: list[str] = []
     runs = [run for version in (None, *versions(stores.state)) if (run := read_run(version_directory(stores.state, version)))]
     for name, what in _GAUGES.items():
-        lines += _family(f"headrace_{name}", "gauge", what, [(_of(run), run[name]) for run in runs if name in run])
+        lines += family(f"headrace_{name}", "gauge", what, [(_of(run), run[name]) for run in runs if name in run])
     for name, what in _COUNTERS.items():
-        lines += _family(f"headrace_{name}_total", "counter", what, [(_of(run), run[name]) for run in runs if name in run])
-    lines += _family("headrace_running", "gauge", "Whether the pipeline's process is there.", [(_of(run), float(is_running(run))) for run in runs])
-    lines += _family(
+        lines += family(f"headrace_{name}_total", "counter", what, [(_of(run), run[name]) for run in runs if name in run])
+    lines += family("headrace_running", "gauge", "Whether the pipeline's process is there.", [(_of(run), float(is_running(run))) for run in runs])
+    lines += family(
         "headrace_updated_timestamp_seconds", "gauge", "When the pipeline last told of itself.", [(_of(run), run["updated"]) for run in runs]
     )
-    lines += _family("headrace_rows_counted_total", "counter", "Rows that were put aside or came too late, by step and reason.", list(_counts(runs)))
-    lines += _family("headrace_complete_timestamp_seconds", "gauge", "Event time up to which an input is complete.", list(_clocks(runs)))
-    lines += _family("headrace_producers", "gauge", "Producers of an input that are waited for.", list(_producers(runs)))
-    lines += _family(
+    lines += family("headrace_rows_counted_total", "counter", "Rows that were put aside or came too late, by step and reason.", list(_counts(runs)))
+    lines += family("headrace_complete_timestamp_seconds", "gauge", "Event time up to which an input is complete.", list(_clocks(runs)))
+    lines += family("headrace_producers", "gauge", "Producers of an input that are waited for.", list(_producers(runs)))
+    lines += family(
         "headrace_producer_timestamp_seconds", "gauge", "Newest event time of the producers that hold an input's clock back most.", list(_held(runs, "newest_us"))
     )
-    lines += _family(
+    lines += family(
         "headrace_producer_silent_seconds", "gauge", "How long the producers that hold an input's clock back most have been silent.", [(of, time.time() - heard_s) for of, heard_s in _held(runs, "heard_us")]
     )
-    lines += _family("headrace_open_windows", "gauge", "Windows that wait to be published, and those kept for corrections.", list(_windows(runs)))
-    lines += _family("headrace_waits_for_timestamp_seconds", "gauge", "The event time that a step waits for next.", list(_due(runs)))
-    lines += _family(
+    lines += family("headrace_open_windows", "gauge", "Windows that wait to be published, and those kept for corrections.", list(_windows(runs)))
+    lines += family("headrace_waits_for_timestamp_seconds", "gauge", "The event time that a step waits for next.", list(_due(runs)))
+    lines += family(
         "headrace_view_tick", "gauge", "The tick that a view shows.", [({"view": place.name}, info.tick) for place, info in _views(stores)]
     )
-    lines += _family("headrace_subscribers", "gauge", "Those who follow views and topics here.", [({}, subscribers)])
+    lines += family("headrace_subscribers", "gauge", "Those who follow views and topics here.", [({}, subscribers)])
     return "\n".join(lines) + "\n"
 
 
@@ -136,22 +137,3 @@ def is_running(run: dict[str, Any]) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _family(name: str, kind: str, what: str, samples: list[tuple[dict[str, str], float]]) -> list[str]:
-    if not samples:
-        return []
-    return [f"# HELP {name} {what}", f"# TYPE {name} {kind}", *(f"{name}{_labels(labels)} {_number(value)}" for labels, value in samples)]
-
-
-def _labels(labels: dict[str, str]) -> str:
-    written = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    return f"{{{written}}}" if written else ""
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else repr(float(value))

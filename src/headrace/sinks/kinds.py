@@ -126,19 +126,36 @@ def _open_webhook(sink: Sink, shape: Shape) -> Target:
     return WebhookTarget(sink, shape)
 
 
+def amqp(url: str, *, exchange: str = "", routing_key: str | None = None, **settings: Any) -> Sink:
+    """Each row is published to an exchange of RabbitMQ as JSON, at least once, and confirmed by the broker; its `message_id` is an id by which consumers can drop repeats. Needs the extra `amqp`.
+
+    `url` may be named: `env:NAME` or `file:PATH`. The routing key is the table's name, unless another is given; the default exchange sends to the queue of that name.
+    """
+    from headrace.amqp_connection import check_url
+
+    settings.setdefault("batch_rows", 1_000)  # what may be sent again after a crash
+    return _sink("amqp", _open_amqp, settings, url=check_url(url), exchange=exchange, routing_key=routing_key)
+
+
+def _open_amqp(sink: Sink, shape: Shape) -> Target:
+    from headrace.sinks.amqp_target import AmqpTarget
+
+    return AmqpTarget(sink, shape)
+
+
 def _sink(kind: str, opener: Any, settings: dict[str, Any], **options: Any) -> Sink:
     for setting in settings:
         if setting not in _SETTINGS:
             raise InputError(f"hr.sinks.{kind} has no setting {setting!r}: {nearest(setting, _SETTINGS)}")
     given = settings.pop("key", ())
     key: Sequence[str] = (given,) if isinstance(given, str) else given
-    return Sink(kind=kind, opener=opener, key=tuple(key), options=options, keeps_marks=kind == "webhook", **settings)
+    return Sink(kind=kind, opener=opener, key=tuple(key), options=options, keeps_marks=kind in {"webhook", "amqp"}, **settings)
 
 
 _PATHS: dict[str, Callable[..., Sink]] = {"delta": delta, "parquet": parquet, "search": search, "sqlite": sqlite}
-_SERVERS: dict[str, Callable[..., Sink]] = {"postgres": postgres, "postgresql": postgres, "redis": redis, "rediss": redis}
+_SERVERS: dict[str, Callable[..., Sink]] = {"postgres": postgres, "postgresql": postgres, "redis": redis, "rediss": redis, "amqp": amqp, "amqps": amqp}
 _ADDRESSES: dict[str, Callable[..., Sink]] = {"webhook": webhook}
-_EXAMPLES = "sqlite:PATH, parquet:DIRECTORY, delta:DIRECTORY, search:DIRECTORY, postgresql://USER@HOST/DATABASE, redis://HOST, webhook:https://HOST/PATH"
+_EXAMPLES = "sqlite:PATH, parquet:DIRECTORY, delta:DIRECTORY, search:DIRECTORY, postgresql://USER@HOST/DATABASE, redis://HOST, amqp://HOST, webhook:https://HOST/PATH"
 
 
 def from_url(url: str, **settings: Any) -> Sink:

@@ -1,0 +1,128 @@
+"""A gateway at work: what all kinds share. Each kind says how it receives (`begin`, `end`); everything else is the same: an inbox, a writer, counts.
+
+with hr.gateways.http("orders", port=0).open(log) as running:
+print(running.address, running.status())
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Self
+
+from headrace.errors import InputError
+from headrace.gateways.counting import Counts, GatewayStatus
+from headrace.gateways.inbox import Inbox
+from headrace.gateways.writing import Writer
+from headrace.log.api import Closing, Log
+
+if TYPE_CHECKING:
+    from headrace.gateways.declared import Gateway
+
+STATUS_S = 1.0
+LOOK_S = 0.1
+END_S = 30.0
+
+
+def now_us() -> int:
+    return time.time_ns() // 1_000
+
+
+class Receiving(Closing):
+    """Begins to receive when it is entered; ends with everything appended that was taken."""
+
+    patient = True
+    """Whether an append that fails in passing is tried again, since the sender could not be told."""
+    address = ""
+
+    def __init__(self, gateway: Gateway, log: Log) -> None:
+        self.gateway, self.log = gateway, log
+        self.counts = Counts(gateway.name, gateway.kind)
+        self.stopped = Event()
+        self.failure: BaseException | None = None
+        self._writer = Writer(log, gateway.name, received=gateway.received)
+
+    # What each kind says
+
+    @abstractmethod
+    def begin(self) -> None: ...
+
+    @abstractmethod
+    def end(self) -> None:
+        """Receive nothing more. What is under way may still need the inbox."""
+
+    def details(self) -> dict[str, int]:
+        return {}
+
+    # The same for all
+
+    def __enter__(self) -> Self:
+        self.prepare_topics()
+        self.inbox = Inbox(self.gateway.policy, self.counts, self._writer.write, patient=self.patient, on_room=self.on_room())
+        try:
+            self.begin()
+        except BaseException:
+            self.inbox.close()
+            raise
+        return self
+
+    def on_room(self) -> Callable[[], None] | None:
+        return None
+
+    def prepare_topics(self) -> None:
+        """Make what is missing, where the gateway itself says what a topic's rows are; else a topic must be there."""
+        for topic in self.gateway.topics:
+            if topic not in self.log.topics() and topic in self.gateway.schemas:
+                self.log.create_topic(topic, self.gateway.schemas[topic], exist_ok=True)
+            info = self.log.topic(topic)
+            if topic.startswith("__"):
+                raise InputError(f"The topic {info.name!r} is Headrace's own.", fix="choose another.")
+
+    def close(self) -> None:
+        self.stopped.set()
+        self.end()
+        self.inbox.close()
+
+    def status(self) -> GatewayStatus:
+        self.counts.details = self.details()
+        return self.counts.status(self.inbox.waiting_bytes)
+
+    def work(self, stop: Event, on_status: Callable[[GatewayStatus], None]) -> None:
+        """Until it is told to stop, or cannot go on."""
+        told_s = 0.0
+        while not stop.wait(LOOK_S):
+            self.check()
+            if time.monotonic() - told_s >= STATUS_S:
+                told_s = time.monotonic()
+                on_status(self.status())
+
+    def check(self) -> None:
+        """Raise what ended it, if anything did."""
+        if self.failure is not None:
+            raise self.failure
+        self.inbox.check()
+
+
+class ThreadReceiving(Receiving):
+    """A kind whose `receive` runs in a thread of its own, until `stopped`."""
+
+    _thread: Thread | None = None
+
+    @abstractmethod
+    def receive(self) -> None: ...
+
+    def begin(self) -> None:
+        self._thread = Thread(target=self._run, name=f"{self.gateway.name} receives", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.receive()
+        except BaseException as error:
+            self.failure = error
+
+    def end(self) -> None:
+        if self._thread is not None:
+            self._thread.join(END_S)

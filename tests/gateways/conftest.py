@@ -1,0 +1,54 @@
+"""A fresh log with a topic, and gateways that run in this process and end with the test."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import headrace as hr
+from headrace.gateways import Gateway
+from headrace.gateways.receiving import Receiving
+from headrace.testing.database_server import ServerUnavailable
+from headrace.testing.rabbitmq_server import RabbitmqServer
+
+ORDERS = "order_id BIGINT, region STRING, amount DOUBLE, received_at TIMESTAMP"
+Open = Callable[[Gateway], Receiving]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[hr.Log]:
+    with hr.open_log(f"file:{tmp_path / 'log'}") as opened:
+        opened.create_topic("orders", ORDERS, key="order_id", partitions=2)
+        yield opened
+
+
+@pytest.fixture
+def opened(log: hr.Log) -> Iterator[Open]:
+    with ExitStack() as stack:
+        yield lambda gateway: stack.enter_context(gateway.open(log))
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitmqServer]:
+    """Skips where there is none; with CI=true that is a failure."""
+    server = RabbitmqServer()
+    try:
+        server.start()
+    except ServerUnavailable as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"CI needs RabbitMQ: {error}")
+        pytest.skip(str(error))
+    yield server
+    server.stop()
+
+
+def order_ids(log: hr.Log, topic: str = "orders") -> list[int]:
+    return sorted(row["order_id"] for row in log.read(topic).to_pylist())
+
+
+def adds_up(running: Receiving) -> bool:
+    """Every row that came has one fate, or waits."""
+    status = running.status()
+    return status.received == status.stored + status.repeated + status.dropped + status.refused + status.waiting_rows

@@ -1,0 +1,104 @@
+"""AMQP with a real RabbitMQ: acknowledged there when it is durable here, repeats left out, the broker restarted, and the sink that publishes."""
+
+import json
+
+import pytest
+
+import headrace as hr
+from headrace.errors import ConfigurationError, RetryError
+from headrace.log import dead
+from headrace.testing.rabbitmq_server import RabbitmqServer
+from tests.gateways.conftest import Open, adds_up, order_ids
+from tests.gateways.test_statsd import until
+
+pika = pytest.importorskip("pika")
+
+
+@pytest.fixture
+def queue(rabbitmq: RabbitmqServer, request: pytest.FixtureRequest) -> str:
+    name = request.node.name
+    with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
+        connection.channel().queue_declare(name, durable=True)
+    return str(name)
+
+
+def publish(rabbitmq: RabbitmqServer, queue: str, *messages: tuple[bytes, str | None]) -> None:
+    with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for body, identity in messages:
+            channel.basic_publish("", queue, body, pika.BasicProperties(message_id=identity, delivery_mode=2), mandatory=True)
+
+
+def left(rabbitmq: RabbitmqServer, queue: str) -> int:
+    """Messages that are in the queue: ready, since nobody reads it now."""
+    with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
+        return int(connection.channel().queue_declare(queue, passive=True).method.message_count)
+
+
+def test_messages_are_stored_once_and_acknowledged(rabbitmq: RabbitmqServer, queue: str, log: hr.Log) -> None:
+    publish(rabbitmq, queue, (b'{"order_id": 1}', "a"), (b'[{"order_id": 2}, {"order_id": 3}]', "b"), (b'{"order_id": 1}', "a"), (b"nonsense", "c"))
+    with hr.gateways.amqp("orders", url=rabbitmq.url, queue=queue).open(log) as running:
+        until(lambda: running.status().received == 5 and running.status().waiting_rows == 0)
+    publish(rabbitmq, queue, (b'[{"order_id": 2}, {"order_id": 3}]', "b"), (b'{"order_id": 4}', None))
+    with hr.gateways.amqp("orders", url=rabbitmq.url, queue=queue).open(log) as running:
+        until(lambda: running.status().received == 3 and running.status().waiting_rows == 0)
+    assert order_ids(log) == [1, 2, 3, 4]
+    assert running.status().repeated == 2
+    assert left(rabbitmq, queue) == 0
+    assert [letter["payload"] for letter in dead.letters(log, "orders")] == [b"nonsense"]
+
+
+def test_a_restarted_broker_is_connected_to_again(rabbitmq: RabbitmqServer, queue: str, log: hr.Log, opened: Open) -> None:
+    running = opened(hr.gateways.amqp("orders", url=rabbitmq.url, queue=queue, prefetch=10))
+    publish(rabbitmq, queue, *((json.dumps({"order_id": i}).encode(), f"m{i}") for i in range(50)))
+    until(lambda: running.status().stored == 50)
+    rabbitmq.stop_process()
+    rabbitmq.start_process()
+    publish(rabbitmq, queue, *((json.dumps({"order_id": i}).encode(), f"m{i}") for i in range(40, 60)))
+    until(lambda: running.status().stored == 60, timeout_s=60)
+    assert order_ids(log) == list(range(60))
+    assert adds_up(running)
+    assert running.status().error is None
+
+
+def test_raw_messages_keep_what_they_came_with(rabbitmq: RabbitmqServer, queue: str, log: hr.Log, opened: Open) -> None:
+    publish(rabbitmq, queue, (b"\x00\x01", "raw-1"))
+    running = opened(hr.gateways.amqp("bodies", url=rabbitmq.url, queue=queue, format="raw"))
+    until(lambda: running.status().stored == 1)
+    (row,) = log.read("bodies").to_pylist()
+    assert (row["body"], row["message_id"], row["routing_key"]) == (b"\x00\x01", "raw-1", queue)
+
+
+def test_what_is_wrong_is_said_at_once(rabbitmq: RabbitmqServer, log: hr.Log) -> None:
+    with pytest.raises(RetryError, match="cannot be read"), hr.gateways.amqp("orders", url=rabbitmq.url, queue="no-such-queue").open(log):
+        pass
+    wrong = rabbitmq.url.replace("guest:guest", "guest:wrong")
+    with pytest.raises(ConfigurationError, match="refuses us") as refused, hr.gateways.amqp("orders", url=wrong, queue="q").open(log):
+        pass
+    assert "wrong" not in str(refused.value)
+    with pytest.raises(RetryError, match="cannot be reached"), hr.gateways.amqp("orders", url="amqp://127.0.0.1:1/", queue="q").open(log):
+        pass
+
+
+def test_the_sink_publishes_with_ids_and_the_gateway_reads_what_it_published(rabbitmq: RabbitmqServer, queue: str, log: hr.Log) -> None:
+    with log.producer("orders") as producer:
+        producer.append([{"order_id": i, "region": "eu", "amount": 1.5, "received_at": None} for i in range(20)])
+    sink = hr.sinks.amqp(rabbitmq.url, routing_key=queue)
+    sink.run("orders", log=log.address, until_caught_up=True)
+    sink.run("orders", log=log.address, until_caught_up=True)  # it knows its place
+    assert left(rabbitmq, queue) == 20
+    sink.run("orders", log=log.address, until_caught_up=True, start_over=True)  # the same again, under the same ids
+    log.create_topic("copies", "order_id BIGINT, region STRING, amount DOUBLE, received_at TIMESTAMP")
+    with hr.gateways.amqp("copies", url=rabbitmq.url, queue=queue).open(log) as running:
+        until(lambda: running.status().received == 40 and running.status().waiting_rows == 0)
+    assert order_ids(log, "copies") == list(range(20))
+    assert running.status().repeated == 20
+
+
+def test_rows_that_no_queue_would_get_are_dead_letters(rabbitmq: RabbitmqServer, log: hr.Log) -> None:
+    with log.producer("orders") as producer:
+        producer.append([{"order_id": 1, "region": "eu", "amount": 1.5, "received_at": None}])
+    hr.sinks.amqp(rabbitmq.url, routing_key="nobody-listens").run("orders", log=log.address, until_caught_up=True)
+    (letter,) = dead.letters(log, "orders.amqp")
+    assert "no queue would get it" in letter["reason"]

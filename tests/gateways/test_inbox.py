@@ -1,0 +1,120 @@
+"""The bounded queue between receivers and the log, with a log that is as slow as the test wants."""
+
+from threading import Event, Thread
+from time import monotonic, sleep
+
+import pytest
+
+from headrace.errors import DiskFull, ProducerFenced
+from headrace.gateways.counting import Counts
+from headrace.gateways.deliveries import Delivery, Fate, Lines, Outcome
+from headrace.gateways.inbox import Inbox
+from headrace.gateways.policies import policy_of
+
+
+class SlowLog:
+    """Appends nothing until it is let go."""
+
+    def __init__(self) -> None:
+        self.go, self.began = Event(), Event()
+        self.stored: list[int] = []
+        self.failing: list[Exception] = []
+
+    def write(self, deliveries: list[Delivery]) -> list[Outcome]:
+        self.began.set()
+        self.go.wait(20)
+        if self.failing:
+            raise self.failing.pop(0)
+        self.stored += [each.received_us for each in deliveries]
+        return [Outcome(Fate.stored)] * len(deliveries)
+
+
+def delivery(number: int, rows: int = 1, size: int = 10) -> Delivery:
+    return Delivery("t", Lines([b"{}"] * rows), rows, size, number)
+
+
+def filled(policy: str, count: int, log: SlowLog, **bounds: int) -> tuple[Inbox, Counts]:
+    """An inbox that is appending the first delivery, and was handed more."""
+    counts = Counts("g", "test")
+    inbox = Inbox(policy_of(policy, **bounds), counts, log.write, patient=True)  # type: ignore[arg-type]
+    inbox.submit(delivery(0), Event())
+    assert log.began.wait(10)
+    for number in range(1, count):
+        inbox.submit(delivery(number), Event())
+    return inbox, counts
+
+
+@pytest.mark.parametrize(
+    ("policy", "stored", "dropped", "refused"),
+    [("buffer", [0, 1, 2], 0, 7), ("drop newest", [0, 1, 2], 7, 0), ("drop oldest", [0, 7, 8, 9], 6, 0)],
+)
+@pytest.mark.parametrize("bounds", [{"most_rows": 3}, {"most_bytes": 30}])
+def test_beyond_the_bound_the_policy_decides(policy: str, stored: list[int], dropped: int, refused: int, bounds: dict[str, int]) -> None:
+    log = SlowLog()
+    inbox, counts = filled(policy, 10, log, **bounds)
+    log.go.set()
+    inbox.close()
+    status = counts.status()
+    assert log.stored == stored
+    assert (status.dropped, status.refused, status.received, status.waiting_rows) == (dropped, refused, 10, 0)
+
+
+def test_block_makes_the_sender_wait_until_there_is_room() -> None:
+    log = SlowLog()
+    inbox, counts = filled("block", 3, log, most_rows=3)
+    waiting = Thread(target=inbox.submit, args=(delivery(3), Event()))
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    log.go.set()
+    waiting.join(10)
+    inbox.close()
+    assert (log.stored, counts.status().stored) == ([0, 1, 2, 3], 4)
+
+
+def test_a_sender_that_waits_is_let_go_when_the_gateway_stops() -> None:
+    log, stopped = SlowLog(), Event()
+    inbox, counts = filled("block", 3, log, most_rows=3)
+    stopped.set()
+    assert inbox.submit(delivery(3), stopped) is False
+    log.go.set()
+    inbox.close()
+    assert (counts.status().stored, counts.status().reasons) == (3, {"stopping": 1})
+
+
+def test_what_is_larger_than_the_bound_gets_in_alone() -> None:
+    log = SlowLog()
+    log.go.set()
+    counts = Counts("g", "test")
+    inbox = Inbox(policy_of("buffer", most_rows=3), counts, log.write, patient=True)
+    assert inbox.submit(delivery(0, rows=100), Event())
+    inbox.close()
+    assert counts.status().stored == 100
+
+
+def test_what_fails_in_passing_is_tried_again_and_counted_once() -> None:
+    log = SlowLog()
+    log.failing = [DiskFull("no room"), DiskFull("no room")]
+    inbox, counts = filled("block", 5, log)
+    log.go.set()
+    deadline = monotonic() + 10
+    while counts.status().stored < 5 and monotonic() < deadline:
+        sleep(0.01)
+    inbox.close()
+    assert log.stored == [0, 1, 2, 3, 4]
+    assert (counts.status().stored, counts.status().error) == (5, None)
+
+
+def test_what_fails_for_good_ends_it_and_refuses_what_waits() -> None:
+    log, heard = SlowLog(), list[Outcome]()
+    log.failing = [ProducerFenced("taken over")]
+    inbox, counts = filled("block", 5, log)
+    last = delivery(5)
+    last.done = heard.append
+    inbox.submit(last, Event())
+    log.go.set()
+    assert inbox.ended.wait(10)
+    with pytest.raises(ProducerFenced):
+        inbox.check()
+    assert (counts.status().refused, log.stored) == (6, [])
+    assert [(each.fate, each.passing) for each in heard] == [(Fate.refused, True)]

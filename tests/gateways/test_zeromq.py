@@ -1,0 +1,94 @@
+"""ZeroMQ with pyzmq on the other side: PUSH and PUB, what is read, what becomes a dead letter, and floods."""
+
+import time
+
+import pytest
+
+import headrace as hr
+from headrace.errors import ConfigurationError, InputError
+from headrace.gateways.receiving import Receiving
+from headrace.log import dead
+from tests.gateways.conftest import Open, adds_up, order_ids
+from tests.gateways.senders import in_another_process, printed
+from tests.gateways.test_statsd import until
+
+zmq = pytest.importorskip("zmq")
+
+
+def pull(**settings: object) -> hr.gateways.Gateway:
+    return hr.gateways.zeromq("orders", bind="tcp://127.0.0.1:*", name="pull", **settings)  # type: ignore[arg-type]
+
+
+def test_pushed_messages_are_rows_in_their_order(log: hr.Log, opened: Open) -> None:
+    running = opened(pull())
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.connect(running.address)
+        push.send(b'{"order_id": 1}')
+        push.send(b'[{"order_id": 2}, {"order_id": 3}]')
+        push.send(b'{"order_id": 4}\n{"order_id": 5}\n')
+        push.send(b'{\n"order_id":\n6}')
+        push.send(b"nonsense")
+        push.send(b'{"order_id": "x"}')
+        until(lambda: running.status().received == 8)
+    until(lambda: running.status().waiting_rows == 0)
+    assert order_ids(log) == [1, 2, 3, 4, 5, 6]
+    assert [letter["payload"] for letter in dead.letters(log, "orders")] == [b"nonsense", b'{"order_id": "x"}']
+    assert (running.status().refused, running.status().reasons) == (2, {"does not fit": 2})
+
+
+def test_a_subscription_hears_its_subjects(log: hr.Log, opened: Open) -> None:
+    running = opened(hr.gateways.zeromq("heard", socket="sub", bind="tcp://127.0.0.1:*", subjects=["eu."], format="raw", name="sub"))
+    with zmq.Context() as context, context.socket(zmq.PUB) as pub:
+        pub.connect(running.address)
+        deadline = time.monotonic() + 10
+        while not running.status().stored and time.monotonic() < deadline:  # a subscription takes a moment to arrive
+            pub.send_multipart([b"us.1", b"not for us"])
+            pub.send_multipart([b"eu.1", b"\x00\xff"])
+            time.sleep(0.05)
+    rows = log.read("heard").to_pylist()
+    assert {(row["subject"], row["body"]) for row in rows} == {("eu.1", b"\x00\xff")}
+
+
+FLOOD = """
+import sys, zmq
+with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+    push.set(zmq.SNDHWM, 100)
+    push.connect(sys.argv[1])
+    for i in range(int(sys.argv[2])):
+        push.send(b'{"order_id": %d}' % i)
+    push.close(-1)
+print("sent")
+"""
+
+
+@pytest.mark.parametrize("policy", ["block", "buffer", "drop newest", "drop oldest"])
+def test_a_flood_is_counted_whatever_the_policy(log: hr.Log, opened: Open, policy: str) -> None:
+    sent = 10_000
+    running = opened(pull(policy=policy, most_rows=200))
+    printed(in_another_process(FLOOD, running.address, sent))
+    until(lambda: running.status().received == sent and running.status().waiting_rows == 0)
+    status = running.status()
+    assert adds_up(running)
+    assert sum(log.end_offsets("orders").values()) == status.stored
+    check_policy(running, policy, order_ids(log), sent)
+
+
+def check_policy(running: Receiving, policy: str, stored: list[int], sent: int) -> None:
+    status = running.status()
+    if policy == "block":
+        assert stored == list(range(sent))
+    elif policy == "buffer":
+        assert (status.refused, status.dropped) == (sent - len(stored), 0)
+    else:
+        assert (status.refused, status.dropped) == (0, sent - len(stored))
+    if policy == "drop oldest":
+        assert stored[-200:] == list(range(sent - 200, sent))
+
+
+def test_what_cannot_be_is_said(log: hr.Log) -> None:
+    with pytest.raises(InputError, match="neither binds nor connects"):
+        hr.gateways.zeromq("orders")
+    with pytest.raises(InputError, match="did you mean 'pull'"):
+        hr.gateways.zeromq("orders", socket="pul", bind="tcp://127.0.0.1:*")
+    with pytest.raises(ConfigurationError, match="cannot bind"), hr.gateways.zeromq("orders", bind="nowhere").open(log):
+        pass
