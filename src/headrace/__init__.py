@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headrace.pipeline.event_time import EventTime, device_time, processing_time
     from headrace.pipeline.patterns import pattern
     from headrace.pipeline.pipeline import Pipeline
+    from headrace.pipeline.shedding import shed
     from headrace.pipeline.stream import Stream, Table
     from headrace.spark_session import spark
 
@@ -43,6 +44,7 @@ _HOMES = {
     "open_log": "headrace.log",
     "pattern": "headrace.pipeline.patterns",
     "processing_time": "headrace.pipeline.event_time",
+    "shed": "headrace.pipeline.shedding",
     "spark": "headrace.spark_session",
     "Stream": "headrace.pipeline.stream",
     "Table": "headrace.pipeline.stream",
@@ -98,6 +100,7 @@ __all__ = [
     "processing_time",
     "search",
     "session",
+    "shed",
     "sinks",
     "sliding",
     "spark",

@@ -19,6 +19,7 @@ from headrace.engine.json_fields import Inexact
 from headrace.engine.packing import hello, pack
 from headrace.engine.reports import write_report
 from headrace.engine.row_local import RowStep
+from headrace.engine.shedding import Shedding
 from headrace.engine.spec import BatchContext, BatchResult
 from headrace.engine.tasks import TopicRange
 from headrace.errors import BugError
@@ -48,12 +49,16 @@ class Reading:
     directory: Path
     time_as: str | None = None  # the name of a column to add, with the time of each row's tick
     steps: tuple[RowStep, ...] = ()
+    shedding: Shedding | None = None
 
     def rows(self, number: int) -> Iterator[pa.RecordBatch]:
         """The usable rows of a range; what was found out about time is left for the shards."""
-        times = EventTimes(self.clock, self.ranges[number], number, self.directory)
+        times, shed = EventTimes(self.clock, self.ranges[number], number, self.directory), 0
         for batch in self.ranges[number].read(self.log):
             rows = times.taken(batch if self.time_as is None else with_tick_times(batch, self.ranges[number], self.time_as))
+            if self.shedding is not None:  # when its time has been seen: a row that is left out happened nevertheless
+                before, rows = rows.num_rows, self.shedding.kept(rows)
+                shed += before - rows.num_rows
             try:
                 yield reduce(lambda given, step: step(given), self.steps, rows)
             except Inexact:
@@ -61,6 +66,8 @@ class Reading:
                 (self.directory / _INEXACT).touch()
                 break
         times.finish()
+        if shed:  # whoever reads these rows leaves out the same, and says so in the same report
+            write_report(self.directory, f"shed-{self.clock.name}-{number}", {"counts": {f"{self.clock.name}.shed": shed}})
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from headrace.log.api import Log, Position, Transaction
 
 Ends = Mapping[str, Mapping[int, int]]
 _SCHEMA = "tick BIGINT, time_us BIGINT, whole BOOLEAN, ends STRING"
+_SHED = "__shed"  # among the ends, in ticks in which rows are left out; no topic of users has such a name
 _WHOLE_EVERY = 64
 _NEAR = 256  # offsets; among so many there is a whole tick
 MOST_AT_HAND = 10_000
@@ -27,6 +28,8 @@ class Tick:
     number: int
     time_us: int
     ends: Ends
+    shed: frozenset[str] = frozenset()
+    """Topics of which rows are left out in this tick (`shedding`)."""
 
     def end(self, topic: str, partition: int) -> int:
         return self.ends.get(topic, {}).get(partition, 0)
@@ -141,7 +144,8 @@ class TickJournal:
         for tick in ticks:
             whole = before is None or tick.number % _WHOLE_EVERY == 0
             ends = tick.ends if before is None or whole else _changed(before.ends, tick.ends)
-            rows.append({"tick": tick.number, "time_us": tick.time_us, "whole": whole, "ends": json.dumps(ends, separators=(",", ":"))})
+            told = {**ends, _SHED: dict.fromkeys(sorted(tick.shed), 1)} if tick.shed else ends
+            rows.append({"tick": tick.number, "time_us": tick.time_us, "whole": whole, "ends": json.dumps(told, separators=(",", ":"))})
             before = tick
         self._unsure = True
         tx.append(self.topic, rows)
@@ -149,8 +153,10 @@ class TickJournal:
 
 def _tick(row: Mapping[str, Any], before: Tick | None) -> Tick:
     """A tick as it was recorded: whole, or what changed since the one before."""
-    ends = {topic: {int(p): end for p, end in parts.items()} for topic, parts in json.loads(row["ends"]).items()}
-    return Tick(row["tick"], row["time_us"], ends if row["whole"] or before is None else _merged(before.ends, ends))
+    told = json.loads(row["ends"])
+    shed = frozenset(told.pop(_SHED, ()))
+    ends = {topic: {int(p): end for p, end in parts.items()} for topic, parts in told.items()}
+    return Tick(row["tick"], row["time_us"], ends if row["whole"] or before is None else _merged(before.ends, ends), shed)
 
 
 def _merged(before: Ends, changed: Ends) -> Ends:

@@ -18,6 +18,7 @@ from headrace.engine.job import Chained, Combining, Greet, PackRows, ReadAndPack
 from headrace.engine.packing import PACKED
 from headrace.engine.row_local import RowStep
 from headrace.engine.shard import ShardFunction
+from headrace.engine.shedding import Shedding
 from headrace.engine.spec import BatchContext, HostedInput, HostedStep, StageSpec, StageTarget, TopicTarget
 from headrace.engine.tasks import ORDER_FIELDS, RANK, least_rows, ranges
 from headrace.engine.ticks import Tick
@@ -207,7 +208,11 @@ class JobBuilder:
         columns = [*step.stored_schema.names, *([CHANGE_TYPE] if step.is_table else [])]
         least = least_rows(self.context.log)
         found = ranges(step.topic, self._ranks[step.name], columns, self.before, self.ticks, parts=self.cores, least=least)
-        return Reading(tuple(found), read_clock(step), self.context.log, self.context.job_directory, step.processed_at, steps)
+        return Reading(tuple(found), read_clock(step), self.context.log, self.context.job_directory, step.processed_at, steps, self._shedding(step))
+
+    def _shedding(self, step: TopicStep) -> Shedding | None:
+        ticks = frozenset(tick.number for tick in self.ticks if step.topic in tick.shed)
+        return None if step.shed is None or not ticks else Shedding(step.shed, ticks)
 
     def _tasks(self, count: int) -> DataFrame:
         return self.spark.range(0, count, 1, max(1, count))

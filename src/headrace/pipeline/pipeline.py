@@ -14,10 +14,12 @@ from headrace.errors import CyclicPlan, DuplicateStep, PlanError, StreamOnly, Un
 from headrace.log.names import check_name
 from headrace.log.schema import parse_schema, to_ddl
 from headrace.log.settings import declared
+from headrace.operators.shed import Shed
 from headrace.pipeline.columns import check_columns
 from headrace.pipeline.event_time import DeviceTime, EventTime, ProcessingTime
 from headrace.pipeline.names import with_names
 from headrace.pipeline.plan import Ingest, Output, PipelinePlan, Settings, Step, TopicOutput, TopicStep, ViewOutput, ordered
+from headrace.pipeline.shedding import check_shed
 from headrace.pipeline.stream import Rows, Stream, Table
 from headrace.pipeline.windowing import RESERVED, check_topics_aside
 from headrace.sinks.declared import Sink
@@ -65,10 +67,18 @@ class Pipeline:
         key: str | Sequence[str] | None = None,
         event_time: EventTime | ProcessingTime | str | None = None,
         partitions: int = 1,
+        shed: Shed | None = None,
         **settings: Any,
     ) -> Stream:
-        """A topic as a stream. It is made when the pipeline first runs, if it is not there; if it is, it must fit this declaration."""
-        return Stream(self, self._input(name, schema, key, event_time, partitions, settings, is_table=False))
+        """A topic as a stream. It is made when the pipeline first runs, if it is not there; if it is, it must fit this declaration.
+
+        `shed=hr.shed(…)` says what is left out, and counted, when too much of it waits.
+        """
+        step = self._input(name, schema, key, event_time, partitions, settings, is_table=False)
+        if shed is not None:
+            check_shed(shed, step.stored_schema, where=f"The topic {name!r}")
+            step = self._inputs[name] = replace(step, shed=shed)
+        return Stream(self, step)
 
     def table(
         self,

@@ -18,6 +18,7 @@ import pyarrow as pa
 from headrace.durations import format_us
 from headrace.errors import CyclicPlan, PlanError, nearest
 from headrace.log.schema import to_ddl
+from headrace.operators.shed import Shed
 from headrace.operators.specs import AggregateSpec
 from headrace.pipeline.event_time import DeviceTime, EventTime, ProcessingTime
 from headrace.pipeline.expressions import Expression, read
@@ -171,6 +172,8 @@ class TopicStep(Step):
     event_time: EventTime | ProcessingTime | None = None
     partitions: int = 1
     settings: Settings = ()
+    shed: Shed | None = None
+    """What is left out when too much of it waits."""
     captured_by: str | None = None
     """The capture that fills it, and makes it: the topic may have more columns than are declared."""
 
@@ -198,7 +201,8 @@ class TopicStep(Step):
     def details(self) -> dict[str, Any]:
         times = {} if self.event_time is None else {"event_time": str(self.event_time)}
         captured = {} if self.captured_by is None else {"captured_by": self.captured_by}
-        return {"topic": self.topic, "partitions": self.partitions, **captured, **times, **dict(self.settings)}
+        shed = {} if self.shed is None else {"shed": str(self.shed)}
+        return {"topic": self.topic, "partitions": self.partitions, **captured, **times, **shed, **dict(self.settings)}
 
     def identity(self) -> dict[str, Any]:
         times = self.device_time

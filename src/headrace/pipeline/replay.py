@@ -228,12 +228,12 @@ class _Past:
         after, last = (decided.after - 1, {}) if recorded is None else (recorded.number, recorded.ends)
         for tick in self._recorded(after, decided.after if decided.up_to is None else decided.up_to):
             last = _no_less(self._known(tick), last)
-            yield Tick(tick.number, tick.time_us, last)
+            yield Tick(tick.number, tick.time_us, last, tick.shed)
 
     def _at(self, number: int) -> Tick:
         tick = self.journal.at(number)
         assert tick is not None
-        return Tick(number, tick.time_us, self._known(tick))
+        return Tick(number, tick.time_us, self._known(tick), tick.shed)
 
     def _known(self, tick: Tick) -> Ends:
         """A tick's ends in the inputs of the plan. One that the tick does not know has its rows by the time they were appended."""

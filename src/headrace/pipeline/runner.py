@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -20,12 +21,14 @@ from headrace.engine.spec import BatchResult
 from headrace.engine.ticks import Tick, TickJournal, beginning
 from headrace.errors import HeadraceError
 from headrace.log.api import Log
+from headrace.operators.shed import Shed
 from headrace.pipeline.arrangement import Arrangement, arranged, arranged_query, arrangement_of, check_fits, known_names, note_name, view_key
 from headrace.pipeline.failures import is_lasting, reason
 from headrace.pipeline.hosting import check_hosted
 from headrace.pipeline.plan import PipelinePlan, ViewOutput
 from headrace.pipeline.query import MOST_TICKS_A_BATCH, Query, Workshop, sub_plan
 from headrace.pipeline.rescale import remembered_shards
+from headrace.pipeline.shedding import decided
 from headrace.pipeline.sources import Sources
 from headrace.pipeline.state_directory import StateDirectory
 from headrace.pipeline.status import Status, status_of, write_status
@@ -159,8 +162,12 @@ class Runner:
         ticks = next_ticks(self.log, self.topics, last, now_us, most_rows=most_rows, forced=forced or self._time_must_move(last, now_us))
         if ticks:
             self._sources.check(topic for topic, ends in ticks[-1].ends.items() if ends != last.ends.get(topic))
-            self._record(ticks)
+            self._record(decided(ticks, self.journal.at(self.tick) or last, self._sheds))
         return len(ticks)
+
+    @cached_property
+    def _sheds(self) -> dict[str, Shed]:
+        return {step.topic: step.shed for step in self.plan.inputs if step.shed is not None}
 
     def _time_must_move(self, last: Tick, now_us: int) -> bool:
         return any(query.tick == last.number and query.waits_for(now_us) for query in self.queries)
