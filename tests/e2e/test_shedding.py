@@ -88,7 +88,7 @@ def test_a_replay_leaves_out_the_same_and_so_does_whoever_takes_over(tmp_path: P
 def test_what_is_asked_for_is_checked() -> None:
     for bad, why in (({"behind": 0}, "behind"), ({"behind": 5, "keep": 1.0}, "keep"), ({"behind": 5, "priority": "level"}, "both")):
         with pytest.raises(PlanError, match=why):
-            hr.shed(**bad)  # type: ignore[arg-type]
+            hr.shed(**bad)
     with pytest.raises(UnknownColumn, match="level"):
         clicks(hr.shed(behind=5, priority="levle", least=1))
     with pytest.raises(PlanError, match="least="):

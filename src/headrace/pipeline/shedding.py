@@ -20,7 +20,7 @@ def shed(*, behind: int, keep: float = 0.0, priority: str | None = None, least: 
 
     What is left out is counted (`TOPIC.shed` in `headrace status`). It is decided when a tick is cut, and recorded with it, so a replay leaves out the same rows.
     """
-    if isinstance(behind, bool) or not isinstance(behind, int) or behind < 1:
+    if type(behind) is not int or behind < 1:
         raise PlanError(f"hr.shed has behind={behind!r}.", fix="give a number of rows, as in behind=1_000_000.")
     if not 0 <= keep < 1:
         raise PlanError(f"hr.shed has keep={keep!r}.", fix="give the share of rows that stays, from 0 up to but not including 1.")
