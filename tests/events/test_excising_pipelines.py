@@ -1,6 +1,7 @@
 """Excision reaches what pipelines made of the events: state, clocks, what is at hand, views, derived topics, versions and pipelines further down. Stopped at every step, and begun again."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
-from headrace.errors import ExcisionRefused
+from headrace.errors import ExcisionRefused, NotForgotten
 from headrace.events import Change, Event, EventStore, Excised, excise, open_store, stream
 from headrace.events.scanning import scan
 from headrace.sinks import followers
@@ -225,6 +226,43 @@ def test_a_pipeline_whose_inputs_are_gone_is_refused(tmp_path: Path) -> None:
             with pytest.raises(ExcisionRefused, match="'both' cannot be built again: retention or compaction"):
                 excise(store, "2")
             assert len(store.load("customer-2")) == 4
+
+
+def test_the_state_of_a_pipeline_that_was_given_up_is_not_passed_over(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        world = World(tmp_path, stack)
+        fill(world.store)
+        world.settle()
+        world.log.delete_topic("__ticks.further")  # nobody knows any more what it has read
+        with pytest.raises(NotForgotten, match="views.db"):
+            excise(world.store, "2", values=[EMAIL])
+        shutil.rmtree(world.further.state)
+        assert excise(world.store, "2", values=[EMAIL]).pipelines == ("visits",)
+        assert scan(world.places, [EMAIL]) == []
+
+
+def test_an_output_that_was_being_built_is_built_from_what_is_left(tmp_path: Path) -> None:
+    with hr.open_log(f"file:{tmp_path / 'log'}", durability="os") as log, open_store(log, "bank") as store:
+        few = hr.Pipeline("visits")
+        events = stream(few, "bank")
+        few.view("counts", events.group_by("entity").aggregate(n=hr.agg.count()))
+        few.write("seen", events.select("entity", "version", "data"))
+        with PipelineTest(few, tmp_path / "visits", log=log) as test:
+            for n in range(4):
+                fill(store, 5 * n, 5)
+                test.settle()
+        with PipelineTest(visits(), tmp_path / "visits", log=log) as test:
+            test.step(most_ticks=2)  # the new outputs are half way
+            assert len(test.runner.queries) == 2
+            excise(store, "2", values=[EMAIL])
+            assert scan([tmp_path], [EMAIL]) == []
+            test.restart()
+            test.settle()
+            assert len(test.runner.queries) == 1
+            assert view(test, "counts") == [(f"customer-{n}", 4) for n in OTHERS]
+            assert len(test.view("mails")) == 16
+            assert sorted((row["entity"], row["version"]) for row in log.read("seen").to_pylist()) == sorted((f"customer-{n}", v) for n in OTHERS for v in range(1, 5))
+            assert {entity: row["n"] for entity, row in test.folded("totals", "entity").items()} == {f"customer-{n}": 4 for n in OTHERS}
 
 
 def test_sinks_are_named(tmp_path: Path) -> None:

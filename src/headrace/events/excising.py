@@ -166,8 +166,11 @@ class _Case:
             give_up(self.store.log, holder, self.step)
 
     def prove(self) -> None:
+        from headrace.pipeline.forgetting import state_directories
+
         states = [path for holder in self.holders if holder.state is not None for path in (holder.state, *holder.local_stores)]
-        _prove([self.store.log.store.root, *states, *self.also], self.values)
+        others = state_directories(self.store.log.store.view().notes)
+        _prove([self.store.log.store.root, *states, *others, *self.also], self.values)
 
     @property
     def unreached(self) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -89,6 +89,12 @@ def _id(directory: Path) -> str | None:
         return str(json.loads((directory / "state.json").read_text())["id"])
     except (OSError, ValueError, KeyError):
         return None
+
+
+def state_directories(notes: Mapping[str, str]) -> list[Path]:
+    """Those of all pipelines that a log's notes know, as far as they are on this machine: also of pipelines whose ticks were deleted, of which nobody knows what they read."""
+    places = {Path(json.loads(text)["path"]) for name, text in notes.items() if name.startswith("state.")}
+    return sorted(path for path in places if path.exists())
 
 
 def obstacles(log: Log, holder: Holder) -> list[str]:
