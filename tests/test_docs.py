@@ -98,3 +98,10 @@ def test_the_gateways_are_what_the_page_says() -> None:
     assert (names["door"].kind, names["door"].topics) == ("http", ("orders", "pushes"))
     assert [(each.name, each.policy.name, each.policy.rows) for each in names["shop"].gateways.values()] == [("http.8766", "buffer", 50_000)]
     check_hosted(names["shop"].plan())
+
+
+def test_the_alerts_are_what_the_page_says() -> None:
+    names = declared("alerts.md")
+    (alert,) = names["shop"].alerts.values()
+    assert (alert.name, alert.topic, alert.every_us, len(alert.to)) == ("spike", "alert.spike", 300_000_000, 2)
+    check_hosted(names["shop"].plan())

@@ -17,12 +17,13 @@ MAX_FUNCTION_LINES = 70
 BANNED_NAMES = {"util", "utils", "common", "core", "helper", "helpers", "misc"}
 
 # Who may not import whom: a package of ours, and the packages it must not know.
-ABOVE_THE_LOG = {"events", "cdc", "gateways", "engine", "operators", "pipeline", "sinks", "serve", "cli"}
+ABOVE_THE_LOG = {"alerts", "events", "cdc", "gateways", "engine", "operators", "pipeline", "sinks", "serve", "cli"}
 MUST_NOT_IMPORT = {
     "log": ABOVE_THE_LOG,
     "operators": {"log", "engine", "pipeline", "sinks", "serve", "cli", "cdc", "events", "gateways"},
     "engine": {"pipeline", "serve", "cli"},
-    "sinks": {"engine", "pipeline", "cli"},
+    "alerts": {"engine", "pipeline", "serve", "gateways", "cli"},
+    "sinks": {"engine", "pipeline", "cli", "alerts"},
     "serve": {"engine", "pipeline", "cli"},
     **{package: {"cli"} for package in ("events", "cdc", "gateways", "pipeline", "testing", "errors")},
 }

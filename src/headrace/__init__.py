@@ -12,7 +12,7 @@ from headrace import errors
 from headrace._version import __version__
 
 if TYPE_CHECKING:
-    from headrace import cdc, events, gateways, search, sinks
+    from headrace import alerts, cdc, events, gateways, search, sinks
     from headrace.log import open_log
     from headrace.log.api import (
         Batches,
@@ -50,7 +50,7 @@ _HOMES = {
     "Table": "headrace.pipeline.stream",
 }
 _HOMES |= dict.fromkeys(("correct", "divert", "drop", "hopping", "session", "sliding", "tumbling"), "headrace.operators.windows.specs")
-_MODULES = {"agg": "headrace.operators.agg", "cdc": "headrace.cdc", "events": "headrace.events", "gateways": "headrace.gateways", "search": "headrace.search", "sinks": "headrace.sinks"}
+_MODULES = {"agg": "headrace.operators.agg", "alerts": "headrace.alerts", "cdc": "headrace.cdc", "events": "headrace.events", "gateways": "headrace.gateways", "search": "headrace.search", "sinks": "headrace.sinks"}
 _API = (
     "Batches",
     "Consumer",
@@ -86,6 +86,7 @@ __all__ = [
     "Transaction",
     "__version__",
     "agg",
+    "alerts",
     "cdc",
     "correct",
     "device_time",

@@ -62,10 +62,10 @@ class WebhookReceiver:
             if self.secret is not None and not self._is_signed(headers, body):
                 return 401, {}
             message = json.loads(body)
-            answer = self.behave(headers, message["rows"])
+            answer = self.behave(headers, message.get("rows", []))
             self.requests.append(headers)
             if answer is not None and 200 <= answer[0] < 300:
-                for row in message["rows"]:
+                for row in message.get("rows", []):
                     self._keep(message["table"], row)
             return answer
 

@@ -12,6 +12,7 @@ import typer
 
 from headrace._version import __version__
 from headrace.cli import (
+    alert,
     capture,
     consume,
     dashboard,
@@ -60,6 +61,7 @@ app.add_typer(group.app, name="group")
 app.command("lag")(lag.lag)
 app.add_typer(queue.app, name="queue")
 app.add_typer(dead.app, name="dead")
+app.add_typer(alert.app, name="alert")
 app.add_typer(log.app, name="log")
 app.add_typer(events.app, name="events")
 app.command("capture")(capture.capture)

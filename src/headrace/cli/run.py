@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +12,9 @@ from headrace.cli.output import say
 from headrace.cli.progress import Progress
 from headrace.cli.settings import LogOption, chosen_log
 from headrace.cli.stopping import stopping
+
+if TYPE_CHECKING:
+    from headrace.alerts.messages import AlertMessage
 
 File = Annotated[Path, typer.Argument(help="The Python file that declares the pipeline.", exists=True, dir_okay=False)]
 PipelineOption = Annotated[str | None, typer.Option("--pipeline", metavar="NAME", help="Which one, if the file declares several.")]
@@ -73,8 +77,15 @@ def run(
             port=port,
             on_serving=lambda server: say(f"Serving the views at {server.address}."),
             on_gateway=lambda gateway, address: say(f"Taking rows for {', '.join(gateway.topics)} at {address}."),
+            on_alert=ring,
         )
         say(farewell(loaded.name, progress, stopped=stop.is_set()))
+
+
+def ring(message: AlertMessage) -> None:
+    """An alert, for whoever sits at the terminal: with its bell."""
+    bell = "\a" if sys.stderr.isatty() else ""
+    print(f"{bell}{message.text().rstrip()}", file=sys.stderr, flush=True)
 
 
 def state_beside(file: Path, name: str) -> Path:

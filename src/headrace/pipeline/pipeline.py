@@ -14,6 +14,7 @@ from headrace.errors import CyclicPlan, DuplicateStep, PlanError, StreamOnly, Un
 from headrace.log.names import check_name
 from headrace.log.schema import parse_schema, to_ddl
 from headrace.log.settings import declared
+from headrace.log.values import Duration
 from headrace.operators.shed import Shed
 from headrace.pipeline.columns import check_columns
 from headrace.pipeline.event_time import DeviceTime, EventTime, ProcessingTime
@@ -26,6 +27,7 @@ from headrace.sinks.declared import Sink
 
 MOST_KEPT_CHANGES = 100_000_000
 if TYPE_CHECKING:
+    from headrace.alerts.declared import Alert, Way
     from headrace.cdc.declared import Capture
     from headrace.gateways.declared import Gateway
 
@@ -53,6 +55,8 @@ class Pipeline:
         """Other systems that follow derived topics, by the topic's name."""
         self.gateways: dict[str, Gateway] = {}
         """The gateways that run with the pipeline, by name."""
+        self.alerts: dict[str, Alert] = {}
+        """What somebody is to hear of, by name."""
         self._inputs: dict[str, TopicStep] = {}
         self._outputs: dict[str, Output] = {}
         self._ingests: list[Ingest] = []
@@ -185,6 +189,21 @@ class Pipeline:
         name = topic or sink.name or f"{sink.table}.{sink.kind}"
         self.write(name, rows, partitions=partitions, **settings)
         self.sinks[name] = sink
+
+    def alert(self, name: str, rows: Stream | Table, *, to: Way | Sequence[Way] = (), every: Duration = "0 seconds") -> None:
+        """Let somebody hear of rows, as long as the pipeline runs: of a table, a row that comes fires and one that goes resolves; of a stream each row fires.
+
+        `to` are webhooks (`hr.sinks.webhook`) and mails (`hr.alerts.email`); every message is also in the topic `alerts`, and shown by `headrace run`. At most one message comes in `every`; what
+        happens meanwhile is in the next one. `headrace alert silence` silences it for a while.
+        """
+        from headrace.alerts.declared import Alert
+        from headrace.durations import to_us
+
+        topic = f"alert.{name}"
+        alert = Alert(name, topic, tuple(to) if isinstance(to, Sequence) else (to,), to_us(every, what="every"))
+        settings: dict[str, Any] = {} if isinstance(rows, Table) else {"retention": "30 days"}
+        self.write(topic, rows, **settings)
+        self.alerts[name] = alert
 
     def ask(self, name: str, *, using: Table, question: str | None = None, keep: str = "1 day") -> Stream:
         """Let questions be asked of a table, each answered as of its tick: with `POST /ask/NAME` where the pipeline is served, or by a row in the topic `ask.NAME`.

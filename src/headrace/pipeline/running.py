@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import ConfigurationError
 from headrace.log import open_log
 from headrace.log.api import Log
+from headrace.pipeline.alerting import OnAlert, alerting
 from headrace.pipeline.arrangement import check_fits, known_names
 from headrace.pipeline.captures import capturing
 from headrace.pipeline.gateways import OnReady, receiving
@@ -55,6 +56,7 @@ def run(
     port: int | None = None,
     on_serving: Callable[[Server], None] | None = None,
     on_gateway: OnReady | None = None,
+    on_alert: OnAlert | None = None,
     **spark_options: Any,
 ) -> None:
     """Run a pipeline in this process until `stop` is set; `on_status` hears of every batch. Other options are those of `hr.spark`.
@@ -62,7 +64,7 @@ def run(
     State and views are in `state`, which a cluster's machines must all see; by default NAME.state beside the file that declares the pipeline. What each machine keeps at hand is in `local`; by
     default in the state directory on one machine, and in its temporary directory on each of a cluster.
 
-    With `serve` its views are served on this machine meanwhile, at a port or, without one, at 8765 or any that is free; `on_serving` hears where. `on_gateway` hears where each gateway listens.
+    With `serve` its views are served on this machine meanwhile, at a port or, without one, at 8765 or any that is free; `on_serving` hears where. `on_gateway` hears where each gateway listens, `on_alert` what alerts tell.
     """
     stop = stop or Event()
     with open_log(address_of(pipeline, log)) as opened, capturing(pipeline, opened, stop, until_caught_up=until_caught_up):
@@ -72,7 +74,8 @@ def run(
         ingests = Ingests(pipeline, runner.spark, opened.address, runner.state, until_caught_up=until_caught_up, on_change=runner.tell)
         following = sinking(pipeline.sinks, opened.address, stop, until_caught_up=until_caught_up)
         coming = receiving(pipeline, opened.address, stop, until_caught_up=until_caught_up, on_ready=on_gateway)
-        with coming, following, _serving(runner, opened, port, on_serving) if serve else nullcontext():
+        telling = alerting(pipeline, opened, stop, until_caught_up=until_caught_up, on_alert=on_alert)
+        with coming, following, telling, _serving(runner, opened, port, on_serving) if serve else nullcontext():
             _run(runner, ingests, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
 
 

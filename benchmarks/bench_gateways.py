@@ -1,0 +1,178 @@
+"""Gateways: durable rows over HTTP beside the log's own append of the same rows, StatsD's packets beside a bare loop that only counts them; and a pipeline with a sink that is stalled beside one whose sink is not."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import headrace as hr
+from benchmarks.gateway_load import ROWS_A_REQUEST, bodies, figure, in_a_process
+from benchmarks.log_rows import SCHEMA, batches
+from benchmarks.report import Result, compare, note
+from headrace.gateways.statsd_gateway import packets
+from headrace.log.json_rows import decode
+
+CONNECTIONS = 16
+SECONDS = 3.0
+PACES = (25_000, 50_000, 75_000, 100_000, 150_000, 200_000, 300_000)
+PACE_SECONDS = 1.0
+
+
+@contextmanager
+def fresh_log() -> Iterator[hr.Log]:
+    with TemporaryDirectory() as directory, hr.open_log(f"file:{directory}/log") as log:
+        log.create_topic("rows", SCHEMA)
+        yield log
+
+
+# HTTP
+
+
+def posted() -> float:
+    with fresh_log() as log, hr.gateways.http("rows", port=0).open(log) as running:
+        return figure(in_a_process("http", running.address.rpartition(":")[2], CONNECTIONS, SECONDS))
+
+
+def appended() -> float:
+    """As many threads as there are connections, each of which parses a request's rows and appends them."""
+    requests = bodies()
+    with fresh_log() as log:
+        schema = log.topic("rows").arrow_schema
+        done = [0] * CONNECTIONS
+        started = time.perf_counter()
+
+        def append(number: int) -> None:
+            with log.producer("rows") as producer:
+                while time.perf_counter() - started < SECONDS:
+                    lines = requests[(done[number] * CONNECTIONS + number) % len(requests)].split(b"\n")
+                    producer.append(decode(lines, schema).batch)
+                    done[number] += 1
+
+        threads = [threading.Thread(target=append, args=(number,)) for number in range(CONNECTIONS)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        return sum(done) * ROWS_A_REQUEST / (time.perf_counter() - started)
+
+
+# StatsD
+
+
+def without_loss(received: Callable[[float], tuple[int, int]]) -> float:
+    """The fastest pace at which nothing is lost, in packets a second; the sender's own pace, where it is slower."""
+    best = 0.0
+    for pace in PACES:
+        sent, got = received(pace)
+        if got < sent:
+            note(f"gateways: {sent - got} of {sent} packets lost at {pace:,} a second")
+            break
+        best = max(best, sent / PACE_SECONDS)
+        if sent < 0.95 * pace * PACE_SECONDS:
+            break
+    return best
+
+
+def counted(pace: float) -> tuple[int, int]:
+    """A loop that only counts."""
+    with packets.opened("127.0.0.1", 0) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 2, 0))
+        sender = in_a_process("statsd", listening.getsockname()[1], pace, PACE_SECONDS)
+        got, receive = 0, listening.recv
+        try:
+            while True:
+                receive(65_535)
+                got += 1
+        except OSError:
+            return int(figure(sender)), got
+
+
+def stored(pace: float) -> tuple[int, int]:
+    with fresh_log() as log, hr.gateways.statsd(port=0, flush="500 ms").open(log) as running:
+        sent = int(figure(in_a_process("statsd", running.address.rpartition(":")[2], pace, PACE_SECONDS)))
+        deadline = time.monotonic() + 2
+        while running.status().details["packets"] < sent and time.monotonic() < deadline:
+            time.sleep(0.01)
+    return sent, running.status().stored
+
+
+# A stalled sink
+
+PIPELINE_ROWS = 2_000_000
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Answers at once, or not at all."""
+
+    stalls = threading.Event()
+    ended = threading.Event()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.stalls.is_set():
+            self.ended.wait(600)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+def pipeline(log: str, receiver: str) -> hr.Pipeline:
+    shop = hr.Pipeline("shop", log=log)
+    rows = shop.topic("rows", schema=SCHEMA)
+    shop.view("totals", rows.group_by("customer_id").aggregate(total=hr.agg.sum("amount"), n=hr.agg.count()))
+    shop.sink(hr.sinks.webhook(receiver, table="large", internal=["127.0.0.1"], timeout="5 minutes", request_rows=100), rows.where("id % 10000 = 0"))
+    return shop
+
+
+def caught_up(*, stalls: bool) -> float:
+    """Rows a second that the view takes in, while the sink sends."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    (Receiver.stalls.set if stalls else Receiver.stalls.clear)()
+    Receiver.ended.clear()
+    with TemporaryDirectory() as directory, hr.open_log(f"file:{directory}/log") as log:
+        log.create_topic("rows", SCHEMA)
+        with log.producer("rows") as producer:
+            for batch in batches(PIPELINE_ROWS, 50_000):
+                producer.append(batch)
+        stop, done = threading.Event(), list[float]()
+
+        def heard(status: object) -> None:
+            if getattr(status, "rows_behind", 1) == 0:
+                done.append(time.perf_counter())
+                Receiver.ended.set()
+                stop.set()
+
+        started = time.perf_counter()
+        pipeline(log.address, f"http://127.0.0.1:{server.server_port}/hook").run(
+            state=Path(directory) / "state", stop=stop, on_status=heard, master="local[2]", driver_memory="1g"
+        )
+        server.shutdown()
+        return PIPELINE_ROWS / (done[0] - started)
+
+
+def results() -> Iterator[Result]:
+    yield compare(
+        "gateways", f"durable rows over HTTP, {ROWS_A_REQUEST} JSON lines a request, {CONNECTIONS} connections", "rows/s", ours=posted,
+        peer=f"the log's own append of the same rows, parsed from JSON, by {CONNECTIONS} threads", theirs=appended, bar=0.3, better="higher", repeats=3,
+    )  # fmt: skip
+    yield compare(
+        "gateways", "StatsD's packets without loss, stored by interval", "packets/s", ours=lambda: without_loss(stored), peer="a bare loop that only counts",
+        theirs=lambda: without_loss(counted), bar=0.5, better="higher", repeats=3, warmups=0,
+    )  # fmt: skip
+    yield compare(
+        "gateways", "a view beside a sink that is stalled", "rows/s", ours=lambda: caught_up(stalls=True), peer="the same beside a sink that is not",
+        theirs=lambda: caught_up(stalls=False), bar=0.9, better="higher", repeats=5, warmups=1,
+    )  # fmt: skip

@@ -1,0 +1,70 @@
+"""What is told: one message of an alert, as a row of the topic `alerts`, as JSON for webhooks, and as text for people."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from headrace.durations import from_us
+
+TOPIC = "alerts"
+SCHEMA = "id STRING, pipeline STRING, alert STRING, state STRING, `at` TIMESTAMP, fired BIGINT, resolved BIGINT, active BIGINT, is_silenced BOOLEAN, content STRING"
+FIRING, RESOLVED = "firing", "resolved"
+MOST_ROWS = 100
+"""So many rows of each kind are in a message; of more only the number."""
+
+
+@dataclass(frozen=True)
+class AlertMessage:
+    """`id` is the key by which receivers drop repeats: it belongs to these rows, and no others ever get it."""
+
+    id: str
+    pipeline: str
+    alert: str
+    state: str
+    at: datetime
+    fired: int
+    resolved: int
+    active: int
+    is_silenced: bool
+    content: str
+    """JSON: `fired` and `resolved`, the rows."""
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> AlertMessage:
+        return cls(**{name: row[name] for name in cls.__dataclass_fields__})
+
+    def row(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def body(self) -> bytes:
+        head = {"id": self.id, "pipeline": self.pipeline, "alert": self.alert, "state": self.state, "at": self.at.isoformat()}
+        return json.dumps({**head, "counts": {"fired": self.fired, "resolved": self.resolved, "active": self.active}, **json.loads(self.content)}).encode()
+
+    def subject(self) -> str:
+        counts = [f"{count} {what}" for count, what in ((self.fired, "new"), (self.resolved, "resolved"), (self.active, "active")) if count]
+        return f"[{self.state}] {self.alert}: {', '.join(counts) or 'nothing'}"
+
+    def text(self) -> str:
+        """For people: a line a row."""
+        content = json.loads(self.content)
+        lines = [self.subject(), f"pipeline {self.pipeline}, at {self.at.isoformat(timespec='seconds')}", ""]
+        for kind in ("fired", "resolved"):
+            lines += [f"{kind}: {', '.join(f'{name} {value}' for name, value in row.items())}" for row in content[kind]]
+            if (more := getattr(self, kind) - len(content[kind])) > 0:
+                lines.append(f"and {more} more {kind}")
+        return "\n".join(lines) + "\n"
+
+
+def content_of(fired: list[str], resolved: list[str]) -> str:
+    """Rows as JSON objects, the first ones of each."""
+    return f'{{"fired": [{", ".join(fired[:MOST_ROWS])}], "resolved": [{", ".join(resolved[:MOST_ROWS])}]}}'
+
+
+def message_of(
+    id: str, pipeline: str, alert: str, at_us: int, fired: list[str], resolved: list[str], active: int, *, is_silenced: bool
+) -> AlertMessage:
+    state = FIRING if active or (fired and not resolved) else RESOLVED
+    return AlertMessage(id, pipeline, alert, state, from_us(at_us), len(fired), len(resolved), active, is_silenced, content_of(fired, resolved))

@@ -1,0 +1,91 @@
+"""The alerts of a pipeline, at work beside it: for each a thread that decides what is told, and one for each receiver. What fails for a receiver is its own affair; what fails for the log ends the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+from headrace.errors import RetryError
+
+if TYPE_CHECKING:
+    from headrace.alerts.deciding import Deciding
+    from headrace.alerts.messages import AlertMessage
+    from headrace.alerts.sending import Sending
+    from headrace.log.api import Log
+    from headrace.pipeline.pipeline import Pipeline
+
+POLL_S = 0.1
+OnAlert = Callable[["AlertMessage"], None]
+
+
+@contextmanager
+def alerting(pipeline: Pipeline, log: Log, stop: Event, *, until_caught_up: bool, on_alert: OnAlert | None) -> Iterator[None]:
+    """Around a run. One that is to end by itself tells what it found when it has found it."""
+    if not pipeline.alerts:
+        yield
+        return
+    from headrace.alerts.deciding import Deciding
+    from headrace.alerts.sending import Sending
+
+    sendings = [Sending(log, pipeline.name, alert, way) for alert in pipeline.alerts.values() for way in alert.to]
+    deciders = [Deciding(log, pipeline.name, alert, on_alert) for alert in pipeline.alerts.values()]
+    if until_caught_up:
+        yield
+        _tell_all(deciders, sendings, stop)
+        return
+    ended, failures = Event(), list[BaseException]()
+    threads = [Thread(target=_run, args=(_decide, each, ended, stop, failures), daemon=True, name=f"alert {each.alert.name}") for each in deciders]
+    threads += [Thread(target=_run, args=(_send, each, ended, stop, failures), daemon=True, name=f"alert {each.alert.name} tells") for each in sendings]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
+
+
+def _tell_all(deciders: list[Deciding], sendings: list[Sending], stop: Event) -> None:
+    for each in deciders:
+        while each.step(_now_us(), at_once=True):
+            continue
+    for sending in sendings:
+        sending.run(stop, until_caught_up=True)
+
+
+def _run(work: Callable[[object, Event], None], each: object, ended: Event, stop: Event, failures: list[BaseException]) -> None:
+    try:
+        work(each, ended)
+    except BaseException as error:
+        failures.append(error)
+        stop.set()
+
+
+def _decide(each: object, ended: Event) -> None:
+    """What fails in passing is tried again: nothing was told then."""
+    deciding: Deciding = each  # type: ignore[assignment]
+    while not ended.is_set():
+        try:
+            found = deciding.step(_now_us())
+        except RetryError:
+            ended.wait(1.0)
+            deciding.forget()
+            continue
+        if not found:
+            ended.wait(POLL_S)
+
+
+def _send(each: object, ended: Event) -> None:
+    sending: Sending = each  # type: ignore[assignment]
+    sending.run(ended)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1_000
+

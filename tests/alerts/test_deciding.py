@@ -1,0 +1,160 @@
+"""What is told of an alert, and when: firing, resolved, gathered, silenced, and after a crash."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import headrace as hr
+from headrace.alerts.deciding import Deciding
+from headrace.alerts.declared import Alert
+from headrace.alerts.messages import TOPIC, AlertMessage
+from headrace.alerts.silences import silence
+from headrace.errors import FencedError, InputError, NoteConflict, PlanError
+
+SECOND_US = 1_000_000
+NOW_US = 1_800_000_000 * SECOND_US
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[hr.Log]:
+    with hr.open_log(f"file:{tmp_path / 'log'}") as opened:
+        opened.create_table("alert.hot", "room STRING, degrees BIGINT", primary_key="room")
+        opened.create_topic("alert.seen", "n BIGINT")
+        yield opened
+
+
+def change(log: hr.Log, **degrees: int | None) -> None:
+    with log.producer("alert.hot") as producer:
+        for room, value in degrees.items():
+            kind = "delete" if value is None else ("insert" if room not in KNOWN else "update_postimage")
+            (KNOWN.discard if value is None else KNOWN.add)(room)
+            producer.append([{"room": room, "degrees": value, "_change_type": kind}])
+
+
+KNOWN: set[str] = set()
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> None:
+    KNOWN.clear()
+
+
+def deciding(log: hr.Log, every_us: int = 0, topic: str = "alert.hot") -> Deciding:
+    return Deciding(log, "shop", Alert("hot", topic, (), every_us))
+
+
+def told(log: hr.Log) -> list[AlertMessage]:
+    return [AlertMessage.of(row) for row in log.read(TOPIC).to_pylist()]
+
+
+def summary(log: hr.Log) -> list[tuple[str, list[str], list[str], int]]:
+    shown = []
+    for each in told(log):
+        content = json.loads(each.content)
+        shown.append((each.state, [row["room"] for row in content["fired"]], [row["room"] for row in content["resolved"]], each.active))
+    return shown
+
+
+def test_a_row_that_comes_fires_and_one_that_goes_resolves(log: hr.Log) -> None:
+    alert = deciding(log)
+    change(log, attic=40)
+    alert.step(NOW_US)
+    change(log, attic=45)  # still too hot: nothing new
+    alert.step(NOW_US + 1)
+    change(log, attic=None)
+    alert.step(NOW_US + 2)
+    assert summary(log) == [("firing", ["attic"], [], 1), ("resolved", [], ["attic"], 0)]
+    assert json.loads(told(log)[1].content)["resolved"] == [{"room": "attic", "degrees": 45}]
+
+
+def test_what_happens_within_the_interval_is_one_message(log: hr.Log) -> None:
+    alert = deciding(log, every_us=60 * SECOND_US)
+    change(log, attic=40)
+    alert.step(NOW_US)
+    change(log, cellar=40, hall=41)
+    alert.step(NOW_US + 1 * SECOND_US)
+    change(log, attic=None)
+    alert.step(NOW_US + 59 * SECOND_US)
+    assert len(told(log)) == 1
+    alert.step(NOW_US + 60 * SECOND_US)
+    assert summary(log)[1:] == [("firing", ["cellar", "hall"], ["attic"], 2)]
+
+
+def test_rows_of_a_stream_fire_each(log: hr.Log) -> None:
+    alert = deciding(log, topic="alert.seen")
+    with log.producer("alert.seen") as producer:
+        producer.append([{"n": 1}, {"n": 2}])
+    alert.step(NOW_US)
+    (message,) = told(log)
+    assert (message.state, message.fired, json.loads(message.content)["fired"]) == ("firing", 2, [{"n": 1}, {"n": 2}])
+
+
+def test_after_a_crash_nothing_is_told_again_and_what_waited_is_told(log: hr.Log) -> None:
+    alert = deciding(log, every_us=60 * SECOND_US)
+    change(log, attic=40)
+    alert.step(NOW_US)
+    change(log, cellar=40)
+    alert.step(NOW_US + 1)  # waits, and is then forgotten
+    again = deciding(log, every_us=60 * SECOND_US)
+    again.step(NOW_US + 2)
+    assert len(told(log)) == 1
+    again.step(NOW_US + 61 * SECOND_US)
+    assert summary(log) == [("firing", ["attic"], [], 1), ("firing", ["cellar"], [], 2)]
+    assert len({each.id for each in told(log)}) == 2
+
+
+def test_an_older_process_is_refused(log: hr.Log) -> None:
+    first = deciding(log)
+    change(log, attic=40)
+    first.step(NOW_US)
+    second = deciding(log)
+    change(log, cellar=40)
+    second.step(NOW_US + 1)
+    with pytest.raises((FencedError, NoteConflict)):
+        first.step(NOW_US + 2)
+    assert len(told(log)) == 2
+
+
+def test_a_silence_is_recorded_and_what_still_fires_is_told_when_it_ends(log: hr.Log) -> None:
+    heard: list[AlertMessage] = []
+    alert = Deciding(log, "shop", Alert("hot", "alert.hot"), heard.append)
+    silence(log, "shop", "hot", NOW_US + 10 * SECOND_US)
+    change(log, attic=40, cellar=41)
+    alert.step(NOW_US)
+    change(log, cellar=None)
+    alert.step(NOW_US + 1)
+    assert ([each.is_silenced for each in told(log)], heard) == ([True, True], [])
+    alert.step(NOW_US + 11 * SECOND_US)
+    alert.step(NOW_US + 12 * SECOND_US)
+    assert summary(log)[2:] == [("firing", ["attic"], [], 1)]
+    assert [each.is_silenced for each in heard] == [False]
+
+
+def test_a_message_reads_well(log: hr.Log) -> None:
+    alert = deciding(log)
+    change(log, **{f"room{i}": i for i in range(150)})
+    alert.step(NOW_US)
+    (message,) = told(log)
+    lines = message.text().splitlines()
+    assert lines[0] == "[firing] hot: 150 new, 150 active"
+    assert lines[3] == "fired: room room0, degrees 0"
+    assert lines[-1] == "and 50 more fired"
+    assert json.loads(message.body())["counts"] == {"fired": 150, "resolved": 0, "active": 150}
+
+
+def test_what_cannot_be_is_said_when_it_is_declared() -> None:
+    shop = hr.Pipeline("shop")
+    orders = shop.topic("orders", schema="n BIGINT")
+    with pytest.raises(PlanError, match="cannot be told by 'sqlite'"):
+        shop.alert("big", orders, to=hr.sinks.sqlite("x.db"))
+    with pytest.raises(InputError, match="no address of a mail server"):
+        hr.alerts.email("localhost", to="a@example.com")
+    with pytest.raises(InputError, match="password does not belong"):
+        hr.alerts.email("smtp://localhost", to="a@example.com", password="hunter2")
+    with pytest.raises(InputError, match="no mail address"):
+        hr.alerts.email("smtp://localhost", to="a@example.com\nBcc: b@example.com")
+    shop.alert("big", orders, every="5 minutes")
+    with pytest.raises(PlanError, match="Two outputs have the name 'alert.big'"):
+        shop.alert("big", orders)

@@ -1,0 +1,68 @@
+"""An alert of a pipeline: told when a row of a table comes and when it goes, once, also when the runner starts again."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import headrace as hr
+from headrace.alerts.messages import AlertMessage
+from headrace.testing.plain_spark import PlainSpark
+from tests.sinks.webhook_receiver import WebhookReceiver
+
+
+@pytest.fixture
+def receiver() -> Iterator[WebhookReceiver]:
+    running = WebhookReceiver()
+    yield running
+    running.stop()
+
+
+def declared(log: str, receiver: WebhookReceiver) -> hr.Pipeline:
+    shop = hr.Pipeline("shop", log=log)
+    orders = shop.topic("orders", schema="id BIGINT, region STRING, amount BIGINT")
+    revenue = orders.group_by("region").aggregate(revenue=hr.agg.sum("amount"))
+    shop.alert("rich", revenue.where("revenue > 10"), to=hr.sinks.webhook(receiver.url, table="alerts", internal=["127.0.0.0/8"]))
+    return shop
+
+
+@contextmanager
+def running(shop: hr.Pipeline, tmp_path: Path) -> Iterator[list[AlertMessage]]:
+    stop, heard = threading.Event(), list[AlertMessage]()
+    thread = threading.Thread(target=shop.run, kwargs={"state": tmp_path / "state", "stop": stop, "on_alert": heard.append})
+    thread.start()
+    try:
+        yield heard
+    finally:
+        stop.set()
+        thread.join(60)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_an_alert_fires_and_resolves_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: WebhookReceiver) -> None:
+    monkeypatch.setattr("headrace.pipeline.running._session", lambda _options: PlainSpark())
+    shop = declared(f"file:{tmp_path / 'log'}", receiver)
+
+    def sell(amount: int) -> None:
+        with hr.open_log(f"file:{tmp_path / 'log'}") as log, log.producer("orders") as producer:
+            producer.append([{"id": 1, "region": "eu", "amount": amount}])
+
+    with running(shop, tmp_path) as heard:
+        until((tmp_path / "state" / "status.json").exists)
+        sell(20)
+        until(lambda: len(receiver.requests) == 1)
+    with running(shop, tmp_path) as later:
+        time.sleep(0.5)
+        sell(-15)
+        until(lambda: len(receiver.requests) == 2)
+    assert [(each.state, each.fired, each.resolved) for each in heard + later] == [("firing", 1, 0), ("resolved", 0, 1)]
+    assert [request["Idempotency-Key"] for request in receiver.requests] == [each.id for each in heard + later]
