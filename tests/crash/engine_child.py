@@ -17,6 +17,7 @@ from headrace.pipeline.runner import Runner
 from tests.crash.inject.arming import armed
 from tests.e2e.joined import joined
 from tests.e2e.patterned import patterned
+from tests.e2e.searched import searched
 
 Plan = Mapping[int, tuple[str, str]]  # tick -> (point, whom)
 GROUPS = 500
@@ -49,7 +50,7 @@ def windows(name: str) -> hr.Pipeline:
     return pipeline
 
 
-PIPELINES: dict[str, Callable[[str], hr.Pipeline]] = {"numbers": numbers, "windows": windows, "joined": joined, "patterned": patterned}
+PIPELINES: dict[str, Callable[[str], hr.Pipeline]] = {"numbers": numbers, "windows": windows, "joined": joined, "patterned": patterned, "searched": searched}
 
 
 def run(kind: str, name: str, log: str, state: Path, plan: Plan) -> None:

@@ -130,7 +130,7 @@ def searched(documents: Stream, queries: Any, asked: Asked, name: str | None) ->
     if asked.one_row_a not in {MATCH, DOCUMENT}:
         raise PlanError(f"The step {where} has one_row_a={asked.one_row_a!r}.", fix='choose one_row_a="match" or one_row_a="document".')
     step = SearchStep(
-        name="" if gathered else name or "", inputs=(documents.step, queries.step), schema=pa.schema([]), key=documents.key, query=asked.query,
+        name=name or "", inputs=(documents.step, queries.step), schema=pa.schema([]), key=documents.key, query=asked.query,
         query_columns=columns, language=language, highlights=asked.highlights, explain=asked.explain, gathered=gathered,
     )  # fmt: skip
     step = replace(step, schema=step.settings.output)
@@ -141,7 +141,7 @@ def searched(documents: Stream, queries: Any, asked: Asked, name: str | None) ->
 
     found = [field for field in step.schema if field.name not in documents.schema.names and field.name != PLACE]
     matches = pa.schema(found)
-    gather = GatherStep(name=name or "", inputs=(step,), schema=pa.schema([]), key=documents.key, documents=documents.schema, matches=matches, order=step.query_key)
+    gather = GatherStep(name=f"{name}.gather" if name else "", inputs=(step,), schema=pa.schema([]), key=documents.key, documents=documents.schema, matches=matches, order=step.query_key)
     return replace(gather, schema=cols.check_columns(gather.kernel().output, where=f"The step {where}"))
 
 

@@ -1,5 +1,6 @@
 """The index of queries against every query with every document: the same matches and scores, whatever changes and however documents are split."""
 
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from headrace.operators.search.documents import MOST_DOCUMENTS, chunks
 from headrace.operators.search.fields import Fields
 from headrace.operators.search.index import QueryIndex, Stored, together
 from headrace.operators.search.parsing import Language
+from headrace.operators.search.reasons import MOST_HIGHLIGHTS
 from headrace.operators.search.syntax import Node
 from tests.operators.search.oracle import fits, score
 from tests.operators.search.worlds import LANGUAGE, documents, queries, table
@@ -116,6 +118,24 @@ def test_megabytes_of_text_in_one_word_and_in_many() -> None:
     index = QueryIndex.empty(language).changed({key: Stored.of(language, text) for key, text in ((b"a", "needle"), (b"b", "x*"), (b"c", '"hay needle"'))})
     rows = pa.table({"body": ["x" * 3_000_000, "hay " * 500_000 + "needle", None, ""]})
     assert [(at, key) for at, key, _ in matched(index, rows)] == [(0, b"b"), (1, b"a"), (1, b"c")]
+
+
+def test_what_hostile_queries_and_documents_cost_is_bounded() -> None:
+    """Each of these took minutes or days where every place, or every way to fit, was tried."""
+    texts = ('"needle hay"~5', '"hay hay hay hay hay hay hay hay needle"~4', "aaa*a*a*a*a*a*a*b", "*aaa*a?a*a*ab*")
+    language = Language(Fields(("body",)))
+    index = QueryIndex.empty(language).changed({text.encode(): Stored.of(language, text) for text in texts})
+    rows = pa.table({"body": ["needle " + "x " * 1000 + "hay " * 200_000, "a" * 200_000, "hay hay x " * 50_000]})
+    started = time.process_time()
+    assert matched(index, rows) == []
+    assert time.process_time() - started < 10
+
+
+def test_highlights_of_a_long_document_are_its_first() -> None:
+    language = Language(Fields(("body",)))
+    index = QueryIndex.empty(language).changed({b"a": Stored.of(language, '"hay hay" AND ha*')})
+    (places,) = index.match(pa.table({"body": ["hay " * 300_000]}), reasons=True).highlights
+    assert places == [("body", 4 * at, 4 * at + 3) for at in range(MOST_HIGHLIGHTS)]
 
 
 # Cases as data

@@ -92,6 +92,8 @@ def test_everything() -> None:
         ("(" * 60 + "a" + ")" * 60, 32, "levels deep"),
         ("-" * 5_000 + "a", 32, "levels deep"),
         ("title:" * 900 + "a", 186, "levels deep"),
+        ('x "' + "a " * 101 + '"', 2, "has 101 words; 100 are the most"),
+        ("a." * 101, 0, "has 101 words; 100 are the most"),
         ("a " * (MOST_CLAUSES + 1), 2 * MOST_CLAUSES, "more than 1,024 clauses"),
         ("a" * 30_000, None, "30,000 characters"),
     ],

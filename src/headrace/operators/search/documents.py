@@ -16,7 +16,7 @@ from headrace.operators.search.analysis import Analysis, Tokens
 from headrace.operators.search.fields import BOOLEAN, DATE, FLOAT, INTEGER, STRING, TIME, Fields
 from headrace.operators.search.prepared import carried_words
 from headrace.operators.search.terms import Terms
-from headrace.operators.search.vocabulary import FALSE, NONE, TRUE, Vocabulary
+from headrace.operators.search.vocabulary import NONE, TRUE, Vocabulary
 
 Words64 = npt.NDArray[np.uint64]
 MOST_DOCUMENTS = 256
@@ -97,10 +97,10 @@ class Features:
         self.documents, self.vocabulary = documents, vocabulary
         self.width = max(1, -(-documents.count // 64))
         self.bits: Words64 = np.zeros((len(vocabulary), self.width), np.uint64)
-        self.known = np.zeros(len(vocabulary), np.bool_)
+        self.known = np.ones(len(vocabulary), np.bool_)
+        self.known[vocabulary.costly()] = False
         self.everyone = pack_bits(np.ones((1, documents.count), np.bool_), self.width)[0]
         self.bits[TRUE] = self.everyone
-        self.known[[TRUE, FALSE]] = True
         self.present = self._find_words()
         self.masks: dict[int, int] = {}
 

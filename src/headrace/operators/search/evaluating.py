@@ -9,7 +9,7 @@ import numpy as np
 from headrace.operators.buffers import Ints, Mask
 from headrace.operators.search.documents import Features, pack_bits
 from headrace.operators.search.phrases import find_phrases
-from headrace.operators.search.syntax import All, Exists, Fuzzy, Leaf, Node, Not, Phrase, Prefix, Range, Wildcard, Word, leaves
+from headrace.operators.search.syntax import All, Exists, Fuzzy, Leaf, Node, Not, Phrase, Prefix, Range, Wildcard, leaves
 
 
 class Evaluator:
@@ -32,11 +32,9 @@ class Evaluator:
                 ranges.setdefault(test.field, []).append(feature)
             elif isinstance(test, Prefix | Wildcard | Fuzzy):
                 self.features.set(feature, self._with_some(test))
-            elif isinstance(test, Exists):
-                self.features.set(feature, self._existing(test))
             else:
-                assert isinstance(test, Word), test
-                self.features.known[feature] = True
+                assert isinstance(test, Exists), test
+                self.features.set(feature, self._existing(test))
         if phrases:
             find_phrases(self.features, np.array(phrases))
         self._compare(ranges)

@@ -72,7 +72,7 @@ def closed(kind: str, low: str | None, high: str | None, *, with_low: bool = Tru
     if high is not None:
         first, last = _whole(kind, high)
         most = last if with_high else first - 1
-    return max(least, LOWEST), min(most, HIGHEST)
+    return (max(least, LOWEST), min(most, HIGHEST)) if least <= HIGHEST and most >= LOWEST else (HIGHEST, LOWEST)
 
 
 def _closed_floats(low: str | None, high: str | None, *, with_low: bool, with_high: bool) -> tuple[float, float]:

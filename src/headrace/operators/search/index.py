@@ -240,7 +240,7 @@ def _scores(columns: Columns, evaluator: Evaluator, document: Ints, slots: Ints)
     starts, lengths = columns.told.starts[slots[unknown]], columns.told.lengths[slots[unknown]]
     at = runs(starts, lengths)
     told = columns.told.values[at].astype(np.int64)
-    evaluator.ensure(np.unique(told))
+    evaluator.ensure(told)
     of = np.repeat(document[unknown], lengths)
     has = evaluator.features.bits[told, of >> 6] >> (of & 63).astype(np.uint64) & np.uint64(1)
     scores[unknown] = np.add.reduceat(has * columns.boosts[at], np.append(0, np.cumsum(lengths))[:-1])

@@ -40,6 +40,7 @@ MOST_CHARACTERS = 20_000
 MOST_CLAUSES = 1_024
 MOST_DEPTH = 32
 MOST_SLOP = 1_000
+MOST_PHRASE = 100
 MOST_EDITS = 2
 LEAST_PLAIN, LEAST_PLAIN_WHEN_LEADING = 1, 3
 OR, AND = "or", "and"
@@ -230,14 +231,16 @@ class _Parser:
             slop = int(self._scan.number() or 0)
             if slop > MOST_SLOP:
                 self._scan.fail(f"A phrase is moved by at most {MOST_SLOP:,} places", at, fix="use AND, where the places do not matter.")
-        return self._phrase(field, text, slop)
+        return self._phrase(field, text, slop, at)
 
-    def _phrase(self, field: str | None, text: str, slop: int) -> Node | None:
+    def _phrase(self, field: str | None, text: str, slop: int, at: int) -> Node | None:
         words = [(word, place) for place, word in enumerate(self._analysis.words(text)) if word is not None]
         if not words:
             return None
         if len(words) == 1:
             return Leaf(Word(field, words[0][0]))
+        if len(words) > MOST_PHRASE:
+            self._scan.fail(f"A phrase has {len(words):,} words; {MOST_PHRASE} are the most", at, fix="look for a part of it.")
         return Leaf(Phrase(field, tuple((word, place - words[0][1]) for word, place in words), slop))
 
     def _word(self, field: str | None, written: Written) -> Node | None:
@@ -252,7 +255,7 @@ class _Parser:
             return Leaf(self._wild(field, written))
         if scan.take("~"):
             return self._fuzzy(field, written)
-        return self._phrase(field, written.text, 0) if kind == TEXT else Leaf(Word(field, written.text))
+        return self._phrase(field, written.text, 0, written.at) if kind == TEXT else Leaf(Word(field, written.text))
 
     def _wild(self, field: str | None, written: Written) -> Test:
         """Prefixes are the most frequent kind. Of text the plain parts are folded as words are."""
@@ -298,15 +301,15 @@ class _Parser:
     def _exact(self, field: str, text: str, at: int) -> Node:
         if self._kind(field) == STRING:
             return Leaf(Word(field, text))
-        return self._between(field, text, text, at)
+        return self._between(field, (text, text), at, text)
 
     def _compared(self, field: str, sign: str) -> Node:
         at = self._scan.at
         value = self._scan.bound()
         if value is None:
             self._scan.fail("A comparison needs a value", at, fix=f"write it as in {field}:>=10.")
-        low, high = (value, None) if sign[0] == ">" else (None, value)
-        return self._between(field, low, high, at, with_low="=" in sign, with_high="=" in sign)
+        ends = (value, None) if sign[0] == ">" else (None, value)
+        return self._between(field, ends, at, f"{sign}{value}", with_low="=" in sign, with_high="=" in sign)
 
     def _range(self, field: str | None, at: int) -> Node:
         scan = self._scan
@@ -323,14 +326,14 @@ class _Parser:
             scan.fail("A range is never closed", at, fix="close it with ], or with } without its end.")
         with_high = scan.next == "]"
         scan.at += 1
-        return self._between(field, low, high, at, with_low=with_low, with_high=with_high)
+        return self._between(field, (low, high), at, scan.text[at : scan.at], with_low=with_low, with_high=with_high)
 
-    def _between(self, field: str, low: str | None, high: str | None, at: int, *, with_low: bool = True, with_high: bool = True) -> Node:
+    def _between(self, field: str, ends: tuple[str | None, str | None], at: int, written: str, *, with_low: bool = True, with_high: bool = True) -> Node:
         kind = self._kind(field)
         if kind in {TEXT, STRING}:
             self._scan.fail(f"The field {field!r} has {'words' if kind == TEXT else 'texts'}, and ranges are for numbers and times", at, fix=f"name a value: {field}:value, or the beginning of one: {field}:val*.")
         try:
-            return Leaf(Range(field, *closed(kind, low, high, with_low=with_low, with_high=with_high)))
+            return Leaf(Range(field, *closed(kind, *ends, with_low=with_low, with_high=with_high), written))
         except UnfitValue as unfit:
             self._scan.fail(f"The field {field!r} takes {unfit}", at, fix="write such a value.")
 

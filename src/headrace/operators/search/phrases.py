@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from headrace.operators.search.analysis import Tokens
 from headrace.operators.search.documents import Features
 from headrace.operators.search.syntax import Phrase
 from headrace.operators.search.vocabulary import NONE, PhraseTable, Vocabulary
+
+_NOWHERE = np.iinfo(np.int64).max
 
 
 class WordPlaces:
@@ -95,49 +97,38 @@ def _find_exact(places: WordPlaces, table: PhraseTable, wanted: Ints, rows: Ints
 
 
 def _moved(places: WordPlaces, words: Sequence[int], test: Phrase) -> Mask:
-    """Which documents have the phrase with its words moved."""
-    count = len(places.tokens.begins) - 1
-    has = np.zeros(count, np.bool_)
-    numbers = np.array(words, np.int64)
-    first, last = places.runs_of(numbers)
-    if NONE in words or (first == last).any():
-        return has
-    with_all = np.ones(count, np.bool_)
-    for low, high in zip(first, last, strict=True):
-        with_word = np.zeros(count, np.bool_)
-        with_word[places.tokens.rows[places.tokens_at(np.arange(low, high))]] = True
-        with_all &= with_word
-    offsets = [place for _, place in test.words]
-    for document in np.flatnonzero(with_all).tolist():
-        found = [places.of_word(word, document).tolist() for word in words]
-        has[document] = moved_at(found, offsets, test.slop) is not None
+    """Which documents have the phrase with its words moved. Documents stand so far apart that no phrase goes on from one to the next."""
+    has = np.zeros(len(places.tokens.begins) - 1, np.bool_)
+    gap = test.slop + test.words[-1][1] + 1
+    tokens = {word: places.tokens_at(np.arange(*(int(end[0]) for end in places.runs_of(np.array([word]))))) for word in set(words) if word != NONE}
+    if NONE not in words and all(map(len, tokens.values())):
+        apart = {word: found + places.tokens.rows[found] * gap for word, found in tokens.items()}
+        ends = places.tokens.begins[1:] + np.arange(len(has)) * gap
+        has[np.searchsorted(ends, moved_places(apart, words, [place for _, place in test.words], test.slop)[:, 0], side="right")] = True
     return has
 
 
-def moved_at(places: Sequence[Sequence[int]], offsets: Sequence[int], slop: int) -> list[int] | None:
-    """One place for each word, no two the same, so that what they are moved by differs by at most `slop`; None if there are none. The first such, by where it begins."""
-    starts = sorted({place - offset for found, offset in zip(places, offsets, strict=True) for place in found})
-    for start in starts:
-        near = [[place for place in found if start <= place - offset <= start + slop] for found, offset in zip(places, offsets, strict=True)]
-        if all(near) and (chosen := _distinct(near)) is not None:
-            return chosen
-    return None
+def moved_places(places: Mapping[int, Ints], words: Sequence[int], offsets: Sequence[int], slop: int) -> Ints:
+    """Every way in which a phrase begins: a row, with one place for each word, no two the same, so that what they are moved by differs by at most `slop`.
+
+    `places`: where each word stands, in order. All beginnings are tried at once, the rarest words first. A word that comes several times takes, in the phrase's order, the first place that is
+    free: all of them may be moved equally far, so no other choice leaves more to those behind.
+    """
+    starts = distinct(np.concatenate([places[word] - offset for word, offset in zip(words, offsets, strict=True)]))
+    chosen = np.zeros((len(starts), len(words)), np.int64)
+    for word in sorted(places, key=lambda each: len(places[each])):
+        at_end = np.append(places[word], _NOWHERE)
+        last = np.full(len(starts), -1)
+        for number in (number for number, each in enumerate(words) if each == word):
+            first = starts + offsets[number]
+            found = at_end[np.searchsorted(places[word], np.maximum(first, last + 1))]
+            fits = found <= first + slop
+            starts, chosen, last = starts[fits], chosen[fits], found[fits]
+            chosen[:, number] = last
+    return chosen
 
 
-def _distinct(choices: Sequence[Sequence[int]]) -> list[int] | None:
-    """One of each, all different: by augmenting paths, so that many equal words cost no more than their number squared."""
-    owner: dict[int, int] = {}
-
-    def place(which: int, tried: set[int]) -> bool:
-        for choice in choices[which]:
-            if choice not in tried:
-                tried.add(choice)
-                if choice not in owner or place(owner[choice], tried):
-                    owner[choice] = which
-                    return True
-        return False
-
-    if not all(place(which, set()) for which in range(len(choices))):
-        return None
-    of = {which: choice for choice, which in owner.items()}
-    return [of[which] for which in range(len(choices))]
+def distinct(numbers: Ints) -> Ints:
+    """Each number once, in order. These are runs that lie in order already, which a stable sort makes use of and `np.unique` does not."""
+    in_order = np.sort(numbers, kind="stable")
+    return in_order[np.append(True, in_order[1:] != in_order[:-1])] if len(in_order) else in_order

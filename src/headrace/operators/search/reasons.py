@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from headrace.operators.buffers import Ints
 from headrace.operators.search.documents import unpack_bits
 from headrace.operators.search.evaluating import Evaluator
-from headrace.operators.search.phrases import WordPlaces, moved_at
+from headrace.operators.search.phrases import WordPlaces, distinct, moved_places
 from headrace.operators.search.syntax import Fuzzy, Node, Phrase, Prefix, Test, Wildcard, Word, as_text, told_leaves
 from headrace.operators.search.vocabulary import NONE
 
 Highlight = tuple[str, int, int]
 """A column, and where in its text something that fits begins and ends, in characters."""
 MOST_HIGHLIGHTS = 1_000
+_NO_PLACES = np.zeros(0, np.int64)
 
 
 class Reasons:
@@ -52,16 +56,15 @@ class Reasons:
             at = self._phrase(test, name, document)
         elif isinstance(test, Word):
             number = self._features.vocabulary.words.get(test.text, NONE)
-            at = self._of(name).of_word(number, document).tolist() if number != NONE else []
+            at = self._of(name).of_word(number, document) if number != NONE else _NO_PLACES
         else:
-            fitting = set(tokens.terms.fitting(test).tolist())
-            at = [place for place, code in enumerate(tokens.codes[first:last].tolist()) if code in fitting]
-        return [(name, int(tokens.starts[first + place]), int(tokens.ends[first + place])) for place in at]
+            at = np.flatnonzero(np.isin(tokens.codes[first:last], tokens.terms.fitting(test)))
+        return [(name, int(tokens.starts[place]), int(tokens.ends[place])) for place in (first + at[:MOST_HIGHLIGHTS]).tolist()]
 
-    def _phrase(self, test: Phrase, name: str, document: int) -> list[int]:
-        words = self._features.vocabulary.words
-        found = [self._of(name).of_word(words[word], document).tolist() for word, _ in test.words]
-        return moved_at(found, [place for _, place in test.words], test.slop) or [] if all(found) else []
+    def _phrase(self, test: Phrase, name: str, document: int) -> Ints:
+        words = [self._features.vocabulary.words[word] for word, _ in test.words]
+        places = {word: self._of(name).of_word(word, document) for word in set(words)}
+        return distinct(moved_places(places, words, [place for _, place in test.words], test.slop)[:MOST_HIGHLIGHTS].ravel())
 
     def _of(self, name: str) -> WordPlaces:
         if name not in self._places:

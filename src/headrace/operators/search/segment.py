@@ -118,7 +118,7 @@ class Segment:
         if not len(which):
             return
         literals = self.late[slots[which]]
-        evaluator.ensure(np.unique(literals >> 1).astype(np.int64))
+        evaluator.ensure((literals >> 1).ravel().astype(np.int64))
         for column in range(MOST_LATE):
             has = features.bits[literals[:, column] >> 1]
             masks[which] &= np.where((literals[:, column] & 1)[:, None] != 0, ~has, has)

@@ -1,12 +1,12 @@
-"""A query as a tree: tests of a document, and what connects them. `parsing` builds it, `matching` carries it out, `compiling` files it in the index."""
+"""A query as a tree: tests of a document, and what connects them. `parsing` builds it, `evaluating` carries it out, `compiling` files it in the index."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.operators.search.fields import HIGHEST, LOWEST, Bound
+from headrace.operators.search.fields import Bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,12 @@ class Fuzzy:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A filter column between two values, both included, in the column's units."""
+    """A filter column between two values, both included, in the column's units. `written`: as the query has it, for people."""
 
     field: str
     low: Bound
     high: Bound
+    written: str = dataclasses.field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,6 @@ class Exists:
 class Everything:
     pass
 
-
-_OPEN = (LOWEST, HIGHEST, -math.inf, math.inf)
 
 Test = Word | Phrase | Prefix | Wildcard | Fuzzy | Range | Exists | Everything
 
@@ -151,8 +150,7 @@ def as_text(test: Test) -> str:
     if isinstance(test, Phrase):
         return field + '"' + " ".join(word for word, _ in test.words) + '"' + (f"~{test.slop}" if test.slop else "")
     if isinstance(test, Range):
-        low, high = ("*" if end in _OPEN else str(end) for end in (test.low, test.high))
-        return f"{field}[{low} TO {high}]"
+        return field + test.written
     if isinstance(test, Exists):
         return f"{field}*"
     if isinstance(test, Wildcard):

@@ -42,6 +42,8 @@ class Vocabulary:
         """The features that are values of string columns."""
         self._of_word = [np.full(1024, NONE, np.int32) for _ in range(fields.words)]
         self._phrases: PhraseTable | None = None
+        self._costly: list[int] = []
+        self._costly_array = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         return len(self.tests)
@@ -63,7 +65,9 @@ class Vocabulary:
             table[word] = number
             if test.field is not None and test.field not in self.fields.text:
                 self.values.append(number)
-        elif isinstance(test, Phrase):
+        else:
+            self._costly.append(number)
+        if isinstance(test, Phrase):
             for text, _ in test.words:
                 self.word(text)
         return number
@@ -76,6 +80,12 @@ class Vocabulary:
         table = self._of_word[field]
         inside = (words >= 0) & (words < len(table))
         return np.where(inside, table[np.where(inside, words, 0)], np.int32(NONE))
+
+    def costly(self) -> Ints:
+        """The features that are no words: they are looked at when somebody asks."""
+        if len(self._costly_array) != len(self._costly):
+            self._costly_array = np.array(self._costly, np.int64)
+        return self._costly_array
 
     def phrases(self) -> PhraseTable:
         if self._phrases is None or len(self._phrases.row_of) != len(self.tests):
