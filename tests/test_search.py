@@ -1,5 +1,9 @@
 """One query over documents that are there already: `hr.search.match` and `headrace search-test`."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -8,6 +12,9 @@ from typer.testing import CliRunner
 import headrace as hr
 from headrace.cli import app
 from headrace.errors import BadSearch, InputError, UnknownColumn
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROWS = [
     {"id": 1, "title": "Storm at sea", "language": "en", "price": 3.0},
@@ -34,6 +41,15 @@ def test_what_cannot_be_searched_is_told() -> None:
         hr.search.match(7, "x")
     with pytest.raises(InputError, match="a column 'score'"):
         hr.search.match([{"title": "x", "score": 1}], "x")
+
+
+@pytest.mark.spark
+def test_a_dataframe_of_spark_gives_one(spark: SparkSession) -> None:
+    documents = spark.createDataFrame([(row["id"], row["title"], row["price"]) for row in ROWS], "id BIGINT, title STRING, price DOUBLE")
+    found = hr.search.match(documents, "storm AND price:<5")
+    assert found.columns == ["id", "title", "price", "score", "highlights", "explanation"]
+    (row,) = found.collect()
+    assert (row["id"], row["score"], row["explanation"], row["highlights"][0]["snippet"]) == (1, 2.0, "storm, price:<5", "Storm at sea")
 
 
 @pytest.fixture

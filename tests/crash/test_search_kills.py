@@ -17,7 +17,6 @@ from tests.e2e.searched import check, feed_tick, history, outputs, searched
 
 pytestmark = pytest.mark.spark
 NAME = "searched"
-NOT_PASSED = {"before the kernel"}  # it is that of running aggregates
 
 
 def prepared(root: Path, ticks: int) -> str:
@@ -56,7 +55,6 @@ def test_search_with_a_worker_and_the_driver_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # minutes
 def test_search_killed_at_every_point(tmp_path: Path) -> None:
-    tasks = [point for point in IN_TASKS if point not in NOT_PASSED]
-    workers, drivers_from_workers = (in_turn(*((point, whom) for point in tasks)) for whom in (WORKER, DRIVER))
+    workers, drivers_from_workers = (in_turn(*((point, whom) for point in IN_TASKS)) for whom in (WORKER, DRIVER))
     drivers = in_turn(*((point, DRIVER) for point in ON_THE_DRIVER))
     check_killed(tmp_path, [workers, drivers_from_workers, drivers], deaths=[0, len(drivers_from_workers), len(drivers)])

@@ -5,6 +5,7 @@ What runs on Spark, is killed, and must give the same.
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 from typing import Any
 
@@ -33,7 +34,9 @@ def searched(name: str) -> hr.Pipeline:
     articles = pipeline.topic("articles", schema=ARTICLES, key="id", partitions=2)
     queries = pipeline.table("queries", schema="number BIGINT, query STRING, reader STRING", key="number", partitions=2)
     asked: dict[str, Any] = {"query": "query", "text": ["title", "body"], "filters": ["language", "price"]}
-    pipeline.write("alerts", articles.search(queries, **asked, name="alerting"), partitions=2)
+    alerts = articles.search(queries, **asked, name="alerting")
+    pipeline.write("alerts", alerts, partitions=2)
+    pipeline.view("readers", alerts.group_by("reader").aggregate(n=hr.agg.count()))
     pipeline.write("told", articles.search(queries, **asked, highlights=True, explain=True, name="telling"))
     pipeline.write("digests", articles.where("price < 2").search(queries, **asked, one_row_a="document", default="and", name="digesting"), partitions=2)
     fresh = articles.dedupe(on="id", within="1 hour")
@@ -93,6 +96,7 @@ def check(test: PipelineTest, ticks: list[Tick]) -> None:
     told = {name: test.log.read(name).to_pylist() for name in OUTPUTS}
     for name in ("alerts", "told", "once"):
         assert sorted((row["id"], row["number"], row["reader"], row["score"]) for row in told[name]) == expected(ticks), name
+    assert {row["reader"]: row["n"] for row in test.view("readers")} == Counter(reader for _, _, reader, _ in expected(ticks))
     lists = [(row["id"], match["number"], match["reader"], match["score"]) for row in told["digests"] for match in row["matches"]]
     cheap = {row["id"] for documents, _ in ticks for row in documents if row["price"] is not None and row["price"] < 2}
     assert sorted(lists) == [each for each in expected(ticks, ALL_WORDS) if each[0] in cheap]

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.engine.local_store import StoreTransaction
+from headrace.engine.memos import read_memo, write_memo
 from headrace.operators.buffers import Ints, as_binary, bytes_list, same_width, take_bytes
 from headrace.operators.kernel import Groups
 from headrace.operators.keys import key_groups
@@ -66,6 +68,16 @@ class StepState:
     @property
     def at_hand(self) -> Sequence[int]:
         return self.store.store.groups
+
+    def recall(self) -> bytes | None:
+        return read_memo(self._memo)
+
+    def remember(self, content: bytes) -> None:
+        write_memo(self._memo, content)
+
+    @property
+    def _memo(self) -> Path:
+        return self.store.store.directory / f"{self.number}.memo"
 
     def get(self, keys: Sequence[bytes], groups: Groups | None = None) -> list[bytes | None]:
         return bytes_list(self._get(keys, pa.array(keys, pa.binary()), groups))

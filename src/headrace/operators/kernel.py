@@ -151,3 +151,12 @@ class Preparing(Protocol):
     def prepare(self, rows: pa.Table) -> pa.Table:
         """The same rows with columns of the kernel's own."""
         ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """State with a place for something that a kernel made of it and would have to make again in another process. It is no state: it may be gone, or older."""
+
+    def recall(self) -> bytes | None: ...
+
+    def remember(self, content: bytes) -> None: ...

@@ -19,6 +19,13 @@ class MemoryState:
         self.values: dict[bytes, bytes] = dict(values or {})
         self.groups: dict[bytes, int] = {}  # of keys that were put under a group of another's
         self.changed: dict[bytes, bytes | None] = {}
+        self.memo: bytes | None = None
+
+    def recall(self) -> bytes | None:
+        return self.memo
+
+    def remember(self, content: bytes) -> None:
+        self.memo = content
 
     def get(self, keys: Sequence[bytes], groups: Groups | None = None) -> list[bytes | None]:  # noqa: ARG002
         return list(map(self.values.get, keys))
@@ -55,5 +62,5 @@ class MemoryState:
 
     def copy(self) -> MemoryState:
         fresh = MemoryState(self.values, self.at_hand)
-        fresh.groups = dict(self.groups)
+        fresh.groups, fresh.memo = dict(self.groups), self.memo
         return fresh

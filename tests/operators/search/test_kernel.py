@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +18,11 @@ from headrace.errors import BadSearch, NewerFormat
 from headrace.operators.kernel import CHANGE_TYPE, TICK, Clocks
 from headrace.operators.keys import encode_keys, key_groups
 from headrace.operators.memory_state import MemoryState
+from headrace.operators.search import keeping
 from headrace.operators.search.keeping import forget_indexes
 from headrace.operators.search.kernel import SearchKernel, SearchSettings, snippet
+from headrace.operators.search.parsing import Language
+from headrace.operators.search.syntax import Node
 from tests.operators.search.oracle import fits, score
 from tests.operators.search.worlds import LANGUAGE, SCHEMA, documents, queries
 
@@ -88,6 +92,15 @@ bad = st.sampled_from(["(", "titel:x", "*a*"])
 histories = st.lists(st.tuples(st.lists(documents, max_size=3), st.dictionaries(st.integers(0, 6), st.none() | queries | bad, max_size=3)), min_size=1, max_size=6)
 
 
+@pytest.fixture(params=[0, keeping.LEAST_NOTED], ids=["written down", "in memory"])
+def _noted(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Indexes are written down after every change, or not at all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keeping, "LEAST_NOTED", request.param)
+        yield
+
+
+@pytest.mark.usefixtures("_noted")
 @settings(max_examples=60)
 @given(histories, st.sets(st.integers(2, 6)), st.integers(1, 3), st.booleans())
 def test_any_split_and_any_number_of_shards_give_what_the_obvious_way_gives(history: list[Tick], cuts: set[int], shards: int, forgets: bool) -> None:
@@ -136,6 +149,33 @@ def test_a_query_that_can_no_longer_be_read_is_no_longer_in_force() -> None:
     history: list[Tick] = [([document("sea")], {1: "sea"}), ([document("sea")], {1: "sea("}), ([document("sea")], {1: "sea -x"})]
     told = call(SearchKernel(SETTINGS), MemoryState(), history, 1, 4)
     assert [row[TICK] for row in told] == [1, 3]
+
+
+def test_another_process_reads_only_what_changed_since_the_index_was_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = keeping.LEAST_NOTED
+    history: list[Tick] = [([], {number: f"word{number}" for number in range(count)}), ([], {3: "other", 4: None}), ([document("word3 word4 word5 other")], {})]
+    kernel, state = SearchKernel(SETTINGS), MemoryState()
+    call(kernel, state, history, 1, 2)
+    call(kernel, state, history, 2, 3)
+    assert state.memo is not None
+    read: list[str | None] = []
+    parse = Language.parse
+
+    def noted(self: Language, text: str | None) -> Node:
+        read.append(text)
+        return parse(self, text)
+
+    monkeypatch.setattr(Language, "parse", noted)
+    forget_indexes()
+    assert [row["id"] for row in call(SearchKernel(SETTINGS), state, history, 3, 4)] == [3, 5]
+    assert read == ["other"]
+    forget_indexes()
+    read.clear()
+    for memo in (None, b"something else", state.memo.replace(b"search index 1", b"search index 0")):
+        state.memo = memo
+        assert [row["id"] for row in call(SearchKernel(SETTINGS), state, history, 3, 4)] == [3, 5]
+        forget_indexes()
+    assert len(read) == 3 * (count - 1)
 
 
 def test_figures_of_a_batch() -> None:

@@ -1,0 +1,29 @@
+"""What a kernel wrote down beside its state is found again, or not at all."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.engine.memos import read_memo, write_memo
+
+
+def test_what_was_written_last_is_read(tmp_path: Path) -> None:
+    assert read_memo(tmp_path / "1.memo") is None
+    for content in (b"one", b"", b"another, longer"):
+        write_memo(tmp_path / "1.memo", content)
+        assert read_memo(tmp_path / "1.memo") == content
+    assert [path.name for path in tmp_path.iterdir()] == ["1.memo"]
+
+
+@pytest.mark.parametrize("damage", [lambda it: it[:-1], lambda it: it[:3], lambda it: b"HRm\x02" + it[4:], lambda it: it[:30] + b"?" + it[31:], lambda _: b""])
+def test_what_is_damaged_or_of_another_version_is_not_believed(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "1.memo"
+    write_memo(path, b"something that is long enough")
+    path.write_bytes(damage(path.read_bytes()))
+    assert read_memo(path) is None
+
+
+def test_a_place_that_is_gone_is_no_reason_to_fail(tmp_path: Path) -> None:
+    write_memo(tmp_path / "gone" / "1.memo", b"something")
+    assert read_memo(tmp_path / "gone" / "1.memo") is None
