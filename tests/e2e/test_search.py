@@ -89,6 +89,6 @@ def test_documents_that_spark_computes(tmp_path: Path, spark: SparkSession) -> N
     pipeline.write("alerts", made.search(queries, query="query", text="title"))
     with PipelineTest(pipeline, tmp_path, spark) as test:
         test.feed("queries", [{"number": 1, "query": "stoorm"}, {"number": 2, "query": "storm"}])
-        test.feed("articles", [{**dict.fromkeys(("body", "language", "price")), "id": id, "title": title} for id, title in enumerate(["A storm", "calm"], 1)])
+        test.feed("articles", [{**dict.fromkeys(("body", "language", "price")), "id": at, "title": title} for at, title in enumerate(["A storm", "calm"], 1)])
         test.settle()
         assert [(row["id"], row["number"], row["title"]) for row in test.log.read("alerts").to_pylist()] == [(1, 1, "A stoorm")]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import headrace as hr
+from headrace.cli import app
 from headrace.errors import ConfigurationError, PlanError, StreamOnly, UnknownColumn
 from headrace.operators.search.keeping import forget_indexes
+from headrace.pipeline.status import status_of, write_status
 from headrace.testing.kernels import KernelTest
 from headrace.testing.pipelines import Died, PipelineTest
 
@@ -169,11 +173,13 @@ def test_one_row_a_document(tmp_path: Path) -> None:
     assert told[0] == told[1]
 
 
-def test_figures_of_a_run(tmp_path: Path) -> None:
-    with PipelineTest(pipeline(), tmp_path) as test:
-        drive(test)
+def test_figures_of_a_run_and_of_its_last_batch(tmp_path: Path) -> None:
+    with PipelineTest(pipeline(name="alerting"), tmp_path) as test:
+        drive(test, 1)
         counts = test.runner.leading.entry.counts
-        run = [value for name, value in counts.items() if name.endswith(".queries_run")]
-        stored = [value for name, value in counts.items() if name.endswith(".queries_stored")]
-        assert stored == [2]
-        assert run[0] > 0
+        write_status(test.state, status := status_of(test.runner))
+        last = status.queries["main"]["batch_counts"]
+        assert counts["alerting.queries_stored"] == 2
+        assert counts["alerting.queries_run"] > last["alerting.queries_run"] == 1  # of the last tick's one document
+        said = CliRunner().invoke(app, ["status", str(test.state)], env={"COLUMNS": "200"}).output
+    assert re.search(r"alerting +\W? *2 +\W? *1 ", said), said

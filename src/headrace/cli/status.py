@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from headrace.pipeline.status import Status
 
 StateArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The pipeline's state directory, such as shop.state.")]
+_RUN = ".queries_run"
+_OF_TABLES = re.compile(r"\.(windows|queries)_")
+"""Figures that have a table of their own."""
 
 
 def status(state: StateArgument, json: JsonOption = False) -> None:
@@ -31,13 +35,16 @@ def status(state: StateArgument, json: JsonOption = False) -> None:
         return
     how = "running" if known.is_running else "not running"
     say(f"{known.pipeline}: {how} (process {known.process}, epoch {known.epoch}), as of {time.time() - known.updated:.0f} s ago")
-    table(["what", "now"], [*_about(known), *((name, f"{count:,}") for name, count in sorted(known.counts.items()) if ".windows_" not in name)])
+    table(["what", "now"], [*_about(known), *((name, f"{count:,}") for name, count in sorted(known.counts.items()) if not _OF_TABLES.search(name))])
     if known.clocks:
         say("")
         table(["input", "complete up to", "producers", "held back by"], [_clock(name, clock) for name, clock in sorted(known.clocks.items())])
     if windows := _windows(known):
         say("")
         table(["step", "windows that wait", "kept for corrections", "waits for"], windows)
+    if searches := _searches(known):
+        say("")
+        table(["search", "queries stored", "looked at in the last batch", "in all"], searches)
     if len(known.queries) > 1:
         say("")
         table(["query", "tick", "rows behind", "last batch", "outputs"], [_query(name, each) for name, each in known.queries.items()])
@@ -82,6 +89,13 @@ def _windows(known: Status) -> list[tuple[str, str, str, str]]:
         (step, f"{waiting.get(step, 0):,}", f"{kept.get(step, 0):,}", time_text(due_us[step]) if step in due_us else "nothing")
         for step in sorted({*waiting, *kept, *due_us})
     ]
+
+
+def _searches(known: Status) -> list[tuple[str, str, str, str]]:
+    """Steps with stored queries: how many there are, and how often one was looked at."""
+    last = {name: count for query in known.queries.values() for name, count in query.get("batch_counts", {}).items()}
+    steps = sorted(name.removesuffix(_RUN) for name in known.counts if name.endswith(_RUN))
+    return [(step, f"{known.counts.get(f'{step}.queries_stored', 0):,}", f"{last.get(step + _RUN, 0):,}", f"{known.counts[step + _RUN]:,}") for step in steps]
 
 
 def time_text(time_us: int) -> str:

@@ -48,7 +48,7 @@ class Status:
     ingests: dict[str, str] = field(default_factory=dict)
     """How each stream that is brought in is doing."""
     queries: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Each query: its tick, its outputs, its last batch, how far it is behind, and the times its steps wait for."""
+    """Each query: its tick, its outputs, its last batch and what was counted in it, how far it is behind, and the times its steps wait for."""
     clocks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Each input with event time: how far it is complete, and the producers that hold it back."""
     host: str = ""
@@ -124,6 +124,7 @@ def told_query(query: Query, ends: Ends) -> dict[str, Any]:
         "batch_seconds": query.batch_seconds,
         "rows_per_second": query.rows_per_second,
         "due_us": dict(entry.due_us),
+        "batch_counts": dict(query.last_result.counts) if query.last_result else {},
     }
 
 
