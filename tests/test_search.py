@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -79,3 +82,12 @@ def test_a_topics_history(address: str) -> None:
 
 def test_a_topics_history_from_the_end_has_nothing(address: str) -> None:
     assert "0 rows of 0" in run(address, "articles", "storm", "--from", "latest")
+
+
+def test_the_installed_command(address: str) -> None:
+    command = Path(sys.executable).with_name("headrace")
+    done = subprocess.run([command, "search-test", "--log", address, "--", "articles", "-storm"], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "1 row of 3 would have been found."), done.stderr
+    done = subprocess.run([command, "search-test", "articles", "title:(storm", "--log", address], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    assert "A parenthesis is never closed (at character 6)" in done.stderr

@@ -32,6 +32,8 @@ def search_test(
     """Try a search query on a topic's history: the rows that it would have found, and how many of all.
 
     Example: headrace search-test articles "storm AND language:en" --from 7d
+
+    Before a query that begins with a minus, two of them stand alone: headrace search-test --from 7d -- articles "-football"
     """
     with opened(context, log) as opened_log:
         schema = opened_log.topic(topic).arrow_schema
