@@ -206,6 +206,17 @@ def test_highlights_and_explanations() -> None:
     ]
 
 
+def test_many_matches_of_large_documents_come_in_pieces_that_arrow_can_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    history: list[Tick] = [([document(f"sea {'x' * (at % 3) * 100} {at}") for at in range(20)] + [document("")], dict.fromkeys(range(7), "sea -19"))]
+    settings = replace(SETTINGS, highlights=True, explain=True)
+    whole = SearchKernel(settings).step_timed(MemoryState(), list(tables(history, 1, 2)), NO_CLOCKS)
+    monkeypatch.setattr("headrace.operators.search.kernel.MOST_BYTES", 1_000)
+    pieces = SearchKernel(settings).step_timed(MemoryState(), list(tables(history, 1, 2)), NO_CLOCKS)
+    assert whole["title"].num_chunks < 5 < pieces["title"].num_chunks
+    assert whole.num_rows == 19 * 7
+    assert pieces.to_pylist() == whole.to_pylist()
+
+
 def test_snippets_say_that_there_is_more() -> None:
     text = "a" * 100 + "needle" + "b" * 100
     assert snippet(text, 100, 106) == "…" + "a" * 40 + "needle" + "b" * 40 + "…"

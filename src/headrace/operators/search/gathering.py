@@ -6,10 +6,11 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.operators.joins.sides import ticks_of
 from headrace.operators.kernel import TICK, KeyedState
-from headrace.operators.keys import encode_keys, key_list, whole
+from headrace.operators.keys import encode_keys, whole
 from headrace.operators.search.kernel import PLACE
 
 
@@ -25,9 +26,10 @@ class GatherKernel:
 
     def step(self, state: KeyedState, rows: pa.Table) -> pa.Table:  # noqa: ARG002
         """Sorted by tick, document and query key; then each run of one document is a row."""
-        ticks, places, keys = ticks_of(rows), rows[PLACE].to_pylist(), key_list(encode_keys(rows, self.order))
-        order = np.array(sorted(range(rows.num_rows), key=lambda row: (ticks[row], places[row], keys[row])), np.int64)
-        of = np.array([places[row] for row in order.tolist()], object)
+        ticks, place = ticks_of(rows), whole(rows.column(PLACE))
+        sorted_by = pa.table({"tick": ticks, "place": place, "key": encode_keys(rows, self.order)})
+        order = pc.sort_indices(sorted_by, sort_keys=[(name, "ascending") for name in sorted_by.column_names]).to_numpy()
+        of = place.dictionary_encode().indices.to_numpy()[order]
         begins = np.flatnonzero(np.append(True, of[1:] != of[:-1])) if len(order) else order
         first = pa.array(order[begins])
         columns = [whole(rows.column(name)).take(first) for name in self.documents.names]

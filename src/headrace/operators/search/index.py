@@ -58,6 +58,11 @@ class Matches:
     highlights: tuple[list[Highlight], ...] = ()
     explanations: tuple[str, ...] = ()
 
+    def slice(self, first: int, last: int) -> Matches:
+        """Some of them."""
+        mine = slice(first, last)
+        return Matches(self.documents[mine], self.queries[mine], self.scores[mine], self.run, self.highlights[mine], self.explanations[mine])
+
 
 @dataclass(frozen=True)
 class _Entries:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.errors import BadSearch
 from headrace.operators import row_codec
@@ -28,6 +30,7 @@ from headrace.operators.search.prepared import with_words
 SCORE, HIGHLIGHTS, EXPLANATION, PLACE = "score", "highlights", "explanation", "_document"
 HIGHLIGHT_TYPE = pa.list_(pa.struct([("column", pa.string()), ("start", pa.int64()), ("end", pa.int64()), ("snippet", pa.string())]))
 _SNIPPET = 40
+MOST_BYTES = 256 << 20
 _ORDER = ("_rank", "_partition", "_offset")
 
 
@@ -155,9 +158,14 @@ class SearchKernel:
     # Matches
 
     def _told(self, index: QueryIndex, documents: pa.Table) -> pa.Table:
-        settings = self.settings
-        found = index.match(documents, reasons=settings.reasons) if len(index) and documents.num_rows else together([])
+        """The matches of some documents, each with its document's columns: in pieces that Arrow can count, since a document may fit thousands of queries."""
+        reasons = self.settings.reasons
+        found = index.match(documents, reasons=reasons) if len(index) and documents.num_rows else together([])
         self.counts["queries_run"] += found.run
+        return pa.concat_tables([self._told_piece(index, documents, found.slice(first, last)) for first, last in pairwise(_bounds(documents, found.documents))])
+
+    def _told_piece(self, index: QueryIndex, documents: pa.Table, found: Matches) -> pa.Table:
+        settings = self.settings
         which = pa.array(found.documents)
         columns = [whole(documents.column(name)).take(which) for name in settings.documents.names]
         columns += [*self._of_queries(index, found.queries), pa.array(found.scores)]
@@ -173,6 +181,20 @@ class SearchKernel:
         places, which = np.unique(queries, return_inverse=True)
         rows = self._rows([index.value(place) for place in places.tolist()])
         return [whole(rows.column(column)).take(pa.array(which)) for column, _ in self.settings.query_columns]
+
+
+def _bounds(documents: pa.Table, which: Ints) -> list[int]:
+    """Where pieces of matches begin and end, by the bytes of the documents in them."""
+    if not len(which):
+        return [0, 0]
+    each = sum(column.nbytes for column in documents.columns) // documents.num_rows
+    sizes = np.full(documents.num_rows, each, np.int64)
+    for name in documents.column_names:
+        if pa.types.is_string(documents[name].type) or pa.types.is_binary(documents[name].type):
+            sizes += pc.binary_length(documents[name]).fill_null(0).to_numpy()
+    total = np.cumsum(sizes[which])
+    cuts = np.searchsorted(total, np.arange(MOST_BYTES, total[-1], MOST_BYTES)).tolist()
+    return sorted({0, *cuts, len(which)})
 
 
 def highlight_lists(texts: Mapping[str, pa.ChunkedArray], found: Matches) -> pa.Array:
