@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,12 @@ from hypothesis import strategies as st
 
 from headrace.errors import BadSearch
 from headrace.operators.search import index as index_module
+from headrace.operators.search.analysis import Analysis
 from headrace.operators.search.documents import MOST_DOCUMENTS, chunks
 from headrace.operators.search.fields import Fields
 from headrace.operators.search.index import QueryIndex, Stored, together
 from headrace.operators.search.parsing import Language
+from headrace.operators.search.prepared import with_words
 from headrace.operators.search.reasons import MOST_HIGHLIGHTS
 from headrace.operators.search.syntax import Node
 from tests.operators.search.oracle import fits, score
@@ -73,6 +77,24 @@ def test_changes_between_documents(history: list[tuple[dict[bytes, str | None], 
             assert matched(index, table(rows)) == expected(nodes, rows)
     finally:
         index_module._LEAST = kept
+
+
+@settings(max_examples=60)
+@given(st.lists(queries, max_size=6), st.lists(documents, min_size=1, max_size=8), st.integers(0, 8), st.randoms(use_true_random=False), st.booleans())
+def test_documents_that_carry_their_words_are_the_same_documents(texts: list[str], rows: list[dict[str, Any]], cut: int, chance: Random, stops: bool) -> None:
+    """Analysed in two parts, put together, mixed, and taken in pieces."""
+    language = Language(LANGUAGE.fields, Analysis(stop_words=frozenset({"the", "sea"}))) if stops else LANGUAGE
+    found: dict[bytes, Stored | None] = {}
+    for at, text in enumerate(texts):
+        with suppress(BadSearch):  # nothing but a stop word
+            found[b"%03d" % at] = Stored.of(language, text)
+    index = QueryIndex.empty(language).changed(found)
+    order = chance.sample(range(len(rows)), len(rows))
+    carrying = pa.concat_tables([with_words(part, language, places=True) for part in (table(rows[:cut]), table(rows[cut:]))]).take(pa.array(order))
+    plain = table([rows[at] for at in order])
+    assert index.match(carrying, reasons=True).highlights == index.match(plain, reasons=True).highlights
+    for first in range(0, len(rows), 3):
+        assert matched(index, carrying.slice(first, 3)) == matched(index, plain.slice(first, 3))
 
 
 def test_how_documents_are_split_does_not_matter() -> None:
