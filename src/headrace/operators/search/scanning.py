@@ -52,8 +52,9 @@ class Scanner:
         raise BadSearch(f"{message} (at character {at}):\n    {before}{shown}{after}\n    {caret}", fix=fix, position=at)
 
     def space(self) -> None:
-        found = _SPACE.match(self.text, self.at)
-        self.at = found.end() if found else self.at
+        if self.text[self.at : self.at + 1].isspace():
+            found = _SPACE.match(self.text, self.at)
+            self.at = found.end() if found else self.at
 
     @property
     def next(self) -> str:
@@ -69,6 +70,8 @@ class Scanner:
     def operator(self, name: str, sign: str) -> bool:
         """Whether an operator follows, as a word or as a sign; if so, behind it."""
         self.space()
+        if self.text[self.at : self.at + 1] not in (name[0], sign[:1]):  # mostly
+            return False
         if sign and self.take(sign):
             return True
         end = self.at + len(name)
