@@ -40,6 +40,7 @@ from headrace.cli import (
     topic,
     view,
     view_versions,
+    watch,
 )
 from headrace.cli.output import emit, say
 from headrace.cli.quiet import QuietGroup
@@ -59,6 +60,7 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")
 app.command("lag")(lag.lag)
+app.command("watch")(watch.watch)
 app.add_typer(queue.app, name="queue")
 app.add_typer(dead.app, name="dead")
 app.add_typer(alert.app, name="alert")
