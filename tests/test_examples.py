@@ -59,6 +59,10 @@ EXPECTED = {
         "first:\n  (1, 'ada', 'storm, \"high tide\"~2')\n  (2, 'cho', 'language:en, words:[501 TO *]')\n"
         "not understood: query: A parenthesis is never closed (at character 6):\nthen: (3, 'ben', 'cafe')\ntried on the past: [1]\n"
     ),
+    "19_metrics_server": (
+        "api: 100 calls in a minute, 1.7 a second\np50: 204 ms, yesterday 102, last week 51\np95: 384 ms, yesterday 192, last week 96\n"
+        "p99: 400 ms, yesterday 200, last week 100\n"
+    ),
     "18_reach": '{"url":"/tide","reach":2,"found":true}\n{"url":"/wind","reach":2,"found":true}\n{"url":"/rain","reach":null,"found":null}\n',
 }
 ON_SPARK = {"04_spark", "05_pipeline", "06_windows"}

@@ -204,8 +204,8 @@ def test_values_as_they_came(log: hr.Log, opened: Open) -> None:
         until(lambda: running.status().received == 6)
     until(lambda: running.status().stored == 5)
     rows = log.read("values").to_pylist()
-    assert [(r["metric"], r["kind"], r["tags"], r["value"], r["member"], r["is_delta"], r["sample_rate"]) for r in rows] == [
-        ("t", "timer", "", 1.0, None, False, 1.0), ("t", "timer", "a,b", 2.0, None, False, 0.5), ("u", "set", "", None, "x", False, 1.0),
+    assert [(r["metric"], r["kind"], r["tags"], r["value"], r["member"], r["is_delta"], r["stands_for"]) for r in rows] == [
+        ("t", "timer", "", 1.0, None, False, 1.0), ("t", "timer", "a,b", 2.0, None, False, 2.0), ("u", "set", "", None, "x", False, 1.0),
         ("g", "gauge", "", -1.0, None, True, 1.0), ("t", "timer", "", 1.0, None, False, 1.0),
     ]  # fmt: skip
     assert running.status().reasons == {"malformed": 1}

@@ -21,7 +21,7 @@ GATHER_S = 0.05
 GATHER_BYTES = 1 << 20
 MOST_GATHERED = 16
 """Pieces of up to about `GATHER_BYTES` that wait to be read; then the system's own buffer fills."""
-RAW_SCHEMA = "metric STRING, kind STRING, tags STRING, value DOUBLE, member STRING, is_delta BOOLEAN, sample_rate DOUBLE, received_at TIMESTAMP"
+RAW_SCHEMA = "metric STRING, kind STRING, tags STRING, value DOUBLE, member STRING, is_delta BOOLEAN, sample_rate DOUBLE, stands_for DOUBLE, received_at TIMESTAMP"
 
 
 class StatsdReceiving(ThreadReceiving):
@@ -132,6 +132,6 @@ def _raw(values: Values) -> pa.RecordBatch:
     number = pa.array(values.value, from_pandas=True)
     different = pa.record_batch({
         "metric": values.metric, "kind": values.kind, "tags": values.tags, "value": number, "member": values.member,
-        "is_delta": pa.array(values.is_delta), "sample_rate": pa.array(values.rate),
+        "is_delta": pa.array(values.is_delta), "sample_rate": pa.array(values.rate), "stands_for": pa.array(1 / values.rate),
     })  # fmt: skip
     return different.take(order)
