@@ -49,6 +49,7 @@ def run(
     pipeline: PipelineOption = None,
     until_caught_up: UntilOption = False,
     port: PortOption = None,
+    batch_target: Annotated[str, typer.Option("--batch-target", metavar="DURATION", help="How long a batch should take: when there is much to take in, its size is chosen so.")] = "30 seconds",
     no_serve: Annotated[bool, typer.Option("--no-serve", help="Do not serve the views.")] = False,
 ) -> None:
     """Run a pipeline: take in its topics, keep its views and derived topics, and serve the views on this machine, until Ctrl-C or SIGTERM.
@@ -78,6 +79,7 @@ def run(
             on_serving=lambda server: say(f"Serving the views at {server.address}."),
             on_gateway=lambda gateway, address: say(f"Taking rows for {', '.join(gateway.topics)} at {address}."),
             on_alert=ring,
+            batch_target=batch_target,
         )
         say(farewell(loaded.name, progress, stopped=stop.is_set()))
 

@@ -22,6 +22,7 @@ from headrace.engine.spec import BatchContext, BatchResult
 from headrace.engine.ticks import Tick, TickJournal
 from headrace.errors import ConfigurationError
 from headrace.log.api import Log
+from headrace.pipeline.batch_size import DEFAULT_TARGET_S, BatchSize
 from headrace.pipeline.builder import JobBuilder
 from headrace.pipeline.plan import PipelinePlan, Step, TopicOutput, ViewOutput, ordered
 from headrace.pipeline.timing import clock_paths, clock_spec
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MOST_TICKS_A_BATCH = 2_000
-MOST_ROWS_A_BATCH = 4_000_000
 ROWS_A_KEY_TO_COMBINE = 4
 
 
@@ -50,6 +50,8 @@ class Workshop:
     ledger: Ledger
     journal: TickJournal
     views: ViewStore | None = None
+    batch_target_s: float = DEFAULT_TARGET_S
+    """How long a batch should take."""
 
     @property
     def clock_directory(self) -> Path:
@@ -66,6 +68,7 @@ class Query:
         self.clock_state: ClockState = read_clocks(workshop.clock_directory, self.entry.clocks)
         self.last_result: BatchResult | None = None
         self.batches, self.batch_rows, self.batch_seconds = 0, 0, 0.0
+        self._size = BatchSize(workshop.batch_target_s)
         self._hopeful = True
         self.told_elsewhere: frozenset[str] = frozenset()
         """Steps that another query, further than this one, has too: it has told of their rows that could not be used."""
@@ -112,11 +115,12 @@ class Query:
         if before is None:
             raise ConfigurationError(f"The ticks of {self.plan.name!r} do not reach back to {entry.tick}.", fix="replay the pipeline.")
         up_to = min([up_to, entry.tick + most_ticks, *(told for told in (*self.told.values(), self.again) if told > entry.tick)])
-        ticks = _bounded(before, journal.between(entry.tick, up_to))
+        ticks = _bounded(before, journal.between(entry.tick, up_to), self._size.rows)
         if ticks:
             started = time.monotonic()
             self._batch(entry, before, ticks)
             self.batch_rows, self.batch_seconds = rows_between(before.ends, ticks[-1].ends), time.monotonic() - started
+            self._size.took(self.batch_rows, self.batch_seconds)
         return bool(ticks)
 
     @property
@@ -221,11 +225,11 @@ def _added(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]
     return {name: before.get(name, 0) + summed.get(name, 0) for name in {**before, **summed}}
 
 
-def _bounded(before: Tick, ticks: Sequence[Tick]) -> Sequence[Tick]:
+def _bounded(before: Tick, ticks: Sequence[Tick], most_rows: int) -> Sequence[Tick]:
     """As many ticks as make a batch of bounded size; at least one."""
     for count, tick in enumerate(ticks):
         rows = sum(end - before.end(topic, p) for topic, parts in tick.ends.items() for p, end in parts.items())
-        if rows > MOST_ROWS_A_BATCH and count:
+        if rows > most_rows and count:
             return ticks[:count]
     return ticks
 

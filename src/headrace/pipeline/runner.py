@@ -23,6 +23,7 @@ from headrace.errors import HeadraceError
 from headrace.log.api import Log
 from headrace.operators.shed import Shed
 from headrace.pipeline.arrangement import Arrangement, arranged, arranged_query, arrangement_of, check_fits, known_names, note_name, view_key
+from headrace.pipeline.batch_size import DEFAULT_TARGET_S
 from headrace.pipeline.failures import is_lasting, reason
 from headrace.pipeline.hosting import check_hosted
 from headrace.pipeline.plan import PipelinePlan, ViewOutput
@@ -51,7 +52,8 @@ class Runner:
     """One run of a pipeline. `step()` does one batch; `run()` goes on until stopped."""
 
     def __init__(
-        self, plan: PipelinePlan, log: Log, spark: SparkSession, state: Path, *, shards: int | None = None, local: Path | None = None
+        self, plan: PipelinePlan, log: Log, spark: SparkSession, state: Path, *, shards: int | None = None, local: Path | None = None,
+        batch_target_s: float = DEFAULT_TARGET_S,
     ) -> None:
         plan = known_names(plan, log)
         check_hosted(plan)
@@ -71,7 +73,7 @@ class Runner:
         self.journal = TickJournal(log, plan.name)  # now nobody else can add to it
         self._begin()
         self.views = self._open_views()
-        self._workshop = Workshop(log, spark, self.state, self.local, self.cores, self.shards, self.ledger, self.journal, self.views)
+        self._workshop = Workshop(log, spark, self.state, self.local, self.cores, self.shards, self.ledger, self.journal, self.views, batch_target_s)
         self.queries = self._arranged()
         self.started, self.failures = time.time(), 0
         self.last_error: str | None = None

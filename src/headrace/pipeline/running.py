@@ -12,9 +12,11 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
+from headrace.durations import to_us
 from headrace.errors import ConfigurationError
 from headrace.log import open_log
 from headrace.log.api import Log
+from headrace.log.values import Duration
 from headrace.pipeline.alerting import OnAlert, alerting
 from headrace.pipeline.arrangement import check_fits, known_names
 from headrace.pipeline.captures import capturing
@@ -57,6 +59,7 @@ def run(
     on_serving: Callable[[Server], None] | None = None,
     on_gateway: OnReady | None = None,
     on_alert: OnAlert | None = None,
+    batch_target: Duration = "30 seconds",
     **spark_options: Any,
 ) -> None:
     """Run a pipeline in this process until `stop` is set; `on_status` hears of every batch. Other options are those of `hr.spark`.
@@ -64,12 +67,15 @@ def run(
     State and views are in `state`, which a cluster's machines must all see; by default NAME.state beside the file that declares the pipeline. What each machine keeps at hand is in `local`; by
     default in the state directory on one machine, and in its temporary directory on each of a cluster.
 
+    A batch takes in about as much as can be done in `batch_target`; what comes out does not depend on it.
+
     With `serve` its views are served on this machine meanwhile, at a port or, without one, at 8765 or any that is free; `on_serving` hears where. `on_gateway` hears where each gateway listens, `on_alert` what alerts tell.
     """
     stop = stop or Event()
     with open_log(address_of(pipeline, log)) as opened, capturing(pipeline, opened, stop, until_caught_up=until_caught_up):
         plan = _checked(opened, pipeline.plan(), state_of(pipeline, state))
-        runner = Runner(plan, opened, _session(spark_options), state_of(pipeline, state), shards=shards, local=_path(local))
+        target_s = to_us(batch_target, what="batch_target") / 1e6
+        runner = Runner(plan, opened, _session(spark_options), state_of(pipeline, state), shards=shards, local=_path(local), batch_target_s=target_s)
         write_plan(runner.state, plan, pipeline, opened.address)
         ingests = Ingests(pipeline, runner.spark, opened.address, runner.state, until_caught_up=until_caught_up, on_change=runner.tell)
         following = sinking(pipeline.sinks, opened.address, stop, until_caught_up=until_caught_up)
