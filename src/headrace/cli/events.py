@@ -28,7 +28,9 @@ def _store(log: Log, name: str | None) -> EventStore:
     """The store meant; a command that only looks must not make one."""
     from headrace.events import open_store
     from headrace.events.rows import ARROW
+    from headrace.events.store import check_log
 
+    check_log(log)
     known = [each for each in log.topics() if log.topic(each).arrow_schema.equals(ARROW)]
     if name is None and len(known) == 1:
         return open_store(log, known[0])

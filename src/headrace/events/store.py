@@ -36,16 +36,21 @@ def open_store(log: Log, name: str) -> EventStore:
     return EventStore(log, name)
 
 
+def check_log(log: Log) -> None:
+    """NotSupported for a log that cannot keep what a store promises."""
+    if not hasattr(log, "committer"):
+        raise NotSupported(
+            f"The log {log.address} cannot keep an event store: Kafka appends whatever it is sent, and cannot refuse an append because an entity has another version "
+            "by now. So it can promise neither expected versions nor gap-free versions nor one append of each event id.",
+            fix="keep the events in an embedded log (file:PATH); what is needed on Kafka can be copied there, see docs/events.md.",
+        )
+
+
 class EventStore(Closing):
     """Safe for threads, and for any number of processes with the same log."""
 
     def __init__(self, log: Log, name: str) -> None:
-        if not hasattr(log, "committer"):
-            raise NotSupported(
-                f"The log {log.address} cannot keep an event store: Kafka appends whatever it is sent, and cannot refuse an append because an entity has another version "
-                "by now. So it can promise neither expected versions nor gap-free versions nor one append of each event id.",
-                fix="keep the events in an embedded log (file:PATH); what is needed on Kafka can be copied there, see docs/events.md.",
-            )
+        check_log(log)
         self.log = cast("FileLog", log)
         self.name = self.topic = name
         if name not in log.topics():

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 Values = Any
 Note = Callable[[Any], None]
 """Told where something failed."""
-_TRUE, _FALSE = pa.array(["t", "true", "y", "yes", "1"]), pa.array(["f", "false", "n", "no", "0"])
+_TRUE, _FALSE = ("t", "true", "y", "yes", "1"), ("f", "false", "n", "no", "0")  # no Arrow arrays: making one loads pandas, which a declaration need not wait for
 _WHOLE = r"^[+-]?[0-9]{1,37}$"
 _NUMBER = r"(?i)^[+-]?([0-9]+\.?[0-9]*(e[+-]?[0-9]+)?|\.[0-9]+(e[+-]?[0-9]+)?|nan|inf|infinity)$"
 _LARGEST_DECIMAL = pa.decimal128(38, 0)
@@ -72,7 +72,7 @@ def _from_text(texts: Values, kind: pa.DataType, note: Note) -> Values:
 
 
 def _truth(texts: Values, note: Note) -> Values:
-    is_true, is_false = pc.is_in(texts, value_set=_TRUE), pc.is_in(texts, value_set=_FALSE)
+    is_true, is_false = pc.is_in(texts, value_set=pa.array(_TRUE)), pc.is_in(texts, value_set=pa.array(_FALSE))
     known = pc.or_(is_true, is_false)
     note(pc.and_(pc.is_valid(texts), pc.invert(known)))
     return pc.if_else(known, is_true, pa.scalar(None, pa.bool_()))
