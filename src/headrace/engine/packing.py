@@ -16,6 +16,8 @@ from headrace.operators.keys import encode_keys, key_groups
 PACKED = "label INT, port INT, blob BINARY"
 PACKED_SCHEMA = pa.schema([("label", pa.int32()), ("port", pa.int32()), ("blob", pa.binary())])
 _BLOB_ROWS = 200_000
+_WORTHWHILE_BYTES = 1 << 20
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 def shard_groups(shard: int, shards: int) -> range:
@@ -75,11 +77,18 @@ def hello(shards: int) -> pa.RecordBatch:
 
 
 def to_blob(batch: pa.RecordBatch) -> bytes:
+    """Large ones that are mostly text are compressed: they are copied several times on their way through Spark, and a text is half as long then."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
+    with pa.ipc.new_stream(sink, batch.schema, options=_COMPRESSED if _is_text(batch) else None) as writer:
         writer.write_batch(batch)
     blob: bytes = sink.getvalue().to_pybytes()
     return blob
+
+
+def _is_text(batch: pa.RecordBatch) -> bool:
+    size = batch.nbytes
+    texts = sum(column.nbytes for column in batch.columns if pa.types.is_string(column.type) or pa.types.is_binary(column.type))
+    return bool(size > _WORTHWHILE_BYTES and 2 * texts > size)
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> tuple[int | None, dict[int, list[pa.Table]]]:
