@@ -221,7 +221,7 @@ class Reader:
 
     def _navigated(self, tree: exp.Expr, kind: str, offset: int = 0, back: int = 0) -> Term:
         if not isinstance(tree, exp.Column) or isinstance(tree.this, exp.Star):
-            self._refuse(f"{tree.sql(dialect=_DIALECT)} is not a column")
+            self._refuse(f"{tree.sql(dialect=_DIALECT)} is not a column", "compute it before the pattern, with with_columns(…), and name that column.")
         return Term(kind, self._symbols(tree), self._name(tree), offset, back)
 
     def _symbols(self, tree: exp.Column) -> tuple[str, ...] | None:
