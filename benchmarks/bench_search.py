@@ -162,5 +162,5 @@ def results() -> Iterator[Result]:
     yield judged("search", "a million queries beside 100,000", "documents/s", ours.rate, "100,000 queries", rates[False], bar=0.2, better="higher", params=about)
     del index
     with directory() as root:
-        rate, told = on_spark(root, lines[:QUERIES], texts * 40)
+        rate, told = on_spark(root, lines[:QUERIES], texts * 60)
         yield judged("search", "from topic to topic on Spark, two cores", "documents/s", rate, "the kernel on two", 2 * rates[False], bar=0.5, better="higher", params=told)
