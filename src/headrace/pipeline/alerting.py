@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event, Thread
+from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING
 
 from headrace.errors import RetryError
+from headrace.pipeline.beside import Work, beside
 
 if TYPE_CHECKING:
     from headrace.alerts.deciding import Deciding
@@ -36,19 +38,10 @@ def alerting(pipeline: Pipeline, log: Log, stop: Event, *, until_caught_up: bool
         yield
         _tell_all(deciders, sendings, stop)
         return
-    ended, failures = Event(), list[BaseException]()
-    threads = [Thread(target=_run, args=(_decide, each, ended, stop, failures), daemon=True, name=f"alert {each.alert.name}") for each in deciders]
-    threads += [Thread(target=_run, args=(_send, each, ended, stop, failures), daemon=True, name=f"alert {each.alert.name} tells") for each in sendings]
-    for thread in threads:
-        thread.start()
-    try:
+    works: dict[str, Work] = {f"alert {each.alert.name}": partial(_decide, each) for each in deciders}
+    works |= {f"alert {each.alert.name} tells {number}": each.run for number, each in enumerate(sendings)}
+    with beside(works, stop):
         yield
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
 
 
 def _tell_all(deciders: list[Deciding], sendings: list[Sending], stop: Event) -> None:
@@ -59,17 +52,8 @@ def _tell_all(deciders: list[Deciding], sendings: list[Sending], stop: Event) ->
         sending.run(stop, until_caught_up=True)
 
 
-def _run(work: Callable[[object, Event], None], each: object, ended: Event, stop: Event, failures: list[BaseException]) -> None:
-    try:
-        work(each, ended)
-    except BaseException as error:
-        failures.append(error)
-        stop.set()
-
-
-def _decide(each: object, ended: Event) -> None:
+def _decide(deciding: Deciding, ended: Event) -> None:
     """What fails in passing is tried again: nothing was told then."""
-    deciding: Deciding = each  # type: ignore[assignment]
     while not ended.is_set():
         try:
             found = deciding.step(_now_us())
@@ -81,11 +65,5 @@ def _decide(each: object, ended: Event) -> None:
             ended.wait(POLL_S)
 
 
-def _send(each: object, ended: Event) -> None:
-    sending: Sending = each  # type: ignore[assignment]
-    sending.run(ended)
-
-
 def _now_us() -> int:
     return time.time_ns() // 1_000
-

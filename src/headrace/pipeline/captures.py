@@ -8,11 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Event, Thread
+from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING
 
 from headrace.errors import RetryError
 from headrace.log.api import Log
+from headrace.pipeline.beside import beside
 
 if TYPE_CHECKING:
     from headrace.cdc.declared import Capture
@@ -29,27 +31,14 @@ def capturing(pipeline: Pipeline, log: Log, stop: Event, *, until_caught_up: boo
             each.run(log=log.address, stop=stop, until_caught_up=True)
         yield
         return
-    done, failures = Event(), list[BaseException]()
-    threads = [Thread(target=_run, args=(each, log.address, done, stop, failures), daemon=True, name=f"capture {each.name}") for each in captures]
-    for thread in threads:
-        thread.start()
-    try:
+    works = {f"capture {each.name}": partial(_follow, each, log.address) for each in captures}
+    with beside(works, stop, patience_s=PATIENCE_S) as failures:
         _await_topics(pipeline, log, stop, failures)
         yield
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join(PATIENCE_S)
-    if failures:
-        raise failures[0]
 
 
-def _run(capture: Capture, log: str, done: Event, stop: Event, failures: list[BaseException]) -> None:
-    try:
-        capture.run(log=log, stop=done)
-    except BaseException as error:
-        failures.append(error)
-        stop.set()
+def _follow(capture: Capture, log: str, done: Event) -> None:
+    capture.run(log=log, stop=done)
 
 
 def _await_topics(pipeline: Pipeline, log: Log, stop: Event, failures: list[BaseException]) -> None:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event, Thread
+from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING
+
+from headrace.pipeline.beside import beside
 
 if TYPE_CHECKING:
     from headrace.gateways.declared import Gateway
@@ -23,23 +26,9 @@ def receiving(pipeline: Pipeline, log: str, stop: Event, *, until_caught_up: boo
     if until_caught_up or not pipeline.gateways:
         yield
         return
-    done, failures = Event(), list[BaseException]()
-    threads = [Thread(target=_run, args=(each, log, done, stop, failures, on_ready), daemon=True, name=f"gateway {each.name}") for each in pipeline.gateways.values()]
-    for thread in threads:
-        thread.start()
-    try:
+    with beside({f"gateway {each.name}": partial(_receive, each, log, on_ready) for each in pipeline.gateways.values()}, stop):
         yield
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
 
 
-def _run(gateway: Gateway, log: str, done: Event, stop: Event, failures: list[BaseException], on_ready: OnReady | None) -> None:
-    try:
-        gateway.run(log=log, stop=done, on_ready=None if on_ready is None else lambda address: on_ready(gateway, address))
-    except BaseException as error:
-        failures.append(error)
-        stop.set()
+def _receive(gateway: Gateway, log: str, on_ready: OnReady | None, done: Event) -> None:
+    gateway.run(log=log, stop=done, on_ready=None if on_ready is None else lambda address: on_ready(gateway, address))

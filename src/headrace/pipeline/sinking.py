@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from threading import Event, Thread
+from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING
+
+from headrace.pipeline.beside import beside
 
 if TYPE_CHECKING:
     from headrace.sinks.declared import Sink
@@ -23,23 +26,9 @@ def sinking(sinks: Mapping[str, Sink], log: str, stop: Event, *, until_caught_up
         for topic, sink in sinks.items():
             sink.run(topic, log=log, stop=stop, until_caught_up=True)
         return
-    ended, failures = Event(), list[BaseException]()
-    threads = [Thread(target=_follow, args=(sink, topic, log, ended, stop, failures), daemon=True) for topic, sink in sinks.items()]
-    for thread in threads:
-        thread.start()
-    try:
+    with beside({f"sink {topic}": partial(_follow, sink, topic, log) for topic, sink in sinks.items()}, stop):
         yield
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
 
 
-def _follow(sink: Sink, topic: str, log: str, ended: Event, stop: Event, failures: list[BaseException]) -> None:
-    try:
-        sink.run(topic, log=log, stop=ended)
-    except BaseException as error:
-        failures.append(error)
-        stop.set()
+def _follow(sink: Sink, topic: str, log: str, ended: Event) -> None:
+    sink.run(topic, log=log, stop=ended)
