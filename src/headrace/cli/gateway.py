@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.output import bytes_text, counted, say
-from headrace.cli.settings import JsonOption, LogOption, chosen_log
+from headrace.cli.settings import JsonOption, LogOption, required_log
 from headrace.cli.status_lines import StatusLines
 from headrace.cli.stopping import stopping
 from headrace.gateways.kinds import HTTP_PORT, STATSD_PORT
@@ -158,9 +158,7 @@ def parsed_hook(text: str) -> Hook:
 
 
 def _run(context: typer.Context, gateway: Gateway, log: str | None, *, as_json: bool) -> None:
-    address = chosen_log(context, log)
-    if not address:
-        raise typer.BadParameter("Which log? Say --log file:PATH or --log kafka://HOST:PORT, or set HEADRACE_LOG.", param_hint="--log")
+    address = required_log(context, log)
     told = StatusLines(line, as_json)
 
     def ready(place: str) -> None:

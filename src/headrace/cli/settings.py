@@ -42,15 +42,21 @@ def chosen_log(context: typer.Context, address: str | None) -> str | None:
     return address or settings.log or os.environ.get(LOG_VARIABLE)
 
 
+def required_log(context: typer.Context, address: str | None) -> str:
+    """The same, of a command that cannot do without."""
+    chosen = chosen_log(context, address)
+    if not chosen:
+        raise typer.BadParameter(f"Which log? Say --log file:PATH (a directory) or --log kafka://HOST:PORT, or set {LOG_VARIABLE}.", param_hint="--log")
+    return chosen
+
+
 @contextmanager
 def opened(context: typer.Context, address: str | None, *, create: bool = False) -> Iterator[Log]:
     """The log that was chosen.
 
     A directory is made only with `create`, so that a misspelt address does not leave an empty log behind.
     """
-    chosen = chosen_log(context, address)
-    if not chosen:
-        raise typer.BadParameter(f"Which log? Say --log file:PATH (a directory) or --log kafka://HOST:PORT, or set {LOG_VARIABLE}.", param_hint="--log")
+    chosen = required_log(context, address)
     from headrace.log import open_log
 
     options = {"create": create} if chosen.startswith("file:") else {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.output import cell, counted, emit, say
-from headrace.cli.settings import JsonOption, LogOption, chosen_log
+from headrace.cli.settings import JsonOption, LogOption, required_log
 from headrace.cli.status_lines import StatusLines
 from headrace.cli.stopping import stopping
 from headrace.errors import BadPipelineFile, nearest
@@ -50,9 +50,7 @@ def sync(
     Example: headrace sync orders sqlite:shop.db --log file:data
     """
     found = declared_sink(sink, table=table, mode=mode, key=tuple(key or ()), create=False if no_create else None, name=name, batch_rows=batch_rows)
-    address = chosen_log(context, log)
-    if not address:
-        raise typer.BadParameter("Which log? Say --log file:PATH or --log kafka://HOST:PORT, or set HEADRACE_LOG.", param_hint="--log")
+    address = required_log(context, log)
     if check:
         _check(found, topic, address, as_json=json)
         return

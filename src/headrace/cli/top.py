@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.cli.output import bytes_text
 from headrace.cli.settings import LogOption, chosen_log
 from headrace.cli.stopping import stopping
 
@@ -78,7 +79,7 @@ def _head(facts: dict[str, Any]) -> Group:
     dead = sum(each["rows"] for each in facts["dead"])
     line = Text.assemble(
         (run["pipeline"], "bold"), "  ", (state, style), f"  tick {run['tick']:,}  {run['rows_per_second']:,.0f} rows/s  {run['rows_behind']:,} behind  batch {run['batch_seconds']:.2f} s"
-        f"  state {sized(run['state_bytes'])}  {run['shards']} shards", (f"  {dead:,} dead letters" if dead else "", "yellow"),
+        f"  state {bytes_text(run['state_bytes'])}  {run['shards']} shards", (f"  {dead:,} dead letters" if dead else "", "yellow"),
     )  # fmt: skip
     return Group(line, Text(str(run["last_error"]).splitlines()[0], style="red")) if failing else Group(line)
 
@@ -87,7 +88,7 @@ def _topics(facts: dict[str, Any], room: int) -> Table:
     table = _table("topic", "rows/s", "rows", "size", numbers=3)
     busiest = sorted(facts["topics"], key=lambda topic: -topic["rows_per_second"])
     for topic in busiest[:room]:
-        table.add_row(topic["name"], f"{topic['rows_per_second']:,.0f}", f"{topic.get('rows', topic['end']):,}", sized(topic.get("bytes", 0)))
+        table.add_row(topic["name"], f"{topic['rows_per_second']:,.0f}", f"{topic.get('rows', topic['end']):,}", bytes_text(topic.get("bytes", 0)))
     return table
 
 
@@ -98,7 +99,7 @@ def _steps(facts: dict[str, Any], room: int) -> Table:
     for name in names[:room]:
         rates = (f"{max(0.0, facts['rates'].get(f'{name}.{what}', 0.0)):,.0f}" for what in ("rows_in", "rows_out"))
         told = (f"{counts[key]:,}" if (key := f"{name}.{what}") in counts else "" for what in ("late", "diverted", "windows_waiting"))
-        table.add_row(name, *rates, *told, sized(facts["state"].get(name, 0)))
+        table.add_row(name, *rates, *told, bytes_text(facts["state"].get(name, 0)))
     return table
 
 
@@ -122,12 +123,3 @@ def _table(*columns: str, numbers: int) -> Table:
     for at, column in enumerate(columns):
         table.add_column(column, justify="right" if 0 < at <= numbers else "left", no_wrap=True, overflow="ellipsis")
     return table
-
-
-def sized(count: float) -> str:
-    """Bytes, for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

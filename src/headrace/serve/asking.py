@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
+from typing import Any
 from urllib.parse import unquote_plus
 
 from starlette.requests import Request
 
 from headrace.durations import to_us
 from headrace.errors import InputError, nearest
+from headrace.serve.answers import Refused
+from headrace.serve.limits import Limits
 
 
 def only_key(query: bytes) -> list[str]:
@@ -17,6 +21,21 @@ def only_key(query: bytes) -> list[str]:
     if not all(part.startswith(b"key=") for part in parts):
         return []
     return [unquote_plus(part[4:].decode("latin-1"), errors="replace") for part in parts]
+
+
+async def read_json(request: Request, limits: Limits, *, what: str, example: str) -> Any:
+    """The body of a request that comes as JSON, bounded. `what` it is, and an `example`, for those who send something else."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refused(415, f"{what} comes as JSON.", fix=f"send {example} with Content-Type: application/json.")
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > limits.body_bytes:
+            raise Refused(413, f"The request is larger than {limits.body_bytes:,} bytes.", fix="shorten it.")
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise InputError("The request is not JSON.", fix=f"send {example}.") from None
 
 
 class Asked:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -17,12 +16,11 @@ from headrace.errors import ConfigurationError, InputError, nearest
 from headrace.log.api import Log
 from headrace.log.asks import ASK_ID, answers_topic, names, questions_topic
 from headrace.serve.answers import Refused, json_response, rows_json
-from headrace.serve.asking import Asked
+from headrace.serve.asking import Asked, read_json
 from headrace.serve.limits import Limits
 from headrace.serve.reads import Reads
 
 MOST_WAITING = 1_000
-MOST_BYTES = 1 << 20
 LOOK_EVERY_S = 0.02
 _IDLE_S = 60.0
 
@@ -41,7 +39,7 @@ class Asks:
         wait_s = asked.seconds("wait", self._limits.wait_s, self._limits.most_wait_s)
         name, log = request.path_params["name"], self._opened()
         await self._reads.run(_check_name, log, name)
-        question = await _body(request)
+        question = await _question(request, self._limits)
         mine = str(uuid.uuid4())
         with self._expected(name, mine) as answer:
             await self._follow(log, name)
@@ -100,19 +98,8 @@ def _check_name(log: Log, name: str) -> None:
         raise Refused(404, f"There is no question {name!r}: {nearest(name, known)}", fix="declare it with pipeline.ask(…), and run the pipeline once.")
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    if not request.headers.get("content-type", "").startswith("application/json"):
-        raise Refused(415, "A question is JSON.", fix="send it with Content-Type: application/json.")
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MOST_BYTES:
-            raise Refused(413, f"The question has more than {MOST_BYTES:,} bytes.")
-        parts.append(part)
-    try:
-        question = json.loads(b"".join(parts))
-    except ValueError as error:
-        raise InputError(f"The question is not JSON: {error}.") from None
+async def _question(request: Request, limits: Limits) -> dict[str, Any]:
+    question = await read_json(request, limits, what="A question", example='{"url": "…"}')
     if not isinstance(question, dict):
         raise InputError("The question is no JSON object.", fix='send one, such as {"url": "…"}.')
     return question

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from headrace.errors import InputError, UnknownView, nearest
 from headrace.serve.answers import Refused, json_response, rows_json
-from headrace.serve.asking import bounded_seconds
+from headrace.serve.asking import bounded_seconds, read_json
 from headrace.serve.limits import Limits
 from headrace.serve.stores import Stores, versions
 from headrace.sinks.view_sql import check_names, mentions
@@ -34,18 +34,7 @@ class Query:
 
 
 async def read_query(request: Request, limits: Limits) -> Query:
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Refused(415, "A query comes as JSON.", fix='send {"query": "SELECT …"} with Content-Type: application/json.')
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > limits.body_bytes:
-            raise Refused(413, f"The request is larger than {limits.body_bytes:,} bytes.", fix="shorten it.")
-    try:
-        asked = json.loads(body)
-    except (ValueError, RecursionError):
-        raise InputError("The request is not JSON.", fix='send {"query": "SELECT …"}.') from None
-    return _query(asked, limits)
+    return _query(await read_json(request, limits, what="A query", example='{"query": "SELECT …"}'), limits)
 
 
 def _query(asked: Any, limits: Limits) -> Query:
