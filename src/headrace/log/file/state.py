@@ -47,7 +47,7 @@ class TopicState:
     info: TopicInfo
 
     def dump(self) -> dict[str, Any]:
-        return {"settings": self.settings, "directory": self.directory, "partitions": self.partitions}
+        return {"settings": self.settings, "directory": self.directory, "partitions": list(self.partitions)}
 
 
 @dataclass(slots=True)
@@ -69,6 +69,10 @@ class GroupState:
     owners: dict[str, str] = field(default_factory=dict)
     target: dict[str, str] = field(default_factory=dict)
     committed: dict[str, dict[int, int]] = field(default_factory=dict)
+
+    def dump(self) -> list[Any]:
+        committed = {topic: dict(offsets) for topic, offsets in self.committed.items()}
+        return [self.generation, dict(self.members), dict(self.owners), dict(self.target), committed]
 
 
 def topic_info(name: str, settings: dict[str, Any], directory: str) -> TopicInfo:
@@ -209,16 +213,16 @@ class State:
         self.producers = {key: value for key, value in self.producers.items() if value.seen_us >= oldest}
 
     def dump(self) -> dict[str, Any]:
-        """The state as JSON; `State.load` gives it back."""
+        """The state as JSON; `State.load` gives it back. It stays as it is when the state moves on: a checkpoint is written while others commit."""
         return {
             "commit": self.commit,
             "time_us": self.time_us,
             "topics": {name: topic.dump() for name, topic in self.topics.items()},
             "producers": {k: [p.epoch, p.last, p.seen_us, p.recent] for k, p in self.producers.items()},
-            "transactions": self.transactions,
-            "groups": {k: [g.generation, g.members, g.owners, g.target, g.committed] for k, g in self.groups.items()},
+            "transactions": dict(self.transactions),
+            "groups": {key: group.dump() for key, group in self.groups.items()},
             "queues": {key: queue.dump() for key, queue in self.queues.items()},
-            "notes": self.notes,
+            "notes": dict(self.notes),
         }
 
     @classmethod
