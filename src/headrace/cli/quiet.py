@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from headrace.cli.settings import Settings
@@ -34,6 +33,8 @@ class QuietGroup(TyperGroup):
 
 def show(error: HeadraceError) -> None:
     """The error for a person: what happened in red, what to do below it."""
+    from rich.console import Console
+
     console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
     console.print(f"Error: {error.message}", style="red")
     for note in getattr(error, "__notes__", ()):

@@ -14,7 +14,6 @@ import typer
 
 from headrace.durations import from_us, to_time_us, to_us
 from headrace.errors import BadDuration
-from headrace.log.names import place_word
 
 if TYPE_CHECKING:
     from headrace.log.api import Log
@@ -66,6 +65,8 @@ def opened(context: typer.Context, address: str | None, *, create: bool = False)
 
 def place(text: str, *, option: str) -> str | int | datetime:
     """`earliest`, `latest`, an offset, or a time: in ISO 8601 (UTC unless it names a zone), or back from now, as in "1 hour ago"."""
+    from headrace.log.names import place_word
+
     if place_word(text) in {"earliest", "latest"}:
         return place_word(text)
     if text.isascii() and text.isdigit():

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
+from headrace.cli import view_versions
 from headrace.cli.consume import show_json
 from headrace.cli.output import cell, counted, emit, say, table
 from headrace.cli.settings import JsonOption, seconds_of
@@ -246,3 +247,8 @@ def _print_table(rows: pa.Table) -> None:
     table(
         [name.removeprefix("_") if name == TICK else name for name in names], list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
     )
+
+
+app.command("diff")(view_versions.diff)
+app.command("switch")(view_versions.switch)
+app.command("drop")(view_versions.drop)
