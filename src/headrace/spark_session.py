@@ -22,6 +22,10 @@ from headrace.log.spark import register
 
 OLDEST_JAVA = 17
 SUBMITTED = ""
+HOW_TO_INSTALL_JAVA = (
+    "On Debian and Ubuntu: apt-get install default-jre-headless; on Fedora: dnf install java-latest-openjdk-headless; on Alpine: apk add openjdk21-jre-headless; "
+    "on macOS: brew install openjdk."
+)
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 LOGGING = Path(__file__).with_name("spark_log4j2.properties")
 # What any session has, also one on a Connect server.
@@ -123,7 +127,7 @@ def check_java() -> None:
     """ConfigurationError if there is no Java that Spark can run on."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    fix = "install Java 17 or newer (on Debian: apt-get install default-jre-headless), or set JAVA_HOME to where it is."
+    fix = f"install Java {OLDEST_JAVA} or newer, or set JAVA_HOME to where it is. {HOW_TO_INSTALL_JAVA}"
     if java is None or not os.access(java, os.X_OK):
         where = f"JAVA_HOME is {home!r}, and there is no bin/java in it" if home else "there is no `java` on the PATH"
         raise ConfigurationError(f"Spark needs Java, and {where}.", fix=fix)

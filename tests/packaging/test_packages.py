@@ -73,7 +73,7 @@ def installed(place: Path, *options: str, what: str) -> Path:
     """A new environment with our wheel in it; returns its programs' directory."""
     venv.create(place, symlinks=True)
     programs = place / "bin"
-    command = [sys.executable, "-m", "pip", "--python", programs / "python", "install", "--quiet", "--disable-pip-version-check", *options, what]
+    command = [sys.executable, "-m", "pip", "--python", str(programs / "python"), "install", "--quiet", "--disable-pip-version-check", *options, what]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return programs
