@@ -243,6 +243,26 @@ def test_colours_can_be_told_apart_in_light_and_dark(chromium: Any, tmp_path: Pa
             page.close()
 
 
+def test_nothing_stands_in_the_way_of_those_who_see_or_point_otherwise(chromium: Any, tmp_path: Path) -> None:
+    """What axe-core finds on each tab: names of controls, roles, order of headings, contrast, and the rest of WCAG that a program can see."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    with showing(tmp_path) as shown:
+        shown.batch(order(1, 50.0, 0), order(2, 150.0, 10), order(3, 20.0, 100), order(4, 1.0, 20, region=None))
+        for scheme in ("light", "dark"):
+            page = chromium.new_context(color_scheme=scheme, bypass_csp=True).new_page()  # the checker is a script of its own
+            page.goto(shown.server.address)
+            page.wait_for_selector("g.node")
+            tabs = page.locator("[role=tab]").evaluate_all("all => all.map(each => each.id)")
+            assert len(tabs) >= 7
+            for tab in tabs:
+                page.click(f"#{tab}")
+                page.wait_for_selector("#panel > *")
+                found = Axe().run(page)
+                assert found.violations_count == 0, f"{scheme}, {tab}: {found.generate_report()}"
+            page.close()
+
+
 _CONTRAST = """() => {
   const numbers = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
   const light = (c) => { const [r, g, b] = c.slice(0, 3).map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };

@@ -204,25 +204,25 @@ const PAGES = {
   views: { title: "Views", begin: beginViews, draw: null },
   topics: { title: "Topics", begin: beginTopics, draw: drawTopics },
   time: { title: "Time", draw: drawTime },
-  matches: { title: "Matches", begin: beginMatches, draw: null },
+  matches: { title: "Matches and alerts", begin: beginMatches, draw: null },
   dead: { title: "Dead letters", begin: beginDead, draw: drawDead },
   sql: { title: "SQL", begin: beginSql, draw: null },
 };
 
 function draw() {
   const page = PAGES[tab];
-  if (page.draw && facts) { const made = page.draw(); if (made) replaceKeeping($("main"), ...made); }
+  if (page.draw && facts) { const made = page.draw(); if (made) replaceKeeping($("panel"), ...made); }
 }
 
 // Views: a live table and a chart
 
 async function beginViews(signal) {
   const { views } = await ask("/views");
-  if (!views.length) return $("main").replaceChildren(el("section", { class: "card" }, "This pipeline has no views yet."));
+  if (!views.length) return $("panel").replaceChildren(el("section", { class: "card" }, "This pipeline has no views yet."));
   shown.view = views.some((view) => view.name === shown.view) ? shown.view : views[0].name;
   const live = el("section", { class: "card", id: "live" }, "…");
   const pick = (name) => { shown.view = name; show("views"); };
-  $("main").replaceChildren(el("div", { class: "side" }, el("section", { class: "card" }, el("h2", {}, "Views"), el("ul", { class: "picks" }, views.map((view) => el("li", {}, el("button", { "aria-current": String(view.name === shown.view), onclick: () => pick(view.name) }, view.name))))), live));
+  $("panel").replaceChildren(el("div", { class: "side" }, el("section", { class: "card" }, el("h2", {}, "Views"), el("ul", { class: "picks" }, views.map((view) => el("li", {}, el("button", { "aria-current": String(view.name === shown.view), onclick: () => pick(view.name) }, view.name))))), live));
   followView(views.find((view) => view.name === shown.view), signal, live);
 }
 
@@ -304,8 +304,8 @@ function matching() {
 
 function beginMatches(signal) {
   const topics = matching();
-  if (!topics.length) return $("main").replaceChildren(el("section", { class: "card" }, "This pipeline looks for no patterns and has no stored searches."));
-  $("main").replaceChildren(...topics.map((topic) => {
+  if (!topics.length) return $("panel").replaceChildren(el("section", { class: "card" }, "This pipeline looks for no patterns and has no stored searches."));
+  $("panel").replaceChildren(...topics.map((topic) => {
     const place = el("section", { class: "card" }, el("h2", {}, topic), el("p", { class: "soft" }, "None yet."));
     followTopic(topic, signal, 15, (rows) => { if (!signal.aborted) replaceKeeping(place, el("h2", {}, topic), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": topic }, tableOf(Object.keys(rows[0].cells), rows))); });
     return place;
@@ -342,7 +342,7 @@ async function beginSql() {
     } catch (problem) { answer.replaceChildren(el("pre", { class: "bad" }, problem.message)); }
   };
   text.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run(); });
-  $("main").replaceChildren(el("section", { class: "card" }, el("h2", {}, "SQL over the views, all at one tick"), text, el("p", {}, el("button", { id: "run", onclick: run }, "Run (Ctrl+Enter)"), el("span", { class: "soft" }, `  Views: ${views.map((view) => view.name).join(", ")}`)), answer));
+  $("panel").replaceChildren(el("section", { class: "card" }, el("h2", {}, "SQL over the views, all at one tick"), text, el("p", {}, el("button", { id: "run", onclick: run }, "Run (Ctrl+Enter)"), el("span", { class: "soft" }, `  Views: ${views.map((view) => view.name).join(", ")}`)), answer));
 }
 
 // ---- the frame
@@ -351,9 +351,9 @@ function show(name) {
   streams.abort();
   streams = new AbortController();
   tab = name;
-  for (const button of document.querySelectorAll("[role=tab]")) { const mine = button.dataset.tab === name; button.setAttribute("aria-selected", String(mine)); button.tabIndex = mine ? 0 : -1; if (mine) $("main").setAttribute("aria-labelledby", button.id); }
+  for (const button of document.querySelectorAll("[role=tab]")) { const mine = button.dataset.tab === name; button.setAttribute("aria-selected", String(mine)); button.tabIndex = mine ? 0 : -1; if (mine) $("panel").setAttribute("aria-labelledby", button.id); }
   const begun = PAGES[name].begin?.(streams.signal);
-  begun?.catch?.((problem) => $("main").replaceChildren(el("section", { class: "card" }, el("pre", { class: "bad" }, problem.message))));
+  begun?.catch?.((problem) => $("panel").replaceChildren(el("section", { class: "card" }, el("pre", { class: "bad" }, problem.message))));
   history.replaceState(null, "", `#${name}`);
   draw();
 }
@@ -380,7 +380,7 @@ async function poll() {
 }
 
 const names = Object.keys(PAGES);
-$("tabs").append(...names.map((name) => el("button", { role: "tab", id: `tab-${name}`, "data-tab": name, "aria-controls": "main", onclick: () => show(name) }, PAGES[name].title, name === "dead" ? el("span", { class: "count", hidden: true }) : null)));
+$("tabs").append(...names.map((name) => el("button", { role: "tab", id: `tab-${name}`, "data-tab": name, "aria-controls": "panel", onclick: () => show(name) }, PAGES[name].title, name === "dead" ? el("span", { class: "count", hidden: true }) : null)));
 $("tabs").addEventListener("keydown", (event) => {
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
   if (!step) return;
@@ -388,7 +388,6 @@ $("tabs").addEventListener("keydown", (event) => {
   show(next);
   $(`tab-${next}`).focus();
 });
-$("main").setAttribute("role", "tabpanel");
 facts = await ask("/dashboard/facts").catch(() => null);
 if (facts) head();
 show(names.includes(location.hash.slice(1)) ? location.hash.slice(1) : "pipeline");
