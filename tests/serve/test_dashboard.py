@@ -245,7 +245,7 @@ def test_colours_can_be_told_apart_in_light_and_dark(chromium: Any, tmp_path: Pa
 
 def test_nothing_stands_in_the_way_of_those_who_see_or_point_otherwise(chromium: Any, tmp_path: Path) -> None:
     """What axe-core finds on each tab: names of controls, roles, order of headings, contrast, and the rest of WCAG that a program can see."""
-    from axe_playwright_python.sync_playwright import Axe
+    from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 
     with showing(tmp_path) as shown:
         shown.batch(order(1, 50.0, 0), order(2, 150.0, 10), order(3, 20.0, 100), order(4, 1.0, 20, region=None))
