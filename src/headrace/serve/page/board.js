@@ -85,14 +85,15 @@ const when = (seconds) => (seconds === null || seconds === undefined ? "not begu
 const brief = (value) => (/^\d{4}-\d\d-\d\dT/.test(value) ? value.slice(11, 19) : plain(value));
 const plain = (value) => (value === null || value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value));
 
-function tableOf(columns, rows, kinds = {}) {
+function tableOf(columns, rows, kinds = {}, title = (name) => name) {
   const numeric = (name) => rows.length > 0 && rows.every((row) => row.cells[name] === null || typeof row.cells[name] === "number");
   const right = Object.fromEntries(columns.map((name) => [name, numeric(name)]));
   return el("table", {},
-    el("thead", {}, el("tr", {}, columns.map((name) => el("th", { scope: "col", class: right[name] ? "number" : null }, name)))),
+    el("thead", {}, el("tr", {}, columns.map((name) => el("th", { scope: "col", class: right[name] ? "number" : null }, title(name))))),
     el("tbody", {}, rows.map((row) => el("tr", { class: row.how }, columns.map((name) => el("td", { class: right[name] ? "number" : null }, row.cells[name] instanceof Node ? row.cells[name] : typeof row.cells[name] === "number" && !kinds[name] ? number(row.cells[name]) : shownTime(plain(row.cells[name]))))))));
 }
 
+const ownTable = (columns, rows) => tableOf(columns, rows, {}, (name) => name.replaceAll("_", " "));
 const shownTime = (text) => text.replace(/^(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(\.\d+)?Z$/, (all, day, time, rest) => `${day} ${time}${rest && !/^\.0+$/.test(rest) ? rest : ""}`);
 const rowsOf = (list) => list.map((cells) => ({ cells }));
 
@@ -194,7 +195,7 @@ function detail() {
   if (!node) return el("p", { class: "soft" }, "Choose a box to see what it does, what it counted, and what it waits for.");
   const rows = Object.entries(facts.run?.counts ?? {}).filter(([name]) => name.startsWith(`${node.id}.`)).map(([name, count]) => ({ what: name.slice(node.id.length + 1).replaceAll("_", " "), since_the_beginning: count, a_second: Math.round(10 * (facts.rates[name] ?? 0)) / 10 }));
   const due = Object.values(facts.run?.queries ?? {}).map((query) => query.due_us?.[node.id]).find((time) => time !== undefined);
-  return el("div", {}, el("h2", {}, `${node.kind} ${node.label}`), node.about ? el("p", {}, node.about) : null, el("p", { class: "soft" }, [facts.state[node.id] !== undefined ? `keeps ${bytes(facts.state[node.id])}` : null, due !== undefined ? `waits for event time ${when(due / 1e6)}` : null].filter(Boolean).join("; ")), rows.length ? tableOf(["what", "since_the_beginning", "a_second"], rowsOf(rows)) : null);
+  return el("div", {}, el("h2", {}, `${node.kind} ${node.label}`), node.about ? el("p", {}, node.about) : null, el("p", { class: "soft" }, [facts.state[node.id] !== undefined ? `keeps ${bytes(facts.state[node.id])}` : null, due !== undefined ? `waits for event time ${when(due / 1e6)}` : null].filter(Boolean).join("; ")), rows.length ? ownTable(["what", "since_the_beginning", "a_second"], rowsOf(rows)) : null);
 }
 
 // ---- what each tab shows
@@ -272,8 +273,8 @@ function followTopic(topic, signal, most, hear) {
 function drawTopics() {
   const rows = facts.topics.map((topic) => ({ cells: { topic: el("button", { "aria-pressed": String(shown.topic === topic.name), "data-at": `topic ${topic.name}`, onclick: () => { shown.topic = shown.topic === topic.name ? null : topic.name; show("topics"); } }, topic.name), partitions: topic.partitions ?? null, rows: topic.rows ?? topic.end, size: topic.bytes === undefined ? "" : bytes(topic.bytes), a_second: Math.round(topic.rows_per_second) } }));
   const tail = shown.topic ? el("section", { class: "card" }, el("h2", {}, `The newest rows of ${shown.topic}`), shown.tail ? el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Newest rows", "data-at": "tail" }, tableOf(Object.keys(shown.tail[0]?.cells ?? {}), shown.tail)) : el("p", { class: "soft" }, "None yet.")) : null;
-  const groups = Object.keys(facts.groups).length ? el("section", { class: "card" }, el("h2", {}, "Groups"), tableOf(["group", "rows_behind"], rowsOf(Object.entries(facts.groups).map(([group, behind]) => ({ group, rows_behind: behind })))), lineChart("Rows behind", facts.series.at, facts.series.lag)) : null;
-  return [el("section", { class: "card" }, el("h2", {}, "Topics"), tableOf(["topic", "partitions", "rows", "size", "a_second"], rows)), tail, groups];
+  const groups = Object.keys(facts.groups).length ? el("section", { class: "card" }, el("h2", {}, "Groups"), ownTable(["group", "rows_behind"], rowsOf(Object.entries(facts.groups).map(([group, behind]) => ({ group, rows_behind: behind })))), lineChart("Rows behind", facts.series.at, facts.series.lag)) : null;
+  return [el("section", { class: "card" }, el("h2", {}, "Topics"), ownTable(["topic", "partitions", "rows", "size", "a_second"], rows)), tail, groups];
 }
 
 // Time
@@ -282,15 +283,15 @@ function drawTime() {
   const clocks = Object.entries(facts.run?.clocks ?? {});
   if (!clocks.length) return [el("section", { class: "card" }, "No input has event time, or none has begun.")];
   const held = clocks.flatMap(([input, clock]) => (clock.held_back_by ?? []).map((each) => ({ input, producer: plain(each.producer), newest_event: when(each.newest_us / 1e6), last_heard: when(each.heard_us / 1e6) })));
-  const rows = clocks.map(([input, clock]) => ({ input, complete_up_to: when(clock.complete_us === null ? null : clock.complete_us / 1e6), behind_the_wall_clock_s: clock.complete_us === null ? null : Math.round(facts.at - clock.complete_us / 1e6), producers: clock.producers }));
+  const rows = clocks.map(([input, clock]) => ({ input, complete_up_to: when(clock.complete_us === null ? null : clock.complete_us / 1e6), seconds_behind_the_wall_clock: clock.complete_us === null ? null : Math.round(facts.at - clock.complete_us / 1e6), producers: clock.producers }));
   const behind = Object.fromEntries(Object.entries(facts.series.event_time).map(([name, list]) => [name, list.map((seconds, at) => (seconds === null ? null : facts.series.at[at] - seconds))]));
   const counts = facts.run?.counts ?? {}, due = Object.assign({}, ...Object.values(facts.run?.queries ?? {}).map((query) => query.due_us ?? {}));
   const steps = [...new Set([...Object.keys(due), ...Object.keys(counts).filter((name) => name.endsWith(".windows_waiting")).map((name) => name.slice(0, -16))])].sort();
   const open = steps.map((step) => ({ step, windows_open: counts[`${step}.windows_waiting`] ?? null, kept_for_corrections: counts[`${step}.windows_kept`] ?? null, waits_for: due[step] === undefined ? "nothing" : `event time ${when(due[step] / 1e6)}`, late_rows: counts[`${step}.late`] ?? 0 }));
   return [
-    el("section", { class: "card" }, el("h2", {}, "Event time and the clock on the wall"), tableOf(["input", "complete_up_to", "behind_the_wall_clock_s", "producers"], rowsOf(rows)), lineChart("Event time behind the wall clock", facts.series.at, behind, " s")),
-    el("section", { class: "card" }, el("h2", {}, "Who holds time back"), held.length ? tableOf(["input", "producer", "newest_event", "last_heard"], rowsOf(held)) : el("p", { class: "soft" }, "Nobody.")),
-    el("section", { class: "card" }, el("h2", {}, "What waits for time"), tableOf(["step", "windows_open", "kept_for_corrections", "waits_for", "late_rows"], rowsOf(open))),
+    el("section", { class: "card" }, el("h2", {}, "Event time and the clock on the wall"), ownTable(["input", "complete_up_to", "seconds_behind_the_wall_clock", "producers"], rowsOf(rows)), lineChart("Event time behind the wall clock", facts.series.at, behind, " s")),
+    el("section", { class: "card" }, el("h2", {}, "Who holds time back"), held.length ? ownTable(["input", "producer", "newest_event", "last_heard"], rowsOf(held)) : el("p", { class: "soft" }, "Nobody.")),
+    el("section", { class: "card" }, el("h2", {}, "What waits for time"), ownTable(["step", "windows_open", "kept_for_corrections", "waits_for", "late_rows"], rowsOf(open))),
   ];
 }
 
@@ -323,8 +324,8 @@ function drawDead() {
     draw();
   };
   const rows = facts.dead.map((letters) => ({ cells: { letters_of: letters.of, rows: letters.rows, look: el("button", { "aria-pressed": String(shown.dead === letters.name), "data-at": `dead ${letters.name}`, onclick: () => { shown.dead = letters.name; show("dead"); } }, "Show"), again: el("button", { "data-at": `replay ${letters.name}`, "aria-label": `Replay the letters of ${letters.of}`, onclick: again(letters) }, "Replay") } }));
-  const letters = shown.dead && shown.letters ? el("section", { class: "card" }, el("h2", {}, shown.dead), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Letters", "data-at": "letters" }, tableOf(["at", "place", "reason", "row"], shown.letters.map((row) => ({ ...row, cells: { at: row.cells.at, place: row.cells.place, reason: row.cells.reason, row: row.cells.row } }))))) : null;
-  return [el("section", { class: "card" }, el("h2", {}, "Dead letters: rows that could not be used"), tableOf(["letters_of", "rows", "look", "again"], rows), el("p", { role: "status", id: "replayed" }, shown.replayed ?? "")), letters];
+  const letters = shown.dead && shown.letters ? el("section", { class: "card" }, el("h2", {}, shown.dead), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Letters", "data-at": "letters" }, ownTable(["at", "place", "reason", "row"], shown.letters.map((row) => ({ ...row, cells: { at: row.cells.at, place: row.cells.place, reason: row.cells.reason, row: row.cells.row } }))))) : null;
+  return [el("section", { class: "card" }, el("h2", {}, "Dead letters: rows that could not be used"), ownTable(["letters_of", "rows", "look", "again"], rows), el("p", { role: "status", id: "replayed" }, shown.replayed ?? "")), letters];
 }
 
 // SQL
