@@ -1,4 +1,10 @@
-"""Gateways: durable rows over HTTP beside the log's own append of the same rows, StatsD's packets beside a bare loop that only counts them; and a pipeline with a sink that is stalled beside one whose sink is not."""
+"""Gateways beside what they cannot do without, and a pipeline with a sink that is stalled beside one whose sink is not.
+
+- HTTP: another process posts 100 JSON lines a request over 16 connections, and counts what was answered, which is what is durable. The peer has no HTTP and no second process: 16 threads of this one parse the
+  same bodies into rows and append them to an embedded log, each append synced before the next. Threads that come together share a sync there too, as requests do in the gateway.
+- StatsD: the fastest pace of another process at which no packet is lost. The peer is a Python loop over `recv` that only counts; ours reads, sums up and stores by interval.
+- A stalled sink: rounds of one run of one pipeline (`stalled_sink`), timed when Spark has long started; they take turns, so that both sides have the same machine.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import headrace as hr
 from benchmarks.gateway_load import ROWS_A_REQUEST, bodies, figure, in_a_process
-from benchmarks.log_rows import SCHEMA, batches
+from benchmarks.log_rows import SCHEMA
 from benchmarks.report import Result, compare, note
+from benchmarks.stalled_sink import Rounds
 from headrace.gateways.statsd_gateway import packets
 from headrace.log.json_rows import decode
 
@@ -103,66 +108,6 @@ def stored(pace: float) -> tuple[int, int]:
     return sent, running.status().stored
 
 
-# A stalled sink
-
-PIPELINE_ROWS = 2_000_000
-
-
-class Receiver(BaseHTTPRequestHandler):
-    """Answers at once, or not at all."""
-
-    stalls = threading.Event()
-    ended = threading.Event()
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        if self.stalls.is_set():
-            self.ended.wait(600)
-            return
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-
-def pipeline(log: str, receiver: str) -> hr.Pipeline:
-    shop = hr.Pipeline("shop", log=log)
-    rows = shop.topic("rows", schema=SCHEMA)
-    shop.view("totals", rows.group_by("customer_id").aggregate(total=hr.agg.sum("amount"), n=hr.agg.count()))
-    shop.sink(hr.sinks.webhook(receiver, table="large", internal=["127.0.0.1"], timeout="5 minutes", request_rows=100), rows.where("id % 10000 = 0"))
-    return shop
-
-
-def caught_up(*, stalls: bool) -> float:
-    """Rows a second that the view takes in, while the sink sends."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    (Receiver.stalls.set if stalls else Receiver.stalls.clear)()
-    Receiver.ended.clear()
-    with TemporaryDirectory() as directory, hr.open_log(f"file:{directory}/log") as log:
-        log.create_topic("rows", SCHEMA)
-        with log.producer("rows") as producer:
-            for batch in batches(PIPELINE_ROWS, 50_000):
-                producer.append(batch)
-        stop, done = threading.Event(), list[float]()
-
-        def heard(status: object) -> None:
-            if getattr(status, "rows_behind", 1) == 0:
-                done.append(time.perf_counter())
-                Receiver.ended.set()
-                stop.set()
-
-        started = time.perf_counter()
-        pipeline(log.address, f"http://127.0.0.1:{server.server_port}/hook").run(
-            state=Path(directory) / "state", stop=stop, on_status=heard, master="local[2]", driver_memory="1g"
-        )
-        server.shutdown()
-        return PIPELINE_ROWS / (done[0] - started)
-
-
 def results() -> Iterator[Result]:
     yield compare(
         "gateways", f"durable rows over HTTP, {ROWS_A_REQUEST} JSON lines a request, {CONNECTIONS} connections", "rows/s", ours=posted,
@@ -172,7 +117,8 @@ def results() -> Iterator[Result]:
         "gateways", "StatsD's packets without loss, stored by interval", "packets/s", ours=lambda: without_loss(stored), peer="a bare loop that only counts",
         theirs=lambda: without_loss(counted), bar=0.5, better="higher", repeats=3, warmups=0,
     )  # fmt: skip
-    yield compare(
-        "gateways", "a view beside a sink that is stalled", "rows/s", ours=lambda: caught_up(stalls=True), peer="the same beside a sink that is not",
-        theirs=lambda: caught_up(stalls=False), bar=0.9, better="higher", repeats=5, warmups=1,
-    )  # fmt: skip
+    with Rounds() as rounds:
+        yield compare(
+            "gateways", "a view beside a sink that is stalled", "rows/s", ours=lambda: rounds.paced(stalls=True), peer="the same beside a sink that is not",
+            theirs=lambda: rounds.paced(stalls=False), bar=0.9, better="higher", repeats=15, warmups=3,
+        )  # fmt: skip
