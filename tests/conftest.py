@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from headrace.testing.kafka_broker import BrokerUnavailable, KafkaBroker
 
@@ -23,8 +23,8 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A busy machine makes any single example slow; that is no bug.
-settings.register_profile("headrace", deadline=None)
+# A busy machine makes any single example slow, and making examples too; that is no bug.
+settings.register_profile("headrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("headrace")
 
 

@@ -34,7 +34,8 @@ def patterns(depth: int = 2) -> st.SearchStrategy[str]:
 
 
 ROWS = st.lists(st.tuples(st.integers(0, 15), st.integers(0, 3), st.integers(0, 9)), max_size=14)
-AFTER = st.sampled_from(["skip past last row", "skip to next row", "skip to first b", "skip to last b", "skip to last c", "no skip"])
+AFTERS = ("skip past last row", "skip to next row", "skip to first b", "skip to last b", "skip to last c", "no skip")
+AFTER = st.sampled_from(AFTERS)
 
 
 def doubt(name: str, value: int, total: int) -> bool:
