@@ -204,7 +204,7 @@ def test_one_that_says_a_byte_now_and_then_is_not_waited_for() -> None:
         def trickle() -> None:
             connection, _ = server.accept()
             with connection:
-                for _ in range(50):
+                for _ in range(400):
                     try:
                         connection.sendall(b"H")
                     except OSError:
@@ -215,7 +215,7 @@ def test_one_that_says_a_byte_now_and_then_is_not_waited_for() -> None:
         began_s = time.monotonic()
         with Sender(Receiver(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=0.3, internal=(LOOPBACK,))) as sender, pytest.raises(TargetUnavailable, match="longer than 0.3"):
             sender.send(b"{}", "one")
-        assert time.monotonic() - began_s < 2
+        assert time.monotonic() - began_s < 10, "it sends for 20 seconds"
 
 
 def test_a_connection_that_was_closed_meanwhile_is_opened_again(receiver: WebhookReceiver) -> None:
