@@ -1,4 +1,4 @@
-"""A mail server for tests: enough of SMTP to take a mail, or to refuse one as it is told."""
+"""A mail server for tests: enough of SMTP, without TLS, to take a mail, or to refuse one as it is told."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ class MailServer:
     def __init__(self) -> None:
         self.mails: list[Message] = []
         self.refuses: bytes | None = None
+        self.logins: list[bytes] = []
         outer = self
 
         class Handler(socketserver.StreamRequestHandler):
@@ -25,6 +26,11 @@ class MailServer:
                         self._take()
                     elif word == b"RCPT" and outer.refuses is not None:
                         self.wfile.write(outer.refuses + b"\r\n")
+                    elif word == b"EHLO":
+                        self.wfile.write(b"250-here\r\n250 AUTH PLAIN\r\n")
+                    elif word == b"AUTH":
+                        outer.logins.append(line.split()[-1])
+                        self.wfile.write(b"235 welcome\r\n")
                     elif word == b"QUIT":
                         self.wfile.write(b"221 bye\r\n")
                         return

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
+from headrace.alerts.alert_state import AlertState
 from headrace.alerts.deciding import Deciding
 from headrace.alerts.declared import Alert
 from headrace.alerts.messages import TOPIC, AlertMessage
 from headrace.alerts.silences import silence
-from headrace.errors import FencedError, InputError, NoteConflict, PlanError
+from headrace.errors import ConfigurationError, FencedError, InputError, NoteConflict, PlanError, UnknownColumn
 
 SECOND_US = 1_000_000
 NOW_US = 1_800_000_000 * SECOND_US
@@ -105,6 +106,98 @@ def test_after_a_crash_nothing_is_told_again_and_what_waited_is_told(log: hr.Log
     assert len({each.id for each in told(log)}) == 2
 
 
+# Groups
+
+
+@pytest.fixture
+def rooms(log: hr.Log) -> hr.Log:
+    log.create_table("alert.rooms", "room STRING, house STRING, degrees BIGINT", primary_key="room")
+    return log
+
+
+def put(log: hr.Log, room: str, house: str, degrees: int | None, kind: str) -> None:
+    with log.producer("alert.rooms") as producer:
+        producer.append([{"room": room, "house": house, "degrees": degrees, "_change_type": kind}])
+
+
+def by_house(log: hr.Log, every_us: int = 0) -> Deciding:
+    return Deciding(log, "shop", Alert("hot", "alert.rooms", (), every_us, by=("house",)))
+
+
+def of_groups(log: hr.Log) -> list[tuple[str, str, list[str], list[str], int]]:
+    """(house, state, rooms that fired, rooms that were resolved, active) of each message."""
+    found = []
+    for each in told(log):
+        content = json.loads(each.content)
+        found.append((content["group"]["house"], each.state, [row["room"] for row in content["fired"]], [row["room"] for row in content["resolved"]], each.active))
+    return found
+
+
+def test_each_group_has_messages_of_its_own(rooms: hr.Log) -> None:
+    alert = by_house(rooms)
+    for room, house in (("attic", "north"), ("cellar", "south"), ("hall", "north")):
+        put(rooms, room, house, 40, "insert")
+    alert.step(NOW_US)
+    put(rooms, "cellar", "south", None, "delete")
+    alert.step(NOW_US + 1)
+    assert of_groups(rooms) == [("north", "firing", ["attic", "hall"], [], 2), ("south", "firing", ["cellar"], [], 1), ("south", "resolved", [], ["cellar"], 0)]
+    assert len({each.id for each in told(rooms)}) == 3
+    assert told(rooms)[0].subject() == "[firing] hot, house north: 2 new, 2 active"
+    assert json.loads(told(rooms)[0].body())["group"] == {"house": "north"}
+
+
+def test_a_group_waits_for_its_own_interval_also_over_a_crash(rooms: hr.Log) -> None:
+    minute_us = 60 * SECOND_US
+    alert = by_house(rooms, minute_us)
+    put(rooms, "attic", "north", 40, "insert")
+    alert.step(NOW_US)
+    put(rooms, "hall", "north", 40, "insert")  # north waits
+    put(rooms, "cellar", "south", 40, "insert")  # south has told nothing yet
+    alert.step(NOW_US + 10 * SECOND_US)
+    assert [each[:3] for each in of_groups(rooms)] == [("north", "firing", ["attic"]), ("south", "firing", ["cellar"])]
+    again = by_house(rooms, minute_us)  # what waits for north stands before what south was told
+    again.step(NOW_US + 59 * SECOND_US)
+    assert len(told(rooms)) == 2
+    again.step(NOW_US + minute_us)
+    assert of_groups(rooms)[2:] == [("north", "firing", ["hall"], [], 2)]
+
+
+def test_a_row_that_changes_its_group_leaves_one_and_comes_to_the_other(rooms: hr.Log) -> None:
+    alert = by_house(rooms)
+    put(rooms, "attic", "north", 40, "insert")
+    alert.step(NOW_US)
+    put(rooms, "attic", "south", 41, "update_postimage")
+    alert.step(NOW_US + 1)
+    assert of_groups(rooms)[1:] == [("north", "resolved", [], ["attic"], 0), ("south", "firing", ["attic"], [], 1)]
+
+
+def test_groups_are_bounded(rooms: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.alerts.alert_state.MOST_GROUPS", 3)
+    alert = by_house(rooms, 3600 * SECOND_US)
+    for number in range(10):
+        put(rooms, f"room{number}", f"house{number}", 40, "insert")
+        alert.step(NOW_US + number)
+    assert len(told(rooms)) == 10
+    assert sorted(AlertState.of(rooms.note("alerting.shop.hot")).groups) == [json.dumps({"house": f"house{number}"}) for number in (7, 8, 9)]
+
+
+def test_what_an_older_version_stored_is_understood(log: hr.Log) -> None:
+    old = json.dumps({"version": 1, "positions": [[0, 1]], "active": {'{"room":"attic"}': '{"room": "attic", "degrees": 40}'}, "told_us": NOW_US, "is_muted": False})
+    with log.transaction("older") as tx:
+        tx.set_note("alerting.shop.hot", old)
+    change(log, attic=40)
+    change(log, attic=None)
+    alert = deciding(log, every_us=60 * SECOND_US)
+    alert.step(NOW_US + 1)
+    assert not told(log)
+    alert.step(NOW_US + 60 * SECOND_US)
+    assert summary(log) == [("resolved", [], ["attic"], 0)]
+    with log.transaction("newer") as tx:
+        tx.set_note("alerting.shop.hot", json.dumps({"version": 99}))
+    with pytest.raises(ConfigurationError, match="newer version"):
+        deciding(log)
+
+
 def test_an_older_process_is_refused(log: hr.Log) -> None:
     first = deciding(log)
     change(log, attic=40)
@@ -155,6 +248,8 @@ def test_what_cannot_be_is_said_when_it_is_declared() -> None:
         hr.alerts.email("smtp://localhost", to="a@example.com", password="hunter2")
     with pytest.raises(InputError, match="no mail address"):
         hr.alerts.email("smtp://localhost", to="a@example.com\nBcc: b@example.com")
-    shop.alert("big", orders, every="5 minutes")
+    with pytest.raises(UnknownColumn, match="The alert 'big' has no column 'm'"):
+        shop.alert("big", orders, by="m")
+    shop.alert("big", orders, every="5 minutes", by="n")
     with pytest.raises(PlanError, match="Two outputs have the name 'alert.big'"):
         shop.alert("big", orders)

@@ -1,5 +1,6 @@
 """Those who are told: webhooks that are slow, fail, redirect, refuse or talk nonsense; mail servers that are away; each for itself, each message under one id."""
 
+import base64
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -157,6 +158,21 @@ def test_a_mail_server_that_is_away_holds_up_nobody_else(log: hr.Log, receiver: 
     until(by_mail, lambda: by_mail.status.is_open)
     until(by_webhook, lambda: by_webhook.status.told == 1)
     assert "cannot be told" in (by_mail.status.error or "")
+
+
+def test_a_password_is_told_in_the_clear_on_this_machine_alone(log: hr.Log, mails: MailServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAIL", "hunter2")
+    mail = hr.alerts.email(mails.url.replace("smtp://", "smtp://ada@"), to="ops@example.com", password="env:MAIL")
+    telling = sender(log, mail)
+    happened(log, "one")
+    until(telling, lambda: telling.status.told == 1)
+    assert [base64.b64decode(login) for login in mails.logins] == [b"\0ada\0hunter2"]
+    monkeypatch.setattr("headrace.alerts.ways._is_this_machine", lambda _server: False)
+    again = sender(log, mail)
+    happened(log, "two")
+    until(again, lambda: again.status.failures >= 1)
+    assert "in the clear" in (again.status.error or "")
+    assert (len(mails.logins), len(mails.mails)) == (1, 1)
 
 
 @pytest.mark.parametrize(("reply", "is_refused"), [(b"550 no such user", True), (b"450 later", False)])

@@ -17,7 +17,7 @@ OK: Answer = (204, {})
 class WebhookReceiver:
     """`behave` decides what to answer: it gets the request's headers and its rows; what it does not answer with 2xx is not kept."""
 
-    def __init__(self, *, secret: bytes | None = None) -> None:
+    def __init__(self, *, secret: bytes | None = None, port: int = 0) -> None:
         self.secret = secret
         self.behave: Callable[[Any, list[dict[str, Any]]], Answer | None] = lambda _headers, _rows: OK
         self.requests: list[dict[str, str]] = []
@@ -48,7 +48,7 @@ class WebhookReceiver:
             def log_message(self, *_: Any) -> None:
                 """Silence."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_port}/hook?token=abc"

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from headrace.alerts.alert_state import WHOLE, AlertState, Group, Rows
 from headrace.alerts.declared import Alert
 from headrace.alerts.messages import SCHEMA, TOPIC, AlertMessage, message_of
 from headrace.alerts.silences import silenced_until_us
-from headrace.log.api import CHANGE_TYPE, DELETE, INSERT, SYSTEM_FIELDS, UPDATE, UPDATE_BEFORE, Log, Transaction
+from headrace.log.api import CHANGE_TYPE, DELETE, INSERT, SYSTEM_FIELDS, UPDATE_BEFORE, Log, Transaction
 from headrace.log.dead import letter_texts
 
 MOST_ACTIVE = 1_000
@@ -24,38 +25,6 @@ MOST_WAITING = 10_000
 """Rows that wait for the next message; then it is told early."""
 _READ_ROWS = 10_000
 _SYSTEM = {each.name for each in SYSTEM_FIELDS}
-
-
-@dataclass
-class _State:
-    """What was told: stored with each message."""
-
-    positions: dict[int, int] = field(default_factory=dict)
-    active: dict[str, str] = field(default_factory=dict)
-    """Key -> the row that fired."""
-    told_us: int = 0
-    is_muted: bool = False
-    """Whether the last message was silenced, and what fires has not been told."""
-
-    def to_json(self) -> str:
-        return json.dumps({"version": 1, "positions": sorted(self.positions.items()), "active": self.active, "told_us": self.told_us, "is_muted": self.is_muted})
-
-    @classmethod
-    def of(cls, text: str | None) -> _State:
-        if text is None:
-            return cls()
-        stored = json.loads(text)
-        return cls(dict(stored["positions"]), stored["active"], stored["told_us"], stored["is_muted"])
-
-
-@dataclass
-class _Waiting:
-    """Rows that were read since the last message, and what they change."""
-
-    positions: dict[int, int]
-    active: dict[str, str]
-    fired: list[str] = field(default_factory=list)
-    resolved: list[str] = field(default_factory=list)
 
 
 class Deciding:
@@ -68,30 +37,38 @@ class Deciding:
         log.create_topic(TOPIC, SCHEMA, exist_ok=True)
         self._info = log.topic(alert.topic)
         self._transaction: Transaction | None = None
-        self._state = _State.of(log.note(self._note))
-        self._waiting = self._nothing()
+        self.forget()
 
     def forget(self) -> None:
         """After a failure: what was told is what the log says, and everything else is read again."""
-        self._state = _State.of(self.log.note(self._note))
-        self._waiting = self._nothing()
-
-    def _nothing(self) -> _Waiting:
-        return _Waiting(dict(self._state.positions), dict(self._state.active))
+        self._known = self.log.note(self._note)
+        self._state = AlertState.of(self._known)
+        self._told_positions = dict(self._state.positions)
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self._waiting.fired or self._waiting.resolved)
+        return self._state.waiting > 0
 
     def step(self, now_us: int, *, at_once: bool = False) -> bool:
-        """Read on, and tell if it is time; with `at_once` whatever waits. Returns whether there was anything new."""
+        """Read on, and tell of the groups whose time it is; with `at_once` of whatever waits. Returns whether there was anything new."""
         found = self._read()
+        if not any(group.waiting or group.is_muted for group in self._state.groups.values()):
+            return found
         silenced = silenced_until_us(self.log, self.pipeline, self.alert.name) > now_us
-        reminds = self._state.is_muted and not silenced and bool(self._waiting.active)
-        is_due = at_once or now_us - self._state.told_us >= self.alert.every_us or len(self._waiting.fired) + len(self._waiting.resolved) >= MOST_WAITING
-        if reminds or (self.is_waiting and is_due):
-            self._tell(now_us, is_silenced=silenced, reminds=reminds)
+        active = Counter(map(self._group_of, self._state.active.values()))
+        at_once = at_once or self._state.waiting >= MOST_WAITING
+        due = [name for name, group in self._state.groups.items() if self._reminds(group, active[name], silenced) or (group.waiting and (at_once or self._is_time(group, now_us)))]
+        if due:
+            self._tell(due, active, now_us, is_silenced=silenced)
         return found
+
+    def _is_time(self, group: Group, now_us: int) -> bool:
+        return now_us - group.told_us >= self.alert.every_us
+
+    @staticmethod
+    def _reminds(group: Group, active: int, is_silenced: bool) -> bool:
+        """Whether a silence is over in which something began that still fires."""
+        return group.is_muted and not is_silenced and active > 0
 
     # Reading
 
@@ -99,12 +76,12 @@ class Deciding:
         ends, starts = self.log.end_offsets(self.alert.topic), self.log.start_offsets(self.alert.topic)
         found = False
         for partition, end in ends.items():
-            start = max(self._waiting.positions.get(partition, 0), starts.get(partition, 0))
+            start = max(self._state.positions.get(partition, 0), starts.get(partition, 0))
             if start < end:
                 stop = min(end, start + _READ_ROWS)
                 for batch in self.log.read(self.alert.topic, partition, start, stop):
                     self._take(batch)
-                self._waiting.positions[partition] = stop
+                self._state.positions[partition] = stop
                 found = True
         return found
 
@@ -113,43 +90,75 @@ class Deciding:
         shown = [name for name in batch.schema.names if name not in _SYSTEM and name != CHANGE_TYPE]
         texts = letter_texts(batch.select(shown)).to_pylist()
         if not self._info.is_table:
-            self._waiting.fired += texts
+            for text in texts:
+                self._fire(text)
             return
         keys = letter_texts(batch.select(list(self._info.key))).to_pylist()
         for change, key, text in zip(batch.column(CHANGE_TYPE).to_pylist(), keys, texts, strict=True):
             self._take_change(change, key, text)
 
     def _take_change(self, change: str, key: str, text: str) -> None:
-        waiting = self._waiting
+        active = self._state.active
+        before = active.get(key)
         if change == DELETE:
-            waiting.resolved.append(waiting.active.pop(key, key))
-        elif change == INSERT or (change == UPDATE and key not in waiting.active and len(waiting.active) < MOST_ACTIVE):
-            waiting.fired.append(text)
-            if len(waiting.active) < MOST_ACTIVE:
-                waiting.active[key] = text
-        elif change != UPDATE_BEFORE and key in waiting.active:
-            waiting.active[key] = text
+            active.pop(key, None)
+            self._resolve(before or (text if self.alert.by else key))
+        elif change == INSERT or (change != UPDATE_BEFORE and before is None and len(active) < MOST_ACTIVE):
+            self._fire(text)
+            if len(active) < MOST_ACTIVE:
+                active[key] = text
+        elif change != UPDATE_BEFORE and before is not None:
+            active[key] = text
+            if self._group_of(before) != self._group_of(text):
+                self._resolve(before)
+                self._fire(text)
+
+    def _group_of(self, text: str) -> str:
+        """The group's columns and their values, as JSON."""
+        if not self.alert.by:
+            return WHOLE
+        row = json.loads(text)
+        return json.dumps({name: row.get(name) for name in self.alert.by})
+
+    def _fire(self, text: str) -> None:
+        self._state.groups.setdefault(self._group_of(text), Group()).fired.add(text)
+
+    def _resolve(self, text: str) -> None:
+        self._state.groups.setdefault(self._group_of(text), Group()).resolved.add(text)
 
     # Telling
 
-    def _tell(self, now_us: int, *, is_silenced: bool, reminds: bool) -> None:
-        """1. the message and the place behind its rows, in one transaction; 2. whoever listens in this process."""
-        waiting = self._waiting
-        fired = list(dict.fromkeys([*waiting.active.values(), *waiting.fired])) if reminds else waiting.fired
-        identity = self._id(waiting.positions, reminds=reminds)
-        message = message_of(identity, self.pipeline, self.alert.name, now_us, fired, waiting.resolved, len(waiting.active), is_silenced=is_silenced)
-        known = self._state.to_json() if self._state.told_us else None
-        told = _State(dict(waiting.positions), dict(waiting.active), now_us, is_silenced)
+    def _tell(self, names: list[str], active: Counter[str], now_us: int, *, is_silenced: bool) -> None:
+        """1. a message a group, what waits for others, and the place behind the rows that were read, in one transaction; 2. whoever listens in this process."""
+        messages = [self._message(name, active[name], now_us, is_silenced=is_silenced) for name in names]
+        told = self._state.told({name: Group(now_us, is_silenced) for name in names}, since_us=now_us - max(1, self.alert.every_us))
+        text = told.to_json()
         self._transaction = self._transaction.next() if self._transaction is not None else self.log.transaction(self._note)
         with self._transaction as tx:  # 1
-            tx.append(TOPIC, [message.row()])
-            tx.set_note(self._note, told.to_json(), expect=known)
-        self._state = told
-        self._waiting = self._nothing()
-        if not is_silenced:
+            tx.append(TOPIC, [message.row() for message in messages])
+            tx.set_note(self._note, text, expect=self._known)
+        self._known, self._state, self._told_positions = text, told, dict(told.positions)
+        for message in () if is_silenced else messages:
             self._on_message(message)  # 2
 
-    def _id(self, stop: dict[int, int], *, reminds: bool) -> str:
+    def _message(self, name: str, active: int, now_us: int, *, is_silenced: bool) -> AlertMessage:
+        group = self._state.groups[name]
+        reminds = self._reminds(group, active, is_silenced)
+        fired = self._with_active(name, group.fired) if reminds else group.fired
+        identity = self._id(name, group.told_us if reminds else 0)
+        return message_of(
+            identity, self.pipeline, self.alert.name, now_us, fired.shown, group.resolved.shown, active, is_silenced=is_silenced,
+            more=(fired.more, group.resolved.more), group=json.loads(name) if name else None,
+        )  # fmt: skip
+
+    def _with_active(self, name: str, fired: Rows) -> Rows:
+        """What fires, and what has fired and gone meanwhile."""
+        rows = Rows(more=fired.more)
+        for text in dict.fromkeys([*(text for text in self._state.active.values() if self._group_of(text) == name), *fired.shown]):
+            rows.add(text)
+        return rows
+
+    def _id(self, group: str, reminded_us: int) -> str:
         """Of the rows it tells: from where the last message ended to where this one does."""
-        place = [self._info.id or self._info.name, sorted(self._state.positions.items()), sorted(stop.items()), self._state.told_us if reminds else 0]
+        place = [self._info.id or self._info.name, group, sorted(self._told_positions.items()), sorted(self._state.positions.items()), reminded_us]
         return f"{self.alert.name}-{hashlib.sha256(json.dumps(place).encode()).hexdigest()[:24]}"

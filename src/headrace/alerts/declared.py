@@ -50,7 +50,9 @@ class Alert:
     topic: str
     to: tuple[Way, ...] = ()
     every_us: int = 0
-    """At most one message in this time; what comes meanwhile goes into the next one."""
+    """At most one message in this time, of each group; what comes meanwhile goes into the next one."""
+    by: tuple[str, ...] = ()
+    """The columns whose values make a group: each has messages of its own."""
 
     def __post_init__(self) -> None:
         for way in self.to:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -30,7 +31,7 @@ class AlertMessage:
     active: int
     is_silenced: bool
     content: str
-    """JSON: `fired` and `resolved`, the rows."""
+    """JSON: `fired` and `resolved`, the rows, and of an alert that has groups the `group`."""
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> AlertMessage:
@@ -45,7 +46,13 @@ class AlertMessage:
 
     def subject(self) -> str:
         counts = [f"{count} {what}" for count, what in ((self.fired, "new"), (self.resolved, "resolved"), (self.active, "active")) if count]
-        return f"[{self.state}] {self.alert}: {', '.join(counts) or 'nothing'}"
+        of = f", {self.group}" if self.group else ""
+        return f"[{self.state}] {self.alert}{of}: {', '.join(counts) or 'nothing'}"
+
+    @property
+    def group(self) -> str:
+        """For people; empty where the alert has no groups."""
+        return ", ".join(f"{name} {value}" for name, value in json.loads(self.content).get("group", {}).items())
 
     def text(self) -> str:
         """For people: a line a row."""
@@ -58,13 +65,26 @@ class AlertMessage:
         return "\n".join(lines) + "\n"
 
 
-def content_of(fired: list[str], resolved: list[str]) -> str:
-    """Rows as JSON objects, the first ones of each."""
-    return f'{{"fired": [{", ".join(fired[:MOST_ROWS])}], "resolved": [{", ".join(resolved[:MOST_ROWS])}]}}'
+def content_of(fired: Sequence[str], resolved: Sequence[str], group: Mapping[str, Any] | None = None) -> str:
+    """Rows as JSON objects, the first ones of each; before them the group they have in common."""
+    named = "" if group is None else f'"group": {json.dumps(group)}, '
+    return f'{{{named}"fired": [{", ".join(fired[:MOST_ROWS])}], "resolved": [{", ".join(resolved[:MOST_ROWS])}]}}'
 
 
 def message_of(
-    id: str, pipeline: str, alert: str, at_us: int, fired: list[str], resolved: list[str], active: int, *, is_silenced: bool
+    id: str,
+    pipeline: str,
+    alert: str,
+    at_us: int,
+    fired: Sequence[str],
+    resolved: Sequence[str],
+    active: int,
+    *,
+    is_silenced: bool,
+    more: tuple[int, int] = (0, 0),
+    group: Mapping[str, Any] | None = None,
 ) -> AlertMessage:
-    state = FIRING if active or (fired and not resolved) else RESOLVED
-    return AlertMessage(id, pipeline, alert, state, from_us(at_us), len(fired), len(resolved), active, is_silenced, content_of(fired, resolved))
+    """`more`: rows that fired and were resolved beside those that are given."""
+    counts = len(fired) + more[0], len(resolved) + more[1]
+    state = FIRING if active or (counts[0] and not counts[1]) else RESOLVED
+    return AlertMessage(id, pipeline, alert, state, from_us(at_us), *counts, active, is_silenced, content_of(fired, resolved, group))

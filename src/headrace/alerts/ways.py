@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import smtplib
 import ssl
 from email.message import EmailMessage
@@ -35,6 +36,10 @@ def teller(way: Way) -> Teller:
 
 def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _is_this_machine(server: smtplib.SMTP) -> bool:
+    return server.sock is not None and ipaddress.ip_address(server.sock.getpeername()[0]).is_loopback
 
 
 class WebhookTeller:
@@ -79,17 +84,28 @@ class MailTeller:
             raise self._away(str(error) or type(error).__name__) from None
 
     def _connected(self) -> smtplib.SMTP:
-        host, user = self._parts.hostname or "", unquote(self._parts.username or "")
+        host, port, timeout_s = self._parts.hostname or "", self._parts.port, self._mail.timeout_s
         if self._parts.scheme == "smtps":
-            server: smtplib.SMTP = smtplib.SMTP_SSL(host, self._parts.port or _SMTPS_PORT, timeout=self._mail.timeout_s, context=ssl.create_default_context())
+            server: smtplib.SMTP = smtplib.SMTP_SSL(host, port or _SMTPS_PORT, timeout=timeout_s, context=ssl.create_default_context())
         else:
-            server = smtplib.SMTP(host, self._parts.port or _SUBMISSION_PORT, timeout=self._mail.timeout_s)
-            server.ehlo_or_helo_if_needed()
-            if server.has_extn("starttls"):
-                server.starttls(context=ssl.create_default_context())
-        if user and self._mail.password is not None:
-            server.login(user, secret("password", self._mail.password))
+            server = smtplib.SMTP(host, port or _SUBMISSION_PORT, timeout=timeout_s)
+        try:
+            self._introduce(server)
+        except BaseException:
+            server.close()
+            raise
         return server
+
+    def _introduce(self, server: smtplib.SMTP) -> None:
+        """With STARTTLS where the server has it. A password is not told to anybody who listens on the way."""
+        server.ehlo_or_helo_if_needed()
+        if self._parts.scheme == "smtp" and server.has_extn("starttls"):
+            server.starttls(context=ssl.create_default_context())
+        user = unquote(self._parts.username or "")
+        if user and self._mail.password is not None:
+            if not isinstance(server.sock, ssl.SSLSocket) and not _is_this_machine(server):
+                raise ConfigurationError(f"{self.name} has no STARTTLS: the password would go there in the clear.", fix="use a server that has it, or smtps://….")
+            server.login(user, secret("password", self._mail.password))
 
     def _written(self, message: AlertMessage) -> EmailMessage:
         """The id of the alert is the mail's own, by which programs know a repeat."""

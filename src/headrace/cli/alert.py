@@ -39,8 +39,8 @@ def list_alerts(
         for each in rows:
             emit(each)
         return
-    headings = ["at", "pipeline", "alert", "state", "fired", "resolved", "active", ""]
-    shown = [[iso(each.at), each.pipeline, each.alert, each.state, each.fired, each.resolved, each.active, "silenced" if each.is_silenced else ""] for each in rows]
+    headings = ["at", "pipeline", "alert", "group", "state", "fired", "resolved", "active", ""]
+    shown = [[iso(each.at), each.pipeline, each.alert, each.group or "-", each.state, each.fired, each.resolved, each.active, "silenced" if each.is_silenced else ""] for each in rows]
     table(headings, shown, empty="No alert has told anything yet.")
 
 

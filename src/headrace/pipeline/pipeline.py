@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from headrace.errors import CyclicPlan, DuplicateStep, PlanError, StreamOnly, UnknownTopic, nearest
+from headrace.errors import CyclicPlan, DuplicateStep, PlanError, StreamOnly, UnknownColumn, UnknownTopic, nearest
 from headrace.log.names import check_name
 from headrace.log.schema import parse_schema, to_ddl
 from headrace.log.settings import declared
@@ -190,17 +190,23 @@ class Pipeline:
         self.write(name, rows, partitions=partitions, **settings)
         self.sinks[name] = sink
 
-    def alert(self, name: str, rows: Stream | Table, *, to: Way | Sequence[Way] = (), every: Duration = "0 seconds") -> None:
+    def alert(
+        self, name: str, rows: Stream | Table, *, to: Way | Sequence[Way] = (), every: Duration = "0 seconds", by: str | Sequence[str] = ()
+    ) -> None:
         """Let somebody hear of rows, as long as the pipeline runs: of a table, a row that comes fires and one that goes resolves; of a stream each row fires.
 
         `to` are webhooks (`hr.sinks.webhook`) and mails (`hr.alerts.email`); every message is also in the topic `alerts`, and shown by `headrace run`. At most one message comes in `every`; what
-        happens meanwhile is in the next one. `headrace alert silence` silences it for a while.
+        happens meanwhile is in the next one. With `by="region"` each region has messages of its own, at its own pace. `headrace alert silence` silences it for a while.
         """
         from headrace.alerts.declared import Alert
         from headrace.durations import to_us
 
         topic = f"alert.{name}"
-        alert = Alert(name, topic, tuple(to) if isinstance(to, Sequence) else (to,), to_us(every, what="every"))
+        groups = (by,) if isinstance(by, str) else tuple(by)
+        for column in groups:
+            if column not in rows.schema.names:
+                raise UnknownColumn(column, rows.schema.names, where=f"The alert {name!r}")
+        alert = Alert(name, topic, tuple(to) if isinstance(to, Sequence) else (to,), to_us(every, what="every"), groups)
         settings: dict[str, Any] = {} if isinstance(rows, Table) else {"retention": "30 days"}
         self.write(topic, rows, **settings)
         self.alerts[name] = alert
