@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 import headrace as hr
 from headrace.errors import PlanError, UnknownColumn
 from headrace.pipeline.inspect import last_entry
+from headrace.serve.server import start
 from headrace.testing.pipelines import Died, PipelineTest
+from headrace.testing.plain_spark import PlainSpark
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
 
@@ -83,6 +87,20 @@ def test_a_replay_leaves_out_the_same_and_so_does_whoever_takes_over(tmp_path: P
         overloaded(test)
         test.settle()
         assert (taken(test), left_out(test)) == (found, lost)
+
+
+def test_views_say_what_they_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.pipeline.running._session", lambda _options: PlainSpark())
+    shop = clicks(hr.shed(behind=300))
+    shop.view("visitors", shop.topic("visits", schema="n BIGINT").to_table("n"))
+    with hr.open_log(f"file:{tmp_path / 'log'}") as log:
+        log.create_topic("clicks", "n BIGINT, level INT", key="n", partitions=2)
+        with log.producer("clicks") as producer:
+            producer.append(rows(0, 1_000))
+        shop.run(log=log.address, state=tmp_path / "state", until_caught_up=True)
+        with start(tmp_path / "state", log, port=0) as server:
+            told = json.loads(urllib.request.urlopen(f"{server.address}/views", timeout=30).read())["views"]
+    assert [(view["name"], view.get("left_out")) for view in told] == [("counted", {"clicks": 1_000}), ("visitors", None)]
 
 
 def test_what_is_asked_for_is_checked() -> None:

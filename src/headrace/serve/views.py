@@ -16,6 +16,7 @@ from headrace.log.schema import to_ddl
 from headrace.serve.answers import NoSuchRow, head_json, json_response, rows_json
 from headrace.serve.asking import Asked
 from headrace.serve.history import view_at
+from headrace.serve.known_loss import left_out
 from headrace.serve.limits import Limits
 from headrace.serve.stores import Place, Stores
 from headrace.serve.typed_text import is_written_as_text, typed_key
@@ -27,10 +28,13 @@ MOST_TICK = (1 << 63) - 1
 
 
 def list_views(stores: Stores) -> Response:
-    return json_response({"views": [_described(place, info) for place, info in stores.views()]})
+    """Each with the rows that are known to be missing in it, where there are any."""
+    found = stores.views()
+    missing = {directory: left_out(directory) for directory in {place.store.directory for place, _ in found}}
+    return json_response({"views": [_described(place, info, missing[place.store.directory].get(place.stored)) for place, info in found]})
 
 
-def _described(place: Place, info: ViewInfo) -> dict[str, Any]:
+def _described(place: Place, info: ViewInfo, missing: Mapping[str, int] | None) -> dict[str, Any]:
     return {
         "name": place.name,
         "version": place.version,
@@ -38,6 +42,7 @@ def _described(place: Place, info: ViewInfo) -> dict[str, Any]:
         "schema": to_ddl(info.schema),
         "tick": info.tick,
         "kept_after": info.kept_after,
+        **({"left_out": missing} if missing else {}),
     }
 
 
