@@ -1,4 +1,4 @@
-"""A small metrics server: services send StatsD's packets, and a view has for each timer and minute the rate, p50, p95 and p99, beside the same minute yesterday and last week.
+"""A small metrics server: services send StatsD's packets, and views have for each timer and minute the rate, p50, p95 and p99, beside the same minute yesterday, and last week.
 
 As a server:            headrace run examples/19_metrics_server.py --log file:data        # packets to 127.0.0.1:8125, the view at http://127.0.0.1:8765/views/timers
 To see it at work:      python examples/19_metrics_server.py                              # in this process, with the kit for tests, and packets over UDP

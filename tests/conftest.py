@@ -42,7 +42,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @cache
 def _shared_by(file: Path) -> str:
     text = file.read_text()
-    return next((fixture for fixture in ("spark", "kafka_broker") if f"{fixture}: " in text), file.as_posix())
+    return next((fixture for fixture in ("spark", "kafka_broker", "rabbitmq") if f"{fixture}: " in text), file.as_posix())
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,7 @@ def order_ids(log: hr.Log, topic: str = "orders") -> list[int]:
 
 
 def adds_up(running: Receiving) -> bool:
-    """Every row that came has one fate, or waits."""
+    """Every row that came has one fate, or waits; and none was turned away without a reason."""
     status = running.status()
-    return status.received == status.stored + status.repeated + status.dropped + status.refused + status.waiting_rows
+    fates = status.stored + status.repeated + status.dropped + status.refused
+    return status.waiting_rows >= 0 and status.received == fates + status.waiting_rows and sum(status.reasons.values()) == status.dropped + status.refused

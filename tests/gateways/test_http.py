@@ -1,7 +1,9 @@
 """The HTTP gateway, asked by curl and by bare connections: what is stored, what is refused and why, and that every row is counted."""
 
+import base64
 import hashlib
 import hmac
+import http.client
 import json
 import shutil
 import subprocess
@@ -90,8 +92,6 @@ def test_a_request_that_cannot_be_used_is_told_why_counted_and_not_stored(
 
 
 def test_a_body_without_a_length_is_bounded_too(opened: Open) -> None:
-    import http.client
-
     running = opened(hr.gateways.http("orders", port=0, body_bytes=1000))
     connection = http.client.HTTPConnection(running.address.removeprefix("http://"), timeout=20)
     connection.request("POST", "/topics/orders", (b"x" * 100 for _ in range(100)), {**LINES, "Transfer-Encoding": "chunked"}, encode_chunked=True)
@@ -124,6 +124,17 @@ def test_many_at_once_are_all_stored_and_share_appends(log: hr.Log, opened: Open
     for thread in threads:
         thread.join()
     assert order_ids(log) == [100 * i + j for i in range(8) for j in range(20)]
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/topics/orders", 405), ("PUT", "/topics/orders", 405), ("POST", "/elsewhere", 404), ("POST", "/health", 405)])
+def test_other_requests_are_told_what_there_is(opened: Open, method: str, path: str, status: int) -> None:
+    running = opened(hr.gateways.http("orders", port=0))
+    connection = http.client.HTTPConnection(running.address.removeprefix("http://"), timeout=20)
+    connection.request(method, path, b"{}", JSON)
+    answer = connection.getresponse()
+    told = json.loads(answer.read())
+    connection.close()
+    assert (answer.status, "POST /topics/" in told["fix"]) == (status, True)
 
 
 # Who may send
@@ -178,6 +189,20 @@ def test_an_old_signature_of_stripe_is_a_replay(opened: Open, monkeypatch: pytes
         at = str(int(time.time()) - age_s)
         signed = hmac.new(b"whsec_test", at.encode() + b".{}", hashlib.sha256).hexdigest()
         assert post(running.address, "/topics/payments", b"{}", {**JSON, "Stripe-Signature": f"t={at},v1={signed}"})[0] == expected
+
+
+def test_a_signed_request_that_is_sent_again_is_stored_once_whatever_it_says_of_itself(log: hr.Log, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the time window; neither signature covers Idempotency-Key, so that says nothing."""
+    monkeypatch.setenv("HOOK", "whsec_c2VjcmV0")
+    hooks = [hr.gateways.hook("payments", signature="stripe", secret="env:HOOK"), hr.gateways.hook("events", signature="standard", secret="env:HOOK")]
+    running, at = opened(hr.gateways.http(port=0, hooks=hooks)), str(int(time.time()))
+    by_stripe = hmac.new(b"whsec_c2VjcmV0", at.encode() + b".{}", hashlib.sha256).hexdigest()
+    by_standard = base64.b64encode(hmac.new(b"secret", f"e1.{at}.".encode() + b"{}", hashlib.sha256).digest()).decode()
+    signed = {"payments": {"Stripe-Signature": f"t={at},v1={by_stripe}"}, "events": {"webhook-id": "e1", "webhook-timestamp": at, "webhook-signature": f"v1,{by_standard}"}}
+    for topic, headers in signed.items():
+        answers = [post(running.address, f"/topics/{topic}", b"{}", {**JSON, **headers, "Idempotency-Key": key}) for key in ("one", "two")]
+        assert [(code, "repeated" in answer) for code, answer in answers] == [(200, False), (200, True)]
+        assert len(log.read(topic).to_pylist()) == 1
 
 
 def test_our_own_webhook_sink_can_send_to_the_gateway(log: hr.Log, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.alerts.messages import TOPIC, AlertMessage
 from headrace.errors import InputError
+from headrace.gateways.counting import GatewayStatus
+from headrace.gateways.telling import LOST, Telling
 from headrace.log import dead
 from headrace.watching.facts import Facts
 from headrace.watching.rules import KNOWN, Rule, parse, read
@@ -60,6 +63,8 @@ def test_everything_is_looked_at(log: hr.Log, tmp_path: Path) -> None:
         consumer.poll(max_rows=2)
         consumer.commit()
     dead.divert(log, "orders", [dead.DeadLetter("here", "because")])
+    door, telling = GatewayStatus("door", "statsd", received=9, dropped=2, refused=3, details={LOST: 4}), Telling(log)
+    telling.tell(door, NOW_US)
     facts, state, now_s = Facts(log, [tmp_path / "shop.state"]), tmp_path / "shop.state", NOW_US / 1e6
     clocks = {"orders": {"complete_us": NOW_US - 90 * SECOND_US}, "empty": {"complete_us": None}}
     status(state, clocks=clocks, counts={"window.late": 10, "orders.shed": 100, "orders.rows_in": 5})
@@ -70,8 +75,12 @@ def test_everything_is_looked_at(log: hr.Log, tmp_path: Path) -> None:
     assert first["watermark age"] == {"shop/orders": 90.0}
     assert (first["late rows"], first["failed batches"]) == ({"shop/window": 0.0}, {"shop": 0.0})
     status(state, counts={"window.late": 25, "orders.shed": 100}, failures=3)
+    telling.tell(replace(door, dropped=12, refused=4, details={LOST: 5}), NOW_US)
+    telling.tell(GatewayStatus("window", "http", refused=1), NOW_US)  # it was not there at the first look
     later = facts.look(now_s + 30)
-    assert (later["late rows"], later["dropped rows"], later["failed batches"]) == ({"shop/window": 15.0}, {"shop/orders": 0.0}, {"shop": 2.0})
+    assert (later["late rows"], later["failed batches"]) == ({"shop/window": 15.0}, {"shop": 2.0})
+    assert later["dropped rows"] == {"shop/orders": 0.0, "gateway/door": 11.0, "gateway/window": 0.0}
+    assert later["refused rows"] == {"gateway/door": 1.0, "gateway/window": 1.0}
     status(state, counts={"window.late": 26}, failures=1)  # the pipeline was started anew
     last = facts.look(now_s + 61)
     assert (last["late rows"], last["failed batches"]) == ({"shop/window": 16.0}, {"shop": 1.0})

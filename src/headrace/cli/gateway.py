@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.output import bytes_text, counted, say
-from headrace.cli.settings import JsonOption, LogOption, required_log
+from headrace.cli.output import bytes_text, counted, emit, iso, say, table
+from headrace.cli.settings import JsonOption, LogOption, opened, required_log
 from headrace.cli.status_lines import StatusLines
 from headrace.cli.stopping import stopping
 from headrace.gateways.kinds import HTTP_PORT, STATSD_PORT
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Take rows in from outside: HTTP, StatsD, ZeroMQ, AMQP.", no_args_is_help=True)
 
+_COUNTS = ("received", "stored", "repeated", "dropped", "refused", "lost", "waiting_rows", "waiting_bytes")
 TopicOption = Annotated[str, typer.Option("--topic", metavar="TOPIC", help="The topic to append to.")]
 HostOption = Annotated[str, typer.Option("--host", help="Where to listen.")]
 PolicyOption = Annotated[
@@ -140,6 +142,26 @@ def amqp(
         topic, url=url, queue=queue, prefetch=prefetch, declare=declare_queue, format="raw" if raw else "json", name=name, **_given(policy, most_rows, most_bytes)
     )
     _run(context, gateway, log, as_json=json)
+
+
+@app.command("list")
+def list_gateways(context: typer.Context, log: LogOption = None, json: JsonOption = False) -> None:
+    """Show the gateways of a log, and what they last told of themselves: rows by what became of them, and what waits.
+
+    Example: headrace gateway list --log file:data
+    """
+    from headrace.gateways.telling import Told
+
+    with opened(context, log) as opened_log:
+        told = sorted(Told(opened_log).read().values(), key=lambda row: str(row["gateway"]))
+    if json:
+        for row in told:
+            emit({"gateway": row["gateway"], "kind": row["kind"], "at": iso(row["at"]), **{name: row[name] for name in _COUNTS}, "reasons": loads(row["reasons"])})
+        return
+    if not told:
+        say("No gateway has taken anything yet.")
+        return
+    table(["gateway", "as of", *(name.replace("_", " ") for name in _COUNTS)], [(row["gateway"], iso(row["at"]), *(f"{row[name]:,}" for name in _COUNTS)) for row in told])
 
 
 def _given(policy: str, most_rows: int | None, most_bytes: int | None) -> dict[str, Any]:

@@ -39,13 +39,15 @@ def watch(
     Example: headrace watch --rule "lag seconds > 60" --rule "dead letters > 0 of orders" --state shop.state --log file:data
     """
     from headrace.watching.facts import Facts
-    from headrace.watching.rules import parse, read
+    from headrace.watching.rules import A_MINUTE, parse, read
     from headrace.watching.standing import is_meant
     from headrace.watching.watching import Watching
 
     found = [*(parse(each) for each in rule or ()), *(read(rules) if rules is not None else ())]
     if not found:
         raise typer.BadParameter("There is no rule: say --rule 'lag rows > 10000', or name a file with --rules.", param_hint="--rule")
+    if once and (by_minute := [each for each in found if each.what in A_MINUTE]):
+        raise typer.BadParameter(f"{by_minute[0].what} are counted over a minute, which one look cannot see: leave out --once, or this rule.", param_hint="--once")
     with opened(context, log) as opened_log:
         facts = Facts(opened_log, state or ())
         if once:

@@ -6,7 +6,9 @@ What was not acknowledged when the connection, this process or the broker ends i
 from __future__ import annotations
 
 import logging
+import math
 import random
+import time
 from collections import deque
 from typing import Any
 
@@ -20,6 +22,7 @@ from headrace.log.api import Log
 
 logger = logging.getLogger("headrace.gateways")
 WAIT_S = 0.02
+REFUSED_PAUSE_S = 0.2
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
 
 
@@ -28,7 +31,9 @@ class AmqpReceiving(ThreadReceiving):
         super().__init__(gateway, log)
         self._url, self._queue = gateway.options["url"], gateway.options["queue"]
         self._done: deque[tuple[Any, int, Outcome]] = deque()
-        """Bounded by `prefetch`: the broker sends no more before these are acknowledged."""
+        """Bounded by `prefetch`, as is the next: the broker sends no more before these are acknowledged."""
+        self._refused: deque[tuple[Any, int, float]] = deque()
+        """What goes back into the queue, and when."""
         self._messages = self._redelivered = self._sessions = 0
         self._pika = driver()
 
@@ -89,12 +94,18 @@ class AmqpReceiving(ThreadReceiving):
         """Tell the broker what became of messages; not if their channel has gone, since it delivers them again."""
         for _ in range(len(self._done)):
             channel, tag, outcome = self._done.popleft()
-            if not channel.is_open:
-                continue
             if outcome.fate is Fate.refused and outcome.passing:
-                channel.basic_nack(tag, requeue=True)
-            else:
+                self._refused.append((channel, tag, time.monotonic() + REFUSED_PAUSE_S))
+            elif channel.is_open:
                 channel.basic_ack(tag)
+        self._send_back(time.monotonic())
+
+    def _send_back(self, now_s: float) -> None:
+        """What was refused for now goes back into the queue after a pause: the broker delivers it again at once, and both would do nothing else."""
+        while self._refused and self._refused[0][2] <= now_s:
+            channel, tag, _ = self._refused.popleft()
+            if channel.is_open:
+                channel.basic_nack(tag, requeue=True)
 
     def _leave(self, connection: Any) -> None:
         """What waits is appended first, and acknowledged; then the connection is closed."""
@@ -103,6 +114,7 @@ class AmqpReceiving(ThreadReceiving):
         self.inbox.close()
         try:
             self._answer()
+            self._send_back(math.inf)
             connection.close()
         except (self._pika.exceptions.AMQPError, OSError) as error:
             logger.warning("The gateway %s could not close its connection: %s", self.gateway.name, error)

@@ -60,6 +60,7 @@ class Gateway:
                 if on_ready is not None:
                     on_ready(receiving.address)
                 receiving.work(stop or Event(), tell)
+            receiving.tell()
             tell(receiving.status())
             receiving.check()
 

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -64,7 +65,7 @@ class HttpReceiving(Receiving):
         listening = listen(self._host, self.gateway.options["port"], slow_s=_SLOW_S)
         try:
             routes = [Route("/health", self._health, methods=["GET"]), Route("/metrics", self._metrics, methods=["GET"])]
-            rest = Starlette(routes=routes, lifespan=self._posts.lifespan)
+            rest = Starlette(routes=routes, exception_handlers={HTTPException: _not_here}, lifespan=self._posts.lifespan)
             signed = frozenset(_PREFIX + name for name in self._signed)
             app = Access(Shortcut(rest, self._posts), host=self._host, token=self._token, signed=signed)
             self._server = HttpServer(Counting(app, self), listening, host=self._host, name=f"gateway {self.gateway.name}")
@@ -83,6 +84,13 @@ class HttpReceiving(Receiving):
 
     async def _metrics(self, _request: Request) -> Response:
         return PlainTextResponse(metrics([self.status()]), media_type=MEDIA_TYPE)
+
+
+def _not_here(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if request.url.path.startswith(_PREFIX):
+        return error_response(Refused(405, f"{request.method} means nothing here.", fix=f"send rows with POST {request.url.path}."))
+    return error_response(Refused(error.status_code, "There is nothing here.", fix=f"send rows with POST {_PREFIX}NAME; there is GET /health and GET /metrics too."))
 
 
 class Counting:
@@ -180,8 +188,7 @@ class Posts:
         try:
             body = await bodies.read(receive, self._most_bytes)
             received_us = now_us()
-            if topic in self._checks:
-                self._checks[topic].check(headers, body)
+            vouched = self._checks[topic].check(headers, body) if topic in self._checks else None
             content = bodies.content_of(kind, body, asdict(bodies.Known.of(headers, scope["query_string"])) if kind == bodies.RAW else {})
         except BadSignature as error:
             self._counts.turned_away(1, "signature")
@@ -192,7 +199,7 @@ class Posts:
         if not content.values:  # type: ignore[union-attr]
             self._counts.turned_away(1, "empty")
             raise Refused(400, "The body has no row.", fix="send at least one.")
-        return Delivery(topic, content, len(content.values), len(body), received_us, id)  # type: ignore[union-attr]
+        return Delivery(topic, content, len(content.values), len(body), received_us, vouched or id)  # type: ignore[union-attr]
 
     async def _room(self, rows: int, size: int) -> Admission:
         """Room by the policy; one that blocks is waited for, in the order in which they came."""
@@ -205,6 +212,8 @@ class Posts:
                 async with asyncio.timeout_at(deadline_s):
                     await waiter
             except TimeoutError:
+                with contextlib.suppress(ValueError):  # it was woken just now
+                    self._waiters.remove(waiter)
                 return Admission.refused
         return answer
 

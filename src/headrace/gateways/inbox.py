@@ -56,6 +56,11 @@ class Inbox:
         self._thread.start()
 
     @property
+    def waiting_rows(self) -> int:
+        """Rows that have room here, with those being appended unless the policy drops what is oldest. Senders that still wait for room are not in it."""
+        return self._rows
+
+    @property
     def waiting_bytes(self) -> int:
         return self._bytes
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 from headrace.errors import InputError
 from headrace.gateways.counting import Counts, GatewayStatus
 from headrace.gateways.inbox import Inbox
+from headrace.gateways.telling import Telling
 from headrace.gateways.writing import Writer
 from headrace.log.api import Closing, Log
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from headrace.gateways.declared import Gateway
 
 STATUS_S = 1.0
+TELL_S = 5.0
 LOOK_S = 0.1
 END_S = 30.0
 
@@ -43,6 +45,7 @@ class Receiving(Closing):
         self.stopped = Event()
         self.failure: BaseException | None = None
         self._writer = Writer(log, gateway.name, received=gateway.received)
+        self._telling = Telling(log)
 
     # What each kind says
 
@@ -91,12 +94,19 @@ class Receiving(Closing):
 
     def work(self, stop: Event, on_status: Callable[[GatewayStatus], None]) -> None:
         """Until it is told to stop, or cannot go on."""
-        told_s = 0.0
+        shown_s = told_s = 0.0
         while not stop.wait(LOOK_S):
             self.check()
-            if time.monotonic() - told_s >= STATUS_S:
-                told_s = time.monotonic()
+            if time.monotonic() - shown_s >= STATUS_S:
+                shown_s = time.monotonic()
                 on_status(self.status())
+            if time.monotonic() - told_s >= TELL_S:
+                told_s = time.monotonic()
+                self.tell()
+
+    def tell(self) -> None:
+        """To whoever watches the log."""
+        self._telling.tell(self.status(), now_us())
 
     def check(self) -> None:
         """Raise what ended it, if anything did."""

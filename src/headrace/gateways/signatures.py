@@ -1,7 +1,7 @@
 """Whether a webhook's body is from whom it says: signatures as GitHub makes them, as Stripe does, and by the Standard Webhooks convention, which our own webhook sink follows.
 
-All are HMAC-SHA256 with a shared secret, compared in constant time. Stripe's and the convention's say when they were made: a request outside the time window is a replay, and is refused.
-GitHub's do not; there a repeat is known by its delivery id.
+All are HMAC-SHA256 with a shared secret, compared in constant time. Stripe's and the convention's say when they were made: a request outside the time window is a replay, and is refused; within it, it is known
+by the signature itself, or by the id that was signed. GitHub's do not; there a repeat is known by its delivery id.
 """
 
 from __future__ import annotations
@@ -65,9 +65,11 @@ class SignatureCheck:
         self._hook = hook
         self._keys = [_key(secret("secret", each), hook) for each in hook.secrets]
 
-    def check(self, headers: Headers, body: bytes, now_s: float | None = None) -> None:
-        if self._hook.signature is not None:
-            CHECKS[self._hook.signature](headers, body, self._keys, self._hook.window_s, time.time() if now_s is None else now_s)
+    def check(self, headers: Headers, body: bytes, now_s: float | None = None) -> str | None:
+        """The id that the signature vouches for, if it does: one who sends a request again cannot give it another."""
+        if self._hook.signature is None:
+            return None
+        return CHECKS[self._hook.signature](headers, body, self._keys, self._hook.window_s, time.time() if now_s is None else now_s)
 
 
 def _key(text: str, hook: Hook) -> bytes:
@@ -81,24 +83,26 @@ def _key(text: str, hook: Hook) -> bytes:
         raise ConfigurationError(f"The secret of the hook {hook.topic!r} begins with whsec_, and what follows is no base64.", fix="copy it anew.") from None
 
 
-def _github(headers: Headers, body: bytes, keys: Sequence[bytes], _window_s: float, _now_s: float) -> None:
+def _github(headers: Headers, body: bytes, keys: Sequence[bytes], _window_s: float, _now_s: float) -> str | None:
     given = headers.get("x-hub-signature-256", "")
     if not given.startswith("sha256="):
         raise BadSignature("There is no X-Hub-Signature-256: sha256=….")
     _compare([given.removeprefix("sha256=")], [hmac.digest(key, body, "sha256").hex() for key in keys])
+    return None
 
 
-def _stripe(headers: Headers, body: bytes, keys: Sequence[bytes], window_s: float, now_s: float) -> None:
+def _stripe(headers: Headers, body: bytes, keys: Sequence[bytes], window_s: float, now_s: float) -> str | None:
     parts = [part.partition("=") for part in headers.get("stripe-signature", "").split(",")]
     given = [value.strip() for name, _, value in parts if name.strip() == "v1"]
     at = next((value.strip() for name, _, value in parts if name.strip() == "t"), "")
     if not given or not at:
         raise BadSignature("There is no Stripe-Signature: t=…,v1=….")
-    _compare(given, [hmac.digest(key, at.encode() + b"." + body, "sha256").hex() for key in keys])
+    right = _compare(given, [hmac.digest(key, at.encode() + b"." + body, "sha256").hex() for key in keys])
     _check_time(at, window_s, now_s)
+    return f"stripe-{right}"
 
 
-def _standard(headers: Headers, body: bytes, keys: Sequence[bytes], window_s: float, now_s: float) -> None:
+def _standard(headers: Headers, body: bytes, keys: Sequence[bytes], window_s: float, now_s: float) -> str | None:
     identity, at = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
     given = [part.removeprefix("v1,") for part in headers.get("webhook-signature", "").split() if part.startswith("v1,")]
     if not identity or not at or not given:
@@ -106,13 +110,16 @@ def _standard(headers: Headers, body: bytes, keys: Sequence[bytes], window_s: fl
     signed = f"{identity}.{at}.".encode() + body
     _compare(given, [base64.b64encode(hmac.digest(key, signed, "sha256")).decode() for key in keys])
     _check_time(at, window_s, now_s)
+    return identity
 
 
-def _compare(given: Sequence[str], right: Sequence[str]) -> None:
-    """Every pair is compared, each in constant time, so that the time says nothing about any."""
-    matches = [hmac.compare_digest(each.encode(), one.encode()) for each in given[:16] for one in right]
-    if not any(matches):
+def _compare(given: Sequence[str], right: Sequence[str]) -> str:
+    """The one that is right. Every pair is compared, each in constant time, so that the time says nothing about any."""
+    matches = [(hmac.compare_digest(each.encode(), one.encode()), one) for each in given[:16] for one in right]
+    found = [one for is_right, one in matches if is_right]
+    if not found:
         raise BadSignature("The signature is wrong.")
+    return found[0]
 
 
 def _check_time(at: str, window_s: float, now_s: float) -> None:
@@ -123,5 +130,5 @@ def _check_time(at: str, window_s: float, now_s: float) -> None:
         raise BadSignature(f"The signature is not of the last {window_s:g} seconds.")
 
 
-Check = Callable[[Headers, bytes, Sequence[bytes], float, float], None]
+Check = Callable[[Headers, bytes, Sequence[bytes], float, float], str | None]
 CHECKS: dict[str, Check] = {"github": _github, "stripe": _stripe, "standard": _standard}

@@ -16,6 +16,8 @@ from headrace.errors import ConfigurationError, RetryError
 
 _START_S = 20.0
 _BACKLOG = 2_048
+_IDLE_S = 75
+"""How long a connection may be idle. One that is closed just as its next request comes is an error for its sender; so it is longer than clients usually keep one."""
 
 
 class PortTaken(ConfigurationError):
@@ -35,6 +37,7 @@ class HttpServer:
             server_header=False,
             date_header=False,
             proxy_headers=False,
+            timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=5,
             h11_max_incomplete_event_size=32 << 10,
         )

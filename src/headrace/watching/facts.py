@@ -1,4 +1,4 @@
-"""What rules look at, now: groups' lag and dead letters from the log, and what runners leave in their state directories. A value for each thing, by its name."""
+"""What rules look at, now: groups' lag, dead letters and what gateways tell, from the log, and what runners leave in their state directories. A value for each thing, by its name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.gateways.telling import Told
 from headrace.log import dead
 from headrace.log.api import Log
 from headrace.serve.run_status import read_run
-from headrace.watching.rules import A_MINUTE, BEHIND, DEAD, DROPPED, FAILED, LAG_ROWS, LAG_SECONDS, LATE, STATUS_AGE, WATERMARK
+from headrace.watching.rules import A_MINUTE, BEHIND, DEAD, DROPPED, FAILED, LAG_ROWS, LAG_SECONDS, LATE, REFUSED, STATUS_AGE, WATERMARK
 
 MINUTE_S = 60.0
 MOST_LOOKS = 10_000
@@ -22,6 +23,8 @@ Values = Mapping[str, Mapping[str, float]]
 class Facts:
     def __init__(self, log: Log, states: Sequence[Path]) -> None:
         self._log, self._states = log, states
+        self._gateways = Told(log)
+        self._has_looked = False
         self._before: dict[tuple[str, str], deque[tuple[float, float]]] = {}
 
     def look(self, now_s: float | None = None) -> Values:
@@ -29,6 +32,7 @@ class Facts:
         values: dict[str, dict[str, float]] = {}
         for what, of, value in self._found(now):
             values.setdefault(what, {})[of] = self._in_a_minute(what, of, value, now) if what in A_MINUTE else value
+        self._has_looked = True
         return values
 
     def _found(self, now_s: float) -> Iterator[tuple[str, str, float]]:
@@ -38,13 +42,17 @@ class Facts:
             yield LAG_SECONDS, place, lag.seconds if lag.rows else 0.0
         for topic in dead.topics(self._log):
             yield DEAD, topic.of, topic.rows
+        for name, told in self._gateways.read().items():
+            yield DROPPED, f"gateway/{name}", told["dropped"] + told["lost"]
+            yield REFUSED, f"gateway/{name}", told["refused"]
         for state in self._states:
             if (run := read_run(state)) is not None:
                 yield from _of_run(run, now_s)
 
     def _in_a_minute(self, what: str, of: str, total: float, now_s: float) -> float:
-        """How much more than a minute ago, or than at the first look; a total that begins anew is all new."""
-        looks = self._before.setdefault((what, of), deque(maxlen=MOST_LOOKS))
+        """How much more than a minute ago, or than at the first look; a total that begins anew, or appears later, is all new."""
+        if (looks := self._before.get((what, of))) is None:
+            looks = self._before[what, of] = deque([(now_s, 0.0)] if self._has_looked else [], maxlen=MOST_LOOKS)
         if looks and total < looks[-1][1]:
             looks.clear()
             looks.append((now_s, 0.0))

@@ -9,13 +9,13 @@ from pathlib import Path
 from headrace.durations import format_us, to_us
 from headrace.errors import BadDuration, ConfigurationError, InputError, nearest
 
-LAG_ROWS, LAG_SECONDS, BEHIND, WATERMARK, LATE, DROPPED, FAILED, DEAD, STATUS_AGE = (
-    "lag rows", "lag seconds", "behind rows", "watermark age", "late rows", "dropped rows", "failed batches", "dead letters", "status age",
+LAG_ROWS, LAG_SECONDS, BEHIND, WATERMARK, LATE, DROPPED, REFUSED, FAILED, DEAD, STATUS_AGE = (
+    "lag rows", "lag seconds", "behind rows", "watermark age", "late rows", "dropped rows", "refused rows", "failed batches", "dead letters", "status age",
 )  # fmt: skip
-OF_THE_LOG = {LAG_ROWS: "a group", LAG_SECONDS: "a group", DEAD: "a topic, step or sink"}
-OF_PIPELINES = {BEHIND: "a pipeline", WATERMARK: "an input", LATE: "a step", DROPPED: "a topic", FAILED: "a pipeline", STATUS_AGE: "a pipeline"}
+OF_THE_LOG = {LAG_ROWS: "a group", LAG_SECONDS: "a group", REFUSED: "a gateway", DEAD: "a topic, step or sink"}
+OF_PIPELINES = {BEHIND: "a pipeline", WATERMARK: "an input", LATE: "a step", DROPPED: "a topic, or a gateway", FAILED: "a pipeline", STATUS_AGE: "a pipeline"}
 IN_SECONDS = {LAG_SECONDS, WATERMARK, STATUS_AGE}
-A_MINUTE = {LATE, DROPPED, FAILED}
+A_MINUTE = {LATE, DROPPED, REFUSED, FAILED}
 """What is counted over the last minute; all else is as it is now."""
 KNOWN = (*OF_THE_LOG, *OF_PIPELINES)
 DEFAULT_HOLD_US = 10_000_000

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
-from threading import Thread
+from threading import Event, Thread
 
 import pyarrow as pa
 
@@ -14,6 +15,7 @@ from headrace.gateways.receiving import END_S, ThreadReceiving, now_us
 from headrace.gateways.statsd_gateway import packets
 from headrace.gateways.statsd_gateway.aggregating import Aggregator
 from headrace.gateways.statsd_gateway.lines import Values, read
+from headrace.gateways.telling import LOST
 from headrace.log.api import Log
 
 WAIT_S = 0.02
@@ -31,6 +33,8 @@ class StatsdReceiving(ThreadReceiving):
         self._aggregator = Aggregator(forget_gauges=gateway.options["forget_gauges"])
         self._gathered: queue.Queue[tuple[bytes, int] | None] = queue.Queue(MOST_GATHERED)
         self._packets = 0
+        self._given_up = Event()
+        """Set when the log takes nothing any more: who waits for room is let go."""
         self._started_us = now_us()
         self._reader = Thread(target=self._read_all, name=f"{gateway.name} reads", daemon=True)
 
@@ -43,15 +47,21 @@ class StatsdReceiving(ThreadReceiving):
         super().begin()
 
     def end(self) -> None:
+        """What was received is read and handed on, for as long as the log goes on taking it."""
         super().end()
-        self._gathered.put(None)
-        self._reader.join(END_S)
+        with contextlib.suppress(queue.Full):
+            self._gathered.put(None, timeout=END_S)
+            self._reader.join(END_S)
+        if self._reader.is_alive():
+            self._given_up.set()
+            self._gathered.put(None)
+            self._reader.join(END_S)
         self._lost = packets.lost(self._socket)
         self._socket.close()
 
     def details(self) -> dict[str, int]:
         lost = packets.lost(self._socket) if self._socket.fileno() >= 0 else self._lost
-        return {"packets": self._packets, "packets_lost_by_the_system": lost, "values_in_this_interval": self._aggregator.waiting}
+        return {"packets": self._packets, LOST: lost, "values_in_this_interval": self._aggregator.waiting}
 
     # Receiving
 
@@ -99,8 +109,7 @@ class StatsdReceiving(ThreadReceiving):
         if not len(values):
             return
         if self._flush_us is None:
-            batch = _raw(values)
-            self._submit(batch, batch.nbytes, received_us, None)
+            self._submit_in_pieces(_raw(values), received_us)
             return
         self.counts.came(len(values))
         if too_many := self._aggregator.add(values):
@@ -121,9 +130,17 @@ class StatsdReceiving(ThreadReceiving):
         if batch.num_rows:
             self._submit(batch, batch.nbytes, ended_us, count)
 
+    def _submit_in_pieces(self, batch: pa.RecordBatch, received_us: int) -> None:
+        """None larger than may wait, so that the bounds hold however many packets came together."""
+        policy = self.gateway.policy
+        rows = max(1, min(policy.rows, batch.num_rows * policy.bytes // max(1, batch.nbytes)))
+        for start in range(0, batch.num_rows, rows):
+            piece = batch.slice(start, rows)
+            self._submit(piece, piece.nbytes, received_us, None)
+
     def _submit(self, batch: pa.RecordBatch, size: int, received_us: int, stands_for: int | None) -> None:
         topic = self.gateway.topics[0]
-        self.inbox.submit(Delivery(topic, Columns(batch), batch.num_rows, size, received_us, stands_for=stands_for), self.stopped)
+        self.inbox.submit(Delivery(topic, Columns(batch), batch.num_rows, size, received_us, stands_for=stands_for), self._given_up)
 
 
 def _raw(values: Values) -> pa.RecordBatch:

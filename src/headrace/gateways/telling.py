@@ -1,0 +1,69 @@
+"""What gateways tell of themselves to others: their counts, in the topic `__gateways`, every few seconds while they change. `headrace watch` has rules over them, `headrace gateway list` shows them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.durations import from_us
+from headrace.errors import RetryError
+from headrace.gateways.counting import GatewayStatus
+from headrace.log.api import Log
+
+logger = logging.getLogger("headrace.gateways")
+TOPIC = "__gateways"
+LOST = "packets_lost_by_the_system"
+_FIGURES = ("received", "stored", "repeated", "dropped", "refused", "waiting_rows", "waiting_bytes")
+_SCHEMA = f"gateway STRING, kind STRING, `at` TIMESTAMP, {', '.join(f'{name} BIGINT' for name in _FIGURES)}, lost BIGINT, reasons STRING"
+_KEPT_BYTES, _READ_ROWS = 4 << 20, 10_000
+
+
+def _figures(status: GatewayStatus) -> dict[str, Any]:
+    return {name: getattr(status, name) for name in _FIGURES} | {"lost": status.details.get(LOST, 0), "reasons": json.dumps(status.reasons, sort_keys=True)}
+
+
+class Telling:
+    """One gateway's. What cannot be told now is told the next time."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._told = _figures(GatewayStatus("", ""))
+
+    def tell(self, status: GatewayStatus, now_us: int) -> None:
+        figures = _figures(status)
+        if figures == self._told:
+            return
+        try:
+            self._log.create_topic(TOPIC, _SCHEMA, exist_ok=True, retention_bytes=_KEPT_BYTES, segment_bytes=_KEPT_BYTES // 4)
+            with self._log.producer(TOPIC) as producer:
+                producer.append([{"gateway": status.gateway, "kind": status.kind, "at": from_us(now_us), **figures}])
+        except RetryError as error:
+            logger.warning("The gateway %s cannot tell how it goes: %s", status.gateway, error)
+            return
+        self._told = figures
+
+
+class Told:
+    """The newest that each gateway of a log has told."""
+
+    def __init__(self, log: Log) -> None:
+        self._log, self._reached = log, 0
+        self._newest: dict[str, dict[str, Any]] = {}
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        """By the gateway's name, with when it was told (`at`), its counts, and the packets that the system lost (`lost`)."""
+        if TOPIC not in self._log.topics():
+            return {}
+        for row in self._news():
+            self._newest[row["gateway"]] = row
+        return self._newest
+
+    def _news(self) -> Iterator[dict[str, Any]]:
+        end = self._log.end_offsets(TOPIC)[0]
+        start = max(self._reached, self._log.start_offsets(TOPIC)[0], end - _READ_ROWS)
+        if start < end:
+            for batch in self._log.read(TOPIC, 0, start, end):
+                yield from batch.to_pylist()
+        self._reached = end
