@@ -1,5 +1,5 @@
 # Every target sets up what it needs on a fresh Debian machine: see scripts/setup.sh.
-#   make demo        show the log and Spark at work, checked       DEMO_SECONDS=30 make demo
+#   make demo        a web shop with its dashboard, until Ctrl-C   DEMO_SECONDS=30 make demo: for so long, and every number checked
 #   make test        linters, types and tests, in their short forms
 #   make test-all    the same with every test at full length
 #   make bench       the benchmarks, one JSON line a result        make bench ONLY=log
@@ -9,7 +9,6 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON_IN_VENV := $(VENV)/bin/python
 STAMP := $(VENV)/.headrace-ready
-DEMO_SECONDS ?= 15
 # Two at a time: much of a test is waiting, for a disk, a broker or a JVM. Tests that share a Spark session or a broker stay together (tests/conftest.py).
 PYTEST_ARGS ?= -n 2 --dist loadscope
 
@@ -22,7 +21,7 @@ $(STAMP): pyproject.toml scripts/setup.sh
 setup: $(STAMP)
 
 demo: $(STAMP)
-	@$(PYTHON_IN_VENV) -m headrace.cli demo --seconds $(DEMO_SECONDS)
+	@$(PYTHON_IN_VENV) -m headrace.cli demo
 
 lint: $(STAMP)
 	@$(PYTHON_IN_VENV) -m ruff check src tests benchmarks examples

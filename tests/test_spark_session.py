@@ -86,7 +86,8 @@ def test_without_java_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("JAVA_HOME", home) if home else monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(ConfigurationError, match="Spark needs Java") as refused:
         hr.spark()
-    assert "apt-get install default-jre-headless" in refused.value.fix
+    for command in ("apt-get install default-jre-headless", "dnf install java", "brew install openjdk"):
+        assert command in refused.value.fix
 
 
 def test_a_java_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,114 +1,88 @@
-"""`headrace demo`: it ends well, and its checks notice what is wrong."""
+"""`headrace demo` as a newcomer starts it: it ends well, also by Ctrl-C, and says what is missing. What its summary notices is in tests/demo."""
 
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
-import pyarrow as pa
 import pytest
 
-import headrace as hr
-from headrace.cli.demo import Checks, Shop, in_order, orders, same_set
-from headrace.cli.demo_windows import show_time
-from headrace.testing.plain_spark import PlainSpark
 from tests.java import require_java
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+DEMO = [sys.executable, "-m", "headrace.cli", "demo"]
 
-# A till that forgets an append, and one that sends an order nobody placed.
-SABOTAGE = """
-import sys
-from pathlib import Path
-from headrace.cli import demo
 
-class Dishonest(demo.Shop):
-    def _check(self, log):
-        with log.producer("orders") as producer:
-            producer.append(demo.orders(10**9, 1))
-        self.sent += 7
-        return super()._check(log)
-
-directory = Path(sys.argv[1])
-sys.exit(len(Dishonest(directory / "log", directory, 1).run()))
-"""
+@contextmanager
+def taken(port: int) -> Iterator[None]:
+    """Somebody listens there; if it is not this test, it is somebody else."""
+    with socket.socket() as listening:
+        with suppress(OSError):
+            listening.bind(("127.0.0.1", port))
+            listening.listen()
+        yield
 
 
 @pytest.mark.spark
-def test_the_demo_ends_well(tmp_path: Path) -> None:
+def test_a_bounded_demo_ends_with_a_summary_in_which_every_number_is_right(tmp_path: Path) -> None:
     require_java()
-    command = [str(Path(sys.executable).with_name("headrace")), "demo", "--keep", str(tmp_path / "log")]
-    done = subprocess.run(command, env={**os.environ, "DEMO_SECONDS": "6"}, capture_output=True, text=True, timeout=300, check=False)
+    with taken(8765):
+        done = subprocess.run([*DEMO, "--for", "4s", "--keep", tmp_path / "shop"], capture_output=True, text=True, timeout=400, check=False, env=_environment(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "All as it should be" in done.stdout
     assert "BAD" not in done.stdout
-    assert "the minute and the hour were both corrected" in done.stdout
-    assert (tmp_path / "log").is_dir()
+    assert "(port 8765 is taken)" in done.stdout
+    came_in, counted = re.findall(r"exactly once: ([\d,]+) orders in, ([\d,]+) counted", done.stdout)[0]
+    assert came_in == counted
+    assert int(came_in.replace(",", "")) > 1000
+    assert re.search(r"numbers move: [\d,]+ orders are counted", done.stdout)
+    assert re.search(r"All 15 as it should be; numbers moved after [\d.]+ s\.", done.stdout)
+    assert (tmp_path / "shop" / "shop.db").exists()
 
 
 @pytest.mark.spark
-def test_the_demo_notices_what_is_wrong(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", ["Spark starts", "numbers move"])
+def test_ctrl_c_ends_it_cleanly_at_any_moment_and_leaves_nothing(tmp_path: Path, moment: str) -> None:
     require_java()
-    done = subprocess.run([sys.executable, "-c", SABOTAGE, tmp_path], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode >= 4, done.stdout + done.stderr
-    for what in ("BAD orders stored", "BAD each once, and none invented", "BAD each order has one invoice", "BAD each customer's orders and revenue", "BAD orders in the slow group's report"):
-        assert what in done.stdout
+    with subprocess.Popen([*DEMO, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment(tmp_path)) as running:
+        assert running.stdout is not None
+        shown = []
+        for line in running.stdout:
+            shown.append(line)
+            if moment in line:
+                running.send_signal(signal.SIGINT)
+                break
+        rest, complaints = running.communicate(timeout=120)
+    assert (running.returncode, rest.splitlines()[-1:]) == (0, ["The shop is closed."]), ("".join(shown), rest, complaints)
+    assert "Traceback" not in complaints
+    assert [path.name for path in tmp_path.glob("headrace-demo-*")] == []
 
 
-def test_the_part_about_time_shows_who_holds_the_clock_and_a_correction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checks, session = Checks(), cast("SparkSession", PlainSpark())
-    with hr.open_log(f"file:{tmp_path / 'log'}") as log:
-        show_time(log, session, tmp_path / "state", checks)
-    shown = capsys.readouterr().out
-    assert checks.failed == []
-    assert shown.count("  ok  ") == 3
-    assert "sales waits for the producer b" in shown
-    assert [line.split() for line in shown.splitlines() if "update_" in line] == [
-        ["minutes", "update_preimage", "12:00", "8.00"],
-        ["minutes", "update_postimage", "12:00", "108.00"],
-        ["hours", "update_preimage", "12:00", "8.00"],
-        ["hours", "update_postimage", "12:00", "108.00"],
-    ]
+def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
+    environment = {name: value for name, value in _environment(tmp_path).items() if name != "JAVA_HOME"} | {"PATH": str(tmp_path)}
+    done = subprocess.run(DEMO, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.returncode == 1
+    assert "Spark needs Java" in done.stderr
+    assert "apt-get install default-jre-headless" in done.stderr
+    assert "brew install openjdk" in done.stderr
 
 
-def test_sets_are_compared_with_their_repeats() -> None:
-    one, two = pa.chunked_array([[1, 2]]), pa.chunked_array([[2], [1]])
-    assert same_set(one, two)
-    assert not same_set(one, pa.chunked_array([[1, 2, 2]]))
-    assert not same_set(one, pa.chunked_array([[1, 3]]))
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--for", "2 hours"], "from 1 second to 1 hour"), (["--for", "soon"], "--for"), (["--keep", "."], "is not empty")],
+    ids=["too long", "no duration", "a directory in use"],
+)
+def test_what_it_cannot_do_it_says(tmp_path: Path, arguments: list[str], said: str) -> None:
+    require_java()
+    (tmp_path / "something").touch()
+    done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=60, check=False, env=_environment(tmp_path), cwd=tmp_path)
+    assert done.returncode == 1
+    assert said in done.stderr
 
 
-def test_order_is_judged_for_each_customer() -> None:
-    rows = orders(0, 500)
-    stored = rows.append_column("_partition", pa.array([0] * 500)).append_column("_offset", pa.array(range(500)))
-    assert in_order(stored)
-    backwards = stored.set_column(stored.schema.get_field_index("_offset"), "_offset", pa.array(range(500, 0, -1)))
-    assert not in_order(backwards)
-
-
-def test_an_order_is_known_by_its_number() -> None:
-    assert orders(3, 4).equals(orders(0, 10).slice(3, 4))
-
-
-def test_a_failed_check_is_remembered(capsys: pytest.CaptureFixture[str]) -> None:
-    checks = Checks()
-    checks.equal("right", 1, 1)
-    checks.equal("wrong", 1, 2)
-    checks.true("false", good=False)
-    assert checks.failed == ["wrong", "false"]
-    assert "BAD wrong: 1, not 2" in capsys.readouterr().out
-
-
-def test_waiting_shows_that_things_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("headrace.cli.demo.SHOW_SECONDS", 0.05)
-    shop = Shop(tmp_path / "log", tmp_path, 1)
-    with hr.open_log(shop.address) as log, ThreadPoolExecutor() as pool:
-        log.create_topic("large_orders", "order_id BIGINT")
-        shop._wait(log, [pool.submit(time.sleep, 0.5)], "starting")
-        assert "Spark starting,      0 large orders" in capsys.readouterr().out
-        forever: Future[None] = Future()
-        shop._wait(log, [pool.submit(int, "x"), forever], "starting")  # one has failed: no waiting for the other
+def _environment(tmp_path: Path) -> dict[str, str]:
+    """Without a display, and with temporary files where the test can see them."""
+    return {name: value for name, value in os.environ.items() if name not in {"DISPLAY", "WAYLAND_DISPLAY", "DEMO_SECONDS"}} | {"TMPDIR": str(tmp_path)}

@@ -25,7 +25,7 @@ class Entry(NamedTuple):
 
 
 COMMANDS = (
-    Entry("demo", "demo", "demo", "Show the log, Spark and a pipeline at work: producing, two groups, lag, transactions, a stream, a live view. Each number is checked."),
+    Entry("demo", "demo", "demo", "Show a small web shop at work, with its dashboard, until Ctrl-C; with --for, every number is computed a second time in the end."),
     Entry("topic", "topic", "app", "Topics and tables: create, list, show, alter, delete."),
     Entry("produce", "produce", "produce", "Append rows. On a table they are upserts, unless a row says otherwise in _change_type (insert, update_postimage, delete)."),
     Entry("consume", "consume", "consume", "Print a topic's rows up to its end, or with --follow as they come."),

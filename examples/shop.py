@@ -1,0 +1,175 @@
+"""A web shop in one file: everything Headrace does, on what a small shop has. See it live with `headrace demo` (or `make demo`), which lets simulated people loose on it.
+
+    headrace plan examples/shop.py          the steps, their names, what they keep
+    headrace demo                           run it with people in it, and the dashboard
+    headrace demo --for 30s                 the same for half a minute; then every number is computed a second time from the log, and compared
+
+To run it without them: headrace run examples/shop.py. Only addresses change on Kafka and a Spark cluster: docs/how-to/cluster.md.
+"""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import headrace as hr
+from headrace.events import CommandRefused, Decider
+
+HOME = Path(os.environ.get("SHOP_HOME", "shop-data"))
+shop = hr.Pipeline("shop", log=f"file:{HOME}/log")
+
+
+# 1. What comes in.
+#
+# Customers and products are in a database, and stay there: what changes in it is captured.
+
+database = hr.cdc.sqlite(HOME / "shop.db", tables=["customers", "products"])
+customers = shop.capture(database, "customers", schema="customer_id BIGINT, customer STRING, city STRING, country STRING", key="customer_id")
+products = shop.capture(database, "products", schema="product_id BIGINT, product STRING, price DOUBLE", key="product_id")
+
+# Orders, searches and clicks come from devices. Their clocks are wrong, some by years, and now and then one is in a tunnel and sends what it has ten seconds later.
+# Three times tell when something really happened: when it did and when it was sent, by the device's clock, and when it was received, by ours.
+
+TIMES = "device STRING, happened TIMESTAMP, sent TIMESTAMP, received TIMESTAMP"
+
+
+def from_devices(topic: str, columns: str, *, idle: str) -> hr.Stream:
+    """A topic of devices, with a column `event_time` in which their clocks are put right. One that is silent for longer than `idle` is no longer waited for."""
+    times = hr.device_time(event="happened", sent="sent", received="received", device="device", delay="1 second", idle=idle)
+    return shop.topic(topic, schema=f"{columns}, {TIMES}", key="device", event_time=times, partitions=2, retention="6 hours")
+
+
+orders = from_devices("orders", "order_id BIGINT, customer_id BIGINT, product_id BIGINT, amount DOUBLE", idle="4 seconds")
+searches = from_devices("searches", "search_id BIGINT, words STRING", idle="1 minute")
+clicks = from_devices("clicks", "search_id BIGINT, product_id BIGINT", idle="1 minute")
+
+# Payments come from two banks, whose clocks are right. Tax rates are a table whose rows are valid from a time on.
+
+payments = shop.topic(
+    "payments",
+    schema="payment_id BIGINT, card STRING, amount DOUBLE, bank STRING, paid_at TIMESTAMP",
+    key="card",
+    event_time=hr.EventTime("paid_at", delay="2 seconds", producer="bank"),
+    partitions=2,
+)
+rates = shop.table(
+    "tax_rates", schema="country STRING, rate DOUBLE, valid_from TIMESTAMP", key="country", event_time=hr.EventTime("valid_from"), history="1 day"
+)
+
+# The shop has a magazine. Readers store a search each, and hear of articles that fit.
+
+articles = shop.topic("articles", schema="article_id BIGINT, title STRING, body STRING", key="article_id")
+subscriptions = shop.table("subscriptions", schema="reader STRING, query STRING", key="reader")
+
+
+# 2. Carts: kept as what happened to them. A command is decided against the cart as it is, and leaves events, or is refused and leaves none.
+
+
+@dataclass(frozen=True)
+class Put:
+    item: str
+
+
+@dataclass(frozen=True)
+class TakeOut:
+    item: str
+
+
+@dataclass(frozen=True)
+class Buy:
+    pass
+
+
+@dataclass(frozen=True)
+class ItemPut:
+    item: str
+
+
+@dataclass(frozen=True)
+class ItemTakenOut:
+    item: str
+
+
+@dataclass(frozen=True)
+class Bought:
+    items: list[str]
+
+
+@dataclass(frozen=True)
+class Cart:
+    items: tuple[str, ...] = ()
+    is_bought: bool = False
+
+
+def decide(command: Put | TakeOut | Buy, cart: Cart) -> list[ItemPut | ItemTakenOut | Bought]:
+    if cart.is_bought:
+        raise CommandRefused("This cart was bought.")
+    if isinstance(command, Put):
+        return [ItemPut(command.item)]
+    if isinstance(command, TakeOut):
+        if command.item not in cart.items:
+            raise CommandRefused(f"There is no {command.item} in the cart.")
+        return [ItemTakenOut(command.item)]
+    if not cart.items:
+        raise CommandRefused("The cart is empty.")
+    return [Bought(list(cart.items))]
+
+
+def evolve(cart: Cart, event: ItemPut | ItemTakenOut | Bought) -> Cart:
+    if isinstance(event, ItemPut):
+        return replace(cart, items=(*cart.items, event.item))
+    if isinstance(event, ItemTakenOut):
+        at = cart.items.index(event.item)
+        return replace(cart, items=cart.items[:at] + cart.items[at + 1 :])
+    return replace(cart, is_bought=True)
+
+
+CARTS = Decider("cart", Cart(), decide, evolve, events=(ItemPut, ItemTakenOut, Bought))
+carts = hr.events.stream(shop, "carts")
+
+
+# 3. What is made of it.
+#
+# Orders meet their customer as he is now (a stream and a table), and the tax rate as it was when the order was placed (a stream and the versions of a table).
+# Every five seconds of event time are told for each city when they are complete, and corrected when an order comes late.
+
+taxed = orders.join(customers, on="customer_id").join(rates.as_of("event_time"), on="country").with_columns(tax="amount * rate")
+revenue = (
+    taxed.window(hr.tumbling("5 seconds"), late=hr.correct("1 hour"))
+    .group_by("city")
+    .aggregate(orders=hr.agg.count(), revenue=hr.agg.sum("amount"), tax=hr.agg.sum("tax"))
+)
+shop.view("revenue", revenue)
+
+# What was sold, beside the products as the database has them (a table and a table), and the best of it: a leaderboard that is right at every moment.
+
+sold = orders.group_by("product_id").aggregate(orders=hr.agg.count(), revenue=hr.agg.sum("amount"))
+sales = products.join(sold, on="product_id")
+shop.view("sales", sales)
+shop.view("bestsellers", sales.top(5, by=["revenue", "product_id ASC"]))
+
+# Searches, and the click that one led to within ten seconds (two streams). Those without a click are told when the clock says that none can come any more.
+
+found = searches.select("search_id", "words", "event_time").join(
+    clicks.select("search_id", "product_id", "event_time"), on="search_id", before="0 seconds", after="10 seconds", how="left", suffix="_of_click"
+)
+shop.view("click_through", found.group_by("words").aggregate(searches=hr.agg.count(), clicks=hr.agg.count("product_id")))
+
+# A stolen card is tried out with small payments before the big one: a pattern, and an alert when it is found.
+
+fraud = payments.match(
+    "small{3,} big",
+    define={"small": "amount < 2", "big": "amount > 500"},
+    measures={"tries": "count(small.*)", "total": "sum(amount)"},
+    within="1 minute",
+)
+shop.alert("fraud", fraud)
+
+# Articles that fit somebody's stored search; and what people put into their carts and took out again.
+
+shop.write("matches", articles.search(subscriptions, query="query", text=["title", "body"]))
+hesitated = carts.where("type = 'ItemTakenOut'").group_by(item="get_json_object(data, '$.item')").aggregate(times=hr.agg.count())
+shop.view("hesitated", hesitated)
+
+
+if __name__ == "__main__":
+    print(shop)

@@ -1,0 +1,44 @@
+"""The shop of the demo on real Kafka and a Spark cluster of two workers: the same file, and the same numbers, computed a second time from the log."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.testing.kafka_broker import KafkaBroker
+from headrace.testing.spark_cluster import ClusterUnavailable, SparkCluster
+from tests.java import require_java
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.kafka]
+# What a cluster on loopback with little memory needs to be told.
+DEFAULTS = {"spark.executor.memory": "512m", "spark.driver.memory": "1g", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+@pytest.fixture
+def cluster() -> Iterator[SparkCluster]:
+    require_java()
+    try:
+        with SparkCluster(workers=2) as started:
+            yield started
+    except ClusterUnavailable as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+def test_the_shop_gives_the_same_checked_numbers_on_kafka_and_a_cluster(kafka_broker: KafkaBroker, cluster: SparkCluster, tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in DEFAULTS.items()))
+    environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path), "SPARK_LOCAL_IP": "127.0.0.1"}
+    demo = [sys.executable, "-m", "headrace.cli", "demo", "--for", "15s", "--port", "0", "--no-open"]
+    places = ["--log", kafka_broker.address, "--master", cluster.master, "--keep", str(tmp_path / "shared")]
+    done = subprocess.run([*demo, *places], capture_output=True, text=True, timeout=600, check=False, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    came_in, counted = re.findall(r"exactly once: ([\d,]+) orders in, ([\d,]+) counted", done.stdout)[0]
+    assert came_in == counted
+    assert "BAD" not in done.stdout
+    assert "All 14 as it should be" in done.stdout  # the embedded log's own check is not for a broker
+    assert cluster.executors() == 2
