@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from headrace.serve.server import Server
 
 Say = Callable[[str], None]
-LOOK_EVERY_S, SHOW_EVERY_S = 0.1, 5.0
+LOOK_EVERY_S, TOLD_EVERY_S, SHOW_EVERY_S = 0.1, 0.5, 5.0
 PATIENCE_S = 120.0
 """How long a closed shop waits until everything has been told; then what is missing is in the summary."""
 
@@ -147,7 +147,7 @@ class Showing:
 
     def _await_told(self, log: Log, done: Event) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
-        while not self._is_told(log) and time.monotonic() < deadline_s and not done.wait(LOOK_EVERY_S):
+        while not self._is_told(log) and time.monotonic() < deadline_s and not done.wait(TOLD_EVERY_S):
             continue
 
     def _is_told(self, log: Log) -> bool:

@@ -7,7 +7,7 @@ import time
 import pyarrow as pa
 
 from headrace.demo.sending import Sender
-from headrace.log.api import Log
+from headrace.log.api import Log, Transaction
 
 GROUP, PARCELS = "warehouse", "parcels"
 PATIENCE_S = 60.0
@@ -21,12 +21,14 @@ class Warehouse:
         self._packed = 0
         log.create_topic(PARCELS, "order_id BIGINT, product_id BIGINT", key="order_id", exist_ok=True)
         self._consumer = log.consumer("orders", group=GROUP)
+        self._last: Transaction | None = None
 
     def step(self, now_us: int) -> None:  # noqa: ARG002
         batches = self._consumer.poll(timeout="200 milliseconds")
         if not batches:
             return
-        with self._log.transaction("demo-warehouse") as tx:
+        self._last = self._log.transaction("demo-warehouse") if self._last is None else self._last.next()
+        with self._last as tx:
             for batch in batches:
                 tx.append(PARCELS, pa.table({name: batch[name] for name in ("order_id", "product_id")}))
             tx.commit_offsets(GROUP, self._consumer.positions())

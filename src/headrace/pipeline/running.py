@@ -73,6 +73,8 @@ def run(
     """
     stop = stop or Event()
     with open_log(address_of(pipeline, log)) as opened, capturing(pipeline, opened, stop, until_caught_up=until_caught_up):
+        if stop.is_set():  # so early that a captured table may have no topic yet
+            return
         plan = _checked(opened, pipeline.plan(), state_of(pipeline, state))
         target_s = to_us(batch_target, what="batch_target") / 1e6
         runner = Runner(plan, opened, _session(spark_options), state_of(pipeline, state), shards=shards, local=_path(local), batch_target_s=target_s)
