@@ -132,7 +132,11 @@ carts = hr.events.stream(shop, "carts")
 # Orders meet their customer as he is now (a stream and a table), and the tax rate as it was when the order was placed (a stream and the versions of a table).
 # Every five seconds of event time are told for each city when they are complete, and corrected when an order comes late.
 
-taxed = orders.join(customers, on="customer_id").join(rates.as_of("event_time"), on="country").with_columns(tax="amount * rate")
+taxed = (
+    orders.join(customers, on="customer_id", name="with_customer")
+    .join(rates.as_of("event_time"), on="country", name="with_tax_rate")
+    .with_columns(tax="amount * rate", name="taxed")
+)
 revenue = (
     taxed.window(hr.tumbling("5 seconds"), late=hr.correct("1 hour"))
     .group_by("city")
@@ -150,8 +154,9 @@ shop.view("bestsellers", sales.top(5, by=["revenue", "product_id ASC"]))
 # Searches, and the click that one led to within ten seconds (two streams). Those without a click are told when the clock says that none can come any more.
 
 found = searches.select("search_id", "words", "event_time").join(
-    clicks.select("search_id", "product_id", "event_time"), on="search_id", before="0 seconds", after="10 seconds", how="left", suffix="_of_click"
-)
+    clicks.select("search_id", "product_id", "event_time"),
+    on="search_id", before="0 seconds", after="10 seconds", how="left", suffix="_of_click", name="with_click",
+)  # fmt: skip
 shop.view("click_through", found.group_by("words").aggregate(searches=hr.agg.count(), clicks=hr.agg.count("product_id")))
 
 # A stolen card is tried out with small payments before the big one: a pattern, and an alert when it is found.
@@ -161,6 +166,7 @@ fraud = payments.match(
     define={"small": "amount < 2", "big": "amount > 500"},
     measures={"tries": "count(small.*)", "total": "sum(amount)"},
     within="1 minute",
+    name="stolen_cards",
 )
 shop.alert("fraud", fraud)
 

@@ -18,6 +18,7 @@ from headrace.log.api import Log
 from headrace.pipeline.load import run_file
 from headrace.testing.pipelines import PipelineTest
 
+ORDERS_A_SECOND = 100
 OPEN_S, SETTLE_EVERY_S, LATER_S = 14, 2, 14
 
 
@@ -34,18 +35,23 @@ class Day:
 @pytest.fixture(scope="session")
 def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Day]:
     home = tmp_path_factory.mktemp("shop")
-    with pytest.MonkeyPatch.context() as patch, open_log(f"file:{home / 'log'}") as log:
+    with open_log(f"file:{home / 'log'}") as log:
+        yield lived(home, log)
+
+
+def lived(home: Path, log: Log) -> Day:
+    """From opening to closing, on any log."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHOP_HOME", str(home))
         make_database(home / DATABASE)
         shop = run_file(shop_file())
         shop.database.run(log=log.address, until_caught_up=True)
         with PipelineTest(shop.shop, home / "run", log=log) as test:
-            sent = _live(test, shop, home)
-        yield Day(home, test.state, log, sent)
+            return Day(home, test.state, log, _live(test, shop, home))
 
 
 def _live(test: PipelineTest, shop: ModuleType, home: Path) -> Sent:
-    world = World(test.log, shop, home, _now_us(test), orders_a_second=100)
+    world = World(test.log, shop, home, _now_us(test), orders_a_second=ORDERS_A_SECOND)
     for second in range(OPEN_S):
         test.pass_time("1 second")
         world.step(_now_us(test))

@@ -9,13 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing.kafka_broker import KafkaBroker
+from headrace.demo.checks import Summary
+from headrace.log import open_log
+from headrace.testing.kafka_broker import BrokerUnavailable, KafkaBroker
 from headrace.testing.spark_cluster import ClusterUnavailable, SparkCluster
+from tests.demo.conftest import lived
 from tests.java import require_java
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.kafka]
+pytestmark = pytest.mark.kafka
 # What a cluster on loopback with little memory needs to be told.
 DEFAULTS = {"spark.executor.memory": "512m", "spark.driver.memory": "1g", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+@pytest.fixture
+def broker() -> Iterator[KafkaBroker]:
+    """One of its own: the shop's topics have the names they have, and begin empty."""
+    try:
+        with KafkaBroker() as started:
+            yield started
+    except BrokerUnavailable as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"CI needs a Kafka broker: {error}")
+        pytest.skip(f"no Kafka broker: {error}")
 
 
 @pytest.fixture
@@ -30,15 +45,26 @@ def cluster() -> Iterator[SparkCluster]:
         pytest.skip(str(error))
 
 
-def test_the_shop_gives_the_same_checked_numbers_on_kafka_and_a_cluster(kafka_broker: KafkaBroker, cluster: SparkCluster, tmp_path: Path) -> None:
+def test_the_shop_gives_checked_numbers_on_kafka(broker: KafkaBroker, tmp_path: Path) -> None:
+    """The short form: without the cluster, and without Spark."""
+    with open_log(broker.address) as log:
+        day = lived(tmp_path, log)
+        checks = list(Summary(log, day.state, day.home, day.sent).checks())
+    assert [check.text for check in checks if not check.good] == []
+    assert len(checks) == 14  # the embedded log's own check is not for a broker
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_shop_gives_the_same_checked_numbers_on_kafka_and_a_cluster(broker: KafkaBroker, cluster: SparkCluster, tmp_path: Path) -> None:
     (tmp_path / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in DEFAULTS.items()))
     environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path), "SPARK_LOCAL_IP": "127.0.0.1"}
     demo = [sys.executable, "-m", "headrace.cli", "demo", "--for", "15s", "--port", "0", "--no-open"]
-    places = ["--log", kafka_broker.address, "--master", cluster.master, "--keep", str(tmp_path / "shared")]
+    places = ["--log", broker.address, "--master", cluster.master, "--keep", str(tmp_path / "shared")]
     done = subprocess.run([*demo, *places], capture_output=True, text=True, timeout=600, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     came_in, counted = re.findall(r"exactly once: ([\d,]+) orders in, ([\d,]+) counted", done.stdout)[0]
     assert came_in == counted
     assert "BAD" not in done.stdout
-    assert "All 14 as it should be" in done.stdout  # the embedded log's own check is not for a broker
+    assert "All 14 as it should be" in done.stdout
     assert cluster.executors() == 2

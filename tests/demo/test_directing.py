@@ -1,0 +1,62 @@
+"""A showing of the demo, from opening to closing, without a JVM: it ends when it is told to, at any moment, and whatever fails in its world is its error."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.demo.bank import Bank
+from headrace.demo.directing import Showing
+from headrace.demo.offices import Office
+from headrace.pipeline import running
+from headrace.testing.plain_spark import PlainSpark
+
+
+@pytest.fixture(autouse=True)
+def no_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_session", lambda _options: PlainSpark())
+    monkeypatch.setenv("SHOP_HOME", "nowhere")  # a showing says where, for its process: here that is undone
+
+
+def shown(tmp_path: Path, said: Callable[[Showing, str], None]) -> Showing:
+    """A showing that hears what it says itself."""
+    showing = Showing(tmp_path / "shop", lambda text: said(showing, text), port=0, orders_a_second=50)
+    assert showing.show() == []
+    return showing
+
+
+@pytest.mark.parametrize("moment", ["Spark starts", "the shop is open", "the dashboard is at", "numbers move"])
+def test_it_ends_when_it_is_told_to_at_any_moment(tmp_path: Path, moment: str) -> None:
+    before = threading.active_count()
+
+    def stop_then(showing: Showing, text: str) -> None:
+        if moment in text:
+            showing.stop.set()
+
+    assert not shown(tmp_path, stop_then).is_over
+    assert threading.active_count() <= before + 1  # a thread that gives up late batches ends by itself
+
+
+def test_what_fails_in_its_world_ends_it_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_bank: Bank, _now_us: int) -> None:
+        raise RuntimeError("the bank is closed")
+
+    monkeypatch.setattr(Bank, "step", fail)
+    with pytest.raises(RuntimeError, match="the bank is closed"):
+        shown(tmp_path, lambda _showing, _text: None)
+
+
+def test_what_is_missing_in_the_end_is_wrong_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An office that says it changed something, and did not."""
+    monkeypatch.setattr("headrace.demo.directing.PATIENCE_S", 1.0)
+
+    def say_only(office: Office, _now_us: int) -> None:
+        office.changes += 1
+
+    monkeypatch.setattr(Office, "step", say_only)
+    showing = Showing(tmp_path / "shop", lambda _text: None, 1.0, port=0, orders_a_second=50)
+    checks = showing.show()
+    wrong = {check.text.partition(":")[0] for check in checks if not check.good}
+    assert "captured" in wrong
+    assert not wrong & {"repeated", "transactions", "stored searches", "event sourcing"}
