@@ -9,6 +9,7 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON_IN_VENV := $(VENV)/bin/python
 STAMP := $(VENV)/.headrace-ready
+DEMO_STAMP := $(VENV)/.headrace-demo-ready
 # Two at a time: much of a test is waiting, for a disk, a broker or a JVM. Tests that share a Spark session or a broker stay together (tests/conftest.py).
 PYTEST_ARGS ?= -n 2 --dist loadscope
 
@@ -18,10 +19,19 @@ PYTEST_ARGS ?= -n 2 --dist loadscope
 $(STAMP): pyproject.toml scripts/setup.sh
 	@scripts/setup.sh $(VENV) $@
 
+# Who has all that the tests need has what the demo needs.
+$(DEMO_STAMP): pyproject.toml scripts/setup.sh
+	@if [ $(STAMP) -nt pyproject.toml ] && [ $(STAMP) -nt scripts/setup.sh ]; then touch $@; else scripts/setup.sh $(VENV) $@ demo; fi
+
 setup: $(STAMP)
 
+<<<<<<< HEAD
 demo: $(STAMP)
 	@$(PYTHON_IN_VENV) -m headrace.cli demo
+=======
+demo: $(DEMO_STAMP)
+	@$(PYTHON_IN_VENV) -m headrace.cli demo --seconds $(DEMO_SECONDS)
+>>>>>>> a907936 (Set up for the demo only what the demo needs; tell the seconds of each step)
 
 lint: $(STAMP)
 	@$(PYTHON_IN_VENV) -m ruff check src tests benchmarks examples

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Brings a fresh Debian machine to where `make demo` and `make test` work: Python and a virtual environment, the
-# package with its dependencies, Java for Spark, and Maven, which fetches the tests' Kafka broker.
-# Usage: scripts/setup.sh VENV_DIRECTORY [STAMP]        (called by the Makefile; safe to run again)
+# Brings a fresh Debian machine to where `make demo` and `make test` work. The demo needs Python, a virtual environment with the
+# package and its dependencies, and Java for Spark; the tests also what they are run with, and the servers that they start.
+# Usage: scripts/setup.sh VENV_DIRECTORY [STAMP] [demo|tests]        (called by the Makefile; safe to run again)
 # STAMP is a file that is touched when there is nothing more to try: not if Java or Maven could have been installed and that failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${1:-.venv}
 stamp=${2:-}
+purpose=${3:-tests}
 
-say() { printf 'setup: %s\n' "$*" >&2; }
+# With the seconds since the beginning: what takes long is seen.
+say() { printf 'setup: %3d s  %s\n' "$SECONDS" "$*" >&2; }
 die() { say "$1"; say "To fix: $2"; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
@@ -58,7 +60,7 @@ ensure_venv() {
 
 install_package() {
     say "installing headrace and its dependencies"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[dev,kafka,connect,postgres,mysql,redis,search,delta,events,zeromq,amqp]' >&2
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "$1" >&2
 }
 
 # Spark takes the Java in JAVA_HOME before the one on the PATH.
@@ -111,14 +113,19 @@ ensure_rabbitmq() {
 
 ensure_python
 ensure_venv
-install_package
-ensure_java
-ensure_maven
-ensure_postgres
-ensure_mariadb
-ensure_redis
-ensure_chromium
-ensure_rabbitmq
+if [ "$purpose" = demo ]; then
+    install_package .
+    ensure_java
+else
+    install_package '.[dev,kafka,connect,postgres,mysql,redis,search,delta,events,zeromq,amqp]'
+    ensure_java
+    ensure_maven
+    ensure_postgres
+    ensure_mariadb
+    ensure_redis
+    ensure_chromium
+    ensure_rabbitmq
+fi
 if [ -n "$worth_another_try" ]; then
     say "ready, apart from what is missing; the next run tries to install it again"
 else
