@@ -25,13 +25,8 @@ $(DEMO_STAMP): pyproject.toml scripts/setup.sh
 
 setup: $(STAMP)
 
-<<<<<<< HEAD
-demo: $(STAMP)
-	@$(PYTHON_IN_VENV) -m headrace.cli demo
-=======
 demo: $(DEMO_STAMP)
-	@$(PYTHON_IN_VENV) -m headrace.cli demo --seconds $(DEMO_SECONDS)
->>>>>>> a907936 (Set up for the demo only what the demo needs; tell the seconds of each step)
+	@$(PYTHON_IN_VENV) -m headrace.cli demo
 
 lint: $(STAMP)
 	@$(PYTHON_IN_VENV) -m ruff check src tests benchmarks examples
