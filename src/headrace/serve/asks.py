@@ -75,11 +75,16 @@ class Asks:
     # Answers
 
     async def _follow(self, log: Log, name: str) -> None:
-        """From now on, so before the question is appended."""
-        task = self._following.get(name)
-        if task is None or task.done():
-            reached = await self._reads.run(log.end_offsets, answers_topic(name))
+        """From now on, so before the question is appended. Of several who begin together one follows."""
+        if self._is_followed(name):
+            return
+        reached = await self._reads.run(log.end_offsets, answers_topic(name))
+        if not self._is_followed(name):
             self._following[name] = asyncio.create_task(self._hear(log, name, dict(reached)))
+
+    def _is_followed(self, name: str) -> bool:
+        task = self._following.get(name)
+        return task is not None and not task.done()
 
     async def _hear(self, log: Log, name: str, reached: dict[int, int]) -> None:
         idle_s = 0.0
