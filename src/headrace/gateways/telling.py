@@ -28,7 +28,7 @@ class Telling:
     """One gateway's. What cannot be told now is told the next time."""
 
     def __init__(self, log: Log) -> None:
-        self._log = log
+        self._log, self._is_made = log, False
         self._told = _figures(GatewayStatus("", ""))
 
     def tell(self, status: GatewayStatus, now_us: int) -> None:
@@ -36,7 +36,9 @@ class Telling:
         if figures == self._told:
             return
         try:
-            self._log.create_topic(TOPIC, _SCHEMA, exist_ok=True, retention_bytes=_KEPT_BYTES, segment_bytes=_KEPT_BYTES // 4)
+            if not self._is_made:
+                self._log.create_topic(TOPIC, _SCHEMA, exist_ok=True, retention_bytes=_KEPT_BYTES, segment_bytes=_KEPT_BYTES // 4)
+                self._is_made = True
             with self._log.producer(TOPIC) as producer:
                 producer.append([{"gateway": status.gateway, "kind": status.kind, "at": from_us(now_us), **figures}])
         except RetryError as error:
