@@ -15,7 +15,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def post(address: str, path: str, body: bytes, headers: Mapping[str, str] = JSON) -> tuple[int, dict[str, Any]]:
-    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=300)
     try:
         connection.request("POST", path, body, dict(headers))
         answer = connection.getresponse()
