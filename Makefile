@@ -4,6 +4,7 @@
 #   make test-all    the same with every test at full length
 #   make bench       the benchmarks, one JSON line a result        make bench ONLY=log
 #   make lint        linters and types only
+#   make docs        the guide as a site, in build/site
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 VENV := .venv
@@ -13,7 +14,7 @@ DEMO_STAMP := $(VENV)/.headrace-demo-ready
 # Two at a time: much of a test is waiting, for a disk, a broker or a JVM. Tests that share a Spark session or a broker stay together (tests/conftest.py).
 PYTEST_ARGS ?= -n 2 --dist loadscope
 
-.PHONY: demo test test-all bench lint setup clean
+.PHONY: demo test test-all bench lint docs setup clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml scripts/setup.sh
@@ -40,6 +41,10 @@ test-all: lint
 
 bench: $(STAMP)
 	@$(PYTHON_IN_VENV) -m benchmarks $(ONLY)
+
+docs: $(STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON_IN_VENV) -m mkdocs build --strict --quiet
+	@echo 'The guide is in build/site: open build/site/index.html, or for its search too run: $(PYTHON_IN_VENV) -m http.server -d build/site'
 
 clean:
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -106,6 +106,12 @@ ensure_chromium() {
     apt_install_optional chromium || say "Chromium is missing: tests of the dashboard in a browser are skipped. To fix: apt-get install chromium"
 }
 
+# What the guide asks servers with.
+ensure_curl() {
+    if have curl; then return; fi
+    apt_install_optional curl || say "curl is missing: tests of pages that use it are skipped. To fix: apt-get install curl"
+}
+
 ensure_rabbitmq() {
     if [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]; then return; fi
     apt_install_optional rabbitmq-server || say "RabbitMQ is missing: tests against a real one are skipped. To fix: apt-get install rabbitmq-server"
@@ -125,6 +131,7 @@ else
     ensure_redis
     ensure_chromium
     ensure_rabbitmq
+    ensure_curl
 fi
 if [ -n "$worth_another_try" ]; then
     say "ready, apart from what is missing; the next run tries to install it again"

@@ -43,6 +43,7 @@ AT_ALL = {
     "pymysql": ("headrace/cdc/mysql_source/",),
     "pymysqlreplication": ("headrace/cdc/mysql_source/",),
     "zmq": ("headrace/gateways/zeromq_gateway",),
+    "IPython": ("headrace/pipeline/notebook",),
     "pika": ("headrace/amqp_connection",),
     "typer": ("headrace/cli/",),
     "rich": ("headrace/cli/",),

@@ -14,6 +14,7 @@ from headrace.engine.ticks import Tick
 from headrace.log.api import CHANGE_TYPE, Log
 from headrace.log.dead import letters
 from headrace.operators.keys import encode_keys, key_groups
+from headrace.pipeline.view import View
 from headrace.sinks.view_reader import ViewReader
 from headrace.testing.pipelines import PipelineTest
 from tests.operators.oracle import Oracle
@@ -36,9 +37,8 @@ class Some(hr.Pipeline):
         if name not in self.without:
             super().write(name, rows, **options)
 
-    def view(self, name: str, rows: Any, **options: Any) -> None:
-        if name not in self.without:
-            super().view(name, rows, **options)
+    def view(self, name: str, rows: Any, **options: Any) -> View:
+        return View(self, name) if name in self.without else super().view(name, rows, **options)
 
 
 def everything(without: Collection[str] = ()) -> hr.Pipeline:

@@ -18,7 +18,7 @@ from headrace.sinks.ledger import MAIN_QUERY, Ledger, LedgerEntry
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 
-Declared = Callable[[hr.Pipeline], None]
+Declared = Callable[[hr.Pipeline], object]
 
 
 @pytest.fixture

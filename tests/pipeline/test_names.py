@@ -11,7 +11,7 @@ from headrace.errors import DuplicateStep, PlanError
 from headrace.pipeline.stream import Stream, Table
 from tests.pipeline.shops import Shop
 
-Edit = Callable[[Shop], None]
+Edit = Callable[[Shop], object]
 
 
 def names(declare: Edit) -> list[str]:

@@ -3,7 +3,7 @@
     shop = hr.cdc.sqlite("shop.db", tables=["customers", "orders"], log="file:data")
     shop.run()                                    # or: headrace capture shop.py
 
-Each function declares a capture (`declared.Capture`) and opens nothing. `docs/cdc.md` says what is promised.
+Each function declares a capture (`declared.Capture`) and opens nothing. `docs/concepts/change-capture.md` says what is promised.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Event sourcing on the log: events are the truth, everything else is derived from them. See docs/events.md."""
+"""Event sourcing on the log: events are the truth, everything else is derived from them. See docs/concepts/event-sourcing.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Projections: views of events are pipelines over their topic, like any other. See docs/events.md for rebuilding one beside the old one."""
+"""Projections: views of events are pipelines over their topic, like any other. See docs/concepts/event-sourcing.md for rebuilding one beside the old one."""
 
 from __future__ import annotations
 

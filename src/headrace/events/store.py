@@ -42,7 +42,7 @@ def check_log(log: Log) -> None:
         raise NotSupported(
             f"The log {log.address} cannot keep an event store: Kafka appends whatever it is sent, and cannot refuse an append because an entity has another version "
             "by now. So it can promise neither expected versions nor gap-free versions nor one append of each event id.",
-            fix="keep the events in an embedded log (file:PATH); what is needed on Kafka can be copied there, see docs/events.md.",
+            fix="keep the events in an embedded log (file:PATH); what is needed on Kafka can be copied there, see docs/concepts/event-sourcing.md.",
         )
 
 

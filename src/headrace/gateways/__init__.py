@@ -3,7 +3,7 @@
     door = hr.gateways.http(["orders"], log="file:data")
     door.run()                                    # or: headrace gateway http --topic orders --log file:data
 
-Each function declares a gateway (`declared.Gateway`) and opens nothing. `docs/gateways.md` says what is promised.
+Each function declares a gateway (`declared.Gateway`) and opens nothing. `docs/edges/gateways.md` says what is promised.
 """
 
 from __future__ import annotations

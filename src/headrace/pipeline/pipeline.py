@@ -22,6 +22,7 @@ from headrace.pipeline.names import with_names
 from headrace.pipeline.plan import Ingest, Output, PipelinePlan, Settings, Step, TopicOutput, TopicStep, ViewOutput, ordered
 from headrace.pipeline.shedding import check_shed
 from headrace.pipeline.stream import Rows, Stream, Table
+from headrace.pipeline.view import View
 from headrace.pipeline.windowing import RESERVED, check_topics_aside
 from headrace.sinks.declared import Sink
 
@@ -162,8 +163,8 @@ class Pipeline:
         declared(name, to_ddl(step.schema), step.key, partitions=partitions, is_table=step.is_table, options=settings)
         self._outputs[name] = TopicOutput(name=name, input=step, partitions=partitions, settings=_as_settings(settings))
 
-    def view(self, name: str, rows: Table, *, keep_changes: int | None = None) -> None:
-        """Keep a table where it can be asked by key, by range and by SQL.
+    def view(self, name: str, rows: Table, *, keep_changes: int | None = None) -> View:
+        """Keep a table where it can be asked by key, by range and by SQL. What is returned reads it, once the pipeline has run, and shows it in a notebook.
 
         Of its changes the newest `keep_changes` (100,000, unless it says otherwise) are kept: so far back can others resume to follow it, or ask for an earlier tick.
         """
@@ -176,6 +177,7 @@ class Pipeline:
                 fix="give it a table: to_table(key) keeps the newest row of each key, group_by(…).aggregate(…) one row for each group.",
             )
         self._outputs[name] = ViewOutput(name=name, input=step, keep_changes=keep_changes)
+        return View(self, name)
 
     def sink(self, sink: Sink, rows: Stream | Table, *, topic: str | None = None, partitions: int = 1, **settings: Any) -> None:
         """Keep another system equal to a table, or append a stream's rows to it, as long as the pipeline runs. `hr.sinks` has the kinds.
@@ -246,6 +248,12 @@ class Pipeline:
 
     def __str__(self) -> str:
         return str(self.plan()) if self._outputs else repr(self)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """In a notebook: the graph."""
+        from headrace.pipeline.notebook import plan_bundle
+
+        return plan_bundle(self.plan()) if self._outputs else {"text/plain": repr(self)}
 
     # Checks
 

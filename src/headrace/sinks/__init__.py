@@ -3,7 +3,7 @@
     orders = hr.sinks.sqlite("shop.db", table="orders")
     orders.run("orders", log="file:data")        # or: headrace sync orders sqlite:shop.db
 
-Each function declares a sink (`declared.Sink`) and opens nothing. `docs/sinks.md` says what is promised.
+Each function declares a sink (`declared.Sink`) and opens nothing. `docs/edges/sinks.md` says what is promised.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def translated() -> Iterator[None]:
 def _ours(error: Any) -> HeadraceError:
     code, text = error.pgcode or "", str(error).strip() or type(error).__name__
     if code == "42501":
-        return ConfigurationError(f"Postgres refuses: {text}", fix="GRANT what is missing to this user (see docs/cdc.md, privileges), or use another one.")
+        return ConfigurationError(f"Postgres refuses: {text}", fix="GRANT what is missing to this user (see docs/concepts/change-capture.md, privileges), or use another one.")
     if "publication" in text and "does not exist" in text:
         return ConfigurationError(
             f"The publication was dropped, and the server cannot tell what changed until it was there again: {text}. Changes made meanwhile may be missing.",

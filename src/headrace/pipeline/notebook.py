@@ -1,0 +1,71 @@
+"""How a pipeline and its views show themselves in a notebook: the plan as a graph, a view as a table that can follow its changes.
+
+Jupyter asks objects for these by `_repr_mimebundle_`; nothing of Jupyter is imported for that, and IPython only to follow a view.
+"""
+
+from __future__ import annotations
+
+import time
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from headrace.durations import to_us
+from headrace.errors import ConfigurationError, UnknownView
+from headrace.log.values import Duration
+from headrace.pipeline.draw import tree
+from headrace.pipeline.svg import svg
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.pipeline.plan import PipelinePlan
+    from headrace.pipeline.view import View
+
+MOST_ROWS = 20
+_LOOK_S = 0.2
+
+
+def plan_bundle(plan: PipelinePlan) -> dict[str, str]:
+    """The graph, and for terminals the tree."""
+    return {"text/plain": tree(plan), "text/html": f'<div style="overflow-x:auto">{svg(plan)}</div>'}
+
+
+def view_bundle(view: View) -> dict[str, str]:
+    """The first rows and the tick they are of; or what to do if there are none yet."""
+    try:
+        with view.snapshot() as snapshot:
+            rows, count, tick = snapshot.scan(view.name, limit=MOST_ROWS), snapshot.count(view.name), snapshot.tick(view.name)
+    except (ConfigurationError, UnknownView) as error:
+        return {"text/plain": str(error), "text/html": f"<p>{escape(str(error))}</p>"}
+    said = f"{view.name} at tick {tick}: {count:,} {'row' if count == 1 else 'rows'}"
+    more = f"<p>… and {count - len(rows):,} more</p>" if count > len(rows) else ""
+    return {"text/plain": f"{said}\n{rows.to_pandas().to_string(index=False)}", "text/html": f"<p><b>{escape(said)}</b></p>{_table(rows)}{more}"}
+
+
+def follow(view: View, duration: Duration) -> None:
+    try:
+        from IPython import display
+    except ImportError:
+        raise ConfigurationError("Following a view is for notebooks, and there is no IPython here.", fix="read it with to_pandas(), or follow it with headrace view show --follow.") from None
+    until = time.monotonic() + to_us(duration, what="duration") / 1e6
+    shown = view_bundle(view)
+    show: Any = display.display  # IPython does not say what it takes
+    place = show(shown, raw=True, display_id=True)
+    try:
+        while time.monotonic() < until:
+            time.sleep(_LOOK_S)
+            if (newer := view_bundle(view)) != shown:
+                shown = newer
+                place.update(shown, raw=True)
+    except KeyboardInterrupt:
+        return  # how a person ends it
+
+
+def _table(rows: pa.Table) -> str:
+    headings = "".join(f"<th>{escape(name)}</th>" for name in rows.column_names)
+    cells = ("".join(f"<td>{escape(_shown(value))}</td>" for value in row.values()) for row in rows.to_pylist())
+    return f"<table><thead><tr>{headings}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in cells)}</tbody></table>"
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
