@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from headrace.cli import app
 from headrace.pipeline.hosting import check_hosted
 from headrace.pipeline.stream import Table
-from tests.docs.pages import DOCS, KAFKA, POSTGRES, pages, run_page
+from tests.docs.pages import DOCS, KAFKA, NEEDS_A_CLUSTER, POSTGRES, pages, run_page
 from tests.docs.snippets import snippets
 
 
@@ -108,7 +110,16 @@ def test_pages_that_are_looked_at_are_there() -> None:
 def test_every_page_with_snippets_is_run_somewhere() -> None:
     elsewhere = [*pages(spark=True), *pages(spark=True, server=KAFKA), *pages(server=POSTGRES)]
     with_snippets = [path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md")) if snippets(path.read_text())]
-    assert sorted([*pages(), *elsewhere]) == with_snippets
+    assert sorted([*pages(), *elsewhere, NEEDS_A_CLUSTER]) == with_snippets
+
+
+def test_commands_for_a_cluster_have_options_that_there_are() -> None:
+    lines = [line.removeprefix("$ ").split() for each in snippets((DOCS / NEEDS_A_CLUSTER).read_text()) for line in each.text.splitlines()]
+    ours = [words[1:] for words in lines if words[0] == "headrace"]
+    assert [words[0] for words in ours] == ["demo", "run", "status", "top"]
+    for command, *words in ours:
+        shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).stdout
+        assert [word for word in words if word.startswith("--") and word not in shown] == []
 
 
 def test_no_command_is_shown_that_is_not_run() -> None:
