@@ -42,7 +42,8 @@ def view_bundle(view: View) -> dict[str, str]:
     return {"text/plain": f"{said}\n{rows.to_pandas().to_string(index=False)}", "text/html": f"<p><b>{escape(said)}</b></p>{_table(rows)}{more}"}
 
 
-def follow(view: View, duration: Duration) -> None:
+def follow(view: View, duration: Duration, changes: int | None) -> None:
+    """Looks a few times a second; what has not changed is not shown again."""
     try:
         from IPython import display
     except ImportError:
@@ -50,12 +51,12 @@ def follow(view: View, duration: Duration) -> None:
     until = time.monotonic() + to_us(duration, what="duration") / 1e6
     shown = view_bundle(view)
     show: Any = display.display  # IPython does not say what it takes
-    place = show(shown, raw=True, display_id=True)
+    place, seen = show(shown, raw=True, display_id=True), 0
     try:
-        while time.monotonic() < until:
+        while time.monotonic() < until and seen != changes:
             time.sleep(_LOOK_S)
             if (newer := view_bundle(view)) != shown:
-                shown = newer
+                shown, seen = newer, seen + 1
                 place.update(shown, raw=True)
     except KeyboardInterrupt:
         return  # how a person ends it

@@ -50,11 +50,11 @@ class View:
         rows: list[dict[str, Any]] = self.to_arrow().to_pylist()
         return rows
 
-    def follow(self, duration: Duration = "1 minute") -> None:
-        """In a notebook: show the rows, and show them anew in the same place whenever they change, for so long or until the cell is interrupted."""
+    def follow(self, duration: Duration = "1 minute", *, changes: int | None = None) -> None:
+        """In a notebook: show the rows, and show them anew in the same place whenever they change; for so long, or so often, or until the cell is interrupted."""
         from headrace.pipeline.notebook import follow
 
-        follow(self, duration)
+        follow(self, duration, changes)
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
