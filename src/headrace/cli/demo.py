@@ -56,6 +56,8 @@ def demo(
         say(f"{f'{len(failed)} of {len(checks)} are WRONG' if failed else f'All {len(checks)} as it should be'}{moved}.")
     else:
         say("The shop is closed.")
+    if keep is not None:
+        say(f"To look at it again: headrace dashboard {showing.state}")
     if failed:
         raise typer.Exit(1)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 LOOK_EVERY_S, TOLD_EVERY_S, SHOW_EVERY_S = 0.1, 0.5, 5.0
 PATIENCE_S = 120.0
-"""How long a closed shop waits until everything has been told; then what is missing is in the summary."""
+"""How long a closed shop waits for something to change while not everything has been told; what is missing then is in the summary."""
 
 
 def shop_file() -> Path:
@@ -146,19 +146,18 @@ class Showing:
             return 0
 
     def _await_told(self, log: Log, done: Event) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not self._is_told(log) and time.monotonic() < deadline_s and not done.wait(TOLD_EVERY_S):
-            continue
+        """Until as much has come out as went in; whether it is right is the summary's business. Given up when nothing has changed for long."""
+        before, changed_s = self._missing(log), time.monotonic()
+        while any(before) and time.monotonic() - changed_s < PATIENCE_S and not done.wait(TOLD_EVERY_S):
+            now = self._missing(log)
+            before, changed_s = now, changed_s if now == before else time.monotonic()
 
-    def _is_told(self, log: Log) -> bool:
-        """Whether as much has come out as went in; whether it is right is the summary's business."""
+    def _missing(self, log: Log) -> tuple[int, ...]:
+        """How many are not told yet: orders in windows, orders in sales, searches, changes of the database, alerts."""
         assert self.world is not None
         sent, searches = self.world.sent, self.world.devices.searches.sender.rows
-        if self._asked("SELECT coalesce(sum(orders), 0) AS n FROM revenue") < sent.orders or self._counted() < sent.orders:
-            return False
-        if self._asked("SELECT coalesce(sum(searches), 0) AS n FROM click_through") < searches:
-            return False
-        captured: int = sum(log.read(topic, columns=["_change_type"]).to_table().num_rows for topic in ("customers", "products"))
-        told: int = sum(row["fired"] for row in log.read("alerts", columns=["fired"]).to_pylist()) if "alerts" in log.topics() else 0
-        found: int = log.read(FRAUD).to_table().num_rows
-        return captured >= sent.changes + CUSTOMERS + len(PRODUCTS) and told >= found
+        in_windows, joined = self._asked("SELECT coalesce(sum(orders), 0) AS n FROM revenue"), self._asked("SELECT coalesce(sum(searches), 0) AS n FROM click_through")
+        captured = sum(log.read(topic, columns=["_change_type"]).to_table().num_rows for topic in ("customers", "products"))
+        told = sum(row["fired"] for row in log.read("alerts", columns=["fired"]).to_pylist()) if "alerts" in log.topics() else 0
+        changes = sent.changes + CUSTOMERS + len(PRODUCTS) - captured
+        return sent.orders - in_windows, sent.orders - self._counted(), searches - joined, changes, log.read(FRAUD).to_table().num_rows - told
