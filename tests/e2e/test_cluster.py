@@ -18,14 +18,18 @@ from tests.java import require_java
 
 pytestmark = pytest.mark.kafka
 # What a cluster on loopback with little memory needs to be told.
-DEFAULTS = {"spark.executor.memory": "512m", "spark.driver.memory": "1g", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+DEFAULTS = {
+    "spark.executor.memory": "512m", "spark.driver.memory": "1g", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+    "spark.network.timeout": "600s", "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+}  # fmt: skip
+PATIENT = {"broker.session.timeout.ms": "120000"}
 
 
 @pytest.fixture
 def broker() -> Iterator[KafkaBroker]:
     """One of its own: the shop's topics have the names they have, and begin empty."""
     try:
-        with KafkaBroker() as started:
+        with KafkaBroker(PATIENT) as started:
             yield started
     except BrokerUnavailable as error:
         if os.environ.get("CI") == "true":
@@ -61,7 +65,7 @@ def test_the_shop_gives_the_same_checked_numbers_on_kafka_and_a_cluster(broker: 
     environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path), "SPARK_LOCAL_IP": "127.0.0.1"}
     demo = [sys.executable, "-m", "headrace.cli", "demo", "--for", "15s", "--port", "0", "--no-open"]
     places = ["--log", broker.address, "--master", cluster.master, "--keep", str(tmp_path / "shared")]
-    done = subprocess.run([*demo, *places], capture_output=True, text=True, timeout=600, check=False, env=environment)
+    done = subprocess.run([*demo, *places], capture_output=True, text=True, timeout=900, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     came_in, counted = re.findall(r"exactly once: ([\d,]+) orders in, ([\d,]+) counted", done.stdout)[0]
     assert came_in == counted

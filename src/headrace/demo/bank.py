@@ -17,7 +17,7 @@ PAYMENTS_A_SECOND, FRAUD_EVERY_S, SMALL = 60.0, 4.0, 0.02
 class Bank:
     """Payments in order of time, none of which is late."""
 
-    every_s = 0.25
+    every_s = 0.5
 
     def __init__(self, log: Log, rng: np.random.Generator, now_us: int) -> None:
         self._rng, self._until_us, self._next_us = rng, now_us, now_us

@@ -79,7 +79,7 @@ class Fleet:
 class Devices:
     """Orders, searches and clicks, so many orders a second; of searches half as many."""
 
-    every_s = 0.25
+    every_s = 0.5
 
     def __init__(self, log: Log, rng: np.random.Generator, now_us: int, orders_a_second: float) -> None:
         self._rng, self._pace, self._until_us = rng, orders_a_second, now_us

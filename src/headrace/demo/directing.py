@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from headrace.serve.server import Server
 
 Say = Callable[[str], None]
-LOOK_EVERY_S, TOLD_EVERY_S, SHOW_EVERY_S = 0.1, 0.5, 5.0
+LOOK_EVERY_S, TOLD_EVERY_S, SHOW_EVERY_S = 0.3, 0.5, 5.0
 PATIENCE_S = 120.0
 """How long a closed shop waits for something to change while not everything has been told; what is missing then is in the summary."""
 

@@ -14,14 +14,14 @@ from headrace.events.rows import COLUMNS
 from headrace.log import open_log
 from headrace.log.api import Log
 
-OPEN_CARTS, COMMANDS_A_STEP = 25, 4
+OPEN_CARTS, COMMANDS_A_STEP = 25, 6
 STORE = "carts"
 
 
 class Shoppers:
     """Events are kept in an embedded log. If the shop's own is one, in that; if it is a broker, beside it, and each event is passed on, once."""
 
-    every_s = 0.25
+    every_s = 0.5
 
     def __init__(self, log: Log, shop: ModuleType, rng: np.random.Generator, home: Path) -> None:
         self._rng, self._shop = rng, shop

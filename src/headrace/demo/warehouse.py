@@ -14,7 +14,7 @@ PATIENCE_S = 60.0
 
 
 class Warehouse:
-    every_s = 0.25
+    every_s = 0.5
 
     def __init__(self, log: Log, orders: Sender) -> None:
         self._log, self._orders = log, orders

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-START_SECONDS, STOP_SECONDS = 90, 15
+START_SECONDS, STOP_SECONDS, PATIENCE_SECONDS = 180, 15, 600
 _MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 
 
@@ -91,7 +91,12 @@ class SparkCluster:
 
         assert self._directory is not None
         home = _find_spark_home()
-        environment = {**os.environ, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
+        patient = f"-Dspark.worker.timeout={PATIENCE_SECONDS}"  # a busy machine may keep a worker waiting for long
+        quick_start = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+        environment = {
+            **os.environ, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": quick_start,
+            "SPARK_MASTER_OPTS": patient, "SPARK_WORKER_OPTS": patient,
+        }  # fmt: skip
         with (self._directory / f"{name}.txt").open("wb") as output:
             command = [str(Path(home) / "bin" / "spark-class"), main, "--host", "127.0.0.1", *arguments]
             self._processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT))
