@@ -84,11 +84,11 @@ class Showing:
         self.home.mkdir(parents=True, exist_ok=True)
         os.environ["SHOP_HOME"] = str(self.home)  # where the shop's file looks for the database
         make_database(self.home / DATABASE)
-        self._step("made", f"customers and products in a database, a log at {self.address}; Spark starts")
+        self._step("made", f"customers and products in a database, a log at {self.address}")
         return run_file(shop_file())
 
     def _served(self, server: Server) -> None:
-        self._step("served", f"Spark is there, and the dashboard is at {server.address}")
+        self._step("served", f"the dashboard is at {server.address}; Spark starts")
         self.on_serving(server)
 
     def _step(self, name: str, text: str) -> None:

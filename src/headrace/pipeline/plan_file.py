@@ -19,6 +19,7 @@ VERSION = 1
 def write_plan(directory: Path, plan: PipelinePlan, pipeline: Pipeline, log: str) -> None:
     """`log`: its address, without which topics cannot be shown."""
     told = {"version": VERSION, "pipeline": plan.name, "log": log, "nodes": nodes(plan, pipeline)}
+    directory.mkdir(parents=True, exist_ok=True)
     fresh = directory / f".{FILE}"
     fresh.write_text(json.dumps(told, default=str))
     fresh.rename(directory / FILE)

@@ -75,16 +75,18 @@ def run(
     with open_log(address_of(pipeline, log)) as opened, capturing(pipeline, opened, stop, until_caught_up=until_caught_up):
         if stop.is_set():  # so early that a captured table may have no topic yet
             return
-        plan = _checked(opened, pipeline.plan(), state_of(pipeline, state))
+        home = state_of(pipeline, state).absolute()
+        plan = _checked(opened, pipeline.plan(), home)
+        write_plan(home, plan, pipeline, opened.address)
         target_s = to_us(batch_target, what="batch_target") / 1e6
-        runner = Runner(plan, opened, _session(spark_options), state_of(pipeline, state), shards=shards, local=_path(local), batch_target_s=target_s)
-        write_plan(runner.state, plan, pipeline, opened.address)
-        ingests = Ingests(pipeline, runner.spark, opened.address, runner.state, until_caught_up=until_caught_up, on_change=runner.tell)
-        following = sinking(pipeline.sinks, opened.address, stop, until_caught_up=until_caught_up)
-        coming = receiving(pipeline, opened.address, stop, until_caught_up=until_caught_up, on_ready=on_gateway)
-        telling = alerting(pipeline, opened, stop, until_caught_up=until_caught_up, on_alert=on_alert)
-        with coming, following, telling, _serving(runner, opened, port, on_serving) if serve else nullcontext():
-            _run(runner, ingests, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
+        with _serving(home, opened, port, on_serving) if serve else nullcontext():  # before Spark, which takes seconds to start
+            runner = Runner(plan, opened, _session(spark_options), home, shards=shards, local=_path(local), batch_target_s=target_s)
+            ingests = Ingests(pipeline, runner.spark, opened.address, home, until_caught_up=until_caught_up, on_change=runner.tell)
+            following = sinking(pipeline.sinks, opened.address, stop, until_caught_up=until_caught_up)
+            coming = receiving(pipeline, opened.address, stop, until_caught_up=until_caught_up, on_ready=on_gateway)
+            telling = alerting(pipeline, opened, stop, until_caught_up=until_caught_up, on_alert=on_alert)
+            with coming, following, telling:
+                _run(runner, ingests, fixed_shards=shards is not None, until_caught_up=until_caught_up, stop=stop, on_status=on_status)
 
 
 def replay(
@@ -111,12 +113,12 @@ def replay(
 
 
 @contextmanager
-def _serving(runner: Runner, log: Log, port: int | None, on_serving: Callable[[Server], None] | None) -> Iterator[None]:
+def _serving(state: Path, log: Log, port: int | None, on_serving: Callable[[Server], None] | None) -> Iterator[None]:
     """The views, for as long as the pipeline runs."""
     from headrace.serve.access import find_token
     from headrace.serve.server import start_at_usual_port
 
-    with start_at_usual_port(runner.state, log, port, token=find_token(None)) as server:
+    with start_at_usual_port(state, log, port, token=find_token(None)) as server:
         if on_serving is not None:
             on_serving(server)
         yield

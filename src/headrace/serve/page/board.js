@@ -218,8 +218,13 @@ function draw() {
 // Views: a live table and a chart
 
 async function beginViews(signal) {
-  const { views } = await ask("/views");
-  if (!views.length) return $("panel").replaceChildren(el("section", { class: "card" }, "This pipeline has no views yet."));
+  const { views } = facts?.run ? await ask("/views") : { views: [] };
+  if (signal.aborted) return;
+  if (!views.length) {
+    setTimeout(() => { if (!signal.aborted) show("views"); }, EVERY_MS);
+    $("panel").replaceChildren(el("section", { class: "card" }, "This pipeline has no views yet."));
+    return;
+  }
   shown.view = views.some((view) => view.name === shown.view) ? shown.view : views[0].name;
   const live = el("section", { class: "card", id: "live" }, "…");
   const pick = (name) => { shown.view = name; show("views"); };
@@ -331,7 +336,7 @@ function drawDead() {
 // SQL
 
 async function beginSql() {
-  const { views } = await ask("/views");
+  const { views } = facts?.run ? await ask("/views") : { views: [] };
   const text = el("textarea", { id: "query", "aria-label": "A query over the views", spellcheck: "false" });
   text.value = shown.query ?? (views.length ? `SELECT * FROM "${views[0].name}" LIMIT 20` : "");
   const answer = el("div", { class: "scroll", id: "answer", tabindex: 0, role: "region", "aria-label": "The answer", "aria-live": "polite" });
@@ -365,7 +370,7 @@ function head() {
   document.title = `${$("name").textContent} · Headrace`;
   const failing = run && run.failures > 0 && run.last_error, late = run && !run.is_running;
   health.className = `health ${!run ? "" : failing ? "bad" : late ? "warn" : "good"}`;
-  health.textContent = !run ? "has not run yet" : failing ? `failing: ${run.last_error.split("\n")[0].slice(0, 120)}` : late ? "not running" : "running";
+  health.textContent = !run ? (facts.plan ? "starting" : "has not run yet") : failing ? `failing: ${run.last_error.split("\n")[0].slice(0, 120)}` : late ? "not running" : "running";
   const figures = run ? [["tick", number(run.tick)], ["rows a second", number(Math.round(run.rows_per_second))], ["rows behind", number(run.rows_behind)], ["last batch", `${run.batch_seconds.toFixed(2)} s`], ["state", bytes(run.state_bytes)], ["shards", run.shards]] : [];
   $("figures").replaceChildren(...figures.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value)))));
   const letters = facts.dead.reduce((sum, each) => sum + each.rows, 0), badge = document.querySelector("[data-tab=dead] .count");
