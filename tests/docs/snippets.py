@@ -132,7 +132,7 @@ class Page:
         if exported := re.fullmatch(r"export (\w+)=(\S+)", command):
             self.environment[exported[1]] = exported[2]
             return ""
-        words = shlex.split(command, comments=True)
+        words = shlex.split(command.replace("\\\n", " "), comments=True)
         in_process = words[0] == "headrace" and not SHELL_SIGNS.search(_unquoted(command))
         said, got, error = self._ours(words[1:]) if in_process else self._shell(command)
         print(said, end="")
