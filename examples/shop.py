@@ -39,8 +39,8 @@ def from_devices(topic: str, columns: str, *, idle: str) -> hr.Stream:
 
 
 orders = from_devices("orders", "order_id BIGINT, customer_id BIGINT, product_id BIGINT, amount DOUBLE", idle="4 seconds")
-searches = from_devices("searches", "search_id BIGINT, words STRING", idle="1 minute")
-clicks = from_devices("clicks", "search_id BIGINT, product_id BIGINT", idle="1 minute")
+searches = from_devices("searches", "search_id BIGINT, words STRING", idle="10 minutes")
+clicks = from_devices("clicks", "search_id BIGINT, product_id BIGINT", idle="10 minutes")
 
 # Payments come from two banks, whose clocks are right. Tax rates are a table whose rows are valid from a time on.
 
@@ -48,7 +48,7 @@ payments = shop.topic(
     "payments",
     schema="payment_id BIGINT, card STRING, amount DOUBLE, bank STRING, paid_at TIMESTAMP",
     key="card",
-    event_time=hr.EventTime("paid_at", delay="2 seconds", producer="bank"),
+    event_time=hr.EventTime("paid_at", delay="2 seconds", producer="bank", idle="10 minutes"),
     partitions=2,
 )
 rates = shop.table(

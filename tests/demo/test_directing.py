@@ -1,8 +1,10 @@
 """A showing of the demo, from opening to closing, without a JVM: it ends when it is told to, at any moment, and whatever fails in its world is its error."""
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -10,6 +12,7 @@ from headrace.demo.bank import Bank
 from headrace.demo.directing import Showing
 from headrace.demo.offices import Office
 from headrace.pipeline import running
+from headrace.serve.server import Server
 from headrace.testing.plain_spark import PlainSpark
 
 
@@ -26,7 +29,7 @@ def shown(tmp_path: Path, said: Callable[[Showing, str], None]) -> Showing:
     return showing
 
 
-@pytest.mark.parametrize("moment", ["Spark starts", "the shop is open", "the dashboard is at", "numbers move"])
+@pytest.mark.parametrize("moment", ["a log at", "the dashboard is at", "the shop is open", "the pipeline runs", "numbers move"])
 def test_it_ends_when_it_is_told_to_at_any_moment(tmp_path: Path, moment: str) -> None:
     before = threading.active_count()
 
@@ -36,6 +39,20 @@ def test_it_ends_when_it_is_told_to_at_any_moment(tmp_path: Path, moment: str) -
 
     assert not shown(tmp_path, stop_then).is_over
     assert threading.active_count() <= before + 1  # a thread that gives up late batches ends by itself
+
+
+def test_the_dashboard_is_there_before_spark_is(tmp_path: Path) -> None:
+    found = []
+
+    def look(server: Server) -> None:
+        with urlopen(f"{server.address}/dashboard/facts", timeout=30) as answer:
+            found.append(json.load(answer))
+        showing.stop.set()
+
+    showing = Showing(tmp_path / "shop", lambda _text: None, port=0, on_serving=look)
+    assert showing.show() == []
+    assert found[0]["run"] is None
+    assert {"orders", "view revenue", "with_tax_rate"} <= {node["id"] for node in found[0]["plan"]["nodes"]}
 
 
 def test_what_fails_in_its_world_ends_it_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

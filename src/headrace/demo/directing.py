@@ -27,6 +27,7 @@ from headrace.pipeline.running import run
 from headrace.sinks.view_reader import ViewReader
 
 if TYPE_CHECKING:
+    from headrace.pipeline.status import Status
     from headrace.serve.server import Server
 
 Say = Callable[[str], None]
@@ -73,7 +74,7 @@ class Showing:
             with beside({"the demo's world": lambda done: self._direct(log, shop, done)}, self.stop):
                 run(
                     shop.shop, log=self.address, state=self.state, stop=self.stop, serve=True, port=self.port, on_serving=self._served,
-                    on_alert=lambda _message: None, **self.spark_options,
+                    on_status=self._runs, on_alert=lambda _message: None, **self.spark_options,
                 )  # fmt: skip
             if not self.is_over or self.world is None:
                 return []
@@ -90,6 +91,10 @@ class Showing:
     def _served(self, server: Server) -> None:
         self._step("served", f"the dashboard is at {server.address}; Spark starts")
         self.on_serving(server)
+
+    def _runs(self, _status: Status) -> None:
+        if "ran" not in self.steps_s:
+            self._step("ran", "Spark is there, and the pipeline runs")
 
     def _step(self, name: str, text: str) -> None:
         self.steps_s[name] = time.monotonic() - self._began_s

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,14 @@ Row = dict[str, Any]
 
 
 class Recorded:
-    """Topics as DataFrames in the order of their offsets. `tick` and `place` are added: which tick a row belongs to, and its place in its partition."""
+    """Topics as DataFrames, in the pipeline's order; `tick` is added: which one a row belongs to."""
 
     def __init__(self, log: Log, pipeline: str) -> None:
         self._log = log
         self._ticks = list(_ticks(log.read(f"__ticks.{pipeline}").to_pylist()))
 
     def rows(self, topic: str) -> Frame:
-        """All rows of a topic that were ever appended to it."""
+        """All rows that were ever appended to a topic."""
         frame = self._log.read(topic).to_pandas()
         frame["tick"] = 0
         for partition in frame["_partition"].unique():
@@ -37,10 +36,6 @@ class Recorded:
         frame = self.rows(topic)
         frame["event_time"] = frame["happened"] + (frame["received"] - frame["sent"])
         return frame
-
-    @cached_property
-    def customers(self) -> Frame:
-        return self.rows("customers")
 
     def newest(self, topic: str, key: str) -> Frame:
         """What a table's topic amounts to."""
