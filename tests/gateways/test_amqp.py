@@ -1,12 +1,14 @@
 """AMQP with a real RabbitMQ: acknowledged there when it is durable here, repeats left out, the broker restarted, and the sink that publishes."""
 
 import json
+from collections.abc import Iterable
 
 import pytest
 
 import headrace as hr
-from headrace.errors import ConfigurationError, RetryError
+from headrace.errors import ConfigurationError, RetryError, TargetUnavailable
 from headrace.log import dead
+from headrace.sinks.amqp_publishing import Message, Publisher
 from headrace.testing.rabbitmq_server import RabbitmqServer
 from tests.gateways.conftest import Open, adds_up, order_ids
 from tests.gateways.test_statsd import until
@@ -28,6 +30,10 @@ def publish(rabbitmq: RabbitmqServer, queue: str, *messages: tuple[bytes, str | 
         channel.confirm_delivery()
         for body, identity in messages:
             channel.basic_publish("", queue, body, pika.BasicProperties(message_id=identity, delivery_mode=2), mandatory=True)
+
+
+def messages(numbers: Iterable[int]) -> list[Message]:
+    return [Message(f"m{number}", b'{"order_id": %d}' % number, {}) for number in numbers]
 
 
 def left(rabbitmq: RabbitmqServer, queue: str) -> int:
@@ -52,12 +58,16 @@ def test_messages_are_stored_once_and_acknowledged(rabbitmq: RabbitmqServer, que
 def test_a_restarted_broker_is_connected_to_again(rabbitmq: RabbitmqServer, queue: str, log: hr.Log, opened: Open) -> None:
     running = opened(hr.gateways.amqp("orders", url=rabbitmq.url, queue=queue, prefetch=10))
     publish(rabbitmq, queue, *((json.dumps({"order_id": i}).encode(), f"m{i}") for i in range(50)))
-    until(lambda: running.status().stored == 50)
+    publisher = Publisher(rabbitmq.url, "")  # of the sink: it is idle meanwhile
+    assert publisher.publish(queue, messages(range(50, 55))) == {}
+    until(lambda: running.status().stored == 55)
     rabbitmq.stop_process()
     rabbitmq.start_process()
+    assert publisher.publish(queue, messages(range(60, 70))) == {}
+    publisher.close()
     publish(rabbitmq, queue, *((json.dumps({"order_id": i}).encode(), f"m{i}") for i in range(40, 60)))
-    until(lambda: running.status().stored == 60, timeout_s=60)
-    assert order_ids(log) == list(range(60))
+    until(lambda: running.status().stored == 70, timeout_s=60)
+    assert order_ids(log) == list(range(70))
     assert adds_up(running)
     assert running.status().error is None
 
@@ -79,6 +89,13 @@ def test_what_is_wrong_is_said_at_once(rabbitmq: RabbitmqServer, log: hr.Log) ->
     assert "wrong" not in str(refused.value)
     with pytest.raises(RetryError, match="cannot be reached"), hr.gateways.amqp("orders", url="amqp://127.0.0.1:1/", queue="q").open(log):
         pass
+    for url, exchange, error, said in (
+        (rabbitmq.url, "no-such-exchange", TargetUnavailable, "The exchange 'no-such-exchange' cannot be used"),
+        (wrong, "", ConfigurationError, "refuses us"),
+        ("amqp://127.0.0.1:1/", "", TargetUnavailable, "cannot be reached"),
+    ):
+        with pytest.raises(error, match=said):
+            Publisher(url, exchange).open()
 
 
 def test_the_sink_publishes_with_ids_and_the_gateway_reads_what_it_published(rabbitmq: RabbitmqServer, queue: str, log: hr.Log) -> None:
@@ -94,6 +111,15 @@ def test_the_sink_publishes_with_ids_and_the_gateway_reads_what_it_published(rab
         until(lambda: running.status().received == 40 and running.status().waiting_rows == 0)
     assert order_ids(log, "copies") == list(range(20))
     assert running.status().repeated == 20
+
+
+def test_many_are_confirmed_at_a_time_and_each_that_is_not_taken_is_known(rabbitmq: RabbitmqServer, queue: str) -> None:
+    publisher = Publisher(rabbitmq.url, "")
+    assert publisher.publish(queue, messages(range(2_000))) == {}
+    assert left(rabbitmq, queue) == 2_000
+    assert publisher.publish("nobody-listens", messages(range(3))) == dict.fromkeys(("m0", "m1", "m2"), "no queue would get it")
+    assert publisher.publish(queue, messages(range(1))) == {}
+    publisher.close()
 
 
 def test_rows_that_no_queue_would_get_are_dead_letters(rabbitmq: RabbitmqServer, log: hr.Log) -> None:

@@ -101,11 +101,14 @@ class NotedTarget(Target):
             piece = rows.slice(start, self._request_rows)
             try:
                 self._check_stopped()
-                in_pieces(piece, piece.select(PLACES), self._post, refused)
+                self._send(piece, refused)
             except TargetUnavailable as error:
                 self._failure, self._stop = error, _reached(batch, rows, start)
                 break
         return refused
+
+    def _send(self, rows: pa.Table, refused: list[Refusal]) -> None:
+        in_pieces(rows, rows.select(PLACES), self._post, refused)
 
     def _check_stopped(self) -> None:
         if self.stopped.is_set():
