@@ -40,7 +40,7 @@ def test_a_snippet_that_fails_is_noticed(kind: str, text: str, tmp_path: Path, m
 def test_what_is_as_the_page_says_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [
         Snippet("file=a.txt", 1, "first\n"),
-        Snippet("bash", 1, "cat a.txt\nfalse    # exits with 1\nbash -c 'echo here; trap \"exit 130\" INT; while true; do sleep 0.1; done'   # until Ctrl-C\n"),
+        Snippet("bash", 1, "cat a.txt\nheadrace \\\n  --version   # on two lines\nfalse    # exits with 1\nbash -c 'echo here; trap \"exit 130\" INT; while true; do sleep 0.1; done'   # until Ctrl-C\n"),
         Snippet("console", 1, "$ cat a.txt\nfirst\n\n$ echo one two three\none … three\n"),
     ]
     monkeypatch.chdir(tmp_path)
