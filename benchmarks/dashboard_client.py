@@ -19,23 +19,25 @@ class Client:
         self.port, self.came = port, dict[str, int]()
 
     async def follow(self, path: str) -> None:
-        reader = await self._asked(path)
+        reader, _writer = await self._asked(path)
         while line := await reader.readline():
             if line.startswith((b"data: ", b"event: ")):
                 self.came[path] = self.came.get(path, 0) + 1
 
     async def poll(self) -> None:
         while True:
-            reader = await self._asked("/dashboard/facts", "Connection: close\r\n")
+            reader, writer = await self._asked("/dashboard/facts", "Connection: close\r\n")
             answer = await reader.read()
+            writer.close()
             assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
             self.came["/dashboard/facts"] = self.came.get("/dashboard/facts", 0) + 1
             await asyncio.sleep(EVERY_S)
 
-    async def _asked(self, path: str, more: str = "") -> asyncio.StreamReader:
+    async def _asked(self, path: str, more: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Both are to be kept: a writer that nobody has closes the connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{more}\r\n".encode())
-        return reader
+        return reader, writer
 
 
 async def main(port: int) -> None:
