@@ -87,8 +87,9 @@ class Asks:
         return task is not None and not task.done()
 
     async def _hear(self, log: Log, name: str, reached: dict[int, int]) -> None:
+        """Until nobody has asked for a while. Whoever asked during the last pause counts on this task, so it looks for them before it ends; nothing else runs between that look and its end."""
         idle_s = 0.0
-        while idle_s < _IDLE_S:
+        while idle_s < _IDLE_S or self._waiting[name]:
             for row in await self._reads.run(_news, log, answers_topic(name), reached):
                 answer = self._waiting[name].get(row[0])
                 if answer is not None and not answer.done():
