@@ -11,12 +11,14 @@ import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import headrace as hr
 from headrace.errors import ConfigurationError, InputError, UnknownTopic
 from tests.gateways.conftest import Open, adds_up, order_ids
+from tests.gateways.paced_log import PacedLog
 from tests.gateways.senders import JSON, LINES, post
 
 
@@ -203,6 +205,29 @@ def test_a_signed_request_that_is_sent_again_is_stored_once_whatever_it_says_of_
         answers = [post(running.address, f"/topics/{topic}", b"{}", {**JSON, **headers, "Idempotency-Key": key}) for key in ("one", "two")]
         assert [(code, "repeated" in answer) for code, answer in answers] == [(200, False), (200, True)]
         assert len(log.read(topic).to_pylist()) == 1
+
+
+@pytest.mark.parametrize("body", [b'{"object": "event", "id": "evt_1"}', b'{"id": 7}', b"no json"])
+def test_a_retry_of_stripe_that_is_signed_anew_is_stored_once(log: hr.Log, opened: Open, monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    monkeypatch.setenv("HOOK", "whsec_test")
+    running, found = opened(hr.gateways.http(port=0, hooks=[hr.gateways.hook("payments", signature="stripe", secret="env:HOOK")])), []
+    for age_s, sent in ((60, body), (30, body), (0, body), (0, b'{"id": "evt_2"}')):
+        at = str(int(time.time()) - age_s)
+        signed = hmac.new(b"whsec_test", at.encode() + b"." + sent, hashlib.sha256).hexdigest()
+        found.append(post(running.address, "/topics/payments", sent, {**JSON, "Stripe-Signature": f"t={at},v1={signed}", "Idempotency-Key": at}))
+    assert [(code, "repeated" in answer) for code, answer in found] == [(200, False), (200, True), (200, True), (200, False)]
+    assert [row["body"] for row in log.read("payments").to_pylist()] == [body, b'{"id": "evt_2"}']
+
+
+def test_who_signs_is_told_to_send_again_without_a_word_of_keys(log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOK", "whsec_test")
+    slow: Any = PacedLog(log, rows_a_second=1)
+    hooks, at = [hr.gateways.hook("payments", signature="stripe", secret="env:HOOK")], str(int(time.time()))
+    signed = hmac.new(b"whsec_test", at.encode() + b".{}", hashlib.sha256).hexdigest()
+    with hr.gateways.http(port=0, hooks=hooks, patience="200 ms").open(slow) as running:
+        code, answer = post(running.address, "/topics/payments", b"{}", {**JSON, "Stripe-Signature": f"t={at},v1={signed}"})
+        slow.hurry()
+    assert (code, answer["fix"]) == (503, "send it again, as it is: then it is stored once.")
 
 
 def test_our_own_webhook_sink_can_send_to_the_gateway(log: hr.Log, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,7 +245,8 @@ class Posts:
             async with asyncio.timeout(self._patience_s):
                 outcome = await done
         except TimeoutError:
-            fix = "send it again, under the same Idempotency-Key: then it is stored once."
+            is_signed = delivery.topic in self._hooks and self._hooks[delivery.topic].signature is not None
+            fix = "send it again, as it is: then it is stored once." if is_signed else "send it again, under the same Idempotency-Key: then it is stored once."
             raise Refused(503, f"The rows are not durable after {self._patience_s:g} seconds; they may yet be.", fix=fix) from None
         return _answer(delivery, outcome)
 
