@@ -60,9 +60,9 @@ class Gateway:
                 if on_ready is not None:
                     on_ready(receiving.address)
                 receiving.work(stop or Event(), tell)
-            receiving.tell()
             tell(receiving.status())
             receiving.check()
+            receiving.tell()
 
     def log_address(self, given: str | None = None) -> str:
         address = given or self.log

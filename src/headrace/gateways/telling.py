@@ -1,4 +1,4 @@
-"""What gateways tell of themselves to others: their counts, in the topic `__gateways`, every few seconds while they change. `headrace watch` has rules over them, `headrace gateway list` shows them."""
+"""What gateways tell of themselves to others: their counts, in a compacted topic that keeps the newest of each gateway, every few seconds while they change. `headrace watch` has rules over them, `headrace gateway list` shows them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.durations import from_us
-from headrace.errors import RetryError
+from headrace.errors import HeadraceError
 from headrace.gateways.counting import GatewayStatus
 from headrace.log.api import Log
 
 logger = logging.getLogger("headrace.gateways")
-TOPIC = "__gateways"
+TOPIC = "__gateway_counts"
+"""By gateway, and compacted: whoever reads it whole knows every gateway. Earlier ones told theirs in `__gateways`, of which the oldest rows went."""
 LOST = "packets_lost_by_the_system"
 _FIGURES = ("received", "stored", "repeated", "dropped", "refused", "waiting_rows", "waiting_bytes")
 _SCHEMA = f"gateway STRING, kind STRING, `at` TIMESTAMP, {', '.join(f'{name} BIGINT' for name in _FIGURES)}, lost BIGINT, reasons STRING"
-_KEPT_BYTES, _READ_ROWS = 4 << 20, 10_000
+_SEGMENT_BYTES = 1 << 20
 
 
 def _figures(status: GatewayStatus) -> dict[str, Any]:
@@ -25,10 +26,10 @@ def _figures(status: GatewayStatus) -> dict[str, Any]:
 
 
 class Telling:
-    """One gateway's. What cannot be told now is told the next time."""
+    """One gateway's. What cannot be told now is told the next time; a gateway that may not tell anything works all the same."""
 
     def __init__(self, log: Log) -> None:
-        self._log, self._is_made = log, False
+        self._log, self._is_made, self._is_warned = log, False, False
         self._told = _figures(GatewayStatus("", ""))
 
     def tell(self, status: GatewayStatus, now_us: int) -> None:
@@ -37,14 +38,16 @@ class Telling:
             return
         try:
             if not self._is_made:
-                self._log.create_topic(TOPIC, _SCHEMA, exist_ok=True, retention_bytes=_KEPT_BYTES, segment_bytes=_KEPT_BYTES // 4)
+                self._log.create_topic(TOPIC, _SCHEMA, key="gateway", compact=True, segment_bytes=_SEGMENT_BYTES, exist_ok=True)
                 self._is_made = True
             with self._log.producer(TOPIC) as producer:
                 producer.append([{"gateway": status.gateway, "kind": status.kind, "at": from_us(now_us), **figures}])
-        except RetryError as error:
-            logger.warning("The gateway %s cannot tell how it goes: %s", status.gateway, error)
+        except HeadraceError as error:
+            if not self._is_warned:
+                logger.warning("The gateway %s cannot tell how it goes; it goes on, and tries again: %s", status.gateway, error)
+            self._is_warned = True
             return
-        self._told = figures
+        self._told, self._is_warned = figures, False
 
 
 class Told:
@@ -64,7 +67,7 @@ class Told:
 
     def _news(self) -> Iterator[dict[str, Any]]:
         end = self._log.end_offsets(TOPIC)[0]
-        start = max(self._reached, self._log.start_offsets(TOPIC)[0], end - _READ_ROWS)
+        start = max(self._reached, self._log.start_offsets(TOPIC)[0])
         if start < end:
             for batch in self._log.read(TOPIC, 0, start, end):
                 yield from batch.to_pylist()
