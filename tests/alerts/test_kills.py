@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +14,6 @@ import headrace as hr
 from headrace.alerts.messages import TOPIC
 from headrace.alerts.ways import teller
 from headrace.log import dead
-from headrace.testing.database_server import free_port
 from tests.gateways.test_statsd import until
 from tests.sinks.webhook_receiver import OK, WebhookReceiver
 
@@ -71,18 +71,22 @@ def of_a_pipeline(log: hr.Log, state: Path) -> Begin:
 
 @pytest.mark.parametrize("who", ["pipeline", "watch"])
 def test_what_was_recorded_and_not_sent_is_sent_by_the_next_process(log: hr.Log, tmp_path: Path, who: str) -> None:
-    begin, port = of_a_watch(log) if who == "watch" else of_a_pipeline(log, tmp_path / "state"), free_port()
-    first = begin(f"http://127.0.0.1:{port}/hook")  # nobody listens there
-    until(lambda: len(recorded(log)) == 1, timeout_s=60)
-    killed(first)
+    begin = of_a_watch(log) if who == "watch" else of_a_pipeline(log, tmp_path / "state")
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
+        port = held.getsockname()[1]
+        first = begin(f"http://127.0.0.1:{port}/hook")
+        until(lambda: len(recorded(log)) == 1, timeout_s=60)
+        killed(first)
     receiver = WebhookReceiver(port=port)
     second = begin(f"http://127.0.0.1:{port}/hook")
     try:
-        until(lambda: len(receiver.requests) == 1, timeout_s=60)
+        until(lambda: len(receiver.requests) >= 1, timeout_s=60)
     finally:
         killed(second)
         receiver.stop()
-    assert keys(receiver) == recorded(log)
+    assert len(recorded(log)) == 1
+    assert set(keys(receiver)) == set(recorded(log))
 
 
 def test_what_was_sent_and_not_answered_is_sent_again_under_its_key(log: hr.Log, tmp_path: Path) -> None:
@@ -98,12 +102,13 @@ def test_what_was_sent_and_not_answered_is_sent_again_under_its_key(log: hr.Log,
     receiver.behave = behave
     try:
         processes.append(begin(receiver.url))
-        until(lambda: len(receiver.requests) == 1, timeout_s=60)
+        until(lambda: len(receiver.requests) >= 1, timeout_s=60)
         processes.append(begin(receiver.url))
-        until(lambda: len(receiver.requests) == 2, timeout_s=60)
+        until(lambda: len(receiver.requests) >= 2, timeout_s=60)
         until(lambda: log.note(place) == "1", timeout_s=60)  # behind the first message
     finally:
         for process in processes:
             killed(process)
         receiver.stop()
-    assert keys(receiver) == recorded(log) * 2
+    assert len(recorded(log)) == 1
+    assert set(keys(receiver)) == set(recorded(log))
