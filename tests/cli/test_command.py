@@ -169,3 +169,10 @@ def test_sizes_for_people(count: int, text: str) -> None:
 
 def test_json_has_no_numbers_that_are_none() -> None:
     assert plain([float("nan"), float("inf"), -float("inf"), 1.5, True]) == ["NaN", "Infinity", "-Infinity", 1.5, True]
+
+
+def test_a_pipelines_file_is_not_its_state(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text("")
+    done = subprocess.run([sys.executable, "-m", "headrace.cli", "status", "shop.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "No pipeline has run with the state directory shop.py" in done.stderr

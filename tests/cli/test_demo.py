@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import headrace as hr
 from tests.java import require_java
 
 DEMO = [sys.executable, "-m", "headrace.cli", "demo"]
@@ -86,3 +87,28 @@ def test_what_it_cannot_do_it_says(tmp_path: Path, arguments: list[str], said: s
 def _environment(tmp_path: Path) -> dict[str, str]:
     """Without a display, and with temporary files where the test can see them."""
     return {name: value for name, value in os.environ.items() if name not in {"DISPLAY", "WAYLAND_DISPLAY", "DEMO_SECONDS"}} | {"TMPDIR": str(tmp_path)}
+
+
+def refused(tmp_path: Path, *options: str) -> str:
+    done = subprocess.run([*DEMO, "--port", "0", *options], capture_output=True, text=True, timeout=120, check=False, env=_environment(tmp_path))
+    assert done.returncode == 1, done.stdout
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_what_it_cannot_do_is_said(tmp_path: Path) -> None:
+    require_java()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("")
+    assert "cannot be the demo's directory: File exists" in refused(tmp_path, "--keep", str(tmp_path / "file"))
+    assert "is not empty" in refused(tmp_path, "--keep", str(tmp_path / "full"))
+    assert "not from 1 second to 1 hour" in refused(tmp_path, "--for", "7200")
+
+
+def test_it_does_not_mix_with_a_shop_in_earnest(tmp_path: Path) -> None:
+    require_java()
+    address = f"file:{tmp_path / 'log'}"
+    with hr.open_log(address) as log:
+        log.create_topic("orders", "order_id BIGINT")
+    assert "topics of the demo's names already: orders" in refused(tmp_path, "--log", address)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from headrace.cli.serve import HostOption, TokenOption
 from headrace.cli.settings import LogOption, chosen_log
 from headrace.cli.stopping import stopping
 
+if TYPE_CHECKING:
+    from headrace.serve.server import Server
+
 StateArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The pipeline's state directory, such as shop.state.")]
 
 
@@ -20,7 +23,7 @@ def dashboard(
     context: typer.Context,
     state: StateArgument,
     host: HostOption = "127.0.0.1",
-    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 is any that is free. Default: 8765, or any if that is taken.")] = None,
+    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="0 is any that is free. Default: 8765, or the next that is free.")] = None,
     token_file: TokenOption = None,
     log: LogOption = None,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
@@ -35,11 +38,18 @@ def dashboard(
 
     check_state(state)
     with stopping("Stopping.") as stop, start_at_usual_port(state, chosen_log(context, log) or log_of(state), port, host=host, token=find_token(token_file)) as server:
-        say(f"The dashboard of {state} is at {server.address}. Ctrl-C ends it.")
+        say(f"The dashboard of {state} is at {server.address}{where_not(server, port)}. Ctrl-C ends it.")
         sys.stdout.flush()
         if open_browser and not show_in_browser(server.address):
             say("No browser could be opened here: open that address in one.")
         stop.wait()
+
+
+def where_not(server: Server, asked: int | None) -> str:
+    """That the usual port was taken, if it was."""
+    from headrace.serve.server import PORT
+
+    return f" (port {PORT} is taken)" if asked is None and server.port != PORT else ""
 
 
 def show_in_browser(address: str) -> bool:

@@ -18,7 +18,6 @@ from headrace.cli.stopping import stopping
 if TYPE_CHECKING:
     from headrace.serve.server import Server
 
-PORT = 8765
 SHARDS = 2
 QUICK_START = {
     "driver_extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -31,7 +30,7 @@ QUICK_START = {
 
 def demo(
     context: typer.Context,
-    for_: Annotated[str | None, typer.Option("--for", metavar="DURATION", help="How long the shop is open, as in 30s; then everything is checked. Default: until Ctrl-C.")] = None,
+    for_: Annotated[str | None, typer.Option("--for", metavar="DURATION", help="How long the shop is open once numbers move, as in 30s; then everything is checked. Default: until Ctrl-C.")] = None,
     seconds: Annotated[float | None, typer.Option(min=1, max=3600, envvar="DEMO_SECONDS", help="The same in seconds.")] = None,
     keep: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the log, the database and the views in this directory. Default: one that is gone at the end.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Where the dashboard is. Default: 8765, or the next that is free.")] = None,
@@ -53,7 +52,7 @@ def demo(
         home = _fresh(keep) if keep is not None else Path(scratch) / "shop"
         chosen = log or (context.find_object(Settings) or Settings()).log  # not from the environment: that one may be in earnest
         opens = open_browser and open_s is None
-        showing = Showing(home, _told, open_s, chosen, on_serving=lambda server: _point_to(server, port, opens=opens), port=port, stop=stop, spark_options=_spark(master))
+        showing = Showing(home, _told, open_s, chosen, on_serving=lambda server: _point_to(server, port, showing.state, opens=opens), port=port, stop=stop, spark_options=_spark(master))
         checks = showing.show()
         for check in checks:
             say(str(check))
@@ -73,7 +72,7 @@ def _duration_s(text: str) -> float:
     from headrace.durations import to_us
     from headrace.errors import InputError
 
-    seconds = to_us(text, what="--for") / 1e6
+    seconds = float(text) if text.isdecimal() else to_us(text, what="--for") / 1e6
     if not 1 <= seconds <= 3600:
         raise InputError(f"--for {text} is not from 1 second to 1 hour.", fix="choose a length in between, or leave it out: then the shop is open until Ctrl-C.")
     return seconds
@@ -83,8 +82,14 @@ def _fresh(directory: Path) -> Path:
     """A shop begins anew: it does not go on in one that was there."""
     from headrace.errors import InputError
 
-    if directory.exists() and any(directory.iterdir()):
-        raise InputError(f"The directory {directory} is not empty.", fix="name one that is empty, or not there yet.")
+    fix = "name a directory that is empty, or not there yet."
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(directory.iterdir())
+    except OSError as error:
+        raise InputError(f"{directory} cannot be the demo's directory: {error.strerror}.", fix=fix) from None
+    if not is_empty:
+        raise InputError(f"The directory {directory} is not empty.", fix=fix)
     return directory
 
 
@@ -97,13 +102,13 @@ def _told(text: str) -> None:
     print(text, flush=True)
 
 
-def _point_to(server: Server, port: int | None, *, opens: bool) -> None:
+def _point_to(server: Server, port: int | None, state: Path, *, opens: bool) -> None:
     """Where to look, and how to end."""
-    from headrace.cli.dashboard import show_in_browser
+    from headrace.cli.dashboard import show_in_browser, where_not
 
-    if port is None and server.port != PORT:
-        _told(f"          (port {PORT} is taken)")
+    if said := where_not(server, port):
+        _told(f"         {said}")
     if opens and not show_in_browser(server.address):
         _told("          No browser could be opened here: open that address in one.")
     if opens:
-        _told("          Ctrl-C ends it.")
+        _told(f"          In another terminal: headrace top {state}. Ctrl-C ends it.")

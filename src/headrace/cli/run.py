@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.dashboard import where_not
 from headrace.cli.output import say
 from headrace.cli.progress import Progress
 from headrace.cli.settings import LogOption, chosen_log
@@ -34,7 +35,7 @@ ShardsOption = Annotated[
 ]
 UntilOption = Annotated[bool, typer.Option("--until-caught-up", help="End when everything that is there has been taken in.")]
 PortOption = Annotated[
-    int | None, typer.Option("--port", min=0, max=65535, help="Where to serve the views; 0 is any that is free. Default: 8765, or any if that is taken.")
+    int | None, typer.Option("--port", min=0, max=65535, help="Where to serve the views; 0 is any that is free. Default: 8765, or the next that is free.")
 ]
 
 
@@ -76,7 +77,7 @@ def run(
             master=master,
             serve=not no_serve and (port is not None or not until_caught_up),
             port=port,
-            on_serving=lambda server: say(f"Serving the views at {server.address}."),
+            on_serving=lambda server: say(f"Serving the views at {server.address}{where_not(server, port)}."),
             on_gateway=lambda gateway, address: say(f"Taking rows for {', '.join(gateway.topics)} at {address}."),
             on_alert=ring,
             batch_target=batch_target,

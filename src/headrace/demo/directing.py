@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.demo.catalogue import CUSTOMERS, PRODUCTS
 from headrace.demo.checks import FRAUD, PIPELINE, Check, Summary
 from headrace.demo.offices import make_database
-from headrace.demo.world import DATABASE, ORDERS_A_SECOND, World, await_topics, clock_us
-from headrace.errors import HeadraceError
+from headrace.demo.world import DATABASE, ORDERS_A_SECOND, TOPICS, World, await_topics, clock_us
+from headrace.errors import HeadraceError, InputError, RetryError
 from headrace.log import open_log
 from headrace.log.api import Log
 from headrace.pipeline.beside import beside
@@ -34,6 +34,8 @@ Say = Callable[[str], None]
 LOOK_EVERY_S, TOLD_EVERY_S, SHOW_EVERY_S = 0.3, 0.5, 5.0
 PATIENCE_S = 120.0
 """How long a closed shop waits for something to change while not everything has been told; what is missing then is in the summary."""
+FIRST_NUMBER_S = 600.0
+"""A showing for a while is given up if no number has moved by then."""
 
 
 def shop_file() -> Path:
@@ -69,8 +71,10 @@ class Showing:
 
     def show(self) -> list[Check]:
         """From opening to closing. Gives the summary's lines, or none if it was stopped before."""
-        shop = self._made()
+        self.home.mkdir(parents=True, exist_ok=True)
         with open_log(self.address) as log:
+            self._refuse_a_shop_in_earnest(log)
+            shop = self._made()
             with beside({"the demo's world": lambda done: self._direct(log, shop, done)}, self.stop):
                 run(
                     shop.shop, log=self.address, state=self.state, stop=self.stop, serve=True, port=self.port, on_serving=self._served,
@@ -81,8 +85,14 @@ class Showing:
             self.say("The second computation, from the log alone:")
             return list(Summary(log, self.state, self.home, self.world.sent).checks())
 
+    @staticmethod
+    def _refuse_a_shop_in_earnest(log: Log) -> None:
+        """Invented orders do not belong among real ones."""
+        taken = sorted(TOPICS & set(log.topics()))
+        if taken:
+            raise InputError(f"The log {log.address} has topics of the demo's names already: {', '.join(taken)}.", fix="use a log without them; without --log the demo has one of its own.")
+
     def _made(self) -> ModuleType:
-        self.home.mkdir(parents=True, exist_ok=True)
         os.environ["SHOP_HOME"] = str(self.home)  # where the shop's file looks for the database
         make_database(self.home / DATABASE)
         self._step("made", f"customers and products in a database, a log at {self.address}")
@@ -121,12 +131,15 @@ class Showing:
     def _stay_open(self, done: Event, failed: Event) -> None:
         """Until the time is up, which counts from the first number that moved; with a line now and then."""
         until_s = shown_s = float("inf")
+        given_up_s = time.monotonic() + FIRST_NUMBER_S if self.open_s is not None else float("inf")
         while not done.wait(LOOK_EVERY_S) and not failed.is_set() and time.monotonic() < until_s:
             counted = self._counted()
             if counted and "moved" not in self.steps_s:
                 self._step("moved", f"numbers move: {counted:,} orders are counted")
                 shown_s = time.monotonic()
                 until_s = shown_s + self.open_s if self.open_s is not None else until_s
+            if "moved" not in self.steps_s and time.monotonic() > given_up_s:
+                raise RetryError(f"No order was counted in {FIRST_NUMBER_S:.0f} seconds.", fix="look at what the pipeline says above; on a busy machine, try again.")
             if time.monotonic() - shown_s >= SHOW_EVERY_S:
                 shown_s = time.monotonic()
                 self.say(f"{shown_s - self._began_s:6.1f} s  {self._line(counted)}")

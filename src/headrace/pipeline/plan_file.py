@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,9 @@ def write_plan(directory: Path, plan: PipelinePlan, pipeline: Pipeline, log: str
     """`log`: its address, without which topics cannot be shown."""
     told = {"version": VERSION, "pipeline": plan.name, "log": log, "nodes": nodes(plan, pipeline)}
     directory.mkdir(parents=True, exist_ok=True)
-    fresh = directory / f".{FILE}"
+    fresh = directory / f".{FILE}-{os.urandom(4).hex()}"  # another run may be writing its own
     fresh.write_text(json.dumps(told, default=str))
-    fresh.rename(directory / FILE)
+    fresh.replace(directory / FILE)
 
 
 def nodes(plan: PipelinePlan, pipeline: Pipeline) -> list[dict[str, Any]]:

@@ -75,6 +75,7 @@ def run(
     with open_log(address_of(pipeline, log)) as opened, capturing(pipeline, opened, stop, until_caught_up=until_caught_up):
         if stop.is_set():  # so early that a captured table may have no topic yet
             return
+        _check_java(spark_options)
         home = state_of(pipeline, state).absolute()
         plan = _checked(opened, pipeline.plan(), home)
         write_plan(home, plan, pipeline, opened.address)
@@ -166,6 +167,16 @@ def _give_up_late_batch(spark: SparkSession, stopped: Event, ended: Event) -> No
             if not ended.wait(PATIENCE_S):
                 spark.interruptAll()
             return
+
+
+def _check_java(options: dict[str, Any]) -> None:
+    """What Spark will miss is said before anything else is done."""
+    from pyspark.sql import SparkSession
+
+    from headrace.spark_session import check_java
+
+    if "remote" not in options and SparkSession.getActiveSession() is None:
+        check_java()
 
 
 def _session(options: dict[str, Any]) -> SparkSession:

@@ -156,7 +156,7 @@ def running_elsewhere(directory: Path) -> Status | None:
 def read_status(directory: Path) -> Status:
     try:
         stored = json.loads((directory / FILE).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigurationError(
             f"No pipeline has run with the state directory {directory}.", fix="name the pipeline's state directory, such as shop.state, or run the pipeline first."
         ) from None
