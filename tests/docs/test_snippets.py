@@ -9,7 +9,7 @@ from tests.docs.snippets import PROMISES, Page, Snippet, commands
 
 def test_comments_behind_print_are_promises() -> None:
     promised = PROMISES.findall("print(x)      # ['a'] …\nprint(y, {})      # 1.5 {}\nz = 1      # no promise\n")
-    assert promised == ["['a']", "1.5 {}"]
+    assert promised == ["['a'] …", "1.5 {}"]
 
 
 def test_a_script_is_its_commands() -> None:
