@@ -77,6 +77,13 @@ def test_the_svg_is_sound_and_says_everything(plan: PipelinePlan) -> None:
     assert len([each for each in root.iter(f"{SVG}path") if each.get("marker-end")]) == len(graph(plan).edges)
 
 
+def test_the_svg_leaves_other_pictures_of_its_page_alone(plan: PipelinePlan) -> None:
+    root = ET.fromstring(svg(plan))
+    rules = (root.findtext(f"{SVG}style") or "").split("}")
+    assert len(rules) > 1
+    assert [rule for rule in rules if rule and not rule.startswith(f".{root.get('class')} ")] == []
+
+
 def test_boxes_do_not_overlap_and_lie_inside(plan: PipelinePlan) -> None:
     root = ET.fromstring(svg(plan))
     width, height = (float(root.get(side) or 0) for side in ("width", "height"))

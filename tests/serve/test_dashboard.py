@@ -35,6 +35,8 @@ def shop() -> hr.Pipeline:
     pipeline.write("big_orders", orders.where("amount >= 100").select("order_id", "region"))
     minutes = orders.window(hr.tumbling("1 minute"), late=hr.correct("1 hour")).group_by("region").aggregate(orders=hr.agg.count(), revenue=hr.agg.sum("amount"))
     pipeline.view("minutes", minutes)
+    totals = orders.group_by("region").aggregate(smallest=hr.agg.min("amount"), revenue=hr.agg.sum("amount"))
+    pipeline.view("places", totals.top(3, by="revenue").select("region", "smallest", turnover="revenue"))
     rising = orders.match("a b", define={"b": "amount > a.amount"}, measures={"total": "sum(amount)"}, within="1 minute")
     pipeline.write("rising", rising)
     return pipeline
@@ -83,13 +85,25 @@ def test_the_figures_are_those_of_the_pipeline(tmp_path: Path) -> None:
         assert kinds["write rising"] == "written"
         inputs = {node["id"]: node["inputs"] for node in facts["plan"]["nodes"]}
         assert inputs["view minutes"] == ["minutes.window"]
+        orders = {node["id"]: node.get("order") for node in facts["plan"]["nodes"] if node["kind"] == "view"}
+        assert orders == {"view minutes": None, "view places": [["turnover", True]]}, "by the names of the view's own columns"
         assert all(given in kinds for each in inputs.values() for given in each), "every edge has two ends"
         assert (facts["run"]["pipeline"], facts["run"]["is_running"], facts["run"]["rows_behind"]) == ("shop", True, 0)
         assert {topic["name"]: topic["end"] for topic in facts["topics"]}["orders"] == 4
         assert facts["run"]["clocks"]["orders"]["held_back_by"][0]["producer"] == "t1"
         assert facts["run"]["counts"]["minutes.window.windows_waiting"] == 1
         assert facts["state"]["minutes.window"] > 0
-        assert {each["of"]: each["rows"] for each in facts["dead"]} == {"minutes.window": 1, "rising.match": 1}
+        assert {each["of"]: each["rows"] for each in facts["dead"]} == {"minutes.window": 1, "places.aggregate": 1, "rising.match": 1}
+
+
+def test_rows_that_came_late_and_rows_that_came_too_late_are_counted_apart(tmp_path: Path) -> None:
+    with showing(tmp_path) as shown:
+        shown.batch(order(1, 50.0, 0), order(2, 20.0, 100))
+        shown.batch(order(3, 7.0, 30), order(4, 8.0, 40), order(5, 1.0, 101))
+        shown.batch(order(6, 1.0, 4000))
+        shown.batch(order(7, 1.0, 10))
+        counts = Board(shown.test.state, shown.test.log).facts()["run"]["counts"]
+        assert (counts["minutes.window.corrected"], counts["minutes.window.late"]) == (2, 1)
 
 
 def test_the_past_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +118,7 @@ def test_the_past_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_page_may_load_nothing_from_elsewhere(tmp_path: Path) -> None:
     with showing(tmp_path) as shown:
         client = Client(shown.server.port)
-        for path, kind in (("/", "text/html"), ("/board.js", "text/javascript"), ("/board.css", "text/css"), ("/icon.svg", "image/svg+xml")):
+        for path, kind in (("/", "text/html"), ("/board.js", "text/javascript"), ("/drawing.js", "text/javascript"), ("/board.css", "text/css"), ("/icon.svg", "image/svg+xml")):
             answer = client.get(path)
             assert answer.status == 200
             assert answer.headers["content-type"].startswith(kind)
@@ -197,7 +211,10 @@ def test_in_a_browser_everything_moves(tmp_path: Path, chromium: Any) -> None:
         page.wait_for_selector("#live td:text-is('200')")
         shown.batch(order(6, 7.0, 30))  # late: a correction
         page.wait_for_selector("tr.corrected td:text-is('207')")
+        assert page.locator("#live figcaption").inner_text() == "revenue", "the last number, which is an aggregate"
         _shot(page, "views")
+
+        _check_leaderboard(page, shown)
 
         page.click("#tab-dead")
         page.wait_for_selector("td:text-is('rising.match')")
@@ -212,10 +229,11 @@ def test_in_a_browser_everything_moves(tmp_path: Path, chromium: Any) -> None:
         page.fill("#query", "SELECT nothing FROM nowhere")
         page.click("#run")
         page.wait_for_selector("#answer pre.bad")
-        for tab in ("topics", "time", "matches"):
-            page.click(f"#tab-{tab}")
-            page.wait_for_selector("main table")
-            _shot(page, tab)
+        heads = {tab: _heads(page, tab) for tab in ("topics", "time", "matches")}
+        assert "offsets" in heads["topics"]
+        assert {"late rows used", "rows too late"} <= heads["time"]
+        assert "total" in heads["matches"]
+        assert not {"_partition", "_offset"} & heads["matches"]
         page.keyboard.press("Escape")
         page.locator("#tab-matches").focus()
         page.keyboard.press("ArrowRight")
@@ -224,10 +242,54 @@ def test_in_a_browser_everything_moves(tmp_path: Path, chromium: Any) -> None:
     assert asked == {place}, "no request leaves the machine"
 
 
+def _check_leaderboard(page: Any, shown: Shown) -> None:
+    shown.batch(order(7, 9.0, 102, region="east"), order(8, 900.0, 103, region="west"))
+    page.click("button:text-is('places')")
+    page.wait_for_selector("#live td:text-is('900')")
+    assert page.locator("#live tbody td:first-child").all_inner_texts() == ["west", "north", "east"], "in its order, and not in that of its key"
+    assert page.locator("#live figcaption").inner_text() == "turnover"
+    assert page.locator("#live svg g text:first-child").all_text_contents() == ["west", "north", "east"]
+    _shot(page, "leaderboard")
+
+
+def _heads(page: Any, tab: str) -> set[str]:
+    """The headings of a tab's tables."""
+    page.click(f"#tab-{tab}")
+    page.wait_for_selector("main table")
+    _shot(page, tab)
+    return set(page.locator("main th").all_inner_texts())
+
+
 def _shot(page: Any, name: str) -> None:
     """Kept for people to look at."""
     SHOTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=SHOTS / f"{name}.png")
+
+
+def test_seven_columns_fit_a_small_screen_and_edges_pass_no_box(chromium: Any, tmp_path: Path) -> None:
+    with showing(tmp_path) as shown:
+        chain = [{"id": f"n{at}", "kind": "select", "label": f"a step with a long name {at}", "inputs": [f"n{at - 1}"] if at else []} for at in range(7)]
+        chain[6]["inputs"] = ["n5", "n0", "n2"]
+        path = shown.test.state / "plan.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "nodes": chain}))
+        page = chromium.new_page(viewport={"width": 1366, "height": 768})
+        page.goto(shown.server.address)
+        page.wait_for_selector("g.node")
+        assert page.evaluate("() => { const graph = document.querySelector('#panel .scroll'); return graph.scrollWidth - graph.clientWidth; }") == 0
+        assert page.locator("path.edge").count() == 8
+        assert page.evaluate(_CROSSED) == 0
+        page.close()
+
+
+_CROSSED = """() => {
+  const boxes = [...document.querySelectorAll('g.node')].map((node) => { const at = node.transform.baseVal[0].matrix, box = node.querySelector('rect').getBBox(); return [at.e + 1, at.f, at.e + box.width - 1, at.f + box.height]; });
+  let crossed = 0;
+  for (const edge of document.querySelectorAll('path.edge')) for (let at = 0; at < edge.getTotalLength(); at += 2) {
+    const { x, y } = edge.getPointAtLength(at);
+    crossed += boxes.some(([left, top, right, bottom]) => x > left && x < right && y > top && y < bottom);
+  }
+  return crossed;
+}"""
 
 
 def test_colours_can_be_told_apart_in_light_and_dark(chromium: Any, tmp_path: Path) -> None:

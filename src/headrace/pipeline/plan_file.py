@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.pipeline.plan import Output, PipelinePlan, Step, TopicOutput, TopicStep
+from headrace.pipeline.plan import KeyByStep, Output, PipelinePlan, SelectStep, Step, TopicOutput, TopicStep, WhereStep
+from headrace.pipeline.table_ops import SettleStep, TopStep
 from headrace.pipeline.windowing import WindowStep
 
 if TYPE_CHECKING:
@@ -48,9 +49,23 @@ def _step(step: Step) -> dict[str, Any]:
 
 
 def _output(output: Output) -> dict[str, Any]:
-    is_topic = isinstance(output, TopicOutput)
-    topic = {"topic": output.name} if is_topic else {}
-    return _node(f"{'write' if is_topic else 'view'} {output.name}", "written" if is_topic else "view", output.name, [output.input.name], of=output.input.operation, **topic)
+    if isinstance(output, TopicOutput):
+        return _node(f"write {output.name}", "written", output.name, [output.input.name], of=output.input.operation, topic=output.name)
+    return _node(f"view {output.name}", "view", output.name, [output.input.name], of=output.input.operation, **_ranking(output.input))
+
+
+def _ranking(step: Step) -> dict[str, Any]:
+    """How a leaderboard's rows are in order, by the view's own names of columns: `order` has columns, each with whether the largest is first; it is so within each of `per`."""
+    if isinstance(step, TopStep):
+        return {"order": [list(each) for each in step.order], "per": list(step.per)}
+    if not isinstance(step, SelectStep | WhereStep | KeyByStep | SettleStep):
+        return {}
+    before = _ranking(step.input)
+    if not before or not isinstance(step, SelectStep):
+        return before
+    names = {expression.column: name for (name, _), expression in zip(reversed(step.columns), reversed(step.expressions), strict=True)}
+    order = [[names[column], largest] for column, largest in before["order"] if column in names]
+    return {"order": order, "per": [names[column] for column in before["per"] if column in names]} if order else {}
 
 
 def _source(plan: PipelinePlan, topic: str) -> str:

@@ -11,9 +11,16 @@ from headrace.pipeline.plan import PipelinePlan
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 230, 62, 56, 18, 24
 _LINE = 36  # characters of a line that fit a box
 _FILLS = {STREAM: "#e8f1fb", TABLE: "#e6f4ea", STEP: "#ffffff", STATE: "#fff4e0", OUTPUT: "#f3e8fb"}
-_STYLE = (
-    "text{font-family:system-ui,sans-serif;fill:#1d2733}.name{font-size:13px;font-weight:600}.says{font-size:11px;fill:#4a5665}"
-    "rect{stroke:#5f6b7a;stroke-width:1.2}path{fill:none;stroke:#5f6b7a;stroke-width:1.4}"
+_CLASS = "headrace-plan"
+_STYLE = "".join(  # for this picture alone: in a notebook, others are on the same page
+    f".{_CLASS} {rule}"
+    for rule in (
+        "text{font-family:system-ui,sans-serif;fill:#1d2733}",
+        ".name{font-size:13px;font-weight:600}",
+        ".says{font-size:11px;fill:#4a5665}",
+        "rect{stroke:#5f6b7a;stroke-width:1.2}",
+        "path{fill:none;stroke:#5f6b7a;stroke-width:1.4}",
+    )
 )
 
 _TIP = (
@@ -36,7 +43,7 @@ def svg(plan: PipelinePlan) -> str:
     width = 2 * _MARGIN + len(placed.columns) * (_WIDTH + _GAP_X) - _GAP_X
     height = 2 * _MARGIN + tallest * (_HEIGHT + _GAP_Y) - _GAP_Y
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{_CLASS}" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">',
         f"<title>The pipeline {escape(plan.name)}</title><style>{_STYLE}</style>",
         _TIP,
         f'<rect width="{width}" height="{height}" style="fill:#ffffff;stroke:none"/>',

@@ -21,7 +21,7 @@ from headrace.serve.answers import Refused, error_response
 
 TOKEN_VARIABLE = "HEADRACE_TOKEN"  # noqa: S105 - where it is, not what it is
 SHORTEST_TOKEN = 16
-_OPEN_TO_ALL = {"/health", "/", "/board.js", "/board.css", "/icon.svg"}  # the dashboard's page has no data: it asks for that with the token
+_OPEN_TO_ALL = {"/health", "/", "/board.js", "/drawing.js", "/board.css", "/icon.svg"}  # the dashboard's page has no data: it asks for that with the token
 _HARMLESS_SITES = {None, "same-origin", "none"}
 
 

@@ -1,4 +1,4 @@
-"""The dashboard's files: one page, one script, one style sheet, served as they are. Nothing is loaded from elsewhere, and the browser is told to refuse it."""
+"""The dashboard's files: one page, its scripts, one style sheet, served as they are. Nothing is loaded from elsewhere, and the browser is told to refuse it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-_FILES = {"/": ("index.html", "text/html"), "/board.js": ("board.js", "text/javascript"), "/board.css": ("board.css", "text/css"), "/icon.svg": ("icon.svg", "image/svg+xml")}
+_SCRIPT = "text/javascript"
+_FILES = {
+    "/": ("index.html", "text/html"),
+    "/board.js": ("board.js", _SCRIPT),
+    "/drawing.js": ("drawing.js", _SCRIPT),
+    "/board.css": ("board.css", "text/css"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",

@@ -74,6 +74,7 @@ class Fed:
     late_counts: list[Row]
     state: dict[bytes, bytes]
     due: list[int | None]
+    corrected: int = 0
 
 
 def expected(oracle: WindowOracle, feed: Feed) -> list[Row]:
@@ -98,6 +99,7 @@ def feed_to(
             told += kernel.step_timed(state, [mine if combine is None else combined(kernel, mine, combine)], [clocks]).to_pylist()
             fed.late += kernel.late.take_rows().to_pylist()
             fed.late_counts += kernel.late.take_counts().to_pylist()
+            fed.corrected += kernel.counts.get("corrected", 0)
         fed.told += in_order(told) if len(states) > 1 else told
         fed.due.append(min((due for state in states if (due := build(step).due(state)) is not None), default=None))
     fed.state = {key: value for state in states for key, value in state.values.items()}

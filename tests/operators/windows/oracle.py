@@ -65,6 +65,7 @@ class FixedOracle(WindowOracle):
     """Tumbling and hopping windows."""
 
     groups: Oracle = field(init=False)
+    corrected: int = 0
 
     def __post_init__(self) -> None:
         names = [*self.step.by, "window_start", "window_end"]
@@ -87,6 +88,7 @@ class FixedOracle(WindowOracle):
                 touched.setdefault((*group, start, end), []).append(row)
             if not open_windows:
                 self.is_late(number, row, limit)
+            self.corrected += any(end <= clock.complete_before for _, end in open_windows)
         for window, changes in touched.items():
             self.groups._apply(window, changes)
         told = self.tell(number, {window: self.result(window) for window in self.groups.groups if self._is_shown(window, clock)})

@@ -45,6 +45,7 @@ def test_combined_rows_give_what_rows_give(
     check_same(combined.told, plain.told)
     assert combined.state == plain.state
     assert late_by_minute(combined.late_counts) == late_by_minute(plain.late_counts)
+    assert combined.corrected == plain.corrected
 
 
 def many(rows: int, keys: int) -> pa.Table:

@@ -56,6 +56,7 @@ def test_it_gives_the_obvious_rows(
     fed = feed_to(FixedWindows, step, feed, where, shards)
     check_same(fed.told, wanted, shards)
     assert late_by_minute(fed.late_counts) == Counter((each["_tick"] * 20 // 60, each["device"]) for each in oracle.late)
+    assert fed.corrected == oracle.corrected
     assert fed.late == [] or isinstance(late, Divert)
     if isinstance(late, Divert):
         assert reasons(fed.late) == sorted(f"{each['_tick']} {each['t']} too late by {format_us(each['behind_us'])}" for each in oracle.late)

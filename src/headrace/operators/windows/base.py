@@ -82,7 +82,8 @@ class Windowed(ABC):
     """A kernel of windows.
 
     After a step its host finds: in `late` the rows that came too late, counted and, with `divert`, whole; in `diverted` and `lost` what `AggregateKernel` has there;
-    in `counts` how many rows were late. `lateness_us` is what downstream must take off the closed clock; the complete clock passes on as it is.
+    in `counts` how many rows were late, and, of tumbling and hopping windows, how many were taken in when a window of theirs was complete already (`corrected`).
+    `lateness_us` is what downstream must take off the closed clock; the complete clock passes on as it is.
     """
 
     gauges: Mapping[str, bytes] = {"windows_waiting": WAITING, "windows_kept": TOLD}

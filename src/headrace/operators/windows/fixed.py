@@ -23,7 +23,7 @@ from headrace.operators.windows.assign import Assigned, assign
 from headrace.operators.windows.base import Windowed, WindowStep
 from headrace.operators.windows.combining import PRODUCERS, combine
 from headrace.operators.windows.entries import Windows, joined, with_long_keys
-from headrace.operators.windows.late import places_of
+from headrace.operators.windows.late import places_of, rows_behind
 from headrace.operators.windows.specs import Hopping, Tumbling
 from headrace.operators.windows.telling import NOTHING, Shown
 
@@ -100,19 +100,21 @@ class FixedWindows(Windowed):
     # Rows into windows
 
     def _held(self, rows: pa.Table, clock: Clocks) -> Held:
-        """Each row in its windows that are not closed; those of which none is are late."""
+        """Each row in its windows that are not closed; those of which none is are late. Rows that come when a window of theirs is complete already are counted."""
         times, places = self.times(rows), places_of(rows, clock)
         limits = self.bounds(clock.closed_before)
-        begun = limits != UNSTARTED
-        assigned = assign(self.spec, np.concatenate([times, limits[begun]]))
-        first, last = assigned.first[: len(times)], assigned.last[: len(times)]
-        # The oldest window that holds the limit is the oldest that is not closed.
-        oldest = np.full(len(clock), np.iinfo(np.int64).min)
+        since = np.concatenate([limits, clock.complete_before])
+        begun = since != UNSTARTED
+        assigned = assign(self.spec, np.concatenate([times, since[begun]]))
+        # The oldest window that holds the limit is the oldest that is not closed; by the complete clock, the oldest that is not complete.
+        oldest = np.full(len(since), np.iinfo(np.int64).min)
         oldest[begun] = assigned.first[len(times) :]
-        oldest_open = oldest[places]
+        oldest_open, oldest_incomplete = oldest[places], oldest[len(clock) + places]
+        first, last = np.maximum(assigned.first[: len(times)], oldest_open), assigned.last[: len(times)]
         late = last < oldest_open
         self.counts["late"] += self.late.add(rows, late, clock.times_us[places], limits[places] - times)
-        return _held(assigned, np.maximum(first, oldest_open), last)
+        self.counts["corrected"] = rows_behind(rows, (first < oldest_incomplete) & (first <= last))
+        return _held(assigned, first, last)
 
     # What is stored and told
 

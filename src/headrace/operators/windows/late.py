@@ -30,6 +30,14 @@ def places_of(rows: pa.Table, clock: Clocks) -> Ints:
     return np.repeat(np.arange(len(clock)), np.diff(np.searchsorted(ticks, clock.ticks), append=len(ticks)))
 
 
+def rows_behind(rows: pa.Table, chosen: Mask) -> int:
+    """How many rows these are, or were before they were combined."""
+    if PRODUCERS not in rows.schema.names or not chosen.any():
+        return int(np.count_nonzero(chosen))
+    counted = whole(rows.column(PRODUCERS)).filter(pa.array(chosen)).flatten()
+    return int(counted.field(1).to_numpy().sum())
+
+
 class LateRows:
     """Keeps the account until the host takes it, after each step. `producer` is the column that names a row's producer, if that is known."""
 

@@ -1,5 +1,7 @@
 // The dashboard: asks for the figures once a second, and follows views and topics as they change. No library, nothing from elsewhere.
 
+import { barChart, brief, bytes, clockSpan, el, lineChart, number, ownTable, plain, replaceKeeping, right, rowsOf, shortRate, tableOf, when } from "./drawing.js";
+
 const EVERY_MS = 1000, MOST_ROWS = 200, MOST_TAIL = 50;
 const $ = (id) => document.getElementById(id);
 let facts = null, tab = "pipeline", shown = {}, streams = new AbortController();
@@ -64,77 +66,6 @@ function parsed(block) {
   return event;
 }
 
-// ---- elements
-
-function el(tag, attributes = {}, ...children) {
-  const made = ["svg", "g", "rect", "path", "text", "title", "line"].includes(tag) && attributes.svg !== false
-    ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value === null || value === undefined || value === false || name === "svg") continue;
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else made.setAttribute(name, value === true ? "" : value);
-  }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined));
-  return made;
-}
-
-const number = (value) => (value === null || value === undefined ? "" : Math.abs(value) >= 1e15 ? String(value) : value.toLocaleString("en", { maximumFractionDigits: value % 1 && Math.abs(value) < 100 ? 2 : 0 }));
-const rate = (value) => (value === undefined || value === null ? "" : value >= 10 || value === 0 ? number(Math.round(value)) : value.toFixed(1));
-const bytes = (value) => { let unit = 0; while (value >= 1024 && unit < 4) { value /= 1024; unit++; } return `${value.toFixed(unit && value < 10 ? 1 : 0)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`; };
-const when = (seconds) => (seconds === null || seconds === undefined ? "not begun" : new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, 19));
-const brief = (value) => (/^\d{4}-\d\d-\d\dT/.test(value) ? value.slice(11, 19) : plain(value));
-const plain = (value) => (value === null || value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value));
-
-function tableOf(columns, rows, kinds = {}, title = (name) => name) {
-  const numeric = (name) => rows.length > 0 && rows.every((row) => row.cells[name] === null || typeof row.cells[name] === "number");
-  const right = Object.fromEntries(columns.map((name) => [name, numeric(name)]));
-  return el("table", {},
-    el("thead", {}, el("tr", {}, columns.map((name) => el("th", { scope: "col", class: right[name] ? "number" : null }, title(name))))),
-    el("tbody", {}, rows.map((row) => el("tr", { class: row.how }, columns.map((name) => el("td", { class: right[name] ? "number" : null }, row.cells[name] instanceof Node ? row.cells[name] : typeof row.cells[name] === "number" && !kinds[name] ? number(row.cells[name]) : shownTime(plain(row.cells[name]))))))));
-}
-
-const ownTable = (columns, rows) => tableOf(columns, rows, {}, (name) => name.replaceAll("_", " "));
-const shownTime = (text) => text.replace(/^(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(\.\d+)?Z$/, (all, day, time, rest) => `${day} ${time}${rest && !/^\.0+$/.test(rest) ? rest : ""}`);
-const rowsOf = (list) => list.map((cells) => ({ cells }));
-
-function replaceKeeping(place, ...fresh) {
-  // What is typed, scrolled and focused stays where it is: only the contents change.
-  const scrolled = place.querySelector(".scroll"), top = scrolled ? scrolled.scrollTop : 0, left = scrolled ? scrolled.scrollLeft : 0;
-  const focused = place.contains(document.activeElement) ? document.activeElement.dataset.at : null;
-  place.replaceChildren(...fresh.filter(Boolean));
-  const again = place.querySelector(".scroll");
-  if (again) { again.scrollTop = top; again.scrollLeft = left; }
-  if (focused) place.querySelector(`[data-at="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
-}
-
-// ---- charts
-
-function lineChart(label, times, series, unit = "") {
-  const width = 640, height = 140, left = 56, bottom = 18;
-  const values = Object.values(series).flat().filter((value) => value !== null && value !== undefined);
-  if (!values.length || times.length < 2) return el("p", { class: "soft" }, `${label}: nothing to draw yet.`);
-  const least = Math.min(0, ...values), most = Math.max(...values, least + 1e-9), first = times[0], last = times[times.length - 1];
-  const x = (at) => left + ((at - first) / Math.max(last - first, 1e-9)) * (width - left - 8), y = (value) => height - bottom - ((value - least) / (most - least)) * (height - bottom - 8);
-  const lines = Object.entries(series).map(([name, list]) => {
-    const path = list.map((value, at) => (value === null || value === undefined ? null : `${x(times[at]).toFixed(1)},${y(value).toFixed(1)}`)).filter(Boolean).join("L");
-    return path ? el("path", { class: "line", d: `M${path}` }, el("title", {}, name)) : null;
-  });
-  const newest = Object.entries(series).map(([name, list]) => `${name} ${number(list[list.length - 1])}${unit}`).join(", ");
-  return el("figure", { class: "chart" },
-    el("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", role: "img", "aria-label": `${label}: ${newest}` },
-      el("line", { class: "axis", x1: left, y1: y(least), x2: width - 8, y2: y(least) }), el("text", { x: 2, y: y(most) + 10, class: "soft" }, number(most) + unit), el("text", { x: 2, y: y(least), class: "soft" }, number(least) + unit), lines),
-    el("figcaption", { class: "soft" }, `${label}, the last ${number(Math.round((last - first) / 60))} minutes: ${newest}`));
-}
-
-function barChart(label, pairs) {
-  if (!pairs.length) return null;
-  const row = 20, width = 640, left = 190, most = Math.max(...pairs.map((pair) => Math.abs(pair[1])), 1e-9), height = pairs.length * row + 4;
-  return el("figure", { class: "chart" },
-    el("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", role: "img", "aria-label": `${label} of the first ${pairs.length} rows` },
-      pairs.map(([name, value], at) => el("g", {}, el("text", { x: left - 6, y: at * row + 15, "text-anchor": "end" }, name.length > 28 ? name.slice(0, 27) + "…" : name), el("rect", { class: "bar", x: left, y: at * row + 4, rx: 2, height: row - 8, width: Math.max(1, (Math.abs(value) / most) * (width - left - 90)) }), el("text", { x: left + (Math.abs(value) / most) * (width - left - 90) + 5, y: at * row + 15 }, number(value))))),
-    el("figcaption", { class: "soft" }, label));
-}
-
 // ---- the pipeline as a graph
 
 const ONE_TO_ONE = new Set(["select", "key_by"]);
@@ -151,15 +82,29 @@ function layout(nodes) {
   const byId = new Map(nodes.map((node) => [node.id, node])), depth = new Map();
   const deep = (node) => { if (!depth.has(node.id)) { depth.set(node.id, 0); depth.set(node.id, Math.max(0, ...node.inputs.filter((id) => byId.has(id)).map((id) => deep(byId.get(id)) + 1))); } return depth.get(node.id); };
   nodes.forEach(deep);
-  const columns = [];
-  for (const node of nodes) (columns[depth.get(node.id)] ??= []).push(node);
+  // An edge over several columns has a place in each of those between, and so passes no box; edges from the same box share them.
+  const columns = [], behind = new Map(), routes = [];
+  for (const node of nodes) (columns[depth.get(node.id)] ??= []).push(node.id);
+  for (const node of nodes) {
+    behind.set(node.id, []);
+    for (const from of node.inputs.filter((id) => byId.has(id))) {
+      const route = [from];
+      for (let column = depth.get(from) + 1; column < depth.get(node.id); column++) {
+        const via = `${from} via ${column}`;
+        if (!behind.has(via)) { columns[column].push(via); behind.set(via, [route.at(-1)]); }
+        route.push(via);
+      }
+      behind.get(node.id).push(route.at(-1));
+      routes.push([...route, node.id]);
+    }
+  }
   const place = new Map();
   columns.forEach((column) => {
-    const wish = (node) => { const known = node.inputs.map((id) => place.get(id)).filter((at) => at !== undefined); return known.length ? known.reduce((sum, at) => sum + at, 0) / known.length : 1e6; };
+    const wish = (id) => { const known = behind.get(id).map((from) => place.get(from)).filter((at) => at !== undefined); return known.length ? known.reduce((sum, at) => sum + at, 0) / known.length : 1e6; };
     column.sort((one, other) => wish(one) - wish(other));
-    column.forEach((node, at) => place.set(node.id, at));
+    column.forEach((id, at) => place.set(id, column.length > 1 ? at / (column.length - 1) : 0.5));
   });
-  return { byId, columns };
+  return { byId, columns, routes };
 }
 
 function healthOf(node) {
@@ -170,24 +115,31 @@ function healthOf(node) {
 }
 
 function graph() {
-  const { byId, columns } = layout(facts.plan.nodes);
-  const wide = 176, gap = 74, tall = 40, space = 14, tallest = Math.max(...columns.map((column) => column.length));
-  const height = tallest * (tall + space) + 24, width = columns.length * (wide + gap) + 8, at = new Map();
-  columns.forEach((column, x) => { const top = (height - column.length * (tall + space)) / 2; column.forEach((node, y) => at.set(node.id, [x * (wide + gap) + 4, top + y * (tall + space)])); });
+  const { byId, columns, routes } = layout(facts.plan.nodes);
+  const wide = 146, gap = 40, tall = 40, space = 14, at = new Map(); // so that seven columns fit a screen of 1366
+  const height = (id) => (byId.has(id) ? tall : 4), stack = (column) => column.reduce((sum, id) => sum + height(id) + space, 0);
+  const tallest = Math.max(...columns.map(stack)), width = columns.length * (wide + gap) - gap + 8;
+  columns.forEach((column, x) => { let y = 12 + (tallest - stack(column)) / 2; for (const id of column) { at.set(id, [x * (wide + gap) + 4, y + height(id) / 2]); y += height(id) + space; } });
   const edges = [], labels = [];
-  for (const node of facts.plan.nodes) for (const id of node.inputs) {
-    if (!at.has(id)) continue;
-    const [x, y] = at.get(id), [to, down] = at.get(node.id), flow = flowOf(byId.get(id), byId), start = x + wide, middle = (start + to) / 2;
-    edges.push(el("path", { class: `edge ${flow > 0 ? "flows" : ""}`, d: `M${start},${y + tall / 2}C${middle},${y + tall / 2} ${middle},${down + tall / 2} ${to},${down + tall / 2}` }));
-    if (flow !== undefined && flow > 0) labels.push(el("text", { x: to - 6, y: down + tall / 2 - 5, "text-anchor": "end", class: "soft" }, `${rate(flow)}/s`));
+  for (const route of routes) {
+    const flow = flowOf(byId.get(route[0]), byId);
+    let [x, y] = at.get(route[0]), path = `M${(x += wide)},${y}`;
+    for (const id of route.slice(1)) {
+      const [to, level] = at.get(id), middle = (x + to) / 2;
+      path += `C${middle},${y} ${middle},${level} ${to},${level}`;
+      [x, y] = [to, level];
+      if (!byId.has(id)) path += `L${(x += wide)},${y}`;
+    }
+    edges.push(el("path", { class: `edge ${flow > 0 ? "flows" : ""}`, d: path }));
+    if (flow !== undefined && flow > 0) labels.push(el("text", { x: x - 3, y: y - 5, "text-anchor": "end", class: "soft flow" }, `${shortRate(flow)}/s`));
   }
   const boxes = facts.plan.nodes.map((node) => {
-    const [x, y] = at.get(node.id), name = node.label.length > 25 ? node.label.slice(0, 24) + "…" : node.label;
+    const [x, middle] = at.get(node.id), y = middle - tall / 2, name = node.label.length > 20 ? node.label.slice(0, 19) + "…" : node.label;
     const pick = () => { shown.node = shown.node === node.id ? null : node.id; draw(); };
     return el("g", { class: `node ${node.kind} ${node.stateful ? "keeps" : ""} ${healthOf(node)}`, transform: `translate(${x},${y})`, tabindex: 0, role: "button", "aria-pressed": String(shown.node === node.id), "aria-label": `${node.kind} ${node.label}`, "data-at": `node ${node.id}`, onclick: pick, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(); } } },
       el("rect", { width: wide, height: tall, rx: 6 }), el("text", { x: 9, y: 17 }, name), el("text", { x: 9, y: 32, class: "soft" }, node.kind === "written" ? "topic, written" : node.kind), el("title", {}, `${node.label}: ${node.about ?? node.kind}`));
   });
-  return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The pipeline as a graph", "data-at": "graph" }, el("svg", { class: "graph", width, height, viewBox: `0 0 ${width} ${height}` }, edges, labels, boxes));
+  return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The pipeline as a graph", "data-at": "graph" }, el("svg", { class: "graph", width, height: tallest + 24, viewBox: `0 0 ${width} ${tallest + 24}` }, edges, labels, boxes));
 }
 
 function detail() {
@@ -237,10 +189,10 @@ function followView(view, signal, place) {
   const keyOf = (row) => JSON.stringify(view.key.map((name) => row[name]));
   const redraw = () => { if (!waiting) { waiting = true; setTimeout(() => { waiting = false; if (!signal.aborted) paint(); }, 200); } };
   const paint = () => {
-    const list = [...rows.values()], some = list.slice(-MOST_ROWS).reverse(), names = list.length ? Object.keys(list[0].cells) : [];
-    const values = names.filter((name) => !view.key.includes(name) && list.some((row) => !isNaN(parseFloat(row.cells[name])) && isFinite(row.cells[name])));
-    const bars = values.length ? some.slice(0, 12).map((row) => [view.key.filter((name) => name !== "window_end").map((name) => brief(row.cells[name])).join(" "), parseFloat(row.cells[values[0]]) || 0]) : [];
-    replaceKeeping(place, el("h2", {}, view.name), el("p", { class: "soft", role: "status", id: "seen" }, `tick ${number(tick)}, ${number(list.length)} rows${list.length > MOST_ROWS ? `, of which the newest ${MOST_ROWS} are shown` : ""}`), barChart(values[0] ?? "", bars), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Rows of ${view.name}`, "data-at": "rows" }, tableOf(names, some)));
+    const list = [...rows.values()], ranking = rankingOf(view), names = list.length ? Object.keys(list[0].cells) : [];
+    const some = ranking ? list.sort(inOrder(ranking)).slice(0, MOST_ROWS) : list.slice(-MOST_ROWS).reverse();
+    const column = charted(view, ranking, names, list), bars = column ? some.slice(0, 12).map((row) => [labelOf(view, ranking, row.cells), parseFloat(row.cells[column]) || 0]) : [];
+    replaceKeeping(place, el("h2", {}, view.name), el("p", { class: "soft", role: "status", id: "seen" }, `tick ${number(tick)}, ${number(list.length)} rows${list.length > MOST_ROWS ? `, of which the ${ranking ? "first" : "newest"} ${MOST_ROWS} are shown` : ""}`), barChart(column ?? "", bars), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Rows of ${view.name}`, "data-at": "rows" }, tableOf(names, some)));
     for (const row of rows.values()) row.how = null;
   };
   let fresh = null;
@@ -262,6 +214,42 @@ function followView(view, signal, place) {
   });
 }
 
+// A leaderboard is shown in its order, which the plan tells: within each of `per`, by `order`
+
+const isNumber = (value) => !isNaN(parseFloat(value)) && isFinite(value);
+const isTime = (value) => /^\d{4}-\d\d-\d\dT/.test(value);
+
+function rankingOf(view) {
+  const node = (facts?.plan?.nodes ?? []).find((each) => each.kind === "view" && each.label === view.name);
+  return node?.order?.length ? node : null;
+}
+
+function inOrder(ranking) {
+  const ways = (row) => [...ranking.per.map((name) => [name, isTime(row.cells[name])]), ...ranking.order]; // of times, the newest first
+  return (one, other) => {
+    for (const [name, largestFirst] of ways(one)) {
+      const a = one.cells[name] ?? null, b = other.cells[name] ?? null;
+      if (a === b) continue;
+      if (a === null || b === null) return a === null ? 1 : -1;
+      const way = isNumber(a) && isNumber(b) ? parseFloat(a) - parseFloat(b) : a < b ? -1 : 1;
+      if (way) return largestFirst ? -way : way;
+    }
+    return 0;
+  };
+}
+
+function charted(view, ranking, names, list) {
+  // What is ranked; else the last number that is not of the key: aggregates stand behind what they are made of.
+  const numbers = names.filter((name) => !view.key.includes(name) && list.some((row) => isNumber(row.cells[name]))), first = ranking?.order[0][0];
+  return numbers.includes(first) ? first : numbers.at(-1);
+}
+
+function labelOf(view, ranking, cells) {
+  const text = ranking && Object.keys(cells).find((name) => typeof cells[name] === "string" && !isTime(cells[name]) && !isNumber(cells[name]));
+  const names = text ? new Set([...ranking.per, text]) : view.key;
+  return [...names].filter((name) => name !== "window_end").map((name) => brief(cells[name])).join(" ");
+}
+
 // Topics, groups
 
 function beginTopics(signal) { shown.tail = null; if (shown.topic) followTopic(shown.topic, signal, MOST_TAIL, (rows) => { shown.tail = rows; }); }
@@ -276,10 +264,10 @@ function followTopic(topic, signal, most, hear) {
 }
 
 function drawTopics() {
-  const rows = facts.topics.map((topic) => ({ cells: { topic: el("button", { "aria-pressed": String(shown.topic === topic.name), "data-at": `topic ${topic.name}`, onclick: () => { shown.topic = shown.topic === topic.name ? null : topic.name; show("topics"); } }, topic.name), partitions: topic.partitions ?? null, rows: topic.rows ?? topic.end, size: topic.bytes === undefined ? "" : bytes(topic.bytes), a_second: Math.round(topic.rows_per_second) } }));
+  const rows = facts.topics.map((topic) => ({ cells: { topic: el("button", { "aria-pressed": String(shown.topic === topic.name), "data-at": `topic ${topic.name}`, onclick: () => { shown.topic = shown.topic === topic.name ? null : topic.name; show("topics"); } }, topic.name), partitions: topic.partitions ?? null, offsets: topic.rows ?? topic.end, size: right(topic.bytes === undefined ? "" : bytes(topic.bytes)), a_second: Math.round(topic.rows_per_second) } }));
   const tail = shown.topic ? el("section", { class: "card" }, el("h2", {}, `The newest rows of ${shown.topic}`), shown.tail ? el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Newest rows", "data-at": "tail" }, tableOf(Object.keys(shown.tail[0]?.cells ?? {}), shown.tail)) : el("p", { class: "soft" }, "None yet.")) : null;
   const groups = Object.keys(facts.groups).length ? el("section", { class: "card" }, el("h2", {}, "Groups"), ownTable(["group", "rows_behind"], rowsOf(Object.entries(facts.groups).map(([group, behind]) => ({ group, rows_behind: behind })))), lineChart("Rows behind", facts.series.at, facts.series.lag)) : null;
-  return [el("section", { class: "card" }, el("h2", {}, "Topics"), ownTable(["topic", "partitions", "rows", "size", "a_second"], rows)), tail, groups];
+  return [el("section", { class: "card" }, el("h2", {}, "Topics"), ownTable(["topic", "partitions", "offsets", "size", "a_second"], rows)), tail, groups];
 }
 
 // Time
@@ -288,15 +276,16 @@ function drawTime() {
   const clocks = Object.entries(facts.run?.clocks ?? {});
   if (!clocks.length) return [el("section", { class: "card" }, "No input has event time, or none has begun.")];
   const held = clocks.flatMap(([input, clock]) => (clock.held_back_by ?? []).map((each) => ({ input, producer: plain(each.producer), newest_event: when(each.newest_us / 1e6), last_heard: when(each.heard_us / 1e6) })));
-  const rows = clocks.map(([input, clock]) => ({ input, complete_up_to: when(clock.complete_us === null ? null : clock.complete_us / 1e6), seconds_behind_the_wall_clock: clock.complete_us === null ? null : Math.round(facts.at - clock.complete_us / 1e6), producers: clock.producers }));
-  const behind = Object.fromEntries(Object.entries(facts.series.event_time).map(([name, list]) => [name, list.map((seconds, at) => (seconds === null ? null : facts.series.at[at] - seconds))]));
+  const rows = clocks.map(([input, clock]) => ({ input, complete_up_to: when(clock.complete_us === null ? null : clock.complete_us / 1e6), behind_the_wall_clock: clock.complete_us === null ? null : right(clockSpan(Math.max(0, facts.at - clock.complete_us / 1e6))), producers: clock.producers }));
+  const behind = Object.fromEntries(Object.entries(facts.series.event_time).map(([name, list]) => [name, list.map((seconds, at) => (seconds === null ? null : Math.max(0, facts.series.at[at] - seconds)))]));
   const counts = facts.run?.counts ?? {}, due = Object.assign({}, ...Object.values(facts.run?.queries ?? {}).map((query) => query.due_us ?? {}));
   const steps = [...new Set([...Object.keys(due), ...Object.keys(counts).filter((name) => name.endsWith(".windows_waiting")).map((name) => name.slice(0, -16))])].sort();
-  const open = steps.map((step) => ({ step, windows_open: counts[`${step}.windows_waiting`] ?? null, kept_for_corrections: counts[`${step}.windows_kept`] ?? null, waits_for: due[step] === undefined ? "nothing" : `event time ${when(due[step] / 1e6)}`, late_rows: counts[`${step}.late`] ?? 0 }));
+  const countsCorrections = (step) => /^(tumbling|hopping)/.test((facts.plan?.nodes ?? []).find((node) => node.id === step)?.window);
+  const open = steps.map((step) => ({ step, windows_open: counts[`${step}.windows_waiting`] ?? null, kept_for_corrections: counts[`${step}.windows_kept`] ?? null, waits_for: due[step] === undefined ? "nothing" : `event time ${when(due[step] / 1e6)}`, late_rows_used: counts[`${step}.corrected`] ?? (countsCorrections(step) ? 0 : null), rows_too_late: counts[`${step}.late`] ?? 0 }));
   return [
-    el("section", { class: "card" }, el("h2", {}, "Event time and the clock on the wall"), ownTable(["input", "complete_up_to", "seconds_behind_the_wall_clock", "producers"], rowsOf(rows)), lineChart("Event time behind the wall clock", facts.series.at, behind, " s")),
+    el("section", { class: "card" }, el("h2", {}, "Event time and the clock on the wall"), ownTable(["input", "complete_up_to", "behind_the_wall_clock", "producers"], rowsOf(rows)), lineChart("Event time behind the wall clock", facts.series.at, behind, clockSpan)),
     el("section", { class: "card" }, el("h2", {}, "Who holds time back"), held.length ? ownTable(["input", "producer", "newest_event", "last_heard"], rowsOf(held)) : el("p", { class: "soft" }, "Nobody.")),
-    el("section", { class: "card" }, el("h2", {}, "What waits for time"), ownTable(["step", "windows_open", "kept_for_corrections", "waits_for", "late_rows"], rowsOf(open))),
+    el("section", { class: "card" }, el("h2", {}, "What waits for time"), ownTable(["step", "windows_open", "kept_for_corrections", "waits_for", "late_rows_used", "rows_too_late"], rowsOf(open))),
   ];
 }
 
@@ -313,7 +302,7 @@ function beginMatches(signal) {
   if (!topics.length) return $("panel").replaceChildren(el("section", { class: "card" }, "This pipeline looks for no patterns and has no stored searches."));
   $("panel").replaceChildren(...topics.map((topic) => {
     const place = el("section", { class: "card" }, el("h2", {}, topic), el("p", { class: "soft" }, "None yet."));
-    followTopic(topic, signal, 15, (rows) => { if (!signal.aborted) replaceKeeping(place, el("h2", {}, topic), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": topic }, tableOf(Object.keys(rows[0].cells), rows))); });
+    followTopic(topic, signal, 15, (rows) => { if (!signal.aborted) replaceKeeping(place, el("h2", {}, topic), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": topic }, tableOf(Object.keys(rows[0].cells).filter((name) => name !== "_partition" && name !== "_offset"), rows))); });
     return place;
   }));
 }
@@ -335,10 +324,16 @@ function drawDead() {
 
 // SQL
 
-async function beginSql() {
+async function beginSql(signal) {
   const { views } = facts?.run ? await ask("/views") : { views: [] };
+  if (signal.aborted) return;
+  if (!views.length) {
+    setTimeout(() => { if (!signal.aborted) show("sql"); }, EVERY_MS);
+    $("panel").replaceChildren(el("section", { class: "card" }, "There are no views to ask yet."));
+    return;
+  }
   const text = el("textarea", { id: "query", "aria-label": "A query over the views", spellcheck: "false" });
-  text.value = shown.query ?? (views.length ? `SELECT * FROM "${views[0].name}" LIMIT 20` : "");
+  text.value = shown.query ?? `SELECT * FROM "${views[0].name}" LIMIT 20`;
   const answer = el("div", { class: "scroll", id: "answer", tabindex: 0, role: "region", "aria-label": "The answer", "aria-live": "polite" });
   const run = async () => {
     shown.query = text.value;
