@@ -1,8 +1,10 @@
 """What is told of an alert, and when: firing, resolved, gathered, silenced, and after a crash."""
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -12,7 +14,8 @@ from headrace.alerts.deciding import Deciding
 from headrace.alerts.declared import Alert
 from headrace.alerts.messages import TOPIC, AlertMessage
 from headrace.alerts.silences import silence
-from headrace.errors import ConfigurationError, FencedError, InputError, NoteConflict, PlanError, UnknownColumn
+from headrace.errors import ConfigurationError, FencedError, InputError, NoteConflict, PlanError, RetryError, UnknownColumn
+from headrace.pipeline.alerting import _decide
 
 SECOND_US = 1_000_000
 NOW_US = 1_800_000_000 * SECOND_US
@@ -179,6 +182,106 @@ def test_groups_are_bounded(rooms: hr.Log, monkeypatch: pytest.MonkeyPatch) -> N
         alert.step(NOW_US + number)
     assert len(told(rooms)) == 10
     assert sorted(AlertState.of(rooms.note("alerting.shop.hot")).groups) == [json.dumps({"house": f"house{number}"}) for number in (7, 8, 9)]
+
+
+def test_what_is_owed_after_a_silence_is_not_forgotten_however_many_groups_there_are(rooms: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.alerts.alert_state.MOST_GROUPS", 3)
+    alert = by_house(rooms)
+    silence(rooms, "shop", "hot", NOW_US + 10 * SECOND_US)
+    for number in range(6):
+        put(rooms, f"room{number}", f"house{number}", 40, "insert")
+        alert.step(NOW_US + number)
+    put(rooms, "room5", "house5", None, "delete")  # nothing fires there any more
+    alert.step(NOW_US + SECOND_US)
+    by_house(rooms).step(NOW_US + 11 * SECOND_US)
+    reminders = [each for each, message in zip(of_groups(rooms), told(rooms), strict=True) if not message.is_silenced]
+    assert sorted(reminders) == [(f"house{number}", "firing", [f"room{number}"], [], 1) for number in range(5)]
+
+
+def caught_up(alert: Deciding, now_us: int) -> None:
+    while alert.step(now_us):
+        continue
+
+
+def lines(log: hr.Log, hosts: int, rows: int) -> None:
+    with log.producer("alert.lines") as producer:
+        producer.append([{"host": f"host{number % hosts}", "text": "é" * 250} for number in range(rows)])
+
+
+def test_many_rows_of_many_groups_that_wait_are_counted_and_make_no_large_note(log: hr.Log) -> None:
+    log.create_topic("alert.lines", "host STRING, text STRING")
+    alert, hour_us = Deciding(log, "shop", Alert("hot", "alert.lines", (), 3600 * SECOND_US, by=("host",))), 3600 * SECOND_US
+    lines(log, 300, 300)
+    caught_up(alert, NOW_US)
+    lines(log, 300, 12_000)  # all wait, and are more than one group may have waiting
+    before = len(told(log))
+    caught_up(alert, NOW_US + 1)
+    assert len(told(log)) == before
+    lines(log, 301, 301)  # and one is new
+    caught_up(alert, NOW_US + 2)
+    assert len(told(log)) == before + 1
+    assert len((log.note("alerting.shop.hot") or "").encode()) < 256 << 10
+    again = Deciding(log, "shop", Alert("hot", "alert.lines", (), hour_us, by=("host",)))
+    caught_up(again, NOW_US + hour_us)
+    assert sum(each.fired for each in told(log)) == 300 + 12_000 + 301
+
+
+def test_one_group_with_very_many_rows_is_told_early_and_alone(log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.alerts.deciding.MOST_WAITING", 50)
+    log.create_topic("alert.lines", "host STRING, text STRING")
+    alert = Deciding(log, "shop", Alert("hot", "alert.lines", (), 3600 * SECOND_US, by=("host",)))
+    lines(log, 2, 2)
+    caught_up(alert, NOW_US)
+    lines(log, 1, 49)
+    lines(log, 2, 2)
+    caught_up(alert, NOW_US + 1)
+    assert [(json.loads(each.content)["group"]["host"], each.fired) for each in told(log)[2:]] == [("host0", 50)]
+
+
+def test_very_many_groups_at_once_are_told_together(log: hr.Log) -> None:
+    log.create_topic("alert.lines", "host STRING, text STRING")
+    lines(log, 250, 500)
+    caught_up(Deciding(log, "shop", Alert("hot", "alert.lines", (), 0, by=("host",))), NOW_US)
+    messages = told(log)
+    assert (len(messages), len({each.id for each in messages}), sum(each.fired for each in messages)) == (100, 100, 500)
+    assert messages[-1].subject() == "[firing] hot, 151 groups: 302 new"
+    assert json.loads(messages[-1].body())["groups"] == 151
+    assert messages[-1].text().splitlines()[-1] == f"and {302 - len(json.loads(messages[-1].content)['fired'])} more fired"
+
+
+def test_large_rows_that_fire_make_neither_a_large_message_nor_a_large_note(log: hr.Log) -> None:
+    log.create_table("alert.pages", "url STRING, text STRING", primary_key="url")
+    alert = Deciding(log, "shop", Alert("hot", "alert.pages", (), 0))
+    with log.producer("alert.pages") as producer:
+        producer.append([{"url": f"/{number}", "text": "x" * 2_000, "_change_type": "insert"} for number in range(500)])
+        caught_up(alert, NOW_US)
+        producer.append([{"url": f"/{number}", "text": None, "_change_type": "delete"} for number in range(500)])
+    assert len(log.note("alerting.shop.hot") or "") < 300_000
+    caught_up(Deciding(log, "shop", alert.alert), NOW_US + 1)
+    fired, resolved = told(log)
+    assert (fired.fired, resolved.resolved, resolved.active) == (500, 500, 0)
+    assert 100 < fired.active < 500  # as many as are remembered
+    assert max(len(each.content) for each in (fired, resolved)) < 150_000
+
+
+def test_what_must_be_tried_again_is_said_once(log: hr.Log, caplog: pytest.LogCaptureFixture) -> None:
+    ended = Event()
+
+    class Failing(Deciding):
+        steps = 0
+
+        def step(self, now_us: int, *, at_once: bool = False) -> bool:
+            self.steps += 1
+            if self.steps == 3:
+                ended.set()
+                return super().step(now_us, at_once=at_once)
+            raise RetryError("Kafka is away.")
+
+    change(log, attic=40)
+    with caplog.at_level(logging.WARNING, "headrace.alerts"):
+        _decide(Failing(log, "shop", Alert("hot", "alert.hot")), ended)
+    assert [record.getMessage() for record in caplog.records] == ["The alert hot cannot be decided now, and is tried again: Kafka is away."]
+    assert len(told(log)) == 1
 
 
 def test_what_an_older_version_stored_is_understood(log: hr.Log) -> None:

@@ -31,7 +31,7 @@ class AlertMessage:
     active: int
     is_silenced: bool
     content: str
-    """JSON: `fired` and `resolved`, the rows, and of an alert that has groups the `group`."""
+    """JSON: `fired` and `resolved`, the rows, and of an alert that has groups the `group`, or in how many `groups` they are."""
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> AlertMessage:
@@ -52,7 +52,8 @@ class AlertMessage:
     @property
     def group(self) -> str:
         """For people; empty where the alert has no groups."""
-        return ", ".join(f"{name} {value}" for name, value in json.loads(self.content).get("group", {}).items())
+        content = json.loads(self.content)
+        return f"{content['groups']:,} groups" if "groups" in content else ", ".join(f"{name} {value}" for name, value in content.get("group", {}).items())
 
     def text(self) -> str:
         """For people: a line a row."""
@@ -65,9 +66,9 @@ class AlertMessage:
         return "\n".join(lines) + "\n"
 
 
-def content_of(fired: Sequence[str], resolved: Sequence[str], group: Mapping[str, Any] | None = None) -> str:
-    """Rows as JSON objects, the first ones of each; before them the group they have in common."""
-    named = "" if group is None else f'"group": {json.dumps(group)}, '
+def content_of(fired: Sequence[str], resolved: Sequence[str], group: Mapping[str, Any] | None = None, groups: int = 0) -> str:
+    """Rows as JSON objects, the first ones of each; before them the group they have in common, or how many they are in."""
+    named = f'"groups": {groups}, ' if groups else "" if group is None else f'"group": {json.dumps(group)}, '
     return f'{{{named}"fired": [{", ".join(fired[:MOST_ROWS])}], "resolved": [{", ".join(resolved[:MOST_ROWS])}]}}'
 
 
@@ -83,8 +84,9 @@ def message_of(
     is_silenced: bool,
     more: tuple[int, int] = (0, 0),
     group: Mapping[str, Any] | None = None,
+    groups: int = 0,
 ) -> AlertMessage:
     """`more`: rows that fired and were resolved beside those that are given."""
     counts = len(fired) + more[0], len(resolved) + more[1]
     state = FIRING if active or (counts[0] and not counts[1]) else RESOLVED
-    return AlertMessage(id, pipeline, alert, state, from_us(at_us), *counts, active, is_silenced, content_of(fired, resolved, group))
+    return AlertMessage(id, pipeline, alert, state, from_us(at_us), *counts, active, is_silenced, content_of(fired, resolved, group, groups))

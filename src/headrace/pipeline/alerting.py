@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from headrace.log.api import Log
     from headrace.pipeline.pipeline import Pipeline
 
+logger = logging.getLogger("headrace.alerts")
 POLL_S = 0.1
 OnAlert = Callable[["AlertMessage"], None]
 
@@ -53,13 +55,19 @@ def _tell_all(deciders: list[Deciding], sendings: list[Sending], stop: Event) ->
 
 
 def _decide(deciding: Deciding, ended: Event) -> None:
-    """What fails in passing is tried again: nothing was told then."""
+    """What fails in passing is tried again: nothing was told then. Of failures in a row the first is told of."""
+    is_failing = False
     while not ended.is_set():
         try:
+            if is_failing:
+                deciding.forget()
             found = deciding.step(_now_us())
-        except RetryError:
+            is_failing = False
+        except RetryError as error:
+            if not is_failing:
+                logger.warning("The alert %s cannot be decided now, and is tried again: %s", deciding.alert.name, error)
+            is_failing = True
             ended.wait(1.0)
-            deciding.forget()
             continue
         if not found:
             ended.wait(POLL_S)
