@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from confluent_kafka import KafkaError, KafkaException
 
-from headrace.errors import ConfigurationError, HeadraceError, RetryError
+from headrace.errors import ConfigurationError, HeadraceError, InputError, RetryError
 
 FENCED = {
     KafkaError._FENCED,  # noqa: SLF001  (confluent_kafka's names for librdkafka's own errors begin with an underscore)
@@ -62,6 +62,7 @@ LEADER_MOVES = {
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.OFFSET_NOT_AVAILABLE,
 }
+TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001
 NO_GROUP = {KafkaError.GROUP_ID_NOT_FOUND, KafkaError.COORDINATOR_NOT_AVAILABLE}
 
@@ -84,6 +85,8 @@ def translated(error: KafkaException, what: str) -> HeadraceError:
         return RetryError(f"{text}.", fix="check that the brokers are up and can be reached, and try again.")
     if number in NOT_ALLOWED:
         return ConfigurationError(f"{text}.", fix="check the user, its rights (ACLs) and the security options.")
+    if number in TOO_LARGE:
+        return InputError(f"{text}.", fix="store less in one row or note, or raise message.max.bytes here and max.message.bytes of the topic.")
     if number in BAD_CONFIG:
         return ConfigurationError(f"{text}.", fix="change the setting that it names.")
     return RetryError(f"{text} ({inner.name()}).", fix="try again; if it stays, look into the brokers' logs.")
