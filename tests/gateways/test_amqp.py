@@ -122,6 +122,64 @@ def test_many_are_confirmed_at_a_time_and_each_that_is_not_taken_is_known(rabbit
     publisher.close()
 
 
+@pytest.fixture
+def small_queue(rabbitmq: RabbitmqServer, request: pytest.FixtureRequest) -> str:
+    """It says no to what is more than five."""
+    name = request.node.name
+    with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
+        connection.channel().queue_declare(name, durable=True, arguments={"x-max-length": 5, "x-overflow": "reject-publish"})
+    return str(name)
+
+
+def taken(rabbitmq: RabbitmqServer, queue: str) -> list[str]:
+    """The ids of what is in the queue, which is empty then."""
+    with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
+        channel, found = connection.channel(), []
+        while (message := channel.basic_get(queue, auto_ack=True))[0] is not None:
+            found.append(str(message[1].message_id))
+        return found
+
+
+def test_what_a_full_queue_turns_back_is_sent_again_and_nothing_twice(rabbitmq: RabbitmqServer, small_queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.sinks.amqp_publishing.PAUSES_S", (0.05, 0.05))
+    publisher, found = Publisher(rabbitmq.url, ""), []
+    for _ in range(2):
+        with pytest.raises(TargetUnavailable, match=r"turns back \d+ of 12 messages"):
+            publisher.publish(small_queue, messages(range(12)))
+        found += taken(rabbitmq, small_queue)
+    assert publisher.publish(small_queue, messages(range(12))) == {}
+    found += taken(rabbitmq, small_queue)
+    publisher.close()
+    assert sorted(found) == sorted(each.id for each in messages(range(12)))
+
+
+def test_a_queue_that_is_full_for_a_moment_makes_no_dead_letters(rabbitmq: RabbitmqServer, small_queue: str, log: hr.Log) -> None:
+    with log.producer("orders") as producer:
+        producer.append([{"order_id": i, "region": "eu", "amount": 1.5, "received_at": None} for i in range(20)])
+    log.create_topic("copies", "order_id BIGINT, region STRING, amount DOUBLE, received_at TIMESTAMP")
+    with hr.gateways.amqp("copies", url=rabbitmq.url, queue=small_queue, prefetch=1).open(log):
+        hr.sinks.amqp(rabbitmq.url, routing_key=small_queue).run("orders", log=log.address, until_caught_up=True)
+        until(lambda: len(order_ids(log, "copies")) == 20)
+    assert order_ids(log, "copies") == list(range(20))
+    assert "orders.amqp.dead" not in log.topics()
+
+
+def test_what_is_in_flight_is_bounded_in_bytes(rabbitmq: RabbitmqServer, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.sinks.amqp_publishing.MOST_BYTES_IN_FLIGHT", 100)
+    in_flight: list[int] = []
+
+    class Watched(Publisher):
+        def _publish(self, routing_key: str, message: Message) -> None:
+            super()._publish(routing_key, message)
+            in_flight.append(len(self._waiting))
+
+    publisher = Watched(rabbitmq.url, "")
+    assert publisher.publish(queue, messages(range(10, 50))) == {}  # 16 bytes each
+    publisher.close()
+    assert max(in_flight) == 6
+    assert left(rabbitmq, queue) == 40
+
+
 def test_rows_that_no_queue_would_get_are_dead_letters(rabbitmq: RabbitmqServer, log: hr.Log) -> None:
     with log.producer("orders") as producer:
         producer.append([{"order_id": 1, "region": "eu", "amount": 1.5, "received_at": None}])

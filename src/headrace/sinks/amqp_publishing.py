@@ -15,7 +15,11 @@ from headrace.errors import RetryError, TargetUnavailable
 
 CONFIRM_S = 60.0
 """How long the confirmations of one call are waited for."""
-UNROUTABLE, NACKED = "no queue would get it", "it said no"
+MOST_BYTES_IN_FLIGHT = 8 << 20
+"""Bodies that are published before their confirmations are waited for."""
+PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
+"""Before each further attempt with what the broker turned back: a queue that is full says no until somebody has read from it."""
+UNROUTABLE = "no queue would get it"
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class Publisher:
         self._url, self._exchange, self._pika = url, exchange, driver()
         self._breaks = failures()
         self._connection: Any = None
+        self._confirmed: set[str] = set()
+        """What the broker has taken of a call that failed: if it is made again, that is not sent again."""
         self._forget()
 
     def _forget(self) -> None:
@@ -42,6 +48,7 @@ class Publisher:
         self._waiting: dict[int, str] = {}
         """Messages that are not confirmed yet, by the number that the broker knows them by: their ids."""
         self._refused: dict[str, str] = {}
+        self._turned_back: set[str] = set()
 
     # The connection
 
@@ -124,17 +131,43 @@ class Publisher:
     # Messages
 
     def publish(self, routing_key: str, messages: Sequence[Message]) -> dict[str, str]:
-        """All of them, confirmed; returns what the broker did not take, by id, and why. TargetUnavailable if it breaks off: then nobody knows what it has taken."""
+        """All of them, confirmed; returns what no queue would get, by id, and why. TargetUnavailable if it breaks off, or goes on to turn messages back."""
         self.open()
         self._refused = {}
         try:
-            for message in messages:
-                self._publish(routing_key, message)
-            self._until(lambda: not self._waiting, CONFIRM_S)
+            left = self._publish_all(routing_key, [each for each in messages if each.id not in self._confirmed])
+            for pause_s in PAUSES_S:
+                if not left:
+                    break
+                self._pause(pause_s)
+                left = self._publish_all(routing_key, left)
         except self._breaks as error:
             self.close()
             raise TargetUnavailable(f"{shown(self._url)} breaks off: {str(error) or type(error).__name__}.", fix="see that RabbitMQ runs.") from error
+        if left:
+            raise TargetUnavailable(f"{shown(self._url)} turns back {len(left):,} of {len(messages):,} messages: a queue is full, it seems.", fix="see that its consumers keep up.")
+        self._confirmed.clear()
         return self._refused
+
+    def _publish_all(self, routing_key: str, messages: Sequence[Message]) -> list[Message]:
+        """Returns what was turned back."""
+        self._turned_back, in_flight = set(), 0
+        for message in messages:
+            if in_flight + len(message.body) > MOST_BYTES_IN_FLIGHT:
+                self._until(lambda: not self._waiting, CONFIRM_S)
+                in_flight = 0
+            self._publish(routing_key, message)
+            in_flight += len(message.body)
+        self._until(lambda: not self._waiting, CONFIRM_S)
+        return [message for message in messages if message.id in self._turned_back]
+
+    def _pause(self, pause_s: float) -> None:
+        """The connection is looked after meanwhile."""
+        loop = self._connection.ioloop
+        loop.call_later(pause_s, loop.stop)
+        loop.start()
+        if self._failure is not None:
+            raise self._failure
 
     def _publish(self, routing_key: str, message: Message) -> None:
         properties = self._pika.BasicProperties(message_id=message.id, content_type="application/json", delivery_mode=self._pika.DeliveryMode.Persistent, headers=message.headers)
@@ -153,6 +186,8 @@ class Publisher:
         for tag in tags:
             identity = self._waiting.pop(tag)
             if isinstance(frame.method, self._pika.spec.Basic.Nack):
-                self._refused.setdefault(identity, NACKED)
+                self._turned_back.add(identity)
+            elif identity not in self._refused:
+                self._confirmed.add(identity)
         if not self._waiting:
             self._connection.ioloop.stop()

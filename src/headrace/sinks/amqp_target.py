@@ -1,6 +1,6 @@
 """The target `amqp`: each row is published to an exchange of RabbitMQ, at least once (`noted_target`), and counts as sent when the broker has confirmed it.
 
-A message is the row as JSON; its `message_id` says which row it is, and its headers have the topic and the kind of change. What no queue would get is refused.
+A message is the row as JSON; its `message_id` says which row it is, and its headers have the topic and the kind of change. What no queue would get is refused; what a full queue turns back is sent again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.sinks.shape import Shape
 from headrace.sinks.target import Refusal
 
 MOST_IN_FLIGHT = 500
-"""Messages that are published before their confirmations are waited for."""
+"""Messages that are published before their confirmations are waited for; the publisher bounds their bytes too."""
 
 
 class AmqpTarget(NotedTarget):
