@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from headrace.cli.top import drawn
 from headrace.errors import ConfigurationError
 from headrace.pipeline.plan_file import write_plan
 from headrace.serve import board
-from headrace.serve.board import LOOK_EVERY_S, Board, check_state, log_of
+from headrace.serve.board import LOOK_EVERY_S, Board, Look, check_state, log_of, span
 from headrace.serve.server import PORT, Server, start, start_at_usual_port
 from headrace.testing.pipelines import PipelineTest
 from tests.serve.conftest import Client
@@ -151,23 +152,55 @@ def test_a_port_that_is_taken_is_stepped_over(tmp_path: Path) -> None:
         assert log_of(tmp_path / "nowhere") is None
 
 
-def test_top_shows_the_same_and_says_when_there_is_no_room(tmp_path: Path) -> None:
+def on_screen(facts: dict[str, Any], width: int, height: int) -> str:
     from rich.console import Console
 
-    def text(facts: dict[str, Any], width: int, height: int) -> str:
-        console = Console(width=width, record=True, file=io.StringIO())
-        console.print(drawn(facts, width, height))
-        return console.export_text()
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(drawn(facts, width, height))
+    return console.export_text()
 
+
+def test_top_shows_the_same_and_says_when_there_is_no_room(tmp_path: Path) -> None:
     with showing(tmp_path) as shown:
         shown.batch(order(1, 50.0, 0), order(2, 150.0, 100))
-        facts = Board(shown.test.state, shown.test.log).facts()
-        told = text(facts, 120, 40)
+        facts = Board(shown.test.state, shown.test.log, count_views=True).facts()
+        told = on_screen(facts, 120, 40)
         assert "running" in told
         assert "minutes.window" in told
         assert "t1" in told
-        assert "too small" in text(facts, 40, 5)
-        assert "has not run yet" in text({**facts, "run": None}, 120, 40)
+        assert re.search(r"^view +rows *$", told, re.MULTILINE)
+        assert re.search(r"^minutes +1 *$", told, re.MULTILINE)
+        assert "too small" in on_screen(facts, 40, 5)
+        assert "has not run yet" in on_screen({**facts, "run": None}, 120, 40)
+
+
+def test_top_uses_the_room_there_is_and_says_what_is_hidden(tmp_path: Path) -> None:
+    with showing(tmp_path) as shown:
+        facts = Board(shown.test.state, shown.test.log).facts()
+    topics = [{"name": f"topic{at:02}", "rows_per_second": 0.0, "end": at, "bytes": 10} for at in reversed(range(30))]
+    counts = {f"a_step_with_quite_a_long_name_{at:02}.aggregate.rows_in": 1_000_000 for at in range(12)}
+    told = on_screen({**facts, "topics": topics, "run": {**facts["run"], "counts": counts}, "groups": {"others": 7}}, 80, 24)
+    lines = told.rstrip("\n").splitlines()
+    assert len(lines) == 24
+    assert max(map(len, lines)) <= 80
+    hidden = sum(int(count) for count in re.findall(r"… (\d+) more", told))
+    assert len(re.findall(r"^topic\d\d|^a_step", told, re.MULTILINE)) + hidden == 42
+    assert [line[:7] for line in lines if re.match(r"topic\d", line)][:3] == ["topic00", "topic01", "topic02"], "ties by name"
+    assert "others" in on_screen({**facts, "groups": {"others": 7}}, 80, 24)
+
+
+def test_rates_are_told_over_some_batches() -> None:
+    def look(at: int, tick: int) -> Look:
+        return Look(at=float(at), tick=tick, counts={"step.rows_in": 100 * tick}, ends={}, behind=0, lag={}, complete_us={})
+
+    quick = [look(at, at) for at in range(60)]
+    assert [each.at for each in span(quick)] == [54.0, 59.0]
+    slow = [look(at, at // 6) for at in range(60)]
+    before, now = span(slow)
+    assert now.counts["step.rows_in"] > before.counts["step.rows_in"], "though most looks see no new batch"
+    assert now.at - before.at <= 20
+    idle = [look(at, min(at, 30)) for at in range(60)]
+    assert span(idle)[0].tick == span(idle)[1].tick, "nothing has come for long"
 
 
 # In a browser

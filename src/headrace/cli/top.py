@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,11 +16,17 @@ from headrace.cli.settings import LogOption, chosen_log
 from headrace.cli.stopping import stopping
 
 if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
+    from threading import Event
+
+    from rich.console import RenderableType
     from rich.table import Table
+    from rich.text import Text
+
+    from headrace.serve.board import Board
 
 StateArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The pipeline's state directory, such as shop.state.")]
 LEAST_COLUMNS, LEAST_LINES = 60, 12
+_LOOKS_ONCE = 5
 
 
 def top(
@@ -43,11 +50,9 @@ def top(
     console = Console()
     address = chosen_log(context, log) or log_of(state)
     with open_log(address) if address else nullcontext() as opened, stopping("") as stop:
-        board = Board(state, opened)
+        board = Board(state, opened, count_views=True)
         if once:
-            board.look()
-            time.sleep(every)
-            console.print(drawn(board.facts(), console.size.width, 1_000))
+            console.print(drawn(_after_a_batch(board, stop, every), console.size.width, 1_000))
             return
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while not stop.is_set():
@@ -55,25 +60,64 @@ def top(
                 stop.wait(every)
 
 
+def _after_a_batch(board: Board, stop: Event, every: float) -> dict[str, Any]:
+    """The figures, when there is something to tell rates from: a run that goes on is looked at until it has done a batch, but not for long."""
+    facts = first = board.facts()
+    for _ in range(_LOOKS_ONCE):
+        stop.wait(every)
+        facts = board.facts()
+        if stop.is_set() or not (facts["run"] and first["run"] and facts["run"]["is_running"]) or facts["run"]["tick"] != first["run"]["tick"]:
+            break
+    return facts
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table of the screen: the first column names what a row is about, `numbers` columns behind it are right-aligned."""
+
+    columns: tuple[str, ...]
+    numbers: int
+    rows: Sequence[tuple[str, ...]]
+
+
 def drawn(facts: dict[str, Any], columns: int, lines: int) -> RenderableType:
-    """As much as there is room for."""
+    """As much as there is room for; where that is not all, how much more there is."""
     from rich.console import Group
     from rich.text import Text
 
     if columns < LEAST_COLUMNS or lines < LEAST_LINES:
         return Text(f"The terminal is too small: {columns} by {lines}, and {LEAST_COLUMNS} by {LEAST_LINES} are needed.")
-    room = max(3, (lines - 8) // 3)
-    parts: list[RenderableType] = [_head(facts), _topics(facts, room), _steps(facts, room), _times(facts, room)]
-    return Group(*parts)
+    head = _head(facts, columns)
+    parts = [part for part in (_topics(facts), _steps(facts), _times(facts)) if part.rows]
+    room = lines - len(head) - len(parts)
+    given = shares([len(part.rows) for part in parts], room)
+    room -= sum(given)
+    for part in (_views(facts), _groups(facts)):
+        if part.rows and room >= min(len(part.rows), 3) + 1:
+            parts.append(part)
+            given.append(min(len(part.rows), room - 1))
+            room -= given[-1] + 1
+    return Group(*head, *(_table(part, few, columns) for part, few in zip(parts, given, strict=True)))
 
 
-def _head(facts: dict[str, Any]) -> Group:
-    from rich.console import Group
+def shares(wants: Sequence[int], room: int) -> list[int]:
+    """How many lines each gets: what it wants where there is room, else as even as can be."""
+    given = [0] * len(wants)
+    while room > 0 and given != list(wants):
+        for at in [at for at, want in enumerate(wants) if given[at] < want][:room]:
+            given[at] += 1
+            room -= 1
+    return given
+
+
+def _head(facts: dict[str, Any], columns: int) -> list[Text]:
+    """Line by line, as wide as the terminal."""
+    from rich.console import Console
     from rich.text import Text
 
     run = facts["run"]
     if run is None:
-        return Group(Text("This pipeline has not run yet.", style="yellow"))
+        return [Text("This pipeline has not run yet.", style="yellow")]
     failing = run["failures"] and run["last_error"]
     state, style = ("failing", "bold red") if failing else ("running", "bold green") if run["is_running"] else ("not running", "bold yellow")
     dead = sum(each["rows"] for each in facts["dead"])
@@ -81,45 +125,71 @@ def _head(facts: dict[str, Any]) -> Group:
         (run["pipeline"], "bold"), "  ", (state, style), f"  tick {run['tick']:,}  {run['rows_per_second']:,.0f} rows/s  {run['rows_behind']:,} behind  batch {run['batch_seconds']:.2f} s"
         f"  state {bytes_text(run['state_bytes'])}  {run['shards']} shards", (f"  {dead:,} dead letters" if dead else "", "yellow"),
     )  # fmt: skip
-    return Group(line, Text(str(run["last_error"]).splitlines()[0], style="red")) if failing else Group(line)
+    told = list(line.wrap(Console(width=columns), columns))
+    return [*told, Text(str(run["last_error"]).splitlines()[0][:columns], style="red")] if failing else told
 
 
-def _topics(facts: dict[str, Any], room: int) -> Table:
-    table = _table("topic", "rows/s", "rows", "size", numbers=3)
-    busiest = sorted(facts["topics"], key=lambda topic: -topic["rows_per_second"])
-    for topic in busiest[:room]:
-        table.add_row(topic["name"], f"{topic['rows_per_second']:,.0f}", f"{topic.get('rows', topic['end']):,}", bytes_text(topic.get("bytes", 0)))
-    return table
+def _topics(facts: dict[str, Any]) -> Part:
+    busiest = sorted(facts["topics"], key=lambda topic: (-topic["rows_per_second"], topic["name"]))
+    rows = [
+        (topic["name"], f"{topic['rows_per_second']:,.0f}", f"{topic.get('rows', topic['end']):,}", bytes_text(topic.get("bytes", 0)))
+        for topic in busiest
+    ]
+    return Part(("topic", "rows/s", "offsets", "size"), 3, rows)
 
 
-def _steps(facts: dict[str, Any], room: int) -> Table:
-    table = _table("step", "in/s", "out/s", "late", "put aside", "windows open", "state", numbers=6)
+def _steps(facts: dict[str, Any]) -> Part:
+    """`late` rows came when a window of theirs had been told, and corrected it; those that were `too late` did not."""
     counts = (facts["run"] or {}).get("counts", {})
-    names = sorted({name.rpartition(".")[0] for name in counts if name.endswith((".rows_in", ".rows_out"))}, key=lambda name: -facts["rates"].get(f"{name}.rows_in", 0))
-    for name in names[:room]:
+    found = {name.rpartition(".")[0] for name in counts if name.endswith((".rows_in", ".rows_out"))}
+    rows = []
+    for name in sorted(found, key=lambda name: (-facts["rates"].get(f"{name}.rows_in", 0), name)):
         rates = (f"{max(0.0, facts['rates'].get(f'{name}.{what}', 0.0)):,.0f}" for what in ("rows_in", "rows_out"))
-        told = (f"{counts[key]:,}" if (key := f"{name}.{what}") in counts else "" for what in ("late", "diverted", "windows_waiting"))
-        table.add_row(name, *rates, *told, bytes_text(facts["state"].get(name, 0)))
-    return table
+        told = (f"{counts[key]:,}" if (key := f"{name}.{what}") in counts else "" for what in ("corrected", "late", "diverted", "windows_waiting"))
+        rows.append((name, *rates, *told, bytes_text(facts["state"].get(name, 0))))
+    return Part(("step", "in/s", "out/s", "late", "too late", "aside", "windows", "state"), 7, rows)
 
 
-def _times(facts: dict[str, Any], room: int) -> Table:
-    table = _table("input", "complete up to", "behind", "producers", "held back by", numbers=0)
-    for name, clock in list((facts["run"] or {}).get("clocks", {}).items())[:room]:
-        complete_us = clock["complete_us"]
-        held = ", ".join(str(each["producer"]) for each in clock.get("held_back_by", ())[:3])
-        if complete_us is None:
-            table.add_row(name, "not begun", "", str(clock["producers"]), held)
-        else:
-            at = datetime.fromtimestamp(complete_us / 1_000_000, UTC)
-            table.add_row(name, f"{at:%Y-%m-%d %H:%M:%S}", f"{facts['at'] - complete_us / 1_000_000:,.0f} s", str(clock["producers"]), held)
-    return table
+def _times(facts: dict[str, Any]) -> Part:
+    return Part(("input", "complete up to", "behind", "producers", "held back by"), 0, [_time(facts["at"], *each) for each in (facts["run"] or {}).get("clocks", {}).items()])
 
 
-def _table(*columns: str, numbers: int) -> Table:
+def _time(now_s: float, name: str, clock: dict[str, Any]) -> tuple[str, ...]:
+    complete_us = clock["complete_us"]
+    held = ", ".join(str(each["producer"]) for each in clock.get("held_back_by", ())[:3])
+    if complete_us is None:
+        return name, "not begun", "", str(clock["producers"]), held
+    at = datetime.fromtimestamp(complete_us / 1_000_000, UTC)
+    return name, f"{at:%Y-%m-%d %H:%M:%S}", span_text(max(0.0, now_s - complete_us / 1_000_000)), str(clock["producers"]), held
+
+
+def span_text(seconds: float) -> str:
+    """In the unit that says it best."""
+    unit_s, name = (1, "s") if seconds < 120 else (60, "min") if seconds < 7_200 else (3_600, "h") if seconds < 172_800 else (86_400, "days")
+    return f"{seconds / unit_s:,.0f} {name}"
+
+
+def _views(facts: dict[str, Any]) -> Part:
+    return Part(("view", "rows"), 1, [(name, f"{rows:,}") for name, rows in sorted(facts["views"].items())])
+
+
+def _groups(facts: dict[str, Any]) -> Part:
+    return Part(("group", "rows behind"), 1, [(name, f"{rows:,}") for name, rows in sorted(facts["groups"].items(), key=lambda each: (-each[1], each[0]))])
+
+
+def _table(part: Part, lines: int, columns: int) -> Table:
+    """In so many lines and columns, heading apart. Names give way: figures stay whole."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-    for at, column in enumerate(columns):
-        table.add_column(column, justify="right" if 0 < at <= numbers else "left", no_wrap=True, overflow="ellipsis")
+    shown = part.rows if lines >= len(part.rows) else part.rows[: lines - 1]
+    widths = [max(map(len, column)) for column in zip(part.columns, *shown, strict=True)]
+    others = sum(widths[1 : part.numbers + 1]) + 2 * (len(widths) - 1)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=part.numbers > 1)
+    for at, column in enumerate(part.columns):
+        most = max(8, columns - others) if at == 0 and part.numbers else None
+        table.add_column(column, justify="right" if 0 < at <= part.numbers else "left", no_wrap=True, overflow="ellipsis", max_width=most)
+    for row in shown:
+        table.add_row(*row)
+    if len(shown) < len(part.rows):
+        table.add_row(f"… {len(part.rows) - len(shown):,} more", *[""] * (len(part.columns) - 1))
     return table

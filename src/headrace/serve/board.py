@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ from headrace.errors import ConfigurationError, HeadraceError
 from headrace.log import dead
 from headrace.log.api import Log
 from headrace.serve.run_status import is_running, read_run
+from headrace.serve.stores import Stores
 
 PLAN = "plan.json"
 LOOK_EVERY_S = 1.0
 SIZES_EVERY_S = 10.0
 MOST_LOOKS = 600
 RATE_OVER_S = 5.0
+RATE_OVER_TICKS = 3  # counts are told once a batch: over less than some of them, a rate would be 0 or too much
+RATE_OVER_AT_MOST_S = 20.0
 MOST_TOPICS = 200
 _RESERVED = "__"
 _OWN_GROUPS = ("headrace", "__")
@@ -54,6 +58,7 @@ class Look:
     """How it was at one time."""
 
     at: float
+    tick: int
     counts: dict[str, int]
     ends: dict[str, int]
     behind: int
@@ -69,13 +74,14 @@ class Sizes:
     topics: dict[str, Any] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
     dead: list[dict[str, Any]] = field(default_factory=list)
+    views: dict[str, int] = field(default_factory=dict)
 
 
 class Board:
-    """Looks when it is asked, at most once a second; keeps the last ten minutes."""
+    """Looks when it is asked, at most once a second; keeps the last ten minutes. The rows of views are counted for those who want that."""
 
-    def __init__(self, state: Path, log: Log | None) -> None:
-        self.state, self.log = state, log
+    def __init__(self, state: Path, log: Log | None, *, count_views: bool = False) -> None:
+        self.state, self.log, self.count_views = state, log, count_views
         self._looks: deque[Look] = deque(maxlen=MOST_LOOKS)
         self._sizes = Sizes()
         self._lock = threading.Lock()
@@ -87,7 +93,7 @@ class Board:
                 return
             run = read_run(self.state) or {}
             clocks = {name: clock.get("complete_us") for name, clock in run.get("clocks", {}).items()}
-            self._looks.append(Look(time.time(), dict(run.get("counts", {})), self._ends(), int(run.get("rows_behind", 0)), self._lag(), clocks))
+            self._looks.append(Look(time.time(), int(run.get("tick", 0)), dict(run.get("counts", {})), self._ends(), int(run.get("rows_behind", 0)), self._lag(), clocks))
             if time.time() - self._sizes.at > SIZES_EVERY_S:
                 self._sizes = self._sized()
 
@@ -95,10 +101,11 @@ class Board:
         """Everything, in plain values."""
         self.look()
         run = read_run(self.state)
-        before, now = self._span()
+        with self._lock:
+            before, now = span(self._looks)
         return {
             "at": now.at, "plan": read_plan(self.state), "run": None if run is None else {**run, "is_running": is_running(run)}, "rates": _rates(before, now), "topics": self._topics(before, now),
-            "groups": now.lag, "state": self._sizes.steps, "dead": self._sizes.dead, "series": self._series(),
+            "groups": now.lag, "state": self._sizes.steps, "dead": self._sizes.dead, "views": self._sizes.views, "series": self._series(),
         }  # fmt: skip
 
     # A look
@@ -125,6 +132,8 @@ class Board:
         steps = self.state / "steps"
         for directory in steps.iterdir() if steps.is_dir() else ():
             sizes.steps[directory.name] = sum(_size(path) for path in directory.glob("*.state"))
+        if self.count_views:
+            sizes.views = _view_rows(self.state)
         if self.log is None:
             return sizes
         for each in self.log.stats():
@@ -134,13 +143,6 @@ class Board:
         return sizes
 
     # What follows from looks
-
-    def _span(self) -> tuple[Look, Look]:
-        """The newest look, and one some seconds before it."""
-        with self._lock:
-            now = self._looks[-1]
-            before = next((look for look in reversed(self._looks) if now.at - look.at >= RATE_OVER_S), self._looks[0])
-        return before, now
 
     def _topics(self, before: Look, now: Look) -> list[dict[str, Any]]:
         seconds = max(now.at - before.at, 1e-9)
@@ -161,10 +163,34 @@ class Board:
         }
 
 
+def span(looks: Sequence[Look]) -> tuple[Look, Look]:
+    """The newest look, and one some seconds and batches before it: what rates are told over."""
+    now = looks[-1]
+    recent = [look for look in looks if now.at - look.at <= RATE_OVER_AT_MOST_S]
+    enough = (look for look in reversed(recent) if now.at - look.at >= RATE_OVER_S and now.tick - look.tick >= RATE_OVER_TICKS)
+    return next(enough, recent[0]), now
+
+
 def _rates(before: Look, now: Look) -> dict[str, float]:
     """Of every count, how fast it grows."""
     seconds = now.at - before.at
     return {} if seconds <= 0 else {name: (count - before.counts.get(name, count)) / seconds for name, count in now.counts.items()}
+
+
+def _view_rows(state: Path) -> dict[str, int]:
+    """The rows of each view as it is served."""
+    stores = Stores(state)
+    try:
+        found = {}
+        for place, _ in stores.views():
+            with place.store.reader.snapshot() as snap:
+                found[place.name] = snap.count(place.stored)
+    except HeadraceError:  # there are none yet, or one has just gone
+        return {}
+    else:
+        return found
+    finally:
+        stores.close()
 
 
 def _seconds(time_us: int | None) -> float | None:
