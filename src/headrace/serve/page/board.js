@@ -120,7 +120,7 @@ function graph() {
   const height = (id) => (byId.has(id) ? tall : 4), stack = (column) => column.reduce((sum, id) => sum + height(id) + space, 0);
   const tallest = Math.max(...columns.map(stack)), width = columns.length * (wide + gap) - gap + 8;
   columns.forEach((column, x) => { let y = 12 + (tallest - stack(column)) / 2; for (const id of column) { at.set(id, [x * (wide + gap) + 4, y + height(id) / 2]); y += height(id) + space; } });
-  const edges = [], labels = [];
+  const edges = [], labels = [], said = new Map();
   for (const route of routes) {
     const flow = flowOf(byId.get(route[0]), byId);
     let [x, y] = at.get(route[0]), path = `M${(x += wide)},${y}`;
@@ -131,7 +131,10 @@ function graph() {
       if (!byId.has(id)) path += `L${(x += wide)},${y}`;
     }
     edges.push(el("path", { class: `edge ${flow > 0 ? "flows" : ""}`, d: path }));
-    if (flow !== undefined && flow > 0) labels.push(el("text", { x: x - 3, y: y - 5, "text-anchor": "end", class: "soft flow" }, `${shortRate(flow)}/s`));
+    const nth = said.get(route.at(-1)) ?? 0; // where several edges end, above and below them
+    if (flow === undefined || flow <= 0 || nth > 1) continue;
+    said.set(route.at(-1), nth + 1);
+    labels.push(el("text", { x: x - 3, y: nth ? y + 13 : y - 5, "text-anchor": "end", class: "soft flow" }, `${shortRate(flow)}/s`));
   }
   const boxes = facts.plan.nodes.map((node) => {
     const [x, middle] = at.get(node.id), y = middle - tall / 2, name = node.label.length > 20 ? node.label.slice(0, 19) + "…" : node.label;
