@@ -75,9 +75,9 @@ def run(
     with open_log(address_of(pipeline, log)) as opened, capturing(pipeline, opened, stop, until_caught_up=until_caught_up):
         if stop.is_set():  # so early that a captured table may have no topic yet
             return
-        _check_java(spark_options)
         home = state_of(pipeline, state).absolute()
         plan = _checked(opened, pipeline.plan(), home)
+        _check_java(spark_options)
         write_plan(home, plan, pipeline, opened.address)
         target_s = to_us(batch_target, what="batch_target") / 1e6
         with _serving(home, opened, port, on_serving) if serve else nullcontext():  # before Spark, which takes seconds to start
@@ -170,7 +170,7 @@ def _give_up_late_batch(spark: SparkSession, stopped: Event, ended: Event) -> No
 
 
 def _check_java(options: dict[str, Any]) -> None:
-    """What Spark will miss is said before anything else is done."""
+    """What Spark will miss is said before anything is served."""
     from pyspark.sql import SparkSession
 
     from headrace.spark_session import check_java
