@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,8 +38,8 @@ SAMPLE_EVERY_S = 2.0
 
 
 def results() -> Iterator[Result]:
-    yield from first_sight()
-    yield from first_number()
+    yield from soon("a number that moves on the dashboard", seconds_to_be_seen)
+    yield from soon("the first order that is counted", seconds_to_move)
     yield from open_dashboard()
     yield from memory()
 
@@ -47,14 +47,14 @@ def results() -> Iterator[Result]:
 # From the command to the first moving number
 
 
-def first_sight() -> Iterator[Result]:
-    """What a browser sees: the dashboard is there before Spark is, and shows how topics grow."""
-    figures = [seconds_to_be_seen() for _ in range(3)]
-    note(f"topics were seen to grow after {[round(each, 1) for each in figures]} s")
-    yield limited("demo", "from `headrace demo` to a number that moves on the dashboard", "s", statistics.median(figures), limit=MOVED_S, params={"runs": len(figures)})
+def soon(what: str, seconds: Callable[[], float]) -> Iterator[Result]:
+    figures = [seconds() for _ in range(3)]
+    note(f"{what}: {[round(each, 1) for each in figures]} s")
+    yield limited("demo", f"from `headrace demo` to {what}", "s", statistics.median(figures), limit=MOVED_S, params={"runs": len(figures)})
 
 
 def seconds_to_be_seen() -> float:
+    """As a browser sees it: the dashboard is there before Spark is, and shows how topics grow."""
     began_s = time.perf_counter()
     with running("demo", "--port", "0", "--no-open") as demo:
         address = said_by(demo, r"(http://127\.0\.0\.1:\d+)")
@@ -68,12 +68,6 @@ def seconds_to_be_seen() -> float:
 def offsets_shown(address: str) -> dict[str, int]:
     with urlopen(f"{address}/dashboard/facts", timeout=30) as answer:
         return {topic["name"]: topic["end"] for topic in json.load(answer)["topics"]}
-
-
-def first_number() -> Iterator[Result]:
-    figures = [seconds_to_move() for _ in range(3)]
-    note(f"numbers moved after {[round(each, 1) for each in figures]} s")
-    yield limited("demo", "from `headrace demo` to the first order that is counted", "s", statistics.median(figures), limit=MOVED_S, params={"runs": len(figures)})
 
 
 def seconds_to_move() -> float:

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def spark(
     `master` is a cluster's, or `local[2]` (`local[*]` if none is given); `remote` is the address of a Spark Connect server.
     """
     given = {**{_option_name(name): value for name, value in options.items()}, **(config or {})}
+    check_start(master=master or given.get("spark.master"), remote=remote)
     settings = _connect_settings(remote, given) if remote is not None else _classic_settings(master, given)
     builder: Any = SparkSession.builder
     builder = builder.appName(app) if remote is None else builder.remote(remote)
@@ -75,7 +77,6 @@ def _connect_settings(remote: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """What a session on a Connect server is opened with. `local` means that Spark starts such a server here."""
     if remote.startswith("local"):
         _use_this_machine()
-        check_java()
     return {**SESSION, **given}
 
 
@@ -97,8 +98,6 @@ def _classic_settings(master: str | None, given: Mapping[str, Any]) -> dict[str,
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if SparkSession.getActiveSession() is None and chosen != SUBMITTED:
-        check_java()
     return _quiet({**settings, **given})
 
 
@@ -123,6 +122,16 @@ def _cores(master: str) -> int:
     return 1 if master == "local" else os.cpu_count() or 1
 
 
+def check_start(*, master: str | None = None, remote: str | None = None, **_options: Any) -> None:
+    """ConfigurationError if `spark` with these options would have to start a JVM here, and cannot. One that runs, or that others have started, needs no Java of ours."""
+    if remote is not None:
+        starts_one = remote.startswith("local")
+    else:
+        starts_one = SparkSession.getActiveSession() is None and (master or _default_master()) != SUBMITTED
+    if starts_one:
+        check_java()
+
+
 def check_java() -> None:
     """ConfigurationError if there is no Java that Spark can run on."""
     home = os.environ.get("JAVA_HOME")
@@ -131,7 +140,14 @@ def check_java() -> None:
     if java is None or not os.access(java, os.X_OK):
         where = f"JAVA_HOME is {home!r}, and there is no bin/java in it" if home else "there is no `java` on the PATH"
         raise ConfigurationError(f"Spark needs Java, and {where}.", fix=fix)
+    version = _java_version(java)
+    if version is not None and version < OLDEST_JAVA:
+        raise ConfigurationError(f"Spark needs Java {OLDEST_JAVA} or newer; {java} is Java {version}.", fix=fix)
+
+
+@cache
+def _java_version(java: str) -> int | None:
+    """Asked once: a command may check before it does anything, and Spark's start checks again."""
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     version = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
-    if version is not None and int(version[1]) < OLDEST_JAVA:
-        raise ConfigurationError(f"Spark needs Java {OLDEST_JAVA} or newer; {java} is Java {version[1]}.", fix=fix)
+    return None if version is None else int(version[1])

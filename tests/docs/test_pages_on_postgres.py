@@ -1,26 +1,19 @@
 """Pages of the guide that need a database: a real Postgres."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from headrace.testing.database_server import ServerUnavailable
 from headrace.testing.postgres_server import PostgresServer
+from tests.cdc.conftest import started
 from tests.docs.pages import POSTGRES, pages, run_page
 
 
 @pytest.fixture
 def postgres() -> Iterator[PostgresServer]:
-    """Skips where no server can be had; with CI=true that is a failure."""
     server = PostgresServer()
-    try:
-        server.start()
-    except ServerUnavailable as error:
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"CI needs Postgres: {error}")
-        pytest.skip(f"no Postgres: {error}")
+    started(server)
     yield server
     server.stop()
 

@@ -1,11 +1,13 @@
-"""For the tests without Spark."""
+"""Faults for the tests without Spark, and a receiver of alerts."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
 from headrace.testing.points import POINTS, put_in_place
 from tests.e2e.faults import Faults
+from tests.sinks.webhook_receiver import WebhookReceiver
 
 
 @pytest.fixture
@@ -24,3 +26,11 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> list[Faults]:
 
     put_in_place(POINTS, strike, monkeypatch.setattr)
     return current
+
+
+@pytest.fixture
+def receiver() -> Iterator[WebhookReceiver]:
+    """Somebody who hears of alerts."""
+    running = WebhookReceiver()
+    yield running
+    running.stop()

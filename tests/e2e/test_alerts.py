@@ -14,13 +14,6 @@ from headrace.testing.plain_spark import PlainSpark
 from tests.sinks.webhook_receiver import WebhookReceiver
 
 
-@pytest.fixture
-def receiver() -> Iterator[WebhookReceiver]:
-    running = WebhookReceiver()
-    yield running
-    running.stop()
-
-
 def declared(log: str, receiver: WebhookReceiver) -> hr.Pipeline:
     shop = hr.Pipeline("shop", log=log)
     orders = shop.topic("orders", schema="id BIGINT, region STRING, amount BIGINT")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import queue
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture
-def receiver() -> Iterator[WebhookReceiver]:
-    running = WebhookReceiver()
-    yield running
-    running.stop()
 
 
 def declared(log: str, receiver: WebhookReceiver) -> hr.Pipeline:

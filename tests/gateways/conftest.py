@@ -1,6 +1,5 @@
 """A fresh log with a topic, and gateways that run in this process and end with the test."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,8 +9,8 @@ import pytest
 import headrace as hr
 from headrace.gateways import Gateway
 from headrace.gateways.receiving import Receiving
-from headrace.testing.database_server import ServerUnavailable
 from headrace.testing.rabbitmq_server import RabbitmqServer
+from tests.cdc.conftest import started
 
 ORDERS = "order_id BIGINT, region STRING, amount DOUBLE, received_at TIMESTAMP"
 Open = Callable[[Gateway], Receiving]
@@ -32,14 +31,8 @@ def opened(log: hr.Log) -> Iterator[Open]:
 
 @pytest.fixture(scope="session")
 def rabbitmq() -> Iterator[RabbitmqServer]:
-    """Skips where there is none; with CI=true that is a failure."""
     server = RabbitmqServer()
-    try:
-        server.start()
-    except ServerUnavailable as error:
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"CI needs RabbitMQ: {error}")
-        pytest.skip(str(error))
+    started(server)
     yield server
     server.stop()
 

@@ -25,7 +25,7 @@ QUICK_START = {
     "sql_codegen_wholeStage": False,
     "sql_codegen_factoryMode": "NO_CODEGEN",
 }
-"""The first numbers move after 17 seconds instead of 29: for a shop's few rows a second, compiling queries and classes costs more than it saves."""
+"""The first order is counted after about 20 seconds instead of 29: for a shop's few rows a second, compiling queries and classes costs more than it saves."""
 
 
 def demo(
@@ -42,10 +42,10 @@ def demo(
 
     Example: headrace demo --for 30s
     """
-    from headrace.spark_session import check_java
+    from headrace.spark_session import check_start
 
     open_s = seconds if for_ is None else _duration_s(for_)
-    check_java()
+    check_start(master=master)
     with tempfile.TemporaryDirectory(prefix="headrace-demo-", ignore_cleanup_errors=True) as scratch, stopping("Closing the shop; once more ends it at once.") as stop:
         from headrace.demo.directing import Showing
 

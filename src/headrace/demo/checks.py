@@ -16,6 +16,7 @@ from headrace.demo.recorded import Frame, Recorded
 from headrace.demo.warehouse import PARCELS
 from headrace.demo.world import DATABASE, Sent
 from headrace.log.api import Log
+from headrace.sinks.view_file import VIEWS_FILE
 from headrace.sinks.view_reader import ViewReader
 
 PIPELINE, FRAUD = "shop", "alert.fraud"
@@ -43,7 +44,7 @@ class Summary:
 
     def checks(self) -> Iterator[Check]:
         log = Recorded(self.log, PIPELINE)
-        with ViewReader(self.state / "views.db") as views:
+        with ViewReader(self.state / VIEWS_FILE) as views:
             yield from self._orders(log, views)
             yield from self._windows(log, views)
             yield from self._tables(log, views)

@@ -24,6 +24,7 @@ from headrace.log.api import Log
 from headrace.pipeline.beside import beside
 from headrace.pipeline.load import run_file
 from headrace.pipeline.running import run
+from headrace.sinks.view_file import VIEWS_FILE
 from headrace.sinks.view_reader import ViewReader
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class Showing:
 
     def _asked(self, query: str) -> int:
         """One number of the views; 0 as long as there are none."""
-        path = self.state / "views.db"
+        path = self.state / VIEWS_FILE
         if not path.exists():
             return 0
         try:

@@ -71,13 +71,15 @@ def run(
 
     With `serve` its views are served on this machine meanwhile, at a port or, without one, at 8765 or any that is free; `on_serving` hears where. `on_gateway` hears where each gateway listens, `on_alert` what alerts tell.
     """
+    from headrace.spark_session import check_start
+
     stop = stop or Event()
     with open_log(address_of(pipeline, log)) as opened, capturing(pipeline, opened, stop, until_caught_up=until_caught_up):
         if stop.is_set():  # so early that a captured table may have no topic yet
             return
         home = state_of(pipeline, state).absolute()
         plan = _checked(opened, pipeline.plan(), home)
-        _check_java(spark_options)
+        check_start(**spark_options)
         write_plan(home, plan, pipeline, opened.address)
         target_s = to_us(batch_target, what="batch_target") / 1e6
         with _serving(home, opened, port, on_serving) if serve else nullcontext():  # before Spark, which takes seconds to start
@@ -167,16 +169,6 @@ def _give_up_late_batch(spark: SparkSession, stopped: Event, ended: Event) -> No
             if not ended.wait(PATIENCE_S):
                 spark.interruptAll()
             return
-
-
-def _check_java(options: dict[str, Any]) -> None:
-    """What Spark will miss is said before anything is served."""
-    from pyspark.sql import SparkSession
-
-    from headrace.spark_session import check_java
-
-    if "remote" not in options and SparkSession.getActiveSession() is None:
-        check_java()
 
 
 def _session(options: dict[str, Any]) -> SparkSession:

@@ -60,9 +60,10 @@ class View:
     def snapshot(self) -> Iterator[Snapshot]:
         """All views of the pipeline as of one moment. ConfigurationError if it has not run yet."""
         from headrace.pipeline.running import state_of
+        from headrace.sinks.view_file import VIEWS_FILE
         from headrace.sinks.view_reader import ViewReader
 
-        place = state_of(self.pipeline, self.state) / "views.db"
+        place = state_of(self.pipeline, self.state) / VIEWS_FILE
         if not place.exists():
             raise ConfigurationError(
                 f"The view {self.name!r} has no rows yet: there is no {place}.",

@@ -31,6 +31,7 @@ from headrace.log.api import CHANGE_TYPE, OFFSET_COLUMN, PARTITION_COLUMN, Log, 
 from headrace.pipeline.replay import begin, version_state
 from headrace.pipeline.runner import Runner
 from headrace.pipeline.topics import make_captured
+from headrace.sinks.view_file import VIEWS_FILE
 from headrace.sinks.view_reader import ViewReader
 from headrace.testing.plain_spark import PlainSpark
 from headrace.testing.points import ALL, IN_TASKS, KAFKA_IN_TASKS, put_in_place
@@ -134,13 +135,13 @@ class PipelineTest:
     # What comes out
 
     def view(self, name: str) -> list[dict[str, Any]]:
-        with ViewReader(self.state / "views.db") as reader:
+        with ViewReader(self.state / VIEWS_FILE) as reader:
             rows: list[dict[str, Any]] = reader.table(name).to_pylist()
             return rows
 
     def changes(self, view: str, since: int = 0) -> list[tuple[int, list[dict[str, Any]]]]:
         """A view's changes after a tick: for each tick that changed it, its number and the changes."""
-        with ViewReader(self.state / "views.db") as reader:
+        with ViewReader(self.state / VIEWS_FILE) as reader:
             return [(tick, rows.to_pylist()) for tick, rows in reader.changes_since(view, since)]
 
     def rows(self, topic: str) -> list[tuple[Any, ...]]:
