@@ -21,8 +21,8 @@ from typing import Any
 import headrace as hr
 from benchmarks.cdc_peer import RATE
 from benchmarks.report import Result, Unavailable, judged, limited, note, seconds
-from headrace.testing.database_server import ServerUnavailable
-from headrace.testing.postgres_server import PostgresServer, find_program
+from tests.servers.database_server import ServerUnavailable
+from tests.servers.postgres_server import PostgresServer, find_program
 
 CHANGES = 1_200_000
 SNAPSHOT_ROWS = 2_000_000

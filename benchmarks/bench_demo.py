@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
+from shop_demo.showing import shop_file
+from shop_demo.world import DATABASE, World, clock_us, make_database
+
 from benchmarks.report import Result, judged, limited, note
 from benchmarks.state_runs import directory, session
-from headrace.demo.directing import shop_file
-from headrace.demo.offices import make_database
-from headrace.demo.world import DATABASE, World, clock_us
-from headrace.pipeline.load import run_file
+from headrace.pipeline.loader import run_file
 from headrace.serve.server import start
 from headrace.testing.pipelines import PipelineTest
 

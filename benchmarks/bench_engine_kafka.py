@@ -23,9 +23,9 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 import headrace as hr
 from benchmarks.log_rows import KEY, PARTITIONS, SCHEMA, batches
 from benchmarks.report import Result, Unavailable, judged, note, seconds
-from headrace.log.json_rows import encode
-from headrace.pipeline.runner import Runner
-from headrace.testing.kafka_broker import BrokerUnavailable, KafkaBroker
+from headrace.runtime.runner import Runner
+from headrace.types.json_codec import encode
+from tests.servers.kafka_broker import BrokerUnavailable, KafkaBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,10 +21,10 @@ import headrace as hr
 from benchmarks import state_runs
 from benchmarks.report import Result, Unavailable, compare, judged, within
 from headrace.events import ANY, Change, Decider, Event, EventStore, Handler, open_store
-from headrace.events.rows import ARROW
-from headrace.pipeline.runner import Runner
-from headrace.testing.database_server import ServerUnavailable
-from headrace.testing.postgres_server import PostgresServer
+from headrace.events.event import ARROW
+from headrace.runtime.runner import Runner
+from tests.servers.database_server import ServerUnavailable
+from tests.servers.postgres_server import PostgresServer
 
 if TYPE_CHECKING:
     from benchmarks.events_peer import Bank

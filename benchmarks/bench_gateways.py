@@ -21,8 +21,8 @@ from benchmarks.gateway_load import ROWS_A_REQUEST, bodies, figure, in_a_process
 from benchmarks.log_rows import SCHEMA
 from benchmarks.report import Result, compare, note
 from benchmarks.stalled_sink import Rounds
-from headrace.gateways.statsd_gateway import packets
-from headrace.log.json_rows import decode
+from headrace.gateways import statsd_gateway as packets
+from headrace.types.json_codec import decode
 
 CONNECTIONS = 16
 SECONDS = 3.0

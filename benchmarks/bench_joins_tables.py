@@ -17,13 +17,13 @@ import pyarrow as pa
 import headrace as hr
 from benchmarks.report import Result, judged, limited, note
 from benchmarks.state_runs import Run, directory, session
-from headrace.engine.local_store import LocalStore
-from headrace.engine.state_files import GROUPS, StateFiles, StateIds
-from headrace.engine.state_writing import write_states
-from headrace.engine.step_state import StepState
+from headrace.columnar.columns import CHANGE_TYPE, TICK
+from headrace.engine.state.files import GROUPS, StateFiles, StateIds
+from headrace.engine.state.local_store import LocalStore
+from headrace.engine.state.step_state import StepState, write_states
 from headrace.operators.joins.sides import Side
 from headrace.operators.joins.table_table import TableTableJoin
-from headrace.operators.kernel import CHANGE_TYPE, TICK, Clocks
+from headrace.operators.kernel import Clocks
 
 MANY, FEW, CHANGES, BATCHES, WARM_UP = 1_000_000, 10_000, 1_000, 60, 15
 FOLLOWERS, POSTS = 100_000, 8

@@ -17,7 +17,7 @@ import pyarrow as pa
 import headrace as hr
 from benchmarks.report import Result, judged, limited, note
 from headrace.log.api import Log
-from headrace.pipeline.runner import Runner
+from headrace.runtime.runner import Runner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

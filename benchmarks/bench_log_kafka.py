@@ -21,8 +21,8 @@ from confluent_kafka.cimpl import NewTopic
 import headrace as hr
 from benchmarks.log_rows import BATCH_ROWS, KEY, PARTITIONS, ROWS, SCHEMA, batches
 from benchmarks.report import Result, Unavailable, compare, seconds
-from headrace.log.json_rows import encode
-from headrace.testing.kafka_broker import BrokerUnavailable, KafkaBroker
+from headrace.types.json_codec import encode
+from tests.servers.kafka_broker import BrokerUnavailable, KafkaBroker
 
 PARAMS = {"rows": ROWS, "batch_rows": BATCH_ROWS, "partitions": PARTITIONS}
 

@@ -14,7 +14,7 @@ from threading import Thread
 from benchmarks.report import Result, compare
 from headrace.log.file.disk import Disk
 from headrace.log.file.log import FileLog
-from headrace.testing.crash import SlowDisk
+from headrace.testing.power_loss import SlowDisk
 
 SCHEMA = "order_id BIGINT, customer_id BIGINT, amount DOUBLE, note STRING"
 ROW = {"order_id": 1, "customer_id": 3, "amount": 1.5, "note": "x" * 60}

@@ -22,8 +22,8 @@ from benchmarks.pattern_peers import Match, run, write_events
 from benchmarks.report import Result, judged, limited, note
 from benchmarks.state_runs import Run, directory, session
 from headrace.operators.kernel import UNSTARTED, Clocks
-from headrace.operators.memory_state import MemoryState
-from headrace.pipeline.patterns import MatchStep
+from headrace.plan.match_steps import MatchStep
+from headrace.testing.kernels import MemoryState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,7 +23,7 @@ import headrace as hr
 from benchmarks.report import Result, limited, note
 from headrace.engine.shard import ShardFunction
 from headrace.log.api import Log
-from headrace.pipeline.runner import Runner
+from headrace.runtime.runner import Runner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,7 +73,7 @@ def batch_seconds(runner: Runner, rng: np.random.Generator) -> float:
 def with_a_retry(runner: Runner, rng: np.random.Generator, root: Path) -> float:
     """One batch in which a worker is killed behind the commit of its local store."""
     marker = root / f"died-{time.monotonic_ns()}"
-    with patch("headrace.pipeline.builder.ShardFunction", lambda stage, context: DyingShard(stage, context, str(marker))):
+    with patch("headrace.runtime.job_builder.ShardFunction", lambda stage, context: DyingShard(stage, context, str(marker))):
         seconds = batch_seconds(runner, rng)
     assert marker.exists()
     return seconds

@@ -19,10 +19,10 @@ import headrace as hr
 from benchmarks import search_peer
 from benchmarks.report import Result, judged, limited, note, seconds
 from benchmarks.state_runs import append, directory, new_log, session
-from headrace.operators.search.fields import Fields
 from headrace.operators.search.index import QueryIndex, Stored
-from headrace.operators.search.parsing import Language
-from headrace.pipeline.runner import Runner
+from headrace.operators.search.parser import Language
+from headrace.operators.search.syntax import Fields
+from headrace.runtime.runner import Runner
 
 WORDS, WORDS_A_DOCUMENT, BATCH, DOCUMENTS = 50_000, 100, 100, 2_000
 PASSES, SPARK_ROUNDS = 3, 8

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from benchmarks.report import Result, compare, judged, note
 from benchmarks.serve_load import Heard, answers_a_second
-from headrace.log.schema import parse_schema
-from headrace.sinks.views import ViewStore
+from headrace.types.schema import parse_schema
+from headrace.views.store import ViewStore
 
 ROWS, CONNECTIONS, SECONDS = 100_000, 32, 3.0
 SUBSCRIBERS, TICKS_A_SECOND, CHANGES_A_TICK, LISTEN_SECONDS = 1_000, 4, 25, 10.0

@@ -14,14 +14,12 @@ import pyarrow as pa
 
 import headrace as hr
 from benchmarks.report import Result, Unavailable, compare, limited
-from headrace.sinks.batch import batch_of
-from headrace.sinks.declared import Sink
-from headrace.sinks.following import Following
-from headrace.sinks.shape import shape_of
-from headrace.sinks.target import new_owner
-from headrace.testing.database_server import ServerUnavailable
-from headrace.testing.postgres_server import PostgresServer
-from headrace.testing.redis_server import RedisServer
+from headrace.sinks.base import batch_of, new_owner, shape_of
+from headrace.sinks.declaration import Sink
+from headrace.sinks.sync import Following
+from tests.servers.database_server import ServerUnavailable
+from tests.servers.postgres_server import PostgresServer
+from tests.servers.redis_server import RedisServer
 
 ROWS = 1_000_000
 SCHEMA = "id BIGINT, customer BIGINT, status STRING, amount DOUBLE"
@@ -81,7 +79,7 @@ def postgres_rate(url: str, log: hr.Log) -> float:
 
 
 def postgres_results(log: hr.Log, directory: Path) -> Iterator[Result]:
-    from headrace.sinks.postgres_text import to_csv
+    from headrace.sinks.postgres_target import to_csv
 
     file = directory / "rows.csv"
     file.write_bytes(to_csv(rows()))

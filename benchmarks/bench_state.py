@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.report import Result, judged, note
 from benchmarks.state_runs import SCHEMA, Run, append, count_and_sum, directory, dropped, new_log, random_rows, session
-from headrace.pipeline.plan import PipelinePlan
+from headrace.plan.plan import PipelinePlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,12 +16,11 @@ import pyarrow as pa
 
 from benchmarks.report import Result, judged, note
 from benchmarks.state_runs import directory
-from headrace.engine.local_store import LocalStore
-from headrace.engine.state_files import GROUPS, StateFiles, StateIds
-from headrace.engine.state_writing import write_states
-from headrace.engine.step_state import StepState
-from headrace.operators import agg
-from headrace.operators.aggregate import AggregateKernel
+from headrace.engine.state.files import GROUPS, StateFiles, StateIds
+from headrace.engine.state.local_store import LocalStore
+from headrace.engine.state.step_state import StepState, write_states
+from headrace.operators.aggregates import functions as agg
+from headrace.operators.aggregates.kernel import AggregateKernel
 
 BATCHES, ROWS = 200, 10_000
 MANY, FEW = 5_000_000, 50_000

@@ -12,7 +12,7 @@ import pyarrow as pa
 import headrace as hr
 from benchmarks.report import Result, judged, note
 from benchmarks.state_runs import Run, directory, dropped, session
-from headrace.pipeline.plan import PipelinePlan
+from headrace.plan.plan import PipelinePlan
 
 ROWS, KEYS = 500_000, 10_000
 BATCHES, WARM_UP = 8, 2

@@ -13,7 +13,7 @@ import pyarrow as pa
 import headrace as hr
 from benchmarks.report import Result, judged, note
 from benchmarks.state_runs import Run, count_and_sum, directory, dropped, random_rows, session
-from headrace.pipeline.plan import PipelinePlan
+from headrace.plan.plan import PipelinePlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

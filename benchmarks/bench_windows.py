@@ -124,7 +124,7 @@ def sliding_beside_running(spark: SparkSession) -> Result:
     rows = minutes(FEW_KEYS)
     with directory() as root:
         ours = our_rates(windowed(hr.sliding("10 minutes")), root / "sliding", spark, rows)
-        with patch("headrace.pipeline.query.ROWS_A_KEY_TO_COMBINE", ROWS):
+        with patch("headrace.runtime.query.ROWS_A_KEY_TO_COMBINE", ROWS):
             running = our_rates(windowed(None), root / "running", spark, rows)
     return _judged("sliding windows", ours, "our running aggregate, not combined", running, FEW_KEYS, bar=0.5)
 

@@ -19,7 +19,7 @@ import headrace as hr
 from benchmarks.bench_state_memory import memory_mib
 from benchmarks.report import Result, judged, note
 from benchmarks.state_runs import Run, directory
-from headrace.pipeline.upkeep import Upkeep
+from headrace.runtime.runner import Upkeep
 
 BATCHES, ROWS, KEYS = 500, 2_000, 500
 SLACK = 1.1

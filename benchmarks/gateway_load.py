@@ -13,7 +13,7 @@ import sys
 import time
 
 from benchmarks.log_rows import batches
-from headrace.log.json_rows import encode
+from headrace.types.json_codec import encode
 
 ROWS_A_REQUEST = 100
 _BURST = 20

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 import headrace as hr
 from headrace.log.file.log import FileLog
-from headrace.pipeline.plan import Output, PipelinePlan
-from headrace.pipeline.runner import Runner
+from headrace.plan.plan import Output, PipelinePlan
+from headrace.runtime.runner import Runner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

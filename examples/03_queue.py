@@ -4,7 +4,7 @@ Run it in an empty directory; it leaves a log in `data/`.
 """
 
 import headrace as hr
-from headrace.log import dead
+from headrace.log import dead_letters as dead
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ The same file also works with the command: headrace plan examples/05_pipeline.py
 from pathlib import Path
 
 import headrace as hr
-from headrace.sinks.view_reader import ViewReader
+from headrace.views.reader import ViewReader
 
 HERE = Path("pipeline-example")
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import headrace as hr
-from headrace.pipeline.explain import explain, told
-from headrace.sinks.view_reader import ViewReader
+from headrace.runtime.explain import explain
+from headrace.runtime.explain import explanation_text as told
+from headrace.views.reader import ViewReader
 
 HERE = Path("windows-example")
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 import headrace as hr
-from headrace.sinks.view_reader import ViewReader
+from headrace.views.reader import ViewReader
 
 HERE = Path("timeline-example")
 FOLLOWERS = int(os.environ.get("FOLLOWERS", "100000"))

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import headrace as hr
-from headrace.sinks.view_reader import ViewReader
+from headrace.views.reader import ViewReader
 
 HERE = Path("search-example")
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

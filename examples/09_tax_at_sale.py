@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import headrace as hr
-from headrace.sinks.view_reader import ViewReader
+from headrace.views.reader import ViewReader
 
 HERE = Path("tax-example")
 ORDERS = "order_id BIGINT, region STRING, amount DOUBLE, placed_at TIMESTAMP"

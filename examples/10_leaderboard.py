@@ -7,7 +7,7 @@ To watch it: headrace run examples/10_leaderboard.py, and curl -N http://127.0.0
 from pathlib import Path
 
 import headrace as hr
-from headrace.sinks.view_reader import ViewReader
+from headrace.views.reader import ViewReader
 
 HERE = Path("leaderboard-example")
 

@@ -6,7 +6,7 @@ Run it in an empty directory; it leaves a database `bank.db` and a log in `data/
 import sqlite3
 
 import headrace as hr
-from headrace.cdc.source import Changes
+from headrace.cdc.base import Changes
 
 ACCOUNTS = 5
 

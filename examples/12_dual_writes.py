@@ -10,7 +10,7 @@ from pathlib import Path
 import tantivy
 
 import headrace as hr
-from headrace.sinks.search_target import search
+from headrace.sinks.search_index import search
 
 
 class HandMadeIndex:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from headrace.testing.kafka_broker import BrokerUnavailable, KafkaBroker
+from tests.servers.kafka_broker import BrokerUnavailable, KafkaBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing.kafka_broker import KafkaBroker
 from tests.docs.pages import KAFKA, ROOT, SPARK
 from tests.docs.snippets import Snippet, snippets
 from tests.java import require_java
+from tests.servers.kafka_broker import KafkaBroker
 
 README = ROOT / "README.md"
 TITLES = ["The log in five minutes", "A pipeline in five minutes", "Databases in", "On the command line", "With Spark", "On Kafka"]

@@ -9,7 +9,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import ConfigurationError
-from headrace.spark_session import _classic_settings, _cores, _option_name, check_java
+from headrace.log.spark.session import _classic_settings, _cores, _option_name, check_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +65,7 @@ def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_session")
 def test_a_cluster_keeps_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.spark_session.check_java", lambda: None)
+    monkeypatch.setattr("headrace.log.spark.session.check_java", lambda: None)
     monkeypatch.setenv("PYSPARK_PYTHON", "python-on-the-cluster")
     settings = _classic_settings("spark://master:7077", {})
     assert settings["spark.master"] == "spark://master:7077"

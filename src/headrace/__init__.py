@@ -12,60 +12,36 @@ from headrace import errors
 from headrace._version import __version__
 
 if TYPE_CHECKING:
-    from headrace import alerts, cdc, events, gateways, search, sinks
+    from headrace import alerts, cdc, events, gateways, sinks
     from headrace.log import open_log
-    from headrace.log.api import (
-        Batches,
-        Consumer,
-        GroupInfo,
-        Log,
-        Message,
-        PartitionLag,
-        Position,
-        Positions,
-        Producer,
-        Queue,
-        TopicInfo,
-        Transaction,
-    )
-    from headrace.operators import agg
+    from headrace.log.api import Batches, Consumer, Log, Message, Producer, Queue, Transaction
+    from headrace.log.spark.session import spark
+    from headrace.log.values import GroupInfo, PartitionLag, Position, Positions, TopicInfo
+    from headrace.operators.aggregates import functions as agg
     from headrace.operators.windows.specs import correct, divert, drop, hopping, session, sliding, tumbling
-    from headrace.pipeline.event_time import EventTime, device_time, processing_time
+    from headrace.pipeline import document_search as search
     from headrace.pipeline.patterns import pattern
-    from headrace.pipeline.pipeline import Pipeline
-    from headrace.pipeline.shedding import shed
+    from headrace.pipeline.pipeline import Pipeline, shed
     from headrace.pipeline.stream import Stream, Table
-    from headrace.spark_session import spark
+    from headrace.plan.event_time import EventTime, device_time, processing_time
+
 
 _HOMES = {
-    "EventTime": "headrace.pipeline.event_time",
+    "EventTime": "headrace.plan.event_time",
     "Pipeline": "headrace.pipeline.pipeline",
-    "device_time": "headrace.pipeline.event_time",
+    "device_time": "headrace.plan.event_time",
     "open_log": "headrace.log",
     "pattern": "headrace.pipeline.patterns",
-    "processing_time": "headrace.pipeline.event_time",
-    "shed": "headrace.pipeline.shedding",
-    "spark": "headrace.spark_session",
+    "processing_time": "headrace.plan.event_time",
+    "shed": "headrace.pipeline.pipeline",
+    "spark": "headrace.log.spark.session",
     "Stream": "headrace.pipeline.stream",
     "Table": "headrace.pipeline.stream",
 }
 _HOMES |= dict.fromkeys(("correct", "divert", "drop", "hopping", "session", "sliding", "tumbling"), "headrace.operators.windows.specs")
-_MODULES = {"agg": "headrace.operators.agg", "alerts": "headrace.alerts", "cdc": "headrace.cdc", "events": "headrace.events", "gateways": "headrace.gateways", "search": "headrace.search", "sinks": "headrace.sinks"}
-_API = (
-    "Batches",
-    "Consumer",
-    "GroupInfo",
-    "Log",
-    "Message",
-    "PartitionLag",
-    "Position",
-    "Positions",
-    "Producer",
-    "Queue",
-    "TopicInfo",
-    "Transaction",
-)
-_HOMES |= dict.fromkeys(_API, "headrace.log.api")
+_MODULES = {"agg": "headrace.operators.aggregates.functions", "alerts": "headrace.alerts", "cdc": "headrace.cdc", "events": "headrace.events", "gateways": "headrace.gateways", "search": "headrace.pipeline.document_search", "sinks": "headrace.sinks"}
+_HOMES |= dict.fromkeys(("Batches", "Consumer", "Log", "Message", "Producer", "Queue", "Transaction"), "headrace.log.api")
+_HOMES |= dict.fromkeys(("GroupInfo", "PartitionLag", "Position", "Positions", "TopicInfo"), "headrace.log.values")
 
 __all__ = [
     "Batches",

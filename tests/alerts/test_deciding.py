@@ -9,13 +9,10 @@ from threading import Event
 import pytest
 
 import headrace as hr
-from headrace.alerts.alert_state import AlertState
-from headrace.alerts.deciding import Deciding
-from headrace.alerts.declared import Alert
-from headrace.alerts.messages import TOPIC, AlertMessage
-from headrace.alerts.silences import silence
+from headrace.alerts.alert import TOPIC, Alert, AlertMessage
+from headrace.alerts.decision import AlertState, Deciding, silence
 from headrace.errors import ConfigurationError, FencedError, InputError, NoteConflict, PlanError, RetryError, UnknownColumn
-from headrace.pipeline.alerting import _decide
+from headrace.runtime.services import _decide
 
 SECOND_US = 1_000_000
 NOW_US = 1_800_000_000 * SECOND_US
@@ -175,7 +172,7 @@ def test_a_row_that_changes_its_group_leaves_one_and_comes_to_the_other(rooms: h
 
 
 def test_groups_are_bounded(rooms: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.alerts.alert_state.MOST_GROUPS", 3)
+    monkeypatch.setattr("headrace.alerts.decision.MOST_GROUPS", 3)
     alert = by_house(rooms, 3600 * SECOND_US)
     for number in range(10):
         put(rooms, f"room{number}", f"house{number}", 40, "insert")
@@ -185,7 +182,7 @@ def test_groups_are_bounded(rooms: hr.Log, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_owed_after_a_silence_is_not_forgotten_however_many_groups_there_are(rooms: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.alerts.alert_state.MOST_GROUPS", 3)
+    monkeypatch.setattr("headrace.alerts.decision.MOST_GROUPS", 3)
     alert = by_house(rooms)
     silence(rooms, "shop", "hot", NOW_US + 10 * SECOND_US)
     for number in range(6):
@@ -227,7 +224,7 @@ def test_many_rows_of_many_groups_that_wait_are_counted_and_make_no_large_note(l
 
 
 def test_one_group_with_very_many_rows_is_told_early_and_alone(log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.alerts.deciding.MOST_WAITING", 50)
+    monkeypatch.setattr("headrace.alerts.decision.MOST_WAITING", 50)
     log.create_topic("alert.lines", "host STRING, text STRING")
     alert = Deciding(log, "shop", Alert("hot", "alert.lines", (), 3600 * SECOND_US, by=("host",)))
     lines(log, 2, 2)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
-from headrace.alerts.messages import TOPIC
-from headrace.alerts.ways import teller
-from headrace.log import dead
+from headrace.alerts.alert import TOPIC
+from headrace.alerts.delivery import teller
+from headrace.log import dead_letters as dead
 from tests.gateways.test_statsd import until
 from tests.sinks.webhook_receiver import OK, WebhookReceiver
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
-from headrace.alerts import sending
-from headrace.alerts.breaker import FAILURES_TO_OPEN, Breaker
-from headrace.alerts.declared import Alert, Way
-from headrace.alerts.messages import SCHEMA, TOPIC, message_of
-from headrace.alerts.sending import Sending
-from headrace.log import dead
+from headrace.alerts import delivery as sending
+from headrace.alerts.alert import SCHEMA, TOPIC, Alert, Way, message_of
+from headrace.alerts.delivery import Sending
+from headrace.log import dead_letters as dead
+from headrace.retry import FAILURES_TO_OPEN, Breaker
 from tests.alerts.mail_server import MailServer
 from tests.sinks.webhook_receiver import OK, WebhookReceiver
 
@@ -167,7 +166,7 @@ def test_a_password_is_told_in_the_clear_on_this_machine_alone(log: hr.Log, mail
     happened(log, "one")
     until(telling, lambda: telling.status.told == 1)
     assert [base64.b64decode(login) for login in mails.logins] == [b"\0ada\0hunter2"]
-    monkeypatch.setattr("headrace.alerts.ways._is_this_machine", lambda _server: False)
+    monkeypatch.setattr("headrace.alerts.delivery._is_this_machine", lambda _server: False)
     again = sender(log, mail)
     happened(log, "two")
     until(again, lambda: again.status.failures >= 1)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.cdc.declared import Capture
-from headrace.testing.database_server import DatabaseServer, ServerUnavailable
-from headrace.testing.mariadb_server import MariadbServer
-from headrace.testing.mysql_server import MysqlServer
-from headrace.testing.postgres_server import PostgresServer
+from headrace.cdc.declaration import Capture
+from tests.servers.database_server import DatabaseServer, ServerUnavailable
+from tests.servers.mariadb_server import MariadbServer
+from tests.servers.mysql_server import MysqlServer
+from tests.servers.postgres_server import PostgresServer
 
 
 def started(server: DatabaseServer) -> DatabaseServer:

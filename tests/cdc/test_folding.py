@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
-from headrace.cdc.source import HIDDEN_DDL
+from headrace.columnar.columns import HIDDEN_DDL
 
 UNCHANGED = '{"body": {"unchanged": true}}'
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.cdc.declared import Capture
+from headrace.cdc.declaration import Capture
 from headrace.errors import ConfigurationError, DuplicateStep, HeadraceError, TopicExists
-from headrace.pipeline.topics import make_topics
-from headrace.sinks.view_reader import ViewReader
+from headrace.runtime.inputs import make_topics
 from headrace.testing.pipelines import PipelineTest
+from headrace.views.reader import ViewReader
 from tests.cdc.test_sqlite import do, wait_until
 
 if TYPE_CHECKING:

@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.cdc.declared import Capture
-from headrace.cdc.folding import fold
+from headrace.cdc.declaration import Capture
+from headrace.cdc.topics import fold
 from headrace.errors import ConfigurationError
-from headrace.testing.mariadb_server import MariadbServer
-from headrace.testing.mysql_server import MysqlServer
-from headrace.testing.mysql_server import program as mysql_program
 from tests.cdc.conftest import Mariadb, started
 from tests.cdc.test_sqlite import wait_until
 from tests.cdc.workload import (
@@ -26,6 +23,9 @@ from tests.cdc.workload import (
     kill_again_and_again,
     restart_under,
 )
+from tests.servers.mariadb_server import MariadbServer
+from tests.servers.mysql_server import MysqlServer
+from tests.servers.mysql_server import program as mysql_program
 
 
 def capture_of(database: Mariadb, **settings: Any) -> Capture:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from headrace.cdc.mysql_source.connecting import settings_of
-from headrace.cdc.mysql_source.gtid_sets import mariadb_set, mysql_set, mysql_text, with_transaction
+from headrace.cdc.mysql_source.catalogue import mariadb_set, mysql_set, mysql_text, settings_of, with_transaction
 from headrace.errors import ConfigurationError
 
 A, B = "3e11fa47-71ca-11e1-9e33-c80aa9429562", "4e11fa47-71ca-11e1-9e33-c80aa9429562"

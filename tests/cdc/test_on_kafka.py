@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.cdc.capturing import Capturing
+from headrace.cdc.capture import Capturing
 from headrace.errors import TransactionFenced
-from headrace.log.dead import letters
-from headrace.testing.kafka_broker import KafkaBroker
+from headrace.log.dead_letters import letters
 from tests.cdc.test_sqlite import caught_up, do, folded, table
+from tests.servers.kafka_broker import KafkaBroker
 
 
 @pytest.mark.kafka

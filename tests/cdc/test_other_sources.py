@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.cdc.capturing import CaptureStatus
-from headrace.cdc.declared import Capture
-from headrace.cdc.folding import fold
+from headrace.cdc.capture import CaptureStatus
+from headrace.cdc.declaration import Capture
+from headrace.cdc.topics import fold
 from headrace.errors import ConfigurationError, InputError, UnknownColumn
-from headrace.log.dead import letters, replay
+from headrace.log.dead_letters import letters, replay
 from tests.cdc.conftest import Postgres
 from tests.cdc.test_sqlite import caught_up, do
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.cdc.declared import Capture
-from headrace.cdc.folding import fold
+from headrace.cdc.declaration import Capture
+from headrace.cdc.topics import fold
 from tests.cdc.conftest import Postgres
 
 

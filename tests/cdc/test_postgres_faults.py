@@ -7,7 +7,6 @@ import pytest
 
 import headrace as hr
 from headrace.errors import ConfigurationError, RetryError
-from headrace.testing.postgres_server import PostgresServer
 from tests.cdc.conftest import Postgres, started
 from tests.cdc.test_postgres import capture_of, caught_up, folded
 from tests.cdc.workload import (
@@ -20,6 +19,7 @@ from tests.cdc.workload import (
     kill_again_and_again,
     restart_under,
 )
+from tests.servers.postgres_server import PostgresServer
 
 
 def refused(database: Postgres, address: str, url: str | None = None, **settings: Any) -> str:

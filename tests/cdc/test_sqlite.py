@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.cdc.capturing import Capturing, ask_for_snapshot
-from headrace.cdc.declared import Capture
-from headrace.cdc.folding import fold
-from headrace.cdc.sqlite_source.source import SqliteSource
+from headrace.cdc.capture import Capturing, ask_for_snapshot
+from headrace.cdc.declaration import Capture
+from headrace.cdc.sqlite_source import SqliteSource
+from headrace.cdc.topics import fold
 from headrace.errors import ConfigurationError, InputError, TransactionFenced
 from headrace.log.file.log import FileLog
-from headrace.testing.disks import FullDisk
+from headrace.testing.power_loss import FullDisk
 from tests.cdc.workload import rows_of
 
 
@@ -188,7 +188,7 @@ def test_a_trigger_that_was_dropped_is_noticed(path: Path, address: str, caplog:
 
 
 def test_two_captures_of_one_database_wait_for_each_other(path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.cdc.sqlite_source.source.PRUNE_EVERY_S", 0.0)
+    monkeypatch.setattr("headrace.cdc.sqlite_source.PRUNE_EVERY_S", 0.0)
     one, two = hr.cdc.sqlite(path, name="one", prefix="one."), hr.cdc.sqlite(path, name="two", prefix="two.")
     for capture in (one, two):
         caught_up(capture, address).close()
@@ -242,7 +242,7 @@ def test_a_full_disk_is_waited_for(path: Path, tmp_path: Path, room_bytes: int) 
 
 
 def test_a_large_transaction_in_parts(path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.cdc.sqlite_source.source.MOST_CHANGES_A_PART", 1000)
+    monkeypatch.setattr("headrace.cdc.sqlite_source.MOST_CHANGES_A_PART", 1000)
     capture = hr.cdc.sqlite(path, snapshot=False)
     caught_up(capture, address).close()
     with sqlite3.connect(path) as db:

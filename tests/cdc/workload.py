@@ -14,8 +14,8 @@ from threading import Event, Thread
 from typing import Any
 
 import headrace as hr
-from headrace.cdc.folding import fold
-from headrace.testing.database_server import DatabaseServer
+from headrace.cdc.topics import fold
+from tests.servers.database_server import DatabaseServer
 
 ACCOUNTS, BALANCE = 20, 100
 

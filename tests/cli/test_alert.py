@@ -1,7 +1,7 @@
 """`headrace alert`: messages listed, alerts silenced."""
 
-from headrace.alerts.messages import SCHEMA, TOPIC, message_of
-from headrace.alerts.silences import silenced_until_us
+from headrace.alerts.alert import SCHEMA, TOPIC, message_of
+from headrace.alerts.decision import silenced_until_us
 from headrace.log.api import Log
 from tests.cli.conftest import Run
 

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 import headrace as hr
-from headrace.cdc.capturing import CaptureStatus
+from headrace.cdc.capture import CaptureStatus
 from headrace.cli import app
-from headrace.cli.capture import bar, line
+from headrace.cli.commands.capture import bar, line
 
 
 @pytest.fixture

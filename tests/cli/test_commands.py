@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.commands import COMMANDS, Entry, loaded
+from headrace.cli.registry import COMMANDS, Entry, loaded
 
 COMMAND = str(Path(sys.executable).with_name("headrace"))
 HEAVY = ("numpy", "pyarrow", "pandas", "pyspark", "sqlglot", "starlette")

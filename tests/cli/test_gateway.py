@@ -2,8 +2,8 @@
 
 import pytest
 
-from headrace.cli.gateway import line, parsed_hook
-from headrace.gateways.counting import GatewayStatus
+from headrace.cli.commands.gateway import line, parsed_hook
+from headrace.gateways.inbox import GatewayStatus
 from tests.cli.conftest import Run
 
 

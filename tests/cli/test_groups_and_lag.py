@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import headrace as hr
-from headrace.cli.lag import Alerts
-from headrace.log.api import PartitionLag
+from headrace.cli.commands.group import Alerts
+from headrace.log.values import PartitionLag
 from tests.cli.conftest import Run
 
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app
-from headrace.testing.kafka_broker import KafkaBroker
+from tests.servers.kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.kafka
 

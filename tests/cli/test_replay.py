@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import headrace as hr
-from headrace.pipeline.rescale import remembered_shards
-from headrace.pipeline.status import read_status
-from headrace.sinks.view_reader import ViewReader
+from headrace.runtime.arrangement import remembered_shards
+from headrace.runtime.status import read_status
+from headrace.views.reader import ViewReader
 from tests.cli.conftest import Run
 
 if TYPE_CHECKING:

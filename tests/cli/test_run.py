@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.cli.progress import Progress
-from headrace.pipeline.load import load
-from headrace.pipeline.status import Status
-from headrace.sinks.view_reader import ViewReader
+from headrace.cli.output import Progress
+from headrace.pipeline.loader import load
+from headrace.runtime.status import Status
+from headrace.views.reader import ViewReader
 from tests.cli.conftest import Run
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def test_a_run_that_is_stopped_in_the_middle_of_a_batch_ends_cleanly(shop: Shop,
 
 @pytest.mark.spark
 def test_a_batch_that_does_not_finish_in_time_is_given_up_without_harm(shop: Shop, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.pipeline.running.PATIENCE_S", 0.5)
+    monkeypatch.setattr("headrace.runtime.run.PATIENCE_S", 0.5)
     (shop.root / "slow").write_text("600")
     shop.feed()
     stop = Event()

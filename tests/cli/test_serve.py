@@ -7,7 +7,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from headrace.sinks.views import ViewStore
+from headrace.views.store import ViewStore
 from tests.cli.conftest import Run
 from tests.contract.view_contract import COUNTS, inserts
 

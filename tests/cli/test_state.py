@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.pipeline.load import load
+from headrace.pipeline.loader import load
 from headrace.testing.pipelines import PipelineTest
 from tests.cli.conftest import Run
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 import headrace as hr
-from headrace.engine.state_files import StateFiles
-from headrace.sinks.ledger import MAIN_QUERY, Ledger, LedgerEntry
+from headrace.engine.ledger import MAIN_QUERY, Ledger, LedgerEntry
+from headrace.engine.state.files import StateFiles
 from tests.cli.conftest import Run
 
 

@@ -13,8 +13,8 @@ from typing import IO
 
 import pytest
 
-from headrace.log.schema import parse_schema
-from headrace.sinks.views import ViewStore
+from headrace.types.schema import parse_schema
+from headrace.views.store import ViewStore
 from tests.cli.conftest import Run
 from tests.contract.view_contract import COUNTS, changes, inserts, update
 

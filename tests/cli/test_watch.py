@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from headrace.cli.watch import way_of
-from headrace.log import dead
+from headrace.cli.commands.alert import way_of
+from headrace.log import dead_letters as dead
 from headrace.log.api import Log
 from tests.cli.conftest import Run
 

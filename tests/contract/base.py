@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import headrace as hr
-from headrace.log.api import SYSTEM_FIELDS
+from headrace.columnar.columns import SYSTEM_FIELDS
 
 ORDERS = "order_id BIGINT, customer_id BIGINT, amount DOUBLE"
 SYSTEM_COLUMNS = [field.name for field in SYSTEM_FIELDS]

@@ -7,7 +7,7 @@ import pytest
 
 import headrace as hr
 from headrace import errors
-from headrace.log.dead import letters
+from headrace.log.dead_letters import letters
 from tests.contract.base import ContractBase, MakeName, append, event
 
 PATIENCE_SECONDS = 30.0

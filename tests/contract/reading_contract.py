@@ -8,7 +8,7 @@ import pytest
 
 import headrace as hr
 from headrace import errors
-from headrace.log.api import SYSTEM_FIELDS
+from headrace.columnar.columns import SYSTEM_FIELDS
 from tests.contract.base import ContractBase, MakeName, append, event, order, rows_of
 
 

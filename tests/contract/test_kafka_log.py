@@ -5,8 +5,8 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 import headrace as hr
-from headrace.testing.kafka_broker import KafkaBroker
 from tests.contract.log_contract import LogContract
+from tests.servers.kafka_broker import KafkaBroker
 
 
 @pytest.mark.kafka

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import BadName, BadSchema, BugError, ChangesGone, FencedError, IncompatibleChange, InputError, UnknownColumn, UnknownView
-from headrace.log.schema import parse_schema
 from headrace.operators.changelog import fold
-from headrace.sinks.views import ViewStore
+from headrace.types.schema import parse_schema
+from headrace.views.store import ViewStore
 
 COUNTS = parse_schema("k BIGINT, n BIGINT")
 OpenStore = Callable[..., ViewStore]

@@ -9,7 +9,7 @@ import pytest
 
 import headrace as hr
 from headrace import errors
-from headrace.log.keys import partitions_by_key
+from headrace.log.partitioning import partitions_by_key
 from tests.contract.base import ORDERS, ContractBase, MakeName, append, event, order, rows_of
 
 # From Kafka 4.3's Java client: Utils.toPositive(Utils.murmur2(key)) % 7.

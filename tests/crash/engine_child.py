@@ -1,6 +1,6 @@
 """A runner of a pipeline in a process of its own, to be killed. Run as a program: it goes on where the ledger says, one tick a batch, until all ticks are done.
 
-The plan says for some ticks at which point (`headrace/testing/points.py`) which process is to be killed: the worker or driver that passes it ("self"), or the driver while
+The plan says for some ticks at which point (`headrace/testing/pipelines.py`) which process is to be killed: the worker or driver that passes it ("self"), or the driver while
 a worker passes it ("driver"). Each is done once, however often the program is started.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import headrace as hr
-from headrace.pipeline.runner import Runner
+from headrace.runtime.runner import Runner
 from tests.crash.inject.arming import armed
 from tests.e2e.joined import joined
 from tests.e2e.patterned import patterned

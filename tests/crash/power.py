@@ -14,11 +14,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from headrace.log.api import OFFSET_COLUMN, PARTITION_COLUMN
+from headrace.columnar.columns import OFFSET_COLUMN, PARTITION_COLUMN
 from headrace.log.file.disk import Disk
 from headrace.log.file.log import FileLog
 from headrace.log.file.state import State, TopicState
-from headrace.testing.crash import ProcessKilled, RebootedDisk, RecordingDisk, Trace
+from headrace.testing.power_loss import ProcessKilled, RebootedDisk, RecordingDisk, Trace
 
 Row = dict[str, Any]
 

@@ -17,12 +17,11 @@ import pytest
 
 import headrace as hr
 from headrace.log.api import Log
-from headrace.sinks.view_reader import ViewReader
-from headrace.testing.kafka_broker import KafkaBroker
-from headrace.testing.pipelines import PipelineTest
+from headrace.testing.pipelines import IN_TASKS, KAFKA_IN_TASKS, KAFKA_ON_THE_DRIVER, ON_THE_DRIVER, PipelineTest, on_kafka
 from headrace.testing.plain_spark import PlainSpark
-from headrace.testing.points import IN_TASKS, KAFKA_IN_TASKS, KAFKA_ON_THE_DRIVER, ON_THE_DRIVER, on_kafka
+from headrace.views.reader import ViewReader
 from tests.crash.engine_child import GROUPS, Plan, numbers
+from tests.servers.kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.spark
 HERE = Path(__file__).parent

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.sinks.view_reader import ViewReader
-from headrace.testing.pipelines import PipelineTest
+from headrace.testing.pipelines import IN_TASKS, ON_THE_DRIVER, PipelineTest
 from headrace.testing.plain_spark import PlainSpark
-from headrace.testing.points import IN_TASKS, ON_THE_DRIVER
+from headrace.views.reader import ViewReader
 from tests.crash.engine_child import Plan
 from tests.crash.test_engine_kills import DRIVER, WORKER, in_turn, run_through
 from tests.e2e.joined import START, TOPICS, VIEWS, Feed, joined, shown

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from headrace.errors import FencedError
-from headrace.log.file import housekeeping, reader, recovery
+from headrace.log.file import maintenance as housekeeping
+from headrace.log.file import reader, recovery
 from headrace.log.file.committer import Committer
 from headrace.log.file.consumer import FileConsumer
 from headrace.log.file.disk import DiskFile
-from headrace.log.file.housekeeping import Housekeeper
+from headrace.log.file.journal import DurableMarker
 from headrace.log.file.log import FileLog
-from headrace.log.file.marker import DurableMarker
+from headrace.log.file.maintenance import Housekeeper
 from headrace.log.file.producer import FileProducer
 from headrace.log.file.recovery import _Redo
 from headrace.log.file.transaction import FileTransaction

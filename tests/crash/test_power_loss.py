@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from headrace.log.file.housekeeping import make_checkpoint
 from headrace.log.file.log import FileLog
-from headrace.testing.crash import MODES, ProcessKilled, RebootedDisk
+from headrace.log.file.maintenance import make_checkpoint
+from headrace.testing.power_loss import MODES, ProcessKilled, RebootedDisk
 from tests.crash.power import Run, check_crash, crashed
 from tests.crash.workloads import SCHEMA, WORKLOADS, Workload, checkpoints, compaction, everything, large_appends, rows, shrink, small_appends
 

@@ -8,9 +8,9 @@ from threading import Barrier, Thread
 
 import pytest
 
-from headrace.log.file.housekeeping import make_checkpoint
 from headrace.log.file.log import FileLog
-from headrace.testing.crash import MODES, RebootedDisk, RecordingDisk, Trace
+from headrace.log.file.maintenance import make_checkpoint
+from headrace.testing.power_loss import MODES, RebootedDisk, RecordingDisk, Trace
 from tests.crash.power import assert_sound, crashed
 from tests.crash.workloads import SCHEMA, shrink
 

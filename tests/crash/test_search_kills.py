@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace.testing.pipelines import PipelineTest
+from headrace.testing.pipelines import IN_TASKS, ON_THE_DRIVER, PipelineTest
 from headrace.testing.plain_spark import PlainSpark
-from headrace.testing.points import IN_TASKS, ON_THE_DRIVER
 from tests.crash.engine_child import Plan
 from tests.crash.test_engine_kills import DRIVER, WORKER, in_turn, run_through
 from tests.e2e.searched import check, feed_tick, history, outputs, searched

@@ -17,10 +17,10 @@ from typing import NoReturn
 
 import pyarrow as pa
 
-from headrace.log.schema import parse_schema
 from headrace.operators.changelog import MalformedChangelog, fold
-from headrace.sinks.view_reader import ViewReader
-from headrace.sinks.views import ViewStore
+from headrace.types.schema import parse_schema
+from headrace.views.reader import ViewReader
+from headrace.views.store import ViewStore
 
 SCHEMA = parse_schema("k BIGINT, n BIGINT")
 CHANGES = SCHEMA.append(pa.field("_tick", pa.int64())).append(pa.field("_change_type", pa.string()))

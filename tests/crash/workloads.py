@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace.log.file import committer, producer, staging, transaction
-from headrace.log.file.housekeeping import keep_house, make_checkpoint
+from headrace.log.file.maintenance import keep_house, make_checkpoint
 from tests.crash.power import Row, Run
 
 SCHEMA = "n BIGINT, text STRING"

@@ -8,14 +8,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from shop_demo.showing import shop_file
+from shop_demo.world import DATABASE, Sent, World, clock_us, make_database
 
-from headrace.alerts.deciding import Deciding
-from headrace.demo.directing import shop_file
-from headrace.demo.offices import make_database
-from headrace.demo.world import DATABASE, Sent, World, clock_us
+from headrace.alerts.decision import Deciding
 from headrace.log import open_log
 from headrace.log.api import Log
-from headrace.pipeline.load import run_file
+from headrace.pipeline.loader import run_file
 from headrace.testing.pipelines import PipelineTest
 
 ORDERS_A_SECOND = 100

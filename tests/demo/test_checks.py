@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from shop_demo import checks as recomputed
+from shop_demo.checks import Summary, differences
+from shop_demo.world import DATABASE
 
-from headrace.demo import recomputed
-from headrace.demo.checks import Summary, differences
-from headrace.demo.world import DATABASE
 from headrace.log import open_log
 from headrace.log.api import Log
-from headrace.sinks.view_reader import ViewReader
-from headrace.sinks.view_table import ViewTable
+from headrace.views.file import ViewTable
+from headrace.views.reader import ViewReader
 from tests.demo.conftest import Day
 
 

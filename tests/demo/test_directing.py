@@ -7,11 +7,10 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from shop_demo.showing import Showing
+from shop_demo.world import Bank, Office
 
-from headrace.demo.bank import Bank
-from headrace.demo.directing import Showing
-from headrace.demo.offices import Office
-from headrace.pipeline import running
+from headrace.runtime import run as running
 from headrace.serve.server import Server
 from headrace.testing.plain_spark import PlainSpark
 
@@ -66,7 +65,7 @@ def test_what_fails_in_its_world_ends_it_and_is_told(tmp_path: Path, monkeypatch
 
 def test_what_is_missing_in_the_end_is_wrong_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An office that says it changed something, and did not."""
-    monkeypatch.setattr("headrace.demo.directing.PATIENCE_S", 1.0)
+    monkeypatch.setattr("shop_demo.showing.PATIENCE_S", 1.0)
 
     def say_only(office: Office, _now_us: int) -> None:
         office.changes += 1

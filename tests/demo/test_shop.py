@@ -5,9 +5,10 @@ import sys
 import tomllib
 from pathlib import Path
 
-from headrace.demo.directing import shop_file
-from headrace.pipeline.joining import JoinStep
-from headrace.pipeline.load import load
+from shop_demo.showing import shop_file
+
+from headrace.pipeline.loader import load
+from headrace.plan.join_steps import JoinStep
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,4 +37,7 @@ def test_run_alone_it_prints_its_plan() -> None:
 
 def test_it_is_part_of_the_wheel() -> None:
     included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert included == {"examples/shop.py": "headrace/demo/shop.py"}
+    assert included == {
+        "examples/shop.py": "headrace/examples/shop.py",
+        "examples/shop_demo": "headrace/examples/shop_demo",
+    }

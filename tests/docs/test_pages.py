@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app
-from headrace.pipeline.hosting import check_hosted
 from headrace.pipeline.stream import Table
+from headrace.plan.hosting import check_hosted
 from tests.docs.pages import DOCS, KAFKA, NEEDS_A_CLUSTER, POSTGRES, pages, run_page
 from tests.docs.snippets import snippets
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing.postgres_server import PostgresServer
 from tests.cdc.conftest import started
 from tests.docs.pages import POSTGRES, pages, run_page
+from tests.servers.postgres_server import PostgresServer
 
 
 @pytest.fixture

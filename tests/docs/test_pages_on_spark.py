@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.testing.kafka_broker import KafkaBroker
 from tests.docs.pages import KAFKA, pages, run_page
+from tests.servers.kafka_broker import KafkaBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.testing.points import POINTS, put_in_place
+from headrace.testing.pipelines import POINTS, put_in_place
 from tests.e2e.faults import Faults
 from tests.sinks.webhook_receiver import WebhookReceiver
 

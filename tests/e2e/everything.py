@@ -10,13 +10,14 @@ from typing import Any
 import pyarrow as pa
 
 import headrace as hr
+from headrace.columnar.columns import CHANGE_TYPE
+from headrace.columnar.keys import encode_keys, key_groups
 from headrace.engine.ticks import Tick
-from headrace.log.api import CHANGE_TYPE, Log
-from headrace.log.dead import letters
-from headrace.operators.keys import encode_keys, key_groups
+from headrace.log.api import Log
+from headrace.log.dead_letters import letters
 from headrace.pipeline.view import View
-from headrace.sinks.view_reader import ViewReader
 from headrace.testing.pipelines import PipelineTest
+from headrace.views.reader import ViewReader
 from tests.operators.oracle import Oracle
 
 Row = dict[str, Any]

@@ -11,8 +11,8 @@ from typing import Any
 
 import headrace as hr
 from headrace.errors import BadSearch
-from headrace.operators.search.fields import Fields
-from headrace.operators.search.parsing import Language
+from headrace.operators.search.parser import Language
+from headrace.operators.search.syntax import Fields
 from headrace.testing.pipelines import PipelineTest
 from tests.operators.search.oracle import fits, score
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
-from headrace.alerts.messages import AlertMessage
+from headrace.alerts.alert import AlertMessage
 from headrace.testing.plain_spark import PlainSpark
 from tests.sinks.webhook_receiver import WebhookReceiver
 
@@ -42,7 +42,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 def test_an_alert_fires_and_resolves_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: WebhookReceiver) -> None:
-    monkeypatch.setattr("headrace.pipeline.running._session", lambda _options: PlainSpark())
+    monkeypatch.setattr("headrace.runtime.run._session", lambda _options: PlainSpark())
     shop = declared(f"file:{tmp_path / 'log'}", receiver)
 
     def sell(amount: int) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 import headrace as hr
 from headrace import errors
-from headrace.log.dead import letters
-from headrace.pipeline.failures import reason
+from headrace.log.dead_letters import letters
+from headrace.runtime.query import reason
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 

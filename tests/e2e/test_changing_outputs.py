@@ -10,9 +10,9 @@ import pytest
 
 import headrace as hr
 from headrace.errors import PlanChanged, RetryError
-from headrace.log.dead import letters
-from headrace.pipeline.runner import Runner
-from headrace.pipeline.status import read_status
+from headrace.log.dead_letters import letters
+from headrace.runtime.runner import Runner
+from headrace.runtime.status import read_status
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 
@@ -173,7 +173,7 @@ def test_an_output_that_cannot_be_built_from_the_beginning_is_refused_at_the_sta
 
 
 def test_a_log_that_is_away_for_a_moment_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.pipeline.runner.LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("headrace.runtime.runner.LONGEST_PAUSE_S", 0.01)
     with started(tmp_path, shop("counts")) as test:
         feed(test)
         test.feed("orders", [{"k": 0, "v": 1}])

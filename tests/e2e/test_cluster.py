@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from shop_demo.checks import Summary
 
-from headrace.demo.checks import Summary
 from headrace.log import open_log
-from headrace.testing.kafka_broker import BrokerUnavailable, KafkaBroker
-from headrace.testing.spark_cluster import ClusterUnavailable, SparkCluster
 from tests.demo.conftest import lived
 from tests.java import require_java
+from tests.servers.kafka_broker import BrokerUnavailable, KafkaBroker
+from tests.servers.spark_cluster import ClusterUnavailable, SparkCluster
 
 pytestmark = pytest.mark.kafka
 # What a cluster on loopback with little memory needs to be told.

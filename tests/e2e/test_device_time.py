@@ -17,7 +17,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import BadDuration, NotSupported, PlanChanged, PlanError, StreamOnly, UnknownColumn
-from headrace.pipeline.explain import explain
+from headrace.runtime.explain import explain
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 from tests.operators.test_device_time import EPOCH, Row, at, obvious, row

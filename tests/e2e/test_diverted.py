@@ -12,7 +12,7 @@ import pytest
 
 import headrace as hr
 from headrace.engine.shard import ShardFunction
-from headrace.log.dead import letters
+from headrace.log.dead_letters import letters
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 
@@ -107,7 +107,7 @@ def test_a_row_without_a_group_is_told_when_it_comes_and_not_when_it_goes(tmp_pa
 
 
 def test_letters_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("headrace.log.pieces", "headrace.engine.packing"):
+    for place in ("headrace.columnar.buffers", "headrace.engine.shuffle"):
         monkeypatch.setattr(f"{place}.PIECE_BYTES", 10_000)
     spark: Any = PlainSpark()
     pipeline = hr.Pipeline("shop")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.alerts.messages import TOPIC
+from headrace.alerts.alert import TOPIC
 from tests.gateways.senders import post
 from tests.gateways.test_statsd import until
 from tests.sinks.webhook_receiver import WebhookReceiver
@@ -33,7 +33,7 @@ def declared(log: str, receiver: WebhookReceiver) -> hr.Pipeline:
 
 
 def test_a_posted_row_raises_an_alert_and_another_resolves_it(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: WebhookReceiver) -> None:
-    monkeypatch.setattr("headrace.pipeline.running._session", lambda _options: spark)
+    monkeypatch.setattr("headrace.runtime.run._session", lambda _options: spark)
     stop, places = threading.Event(), queue.Queue[str]()
     shop = declared(f"file:{tmp_path / 'log'}", receiver)
     options: dict[str, Any] = {"state": tmp_path / "state", "stop": stop, "on_gateway": lambda _gateway, address: places.put(address)}

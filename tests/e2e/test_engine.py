@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.log.dead import letters as letters_of
-from headrace.sinks.ledger import RunnerFenced
-from headrace.testing.pipelines import PipelineTest
-from headrace.testing.points import put_in_place
+from headrace.engine.ledger import RunnerFenced
+from headrace.log.dead_letters import letters as letters_of
+from headrace.testing.pipelines import PipelineTest, put_in_place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

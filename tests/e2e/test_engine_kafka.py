@@ -15,14 +15,12 @@ import pytest
 from confluent_kafka import Producer
 
 import headrace as hr
-from headrace.engine.carried import carried_ticks
-from headrace.engine.cutter import next_ticks, rows_between
-from headrace.engine.ticks import beginning
-from headrace.log.dead import letters as letters_of
-from headrace.sinks.commit import commit_batch
-from headrace.sinks.ledger import RunnerFenced
-from headrace.testing.kafka_broker import KafkaBroker
+from headrace.engine.commit import commit_batch
+from headrace.engine.ledger import RunnerFenced
+from headrace.engine.ticks import beginning, carried_ticks, next_ticks, rows_between
+from headrace.log.dead_letters import letters as letters_of
 from headrace.testing.pipelines import PipelineTest
+from tests.servers.kafka_broker import KafkaBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -139,7 +137,7 @@ def test_a_batch_that_fails_between_the_views_and_the_log_is_done_once(
                 patch.setattr(ledger, "transaction", gone)
             commit_batch(ledger, *rest, **named)
 
-    monkeypatch.setattr("headrace.pipeline.query.commit_batch", dies_once)
+    monkeypatch.setattr("headrace.runtime.query.commit_batch", dies_once)
     with PipelineTest(shop.pipeline(), tmp_path, spark, log=log) as test:
         feed_ticks(test, shop.orders, fed)
         with pytest.raises(OSError, match="died here"):

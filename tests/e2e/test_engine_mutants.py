@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from headrace.engine.local_store import StoreTransaction
+from headrace.engine.ledger import LedgerEntry
+from headrace.engine.state.local_store import StoreTransaction
 from headrace.errors import HeadraceError
-from headrace.pipeline.query import Query
-from headrace.sinks.ledger import LedgerEntry
-from headrace.sinks.view_file import read_view
-from headrace.sinks.views import ViewStore
-from headrace.testing.points import IN_TASKS, ON_THE_DRIVER
+from headrace.runtime.query import Query
+from headrace.testing.pipelines import IN_TASKS, ON_THE_DRIVER
+from headrace.views.file import read_view
+from headrace.views.store import ViewStore
 from tests.e2e.faults import Faults
 from tests.e2e.test_engine_properties import Life, Move, TickRows, live
 
@@ -83,7 +83,7 @@ def commits_nothing_with_the_rows(patch: Patch) -> None:
 
 def adds_up_attempts(patch: Patch) -> None:
     """Each attempt's report is found, not just one."""
-    from headrace.engine import reports
+    from headrace.engine.state import files as reports
 
     real = reports.write_report
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.log.dead import letters as letters_of
+from headrace.log.dead_letters import letters as letters_of
 from headrace.testing.pipelines import PipelineTest
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import headrace as hr
-from headrace.operators.bloom import BloomFilter
+from headrace.operators.aggregates.sketches import BloomFilter
 from headrace.testing.pipelines import PipelineTest
 
 if TYPE_CHECKING:

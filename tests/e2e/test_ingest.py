@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import headrace as hr
-from headrace.sinks.view_reader import ViewReader
+from headrace.views.reader import ViewReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from headrace.pipeline.replay import begin, version_state
-from headrace.pipeline.runner import Runner
-from headrace.sinks.view_reader import ViewReader
+from headrace.runtime.runner import Runner
+from headrace.runtime.versions import begin, version_state
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import Fault, PlainSpark
+from headrace.views.reader import ViewReader
 from tests.e2e.faults import Faults
 from tests.e2e.joined import TOPICS, VIEWS, Feed, joined, shown
 from tests.e2e.test_engine_properties import Move, advance, finish, moves

@@ -113,7 +113,7 @@ def test_a_store_that_is_lost_in_the_middle_of_a_batch_is_filled_again(tmp_path:
 
         feed_some(test, 2)
         with monkeypatch.context() as patch, pytest.raises(OSError, match="and then it failed"):
-            patch.setattr("headrace.pipeline.query.commit_batch", loses_all)
+            patch.setattr("headrace.runtime.query.commit_batch", loses_all)
             test.step()
         test.settle()
         check(test)

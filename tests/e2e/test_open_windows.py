@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 import headrace as hr
 from headrace.cli import app
-from headrace.pipeline.explain import explain, told
-from headrace.serve.run_status import metrics
+from headrace.runtime.explain import explain
+from headrace.runtime.explain import explanation_text as told
+from headrace.serve.dashboard import metrics
 from headrace.serve.stores import Stores
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.pipeline.inspect import last_entry
-from headrace.pipeline.partial_matches import partial_matches, plain, told
+from headrace.runtime.explain import partial_matches
+from headrace.runtime.explain import partial_matches_plain as plain
+from headrace.runtime.explain import partial_matches_text as told
+from headrace.runtime.state_inspector import last_entry
 from headrace.testing.pipelines import Died, PipelineTest
 from tests.e2e.patterned import OUTPUTS, SCHEMA, START, Row, disordered, feed_tick, outputs, patterned
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import headrace as hr
-from headrace.engine.carried import carried_ticks
+from headrace.engine.ticks import carried_ticks
 from headrace.testing.pipelines import PipelineTest
 
 if TYPE_CHECKING:

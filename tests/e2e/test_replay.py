@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import headrace as hr
-from headrace.sinks.view_reader import ViewReader
 from headrace.testing.pipelines import PipelineTest
+from headrace.views.reader import ViewReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

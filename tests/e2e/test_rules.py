@@ -12,8 +12,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import PlanError, UnknownColumn
-from headrace.pipeline.inspect import last_entry
-from headrace.pipeline.partial_matches import partial_matches
+from headrace.runtime.explain import partial_matches
+from headrace.runtime.state_inspector import last_entry
 from headrace.testing.pipelines import Died, PipelineTest
 
 pytestmark = pytest.mark.usefixtures("no_syncs")

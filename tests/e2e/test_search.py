@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.operators.search.keeping import forget_indexes
+from headrace.operators.search.index import forget_indexes
 from headrace.testing.pipelines import Died, PipelineTest
 from tests.e2e.searched import ARTICLES, OUTPUTS, check, feed_tick, history, outputs, searched
 

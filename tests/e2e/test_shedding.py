@@ -11,7 +11,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import PlanError, UnknownColumn
-from headrace.pipeline.inspect import last_entry
+from headrace.runtime.state_inspector import last_entry
 from headrace.serve.server import start
 from headrace.testing.pipelines import Died, PipelineTest
 from headrace.testing.plain_spark import PlainSpark
@@ -90,7 +90,7 @@ def test_a_replay_leaves_out_the_same_and_so_does_whoever_takes_over(tmp_path: P
 
 
 def test_views_say_what_they_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.pipeline.running._session", lambda _options: PlainSpark())
+    monkeypatch.setattr("headrace.runtime.run._session", lambda _options: PlainSpark())
     shop = clicks(hr.shed(behind=300))
     shop.view("visitors", shop.topic("visits", schema="n BIGINT").to_table("n"))
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:

@@ -11,8 +11,7 @@ import pytest
 import headrace as hr
 from headrace.errors import InputError, NotSupported
 from headrace.testing.kernels import KernelTest
-from headrace.testing.pipelines import Died, PipelineTest, Undead
-from headrace.testing.points import IN_TASKS, ON_THE_DRIVER
+from headrace.testing.pipelines import IN_TASKS, ON_THE_DRIVER, Died, PipelineTest, Undead
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

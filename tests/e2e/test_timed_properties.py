@@ -17,13 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.log.dead import dead_name
-from headrace.pipeline.plan import PipelinePlan, TopicOutput, ViewOutput
-from headrace.pipeline.replay import begin, version_state
-from headrace.pipeline.runner import Runner
-from headrace.sinks.view_reader import ViewReader
+from headrace.log.dead_letters import dead_name
+from headrace.plan.plan import PipelinePlan, TopicOutput, ViewOutput
+from headrace.runtime.runner import Runner
+from headrace.runtime.versions import begin, version_state
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import Fault, PlainSpark
+from headrace.views.reader import ViewReader
 from tests.e2e.faults import Faults
 from tests.e2e.test_engine_properties import Move, advance, finish, moves
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.sinks.view_reader import Snapshot, ViewReader
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
+from headrace.views.reader import Snapshot, ViewReader
 from tests.e2e.everything import folded
 
 if TYPE_CHECKING:

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
+from headrace.engine.ledger import Ledger, RunnerFenced
 from headrace.errors import FencedError
-from headrace.pipeline.builder import JobBuilder
-from headrace.pipeline.runner import Runner
-from headrace.sinks.ledger import Ledger, RunnerFenced
-from headrace.testing.pipelines import PipelineTest
+from headrace.runtime.job_builder import JobBuilder
+from headrace.runtime.runner import Runner
+from headrace.testing.pipelines import IN_TASKS, ON_THE_DRIVER, PipelineTest, put_in_place
 from headrace.testing.plain_spark import PlainSpark
-from headrace.testing.points import IN_TASKS, ON_THE_DRIVER, put_in_place
 from tests.e2e.everything import check, everything
 from tests.e2e.test_lost_state import contents, feed_some
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import headrace as hr
-from headrace.pipeline.rescale import remember_shards
-from headrace.pipeline.upkeep import ENTRIES_KEPT, Upkeep
+from headrace.runtime.arrangement import remember_shards
+from headrace.runtime.runner import ENTRIES_KEPT, Upkeep
 from headrace.testing.pipelines import PipelineTest
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def test_what_failed_batches_left_is_swept_and_the_state_stays_whole(tmp_path: P
             test.feed("orders", [{"k": k} for k in range(10)])
             test.cut()
             with monkeypatch.context() as patched, pytest.raises(OSError, match="died before"):
-                patched.setattr("headrace.pipeline.query.commit_batch", fail)
+                patched.setattr("headrace.runtime.query.commit_batch", fail)
                 test.step()
             test.settle()
         files = test.state / "steps" / "by_key.aggregate"

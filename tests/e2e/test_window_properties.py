@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.operators.kernel import UNSTARTED
-from headrace.operators.windows.base import WindowStep
+from headrace.operators.windows.kernel import WindowStep
 from headrace.operators.windows.specs import Divert, LatePolicy, Session, Sliding, WindowSpec
-from headrace.pipeline.explain import explain
+from headrace.runtime.explain import explain
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 from tests.engine.test_clocks import obvious as obvious_clock

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.pipeline.explain import explain, told
+from headrace.runtime.explain import explain
+from headrace.runtime.explain import explanation_text as told
 from headrace.testing.pipelines import PipelineTest
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engine.chain_sizes import ChainSizes
-from headrace.engine.local_store import LocalStore
-from headrace.engine.state_files import GROUPS, StateFile, StateIds
+from headrace.engine.state.files import GROUPS, StateFile, StateIds
+from headrace.engine.state.local_store import ChainSizes, LocalStore
 from tests.engine.test_state import STEP, Shard, apply, in_files, some_changes
 
 
@@ -28,8 +27,8 @@ def sizes(chain_sizes: ChainSizes) -> dict[int, tuple[int, int, int, int]]:
 
 
 def test_sizes_are_the_same_when_they_are_computed_from_the_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.engine.chain_sizes._SMALL_BYTES", 500)
-    monkeypatch.setattr("headrace.engine.chain_sizes._MERGE_FILES", 12)
+    monkeypatch.setattr("headrace.engine.state.local_store._SMALL_BYTES", 500)
+    monkeypatch.setattr("headrace.engine.state.local_store._MERGE_FILES", 12)
     shard, rng = Shard(tmp_path), random.Random(1)
     ids: StateIds = {}
     for _ in range(40):
@@ -74,7 +73,7 @@ def test_a_store_that_is_behind_is_given_the_files_in_between(tmp_path: Path, mo
 
 def test_many_small_deltas_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large state and small changes: it would take long until folding is worth it, and chains stay short all the same."""
-    monkeypatch.setattr("headrace.engine.chain_sizes._MERGE_FILES", 10)
+    monkeypatch.setattr("headrace.engine.state.local_store._MERGE_FILES", 10)
     shard, rng = Shard(tmp_path), random.Random(4)
     model = {b"k%d" % number: b"x" * 50 for number in range(3000)}
     ids = shard.batch({}, dict(model))

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engine import clocks as clocks_module
-from headrace.engine.clock_files import read_clocks, write_clocks
-from headrace.engine.clocks import NO_PRODUCER, PARTS, ClockPath, ClockSpec, ClockState, batch_clocks
+from headrace.engine import watermarks as clocks_module
+from headrace.engine.watermarks import PARTS, ClockState, batch_clocks, read_clocks, write_clocks
 from headrace.errors import CorruptionError, TooManyProducers
 from headrace.operators.kernel import UNSTARTED
+from headrace.operators.watermark import NO_PRODUCER, ClockPath, ClockSpec
 
 SPEC = ClockSpec("orders", "at", "device", delay_us=3, idle_us=20)
 Row = tuple[str, int]

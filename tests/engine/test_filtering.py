@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from headrace.engine.filtering import keep_changes
+from headrace.engine.dead_letters import keep_changes
 
 ROWS = [
     ("insert", True, "comes"), ("insert", False, "is left out"),

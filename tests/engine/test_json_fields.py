@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engine.json_fields import Inexact, field, floating_numbers, whole_numbers
+from headrace.columnar.json_fields import Inexact, field, floating_numbers, whole_numbers
 
 PLAIN = st.none() | st.booleans() | st.integers(-(10**17), 10**17) | st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S"]), max_size=5)
 OBJECTS = st.dictionaries(st.sampled_from(["a", "b", "amount", "x amount", 'quo"te', "ü"]), PLAIN | st.lists(PLAIN, max_size=2) | st.dictionaries(st.sampled_from(["amount", "y"]), PLAIN, max_size=2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.engine.labels import labels, spark_hash
+from headrace.engine.shuffle import labels, spark_hash
 
 
 def test_known_hashes_of_spark() -> None:

@@ -10,9 +10,9 @@ import lmdb
 import pyarrow as pa
 import pytest
 
-from headrace.engine import store_handles
-from headrace.engine.local_store import LocalStore, StoreTransaction
-from headrace.engine.state_files import StateIds
+from headrace.engine.state import local_store as store_handles
+from headrace.engine.state.files import StateIds
+from headrace.engine.state.local_store import LocalStore, StoreTransaction
 from tests.engine.test_state import Shard, apply, in_files, some_changes
 
 

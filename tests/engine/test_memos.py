@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engine.memos import read_memo, write_memo
+from headrace.engine.state.step_state import read_memo, write_memo
 
 
 def test_what_was_written_last_is_read(tmp_path: Path) -> None:

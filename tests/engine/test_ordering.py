@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engine.ordering import order_of
+from headrace.columnar.sort import order_of
 
 numbers = st.integers(0, 3) | st.integers(-(2**63), 2**63 - 1) | st.integers(-(2**40), 2**40)
 rows = st.integers(1, 4).flatmap(lambda count: st.lists(st.tuples(*[numbers] * count), min_size=1, max_size=40))

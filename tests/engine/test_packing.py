@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.engine.packing import pack, unpack
+from headrace.engine.context import TopicTarget
+from headrace.engine.outputs import PackForTopic, _tick_rows
 from headrace.engine.shard import by_partition
-from headrace.engine.spec import TopicTarget
-from headrace.engine.writing import PackForTopic, _tick_rows
+from headrace.engine.shuffle import pack, unpack
 from tests.log.test_pieces import unmade_text
 
 ROWS = 1_000
@@ -18,7 +18,7 @@ BOUND = 20_000
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("headrace.log.pieces", "headrace.engine.packing"):
+    for place in ("headrace.columnar.buffers", "headrace.engine.shuffle"):
         monkeypatch.setattr(f"{place}.PIECE_BYTES", BOUND)
 
 

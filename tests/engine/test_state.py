@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engine.local_store import LocalStore
-from headrace.engine.state_files import GROUPS, StateFiles, StateIds
-from headrace.engine.state_writing import write_states
-from headrace.engine.step_state import StepState
+from headrace.engine.state.files import GROUPS, StateFiles, StateIds
+from headrace.engine.state.local_store import LocalStore
+from headrace.engine.state.step_state import StepState, write_states
 from headrace.errors import CorruptionError
 
 ALL = range(GROUPS)
@@ -117,7 +116,7 @@ def test_more_or_fewer_shards_regroup_the_same_state(tmp_path: Path) -> None:
     expected = apply(in_files(whole.files, ids), changes)
     import pyarrow as pa
 
-    from headrace.operators.keys import key_groups
+    from headrace.columnar.keys import key_groups
 
     for part in parts:
         mine = {key: value for key, value in changes.items() if key_groups(pa.array([key], pa.binary()))[0] in part.groups}
@@ -127,7 +126,7 @@ def test_more_or_fewer_shards_regroup_the_same_state(tmp_path: Path) -> None:
 
 
 def test_deltas_are_folded_before_they_outgrow_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.engine.chain_sizes._SMALL_BYTES", 200)
+    monkeypatch.setattr("headrace.engine.state.local_store._SMALL_BYTES", 200)
     shard, rng = Shard(tmp_path), random.Random(6)
     ids: StateIds = {}
     model: dict[bytes, bytes] = {}

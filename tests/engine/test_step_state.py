@@ -14,13 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.local_store import LocalStore
-from headrace.engine.state_files import GROUPS, StateFiles, StateIds
-from headrace.engine.state_writing import write_states
-from headrace.engine.step_state import StepState
+from headrace.columnar.keys import key_groups
+from headrace.engine.state.files import GROUPS, StateFiles, StateIds
+from headrace.engine.state.local_store import LocalStore
+from headrace.engine.state.step_state import StepState, write_states
 from headrace.operators.kernel import Groups, KeyedState
-from headrace.operators.keys import key_groups
-from headrace.operators.memory_state import MemoryState
+from headrace.testing.kernels import MemoryState
 
 STEP, OTHER = "step", "other"
 ALL = range(GROUPS)

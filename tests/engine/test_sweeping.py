@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engine.clock_files import sweep_clocks, write_clocks
-from headrace.engine.clocks import ClockState, InputClock
-from headrace.engine.state_files import StateIds
-from headrace.engine.sweeping import Sweeper
+from headrace.engine.state.files import StateIds
+from headrace.engine.state.sweeper import Sweeper
+from headrace.engine.watermarks import ClockState, InputClock, sweep_clocks, write_clocks
 from headrace.errors import CorruptionError
 from tests.engine.test_state import Shard, apply, in_files, some_changes
 
@@ -23,7 +22,7 @@ class Past:
     """A step with a history of batches, and a sweeper for it."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, batches: int = 80) -> None:
-        monkeypatch.setattr("headrace.engine.chain_sizes._SMALL_BYTES", 200)
+        monkeypatch.setattr("headrace.engine.state.local_store._SMALL_BYTES", 200)
         self.state = root / "state"
         shard, rng = Shard(root), random.Random(3)
         shard.files.directory = self.state / "steps" / "s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.engine.tasks import least_rows, ranges
+from headrace.engine.reader import least_rows, ranges
 from headrace.engine.ticks import Tick
 
 BEFORE = Tick(4, 0, {"t": {0: 100, 1: 50}})

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.durations import to_time_us
 from headrace.engine import ticks as ticks_module
-from headrace.engine.cutter import next_ticks
-from headrace.engine.ticks import Tick, TickJournal, beginning
+from headrace.engine.ticks import Tick, TickJournal, beginning, next_ticks
 from headrace.log.file.log import FileLog
 from headrace.log.file.store import now_us
 

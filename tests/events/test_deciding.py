@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import BadEvent, CommandRefused, ConfigurationError, DeciderFailed, EventIdConflict, InputError, UnknownEvent
 from headrace.events import Codec, Decider, Event, EventStore, Handler
-from headrace.events.values import Recorded
+from headrace.events.event import Recorded
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 import headrace as hr
 from headrace.errors import InputError, NotForgotten, UnknownSubject, VersionConflict
 from headrace.events import NEW, Change, Event, EventStore, Handler, digest, excise, open_store, prove
-from headrace.events.scanning import scan
+from headrace.events.privacy.scan import scan
 from tests.events.test_deciding import TOTALS
 
 EMAIL = 'ada "the countess" lovelace@example.com'

@@ -13,8 +13,8 @@ import pytest
 import headrace as hr
 from headrace.errors import ExcisionRefused, NotForgotten
 from headrace.events import Change, Event, EventStore, Excised, excise, open_store, stream
-from headrace.events.scanning import scan
-from headrace.sinks import followers
+from headrace.events.privacy.scan import scan
+from headrace.sinks import sync as followers
 from headrace.testing.pipelines import PipelineTest
 
 EMAIL = 'ada "the countess" lovelace@example.com'

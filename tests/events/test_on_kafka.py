@@ -10,9 +10,9 @@ import pytest
 import headrace as hr
 from headrace.errors import NotSupported
 from headrace.events import Event, EventStore, open_store
-from headrace.events.rows import SCHEMA
+from headrace.events.event import SCHEMA
 from headrace.log.api import Log
-from headrace.testing.kafka_broker import KafkaBroker
+from tests.servers.kafka_broker import KafkaBroker
 
 PROMISES = "expected versions"
 

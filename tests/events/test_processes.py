@@ -13,7 +13,7 @@ import pytest
 
 import headrace as hr
 from headrace.events import open_store
-from headrace.events.values import Recorded
+from headrace.events.event import Recorded
 
 WRITERS = Path(__file__).with_name("writers.py")
 Acknowledged = dict[int, list[tuple[int, int, int]]]

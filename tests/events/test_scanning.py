@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import headrace as hr
-from headrace.events.scanning import scan
+from headrace.events.privacy.scan import scan
 
 EMAIL = 'ada "the countess" lovelace@example.com'
 

@@ -8,7 +8,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import BadEvent, EventIdConflict, InputError, VersionConflict
-from headrace.events import ANY, NEW, Change, Event, EventStore, indexed, open_store
+from headrace.events import ANY, NEW, Change, Event, EventStore, open_store
+from headrace.events import index as indexed
 from headrace.log.file.disk import Disk, DiskFile
 
 

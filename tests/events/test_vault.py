@@ -10,7 +10,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import BadEvent, BadMasterKey, ConfigurationError, NewerFormat, UnknownSubject
-from headrace.events import Codec, Decider, EventStore, Handler, Vault, forgetting, open_store, open_vault, personal
+from headrace.events import Codec, Decider, EventStore, Handler, Vault, open_store, open_vault, personal
+from headrace.events.privacy import vault as forgetting
 
 KEY = bytes(range(32))
 

@@ -8,9 +8,9 @@ import pytest
 
 import headrace as hr
 from headrace.gateways import Gateway
-from headrace.gateways.receiving import Receiving
-from headrace.testing.rabbitmq_server import RabbitmqServer
+from headrace.gateways.base import Receiving
 from tests.cdc.conftest import started
+from tests.servers.rabbitmq_server import RabbitmqServer
 
 ORDERS = "order_id BIGINT, region STRING, amount DOUBLE, received_at TIMESTAMP"
 Open = Callable[[Gateway], Receiving]

@@ -7,11 +7,11 @@ import pytest
 
 import headrace as hr
 from headrace.errors import ConfigurationError, RetryError, TargetUnavailable
-from headrace.log import dead
-from headrace.sinks.amqp_publishing import Message, Publisher
-from headrace.testing.rabbitmq_server import RabbitmqServer
+from headrace.log import dead_letters as dead
+from headrace.sinks.amqp_target import Message, Publisher
 from tests.gateways.conftest import Open, adds_up, order_ids
 from tests.gateways.test_statsd import until
+from tests.servers.rabbitmq_server import RabbitmqServer
 
 pika = pytest.importorskip("pika")
 
@@ -141,7 +141,7 @@ def taken(rabbitmq: RabbitmqServer, queue: str) -> list[str]:
 
 
 def test_what_a_full_queue_turns_back_is_sent_again_and_nothing_twice(rabbitmq: RabbitmqServer, small_queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.sinks.amqp_publishing.PAUSES_S", (0.05, 0.05))
+    monkeypatch.setattr("headrace.sinks.amqp_target.PAUSES_S", (0.05, 0.05))
     publisher, found = Publisher(rabbitmq.url, ""), []
     for _ in range(2):
         with pytest.raises(TargetUnavailable, match=r"turns back \d+ of 12 messages"):
@@ -165,7 +165,7 @@ def test_a_queue_that_is_full_for_a_moment_makes_no_dead_letters(rabbitmq: Rabbi
 
 
 def test_what_is_in_flight_is_bounded_in_bytes(rabbitmq: RabbitmqServer, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.sinks.amqp_publishing.MOST_BYTES_IN_FLIGHT", 100)
+    monkeypatch.setattr("headrace.sinks.amqp_target.MOST_BYTES_IN_FLIGHT", 100)
     in_flight: list[int] = []
 
     class Watched(Publisher):

@@ -231,7 +231,7 @@ def test_who_signs_is_told_to_send_again_without_a_word_of_keys(log: hr.Log, mon
 
 
 def test_our_own_webhook_sink_can_send_to_the_gateway(log: hr.Log, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.sinks.webhook_sending import Receiver, Sender
+    from headrace.sinks.webhook_target import Receiver, Sender
 
     monkeypatch.setenv("HOOK", "whsec_c2VjcmV0IG9mIGJvdGg=")
     running = opened(hr.gateways.http(port=0, hooks=[hr.gateways.hook("events", signature="standard", secret="env:HOOK")]))

@@ -6,10 +6,7 @@ from time import monotonic, sleep
 import pytest
 
 from headrace.errors import DiskFull, ProducerFenced
-from headrace.gateways.counting import Counts
-from headrace.gateways.deliveries import Delivery, Fate, Lines, Outcome
-from headrace.gateways.inbox import Inbox
-from headrace.gateways.policies import policy_of
+from headrace.gateways.inbox import Counts, Delivery, Fate, Inbox, Lines, Outcome, policy_of
 
 
 class SlowLog:

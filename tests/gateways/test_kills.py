@@ -11,11 +11,11 @@ from typing import IO
 import pytest
 
 import headrace as hr
-from headrace.testing.database_server import free_port
-from headrace.testing.rabbitmq_server import RabbitmqServer
 from tests.gateways.conftest import order_ids
 from tests.gateways.senders import LINES, post
 from tests.gateways.test_statsd import until
+from tests.servers.database_server import free_port
+from tests.servers.rabbitmq_server import RabbitmqServer
 
 
 def started(*arguments: object, log: hr.Log) -> subprocess.Popen[str]:

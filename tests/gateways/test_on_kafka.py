@@ -10,16 +10,13 @@ from collections.abc import Iterator
 import pytest
 
 import headrace as hr
-from headrace.alerts.messages import TOPIC
-from headrace.gateways.receiving import now_us
-from headrace.testing.kafka_broker import KafkaBroker
-from headrace.watching.facts import Facts
-from headrace.watching.rules import parse
-from headrace.watching.standing import Event
-from headrace.watching.watching import Watching
+from headrace.alerts.alert import TOPIC
+from headrace.alerts.watch import Event, Facts, Watching, parse
+from headrace.gateways.base import now_us
 from tests.gateways.conftest import order_ids
 from tests.gateways.senders import LINES, post
 from tests.gateways.test_statsd import until
+from tests.servers.kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.kafka
 

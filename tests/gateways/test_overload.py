@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.gateways.receiving import Receiving
-from headrace.testing.rabbitmq_server import RabbitmqServer
+from headrace.gateways.base import Receiving
 from tests.gateways.conftest import ORDERS, adds_up
 from tests.gateways.floods import Flood, flood
 from tests.gateways.paced_log import PacedLog, measured_pace
 from tests.gateways.senders import JSON, LINES, post
 from tests.gateways.test_statsd import until
+from tests.servers.rabbitmq_server import RabbitmqServer
 
 POLICIES = ("block", "buffer", "drop newest", "drop oldest")
 LOG_ROWS_A_SECOND, TIMES = 500, 5

@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.gateways.receiving import Receiving
-from headrace.gateways.statsd_gateway.aggregating import Aggregator
-from headrace.gateways.statsd_gateway.lines import Values, read
+from headrace.gateways.base import Receiving
+from headrace.gateways.statsd_gateway import Aggregator, Values, read
 from tests.gateways.conftest import Open, adds_up
 from tests.gateways.senders import in_another_process, printed
 
@@ -150,7 +149,7 @@ def test_a_sampled_timer_counts_for_what_it_stands_for() -> None:
 
 
 def test_metrics_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.gateways.statsd_gateway.aggregating.MOST_METRICS", 10)
+    monkeypatch.setattr("headrace.gateways.statsd_gateway.MOST_METRICS", 10)
     aggregator = Aggregator()
     refused = aggregator.add(read("\n".join(f"m{i}:1|c" for i in range(25)).encode()))
     batch, count = aggregator.flush(0, 1)

@@ -7,9 +7,9 @@ import pytest
 
 import headrace as hr
 from headrace.gateways import Gateway
-from headrace.gateways.counting import GatewayStatus
-from headrace.gateways.receiving import Receiving
-from headrace.gateways.telling import TOPIC, Telling, Told
+from headrace.gateways.base import Receiving
+from headrace.gateways.inbox import GatewayStatus
+from headrace.gateways.metrics import TOPIC, Telling, Told
 
 NOW_US = 1_800_000_000_000_000
 

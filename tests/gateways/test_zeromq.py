@@ -6,8 +6,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import ConfigurationError, InputError
-from headrace.gateways.receiving import Receiving
-from headrace.log import dead
+from headrace.gateways.base import Receiving
+from headrace.log import dead_letters as dead
 from tests.gateways.conftest import Open, adds_up, order_ids
 from tests.gateways.senders import in_another_process, printed
 from tests.gateways.test_statsd import until

@@ -6,10 +6,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from headrace.columnar.columns import CHANGE_TYPES, HEADERS_TYPE
 from headrace.errors import BadRows
-from headrace.log.api import CHANGE_TYPES, HEADERS_TYPE
 from headrace.log.rows import check_changes, to_batch, tombstones, upserts, with_change_type, with_headers
-from headrace.log.schema import parse_schema, table_schema
+from headrace.types.schema import parse_schema, table_schema
 
 DECLARED = parse_schema("id BIGINT, name VARCHAR(5) NOT NULL, note STRING")
 TABLE = table_schema(DECLARED, ("id",))

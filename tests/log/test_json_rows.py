@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import BadRows
-from headrace.log import json_rows
-from headrace.log.json_rows import decode, decode_exactly, encode
-from headrace.log.schema import parse_schema
+from headrace.types import json_codec as json_rows
+from headrace.types.json_codec import decode, decode_exactly, encode
+from headrace.types.schema import parse_schema
 
 MIXED = parse_schema(
     "b BOOLEAN, i TINYINT, l BIGINT, f FLOAT, d DOUBLE, s STRING, x BINARY, day DATE, at TIMESTAMP, wall TIMESTAMP_NTZ, span INTERVAL DAY TO SECOND, "

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import BugError
-from headrace.log.json_text import array_text, json_text, json_text_or_null, object_text
+from headrace.types.json_codec import array_text, json_text, json_text_or_null, object_text
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 CASES: list[tuple[pa.DataType, Any, str]] = [

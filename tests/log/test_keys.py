@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.log.keys import key_bytes, partitions_by_key
-from headrace.murmur2 import murmur2, murmur2_array
+from headrace.columnar.murmur2 import murmur2, murmur2_array
+from headrace.log.partitioning import key_bytes, partitions_by_key
 
 # From the tests of Kafka's Java client.
 KAFKA_HASHES = {

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.log.dead import rows_to_texts
-from headrace.log.pieces import PIECE_BYTES, pieces
+from headrace.columnar.buffers import PIECE_BYTES, pieces
+from headrace.log.dead_letters import rows_to_texts
 
 
 def unmade_text(rows: int, bytes_a_row: int) -> pa.Array:
@@ -38,7 +38,7 @@ def test_an_empty_table_has_no_pieces() -> None:
 
 
 def test_every_row_has_its_text_however_many_pieces_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.log.pieces.PIECE_BYTES", 100)
+    monkeypatch.setattr("headrace.columnar.buffers.PIECE_BYTES", 100)
     rows = pa.table({"n": pa.array(range(500))})
     assert rows_to_texts(rows).to_pylist() == [f'{{"n":{number}}}' for number in range(500)]
     assert rows_to_texts(rows).num_chunks > 10

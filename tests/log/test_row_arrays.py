@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import BadRows
 from headrace.log.rows import to_batch
-from headrace.log.schema import parse_schema
+from headrace.types.schema import parse_schema
 
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
 LOCAL = NOON.replace(tzinfo=None)

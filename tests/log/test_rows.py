@@ -18,7 +18,7 @@ from pyspark.sql.types import Geometry, VariantVal
 
 from headrace.errors import BadRows
 from headrace.log.rows import to_batch
-from headrace.log.schema import parse_schema
+from headrace.types.schema import parse_schema
 
 ORDERS = parse_schema("order_id BIGINT, customer_id BIGINT NOT NULL, amount DOUBLE, placed_at TIMESTAMP, note STRING")
 ROW = {"order_id": 1, "customer_id": 7, "amount": 2.5, "placed_at": datetime(2026, 1, 1, tzinfo=UTC), "note": "x"}

@@ -12,7 +12,7 @@ from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arrow_type
 
 from headrace.errors import BadSchema, CorruptionError, IncompatibleChange, UnknownColumn
-from headrace.log.schema import (
+from headrace.types.schema import (
     add_columns,
     check_key,
     declared_schema,

@@ -12,7 +12,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from headrace.operators.kernel import Kernel
-from headrace.operators.memory_state import MemoryState
+from headrace.testing.kernels import MemoryState
 
 Row = dict[str, Any]
 Ticks = list[list[Row]]

@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.operators.keys import encode_keys
-from headrace.operators.specs import AggregateSpec, result_type
+from headrace.columnar.keys import encode_keys
+from headrace.operators.aggregates.specs import AggregateSpec, result_type
 
 Row = dict[str, Any]
 GOES = {"delete", "update_preimage"}

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.operators.aggregate import AggregateKernel
-from headrace.operators.specs import AggregateSpec
+from headrace.operators.aggregates.kernel import AggregateKernel
+from headrace.operators.aggregates.specs import AggregateSpec
 from tests.operators.histories import History, cuts, doubles, run, streams, tables, text
 from tests.operators.oracle import Oracle
 

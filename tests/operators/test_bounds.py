@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.operators.aggregate import AggregateKernel
+from headrace.operators.aggregates.kernel import AggregateKernel
+from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.changelog import fold
-from headrace.operators.failures import GroupFull
-from headrace.operators.specs import AggregateSpec
+from headrace.operators.kernel import GroupFull
 from tests.operators.histories import History, changed, cuts, run, streams, tables, text
 from tests.operators.oracle import Oracle
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.columnar.buffers import as_binary, bytes_list, same_width, take_bytes
 from headrace.errors import ConfigurationError
-from headrace.operators.buffers import as_binary, bytes_list, same_width, take_bytes
 
 columns = (
     st.lists(st.none() | st.binary(max_size=4))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.operators.codes import codes_of
-from headrace.operators.keys import encode_keys
+from headrace.columnar.keys import encode_keys
+from headrace.columnar.sort import codes_of
 
 numbers = st.integers(0, 3) | st.integers(-(2**63), 2**63 - 1) | st.integers(-1000, 1000)
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.operators import agg
-from headrace.operators.aggregate import AggregateKernel
-from headrace.operators.memory_state import MemoryState
-from headrace.operators.specs import AggregateSpec
+from headrace.operators.aggregates import functions as agg
+from headrace.operators.aggregates.kernel import AggregateKernel
+from headrace.operators.aggregates.specs import AggregateSpec
+from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, streams, tables, text
 from tests.operators.test_aggregate import NUMBERS, VALUES
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.operators import agg
-from headrace.operators.aggregate import AggregateKernel
-from headrace.operators.failures import AggregateFailed
-from headrace.operators.memory_state import MemoryState
+from headrace.operators.aggregates import functions as agg
+from headrace.operators.aggregates.kernel import AggregateKernel
+from headrace.operators.kernel import AggregateFailed
+from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, cuts, run, streams, tables, text
 from tests.operators.oracle import Oracle
 

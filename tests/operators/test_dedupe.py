@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.operators.dedupe import DedupeKernel
+from headrace.operators.deduplication import DedupeKernel
 from headrace.operators.kernel import UNSTARTED, Clocks
-from headrace.operators.memory_state import MemoryState
+from headrace.testing.kernels import MemoryState
 
 SCHEMA = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us")), ("n", pa.int64())])
 WITHIN = 10
@@ -73,7 +73,7 @@ def feeds(draw: st.DrawFn) -> Feed:
 @given(feed=feeds(), data=st.data())
 def test_any_split_of_ticks_gives_the_obvious_rows(worth_a_round: float, feed: Feed, data: st.DataObject) -> None:
     """Row by row from the start, in rounds and then row by row, and in rounds alone."""
-    with patch("headrace.operators.dedupe._WORTH_A_ROUND", worth_a_round):
+    with patch("headrace.operators.deduplication._WORTH_A_ROUND", worth_a_round):
         check_split(feed, data)
 
 

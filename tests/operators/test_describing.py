@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.operators import agg
-from headrace.operators.aggregate import AggregateKernel
-from headrace.operators.describing import Describing
-from headrace.operators.latest import LatestKernel
-from headrace.operators.memory_state import MemoryState
+from headrace.operators.aggregates import functions as agg
+from headrace.operators.aggregates.kernel import AggregateKernel
+from headrace.operators.joins.latest import LatestKernel
+from headrace.operators.kernel import Describing
+from headrace.testing.kernels import MemoryState
 
 SCHEMA = pa.schema([("k", pa.string()), ("j", pa.int64()), ("v", pa.int64()), ("d", pa.float64()), ("s", pa.string())])
 EXACT = {

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import InputError, UnknownColumn
 from headrace.operators.device_time import DeviceColumns, DeviceTimeKernel
-from headrace.operators.memory_state import MemoryState
+from headrace.testing.kernels import MemoryState
 
 EPOCH = datetime(2026, 1, 1, tzinfo=ZoneInfo("UTC"))
 TIME = pa.timestamp("us", "UTC")

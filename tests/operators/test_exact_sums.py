@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.operators.accumulators.exact import ExactSum, exact
-from headrace.operators.accumulators.exact_columns import ExactColumns
-from headrace.operators.accumulators.expansions import distilled, two_product, two_sum
+from headrace.operators.aggregates.float_sums import ExactColumns, ExactSum, distilled, exact, two_product, two_sum
 from tests.operators.histories import doubles
 
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.columnar.keys import encode_keys
 from headrace.errors import BugError, InputError, NewerFormat, UnknownColumn
-from headrace.operators import agg
-from headrace.operators.accumulators.double_sums import DoubleSum
-from headrace.operators.aggregate import AggregateKernel
+from headrace.operators.aggregates import functions as agg
+from headrace.operators.aggregates.float_sums import DoubleSum
+from headrace.operators.aggregates.kernel import AggregateKernel
+from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.changelog import check_ticks, fold
-from headrace.operators.keys import encode_keys
-from headrace.operators.memory_state import MemoryState
-from headrace.operators.specs import AggregateSpec
+from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, cuts, doubles, run, streams, tables, text
 from tests.operators.oracle import Oracle
 

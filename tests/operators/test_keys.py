@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.columnar.keys import GROUPS, canonical, decode_keys, encode_keys, key_groups, key_list, whole
+from headrace.columnar.murmur2 import murmur2
 from headrace.errors import InputError, UnknownColumn
-from headrace.murmur2 import murmur2
-from headrace.operators.key_values import decode_keys
-from headrace.operators.keys import GROUPS, canonical, encode_keys, key_groups, key_list, whole
 
 TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.int64(), st.integers(-(1 << 63), (1 << 63) - 1)),

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.operators.changelog import fold
-from headrace.operators.latest import LatestKernel
-from headrace.operators.memory_state import MemoryState
+from headrace.operators.joins.latest import LatestKernel
+from headrace.testing.kernels import MemoryState
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string()), ("w", pa.list_(pa.int64()))])
 STORED = SCHEMA.append(pa.field("_change_type", pa.string()))

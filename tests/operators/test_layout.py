@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.operators import agg
-from headrace.operators.aggregate import AggregateKernel
-from headrace.operators.aggregation import Aggregation
-from headrace.operators.layout import Layout, kept, kept_array
-from headrace.operators.memory_state import MemoryState
+from headrace.operators.aggregates import functions as agg
+from headrace.operators.aggregates.aggregation import Aggregation, Layout, kept, kept_array
+from headrace.operators.aggregates.kernel import AggregateKernel
+from headrace.testing.kernels import MemoryState
 from tests.operators.test_kernel import SCHEMA, rows
 
 KINDS = {"fixed": [("s", agg.sum("v"))], "with a tail": [("s", agg.sum("v")), ("all", agg.collect("v"))], "rows alone": [("n", agg.count())]}

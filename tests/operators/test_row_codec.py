@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.operators.row_codec import decode, decode_array, encode, encode_array
+from headrace.columnar.row_codec import decode, decode_array, encode, encode_array
 
 ENTRY = pa.struct([("id", pa.int32()), ("tags", pa.list_(pa.string())), ("price", pa.decimal128(9, 2))])
 entries = st.fixed_dictionaries(

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import BugError, CorruptionError, NewerFormat
-from headrace.operators import agg
-from headrace.operators.aggregate import AggregateKernel
-from headrace.operators.bloom import BloomFilter
-from headrace.operators.memory_state import MemoryState
-from headrace.operators.specs import AggregateSpec
+from headrace.operators.aggregates import functions as agg
+from headrace.operators.aggregates.kernel import AggregateKernel
+from headrace.operators.aggregates.sketches import BloomFilter
+from headrace.operators.aggregates.specs import AggregateSpec
+from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, cuts, run, streams, text
 from tests.operators.test_aggregate import VALUES
 
@@ -132,8 +132,8 @@ def test_another_process_makes_the_same_bytes() -> None:
     script = (
         "import json, numpy as np, pyarrow as pa\n"
         "from headrace.operators import agg\n"
-        "from headrace.operators.aggregate import AggregateKernel\n"
-        "from headrace.operators.memory_state import MemoryState\n"
+        "from headrace.operators.aggregates.kernel import AggregateKernel\n"
+        "from headrace.testing.kernels import MemoryState\n"
         "values = [f'w{n % 37}' for n in range(2000)]\n"
         "specs = [('d', agg.approx_distinct('v')), ('h', agg.heavy_hitters('v', most=8, size=8)), ('b', agg.bloom('v'))]\n"
         "state = MemoryState()\n"

@@ -9,10 +9,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.operators import agg
-from headrace.operators.aggregation import Aggregation
-from headrace.operators.segments import Segments
-from headrace.operators.state_pool import Merging, Pool, States
+from headrace.columnar.segments import Segments
+from headrace.operators.aggregates import functions as agg
+from headrace.operators.aggregates.aggregation import Aggregation
+from headrace.operators.aggregates.state_pool import Merging, Pool, States
 
 SCHEMA = pa.schema([("v", pa.float64())])
 SPECS = (("n", agg.count()), ("total", agg.sum("v")), ("most", agg.max("v")))

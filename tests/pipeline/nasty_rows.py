@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.log.schema import parse_schema
+from headrace.types.schema import parse_schema
 
 DDL = (
     "a INT, b BIGINT, t TINYINT, h SMALLINT, d DOUBLE, f FLOAT, m DECIMAL(10,2), w DECIMAL(38,10), s STRING, n STRING, ts TIMESTAMP, ntz TIMESTAMP_NTZ, dt DATE, "

@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.pipeline.draw import OUTPUT, STATE, Graph, Node, graph, mermaid, shortened, tree
-from headrace.pipeline.layout import layout
-from headrace.pipeline.plan import PipelinePlan
-from headrace.pipeline.svg import svg
+from headrace.plan.plan import PipelinePlan
+from headrace.plan.rendering import OUTPUT, STATE, Graph, Node, graph, layout, mermaid, shortened, svg, tree
 from tests.pipeline.shops import Shop
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import BadExpression, HeadraceError, UnknownColumn
-from headrace.log.schema import parse_schema, type_name
-from headrace.pipeline.expressions import Expression, failed, read, read_named, safe
-from headrace.pipeline.expressions.catalogue import AGGREGATES, NOT_THE_SAME_EACH_TIME, ROW_MAKERS, WINDOW_FUNCTIONS
-from headrace.pipeline.expressions.signatures import signatures
+from headrace.plan.expressions import Expression, failed, read, read_named, safe
+from headrace.plan.expressions.catalogue import AGGREGATES, NOT_THE_SAME_EACH_TIME, ROW_MAKERS, WINDOW_FUNCTIONS
+from headrace.plan.expressions.functions import signatures
+from headrace.types.schema import parse_schema, type_name
 
 SCHEMA = parse_schema(
     "a INT, b BIGINT, t TINYINT, d DOUBLE, f FLOAT, m DECIMAL(10,2), w DECIMAL(38,10), s STRING, at TIMESTAMP, wall TIMESTAMP_NTZ, day DATE, xs ARRAY<INT>, "

@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_type
 
-from headrace.log.schema import to_spark_ddl
-from headrace.pipeline.expressions import Expression, read
+from headrace.plan.expressions import Expression, read
+from headrace.types.schema import to_spark_ddl
 from tests.pipeline.nasty_rows import SCHEMA, comparable, has_nulls, nasty_rows
 
 pytestmark = pytest.mark.spark
@@ -238,8 +238,8 @@ def test_literals_mean_what_was_written(rows: DataFrame) -> None:
 
 
 def test_result_types_of_aggregates_are_sparks(rows: DataFrame) -> None:
-    from headrace.operators import agg
-    from headrace.operators.specs import result_type
+    from headrace.operators.aggregates import functions as agg
+    from headrace.operators.aggregates.specs import result_type
 
     columns = ["a", "b", "t", "d", "f", "m", "w", "iv"]
     for spec, name in (

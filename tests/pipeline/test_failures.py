@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.errors import BadExpression, BadRows, DiskFull, LogUnavailable
-from headrace.pipeline.failures import is_lasting, reason
+from headrace.runtime.query import is_lasting, reason
 
 WORKER = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -11,7 +11,7 @@ Traceback (most recent call last):
     store.close()
   File "aggregation.py", line 144, in _advance_one
     raise AggregateFailed(step=self.step_name)
-headrace.operators.failures.AggregateFailed: The aggregate 's' failed on the row {'k': 1}: ValueError: broken on purpose
+headrace.operators.kernel.AggregateFailed: The aggregate 's' failed on the row {'k': 1}: ValueError: broken on purpose
 Traceback (most recent call last):
   File "shop.py", line 16, in add
     raise ValueError("broken on purpose")

@@ -7,10 +7,10 @@ import pytest
 
 import headrace as hr
 from headrace.errors import PlanError, StreamOnly, UnfitColumn, UnknownColumn
-from headrace.log.schema import type_name
-from headrace.operators.specs import KINDS, AggregateSpec, UnfitType, result_type
-from headrace.pipeline.plan import AggregateStep, SelectStep
+from headrace.operators.aggregates.specs import KINDS, AggregateSpec, UnfitType, result_type
 from headrace.pipeline.stream import Rows
+from headrace.plan.plan import AggregateStep, SelectStep
+from headrace.types.schema import type_name
 from tests.pipeline.shops import Shop
 
 WIDE = "k STRING, i INT, b BIGINT, f FLOAT, d DOUBLE, m DECIMAL(10,2), w DECIMAL(38,10), s STRING, flag BOOLEAN, at TIMESTAMP, day DATE, span INTERVAL DAY TO SECOND, xs ARRAY<INT>, bin BINARY"

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from headrace.engine.json_fields import Inexact
-from headrace.engine.row_local import Compute, Constant, Keep
-from headrace.engine.tasks import ORDER_FIELDS
-from headrace.log.schema import to_spark_ddl
-from headrace.pipeline.expressions import Expression, read
-from headrace.pipeline.expressions.in_arrow import in_arrow
+from headrace.columnar.expressions import Compute, Constant, Keep
+from headrace.columnar.json_fields import Inexact
+from headrace.engine.reader import ORDER_FIELDS
+from headrace.plan.expressions import Expression, read
+from headrace.plan.expressions.arrow_evaluator import in_arrow
+from headrace.types.schema import to_spark_ddl
 from tests.pipeline.nasty_rows import SCHEMA, comparable, nasty_rows
 
 if TYPE_CHECKING:

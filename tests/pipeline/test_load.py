@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import BadPipelineFile, UnknownColumn
-from headrace.pipeline.load import load
+from headrace.pipeline.loader import load
 
 ONE = """
 import headrace as hr

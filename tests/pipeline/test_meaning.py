@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import headrace as hr
+from headrace.engine.ledger import MAIN_QUERY, Ledger, LedgerEntry
 from headrace.engine.ticks import TickJournal
 from headrace.errors import PlanChanged
 from headrace.log.api import Log
-from headrace.pipeline.arrangement import Arrangement, arranged, arranged_query, known_names, note_name
-from headrace.pipeline.plan import PipelinePlan
-from headrace.sinks.ledger import MAIN_QUERY, Ledger, LedgerEntry
+from headrace.plan.plan import PipelinePlan
+from headrace.runtime.arrangement import Arrangement, arranged, arranged_query, known_names, note_name
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 

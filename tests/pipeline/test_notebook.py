@@ -11,8 +11,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import ConfigurationError
-from headrace.pipeline.notebook import MOST_ROWS
-from headrace.pipeline.view import View
+from headrace.pipeline.view import MOST_ROWS, View
 from headrace.testing.pipelines import PipelineTest
 from tests.java import require_java
 

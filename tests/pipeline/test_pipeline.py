@@ -9,7 +9,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import BadDuration, BadSchema, CyclicPlan, DuplicateStep, InputError, PlanError, StreamOnly, UnknownColumn
-from headrace.pipeline.plan import TopicOutput, TopicStep, ViewOutput
+from headrace.plan.plan import TopicOutput, TopicStep, ViewOutput
 from tests.pipeline.shops import CUSTOMERS, ORDERS, Shop
 
 

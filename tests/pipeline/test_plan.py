@@ -7,7 +7,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import CyclicPlan, PlanError
-from headrace.pipeline.plan import AggregateStep, PipelinePlan, SelectStep, Step, TopicOutput, TopicStep, ViewOutput, WhereStep, ordered
+from headrace.plan.plan import AggregateStep, PipelinePlan, SelectStep, Step, TopicOutput, TopicStep, ViewOutput, WhereStep, ordered
 from tests.pipeline.shops import Shop
 
 

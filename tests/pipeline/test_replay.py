@@ -10,14 +10,14 @@ import pytest
 
 import headrace as hr
 from headrace.engine import ticks as ticks_module
+from headrace.engine.ledger import Ledger
 from headrace.engine.ticks import Tick, TickJournal
 from headrace.errors import PlanError
 from headrace.log.file.log import FileLog
 from headrace.operators.windows.specs import Divert
-from headrace.pipeline import replay
-from headrace.pipeline.replay import ReplayRefused, as_version, begin
-from headrace.pipeline.windowing import WindowStep
-from headrace.sinks.ledger import Ledger
+from headrace.plan.window_steps import WindowStep
+from headrace.runtime import versions as replay
+from headrace.runtime.versions import ReplayRefused, as_version, begin
 
 
 def shop(*, returns: bool = False) -> hr.Pipeline:

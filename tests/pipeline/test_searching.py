@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import headrace as hr
 from headrace.cli import app
 from headrace.errors import ConfigurationError, PlanError, StreamOnly, UnknownColumn
-from headrace.operators.search.keeping import forget_indexes
-from headrace.pipeline.status import status_of, write_status
+from headrace.operators.search.index import forget_indexes
+from headrace.runtime.status import status_of, write_status
 from headrace.testing.kernels import KernelTest
 from headrace.testing.pipelines import Died, PipelineTest
 

@@ -8,7 +8,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import PlanError, TargetMismatch
-from headrace.pipeline.sinking import sinking
+from headrace.runtime.services import sinking
 from tests.sinks.webhook_receiver import WebhookReceiver
 
 

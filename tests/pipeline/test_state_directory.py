@@ -13,9 +13,9 @@ import pytest
 
 import headrace as hr
 from headrace.errors import StateElsewhere
-from headrace.pipeline.load import load
-from headrace.pipeline.running import state_of
-from headrace.pipeline.state_directory import StateDirectory
+from headrace.pipeline.loader import load
+from headrace.runtime.run import state_of
+from headrace.runtime.state_directory import StateDirectory
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 
@@ -84,7 +84,7 @@ def test_state_is_beside_the_file_whoever_runs_it(tmp_path: Path, monkeypatch: p
     folder = tmp_path / "project"
     folder.mkdir()
     file = folder / "shop.py"
-    said = "import headrace as hr\nfrom headrace.pipeline.running import state_of\nshop = hr.Pipeline('shop')\nprint(state_of(shop, None))\n"
+    said = "import headrace as hr\nfrom headrace.runtime.run import state_of\nshop = hr.Pipeline('shop')\nprint(state_of(shop, None))\n"
     file.write_text(said)
     monkeypatch.chdir(tmp_path)
     assert state_of(load(file), None) == folder / "shop.state"

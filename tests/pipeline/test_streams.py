@@ -8,8 +8,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import BadDuration, BadExpression, BadSchema, PlanError, StreamOnly, UnfitColumn, UnknownColumn
-from headrace.log.schema import to_ddl
 from headrace.pipeline.stream import Stream, Table
+from headrace.types.schema import to_ddl
 from tests.pipeline.shops import Shop
 
 

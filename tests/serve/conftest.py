@@ -13,10 +13,10 @@ from urllib.parse import urlencode
 
 import pytest
 
-from headrace.log.schema import parse_schema
-from headrace.serve.limits import Limits
+from headrace.serve.requests import Limits
 from headrace.serve.server import Server, start
-from headrace.sinks.views import ViewStore
+from headrace.types.schema import parse_schema
+from headrace.views.store import ViewStore
 from tests.contract.view_contract import COUNTS, inserts
 
 ORDERS = parse_schema(

@@ -7,7 +7,7 @@ import pytest
 from headrace.errors import ConfigurationError
 from headrace.serve.access import find_token
 from headrace.serve.server import start
-from headrace.sinks.views import ViewStore
+from headrace.views.store import ViewStore
 from tests.serve.conftest import Client, Start
 
 TOKEN = "a-token-of-some-length"

@@ -11,7 +11,7 @@ import pytest
 
 import headrace as hr
 from headrace.engine.ticks import Tick, TickJournal
-from headrace.sinks.views import ViewStore
+from headrace.views.store import ViewStore
 from tests.contract.view_contract import inserts
 from tests.serve.conftest import Client, Start
 from tests.serve.test_changes import heard

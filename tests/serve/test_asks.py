@@ -10,9 +10,8 @@ from starlette.requests import Request
 from starlette.types import Message
 
 import headrace as hr
-from headrace.serve.asks import Asks
-from headrace.serve.limits import Limits
-from headrace.serve.reads import Reads
+from headrace.serve.ask import Asks
+from headrace.serve.requests import Limits, Reads
 from tests.gateways.test_statsd import until
 
 LOOK_S = 0.3
@@ -44,8 +43,8 @@ def answer(log: hr.Log, already: int) -> None:
 
 def test_who_asks_while_the_follower_is_about_to_end_is_answered(log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """The follower has found nobody for long enough, and pauses for the last time when the second question comes."""
-    monkeypatch.setattr("headrace.serve.asks.LOOK_EVERY_S", LOOK_S)
-    monkeypatch.setattr("headrace.serve.asks._IDLE_S", LOOK_S)
+    monkeypatch.setattr("headrace.serve.ask.LOOK_EVERY_S", LOOK_S)
+    monkeypatch.setattr("headrace.serve.ask._IDLE_S", LOOK_S)
 
     async def twice() -> list[int]:
         asks = Asks(log, Reads(Limits()), Limits())

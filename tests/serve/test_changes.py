@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigurationError
-from headrace.serve import snapshots
-from headrace.serve.limits import Limits
-from headrace.sinks.views import ViewStore
+from headrace.serve import subscriptions as snapshots
+from headrace.serve.requests import Limits
+from headrace.views.store import ViewStore
 from tests.contract.view_contract import COUNTS, changes, inserts, update
 from tests.serve.conftest import Client, Follower, Heard, Start
 
@@ -220,9 +220,9 @@ def test_a_slow_subscriber_is_dropped_and_resumes_while_others_and_the_writer_go
 def test_one_that_is_slow_to_resume_keeps_nobody_from_coming_and_makes_room(state: Path, store: ViewStore) -> None:
     import asyncio
 
-    from headrace.serve.changes import ViewSource
     from headrace.serve.channels import Dropped, Hub
     from headrace.serve.stores import Stores
+    from headrace.serve.subscriptions import ViewSource
 
     async def both() -> tuple[bytes, bytes]:
         hub, stores = Hub(Limits(poll_s=0.01, resuming=1, resuming_s=0.2)), Stores(state)

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.cli.top import drawn
+from headrace.cli.commands.status import drawn
 from headrace.errors import ConfigurationError
-from headrace.pipeline.plan_file import write_plan
-from headrace.serve import board
-from headrace.serve.board import LOOK_EVERY_S, Board, Look, check_state, log_of, span
+from headrace.plan.rendering import write_plan
+from headrace.serve import dashboard as board
+from headrace.serve.dashboard import LOOK_EVERY_S, Board, Look, check_state, log_of, span
 from headrace.serve.server import PORT, Server, start, start_at_usual_port
 from headrace.testing.pipelines import PipelineTest
 from tests.serve.conftest import Client
@@ -108,7 +108,7 @@ def test_rows_that_came_late_and_rows_that_came_too_late_are_counted_apart(tmp_p
 
 
 def test_the_past_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.serve.board.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("headrace.serve.dashboard.LOOK_EVERY_S", 0.0)
     with showing(tmp_path) as shown:
         looking = Board(shown.test.state, shown.test.log)
         for _ in range(650):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.serve.stores import SERVED_FILE, switch
-from headrace.sinks.views import ViewStore
+from headrace.views.store import ViewStore
 from tests.cli.conftest import Run, address, run
 from tests.contract.view_contract import COUNTS, changes, inserts
 from tests.serve.conftest import Client

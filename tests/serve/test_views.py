@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from headrace.log.schema import parse_schema
 from headrace.serve import views
-from headrace.sinks.views import ViewStore
+from headrace.types.schema import parse_schema
+from headrace.views.store import ViewStore
 from tests.contract.view_contract import changes, inserts
 from tests.serve.conftest import ORDERS, Client
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.testing.redis_server import RedisServer
 from tests.cdc.conftest import postgres, postgres_server, started
+from tests.servers.redis_server import RedisServer
 
 __all__ = ["postgres", "postgres_server"]
 

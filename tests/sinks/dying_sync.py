@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import headrace as hr
-from headrace.sinks.syncing import Syncing
+from headrace.sinks.sync import Syncing
 
 
 def main() -> None:

@@ -17,13 +17,9 @@ import pytest
 
 import headrace as hr
 from headrace.errors import InputError, SinkFenced, TargetMismatch, TargetUnavailable
-from headrace.log.dead import letters
-from headrace.sinks.applied import Applied
-from headrace.sinks.batch import Batch, batch_of
-from headrace.sinks.following import Following
-from headrace.sinks.shape import Shape, shape_of
-from headrace.sinks.syncing import Syncing
-from headrace.sinks.target import Target, new_owner
+from headrace.log.dead_letters import letters
+from headrace.sinks.base import Applied, Batch, Shape, Target, batch_of, new_owner, shape_of
+from headrace.sinks.sync import Following, Syncing
 
 ACCOUNTS = "id BIGINT, name STRING, amount DECIMAL(12, 2)"
 EVERYTHING = (

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import headrace as hr
-from headrace.cdc.source import HIDDEN_DDL
-from headrace.sinks import folded_rows, sqlite_target
+from headrace.columnar.columns import HIDDEN_DDL
+from headrace.sinks import check as folded_rows
+from headrace.sinks import sqlite as sqlite_target
 from tests.sinks.sink_contract import caught_up
 
 UNCHANGED = '{"body": {"unchanged": true}}'

@@ -9,8 +9,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import TargetMismatch
-from headrace.sinks.applied import Applied
-from headrace.sinks.following import Following
+from headrace.sinks.base import Applied
+from headrace.sinks.sync import Following
 
 CAPTURED = "id BIGINT, body STRING, _transaction BIGINT, _order INT, _marks STRING"
 

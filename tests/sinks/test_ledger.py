@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
+from headrace.engine.ledger import MAIN_QUERY, Ledger, LedgerEntry
 from headrace.errors import RetryError
-from headrace.log.api import Position
 from headrace.log.file.transaction import FileTransaction
-from headrace.sinks.ledger import MAIN_QUERY, Ledger, LedgerEntry
+from headrace.log.values import Position
 from headrace.testing.pipelines import PipelineTest
 
 

@@ -11,12 +11,11 @@ import pytest
 
 import headrace as hr
 from headrace.errors import SinkFenced
-from headrace.log.dead import letters
-from headrace.sinks.shape import shape_of
+from headrace.log.dead_letters import letters
+from headrace.sinks.base import new_owner, shape_of
 from headrace.sinks.sqlite_target import SqliteTarget
-from headrace.sinks.target import new_owner
-from headrace.testing.kafka_broker import KafkaBroker
 from tests.cdc.conftest import Postgres
+from tests.servers.kafka_broker import KafkaBroker
 from tests.sinks.sink_contract import ACCOUNTS, STEPS, Died, account, caught_up, next_batch, no_letters, rows_of, run_and_die, strike
 from tests.sinks.webhook_receiver import WebhookReceiver
 

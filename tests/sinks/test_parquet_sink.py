@@ -7,7 +7,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import InputError, TargetMismatch
-from headrace.sinks import files_manifest
+from headrace.sinks import parquet_target as files_manifest
 from headrace.sinks.parquet_target import ParquetTarget
 from tests.sinks.sink_contract import SinkContract, account, assert_equal_to_log, caught_up
 

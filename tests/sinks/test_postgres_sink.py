@@ -10,11 +10,11 @@ import pytest
 
 import headrace as hr
 from headrace.errors import ConfigurationError, TargetMismatch
-from headrace.log.dead import letters
-from headrace.sinks.syncing import Syncing
-from headrace.testing.postgres_server import PostgresServer
+from headrace.log.dead_letters import letters
+from headrace.sinks.sync import Syncing
 from tests.cdc.conftest import Postgres
 from tests.cdc.conftest import started as start_server
+from tests.servers.postgres_server import PostgresServer
 from tests.sinks.sink_contract import SinkContract, account, assert_equal_to_log, caught_up, rows_of
 
 pytest.importorskip("psycopg")

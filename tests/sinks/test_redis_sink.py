@@ -12,9 +12,9 @@ import pytest
 
 import headrace as hr
 from headrace.errors import InputError
-from headrace.log.dead import letters
-from headrace.sinks.syncing import Syncing
-from headrace.testing.redis_server import RedisServer
+from headrace.log.dead_letters import letters
+from headrace.sinks.sync import Syncing
+from tests.servers.redis_server import RedisServer
 from tests.sinks.sink_contract import SinkContract, account, assert_equal_to_log, caught_up
 
 redis = pytest.importorskip("redis")

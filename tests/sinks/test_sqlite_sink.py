@@ -10,10 +10,10 @@ import pytest
 
 import headrace as hr
 from headrace.errors import ConfigurationError, InputError, TargetMismatch, TargetRefuses
-from headrace.log.dead import letters, replay
-from headrace.sinks import target as target_module
+from headrace.log.dead_letters import letters, replay
+from headrace.sinks import base as target_module
 from headrace.sinks.sqlite_target import SqliteTarget
-from headrace.sinks.syncing import Syncing
+from headrace.sinks.sync import Syncing
 from tests.sinks.sink_contract import Died, SinkContract, account, assert_equal_to_log, caught_up, rows_of, strike
 
 

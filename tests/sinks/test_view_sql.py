@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import BadQuery, UnknownView
-from headrace.log.schema import parse_schema
-from headrace.sinks.view_reader import ViewReader
-from headrace.sinks.views import ViewStore
+from headrace.types.schema import parse_schema
+from headrace.views.reader import ViewReader
+from headrace.views.store import ViewStore
 from tests.contract.view_contract import COUNTS, changes, inserts
 
 SALES = parse_schema("region STRING, amount DOUBLE, price DECIMAL(10, 2), at TIMESTAMP, tags ARRAY<STRING>, ok BOOLEAN, raw BINARY")

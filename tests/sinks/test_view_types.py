@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.log.schema import parse_schema
-from headrace.sinks.view_types import affinity, from_values, to_values
+from headrace.types.schema import parse_schema
+from headrace.views.types import affinity, from_values, to_values
 
 NOON = datetime(2026, 1, 31, 12, 30, 0, 250_000, tzinfo=UTC)
 CASES: list[tuple[str, list[Any]]] = [

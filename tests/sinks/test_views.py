@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigurationError, CorruptionError, DiskFull, NewerFormat, RetryError
-from headrace.log.schema import parse_schema
-from headrace.sinks import view_file
-from headrace.sinks.view_reader import ViewReader
-from headrace.sinks.views import ViewStore
+from headrace.types.schema import parse_schema
+from headrace.views import file as view_file
+from headrace.views.reader import ViewReader
+from headrace.views.store import ViewStore
 from tests.contract.view_contract import COUNTS, OpenStore, ViewContract, changes, followed, inserts, rows, update
 
 ROOT = Path(__file__).parents[2]
@@ -188,7 +188,7 @@ def test_readers_in_other_processes_see_what_was_committed(path: Path, open_stor
     store = open_store()
     store.declare("counts", COUNTS, ("k",))
     store.commit(3, 1, {"counts": inserts(3, (1, 41))})
-    script = f"from pathlib import Path; from headrace.sinks.view_reader import ViewReader; print(ViewReader(Path({str(path)!r})).get('counts', 1))"
+    script = f"from pathlib import Path; from headrace.views.reader import ViewReader; print(ViewReader(Path({str(path)!r})).get('counts', 1))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "{'k': 1, 'n': 41}"
 

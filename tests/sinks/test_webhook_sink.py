@@ -14,13 +14,11 @@ import pytest
 
 import headrace as hr
 from headrace.errors import ConfigurationError, InputError, NotSupported, TargetRefuses, TargetUnavailable
-from headrace.log.dead import letters
-from headrace.log.json_rows import decode
-from headrace.sinks.applied import Applied
-from headrace.sinks.public_addresses import resolved
-from headrace.sinks.syncing import Syncing
-from headrace.sinks.webhook_sending import Receiver, Sender, waiting_s
-from headrace.sinks.webhook_target import WebhookTarget
+from headrace.log.dead_letters import letters
+from headrace.sinks.base import Applied
+from headrace.sinks.sync import Syncing
+from headrace.sinks.webhook_target import Receiver, Sender, WebhookTarget, resolved, waiting_s
+from headrace.types.json_codec import decode
 from tests.sinks.sink_contract import SinkContract, account, caught_up
 from tests.sinks.webhook_receiver import OK, WebhookReceiver
 
@@ -234,7 +232,7 @@ def test_internal_addresses_are_refused_unless_allowed(host: str) -> None:
 
 def test_networks_that_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_WEBHOOK_INTERNAL", "10.0.0.0/8, ::1")
-    from headrace.sinks.public_addresses import allowed_networks
+    from headrace.sinks.webhook_target import allowed_networks
 
     assert resolved("10.9.8.7", 80, allowed_networks(())) == ["10.9.8.7"]
     assert resolved("::1", 80, allowed_networks(())) == ["::1"]

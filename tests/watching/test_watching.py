@@ -10,15 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.alerts.messages import TOPIC, AlertMessage
+from headrace.alerts.alert import TOPIC, AlertMessage
+from headrace.alerts.watch import KNOWN, Facts, Rule, Standings, Watching, is_meant, parse, read
 from headrace.errors import InputError
-from headrace.gateways.counting import GatewayStatus
-from headrace.gateways.telling import LOST, Telling
-from headrace.log import dead
-from headrace.watching.facts import Facts
-from headrace.watching.rules import KNOWN, Rule, parse, read
-from headrace.watching.standing import Standings, is_meant
-from headrace.watching.watching import Watching
+from headrace.gateways.inbox import GatewayStatus
+from headrace.gateways.metrics import LOST, Telling
+from headrace.log import dead_letters as dead
 
 SECOND_US = 1_000_000
 NOW_US = 1_800_000_000 * SECOND_US

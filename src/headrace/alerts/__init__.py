@@ -7,6 +7,6 @@
 
 from __future__ import annotations
 
-from headrace.alerts.declared import Alert, Email, email
+from headrace.alerts.alert import Alert, Email, email
 
 __all__ = ["Alert", "Email", "email"]

@@ -8,8 +8,7 @@ Each function declares a capture (`declared.Capture`) and opens nothing. `docs/c
 
 from __future__ import annotations
 
-from headrace.cdc.declared import Capture
-from headrace.cdc.folding import fold
-from headrace.cdc.kinds import debezium, from_url, mariadb, mysql, polling, postgres, sqlite
+from headrace.cdc.declaration import Capture, debezium, from_url, mariadb, mysql, polling, postgres, sqlite
+from headrace.cdc.topics import fold
 
 __all__ = ["Capture", "debezium", "fold", "from_url", "mariadb", "mysql", "polling", "postgres", "sqlite"]

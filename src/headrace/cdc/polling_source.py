@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.cdc.source import HIDDEN, MARKS, ORDER, Changes, ChunkRequest, Part, TableShape
+from headrace.cdc.base import Changes, ChunkRequest, Part, TableShape
+from headrace.columnar.columns import HIDDEN, MARKS, ORDER, UPDATE
 from headrace.errors import ConfigurationError, HeadraceError, RetryError, UnknownColumn
-from headrace.log.api import UPDATE
 from headrace.log.rows import to_batch
-from headrace.log.schema import parse_schema, to_ddl
+from headrace.types.schema import parse_schema, to_ddl
 
 ROWS_A_LOOK = 20_000
 MOST_EQUAL = 100_000

@@ -1,4 +1,4 @@
-"""The command `headrace`: one file a command or group of them, listed in `headrace.cli.commands`.
+"""The command `headrace`: one file a command or group of them, listed in `headrace.cli.registry`.
 
 Exit codes, for scripts: 0 done, 1 an error (what happened and what to do is on standard error), 2 wrong usage, 3 a lag threshold was passed,
 4 `log verify` found damage, 5 `view diff` or `sync --check` found a difference, 130 ended by Ctrl-C. A reader that closes our output early, such as `head`, ends a command quietly with 0.
@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from headrace._version import __version__
-from headrace.cli.commands import LazyGroup, register
-from headrace.cli.settings import JsonOption, Settings
+from headrace.cli.options import JsonOption, Settings
+from headrace.cli.registry import LazyGroup, register
 
 app = typer.Typer(
     name="headrace",

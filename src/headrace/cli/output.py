@@ -6,19 +6,25 @@ JSON follows the log's own rules: times in ISO 8601, bytes in base64, decimals a
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from datetime import UTC, date, datetime, time, timedelta
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from headrace.runtime.status import Status
+
 
 PIPED_WIDTH = 100_000  # a table that nobody sees in a window is not cut to fit one
 
@@ -56,7 +62,7 @@ def plain(value: Any) -> Any:
 def _scalar(value: Any) -> Any:
     if isinstance(value, datetime):
         return iso(value)
-    if isinstance(value, date | time):
+    if isinstance(value, date | dt.time):
         return value.isoformat()
     if isinstance(value, timedelta):
         return value // timedelta(microseconds=1)
@@ -136,3 +142,85 @@ def bytes_text(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+# How far a run is behind, for the person who waits for it: a line on standard error every few seconds while there are known ticks to do.
+
+
+EVERY_S = 5.0
+
+
+@dataclass
+class Progress:
+    """Hears of every batch, and now and then in between. `line` and `summary` say the same in words."""
+
+    every_s: float = EVERY_S
+    opening: str = ""
+    rows: int = 0
+    last: Status | None = None
+    _started_s: float = field(default_factory=time.monotonic)
+    _said_s: float = field(default_factory=time.monotonic)
+    _said_rows: int = 0
+
+    def __call__(self, status: Status) -> None:
+        if self.last is None and self.opening:  # whatever can be refused has not been
+            say(self.opening)
+        if status.batches > (self.last.batches if self.last is not None else 0):
+            self.rows += status.batch_rows
+        self.last = status
+        now_s = time.monotonic()
+        if status.tick < status.newest_tick and now_s - self._said_s >= self.every_s:
+            print(self.line(status, now_s - self._said_s), file=sys.stderr, flush=True)
+            self._said_s, self._said_rows = now_s, self.rows
+
+    def line(self, status: Status, seconds: float) -> str:
+        rate = (self.rows - self._said_rows) / max(seconds, 1e-9)
+        left = f"about {seconds_text(status.rows_behind / rate)} left" if rate >= 1 else "time left not known"
+        return f"tick {status.tick:,} of {status.newest_tick:,}, {counted(status.rows_behind, 'row')} behind, {rate:,.0f} rows/s, {left}"
+
+    def summary(self) -> str:
+        """When everything has been taken in."""
+        if self.last is None or not self.last.batches:
+            return "There was nothing to take in."
+        seconds = time.monotonic() - self._started_s
+        return f"Caught up at tick {self.last.tick:,}: {counted(self.rows, 'row')} in {seconds_text(seconds)} ({self.rows / max(seconds, 1e-9):,.0f} rows/s)."
+
+
+# How a process that goes on and on is doing: `headrace capture` and `headrace sync` say a line every few seconds.
+
+
+
+class HasRows(Protocol):
+    @property
+    def rows(self) -> int: ...
+
+
+LongRunningStatus = TypeVar("LongRunningStatus", bound=HasRows)
+
+
+@dataclass
+class StatusLines(Generic[LongRunningStatus]):
+    """Status lines on standard error, now and then; JSON on standard output, if asked for. `line` puts a status, and rows a second, into words."""
+
+    line: Callable[[LongRunningStatus, float], str]
+    as_json: bool = False
+    last: LongRunningStatus | None = None
+    _said_s: float = field(default_factory=time.monotonic)
+    _said_rows: int = 0
+    _started_s: float = field(default_factory=time.monotonic)
+
+    def __call__(self, status: LongRunningStatus) -> None:
+        self.last = status
+        now_s = time.monotonic()
+        if now_s - self._said_s < EVERY_S:
+            return
+        rate = (status.rows - self._said_rows) / (now_s - self._said_s)
+        self._said_s, self._said_rows = now_s, status.rows
+        if self.as_json:
+            emit({**vars(status), "rows_per_second": rate})
+        else:
+            print(self.line(status, rate), file=sys.stderr, flush=True)
+
+    def summary(self) -> str:
+        rows = self.last.rows if self.last else 0
+        return f"ended cleanly; {counted(rows, 'row')} in {seconds_text(time.monotonic() - self._started_s)}."

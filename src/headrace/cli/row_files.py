@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.cli.typed_text import TextRow
 from headrace.errors import BadRows, InputError, nearest
+from headrace.types.text import TextRow
 
 Progress = Callable[[int], None]
 """Told how many bytes (of Parquet: rows) were read since the last time."""

@@ -12,19 +12,19 @@ from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from headrace.engine.clocks import ClockSpec
-from headrace.engine.diverting import Diverter, this_task
-from headrace.engine.event_times import EventTimes, with_tick_times
-from headrace.engine.json_fields import Inexact
-from headrace.engine.packing import hello, pack
-from headrace.engine.reports import write_report
-from headrace.engine.row_local import RowStep
-from headrace.engine.shedding import Shedding
-from headrace.engine.spec import BatchContext, BatchResult
-from headrace.engine.tasks import TopicRange
+from headrace.columnar.expressions import RowStep
+from headrace.columnar.json_fields import Inexact
+from headrace.engine.context import BatchContext, BatchResult
+from headrace.engine.dead_letters import Diverter, this_task
+from headrace.engine.reader import TopicRange
+from headrace.engine.shuffle import hello, pack
+from headrace.engine.state.files import write_report
+from headrace.engine.watermarks import EventTimes, with_tick_times
 from headrace.errors import BugError
-from headrace.log.api import Staged
+from headrace.log.values import Staged
 from headrace.operators.kernel import Preparing
+from headrace.operators.load_shedding import Shedding
+from headrace.operators.watermark import ClockSpec
 
 _INEXACT = "inexact"
 

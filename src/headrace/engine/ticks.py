@@ -7,11 +7,18 @@ rows. Most ticks are stored as what changed since the one before, so that many i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from typing import Any
 
-from headrace.log.api import Log, Position, Transaction
+import numpy as np
+
+from headrace.durations import from_us
+from headrace.errors import NewerFormat, RetryError
+from headrace.log.api import Log, Transaction
+from headrace.log.values import Position
+from headrace.operators.kernel import UNSTARTED, Clocks
 
 Ends = Mapping[str, Mapping[int, int]]
 _SCHEMA = "tick BIGINT, time_us BIGINT, whole BOOLEAN, ends STRING"
@@ -167,3 +174,153 @@ def _merged(before: Ends, changed: Ends) -> Ends:
 def _changed(before: Ends, after: Ends) -> Ends:
     differences = {topic: {p: end for p, end in parts.items() if before.get(topic, {}).get(p) != end} for topic, parts in after.items()}
     return {topic: parts for topic, parts in differences.items() if parts}
+
+
+# Cutting ticks: how far the inputs have come, and, for a backlog, where to cut it so that a tick stays bounded.
+#
+# A cut never goes through a transaction of the embedded log: `snapshot` does not, and rows of one commit share their append time. Asking a log where it was at a
+# time costs a cluster several messages, so a backlog is cut with about two questions a tick.
+
+
+MOST_ROWS_A_TICK = 1_000_000
+MOST_TICKS_AT_ONCE = 1_000  # the rest of a backlog is cut next time
+_FIRST_STEP_US = 1_000_000
+_STEPS_GROW = 4
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """How far the inputs had come by the end of a microsecond."""
+
+    time_us: int
+    ends: Ends
+
+
+def next_ticks(log: Log, topics: Iterable[str], last: Tick, now_us: int, *, most_rows: int = MOST_ROWS_A_TICK, forced: bool = False) -> list[Tick]:
+    """The ticks that are due: none if nothing is new (unless `forced`), several if there is a backlog."""
+    found = log.snapshot(topics)
+    _refuse_what_went_back(last, found)
+    newest = _Moment(now_us, _merged_ends(last.ends, found))
+    rows = rows_between(last.ends, newest.ends)
+    if not rows:
+        return [Tick(last.number + 1, max(last.time_us, now_us), newest.ends)] if forced else []
+    cuts = [newest] if rows <= most_rows else islice(_cuts(log, last, newest, most_rows), MOST_TICKS_AT_ONCE)
+    ticks: list[Tick] = []
+    for cut in cuts:
+        last = Tick(last.number + 1, max(last.time_us, cut.time_us), cut.ends)
+        ticks.append(last)
+    return ticks
+
+
+def _refuse_what_went_back(last: Tick, found: Ends) -> None:
+    """Rows below an end that was taken in are never read: if there are others now, that must not go unnoticed."""
+    for topic, parts in found.items():
+        for partition, end in parts.items():
+            if end < last.end(topic, partition):
+                raise RetryError(
+                    f"{topic}[{partition}] ends at offset {end}, and rows up to {last.end(topic, partition)} have been taken in: it has lost rows, or was made again.",
+                    fix="restore the topic; or build the pipeline anew from what is there: headrace replay FILE --as v2 --retick.",
+                )
+
+
+def _merged_ends(last: Ends, limit: Ends) -> Ends:
+    """An end never goes back."""
+    return {topic: {p: max(end, last.get(topic, {}).get(p, 0)) for p, end in parts.items()} for topic, parts in {**last, **limit}.items()}
+
+
+def rows_between(before: Ends, after: Ends) -> int:
+    """How many offsets lie between two moments."""
+    return sum(end - before.get(topic, {}).get(p, 0) for topic, parts in after.items() for p, end in parts.items())
+
+
+# A backlog
+
+
+def _cuts(log: Log, last: Tick, newest: _Moment, most_rows: int) -> Iterator[_Moment]:
+    """Moments at most `most_rows` apart; neighbours that fit into one tick are one."""
+    begun, reached = last.ends, last.ends
+    waiting: _Moment | None = None
+    for low, high in pairwise(_moments(log, last.ends, newest)):
+        for moment in _split(log, low, high, most_rows):
+            if waiting is not None and rows_between(begun, moment.ends) > most_rows:
+                yield waiting
+                begun = reached
+            waiting, reached = moment, moment.ends
+    if waiting is not None:
+        yield waiting
+
+
+def _moments(log: Log, begun: Ends, newest: _Moment) -> list[_Moment]:
+    """Back in time in ever longer steps, until there is nothing left to take in before."""
+    found, ago_us = [newest], _FIRST_STEP_US
+    while rows_between(begun, found[-1].ends) and found[-1].time_us > 0:
+        found.append(_moment(log, max(0, newest.time_us - ago_us), begun, found[-1].ends))
+        ago_us *= _STEPS_GROW
+    return [*([_Moment(-1, begun)] if found[-1].time_us == 0 else []), *reversed(found)]
+
+
+def _split(log: Log, low: _Moment, high: _Moment, most_rows: int) -> Iterator[_Moment]:
+    """Moments after `low`, up to `high`. Where even one microsecond has more rows than the bound, they are taken whole."""
+    rows = rows_between(low.ends, high.ends)
+    if rows > most_rows and high.time_us - low.time_us > 1:
+        middle = _moment(log, (low.time_us + high.time_us) // 2, low.ends, high.ends)
+        yield from _split(log, low, middle, most_rows)
+        yield from _split(log, middle, high, most_rows)
+    elif rows:
+        yield high
+
+
+def _moment(log: Log, time_us: int, low: Ends, high: Ends) -> _Moment:
+    """Where each partition was at a time between two moments."""
+    ends = {topic: log.offsets_at(topic, from_us(time_us + 1)) for topic, parts in high.items() if parts != low.get(topic)}
+    within = {topic: {p: min(ends.get(topic, parts).get(p, end), end) for p, end in parts.items()} for topic, parts in high.items()}
+    return _Moment(time_us, _merged_ends(low, within))
+
+
+# What a derived topic carries beside its rows: with each commit, how many rows of which tick a partition got, and the clocks of the step that wrote it.
+#
+# So whoever reads the topic can know where each of the writer's ticks ends, and how far time had come then: `carried_ticks`. A pipeline that reads the topic as an input
+# cuts ticks of its own, as of any topic. On Kafka what is carried is a record with a reserved header.
+
+
+VERSION = 1
+TickRows = Mapping[int, int]
+"""Tick -> rows of it."""
+
+
+@dataclass(frozen=True)
+class CarriedTick:
+    """Rows of a partition below `end` are of this tick or an earlier one; the clocks are as of the end of the tick."""
+
+    tick: int
+    end: int
+    complete_us: int = UNSTARTED
+    closed_us: int = UNSTARTED
+
+
+def to_control(rows: TickRows, clocks: Clocks) -> bytes:
+    """What one partition gets with a commit. Clocks are told where they change."""
+    before = np.stack([clocks.complete_before, clocks.closed_before])
+    moved = np.flatnonzero((before != np.stack([clocks.complete, clocks.closed])).any(axis=0))
+    changes = [[int(clocks.ticks[at]), int(clocks.complete[at]), int(clocks.closed[at])] for at in moved]
+    start = [clocks.complete_at_start, clocks.closed_at_start]
+    content = {"version": VERSION, "tick": int(clocks.ticks[-1]), "rows": sorted(rows.items()), "start": start, "clocks": changes}
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def carried_ticks(log: Log, topic: str, partition: int, start: int | None = None) -> Iterator[CarriedTick]:
+    """The ticks that a partition's rows belong to, oldest first: those that brought rows, those that moved a clock, and the last of each commit."""
+    for control in log.read_control(topic, partition, start):
+        content = json.loads(control.payload)
+        if content["version"] > VERSION:
+            raise NewerFormat(f"The topic {topic!r} was written by a newer Headrace.", fix="upgrade Headrace.")
+        yield from _ticks(content, control.offset)
+
+
+def _ticks(content: dict[str, Any], end: int) -> Iterator[CarriedTick]:
+    rows: dict[int, int] = dict(content["rows"])
+    clocks = {tick: (complete_us, closed_us) for tick, complete_us, closed_us in content["clocks"]}
+    at, now_us = end - sum(rows.values()), tuple(content["start"])
+    for tick in sorted({*rows, *clocks, content["tick"]}):
+        at, now_us = at + rows.get(tick, 0), clocks.get(tick, now_us)
+        yield CarriedTick(tick, at, *now_us)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from headrace.errors import CommandRefused, VersionConflict
 from headrace.events.codec import Codec, personal
-from headrace.events.deciding import Decider, Handled, Handler
-from headrace.events.digests import digest
-from headrace.events.excising import Excised, excise, prove
-from headrace.events.projecting import stream
+from headrace.events.decider import Decider, Handled, Handler, digest
+from headrace.events.event import ANY, NEW, Appended, Change, Event, Recorded
+from headrace.events.privacy.excision import Excised, excise, prove
+from headrace.events.privacy.vault import Vault, open_vault
+from headrace.events.projection import stream
 from headrace.events.store import EventStore, open_store
-from headrace.events.values import ANY, NEW, Appended, Change, Event, Recorded
-from headrace.events.vault import Vault, open_vault
 
 __all__ = [
     "ANY",

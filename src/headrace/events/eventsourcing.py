@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from uuid import UUID
 
 from headrace.errors import HeadraceError, MissingExtra
-from headrace.events.rows import entry, recorded
+from headrace.events.event import Draft, Recorded, entry, recorded
 from headrace.events.store import EventStore, open_store, prepared
-from headrace.events.values import Draft, Recorded
 from headrace.log import open_log
-from headrace.log.file.draft import PreparedRows, StaleTopic
+from headrace.log.file.commit_draft import PreparedRows, StaleTopic
+
+if TYPE_CHECKING:
+    from headrace.log.file.commit_draft import Draft as LogDraft
+    from headrace.log.file.log import FileLog
+
 
 try:
     from eventsourcing.persistence import (
@@ -36,10 +40,6 @@ try:
     from eventsourcing.utils import Environment, EnvType, resolve_topic
 except ImportError as missing:
     raise MissingExtra("eventsourcing", "events") from missing
-
-if TYPE_CHECKING:
-    from headrace.log.file.draft import Draft as LogDraft
-    from headrace.log.file.log import FileLog
 
 IdType = Literal["uuid", "text"]
 R = TypeVar("R", "HeadraceApplicationRecorder", "HeadraceTrackingRecorder", "HeadraceProcessRecorder")

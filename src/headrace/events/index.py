@@ -1,23 +1,46 @@
-"""The index by entity: every event again, but those of an entity beside each other, so that loading one costs its own events only.
+"""A store's events by entity, as of now: the index on disk and the tail in memory, kept up with the log.
 
-It is an LMDB store beside the log's topics, written some thousand events at a time, durably, and only with what is durable in the log: it says how far it reaches, and
-`tail` has the rest. All of it can be made again from the topic: another version, a file that is damaged or cut short, or one that does not fit the topic is thrown away.
-Snapshots are kept here too, since they are as dispensable. Processes share it; one process opens it once (`opened`), as LMDB demands.
+One object a log and topic, for all threads. Readers are shown what is durable. A commit is decided, under the log's lock, against everything that was drafted, durable or not;
+what it drafts goes into the tail at once. If a commit fails, the log forgets the state it had in mind, which is how this notices, and forgets what was drafted with it.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakKeyDictionary
 
 import lmdb
 
-from headrace.events.rows import Entry
+from headrace.errors import CorruptionError, InputError, OffsetOutOfRange, ReadOnlyLog
+from headrace.events.event import Entry, entries
+from headrace.events.privacy import vault
+from headrace.log.file.commit_draft import StaleTopic
+from headrace.log.file.reader import PartitionReader, SegmentCache
+from headrace.log.file.segment import CONTROL, SPARSE, decode_batch
+
+if TYPE_CHECKING:
+    from headrace.log.file.commit_draft import Draft
+    from headrace.log.file.log import FileLog
+    from headrace.log.file.state import State, TopicState
+
+
+
+# The index by entity: every event again, but those of an entity beside each other, so that loading one costs its own events only.
+#
+# It is an LMDB store beside the log's topics, written some thousand events at a time, durably, and only with what is durable in the log: it says how far it reaches, and
+# `tail` has the rest. All of it can be made again from the topic: another version, a file that is damaged or cut short, or one that does not fit the topic is thrown away.
+# Snapshots are kept here too, since they are as dispensable. Processes share it; one process opens it once (`opened`), as LMDB demands.
+
 
 VERSION = 1
 _MAP_BYTES = 1 << 40
@@ -204,3 +227,346 @@ def thrown_away(index: Index) -> None:
         if users <= 1:
             index.close()
         shutil.rmtree(index.directory, ignore_errors=True)
+
+
+# The newest events, in memory: those that the index does not have yet. Bounded by how often they are moved there (`indexed`).
+
+
+
+class Tail:
+    """Events from offset `start` up to `end`. Not safe for several threads: its owner has a lock."""
+
+    def __init__(self, start: int) -> None:
+        self.start = self.end = start
+        self.entries: list[Entry] = []
+        self._of: dict[str, list[Entry]] = {}
+        self._ids: dict[str, Entry] = {}
+
+    def add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self._of.setdefault(entry.entity, []).append(entry)
+        if entry.id is not None:
+            self._ids[entry.id] = entry
+        self.end = entry.offset + 1
+
+    def since(self, entity: str, version: int, offset: int) -> list[Entry]:
+        """An entity's events behind a version, from an offset on, newest first; versions and offsets grow together."""
+        return list(takewhile(lambda entry: entry.version > version and entry.offset >= offset, reversed(self._of.get(entity, ()))))
+
+    def newest(self, entity: str) -> Entry | None:
+        known = self._of.get(entity)
+        return known[-1] if known else None
+
+    def with_id(self, id: str) -> Entry | None:
+        return self._ids.get(id)
+
+    def entities(self) -> list[str]:
+        return list(self._of)
+
+    def kept(self, start: int, end: int) -> Tail:
+        """Another one, without what is before one offset or behind another. Whoever reads this one goes on as before."""
+        tail = Tail(start)
+        for entry in self.entries:
+            if start <= entry.offset < end:
+                tail.add(entry)
+        tail.end = max(start, min(self.end, end))
+        return tail
+
+logger = logging.getLogger("headrace.events")
+FLUSH_ENTRIES = 4096
+"""So many events are moved to the index at a time: a sync for each would cost as much as the append."""
+_READ_ENTRIES = 20_000
+_NEAR_S = 0.1
+_all: WeakKeyDictionary[FileLog, dict[str, Indexed]] = WeakKeyDictionary()
+
+
+def generation_note(topic: str) -> str:
+    """The note that counts a topic's excisions: each begins another index."""
+    return f"events.{topic}.generation"
+
+
+def indexed(log: FileLog, topic: str) -> Indexed:
+    """The one for a log's topic; each who asks closes it once."""
+    with _guard:
+        known = _all.setdefault(log, {})
+        if topic not in known:
+            known[topic] = Indexed(log, topic)
+        known[topic].users += 1
+        return known[topic]
+
+
+class Indexed:
+    def __init__(self, log: FileLog, topic: str) -> None:
+        if not log.store.writable:
+            raise ReadOnlyLog(f"The log in {log.store.root} cannot be written, and an event store keeps an index in it.", fix="check the directory's permissions.")
+        self._log, self._topic = log, topic
+        self.users = 0
+        self._lock = threading.RLock()
+        self._flushing = threading.Lock()
+        state = log.store.view()
+        self._directory = state.topic(topic).directory
+        self._begin(state.notes.get(generation_note(topic), "0"))
+
+    def _begin(self, generation: str) -> None:
+        self.generation = generation
+        self._kept_versions = vault.kept_versions(self._log, self._topic)
+        self._index = opened(self.place(self._log, self._directory, generation))
+        if not self._fits():
+            thrown_away(self._index)
+            self._index = opened(self._index.directory)
+        self._tail = Tail(self._index.position())
+        self._sure = self._tail.end  # durable up to here
+        self._seen: State | None = None
+        self._drafted = SegmentCache(self._log.store)
+        self._durable = SegmentCache(self._log.store)
+        self._snapshots: dict[tuple[str, str], bytes] = {}
+        self._refreshed_s = 0.0
+
+    @staticmethod
+    def place(log: FileLog, directory: str, generation: str) -> Path:
+        return log.store.root / "events" / directory / f"index-{generation}"
+
+    def _fits(self) -> bool:
+        """Whether the newest event of the index is where it says in the topic; not so if the log lost rows that were not synced, or was put back from a backup."""
+        last = self._index.last()
+        if last is None:
+            return self._index.position() == 0
+        entity, version, offset = last
+        topic = self._log.store.view().topic(self._topic)
+        if self._index.position() > topic.partitions[0].end:
+            return False
+        with suppress(CorruptionError, OffsetOutOfRange):
+            reader = self._log.partition_reader(topic, 0)
+            return any((found.entity, found.version) == (entity, version) for found in _read(reader, offset, offset + 1))
+        return False
+
+    # Keeping up
+
+    def refresh(self) -> int:
+        """Know everything that is durable. Returns where it ends."""
+        state = self._log.store.view()
+        topic = state.topic(self._topic)
+        if topic.directory != self._directory:
+            raise InputError(f"The topic {self._topic!r} was deleted and made again.", fix="open the event store again.")
+        end = topic.partitions[0].end
+        generation = state.notes.get(generation_note(self._topic), "0")
+        with self._lock:
+            if generation != self.generation:
+                self._begin_again(generation)
+            if self._seen is not None and self._log.store.newest_state() is not self._seen:
+                self._forget_drafted()
+            if self._tail.end < end:
+                self._catch_up_to(topic, end)
+            self._sure = max(self._sure, end)
+            self._refreshed_s = time.monotonic()
+        if len(self._tail.entries) >= 2 * FLUSH_ENTRIES:  # one who only reads must not gather what others write
+            self.flush_if_due()
+        return end
+
+    def _begin_again(self, generation: str) -> None:
+        """Events were excised: nothing of what we knew may stay."""
+        released(self._index)
+        self._log.cache.forget(self._directory, 0)
+        self._begin(generation)
+
+    def _forget_drafted(self) -> None:
+        self._tail = self._tail.kept(self._tail.start, self._sure)
+        self._seen = None
+        self._drafted = SegmentCache(self._log.store)
+
+    def _catch_up_to(self, topic: TopicState, end: int) -> None:
+        """Read what others have written; when that is much, move it to the index as we go."""
+        reached = self._index.position()
+        if reached > self._tail.end:
+            self._tail = Tail(reached)
+        reader = PartitionReader(self._durable, topic, 0)
+        while self._tail.end < end:
+            stop = min(end, self._tail.end + _READ_ENTRIES)
+            self._add(reader, stop)
+            if stop < end:
+                reached = self._index.put(self._tail.entries, stop)
+                self._tail = Tail(reached)
+
+    def _add(self, reader: PartitionReader, stop: int) -> None:
+        for entry in _read(reader, self._tail.end, stop):
+            self._tail.add(entry)
+        self._tail.end = stop
+
+    def catch_up(self, draft: Draft) -> None:
+        """Under the log's lock: know everything that was drafted before. StaleTopic if events were excised since: that is learned outside the lock, by `refresh`."""
+        with self._lock:
+            if draft.state.notes.get(generation_note(self._topic), "0") != self.generation:
+                raise StaleTopic(f"Events of {self._topic!r} were excised.")
+            if draft.state is not self._seen:
+                self._forget_drafted()
+                self._seen = draft.state
+            topic = draft.state.topic(self._topic)
+            end = topic.partitions[0].end
+            if self._tail.end < end:
+                self._add(PartitionReader(self._drafted, topic, 0), end)
+
+    def add(self, drafted: list[Entry]) -> None:
+        """Under the log's lock: what this commit will store."""
+        with self._lock:
+            for entry in drafted:
+                self._tail.add(entry)
+
+    # Moving on
+
+    def flush_if_due(self) -> None:
+        """Move durable events to the index, when there are many."""
+        if len(self._tail.entries) + len(self._snapshots) >= FLUSH_ENTRIES and self._flushing.acquire(blocking=False):
+            try:
+                self._flush()
+            except (lmdb.Error, OSError) as error:  # events are in the log, and stay in memory
+                logger.warning("The index of %s could not be written: %s", self._topic, error)
+            finally:
+                self._flushing.release()
+
+    def flush(self) -> None:
+        self.refresh()
+        with self._flushing:
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            index, sure = retain(self._index), self._sure
+            found = [entry for entry in self._tail.entries if entry.offset < sure]
+            snapshots = [(entity, name, content) for (entity, name), content in self._snapshots.items()]
+            self._snapshots = {}
+        try:
+            reached = index.put(found, sure, snapshots)
+            with self._lock:
+                if index is self._index:  # otherwise events were excised meanwhile
+                    end = max(self._tail.end, sure)
+                    self._tail = self._tail.kept(min(reached, end), end)
+        finally:
+            released(index)
+
+    def put_snapshot(self, entity: str, name: str, content: bytes) -> None:
+        """Kept in memory until the index is written next: a snapshot that is lost is made again."""
+        with self._lock:
+            self._snapshots[entity, name] = content
+
+    # Asking
+
+    def look(self, *, end: int | None = None) -> Look:
+        """One moment, for `with`: of everything drafted, or up to an offset."""
+        return Look(self, end)
+
+    def begin_look(self) -> tuple[Index, Reading, Tail]:
+        with self._lock:
+            index = retain(self._index)
+            return index, index.reading(), self._tail
+
+    def newest(self, entity: str, *, end: int | None = None) -> int | None:
+        """The newest version of an entity, if it has any; the tail, where it is, is newer than the index."""
+        with self._lock:
+            last = self._tail.newest(entity)
+        if last is not None and (end is None or last.offset < end):
+            return self.at_least_kept(entity, last.version)
+        with self.look(end=end) as look:
+            return look.newest(entity)
+
+    def at_least_kept(self, entity: str, version: int | None) -> int | None:
+        """A version, or the one that the entity had when its newest events were excised."""
+        if not self._kept_versions:
+            return version
+        kept = self._kept_versions.get(vault.hashed(self._directory, entity))
+        return version if kept is None else max(kept, version or 0)
+
+    def is_near(self) -> bool:
+        """Whether this was kept up a moment ago, so that little is left to read under the log's lock."""
+        return time.monotonic() - self._refreshed_s < _NEAR_S
+
+    def since(self, tail: Tail, entity: str, version: int, offset: int) -> list[Entry]:
+        with self._lock:
+            return tail.since(entity, version, offset)
+
+    def snapshot_in_memory(self, entity: str, name: str) -> bytes | None:
+        with self._lock:
+            return self._snapshots.get((entity, name))
+
+    def close(self) -> None:
+        """The last one leaves a good index behind for the next process."""
+        with _guard:
+            self.users -= 1
+            if self.users:
+                return
+            _all.get(self._log, {}).pop(self._topic, None)
+        if len(self._tail.entries) > FLUSH_ENTRIES // 16:
+            self.flush()
+        released(self._index)
+
+
+class Look:
+    """What there is by entity at one moment."""
+
+    _index: Index
+    _reading: Reading
+    _tail: Tail
+
+    def __init__(self, owner: Indexed, end: int | None) -> None:
+        self._owner, self._end = owner, end
+
+    def __enter__(self) -> Self:
+        self._index, self._reading, self._tail = self._owner.begin_look()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reading.close()
+        released(self._index)
+
+    def _newer(self, entity: str, after: int = -1) -> list[Entry]:
+        """Of the tail, newest first: what the index does not have, and may be seen."""
+        found = self._owner.since(self._tail, entity, after, self._reading.position)
+        return found if self._end is None else [entry for entry in found if entry.offset < self._end]
+
+    def newest(self, entity: str) -> int | None:
+        """The newest version of an entity, if it has or had any."""
+        return self._owner.at_least_kept(entity, self._newest_event(entity))
+
+    def _newest_event(self, entity: str) -> int | None:
+        last = self._tail.newest(entity)
+        if last is not None and last.offset >= self._reading.position:
+            if self._end is None or last.offset < self._end:
+                return last.version
+            if newer := self._newer(entity):
+                return newer[0].version
+        return self._reading.newest(entity)
+
+    def head(self, entity: str) -> int:
+        return self.newest(entity) or 0
+
+    def texts(self, entity: str, after: int = 0, upto: int | None = None) -> list[str]:
+        newer = [entry.text for entry in reversed(self._newer(entity, after)) if upto is None or entry.version <= upto]
+        return self._reading.texts(entity, after, upto) + newer
+
+    def place_of(self, id: str) -> tuple[str, int, int] | None:
+        found = self._tail.with_id(id)
+        if found is not None and found.offset >= self._reading.position:
+            return found.entity, found.version, found.offset
+        return self._reading.place_of(id)
+
+    def snapshot(self, entity: str, name: str) -> bytes | None:
+        return self._owner.snapshot_in_memory(entity, name) or self._reading.snapshot(entity, name)
+
+    def entities(self, prefix: str = "") -> list[tuple[str, int]]:
+        found = dict(self._reading.entities(prefix))
+        for name in self._tail.entities():
+            if name.startswith(prefix) and self._newer(name):
+                found[name] = self.head(name)
+        return sorted(found.items())
+
+
+def _read(reader: PartitionReader, start: int, stop: int) -> Iterator[Entry]:
+    for piece in reader.pieces(start, stop, on_corrupt="raise"):
+        if piece.header.kind == CONTROL:
+            continue
+        rows = decode_batch(piece.header, piece.body, piece.segment.header.schema)
+        if piece.header.flags & SPARSE:
+            offsets = rows.column("_offset").to_pylist()
+            times = rows.column("_timestamp").cast("int64").to_pylist()
+        else:
+            offsets, times = list(range(piece.first, piece.first + rows.num_rows)), [piece.time_us] * rows.num_rows
+        yield from (entry for entry in entries(rows, offsets, times) if start <= entry.offset < stop)

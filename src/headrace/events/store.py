@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, cast
 
 from headrace.durations import to_time_us, to_us
 from headrace.errors import BadEvent, EventIdConflict, InputError, NotSupported, VersionConflict
-from headrace.events import values
-from headrace.events.indexed import Indexed, Look, indexed
-from headrace.events.rows import ARROW, SCHEMA, Entry, batch, entry, recorded, recorded_rows
-from headrace.events.values import ANY, Appended, Change, Draft, Event, Recorded
-from headrace.log.api import Closing, Duration, Log, OffsetRange, Position
-from headrace.log.file.draft import PreparedRows, StaleTopic
-from headrace.log.file.frame import encode_rows
+from headrace.events import event as event_module
+from headrace.events.event import ANY, ARROW, SCHEMA, Appended, Change, Draft, Entry, Event, Recorded, batch, entry, recorded, recorded_rows
+from headrace.events.index import Indexed, Look, indexed
+from headrace.log.api import Closing, Log
+from headrace.log.file.commit_draft import PreparedRows, StaleTopic
+from headrace.log.file.segment import encode_rows
+from headrace.log.values import Duration, OffsetRange, Position
 
 if TYPE_CHECKING:
-    from headrace.log.file.draft import Draft as LogDraft
+    from headrace.log.file.commit_draft import Draft as LogDraft
     from headrace.log.file.log import FileLog
     from headrace.log.file.state import TopicState
+
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.002, 0.05
 Drafted = Sequence[tuple[str, int, Sequence[Draft]]]
@@ -77,7 +78,7 @@ class EventStore(Closing):
     def commit(self, changes: Iterable[Change]) -> Appended:
         """Events of several entities, all or none."""
         drafted = [
-            (values.check_entity(change.entity), values.check_expected(change.expected, change.entity), [values.draft(event, change.entity) for event in change.events])
+            (event_module.check_entity(change.entity), event_module.check_expected(change.expected, change.entity), [event_module.draft(event, change.entity) for event in change.events])
             for change in changes
         ]
         return self.commit_drafted(drafted)
@@ -103,7 +104,7 @@ class EventStore(Closing):
 
     def load(self, entity: str, *, after: int = 0, upto: int | None = None) -> list[Recorded]:
         """An entity's events in order, behind one version and up to another. Costs what they cost, however many others there are."""
-        values.check_entity(entity)
+        event_module.check_entity(entity)
         end = self._indexed.refresh()
         with self._indexed.look(end=end) as look:
             texts = look.texts(entity, after, upto)
@@ -111,7 +112,7 @@ class EventStore(Closing):
 
     def version(self, entity: str) -> int:
         """An entity's newest version; 0 if it has no events."""
-        values.check_entity(entity)
+        event_module.check_entity(entity)
         return self._indexed.newest(entity, end=self._indexed.refresh()) or 0
 
     def version_at(self, entity: str, at: datetime | str | float) -> int:
@@ -262,8 +263,8 @@ def _check(drafted: Drafted) -> None:
     ids = [event.id for _, _, events in drafted for event in events if event.id is not None]
     if len(set(ids)) < len(ids):
         raise BadEvent("One append has an event id twice.", fix="give each event an id of its own.")
-    if sum(len(events) for _, _, events in drafted) > values.MOST_EVENTS_AN_APPEND:
-        raise BadEvent(f"One append has more than {values.MOST_EVENTS_AN_APPEND:,} events.", fix="append them in parts.")
+    if sum(len(events) for _, _, events in drafted) > event_module.MOST_EVENTS_AN_APPEND:
+        raise BadEvent(f"One append has more than {event_module.MOST_EVENTS_AN_APPEND:,} events.", fix="append them in parts.")
 
 
 def _check_versions(drafted: Drafted, heads: Mapping[str, int]) -> None:

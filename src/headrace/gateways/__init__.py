@@ -8,8 +8,7 @@ Each function declares a gateway (`declared.Gateway`) and opens nothing. `docs/e
 
 from __future__ import annotations
 
-from headrace.gateways.declared import Gateway
-from headrace.gateways.kinds import amqp, http, statsd, zeromq
+from headrace.gateways.declaration import Gateway, amqp, http, statsd, zeromq
 from headrace.gateways.signatures import hook
 
 __all__ = ["Gateway", "amqp", "hook", "http", "statsd", "zeromq"]

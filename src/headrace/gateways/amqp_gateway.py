@@ -12,12 +12,11 @@ import time
 from collections import deque
 from typing import Any
 
-from headrace.amqp_connection import connected, driver
+from headrace.amqp import connected, driver
 from headrace.errors import RetryError
-from headrace.gateways.declared import Gateway
-from headrace.gateways.deliveries import Delivery, Fate, Outcome
-from headrace.gateways.messages import content_of, rows_of
-from headrace.gateways.receiving import ThreadReceiving, now_us
+from headrace.gateways.base import ThreadReceiving, content_of, now_us, rows_of
+from headrace.gateways.declaration import Gateway
+from headrace.gateways.inbox import Delivery, Fate, Outcome
 from headrace.log.api import Log
 
 logger = logging.getLogger("headrace.gateways")

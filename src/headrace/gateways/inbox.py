@@ -7,15 +7,214 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable
-from enum import Enum, auto
-from threading import Condition, Event, Thread
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum, auto
+from threading import Condition, Event, Lock, Thread
+from typing import Any, TypeAlias
 
-from headrace.errors import HeadraceError, RetryError
-from headrace.gateways.counting import Counts
-from headrace.gateways.deliveries import Delivery, Fate, Outcome
-from headrace.gateways.policies import BLOCK, BUFFER, DROP_OLDEST, Policy
+import pyarrow as pa
+
+from headrace.durations import to_us
+from headrace.errors import HeadraceError, InputError, RetryError, nearest
+from headrace.log.values import Duration
+
+# What a gateway does when the log is slower than whoever sends: chosen by name, and bounded in rows and in bytes.
+#
+# - `block`: the sender waits. HTTP answers later, RabbitMQ keeps what is not acknowledged, a PUSH socket stops; of UDP the system's own buffer fills, and what does not fit there is counted.
+# - `buffer`: what comes is kept in memory, up to a bound; beyond it the sender is refused (HTTP: 503, come back).
+# - `drop newest`, `drop oldest`: nobody waits; beyond the bound what comes, or what has waited longest, is dropped and counted.
+
+
+BLOCK, BUFFER, DROP_NEWEST, DROP_OLDEST = "block", "buffer", "drop newest", "drop oldest"
+NAMES = (BLOCK, BUFFER, DROP_NEWEST, DROP_OLDEST)
+_SHORT = {"drop": DROP_NEWEST, "drop-newest": DROP_NEWEST, "drop-oldest": DROP_OLDEST}
+DEFAULT_ROWS, DEFAULT_BYTES = 100_000, 64 << 20
+
+
+@dataclass(frozen=True)
+class Policy:
+    """At most `rows` rows and `bytes` bytes wait for the log. One delivery alone may be larger: it is let in when nothing else waits."""
+
+    name: str = BLOCK
+    rows: int = DEFAULT_ROWS
+    bytes: int = DEFAULT_BYTES
+    patience_s: float = 30.0
+    """How long a sender that can be answered waits, before it is told to come back."""
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.bytes < 1:
+            raise InputError("A gateway's bounds must be at least 1 row and 1 byte.")
+        if self.patience_s <= 0:
+            raise InputError("A gateway's patience must be longer than nothing.")
+
+
+def policy_of(name: str, *, most_rows: int = DEFAULT_ROWS, most_bytes: int = DEFAULT_BYTES, patience: Duration = "30 seconds") -> Policy:
+    chosen = _SHORT.get(name, name)
+    if chosen not in NAMES:
+        raise InputError(f"There is no policy {name!r}: {nearest(name, NAMES)}", fix=f"choose one of {', '.join(NAMES)}.")
+    return Policy(chosen, most_rows, most_bytes, to_us(patience, what="patience") / 1e6)
+
+
+# What a gateway hands to the log: deliveries, each of which is stored, refused or dropped as a whole, and what became of it.
+
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Rows as JSON objects, one a value."""
+
+    values: list[bytes]
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """Rows of one JSON array, as a parser gave them."""
+
+    values: list[Any]
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Rows by column name, as Python has them: a body as it came, with what is known of it. What the topic has no column for is left out."""
+
+    values: list[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Rows that are Arrow data already. A delivery of StatsD's stands for more values than it has rows."""
+
+    batch: pa.RecordBatch
+
+
+Content: TypeAlias = Lines | Parsed | Plain | Columns
+
+
+class Fate(StrEnum):
+    """Every row that came has one of these, or still waits."""
+
+    stored = "stored"
+    repeated = "repeated"
+    """It is in the topic already, under the same id."""
+    dropped = "dropped"
+    refused = "refused"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a delivery. `reason` is a few words that are counted; `message` says it to whoever sent it."""
+
+    fate: Fate
+    reason: str = ""
+    message: str = ""
+    position: str = ""
+    passing: bool = False
+    """Whether the same delivery may be taken later."""
+
+
+def _nobody(_outcome: Outcome) -> None:
+    pass
+
+
+@dataclass
+class Delivery:
+    """One request, one message, or the values of some packets. `rows` are those it takes room for."""
+
+    topic: str
+    content: Content
+    rows: int
+    size: int
+    received_us: int
+    id: str | None = None
+    payload: bytes | None = None
+    """What came, for a dead letter if it cannot be used; None where the sender is told instead."""
+    stands_for: int | None = None
+    """How many it counts as, if not its rows: values of metrics that were put together."""
+    done: Callable[[Outcome], None] = field(default=_nobody, repr=False)
+
+    @property
+    def counted(self) -> int:
+        return self.rows if self.stands_for is None else self.stands_for
+
+
+# How a gateway is doing: every row that came is counted once, as stored, repeated, dropped or refused, or waits.
+
+
+
+@dataclass
+class GatewayStatus:
+    """`received` is the sum of `stored`, `repeated`, `dropped`, `refused` and `waiting_rows`, at any moment."""
+
+    gateway: str
+    kind: str
+    received: int = 0
+    stored: int = 0
+    repeated: int = 0
+    dropped: int = 0
+    refused: int = 0
+    waiting_rows: int = 0
+    waiting_bytes: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    """Why rows were refused or dropped."""
+    details: dict[str, int] = field(default_factory=dict)
+    """What only this kind of gateway knows, such as packets that the system had no room for."""
+    failures: int = 0
+    error: str | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.stored
+
+
+class Counts:
+    """The same, while many threads count."""
+
+    def __init__(self, gateway: str, kind: str) -> None:
+        self.gateway, self.kind = gateway, kind
+        self.details: dict[str, int] = {}
+        self.failures, self.error = 0, None
+        self._lock = Lock()
+        self._received = self._waiting_bytes = 0
+        self._fates = dict.fromkeys(Fate, 0)
+        self._reasons: Counter[str] = Counter()
+
+    failures: int
+    error: str | None
+
+    def came(self, rows: int) -> None:
+        with self._lock:
+            self._received += rows
+
+    def settled(self, rows: int, outcome: Outcome) -> None:
+        with self._lock:
+            self._fates[outcome.fate] += rows
+            if outcome.reason:
+                self._reasons[outcome.reason] += rows
+
+    def turned_away(self, rows: int, reason: str, fate: Fate = Fate.refused) -> None:
+        """Rows that came and went, without a delivery."""
+        with self._lock:
+            self._received += rows
+            self._fates[fate] += rows
+            self._reasons[reason] += rows
+
+    def failed(self, error: str) -> None:
+        with self._lock:
+            self.failures, self.error = self.failures + 1, error
+
+    def works(self) -> None:
+        self.failures, self.error = 0, None
+
+    def status(self, waiting_bytes: int = 0) -> GatewayStatus:
+        with self._lock:
+            fates = {fate.value: count for fate, count in self._fates.items()}
+            waiting = self._received - sum(fates.values())
+            return GatewayStatus(
+                self.gateway, self.kind, received=self._received, **fates, waiting_rows=waiting, waiting_bytes=waiting_bytes, reasons=dict(self._reasons),
+                details=dict(self.details), failures=self.failures, error=self.error,
+            )  # fmt: skip
 
 logger = logging.getLogger("headrace.gateways")
 MOST_ROWS_AN_APPEND, MOST_BYTES_AN_APPEND = 100_000, 4 << 20

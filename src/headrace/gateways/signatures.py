@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from headrace.durations import to_us
 from headrace.errors import ConfigurationError, InputError, nearest
-from headrace.log.names import check_name
+from headrace.log.topic_config import check_name
 from headrace.log.values import Duration
-from headrace.secret_values import is_named, secret
+from headrace.secrets import is_named, secret
 
 RAW_SCHEMA = "body BINARY, content_type STRING, headers MAP<STRING, STRING>, query STRING, received_at TIMESTAMP"
 """The topic of a hook, if it is not there yet."""

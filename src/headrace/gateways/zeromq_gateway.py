@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.errors import ConfigurationError, MissingExtra
-from headrace.gateways.declared import Gateway
-from headrace.gateways.deliveries import Delivery
-from headrace.gateways.messages import content_of, rows_of
-from headrace.gateways.receiving import ThreadReceiving, now_us
+from headrace.gateways.base import ThreadReceiving, content_of, now_us, rows_of
+from headrace.gateways.declaration import Gateway
+from headrace.gateways.inbox import Delivery
 from headrace.log.api import Log
 
 HIGH_WATER_MESSAGES = 1_000

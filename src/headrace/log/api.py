@@ -5,37 +5,25 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from threading import Event, Thread, current_thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
 from headrace.durations import to_us
-from headrace.log.lag import LagAlert, LagWatch
+from headrace.errors import InputError
 from headrace.log.values import (
-    CHANGE_TYPE,
-    CHANGE_TYPES,
-    DELETE,
-    HEADERS_COLUMN,
-    HEADERS_TYPE,
-    INSERT,
-    OFFSET_COLUMN,
-    PARTITION_COLUMN,
-    SYSTEM_FIELDS,
-    TIMESTAMP_COLUMN,
-    TIMESTAMP_TYPE,
-    UPDATE,
-    UPDATE_BEFORE,
     Control,
     Duration,
     Finding,
     GroupInfo,
     Headers,
-    MemberInfo,
-    OffsetRange,
     Partitioner,
     PartitionLag,
     Position,
@@ -49,46 +37,80 @@ from headrace.log.values import (
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "CHANGE_TYPE",
-    "CHANGE_TYPES",
-    "DELETE",
-    "HEADERS_COLUMN",
-    "HEADERS_TYPE",
-    "INSERT",
-    "OFFSET_COLUMN",
-    "PARTITION_COLUMN",
-    "SYSTEM_FIELDS",
-    "TIMESTAMP_COLUMN",
-    "TIMESTAMP_TYPE",
-    "UPDATE",
-    "UPDATE_BEFORE",
-    "Batches",
-    "Closing",
-    "Consumer",
-    "Control",
-    "Duration",
-    "Finding",
-    "GroupInfo",
-    "Headers",
-    "LagAlert",
-    "LagWatch",
-    "Log",
-    "MemberInfo",
-    "Message",
-    "OffsetRange",
-    "PartitionLag",
-    "Partitioner",
-    "Position",
-    "Positions",
-    "Producer",
-    "Queue",
-    "Rows",
-    "Staged",
-    "TopicInfo",
-    "TopicStats",
-    "Transaction",
-]  # fmt: skip
+
+
+# Watching lag: a hook that is called when a group falls too far behind, and again when it has caught up. For every backend.
+
+
+logger = logging.getLogger("headrace.log")
+
+
+@dataclass(frozen=True)
+class LagAlert:
+    """A partition that passed the threshold (`firing`) or came back below it."""
+
+    firing: bool
+    lag: PartitionLag
+
+
+class LagWatch:
+    """Compares lag with a threshold at intervals, in a thread of its own. Each start and end of an excess is told once.
+
+    It outlives what fails, a hook that raises or a log that does not answer: that is logged, and it looks again.
+    """
+
+    def __init__(
+        self, log: Log, on_alert: Callable[[LagAlert], None], *, rows: int | None, seconds: float | None, group: str | None, every_s: float
+    ) -> None:
+        if rows is None and seconds is None:
+            raise InputError("A lag alert needs a threshold.", fix="pass rows=…, seconds=…, or both.")
+        self._log, self._on_alert, self._rows, self._seconds, self._group = log, on_alert, rows, seconds, group
+        self._firing: dict[tuple[str, str, int], PartitionLag] = {}
+        self._trouble = ""
+        if group is not None:
+            log.lag(group)  # an unknown group is an error here, where somebody sees it
+        self._stop = Event()
+        self._thread = Thread(target=self._run, args=(every_s,), daemon=True, name="lag watch")
+        self._thread.start()
+
+    def _run(self, every_s: float) -> None:
+        while True:
+            try:
+                self.check()
+                self._trouble = ""
+            except Exception as error:
+                self._report(error)
+            if self._stop.wait(every_s):
+                return
+
+    def check(self) -> None:
+        """Look once, now. A partition that is gone is behind no more."""
+        now = {(lag.group, lag.topic, lag.partition): lag for lag in self._log.lag(self._group)}
+        before, self._firing = self._firing, {key: lag for key, lag in now.items() if self.exceeds(lag)}
+        alerts = [LagAlert(True, lag) for key, lag in self._firing.items() if key not in before]
+        alerts += [LagAlert(False, now.get(key, lag)) for key, lag in before.items() if key not in self._firing]
+        for alert in alerts:
+            try:
+                self._on_alert(alert)
+            except Exception:
+                logger.exception("The hook for lag failed on %s", alert)
+
+    def _report(self, error: Exception) -> None:
+        """Once, not at every look."""
+        if str(error) != self._trouble:
+            self._trouble = str(error)
+            logger.warning("Lag cannot be watched now: %s", error)
+
+    def exceeds(self, lag: PartitionLag) -> bool:
+        too_many = self._rows is not None and lag.rows > self._rows
+        too_old = self._seconds is not None and lag.seconds > self._seconds
+        return too_many or too_old
+
+    def stop(self) -> None:
+        self._stop.set()
+        if current_thread() is not self._thread:  # a hook may stop its watch
+            self._thread.join(timeout=5)
+
 
 
 class Batches(ABC, Iterable[pa.RecordBatch]):

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.columnar.columns import CHANGE_TYPE, CHANGE_TYPES, DELETE, HEADERS_COLUMN, HEADERS_TYPE, UPDATE
 from headrace.errors import BadRows, nearest
-from headrace.log.api import CHANGE_TYPE, CHANGE_TYPES, DELETE, HEADERS_COLUMN, HEADERS_TYPE, UPDATE, Headers, Rows
-from headrace.log.row_arrays import check, culprit, fit, needs_check
-from headrace.log.row_values import Column, Misfit, column
-from headrace.log.schema import NOT_NULL_KEY, declared_schema
+from headrace.log.values import Headers, Rows
+from headrace.types.schema import NOT_NULL_KEY, declared_schema
+from headrace.types.values import Column, Misfit, check, column, culprit, fit, needs_check
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 _PLANS_KEPT = 512
 _CHANGE_FIELD = pa.field(CHANGE_TYPE, pa.string(), nullable=False)

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
+from headrace.columnar.columns import HEADERS_COLUMN, HEADERS_TYPE, SYSTEM_FIELDS
+from headrace.errors import InputError
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -23,21 +26,8 @@ Duration = str | timedelta
 
 Partitioner = Callable[[pa.RecordBatch, int], Any]
 """A user's choice of partition: (rows, number of partitions) -> one partition number per row."""
-
-CHANGE_TYPE = "_change_type"
 TOPIC_METADATA = b"headrace.topic"
 """Where the schema of a consumer's batch says which topic its rows are of."""
-HEADERS_COLUMN = "_headers"
-PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN = "_partition", "_offset", "_timestamp"
-HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
-TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
-SYSTEM_FIELDS = (
-    pa.field(PARTITION_COLUMN, pa.int32(), nullable=False),
-    pa.field(OFFSET_COLUMN, pa.int64(), nullable=False),
-    pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE, nullable=False),
-)
-INSERT, UPDATE_BEFORE, UPDATE, DELETE = "insert", "update_preimage", "update_postimage", "delete"
-CHANGE_TYPES = (INSERT, UPDATE_BEFORE, UPDATE, DELETE)
 
 
 @dataclass(frozen=True)
@@ -185,3 +175,40 @@ class Staged:
     topic: str
     partitions: Mapping[int, tuple[str, int]]  # partition -> (file, rows)
     rows: int
+
+
+# The numbers that a producer with an id gives its appends, so that a repeat is known. The same rule on every backend.
+
+
+LARGEST = 1 << 62  # stored in 64 bits, with a sign; a producer must be able to count on from here
+
+
+def check_sequence(sequence: Any, *, topic: str, id: str | None) -> None:
+    """Refuse what cannot be the number of an append; None leaves the choice to the producer."""
+    if sequence is None:
+        return
+    if id is None:
+        raise InputError("A sequence number needs a producer with an id.", fix=f"open it with log.producer({topic!r}, id='...').")
+    if not isinstance(sequence, int) or isinstance(sequence, bool) or not 0 <= sequence <= LARGEST:
+        raise InputError(f"A sequence number is an int from 0 to {LARGEST}, not {sequence!r}.", fix="use producer.last_sequence + 1.")
+
+
+# What questions and answers are called in the log: the plan makes these topics, the server appends to one and follows the other.
+
+
+ASK_ID, FOUND = "ask_id", "found"
+_PREFIX, _ANSWERS = "ask.", ".answers"
+
+
+def questions_topic(name: str) -> str:
+    return f"{_PREFIX}{name}"
+
+
+def answers_topic(name: str) -> str:
+    return f"{_PREFIX}{name}{_ANSWERS}"
+
+
+def names(topics: list[str]) -> list[str]:
+    """The questions that can be asked, among all topics."""
+    answers = {topic for topic in topics if topic.startswith(_PREFIX) and topic.endswith(_ANSWERS)}
+    return sorted(topic[len(_PREFIX) : -len(_ANSWERS)] for topic in answers if topic[: -len(_ANSWERS)] in topics)

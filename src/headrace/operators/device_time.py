@@ -16,13 +16,13 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from headrace.columnar.buffers import Ints, Mask, as_binary
+from headrace.columnar.columns import TICK
+from headrace.columnar.keys import encode_keys, whole
+from headrace.columnar.segments import Segments, cut
 from headrace.durations import format_us
 from headrace.errors import InputError, NewerFormat, UnknownColumn
-from headrace.operators.buffers import Ints, Mask, as_binary
-from headrace.operators.kernel import TICK, KeyedState, Times
-from headrace.operators.keys import encode_keys, whole
-from headrace.operators.segments import Segments, cut
-from headrace.operators.times import microseconds
+from headrace.operators.kernel import KeyedState, Times, microseconds
 
 _VERSION = 1
 _STATE = np.dtype([("version", "u1"), ("jumps", "u1"), ("offset", "<i8")])

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-TICK = "_tick"
-PARTITION = "_partition"
-CHANGE_TYPE = "_change_type"
+from headrace.columnar.buffers import Ints
+from headrace.columnar.columns import CHANGE_TYPE, TICK
+from headrace.columnar.keys import whole
+from headrace.columnar.segments import Segments
+from headrace.errors import InputError
 
 Times = npt.NDArray[np.int64]
 Groups = npt.NDArray[np.uint8]
@@ -160,3 +162,103 @@ class Remembering(Protocol):
     def recall(self) -> bytes | None: ...
 
     def remember(self, content: bytes) -> None: ...
+
+
+# Stored state for people: what a kernel can tell of the bytes it keeps under a key. `headrace state show` asks; nothing else needs it.
+
+
+
+@runtime_checkable
+class Describing(Protocol):
+    """A kernel that can show its state."""
+
+    @property
+    def key_fields(self) -> list[pa.Field]:
+        """The columns of a key, in order."""
+        ...
+
+    def describe(self, keys: pa.Array, values: pa.Array) -> pa.Table:
+        """A row for each entry: the key's columns, and what the state amounts to."""
+        ...
+
+
+def no_rows(schema: pa.Schema, keys: int, *, over_table: bool) -> Segments:
+    """Segments of keys of which no row came: their only versions are what is stored."""
+    nothing = np.zeros(0, np.int64)
+    system = [pa.field(TICK, pa.int64()), *([pa.field(CHANGE_TYPE, pa.string())] if over_table else [])]
+    rows = pa.schema([*schema, *system]).empty_table()
+    return Segments(rows, nothing, nothing, nothing, np.zeros(keys, np.int64), pa.array([], pa.binary()))
+
+
+# Rows that an aggregate could not take in, with which and why: the host sends them to dead letters.
+
+
+AGGREGATE = "_aggregate"
+REASON = "_reason"
+
+
+class Diverted:
+    """Collects rows until the host takes them, after each step."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        system = [pa.field(TICK, pa.int64()), pa.field(CHANGE_TYPE, pa.string()), pa.field(AGGREGATE, pa.string()), pa.field(REASON, pa.string())]
+        self.schema = pa.schema([*schema, *system])
+        self._tables: list[pa.Table] = []
+
+    def add(self, rows: pa.Table, which: Ints, aggregate: str, reason: str) -> None:
+        chosen = rows.take(pa.array(which))
+        known = {name: chosen.column(name) for name in chosen.schema.names}
+        known[AGGREGATE], known[REASON] = (pa.repeat(pa.scalar(text), len(which)) for text in (aggregate, reason))
+        arrays = [known.get(field.name, pa.nulls(len(which), field.type)) for field in self.schema]
+        self._tables.append(pa.Table.from_arrays(arrays, schema=self.schema))
+
+    def take(self) -> pa.Table:
+        """What was diverted since the last time: the rows, `_tick`, `_change_type`, and which aggregate left them out and why."""
+        tables, self._tables = self._tables, []
+        return pa.concat_tables(tables).sort_by(TICK) if tables else self.schema.empty_table()
+
+
+# What stops a kernel: a user's own aggregate that raises, and a group with more values than it may keep.
+
+
+
+class AggregateFailed(InputError):
+    """A user's own aggregate raised, or gave back something else than it promised. `row` is the row it raised on, where that can be told."""
+
+    def __init__(self, *, step: str, aggregate: str, row: dict[str, Any] | None, cause: str, trace: str) -> None:
+        place = "" if row is None else f" on the row {row!r}"
+        super().__init__(
+            f"The aggregate {aggregate!r} of the step {step!r} failed{place}: {cause}\n{trace}".rstrip(),
+            fix='mend it and run again, or let such rows go to dead letters with errors="divert".',
+        )
+        self.step, self.aggregate, self.row, self.trace = step, aggregate, row, trace
+
+
+class GroupFull(InputError):
+    """A group has as many values as an aggregate may keep, and another came."""
+
+    def __init__(self, *, step: str, aggregate: str, group: dict[str, Any], most: int) -> None:
+        super().__init__(
+            f"The aggregate {aggregate!r} of the step {step!r} keeps up to {most:,} values a group, and the group {group!r} has more.",
+            fix='give it a larger most=, or let what is too much go to dead letters with when_full="divert".',
+        )
+        self.step, self.aggregate, self.group, self.most = step, aggregate, group, most
+
+
+# Times in kernels: microseconds as integers, and as bytes that keep their order.
+
+
+_SIGN = np.uint64(1 << 63)
+
+
+def microseconds(column: pa.Array | pa.ChunkedArray) -> Times:
+    """A column of timestamps without nulls."""
+    array = whole(column)
+    times: Times = array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64()).to_numpy()
+    return times
+
+
+def big_endian(times_us: Times) -> list[bytes]:
+    """Eight bytes a time, in the order of the times."""
+    raw = (times_us.astype(np.int64).view(np.uint64) ^ _SIGN).astype(">u8").tobytes()
+    return [raw[at : at + 8] for at in range(0, len(raw), 8)]

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from headrace.columnar.columns import CHANGE_TYPE, TIMESTAMP_COLUMN
 from headrace.errors import NotSupported
 from headrace.log import open_log
-from headrace.log.api import CHANGE_TYPE, TIMESTAMP_COLUMN, Log
-from headrace.pipeline.plan import KeyByStep, SelectStep, Step, TopicStep, UnionStep, WhereStep
-from headrace.pipeline.running import address_of
-from headrace.pipeline.topics import make_input, make_topics
+from headrace.log.api import Log
+from headrace.plan.plan import KeyByStep, SelectStep, Step, TopicStep, UnionStep, WhereStep
+from headrace.runtime.inputs import make_input, make_topics
+from headrace.runtime.run import address_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
     from headrace.pipeline.stream import Rows
 
 
+
 def dataframe(rows: Rows, spark: SparkSession | None, log: str | None, options: Mapping[str, Any]) -> DataFrame:
     """A table's rows come as its changes, with `_change_type`. `options` are those of reading with `format("headrace")`."""
-    from headrace.spark_session import spark as session
+    from headrace.log.spark.session import spark as session
 
     with open_log(address_of(rows.pipeline, log)) as opened:
         return _Frames(rows, opened, spark or session(), options).of(rows.step)

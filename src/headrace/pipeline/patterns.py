@@ -9,28 +9,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.durations import format_us
-from headrace.errors import PlanError, nearest
-from headrace.log.names import check_name
-from headrace.log.schema import to_ddl
-from headrace.operators.patterns.compiled import CompiledPattern, PatternSpec, compiled
-from headrace.operators.patterns.specs import ALL_ROWS, DROP, MOST_MATCHES, MOST_ROWS, ONE_ROW, PAST_LAST, STOP
+from headrace.errors import PlanError, UnknownColumn, nearest
+from headrace.log.topic_config import check_name
+from headrace.operators.patterns.compiled_pattern import CompiledPattern, PatternSpec, compiled
+from headrace.operators.patterns.parser import ALL_ROWS, DROP, MOST_MATCHES, MOST_ROWS, ONE_ROW, PAST_LAST, STOP
 from headrace.operators.windows.specs import Divert, Drop, LatePolicy, drop, positive_us
-from headrace.pipeline import columns as cols
-from headrace.pipeline.expressions.literals import quoted_name
-from headrace.pipeline.plan import Aside, SelectStep, Step, TimeColumn, Times, WhereStep
-from headrace.pipeline.timing import clock_paths
-from headrace.pipeline.windowing import RESERVED, checked_time
+from headrace.pipeline.windows import RESERVED, checked_time
+from headrace.plan import columns as cols
+from headrace.plan.expressions.literals import quoted_name
+from headrace.plan.match_steps import MatchStep, RuledMatchStep
+from headrace.plan.plan import SelectStep, Step, TimeColumn, WhereStep
+from headrace.types.schema import type_name
 
-if TYPE_CHECKING:  # kernels are loaded where they are used
-    from headrace.operators.patterns.kernel import PatternKernel
-    from headrace.operators.patterns.settings import MatchSettings
-    from headrace.pipeline.stream import Stream
+if TYPE_CHECKING:
+    from headrace.pipeline.stream import Stream, Table
+
 
 Duration = str | timedelta
 FITS = "_fits"
@@ -55,108 +52,6 @@ def pattern(
     """A pattern for `stream.match({"name": hr.pattern(…), …})`, which looks for several at once."""
     members = tuple((name, (each,) if isinstance(each, str) else tuple(each)) for name, each in (subsets or {}).items())
     return PatternText(pattern, tuple((define or {}).items()), tuple((measures or {}).items()), within, after_match, members)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MatchStep(Step):
-    """Matches of patterns, as a stream. `bits`: the columns of its input that say which conditions a row alone meets, and what they are."""
-
-    operation: ClassVar[str] = "match"
-    stateful: ClassVar[bool] = True
-
-    by: tuple[str, ...]
-    over: TimeColumn
-    patterns: tuple[tuple[str, PatternSpec], ...]
-    bits: tuple[tuple[str, str], ...]
-    rows: str = ONE_ROW
-    several: bool = False
-    late: LatePolicy
-    timed_out: str | None = None
-    when_full: str = DROP
-
-    @property
-    def plain_schema(self) -> pa.Schema:
-        """The user's columns of what comes in."""
-        names = {name for name, _ in self.bits}
-        return pa.schema([field for field in self.input.schema if field.name not in names])
-
-    @cached_property
-    def compiled(self) -> tuple[tuple[str, CompiledPattern], ...]:
-        return tuple((name, compiled(spec, self.plain_schema, where=self.place, lenient=self.several)) for name, spec in self.patterns)
-
-    @cached_property
-    def settings(self) -> MatchSettings:
-        from headrace.operators.patterns.settings import MatchSettings
-
-        places = {text: at for at, (_, text) in enumerate(self.bits)}
-        fits = tuple(tuple((each.symbol, places[each.condition]) for each in found.definitions if each.alone) for _, found in self.compiled)
-        assert isinstance(self.late, Drop | Divert)
-        return MatchSettings(
-            self.name, self.plain_schema, self.by, self.over.name, self.compiled, tuple(name for name, _ in self.bits), fits, self.rows, self.several,
-            self.timed_out is not None, self.late, self.over.producer, self.over.shift_us, self.when_full, self._closed_behind_us,
-        )  # fmt: skip
-
-    @property
-    def _closed_behind_us(self) -> int:
-        return max((path.closed_back_us - path.complete_back_us for path in clock_paths(self.input)), default=0)
-
-    @property
-    def holds_back_us(self) -> int:
-        """Rows are taken in when the closed clock has passed them."""
-        return self._closed_behind_us
-
-    def kernel(self) -> PatternKernel:
-        from headrace.operators.patterns.kernel import PatternKernel
-
-        return PatternKernel(self.settings)
-
-    def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
-        """A match happened when it was certain."""
-        return TimeColumn("matched_at")
-
-    @property
-    def aside(self) -> tuple[Aside, ...]:
-        late = [Aside(self.late.topic, self.plain_schema, self.input.key, "diverts late rows")] if isinstance(self.late, Divert) else []
-        out = [Aside(self.timed_out, self.schema, self.key, "sends partial matches whose time ran out")] if self.timed_out else []
-        return (*late, *out)
-
-    def renamed(self, version: str) -> dict[str, Any]:
-        late = {"late": replace(self.late, topic=f"{self.late.topic}.{version}")} if isinstance(self.late, Divert) else {}
-        return {**late, **({"timed_out": f"{self.timed_out}.{version}"} if self.timed_out else {})}
-
-    def details(self) -> dict[str, Any]:
-        said = {name: _said(spec) for name, spec in self.patterns}
-        more = {"timed_out": self.timed_out} if self.timed_out else {}
-        patterns = said if self.several else next(iter(said.values()))
-        return {"by": list(self.by), "rows": self.rows, "late": str(self.late), **({"patterns": patterns} if self.several else patterns), **more}
-
-    def identity(self) -> dict[str, Any]:
-        """What is kept are rows and which conditions they meet."""
-        kept = {name: value for name, value in super().identity().items() if name not in {"late", "timed_out", "most_rows"}}
-        return {**kept, "conditions": [text for _, text in self.bits], "given": to_ddl(self.input.schema), "time": self.over.name}
-
-    def summary(self) -> str:
-        by = f" by {', '.join(self.by)}" if self.by else ""
-        if self.several:
-            return f"{len(self.patterns)} patterns{by}: {', '.join(name for name, _ in self.patterns[:5])}"
-        return f"{self.patterns[0][1]}{by}"
-
-    def drawn(self) -> list[str]:
-        """The automata, for people."""
-        lines = []
-        for name, found in self.compiled:
-            lines += [f"{name}:"] if self.several else []
-            lines += [f"{'  ' if self.several else ''}{line}" for line in found.automaton.drawn()]
-        return lines
-
-
-def _said(spec: PatternSpec) -> dict[str, Any]:
-    within = {} if spec.within_us is None else {"within": format_us(spec.within_us)}
-    subsets = {"subsets": {name: list(members) for name, members in spec.subsets}} if spec.subsets else {}
-    return {
-        "pattern": spec.pattern, "define": dict(spec.define), "measures": dict(spec.measures), **within, "after_match": spec.after_match, **subsets,
-        "most_rows": spec.most_rows,
-    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -266,3 +161,50 @@ def _sees_every_row(pattern: CompiledPattern) -> bool:
     defined = {each.symbol for each in pattern.definitions if each.alone}
     plain = pattern.automaton.pattern
     return pattern.automaton.is_strict or bool(pattern.back) or plain.from_first or not set(plain.symbols) <= defined
+
+
+# Patterns that live in a table: `stream.match(rules, measures=…)`, whose rules come, change and go as rows of a topic, and what is checked when it is declared.
+
+
+
+def ruled(
+    stream: Stream, rules: Table, asked: Asked, name: str | None, *, measures: Mapping[str, str] | None, within: Duration | None, after_match: str, most_rules: int
+) -> MatchStep:  # fmt: skip
+    """`stream.match(rules, …)`, checked."""
+    where = stream._place("match", name)  # noqa: SLF001
+    over = checked_time(stream.step, where=where)
+    late = checked_late(asked, where)
+    _check_rules(stream, rules, where)
+    if asked.rows == ALL_ROWS:
+        raise PlanError(
+            f"The step {where} has rules in a table and rows={ALL_ROWS!r}: how many matches each key had of rules that went would have to be kept for ever.",
+            fix="take one row for each match, with measures.",
+        )
+    if not 1 <= most_rules <= 10_000:
+        raise PlanError(f"The step {where} has most_rules={most_rules!r}.", fix="give from 1 to 10,000.")
+    step = RuledMatchStep(
+        name=where, inputs=(stream.step, rules.step), schema=stream.schema, key=stream.key, by=stream.key, over=over, patterns=(), bits=(), several=True, late=late,
+        timed_out=asked.timed_out, when_full=asked.when_full, measures=tuple((measures or {}).items()), after_match=after_match, most_rules=most_rules,
+        within_us=None if within is None else positive_us(within, f"within of the step {where}"), most_rows=asked.most_rows, most_matches=asked.most_matches,
+    )  # fmt: skip
+    if step.settings.counts_matches:
+        raise PlanError(f"The step {where} has rules in a table, whose matches are not numbered.", fix="leave out match_number().")
+    return replace(step, name=name or "", schema=checked_result(step, where))
+
+
+def _check_rules(stream: Stream, rules: Table, where: str) -> None:
+    from headrace.operators.patterns.rules import COLUMNS, DEFINE, PATTERN, SUBSETS
+
+    if rules.pipeline is not stream.pipeline:
+        raise PlanError(f"The step {where} has rules of another pipeline.", fix="write them to a topic, and read that topic here.")
+    kinds = {name: rules.schema.field(name).type for name in rules.schema.names}
+    if len(rules.key) != 1 or not pa.types.is_string(kinds[rules.key[0]]):
+        raise PlanError(f"The step {where} has rules with the key {', '.join(rules.key)}.", fix="let one STRING column name each rule, and be the table's key.")
+    if PATTERN not in kinds:
+        raise UnknownColumn(PATTERN, rules.schema.names, where=f"The rules of the step {where}")
+    maps = {DEFINE: pa.map_(pa.string(), pa.string()), SUBSETS: pa.map_(pa.string(), pa.list_(pa.string()))}
+    for name in COLUMNS:
+        kind = kinds.get(name, pa.string())
+        if not (pa.types.is_string(kind) or (name in maps and type_name(kind) == type_name(maps[name]))):
+            choice = f"STRING with JSON, or {type_name(maps[name])}" if name in maps else "STRING"
+            raise PlanError(f"The step {where} has rules whose {name!r} is {type_name(kind)}.", fix=f"let it be {choice}.")

@@ -11,26 +11,58 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace.errors import CyclicPlan, DuplicateStep, PlanError, StreamOnly, UnknownColumn, UnknownTopic, nearest
-from headrace.log.names import check_name
-from headrace.log.schema import parse_schema, to_ddl
-from headrace.log.settings import declared
-from headrace.log.values import Duration
-from headrace.operators.shed import Shed
-from headrace.pipeline.columns import check_columns
-from headrace.pipeline.event_time import DeviceTime, EventTime, ProcessingTime
-from headrace.pipeline.names import with_names
-from headrace.pipeline.plan import Ingest, Output, PipelinePlan, Settings, Step, TopicOutput, TopicStep, ViewOutput, ordered
-from headrace.pipeline.shedding import check_shed
+from headrace.log.topic_config import check_name, declared
+from headrace.log.values import ASK_ID, FOUND, Duration, answers_topic, questions_topic
+from headrace.operators.load_shedding import Shed
 from headrace.pipeline.stream import Rows, Stream, Table
 from headrace.pipeline.view import View
-from headrace.pipeline.windowing import RESERVED, check_topics_aside
-from headrace.sinks.declared import Sink
+from headrace.pipeline.windows import RESERVED, check_topics_aside
+from headrace.plan.columns import check_columns
+from headrace.plan.event_time import DeviceTime, EventTime, ProcessingTime
+from headrace.plan.names import with_names
+from headrace.plan.plan import Ingest, Output, PipelinePlan, Settings, Step, TopicOutput, TopicStep, ViewOutput, ordered
+from headrace.sinks.declaration import Sink
+from headrace.types.schema import parse_schema, to_ddl, type_name
+
+if TYPE_CHECKING:
+    from headrace.alerts.alert import Alert, Way
+    from headrace.cdc.declaration import Capture
+    from headrace.gateways.declaration import Gateway
+
+
+
+# `shed=hr.shed(…)` of a topic, as users write it, checked.
+
+
+
+def shed(*, behind: int, keep: float = 0.0, priority: str | None = None, least: Any = None) -> Shed:
+    """Once more than `behind` rows of an input wait, leave out all but a share `keep` of those that come then; never those whose `priority` column is at least `least`.
+
+    What is left out is counted (`TOPIC.shed` in `headrace status`). It is decided when a tick is cut, and recorded with it, so a replay leaves out the same rows.
+    """
+    if type(behind) is not int or behind < 1:
+        raise PlanError(f"hr.shed has behind={behind!r}.", fix="give a number of rows, as in behind=1_000_000.")
+    if not 0 <= keep < 1:
+        raise PlanError(f"hr.shed has keep={keep!r}.", fix="give the share of rows that stays, from 0 up to but not including 1.")
+    if (priority is None) != (least is None):
+        raise PlanError("hr.shed needs both priority= and least=, or neither.", fix='say which rows always stay, as in priority="level", least=3.')
+    return Shed(behind, keep, priority, least)
+
+
+def check_shed(wanted: Any, schema: pa.Schema, *, where: str) -> None:
+    if not isinstance(wanted, Shed):
+        raise PlanError(f"{where} has shed={wanted!r}.", fix="make it with hr.shed(behind=1_000_000, keep=0.1).")
+    if wanted.priority is None:
+        return
+    if wanted.priority not in schema.names:
+        raise UnknownColumn(wanted.priority, schema.names, where=where)
+    kind = schema.field(wanted.priority).type
+    try:
+        pa.scalar(wanted.least).cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        raise PlanError(f"{where} sheds by {wanted.priority!r}, which is {type_name(kind)}, and least={wanted.least!r} is not.", fix="give a value of that type.") from None
 
 MOST_KEPT_CHANGES = 100_000_000
-if TYPE_CHECKING:
-    from headrace.alerts.declared import Alert, Way
-    from headrace.cdc.declared import Capture
-    from headrace.gateways.declared import Gateway
 
 _OF_ALL = {"tombstones", "segment_bytes", "segment_age", "compression"}
 _OF_TOPICS = {"retention", "retention_bytes", "compact"}
@@ -200,7 +232,7 @@ class Pipeline:
         `to` are webhooks (`hr.sinks.webhook`) and mails (`hr.alerts.email`); every message is also in the topic `alerts`, and shown by `headrace run`. At most one message comes in `every`; what
         happens meanwhile is in the next one. With `by="region"` each region has messages of its own, at its own pace. `headrace alert silence` silences it for a while.
         """
-        from headrace.alerts.declared import Alert
+        from headrace.alerts.alert import Alert
         from headrace.durations import to_us
 
         topic = f"alert.{name}"
@@ -218,8 +250,6 @@ class Pipeline:
 
         A question has the table's key, and what `question` adds ("lang STRING"), which comes back with the answer; that has the table's row, and `found`: true, or null if there was none. Both are kept for `keep`.
         """
-        from headrace.pipeline.asking import asked
-
         return asked(self, name, using, question, keep)
 
     def topic_of(self, step: Step) -> str | None:
@@ -239,7 +269,7 @@ class Pipeline:
 
     def run(self, **options: Any) -> Any:
         """Run the pipeline until it is stopped; `headrace run FILE` does the same."""
-        from headrace.pipeline.running import run
+        from headrace.runtime.run import run
 
         return run(self, **options)
 
@@ -251,7 +281,7 @@ class Pipeline:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         """In a notebook: the graph."""
-        from headrace.pipeline.notebook import plan_bundle
+        from headrace.pipeline.view import plan_bundle
 
         return plan_bundle(self.plan()) if self._outputs else {"text/plain": repr(self)}
 
@@ -342,3 +372,41 @@ def _check_settings(settings: dict[str, Any], *, where: str, is_table: bool) -> 
 
 def _as_settings(settings: dict[str, Any]) -> Settings:
     return tuple(sorted(settings.items()))
+
+
+# Questions to the stream: `shop.ask("reach", using=reach)`. A question is a row of a topic, meets a table as of its tick, and the answer is a row of another topic.
+#
+# So questions and answers are in the log, a replay answers them again in the same way, and whoever can append can ask; `POST /ask/reach` (`serve/asks`) appends, and waits for the answer.
+
+
+def asked(pipeline: Pipeline, name: str, using: Any, question: str | None, keep: str) -> Stream:
+    """What `Pipeline.ask` makes: the topic of questions, the join, the topic of answers."""
+    check_name(name, what="name of a question", error=PlanError)
+    table = _checked(pipeline, name, using)
+    about = pa.schema([table.schema.field(column) for column in table.key])
+    more = pa.schema([]) if question is None else parse_schema(question)
+    for column in more.names:
+        if column in table.schema.names or column in {ASK_ID, FOUND}:
+            raise PlanError(f"The question {name!r} has a column {column!r}, which the table or the answer has too.", fix="rename it.")
+    schema = pa.schema([pa.field(ASK_ID, pa.string()), *about, *more])
+    questions = pipeline.topic(questions_topic(name), schema=to_ddl(schema), key=ASK_ID, retention=keep)
+    known = table.with_columns(**{FOUND: "true"})
+    answers: Stream = questions.join(known, on=list(table.key), how="left", name=f"ask.{name}.join")
+    answers = answers.key_by(ASK_ID)
+    pipeline.write(answers_topic(name), answers, retention=keep)
+    return answers
+
+
+def _checked(pipeline: Pipeline, name: str, using: Any) -> Table:
+    from headrace.pipeline.stream import Stream, Table
+
+    if isinstance(using, Stream):
+        raise StreamOnly(f"The question {name!r} is to use the stream {using.step.place}: it has no rows that a question could meet.", fix="use a table: to_table(key), or group_by(…).aggregate(…).")
+    if not isinstance(using, Table):
+        raise PlanError(f"The question {name!r} is to use a {type(using).__name__}.", fix="give it a table of this pipeline.")
+    if using.pipeline is not pipeline:
+        raise PlanError(f"The question {name!r} is to use a table of another pipeline.", fix="write it to a topic, and read that topic here.")
+    for column in (ASK_ID, FOUND):
+        if column in using.schema.names:
+            raise PlanError(f"The question {name!r} uses a table with a column {column!r}, which answers have.", fix="rename it.")
+    return using

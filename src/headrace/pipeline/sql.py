@@ -25,13 +25,13 @@ from sqlglot.errors import ParseError, TokenError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from headrace.errors import BadQuery, PlanError, nearest
-from headrace.operators.patterns.parsing import parse_pattern, pointed
-from headrace.operators.patterns.specs import ALL_ROWS, ONE_ROW, PAST_LAST, TO_LAST
-from headrace.pipeline.timing import time_column
+from headrace.operators.patterns.parser import ALL_ROWS, ONE_ROW, PAST_LAST, TO_LAST, parse_pattern, pointed
+from headrace.plan.time_paths import time_column
 
 if TYPE_CHECKING:
     from headrace.pipeline.pipeline import Pipeline
     from headrace.pipeline.stream import Stream
+
 
 _OPENS, _CLOSES = {TokenType.L_PAREN, TokenType.L_BRACE, TokenType.L_BRACKET}, {TokenType.R_PAREN, TokenType.R_BRACE, TokenType.R_BRACKET}
 _CLAUSES = (

@@ -14,25 +14,25 @@ import pyarrow as pa
 
 from headrace.durations import to_us
 from headrace.errors import PlanError, StreamOnly
-from headrace.operators.patterns.specs import DROP as FULL_DROP
-from headrace.operators.patterns.specs import MOST_MATCHES, MOST_ROWS, MOST_RULES, ONE_ROW, PAST_LAST
-from headrace.operators.specs import AggregateSpec
+from headrace.operators.aggregates.specs import AggregateSpec
+from headrace.operators.patterns.parser import DROP as FULL_DROP
+from headrace.operators.patterns.parser import MOST_MATCHES, MOST_ROWS, MOST_RULES, ONE_ROW, PAST_LAST
 from headrace.operators.windows.specs import LatePolicy, WindowSpec, drop
-from headrace.pipeline import columns as cols
-from headrace.pipeline.comparing import compared
-from headrace.pipeline.expressions.literals import quoted_name
-from headrace.pipeline.grouping import aggregated
-from headrace.pipeline.join_checks import Bounds
-from headrace.pipeline.joining import WAIT, AsOf, as_of, history, joined
-from headrace.pipeline.plan import NULL, AggregateStep, ChangesStep, DedupeStep, KeyByStep, SelectStep, Step, ToTableStep, UnionStep, WhereStep
-from headrace.pipeline.table_ops import distinct, first_of_each, top
-from headrace.pipeline.windowing import Windowed, windowed
+from headrace.pipeline.aggregates import aggregated, distinct, first_of_each, top
+from headrace.pipeline.joins import AsOf, Bounds, as_of, history, joined
+from headrace.pipeline.windows import Windowed, compared, windowed
+from headrace.plan import columns as cols
+from headrace.plan.expressions.literals import quoted_name
+from headrace.plan.join_steps import WAIT
+from headrace.plan.plan import NULL, AggregateStep, ChangesStep, DedupeStep, KeyByStep, SelectStep, Step, ToTableStep, UnionStep, WhereStep
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.pipeline.patterns import MatchStep, PatternText
+    from headrace.pipeline.patterns import PatternText
     from headrace.pipeline.pipeline import Pipeline
+    from headrace.plan.match_steps import MatchStep
+
 
 Names = str | Sequence[str]
 
@@ -198,7 +198,7 @@ class Stream(Rows):
         return Stream(self.pipeline, matched(self, texts, asked, name, several=several))
 
     def _ruled(self, rules: Table, asked: Any, name: str | None, elsewhere: Any, **more: Any) -> MatchStep:
-        from headrace.pipeline.rules import ruled
+        from headrace.pipeline.patterns import ruled
 
         if elsewhere:
             raise PlanError(f"The step {self._place('match', name)} has rules in a table, and define= or subsets= for all of them.", fix="give these as columns of the table.")
@@ -214,7 +214,7 @@ class Stream(Rows):
         `filters`: columns for exact values and ranges. `one_row_a="document"` gives one row a document, with a list `matches`. `highlights=True` says where in the texts,
         `explain=True` why. `language` (of a stemmer, such as "english") and `stop_words` are for both sides. Words side by side: one must fit, or all (`default="and"`).
         """
-        from headrace.pipeline.searching import Asked, searched
+        from headrace.pipeline.search import Asked, searched
 
         asked = Asked(query, text, filters, one_row_a, highlights, explain, language, tuple(stop_words), default, suffix)
         return Stream(self.pipeline, searched(self, queries, asked, name))

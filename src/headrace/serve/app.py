@@ -16,28 +16,19 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace.errors import BugError, ConfigurationError, HeadraceError, UnknownView
-from headrace.log import dead
+from headrace.log import dead_letters
 from headrace.log.api import Log
-from headrace.serve import query, tail, views
-from headrace.serve.access import Access
-from headrace.serve.answers import Refused, error_response, json_response
-from headrace.serve.arrivals import Arrivals
-from headrace.serve.asking import Asked
-from headrace.serve.asks import Asks
-from headrace.serve.board import Board
-from headrace.serve.changes import Subscription, resume_from
-from headrace.serve.channels import Hub
-from headrace.serve.description import description
-from headrace.serve.events import EventStream
-from headrace.serve.limits import Limits
+from headrace.serve import subscriptions, views
+from headrace.serve.access import Access, veiled
+from headrace.serve.ask import Asks
+from headrace.serve.channels import EventStream, Hub
+from headrace.serve.dashboard import Board, metrics, page_routes
 from headrace.serve.lookups import Lookups, Shortcut
-from headrace.serve.pages import page_routes
-from headrace.serve.reads import Reads
-from headrace.serve.run_status import metrics
-from headrace.serve.selecting import selection
-from headrace.serve.snapshots import Snapshots
+from headrace.serve.openapi import description
+from headrace.serve.read_your_writes import Arrivals
+from headrace.serve.requests import Asked, Limits, Reads, Refused, error_response, json_response
 from headrace.serve.stores import Stores
-from headrace.serve.veiling import veiled
+from headrace.serve.subscriptions import Snapshots, Subscription, resume_from, selection
 
 MOST_TAIL_ROWS = 10_000
 LOOK_UNASKED_S = 5.0
@@ -112,10 +103,10 @@ class Service:
         return self._stream(subscription.events(resume))
 
     async def sql(self, request: Request) -> Response:
-        asked = await query.read_query(request, self.limits)
+        asked = await views.read_query(request, self.limits)
         if asked.at_least is not None:
             await self.arrivals.wait(self.stores.store(asked.version), None, asked.at_least, asked.wait_s)
-        return await self.reads.run(query.answer, self.stores, asked)
+        return await self.reads.run(views.answer, self.stores, asked)
 
     # Topics
 
@@ -123,11 +114,11 @@ class Service:
         asked = Asked(request, ("where", "last"))
         if self.log is None:
             raise ConfigurationError("This server was started without a log.", fix="start it with --log ADDRESS.")
-        resume, last = tail.offsets_from(request.headers.get("last-event-id")), asked.number("last", most=MOST_TAIL_ROWS) or 0
+        resume, last = subscriptions.offsets_from(request.headers.get("last-event-id")), asked.number("last", most=MOST_TAIL_ROWS) or 0
         topic = await self.reads.run(self.log.topic, request.path_params["name"])
         select = selection(topic.name, topic.arrow_schema, (), [], asked.one("where"), as_changes=False)
-        after = await self.reads.run(tail.start_of, self.log, topic.name, resume, last)
-        return self._stream(tail.tail(self.log, self.hub, topic.name, after, select))
+        after = await self.reads.run(subscriptions.start_of, self.log, topic.name, resume, last)
+        return self._stream(subscriptions.tail(self.log, self.hub, topic.name, after, select))
 
     def _stream(self, events: Any) -> EventStream:
         if self.hub.subscribers >= self.limits.subscribers:
@@ -146,7 +137,7 @@ class Service:
         if self.log is None:
             raise ConfigurationError("This server was started without a log.", fix="start it with --log ADDRESS.")
         offset = asked.number("offset", most=views.MOST_TICK)
-        result = await self.reads.run(dead.replay, self.log, request.path_params["name"], None if offset is None else [offset])
+        result = await self.reads.run(dead_letters.replay, self.log, request.path_params["name"], None if offset is None else [offset])
         failed = [{"partition": partition, "offset": at, "reason": reason} for partition, at, reason in result.failed]
         return json_response({"replayed": result.replayed, "failed": failed})
 

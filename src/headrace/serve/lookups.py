@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.errors import HeadraceError, UnknownView
-from headrace.serve.answers import JSON_HEADERS, NoSuchRow, error_response, head_json
-from headrace.serve.asking import only_key
+from headrace.serve.requests import JSON_HEADERS, NoSuchRow, error_response, head_json, only_key, typed_key
 from headrace.serve.stores import Place, Stores
-from headrace.serve.typed_text import typed_key
-from headrace.sinks.view_lookup import Lookup
+from headrace.views.lookup import Lookup
 
 _PREFIX = "/views/"
 _HELD_S = 0.02

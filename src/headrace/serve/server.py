@@ -12,12 +12,12 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+from headrace.http_server import HttpServer, PortTaken, listen
 from headrace.log import open_log
 from headrace.log.api import Log
 from headrace.serve.access import check_listening
 from headrace.serve.app import Service, make_app
-from headrace.serve.limits import Limits
-from headrace.serve.listening import HttpServer, PortTaken, listen
+from headrace.serve.requests import Limits
 
 LOOPBACK = "127.0.0.1"
 PORT = 8765

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.errors import ConfigurationError, CorruptionError, NewerFormat, UnknownVersion, UnknownView
-from headrace.log.names import check_name
-from headrace.sinks.view_file import VIEWS_FILE, ViewInfo, open_for_reading, translated
-from headrace.sinks.view_lookup import Lookup
-from headrace.sinks.view_reader import ViewReader
+from headrace.log.topic_config import check_name
+from headrace.views.file import VIEWS_FILE, ViewInfo, open_for_reading, translated
+from headrace.views.lookup import Lookup
+from headrace.views.reader import ViewReader
 
 SERVED_FILE = "served.json"
 FORMAT = 1

@@ -8,7 +8,6 @@ Each function declares a sink (`declared.Sink`) and opens nothing. `docs/edges/s
 
 from __future__ import annotations
 
-from headrace.sinks.declared import Sink
-from headrace.sinks.kinds import amqp, delta, from_url, parquet, postgres, redis, search, sqlite, webhook
+from headrace.sinks.declaration import Sink, amqp, delta, from_url, parquet, postgres, redis, search, sqlite, webhook
 
 __all__ = ["Sink", "amqp", "delta", "from_url", "parquet", "postgres", "redis", "search", "sqlite", "webhook"]

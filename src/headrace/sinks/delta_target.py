@@ -16,13 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import MissingExtra, TargetMismatch, TargetUnavailable, nearest
-from headrace.sinks.applied import Applied
-from headrace.sinks.batch import Batch
-from headrace.sinks.declared import Sink
-from headrace.sinks.keyed import having
-from headrace.sinks.shape import Shape
-from headrace.sinks.target import PIECE_ROWS, Refusal, Target
-from headrace.sinks.view_times import is_time_text, time_array, time_text
+from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, Shape, Target
+from headrace.sinks.declaration import Sink
+from headrace.sinks.parquet_target import having
+from headrace.views.types import is_time_text, time_array, time_text
 
 try:
     import deltalake

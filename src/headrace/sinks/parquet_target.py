@@ -6,11 +6,12 @@ files are written and synced first; the manifest is the commit. A file that no m
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +19,97 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.errors import TargetMismatch, TargetUnavailable
+from headrace.errors import NewerFormat, TargetMismatch, TargetUnavailable
 from headrace.log.file.disk import Disk
-from headrace.log.keys import partitions_by_key
-from headrace.sinks import files_manifest
-from headrace.sinks.applied import Applied
-from headrace.sinks.batch import Batch
-from headrace.sinks.declared import Sink
-from headrace.sinks.files_manifest import Manifest
-from headrace.sinks.keyed import having
-from headrace.sinks.shape import Shape
-from headrace.sinks.target import PIECE_ROWS, Refusal, Target
+from headrace.log.partitioning import partitions_by_key
+from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, Shape, Target
+from headrace.sinks.declaration import Sink
+
+# The manifest of a directory of Parquet files: which files are the table, and the sink's ledger. Each commit is a new one, under the next number.
+#
+# A manifest appears whole or not at all, and a number can be taken once: so whoever writes from an older state is refused, and there is nothing to lock.
+
+
+VERSION = 1
+DIRECTORY = "_headrace"
+_KEPT = 3
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`files` are the data files by bucket (in append mode there is one bucket, with many files)."""
+
+    number: int = 0
+    applied: Applied | None = None
+    files: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for names in self.files.values() for name in names]
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "version": VERSION,
+                "applied": self.applied.to_json() if self.applied else None,
+                "files": {str(bucket): names for bucket, names in self.files.items()},
+            }
+        )
+
+
+def _path(directory: Path, number: int) -> Path:
+    return directory / DIRECTORY / f"{number:012d}.json"
+
+
+def _numbers(directory: Path) -> list[int]:
+    return sorted(int(path.stem) for path in (directory / DIRECTORY).glob("*.json"))
+
+
+def read(directory: Path) -> Manifest:
+    """The newest one."""
+    numbers = _numbers(directory)
+    if not numbers:
+        return Manifest()
+    stored = json.loads(_path(directory, numbers[-1]).read_text())
+    if stored["version"] > VERSION:
+        raise NewerFormat(f"The manifest in {directory} was written by a newer Headrace.", fix="upgrade Headrace.")
+    files = {int(bucket): tuple(names) for bucket, names in stored["files"].items()}
+    return Manifest(numbers[-1], Applied.from_json(stored["applied"]) if stored["applied"] else None, files)
+
+
+def publish(directory: Path, manifest: Manifest) -> None:
+    """Make a manifest the newest, if its number is free."""
+    waiting = directory / DIRECTORY / f"{uuid.uuid4().hex}.tmp"
+    with waiting.open("w") as file:
+        file.write(manifest.to_json())
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(waiting, _path(directory, manifest.number))
+    except FileExistsError:
+        raise TargetUnavailable("Another process has written to the directory meanwhile.", fix="nothing: it is looked at again.") from None
+    finally:
+        waiting.unlink()
+    Disk().sync_directory(directory / DIRECTORY)
+
+
+def forget_older(directory: Path) -> None:
+    """A few stay, so that whoever just found one can read it."""
+    for number in _numbers(directory)[:-_KEPT]:
+        _path(directory, number).unlink(missing_ok=True)
+    for left in (directory / DIRECTORY).glob("*.tmp"):
+        left.unlink(missing_ok=True)
+
+
+# Rows by key, in Arrow: those that have one of some keys, or none of them.
+
+
+
+def having(rows: pa.Table, keys: pa.Table, key: list[str], *, wanted: bool) -> pa.Table:
+    """By number, since Arrow joins no nested columns; in their order."""
+    numbered = rows.select(key).append_column("__n", pa.array(np.arange(rows.num_rows)))
+    found = numbered.join(keys.select(key).cast(rows.select(key).schema), key, join_type="left semi" if wanted else "left anti")["__n"]
+    return rows.take(pa.array(np.sort(found.to_numpy())))
 
 _ATTEMPTS = 10
 
@@ -57,7 +138,7 @@ class ParquetTarget(Target):
         with _translated():
             if not self.directory.is_dir() and not self.sink.create:
                 raise TargetMismatch(f"There is no directory {self.directory}.", fix="create=True (leave out --no-create), or make it.")
-            (self.directory / files_manifest.DIRECTORY).mkdir(parents=True, exist_ok=True)
+            (self.directory / DIRECTORY).mkdir(parents=True, exist_ok=True)
 
     def begin(self, owner: int, *, resume: bool = False, start_over: bool = False) -> Applied:
         mine = super().begin(owner, resume=resume, start_over=start_over)
@@ -67,18 +148,18 @@ class ParquetTarget(Target):
 
     def _tidy_up(self) -> None:
         """Files that were replaced, or that a process left which was killed before its commit. Nobody else writes now; one that does is not the newest, and its file is of no use."""
-        named = set(files_manifest.read(self.directory).names)
+        named = set(read(self.directory).names)
         for path in self.directory.glob("*.parquet"):
             if path.name not in named:
                 path.unlink(missing_ok=True)
-        files_manifest.forget_older(self.directory)
+        forget_older(self.directory)
 
     # A commit
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         with _translated():
-            self._before = files_manifest.read(self.directory)
+            self._before = read(self.directory)
             self._next = replace(self._before, number=self._before.number + 1)
             yield
             if self._next.applied != self._before.applied or self._next.files != self._before.files:
@@ -86,10 +167,10 @@ class ParquetTarget(Target):
 
     def _publish(self) -> None:
         Disk().sync_directory(self.directory)
-        files_manifest.publish(self.directory, self._next)
+        publish(self.directory, self._next)
         for name in set(self._before.names) - set(self._next.names):
             (self.directory / name).unlink(missing_ok=True)
-        files_manifest.forget_older(self.directory)
+        forget_older(self.directory)
 
     def read_applied(self) -> Applied | None:
         return self._before.applied
@@ -139,7 +220,7 @@ class ParquetTarget(Target):
         """A file that a sink which runs meanwhile replaces is still there for who has it open, so all are opened at once."""
         with _translated():
             for attempt in range(_ATTEMPTS):
-                manifest = files_manifest.read(self.directory)
+                manifest = read(self.directory)
                 try:
                     files = [pq.ParquetFile(self.directory / name) for name in manifest.names]
                 except FileNotFoundError:  # one that was just replaced
@@ -158,7 +239,7 @@ class ParquetTarget(Target):
 
     def lookup(self, keys: pa.Table) -> pa.Table:
         with _translated():
-            return having(self._read(files_manifest.read(self.directory).names), keys, list(self.shape.key), wanted=True)
+            return having(self._read(read(self.directory).names), keys, list(self.shape.key), wanted=True)
 
     def _read(self, names: tuple[str, ...] | list[str]) -> pa.Table:
         tables = [self._fitted(pq.read_table(self.directory / name, partitioning=None)) for name in names]

@@ -18,14 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import ConfigurationError, MissingExtra, TargetUnavailable
-from headrace.log.json_rows import decode
-from headrace.log.keys import key_bytes
-from headrace.sinks.applied import Applied
-from headrace.sinks.batch import Batch
-from headrace.sinks.declared import Sink
-from headrace.sinks.shape import Shape
-from headrace.sinks.target import PIECE_ROWS, Refusal, Target, json_of, upserted
-from headrace.sinks.view_types import from_values, to_values
+from headrace.log.partitioning import key_bytes
+from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, Shape, Target, json_of, upserted
+from headrace.sinks.declaration import Sink
+from headrace.types.json_codec import decode
+from headrace.views.types import from_values, to_values
 
 try:
     import redis

@@ -10,13 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.errors import ConfigurationError, TargetMismatch, TargetUnavailable, nearest
-from headrace.sinks.applied import Applied
-from headrace.sinks.batch import Batch
-from headrace.sinks.declared import Sink
-from headrace.sinks.shape import Shape
-from headrace.sinks.target import PIECE_ROWS, Refusal, RowsRefused, Target, in_pieces
-from headrace.sinks.view_types import affinity, from_values, to_values
-from headrace.sql_names import quoted
+from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, RowsRefused, Shape, Target, in_pieces
+from headrace.sinks.declaration import Sink
+from headrace.types.schema import quoted
+from headrace.views.types import affinity, from_values, to_values
 
 LEDGER = "_headrace_sinks"
 BUSY_S = 30.0

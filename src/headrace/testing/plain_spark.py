@@ -19,10 +19,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.engine.labels import spark_hash
+from headrace.engine.shuffle import spark_hash
 from headrace.errors import HeadraceError, NotSupported
-from headrace.pipeline.expressions import read
-from headrace.pipeline.expressions.in_arrow import in_arrow
+from headrace.plan.expressions import read
+from headrace.plan.expressions.arrow_evaluator import in_arrow
 
 Batches = Iterable[pa.RecordBatch]
 Part = Callable[[], Iterator[pa.RecordBatch]]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from headrace.log.file.disk import Disk
-from headrace.log.file.housekeeping import keep_house, make_checkpoint
 from headrace.log.file.log import FileLog
+from headrace.log.file.maintenance import keep_house, make_checkpoint
 from headrace.log.file.store import now_us
 
 DAY_US = 24 * 3600 * 1_000_000

@@ -18,10 +18,10 @@ import pytest
 
 from headrace.errors import ConfigurationError, OffsetOutOfRange
 from headrace.log.file.disk import Disk, DiskFile
-from headrace.log.file.housekeeping import make_checkpoint
+from headrace.log.file.journal import DurableMarker
 from headrace.log.file.log import FileLog
-from headrace.log.file.marker import DurableMarker
-from headrace.testing.crash import SlowDisk
+from headrace.log.file.maintenance import make_checkpoint
+from headrace.testing.power_loss import SlowDisk
 from tests.log.file.other_processes import SCHEMA, append_from_threads, append_in_turn, poll_and_commit, poll_pause_and_commit, started
 
 

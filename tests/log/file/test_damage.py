@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigurationError, CorruptBatch
-from headrace.log.api import Finding
-from headrace.log.file.housekeeping import make_checkpoint
 from headrace.log.file.log import FileLog
+from headrace.log.file.maintenance import make_checkpoint
 from headrace.log.file.segment import read_frames, read_segment_header
-from headrace.testing.crash import RebootedDisk
+from headrace.log.values import Finding
+from headrace.testing.power_loss import RebootedDisk
 
 SCHEMA = "n BIGINT, text STRING"
 STRIDE = 23  # `make test` takes every so many bytes; `make test-all` takes all

@@ -10,8 +10,8 @@ import pytest
 
 from headrace.errors import HeadraceError, RetryError
 from headrace.log.file.disk import Disk, DiskFile
-from headrace.log.file.housekeeping import make_checkpoint
 from headrace.log.file.log import FileLog
+from headrace.log.file.maintenance import make_checkpoint
 
 
 class _OnceFailing(DiskFile):

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import DiskFull
 from headrace.log.file.log import FileLog
-from headrace.testing.crash import FullDisk
+from headrace.testing.power_loss import FullDisk
 
 SCHEMA = "n BIGINT, text STRING"
 ROOM = 60_000  # what the workload needs, and a little more

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import MemberFenced
-from headrace.log.file.draft import Draft
-from headrace.log.file.groups import check_owner, coordinate, leave, share_out
+from headrace.log.file.commit_draft import Draft
+from headrace.log.file.consumer import check_owner, coordinate, leave, share_out
 from headrace.log.file.state import State
 
 TOPIC = {

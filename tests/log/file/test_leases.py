@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.log.file import leases
-from headrace.log.file.leases import PartitionQueue, QueueState
+from headrace.log.file import state as leases
+from headrace.log.file.state import PartitionQueue, QueueState
 
 
 def test_messages_are_given_out_once_until_their_visibility_runs_out() -> None:

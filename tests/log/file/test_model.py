@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.log.file.consumer import FileConsumer
-from headrace.log.file.housekeeping import make_checkpoint
 from headrace.log.file.log import FileLog
-from headrace.testing.crash import RebootedDisk
+from headrace.log.file.maintenance import make_checkpoint
+from headrace.testing.power_loss import RebootedDisk
 
 SCHEMA = "k INT, n BIGINT, text STRING"
 TOPICS = ("a", "b")

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import CorruptBatch, DiskFull
-from headrace.log.file import housekeeping
-from headrace.log.file.housekeeping import keep_house, make_checkpoint
+from headrace.log.file import maintenance as housekeeping
 from headrace.log.file.journal import COMMIT, ROLL, decode_record, encode_record
 from headrace.log.file.log import FileLog
-from headrace.testing.crash import RebootedDisk
+from headrace.log.file.maintenance import keep_house, make_checkpoint
+from headrace.testing.power_loss import RebootedDisk
 
 SCHEMA = "n BIGINT, text STRING"
 

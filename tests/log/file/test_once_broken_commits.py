@@ -15,7 +15,7 @@ import pytest
 from headrace.errors import DiskFull, InputError, RetryError
 from headrace.log.file.disk import DiskFile
 from headrace.log.file.log import FileLog
-from headrace.testing.crash import FullDisk, RebootedDisk, RecordingDisk
+from headrace.testing.power_loss import FullDisk, RebootedDisk, RecordingDisk
 from tests.log.file.test_once_broken import SCHEMA, fail_next_commit, fill, numbers
 
 

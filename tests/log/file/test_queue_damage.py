@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import headrace as hr
-from headrace.log import dead
+from headrace.log import dead_letters as dead
 
 
 def test_a_damaged_message_becomes_a_dead_letter_that_says_where_it_was(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from headrace.errors import LogUnavailable, NewerFormat
-from headrace.log.file.housekeeping import make_checkpoint
 from headrace.log.file.log import FileLog
-from headrace.testing.crash import RebootedDisk
+from headrace.log.file.maintenance import make_checkpoint
+from headrace.testing.power_loss import RebootedDisk
 
 SCHEMA = "n BIGINT, text STRING"
 

@@ -10,7 +10,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import OffsetOutOfRange
-from headrace.log.file import housekeeping
+from headrace.log.file import maintenance as housekeeping
 from headrace.log.file.log import FileLog
 
 DAY_US = 24 * 3600 * 1_000_000

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 import headrace as hr
-from headrace.testing.kafka_broker import KafkaBroker
+from tests.servers.kafka_broker import KafkaBroker
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from headrace.errors import ConfigurationError, HeadraceError, InputError, RetryError
-from headrace.log.kafka.failures import translated
+from headrace.log.kafka.errors import translated
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 import headrace as hr
 from headrace import errors
-from headrace.testing.kafka_broker import KafkaBroker
+from tests.servers.kafka_broker import KafkaBroker
 
 PASSWORD = "tomato"
 _SELF_SIGNED = [

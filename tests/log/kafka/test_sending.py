@@ -11,10 +11,10 @@ import pytest
 
 import headrace as hr
 from headrace import errors
-from headrace.log.api import Staged
 from headrace.log.kafka.records import record_parts, to_columns
-from headrace.log.kafka.sending import Record, blocks
-from headrace.testing.kafka_broker import KafkaBroker
+from headrace.log.kafka.sender import Record, blocks
+from headrace.log.values import Staged
+from tests.servers.kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.kafka
 Names = Callable[[str], str]

@@ -9,7 +9,7 @@ import pytest
 
 import headrace as hr
 from headrace import errors
-from headrace.log import dead
+from headrace.log import dead_letters as dead
 from headrace.log.api import Log
 from tests.log.kafka.conftest import Stranger
 

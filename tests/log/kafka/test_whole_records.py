@@ -3,10 +3,10 @@
 import pyarrow as pa
 import pytest
 
-from headrace.log.api import TopicInfo
-from headrace.log.json_rows import encode
-from headrace.log.kafka.whole_records import decode_anything, takes_anything
-from headrace.log.settings import declared
+from headrace.log.kafka.records import decode_anything, takes_anything
+from headrace.log.topic_config import declared
+from headrace.log.values import TopicInfo
+from headrace.types.json_codec import encode
 
 
 def topic(schema: str, *, is_table: bool = False) -> TopicInfo:

@@ -5,9 +5,9 @@ import pytest
 from pyspark.sql.types import StructType
 
 from headrace.errors import BadRows
-from headrace.log.api import TopicInfo
-from headrace.log.schema import parse_schema, table_schema
 from headrace.log.spark.columns import check_writable, fits
+from headrace.log.values import TopicInfo
+from headrace.types.schema import parse_schema, table_schema
 
 
 def info(schema: str, *, is_table: bool = False) -> TopicInfo:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.log.spark.digest import Digest, digest
+from headrace.log.spark.writer import Digest, digest
 
 SCHEMA = pa.schema(
     [

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigurationError, HeadraceError
 from headrace.log.spark.options import Address, read_options, write_options
-from headrace.log.spark.positions import beginning, cut, from_json, pieces, to_json
+from headrace.log.spark.reader import beginning, cut, from_json, pieces, to_json
 
 GOOD = {"log": "file:data", "topic": "orders"}
 

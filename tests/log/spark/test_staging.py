@@ -9,7 +9,7 @@ import pytest
 import headrace as hr
 from headrace.errors import BadName, ConfigurationError
 from headrace.log.spark.options import write_options
-from headrace.log.spark.staging import check_staging, group_name
+from headrace.log.spark.writer import check_staging, group_name
 from tests.log.spark.conftest import ORDERS, orders
 
 

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 import headrace as hr
 from headrace.errors import InputError
 from headrace.log.spark.options import read_options
-from headrace.log.spark.stream_reader import TopicStreamReader
+from headrace.log.spark.reader import TopicStreamReader
 from tests.log.spark.conftest import ORDERS, orders
 
 NUMBERS = StructType.fromJson({"fields": [{"name": "order_id", "type": "long", "nullable": True, "metadata": {}}]})

@@ -12,8 +12,7 @@ import headrace as hr
 from headrace.errors import BatchConflict, ConfigurationError, NewerFormat, RetryError, TransactionFenced
 from headrace.log.file.transaction import FileTransaction
 from headrace.log.spark.options import write_options
-from headrace.log.spark.staging import BATCH_PROPERTY, RUN_PROPERTY, TaskRows
-from headrace.log.spark.stream_writer import TopicStreamWriter
+from headrace.log.spark.writer import BATCH_PROPERTY, RUN_PROPERTY, TaskRows, TopicStreamWriter
 from tests.log.spark.conftest import ORDERS, orders
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from headrace.columnar.keys import encode_keys, key_groups
 from headrace.operators.kernel import UNSTARTED, Clocks, TimedKernel
-from headrace.operators.keys import encode_keys, key_groups
-from headrace.operators.memory_state import MemoryState
+from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, changed
 
 Make = Callable[[], TimedKernel]

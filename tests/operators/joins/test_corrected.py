@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from headrace.errors import InputError
 from headrace.operators.changelog import check_ticks, fold
-from headrace.operators.joins import pile_writing
-from headrace.operators.joins.corrected import CorrectedJoin
-from headrace.operators.joins.history import HistoryKernel
+from headrace.operators.joins import row_store as pile_writing
 from headrace.operators.joins.sides import ResultColumn, Side
-from headrace.operators.memory_state import MemoryState
+from headrace.operators.joins.timeline import HistoryKernel
+from headrace.operators.joins.versioned import CorrectedJoin
+from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, changed
 from tests.operators.joins.driving import Drive, Track, check_all_ways, cuts, in_key_order, restored, tracks
 from tests.operators.joins.versions_oracle import STREAM, TABLE, Known, horizon, moment, row_history, stored, version_history

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.operators.joins.matching import sorting
+from headrace.columnar.lookup import sorting
 
 NUMBERS = st.integers(-3, 3) | st.sampled_from([-(2**62), 2**62, 2**40])
 

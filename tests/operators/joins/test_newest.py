@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.columnar import row_codec
 from headrace.errors import NewerFormat
-from headrace.operators import row_codec
 from headrace.operators.changelog import check_ticks, fold
-from headrace.operators.joins.corrected import CorrectedJoin
-from headrace.operators.joins.newest import NewestKernel
-from headrace.operators.memory_state import MemoryState
+from headrace.operators.joins.latest import NewestKernel
+from headrace.operators.joins.versioned import CorrectedJoin
+from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, changed
 from tests.operators.joins.driving import Drive, cuts, restored, tracks
 from tests.operators.joins.test_corrected import COLUMNS

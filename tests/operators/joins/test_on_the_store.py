@@ -11,17 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.engine.local_store import LocalStore
-from headrace.engine.state_files import GROUPS
-from headrace.engine.step_state import StepState
-from headrace.operators.joins import pile_writing
-from headrace.operators.joins.corrected import CorrectedJoin
+from headrace.engine.state.files import GROUPS
+from headrace.engine.state.local_store import LocalStore
+from headrace.engine.state.step_state import StepState
+from headrace.operators.joins import row_store as pile_writing
 from headrace.operators.joins.sides import Side
 from headrace.operators.joins.stream_stream import StreamStreamJoin
 from headrace.operators.joins.table_table import TableTableJoin
-from headrace.operators.joins.versioned import VersionedJoin
+from headrace.operators.joins.versioned import CorrectedJoin, VersionedJoin
 from headrace.operators.kernel import UNSTARTED, Clocks, KeyedState, TimedKernel
-from headrace.operators.memory_state import MemoryState
+from headrace.testing.kernels import MemoryState
 
 TIME = pa.timestamp("us", "UTC")
 ROWS = Side(pa.schema([("n", pa.int64()), ("k", pa.string()), ("t", TIME)]), ("k",), ("n",), time="t")

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.columnar.keys import key_groups
 from headrace.errors import BugError, CorruptionError, NewerFormat
-from headrace.operators.joins import pile_writing
-from headrace.operators.joins.pile_writing import PileWriter
-from headrace.operators.joins.piles import LOWEST, NONE, Piles, Records
-from headrace.operators.keys import key_groups
-from headrace.operators.memory_state import MemoryState
+from headrace.operators.joins import row_store as pile_writing
+from headrace.operators.joins.row_store import LOWEST, NONE, Piles, PileWriter, Records
+from headrace.testing.kernels import MemoryState
 
 KEYS = pa.array([b"a", b"b" * 500, b"c"], pa.binary())
 Model = dict[tuple[int, int], list[tuple[int, int, bytes]]]

@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.columnar.keys import encode_keys
 from headrace.errors import InputError
-from headrace.operators.joins import pile_writing, timers, waiting
-from headrace.operators.joins.piles import Piles
+from headrace.operators.joins import row_store as pile_writing
+from headrace.operators.joins import row_store as timers
+from headrace.operators.joins import stream_stream as waiting
+from headrace.operators.joins.row_store import Piles
 from headrace.operators.joins.sides import ResultColumn, Side
 from headrace.operators.joins.stream_stream import StreamStreamJoin
 from headrace.operators.kernel import UNSTARTED
-from headrace.operators.keys import encode_keys
-from headrace.operators.memory_state import MemoryState
+from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, Ticks
 from tests.operators.joins.driving import Drive, Track, check_all_ways, cuts, restored, tracks
 

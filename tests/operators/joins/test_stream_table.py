@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import BugError, InputError, UnknownColumn
-from headrace.operators.joins import pile_writing
+from headrace.operators.joins import row_store as pile_writing
 from headrace.operators.joins.sides import ResultColumn, Side
 from headrace.operators.joins.stream_table import StreamTableJoin
-from headrace.operators.memory_state import MemoryState
+from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, Ticks
 from tests.operators.joins.driving import Drive, check_all_ways, cuts, in_key_order, restored, still, table_history
 

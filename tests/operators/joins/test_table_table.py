@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.columnar.keys import encode_keys
 from headrace.errors import BugError, InputError
 from headrace.operators.changelog import check_ticks, fold
-from headrace.operators.joins import pile_writing
-from headrace.operators.joins.settling import SettleKernel
-from headrace.operators.joins.sides import ResultColumn, Side
+from headrace.operators.joins import row_store as pile_writing
+from headrace.operators.joins.sides import ResultColumn, SettleKernel, Side
 from headrace.operators.joins.table_table import TableTableJoin
-from headrace.operators.keys import encode_keys
-from headrace.operators.memory_state import MemoryState
+from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, changed
 from tests.operators.joins.driving import Drive, check_all_ways, cuts, restored, still, table_history
 

@@ -13,15 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.columnar.keys import encode_keys, key_groups
 from headrace.errors import InputError, UnknownColumn
 from headrace.operators.changelog import check_ticks, fold
-from headrace.operators.joins import pile_writing, top
-from headrace.operators.joins.distinct import distinct
-from headrace.operators.joins.ordering import Order, beginnings, order_bytes
-from headrace.operators.joins.settling import SettleKernel
-from headrace.operators.joins.top import TopKernel
-from headrace.operators.keys import encode_keys, key_groups
-from headrace.operators.memory_state import MemoryState
+from headrace.operators.joins import row_store as pile_writing
+from headrace.operators.joins import top
+from headrace.operators.joins.sides import SettleKernel
+from headrace.operators.joins.top import Order, TopKernel, beginnings, distinct, order_bytes
+from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, changed
 from tests.operators.joins.driving import cuts, restored, table_history
 

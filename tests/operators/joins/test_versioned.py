@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import InputError
-from headrace.operators.joins import pile_writing, timers
+from headrace.operators.joins import row_store as pile_writing
+from headrace.operators.joins import row_store as timers
 from headrace.operators.joins.sides import ResultColumn, Side
 from headrace.operators.joins.versioned import VersionedJoin
 from headrace.operators.kernel import UNSTARTED, Clocks
-from headrace.operators.memory_state import MemoryState
+from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row
 from tests.operators.joins.driving import Drive, Track, check_all_ways, cuts, in_key_order, restored, tracks
 from tests.operators.joins.versions_oracle import STREAM, TABLE, Known, horizon, moment, row_history, stored, version_history

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from headrace.operators.joins.piles import Piles
+from headrace.operators.joins.row_store import Piles
 from headrace.operators.joins.sides import Side
 from headrace.operators.kernel import UNSTARTED
-from headrace.operators.memory_state import MemoryState
+from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row
 from tests.operators.joins.driving import Track
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headrace.columnar.keys import GROUPS, encode_keys, key_groups
 from headrace.operators.kernel import UNSTARTED, Clocks
-from headrace.operators.keys import GROUPS, encode_keys, key_groups
-from headrace.operators.memory_state import MemoryState
-from headrace.operators.patterns.compiled import PatternSpec, compiled
+from headrace.operators.patterns.compiled_pattern import PatternSpec, compiled
 from headrace.operators.patterns.kernel import PatternKernel
+from headrace.operators.patterns.parser import ONE_ROW
 from headrace.operators.patterns.settings import MatchSettings
-from headrace.operators.patterns.specs import ONE_ROW
+from headrace.testing.kernels import MemoryState
 from tests.operators.windows.feeding import spread
 
 TIME = pa.timestamp("us", "UTC")

@@ -9,8 +9,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import permutations
 
-from headrace.operators.patterns.specs import NEXT_ROW, NO_SKIP, PAST_LAST, TO_FIRST, AfterMatch
-from headrace.operators.patterns.syntax import DIRECTLY, NEXT, STRICT, Either, Link, Node, Pattern, Permute, Repeat, Sequence, Symbol
+from headrace.operators.patterns.parser import (
+    DIRECTLY,
+    NEXT,
+    NEXT_ROW,
+    NO_SKIP,
+    PAST_LAST,
+    STRICT,
+    TO_FIRST,
+    AfterMatch,
+    Either,
+    Link,
+    Node,
+    Pattern,
+    Permute,
+    Repeat,
+    Sequence,
+    Symbol,
+)
 
 Path = tuple[tuple[int, str], ...]
 Fits = Callable[[str, int, Path], bool]

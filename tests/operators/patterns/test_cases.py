@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 from headrace.operators.kernel import UNSTARTED, Clocks
-from headrace.operators.memory_state import MemoryState
-from headrace.operators.patterns.compiled import PatternSpec, compiled
+from headrace.operators.patterns.compiled_pattern import PatternSpec, compiled
+from headrace.operators.patterns.condition_parser import Names, read
 from headrace.operators.patterns.kernel import PatternKernel
-from headrace.operators.patterns.reading import Names, read
+from headrace.operators.patterns.parser import ALL_ROWS
 from headrace.operators.patterns.settings import MatchSettings
-from headrace.operators.patterns.specs import ALL_ROWS
+from headrace.testing.kernels import MemoryState
 
 TIME = pa.timestamp("us", "UTC")
 SCHEMA = pa.schema([("k", pa.int64()), ("name", pa.string()), ("price", pa.float64()), ("at", TIME)])

@@ -14,11 +14,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from headrace.errors import BadPattern
-from headrace.operators.patterns.compiled import PatternSpec
-from headrace.operators.patterns.parsing import parse_pattern
-from headrace.operators.patterns.specs import after_match
-from headrace.operators.patterns.terms import Source, Term
-from headrace.operators.patterns.walking import Entries
+from headrace.operators.patterns.compiled_pattern import PatternSpec
+from headrace.operators.patterns.conditions import Source, Term
+from headrace.operators.patterns.parser import after_match, parse_pattern
+from headrace.operators.patterns.walker import Entries
 from tests.operators.patterns.feeding import MEASURES, SYMBOLS, Feed, Row, feed_to, row, settings
 from tests.operators.patterns.oracle import Oracle, Path
 from tests.operators.patterns.test_matching import AFTER, AFTERS, doubt, patterns
@@ -172,7 +171,7 @@ def test_rows_of_long_matches_are_told_piece_by_piece(monkeypatch: pytest.Monkey
     rows = [row(0, number, "a", number, number) for number in range(40)]
     feed = Feed([[*rows, row(0, 40, "c", 40, 0)], []], [41, 1000])
     given_settings = settings(PatternSpec("a+ c", (), (("n", "count(*)"), ("total", "sum(v)")), 100), rows="all")
-    monkeypatch.setattr("headrace.operators.patterns.telling.MOST_AT_ONCE", 50)
+    monkeypatch.setattr("headrace.operators.patterns.settings.MOST_AT_ONCE", 50)
     told = feed_to(given_settings, feed).told
     assert [(each["n"], each["total"]) for each in told] == [(at + 1, at * (at + 1) // 2 if at < 40 else 780) for at in range(41)]
 
@@ -183,8 +182,8 @@ def test_rows_of_long_matches_are_told_piece_by_piece(monkeypatch: pytest.Monkey
 def test_beginnings_that_are_looked_at_one_by_one_give_the_oracles_matches(
     monkeypatch: pytest.MonkeyPatch, few: int, text: str, feed: Feed, within: int, after: str, cuts: list[int], looks_back: bool
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("headrace.operators.patterns.skipping.FEW", few)
-    monkeypatch.setattr("headrace.operators.patterns.matching.WORTHWHILE", 0)
+    monkeypatch.setattr("headrace.operators.patterns.matcher.FEW", few)
+    monkeypatch.setattr("headrace.operators.patterns.matcher.WORTHWHILE", 0)
     try:
         run(text, feed, within, after, DOUBTS if looks_back else (), cuts, [1, 2])
     except BadPattern:

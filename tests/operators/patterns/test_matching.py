@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from headrace.errors import BadPattern
 from headrace.operators.patterns.automaton import build
-from headrace.operators.patterns.matching import Matcher, Rules
-from headrace.operators.patterns.parsing import parse_pattern
-from headrace.operators.patterns.sorted_rows import SortedRows
-from headrace.operators.patterns.specs import after_match
-from headrace.operators.patterns.walking import Entries
+from headrace.operators.patterns.matcher import Matcher, Rules
+from headrace.operators.patterns.parser import after_match, parse_pattern
+from headrace.operators.patterns.row_buffer import SortedRows
+from headrace.operators.patterns.walker import Entries
 from tests.operators.patterns.oracle import Oracle, Path
 
 SYMBOLS = "abcx"

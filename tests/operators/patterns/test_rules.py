@@ -16,14 +16,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from headrace.columnar.keys import GROUPS, encode_keys, key_groups
 from headrace.errors import NewerFormat
 from headrace.operators.kernel import UNSTARTED
-from headrace.operators.keys import GROUPS, encode_keys, key_groups
-from headrace.operators.memory_state import MemoryState
-from headrace.operators.patterns.compiled import PatternSpec
-from headrace.operators.patterns.ruled_kernel import RuledKernel
-from headrace.operators.patterns.rules import Rule, RuleSettings, from_bytes, prototype, to_bytes
+from headrace.operators.patterns.compiled_pattern import PatternSpec
+from headrace.operators.patterns.rules import Rule, RuledKernel, RuleSettings, from_bytes, prototype, to_bytes
 from headrace.operators.patterns.settings import MatchSettings
+from headrace.testing.kernels import MemoryState
 from tests.operators.patterns.feeding import SCHEMA, Feed, Row, feed_to, row, settings
 from tests.operators.patterns.test_kernel import feeds
 from tests.operators.windows.feeding import spread

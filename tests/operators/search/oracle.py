@@ -8,8 +8,8 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
-from headrace.operators.search.letters import ALONE, BREAK, folded, kind_of
-from headrace.operators.search.parsing import Language
+from headrace.operators.search.analyzer import ALONE, BREAK, folded, kind_of
+from headrace.operators.search.parser import Language
 from headrace.operators.search.syntax import All, Everything, Exists, Fuzzy, Leaf, Node, Not, Phrase, Prefix, Range, Test, Wildcard, Word
 
 Document = dict[str, Any]

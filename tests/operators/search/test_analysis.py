@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigurationError
-from headrace.operators.search.analysis import Analysis
+from headrace.operators.search.analyzer import Analysis
 from tests.operators.search.oracle import words_of
 
 

@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 
 from headrace.errors import BadSearch
 from headrace.operators.search import index as index_module
-from headrace.operators.search.analysis import Analysis
-from headrace.operators.search.documents import MOST_DOCUMENTS, chunks
-from headrace.operators.search.fields import Fields
+from headrace.operators.search.analyzer import Analysis
+from headrace.operators.search.documents import MOST_DOCUMENTS, chunks, with_words
+from headrace.operators.search.evaluator import MOST_HIGHLIGHTS
 from headrace.operators.search.index import QueryIndex, Stored, together
-from headrace.operators.search.parsing import Language
-from headrace.operators.search.prepared import with_words
-from headrace.operators.search.reasons import MOST_HIGHLIGHTS
-from headrace.operators.search.syntax import Node
+from headrace.operators.search.parser import Language
+from headrace.operators.search.syntax import Fields, Node
 from tests.operators.search.oracle import fits, score
 from tests.operators.search.worlds import LANGUAGE, documents, queries, table
 

@@ -14,15 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.columnar.columns import CHANGE_TYPE, TICK
+from headrace.columnar.keys import encode_keys, key_groups
 from headrace.errors import BadSearch, NewerFormat
-from headrace.operators.kernel import CHANGE_TYPE, TICK, Clocks
-from headrace.operators.keys import encode_keys, key_groups
-from headrace.operators.memory_state import MemoryState
-from headrace.operators.search import keeping
-from headrace.operators.search.keeping import forget_indexes
+from headrace.operators.kernel import Clocks
+from headrace.operators.search import index as keeping
+from headrace.operators.search.index import forget_indexes
 from headrace.operators.search.kernel import SearchKernel, SearchSettings, snippet
-from headrace.operators.search.parsing import Language
+from headrace.operators.search.parser import Language
 from headrace.operators.search.syntax import Node
+from headrace.testing.kernels import MemoryState
 from tests.operators.search.oracle import fits, score
 from tests.operators.search.worlds import LANGUAGE, SCHEMA, documents, queries
 

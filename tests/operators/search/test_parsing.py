@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import BadSearch
-from headrace.operators.search.analysis import Analysis
-from headrace.operators.search.fields import Fields
-from headrace.operators.search.parsing import MOST_CLAUSES, Language
-from headrace.operators.search.syntax import All, Any, Everything, Leaf, Not, Phrase, Word
+from headrace.operators.search.analyzer import Analysis
+from headrace.operators.search.parser import MOST_CLAUSES, Language
+from headrace.operators.search.syntax import All, Any, Everything, Fields, Leaf, Not, Phrase, Word
 
 FIELDS = Fields(("title", "body"), (("language", "string"), ("price", "float"), ("day", "date"), ("at", "time"), ("stars", "integer"), ("live", "boolean")))
 LANGUAGE = Language(FIELDS)

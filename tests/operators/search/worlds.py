@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from headrace.operators.search.fields import Fields
-from headrace.operators.search.parsing import Language
+from headrace.operators.search.parser import Language
+from headrace.operators.search.syntax import Fields
 
 FIELDS = Fields(("title", "body"), (("language", "string"), ("price", "float"), ("day", "date"), ("at", "time"), ("stars", "integer")))
 LANGUAGE = Language(FIELDS)

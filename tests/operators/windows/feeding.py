@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from headrace.columnar.keys import GROUPS, encode_keys, key_groups
 from headrace.operators.kernel import UNSTARTED, Clocks
-from headrace.operators.keys import GROUPS, encode_keys, key_groups
-from headrace.operators.memory_state import MemoryState
-from headrace.operators.windows.base import Windowed, WindowStep
+from headrace.operators.windows.kernel import Windowed, WindowStep
+from headrace.testing.kernels import MemoryState
 from tests.operators.histories import changed, text
 from tests.operators.windows.oracle import Clock, Row, moment
 

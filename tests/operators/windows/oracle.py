@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from headrace.operators.windows.base import WindowStep
+from headrace.operators.windows.kernel import WindowStep
 from headrace.operators.windows.specs import Hopping, Tumbling
 from tests.operators.oracle import GOES, Oracle, aggregated, plain
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import BadDuration, BugError, PlanError
-from headrace.operators import agg
-from headrace.operators.aggregate import AggregateKernel
-from headrace.operators.memory_state import MemoryState
-from headrace.operators.specs import AggregateSpec
-from headrace.operators.windows.base import WindowStep
-from headrace.operators.windows.build import window_kernel
+from headrace.operators.aggregates import functions as agg
+from headrace.operators.aggregates.kernel import AggregateKernel
+from headrace.operators.aggregates.specs import AggregateSpec
+from headrace.operators.windows.factory import window_kernel
+from headrace.operators.windows.kernel import WindowStep
 from headrace.operators.windows.specs import Correct, Hopping, Session, Sliding, Tumbling, tumbling
+from headrace.testing.kernels import MemoryState
 from tests.operators.histories import text
 from tests.operators.windows.feeding import STREAM, Feed, cuts, feed_to, streams
 from tests.operators.windows.oracle import Row, moment, us

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.operators.windows.assign import assign
+from headrace.operators.windows.assignment import assign
 from headrace.operators.windows.specs import Hopping, Tumbling, hopping, tumbling
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

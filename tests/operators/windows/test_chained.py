@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.operators import agg
+from headrace.operators.aggregates import functions as agg
 from headrace.operators.changelog import check_ticks, fold
 from headrace.operators.kernel import UNSTARTED, Clocks
-from headrace.operators.memory_state import MemoryState
-from headrace.operators.windows.base import WindowStep
-from headrace.operators.windows.build import window_kernel
+from headrace.operators.windows.factory import window_kernel
+from headrace.operators.windows.kernel import WindowStep
 from headrace.operators.windows.specs import Correct, Hopping, Session, Sliding, Tumbling, WindowSpec
+from headrace.testing.kernels import MemoryState
 from tests.operators.windows.feeding import STREAM, Feed
 from tests.operators.windows.oracle import Row, moment, us
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.operators import agg
-from headrace.operators.memory_state import MemoryState
-from headrace.operators.windows.base import WindowStep
-from headrace.operators.windows.fixed import FixedWindows
+from headrace.operators.aggregates import functions as agg
+from headrace.operators.windows.fixed_window import FixedWindows
+from headrace.operators.windows.kernel import WindowStep
 from headrace.operators.windows.specs import Correct, Divert, Drop, Hopping, LatePolicy, Tumbling
+from headrace.testing.kernels import MemoryState
 from tests.operators.windows.feeding import STREAM, TIME, Feed, check_same, cuts, feed_to, streams, tables
 from tests.operators.windows.test_fixed import late_by_minute
 

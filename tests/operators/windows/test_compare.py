@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from headrace.errors import InputError
 from headrace.operators.changelog import check_ticks
 from headrace.operators.kernel import UNSTARTED, Clocks, TimedKernel
-from headrace.operators.memory_state import MemoryState
-from headrace.operators.windows.assign import assign
-from headrace.operators.windows.compare import CompareKernel
+from headrace.operators.windows.assignment import assign
+from headrace.operators.windows.comparison import CompareKernel
 from headrace.operators.windows.specs import DAY_US, tumbling
+from headrace.testing.kernels import MemoryState
 from tests.operators.histories import changed, text
 from tests.operators.windows.feeding import TIME, cuts
 from tests.operators.windows.oracle import Row, moment, us

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from headrace.durations import format_us
 from headrace.errors import InputError, PlanError, UnknownColumn
-from headrace.operators import agg
+from headrace.operators.aggregates import functions as agg
+from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.kernel import UNSTARTED, TimedKernel
-from headrace.operators.memory_state import MemoryState
-from headrace.operators.specs import AggregateSpec
-from headrace.operators.windows.base import WindowStep
-from headrace.operators.windows.fixed import FixedWindows
+from headrace.operators.windows.fixed_window import FixedWindows
+from headrace.operators.windows.kernel import WindowStep
 from headrace.operators.windows.specs import Correct, Divert, Drop, Hopping, LatePolicy, Tumbling, tumbling
+from headrace.testing.kernels import MemoryState
 from tests.operators.windows.feeding import STREAM, Feed, check_same, cuts, expected, feed_to, shard_counts, streams, tables
 from tests.operators.windows.oracle import FixedOracle, Row, moment, us
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.operators.windows.narrow import Form, by_widths, row_type
+from headrace.columnar.packed_array import Form, by_widths, row_type
 
 KINDS = [np.dtype(kind) for kind in ("<i8", "u1", "<u4", "<u8", "<f8")]
 LOW, HIGH = -(2**63), 2**63 - 1

@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.engine.local_store import LocalStore
-from headrace.engine.step_state import StepState
-from headrace.operators import agg
-from headrace.operators.memory_state import MemoryState
-from headrace.operators.windows.base import WindowStep
-from headrace.operators.windows.build import window_kernel
+from headrace.engine.state.local_store import LocalStore
+from headrace.engine.state.step_state import StepState
+from headrace.operators.aggregates import functions as agg
+from headrace.operators.windows.factory import window_kernel
+from headrace.operators.windows.kernel import WindowStep
 from headrace.operators.windows.specs import Correct, Hopping, Session, Sliding, Tumbling
+from headrace.testing.kernels import MemoryState
 from tests.operators.windows.feeding import STREAM
 from tests.operators.windows.test_chained import drawn
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import InputError, NewerFormat
-from headrace.operators.memory_state import MemoryState
-from headrace.operators.windows import kept_rows
-from headrace.operators.windows.records import RecordStore
+from headrace.operators.windows import state as kept_rows
+from headrace.operators.windows.sliding_window import RecordStore
+from headrace.testing.kernels import MemoryState
 
 FIELDS = np.dtype([("version", "u1"), ("size", "<u4")])
 WIDTH = FIELDS.itemsize

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import InputError
-from headrace.operators import agg
-from headrace.operators.memory_state import MemoryState
-from headrace.operators.windows import kept_rows
-from headrace.operators.windows.base import WindowStep
-from headrace.operators.windows.session_rows import SessionRows
-from headrace.operators.windows.sessions import Sessions
+from headrace.operators.aggregates import functions as agg
+from headrace.operators.windows import state as kept_rows
+from headrace.operators.windows.buffered_window import SessionRows
+from headrace.operators.windows.kernel import WindowStep
+from headrace.operators.windows.session_window import Sessions
 from headrace.operators.windows.specs import Correct, Divert, Drop, LatePolicy, Session
+from headrace.testing.kernels import MemoryState
 from tests.operators.windows.feeding import STREAM, Feed, check_same, cuts, expected, feed_to, shard_counts, streams, tables
 from tests.operators.windows.oracle import Row, SessionOracle, moment, us
 from tests.operators.windows.test_fixed import Cutting, late_by_minute

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.operators import agg
-from headrace.operators.windows.base import WindowStep
-from headrace.operators.windows.build import keeps_rows, window_kernel
-from headrace.operators.windows.fixed import FixedWindows
-from headrace.operators.windows.session_rows import SessionRows
-from headrace.operators.windows.sessions import Sessions
-from headrace.operators.windows.sliding import SlidingStates
-from headrace.operators.windows.sliding_rows import SlidingRows
+from headrace.operators.aggregates import functions as agg
+from headrace.operators.windows.buffered_window import SessionRows, SlidingRows
+from headrace.operators.windows.factory import keeps_rows, window_kernel
+from headrace.operators.windows.fixed_window import FixedWindows
+from headrace.operators.windows.kernel import WindowStep
+from headrace.operators.windows.session_window import Sessions
+from headrace.operators.windows.sliding_window import SlidingStates
 from headrace.operators.windows.specs import Correct, Divert, Drop, Hopping, LatePolicy, Session, Sliding, Tumbling
 from tests.operators.windows.feeding import Feed, check_same, cuts, expected, feed_to, shard_counts, streams, tables
 from tests.operators.windows.oracle import Row, SlidingOracle, moment, us

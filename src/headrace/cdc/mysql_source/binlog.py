@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any
 
-from headrace.cdc.mysql_source.connecting import drivers, ours, settings_of
+from headrace.cdc.mysql_source.catalogue import drivers, ours, settings_of
 from headrace.errors import ConfigurationError, HeadraceError, RetryError
 
 MOST_EVENTS_WAITING = 5_000

@@ -2,17 +2,278 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from ipaddress import IPv4Address, IPv6Address
+from json import dumps
 from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+from uuid import UUID
 
-from headrace.cdc.mysql_source.connecting import translated
-from headrace.cdc.mysql_source.gtid_sets import mariadb_set, mysql_set
-from headrace.cdc.mysql_source.values import FORMS, ddl_type
-from headrace.cdc.source import Skipped, TableShape, usable_names
-from headrace.errors import ConfigurationError, nearest
+import pyarrow as pa
+
+from headrace.cdc.base import Changes, Marks, Skipped, TableShape, marks_column, usable_names
+from headrace.columnar.columns import COMMITTED_AT, DELETE, HIDDEN, INSERT, MARKS, ORDER, POSITION, TRANSACTION, UPDATE, UPDATE_BEFORE
+from headrace.errors import ConfigurationError, HeadraceError, MissingExtra, RetryError, nearest
+
+# Connections to MariaDB or MySQL, and their errors as ours.
+
+
+_PASSING = {1040, 1053, 1158, 1159, 1160, 1161, 1205, 1213, 1927, 2002, 2003, 2006, 2013, 2055}
+_NOT_LET_IN = {1045, 1698}
+_PRIVILEGES = {1044, 1142, 1143, 1227}
+_LOST_BINLOG = 1236
+_TLS = ("ssl_ca", "ssl_cert", "ssl_key", "ssl_verify_cert", "ssl_verify_identity")
+
+
+def drivers() -> tuple[Any, Any]:
+    try:
+        import pymysql
+        import pymysqlreplication
+    except ImportError:
+        raise MissingExtra("mysql-replication", "mysql") from None
+    return pymysql, pymysqlreplication
+
+
+def settings_of(url: str) -> dict[str, Any]:
+    """What pymysql wants, from mariadb://USER@HOST:PORT/DATABASE; the password is better in MYSQL_PWD, as MariaDB's own programs have it."""
+    parts = urlsplit(url)
+    database = parts.path.strip("/")
+    if not database:
+        raise ConfigurationError(f"The address of {parts.hostname} names no database.", fix="write mariadb://USER@HOST:PORT/DATABASE.")
+    found: dict[str, Any] = {"host": parts.hostname or "127.0.0.1", "port": parts.port or 3306, "user": unquote(parts.username or "root"), "charset": "utf8mb4"}
+    password = unquote(parts.password) if parts.password else os.environ.get("MYSQL_PWD")
+    return {**found, "database": database, **({"password": password} if password else {}), **_tls(parts.query)}
+
+
+def _tls(query: str) -> dict[str, Any]:
+    """`?ssl_ca=PATH&ssl_verify_identity=true`: as pymysql has them."""
+    given = dict(parse_qsl(query))
+    for name in given:
+        if name not in _TLS:
+            raise ConfigurationError(f"An address of MariaDB or MySQL has no option {name!r}: {nearest(name, _TLS)}", fix="leave it out.")
+    return {name: value.lower() in {"1", "true", "yes"} if name.startswith("ssl_verify") else value for name, value in given.items()}
+
+
+def connect(url: str) -> Any:
+    pymysql, _ = drivers()
+    with translated():
+        return pymysql.connect(**settings_of(url), autocommit=True, connect_timeout=10, init_command="SET time_zone = '+00:00', sql_mode = ''")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """A server that goes away may come back; what it refuses, it will refuse again."""
+    pymysql, _ = drivers()
+    try:
+        yield
+    except (pymysql.err.Error, OSError) as error:
+        raise ours(error) from error
+    except RuntimeError as error:  # MySQL's usual way to let somebody in, without TLS
+        if "cryptography" not in str(error):
+            raise
+        raise ConfigurationError(f"The database asks for a password in a way that needs another package: {error}.", fix="pip install cryptography; or connect with TLS: …/DATABASE?ssl_ca=PATH.") from error
+
+
+def ours(error: BaseException) -> HeadraceError:
+    code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+    text = str(error.args[-1]) if error.args else str(error)
+    if code == _LOST_BINLOG:
+        return lost_binlog(text)
+    if code in _NOT_LET_IN:
+        return ConfigurationError(f"The database does not let us in: {text}", fix="check the user; its password can stand in the environment's MYSQL_PWD.")
+    if code in _PRIVILEGES:
+        return ConfigurationError(
+            f"The database refuses: {text}", fix="GRANT REPLICATION SLAVE, REPLICATION CLIENT, SLAVE MONITOR ON *.* and SELECT on the tables to this user."
+        )
+    if code in _PASSING or code == 0:
+        return RetryError(f"The database cannot be reached: {text}", fix="it is tried again; see that the server runs.")
+    return ConfigurationError(f"The database refuses: {text}", fix="check the address, the user and the database's settings.")
+
+
+def lost_binlog(why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The server no longer has the binlog that follows what is in the log: {why}. Changes made meanwhile may be missing.",
+        fix="run it once with --start-over, which reads all tables again and deletes what it does not meet; then keep binlogs for longer (binlog_expire_logs_seconds).",
+    )
+
+
+# Which transactions have been taken in, by their global ids: MariaDB names the last one of each domain, MySQL has sets of ranges for each source.
+
+
+_RANGE = re.compile(r"\d+(-\d+)?")
+
+
+def mariadb_set(text: str) -> dict[str, str]:
+    """`0-1-7,1-1-3`: by domain."""
+    return {each.split("-", maxsplit=1)[0]: each for each in text.split(",") if each}
+
+
+def mysql_set(text: str) -> dict[str, str]:
+    """`uuid:1-7:9,uuid:3`: the ranges by source. What a source's tag marks (`uuid:tag:5`) is a source of its own."""
+    found: dict[str, str] = {}
+    for each in "".join(text.split()).split(","):
+        uuid, *parts = each.split(":")
+        source = uuid
+        for part in parts:
+            if _RANGE.fullmatch(part):
+                found[source] = f"{found[source]}:{part}" if source in found else part
+            else:
+                source = f"{uuid}:{part}"
+    return found
+
+
+def mysql_text(gtids: Mapping[str, str]) -> str:
+    return ",".join(f"{source}:{ranges}" for source, ranges in gtids.items())
+
+
+def with_transaction(ranges: str, number: int) -> str:
+    """One more number. Nearly always it follows the last one."""
+    head, _, last = ranges.rpartition(":")
+    start, _, end = last.partition("-")
+    if last and int(end or start) + 1 == number:
+        return f"{head}:{start}-{number}" if head else f"{start}-{number}"
+    return _merged([*(_bounds(each) for each in ranges.split(":") if each), (number, number)])
+
+
+def _bounds(text: str) -> tuple[int, int]:
+    start, _, end = text.partition("-")
+    return int(start), int(end or start)
+
+
+def _merged(ranges: list[tuple[int, int]]) -> str:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if merged and start <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return ":".join(f"{start}-{end}" if start != end else str(start) for start, end in merged)
+
+
+# MariaDB's types and values as ours. The binlog and a SELECT give some of them in different forms; here both become the same.
+
+
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+_SIGNED = {"tinyint": "TINYINT", "smallint": "SMALLINT", "mediumint": "INT", "int": "INT", "bigint": "BIGINT"}
+_UNSIGNED = {"tinyint": "SMALLINT", "smallint": "INT", "mediumint": "INT", "int": "BIGINT", "bigint": "DECIMAL(20,0)"}
+_PLAIN = {"float": "FLOAT", "double": "DOUBLE", "date": "DATE", "datetime": "TIMESTAMP_NTZ", "timestamp": "TIMESTAMP", "year": "INT", "bit": "BIGINT"}
+_BINARY = {
+    "binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob", "vector", "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
+    "multipolygon", "geometrycollection", "geomcollection",
+}  # fmt: skip
+"""Shapes are in the server's own form: the SRID in four bytes, then WKB."""
+
+
+def ddl_type(data_type: str, column_type: str) -> str:
+    """From `information_schema.columns`. TIME can be negative and longer than a day: it stays text, and so do sets, enums and whatever is not known."""
+    if data_type in _SIGNED:
+        return (_UNSIGNED if "unsigned" in column_type else _SIGNED)[data_type]
+    if match := _DECIMAL.match(column_type):
+        return f"DECIMAL({match[1]},{match[2]})" if int(match[1]) <= 38 else "STRING"
+    return "BINARY" if data_type in _BINARY else _PLAIN.get(data_type, "STRING")
+
+
+def arrays_of(columns: Sequence[Sequence[Any]], schema: pa.Schema, marks: Marks, forms: Mapping[str, str]) -> list[pa.Array]:
+    return [_array(values, field, marks, forms.get(field.name)) for values, field in zip(columns, schema, strict=True)]
+
+
+def _array(values: Sequence[Any], field: pa.Field, marks: Marks, form: str | None) -> pa.Array:
+    convert = FORMS[form] if form is not None else _converter(field.type)
+    plain = list(values) if convert is None else [None if value is None else convert(value) for value in values]
+    try:
+        return pa.array(plain, field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return _one_by_one(plain, field, marks)
+
+
+def _one_by_one(values: list[Any], field: pa.Field, marks: Marks) -> pa.Array:
+    """Such as a date of zeros, which is no date: marked, with its text."""
+    fitting: list[Any] = []
+    for row, value in enumerate(values):
+        try:
+            pa.array([value], field.type)
+            fitting.append(value)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            marks.setdefault(row, {})[field.name] = {"text": str(value)}
+            fitting.append(None)
+    return pa.array(fitting, field.type)
+
+
+def _converter(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    if pa.types.is_string(kind):
+        return as_text
+    if pa.types.is_binary(kind):
+        return lambda value: value.encode("latin-1") if isinstance(value, str) else value
+    if pa.types.is_timestamp(kind) and kind.tz:
+        return lambda value: value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
+    if pa.types.is_integer(kind):
+        return _as_int
+    return None
+
+
+def as_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, set | frozenset):
+        return ",".join(sorted(map(str, value)))
+    return _as_time(value) if isinstance(value, timedelta) else str(value)
+
+
+def json_text(value: Any) -> str:
+    """A SELECT gives text; MySQL's binlog has JSON taken apart, with its strings as bytes. Written as the server writes it."""
+    return value if isinstance(value, str) else dumps(_plain_json(value), ensure_ascii=False)
+
+
+def _plain_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {as_text(name): _plain_json(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain_json(each) for each in value]
+    return value if value is None or isinstance(value, bool | int | float) else as_text(value)
+
+
+def _uuid_text(value: Any) -> str:
+    """Sixteen bytes in the binlog, which leaves out zeros at the end; and so are addresses."""
+    return str(UUID(bytes=value.ljust(16, b"\0"))) if isinstance(value, bytes) else str(value)
+
+
+def _inet6_text(value: Any) -> str:
+    if not isinstance(value, bytes):
+        return str(value)
+    address = IPv6Address(value.ljust(16, b"\0"))
+    return f"::ffff:{address.ipv4_mapped}" if address.ipv4_mapped else str(address)
+
+
+def _inet4_text(value: Any) -> str:
+    return str(IPv4Address(value.ljust(4, b"\0"))) if isinstance(value, bytes) else str(value)
+
+
+FORMS: dict[str, Callable[[Any], str]] = {"json": json_text, "uuid": _uuid_text, "inet6": _inet6_text, "inet4": _inet4_text}
+"""By the server's types, as `information_schema` calls them."""
+AS_BYTES = {"uuid", "inet6", "inet4"}
+"""Those that the binlog has as bytes."""
+
+
+def _as_time(value: timedelta) -> str:
+    sign, whole = ("-", -value) if value < timedelta(0) else ("", value)
+    seconds, micros = divmod(whole // timedelta(microseconds=1), 1_000_000)
+    fraction = f".{micros:06d}" if micros else ""
+    return f"{sign}{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}{fraction}"
+
+
+def _as_int(value: Any) -> Any:
+    """A BIT is bytes in a SELECT and a text of zeros and ones in the binlog."""
+    if isinstance(value, bytes):
+        return int.from_bytes(value, "big")
+    return int(value, 2) if isinstance(value, str) else value
 
 _NEEDED = (("log_bin", "ON"), ("binlog_format", "ROW"), ("binlog_row_image", "FULL"), ("binlog_row_metadata", "FULL"))
 _NEEDED_OF_MARIADB = (("log_bin_compress", "OFF"),)
@@ -122,3 +383,58 @@ class Catalogue:
 
     def binlogs(self) -> list[str]:
         return [str(row[0]) for row in self.ask("SHOW BINARY LOGS")]
+
+
+# Row events of one transaction, or rows of a chunk, as batches.
+
+
+
+@dataclass(frozen=True)
+class Row:
+    """One change: what it is, the row's values by column, and its place in its transaction."""
+
+    change: str
+    values: Mapping[str, Any]
+    order: int
+
+
+def told(event: Any, table: MysqlTable, order: int) -> list[Row]:
+    """An event's rows as changes. A changed key is a delete and an insert."""
+    rows: list[Row] = []
+    key = table.key_columns
+    for number, row in enumerate(event.rows):
+        place = order + number
+        if "values" in row:
+            kind = INSERT if type(event).__name__.startswith("Write") else DELETE
+            rows.append(Row(kind, row["values"], place))
+            continue
+        before, after = row["before_values"], row["after_values"]
+        moved = any(before.get(name) != after.get(name) for name in key)
+        rows += [Row(DELETE if moved else UPDATE_BEFORE, before, place), Row(INSERT if moved else UPDATE, after, place)]
+    return rows
+
+
+def changes(table: MysqlTable, rows: Sequence[Row], *, position: int, at_s: int, transaction: int) -> Changes:
+    count = len(rows)
+    hidden = {
+        POSITION: pa.array([position] * count, pa.int64()),
+        COMMITTED_AT: pa.array([at_s * 1_000_000] * count, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        TRANSACTION: pa.array([transaction] * count, pa.int64()),
+        ORDER: pa.array([row.order for row in rows], pa.int32()),
+    }
+    columns = [_of_binlog([row.values.get(name) for row in rows], table.forms.get(field)) for name, (field, _) in zip(table.columns, table.shape.columns, strict=True)]
+    return Changes(table.shape.name, batch(table, columns, hidden, [row.change for row in rows]))
+
+
+def _of_binlog(values: list[Any], form: str | None) -> list[Any]:
+    """Bytes that happen to be text come as text."""
+    return [value.encode() if isinstance(value, str) else value for value in values] if form in AS_BYTES else values
+
+
+def batch(table: MysqlTable, columns: Sequence[Sequence[Any]], hidden: Mapping[str, pa.Array], kinds: list[str]) -> pa.RecordBatch:
+    marks: Marks = {}
+    arrays = arrays_of(columns, table.shape.schema, marks, table.forms)
+    count = len(kinds)
+    known = {**hidden, MARKS: marks_column(marks, count)}
+    arrays += [known.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN]
+    return pa.RecordBatch.from_arrays([*arrays, pa.array(kinds, pa.string())], schema=table.shape.batch_schema)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from headrace.cdc.source import TableShape, usable_names
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.cdc.base import Marks, TableShape, usable_names
 
 ROW_COLUMN = "_row"
 """The key of a table without one: a digest of the whole row."""
@@ -86,3 +91,90 @@ def parse_logical(payload: bytes) -> tuple[str, bytes]:
 def _text(payload: bytes, at: int) -> tuple[str, int]:
     end = payload.index(0, at)
     return payload[at:end].decode(), end + 1
+
+
+# Postgres's types as ours: what a column becomes in the topic, and how the text that Postgres sends becomes Arrow values, many at once.
+#
+# Text is what the server sends, so nothing is lost on the way. A value that its column cannot hold (NaN in a DECIMAL, an infinite date, a year before Christ) is null there and stands in `_marks`
+# as its text. What has no counterpart stays the server's text: arrays, ranges, intervals, json, money, addresses, enums, and types of extensions.
+
+
+MOST_DIGITS = 38
+_PLAIN = {
+    "bool": "BOOLEAN",
+    "int2": "SMALLINT",
+    "int4": "INT",
+    "int8": "BIGINT",
+    "oid": "BIGINT",
+    "float4": "FLOAT",
+    "float8": "DOUBLE",
+    "date": "DATE",
+    "time": "TIME(6)",
+    "timestamp": "TIMESTAMP_NTZ",
+    "timestamptz": "TIMESTAMP",
+    "bytea": "BINARY",
+}
+
+
+def ddl_type(name: str, typmod: int) -> str:
+    """The type of a topic's column for a base type's name and modifier. A NUMERIC without a bound has any number of digits, and stays text."""
+    if name == "numeric" and typmod >= 4:
+        precision, scale = (typmod - 4) >> 16 & 0xFFFF, (typmod - 4) & 0x7FF
+        scale = scale - 2048 if scale >= 1024 else scale
+        if precision <= MOST_DIGITS and 0 <= scale <= precision:
+            return f"DECIMAL({precision},{scale})"
+    return _PLAIN.get(name, "STRING")
+
+
+def typed_columns(texts: Sequence[pa.Array], fields: Sequence[pa.Field], marks: Marks) -> list[pa.Array]:
+    """Columns of text as columns of their types; what does not fit is marked."""
+    return [_typed(text, field, marks) for text, field in zip(texts, fields, strict=True)]
+
+
+def _typed(text: pa.Array, field: pa.Field, marks: Marks) -> pa.Array:
+    if text.type == field.type:
+        return text
+    convert = _converter(field.type)
+    try:
+        return convert(text)
+    except (pa.ArrowInvalid, ValueError):
+        return _typed_one_by_one(text, field, convert, marks)
+
+
+def _typed_one_by_one(text: pa.Array, field: pa.Field, convert: Callable[[pa.Array], pa.Array], marks: Marks) -> pa.Array:
+    """Find the values that do not fit. Rare, and as slow as it looks."""
+    values: list[Any] = []
+    for row, value in enumerate(text.to_pylist()):
+        try:
+            values.append(convert(pa.array([value], pa.string())))
+        except (pa.ArrowInvalid, ValueError):
+            marks.setdefault(row, {})[field.name] = {"text": value}
+            values.append(pa.nulls(1, field.type))
+    return pa.concat_arrays(values)
+
+
+def _converter(kind: pa.DataType) -> Callable[[pa.Array], pa.Array]:
+    if pa.types.is_boolean(kind):
+        return lambda text: pc.equal(text, "t")
+    if pa.types.is_binary(kind):
+        return _from_hex
+    if pa.types.is_time(kind):
+        return _from_time
+    return lambda text: text.cast(kind)
+
+
+def _from_time(text: pa.Array) -> pa.Array:
+    moments = pc.binary_join_element_wise("1970-01-01", text, " ").cast(pa.timestamp("us")).cast(pa.int64())
+    return pc.multiply(moments, 1000).cast(pa.time64("ns"))
+
+
+def _from_hex(text: pa.Array) -> pa.Array:
+    """All values at once: without their first two characters (a backslash and an x) they are one long text of hex digits."""
+    digits = pc.utf8_slice_codeunits(text, 2, None) if text.null_count == 0 else pc.utf8_slice_codeunits(pc.fill_null(text, "\\x"), 2, None)
+    digits = pa.concat_arrays([digits])
+    offsets = np.frombuffer(digits.buffers()[1], np.int32)[digits.offset : digits.offset + len(digits) + 1]
+    data = digits.buffers()[2]
+    raw = bytes.fromhex(data.to_pybytes()[offsets[0] : offsets[-1]].decode("ascii")) if data is not None and len(digits) else b""
+    halves = ((offsets - offsets[0]) // 2).astype(np.int32)
+    values = pa.Array.from_buffers(pa.binary(), len(digits), [None, pa.py_buffer(halves), pa.py_buffer(raw)])
+    return values if text.null_count == 0 else pc.if_else(text.is_valid(), values, pa.scalar(None, pa.binary()))

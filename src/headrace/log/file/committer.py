@@ -13,14 +13,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from headrace.errors import BugError, HeadraceError, RetryError
-from headrace.log.file.draft import Draft
+from headrace.log.file.commit_draft import Draft
 from headrace.log.file.journal import COMMIT, encode_record
 from headrace.log.file.store import Store, now_us
 
 if TYPE_CHECKING:
+    from headrace.log.file.checkpoint import Replica
+    from headrace.log.file.commit_draft import Adoption
     from headrace.log.file.disk import Buffer, DiskFile
-    from headrace.log.file.draft import Adoption
-    from headrace.log.file.replica import Replica
+
 
 T = TypeVar("T")
 INLINE_BYTES = 1 << 20

@@ -15,17 +15,33 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.columnar.columns import CHANGE_TYPE, DELETE, HEADERS_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN, TIMESTAMP_TYPE
 from headrace.errors import CorruptionError
-from headrace.log.api import CHANGE_TYPE, DELETE, HEADERS_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN, TIMESTAMP_TYPE
 from headrace.log.file.disk import Buffer
-from headrace.log.file.frame import CONTROL, SPARSE, Frame, FrameHeader, body_is_sound, decode_batch, encode_batch
-from headrace.log.file.segment import COMPACTED, EXCISED, INDEX_SUFFIX, Segment, SegmentPlace, new_header, read_frames, segments_in
+from headrace.log.file.segment import (
+    COMPACTED,
+    CONTROL,
+    EXCISED,
+    INDEX_SUFFIX,
+    SPARSE,
+    Frame,
+    FrameHeader,
+    Segment,
+    SegmentPlace,
+    body_is_sound,
+    decode_batch,
+    encode_batch,
+    new_header,
+    read_frames,
+    segments_in,
+)
 from headrace.log.file.store import now_us
-from headrace.log.keys import key_bytes
+from headrace.log.partitioning import key_bytes
 
 if TYPE_CHECKING:
     from headrace.log.file.log import FileLog
     from headrace.log.file.state import TopicState
+
 
 
 def is_compacted(topic: TopicState) -> bool:

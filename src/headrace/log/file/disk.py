@@ -1,6 +1,6 @@
 """The file layer: every change the embedded log makes to a disk goes through here.
 
-One place, so that a test can record each write, sync and rename and replay any crash between them (headrace.testing.crash), and a
+One place, so that a test can record each write, sync and rename and replay any crash between them (headrace.testing.power_loss), and a
 benchmark can pretend that the disk is slow.
 """
 

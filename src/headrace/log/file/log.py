@@ -13,48 +13,38 @@ import pyarrow as pa
 
 from headrace.durations import to_time_us
 from headrace.errors import InputError, MemberFenced, UnknownGroup, UnknownTopic
-from headrace.log.api import (
-    Batches,
-    Consumer,
+from headrace.log.api import Batches, Consumer, Log, Producer, Queue, Transaction
+from headrace.log.file import staging
+from headrace.log.file.commit_draft import Draft, PreparedRows, StaleTopic
+from headrace.log.file.committer import Committer
+from headrace.log.file.compaction import whole_from
+from headrace.log.file.consumer import FileConsumer, coordinate, dead_members, heartbeat_age_s, parse_partition_key
+from headrace.log.file.disk import Disk
+from headrace.log.file.maintenance import Housekeeper, keep_house, make_checkpoint, verify_log
+from headrace.log.file.producer import FileProducer, prepare, prepare_control, rows_to_batch
+from headrace.log.file.queue import FileQueue
+from headrace.log.file.reader import FileBatches, PartitionReader, SegmentCache
+from headrace.log.file.segment import Frame, control_frame, segments_in
+from headrace.log.file.state import State, TopicState
+from headrace.log.file.store import Store, now_us
+from headrace.log.file.transaction import FileTransaction
+from headrace.log.partitioning import Chooser, check_partition
+from headrace.log.topic_config import altered, check_name, check_same, declared, place_word
+from headrace.log.values import (
     Control,
     Duration,
     Finding,
     GroupInfo,
-    Log,
     MemberInfo,
     OffsetRange,
     Partitioner,
     PartitionLag,
     Position,
     Positions,
-    Producer,
-    Queue,
     Staged,
     TopicInfo,
     TopicStats,
-    Transaction,
-)  # fmt: skip
-from headrace.log.file import staging
-from headrace.log.file.committer import Committer
-from headrace.log.file.compaction import whole_from
-from headrace.log.file.consumer import FileConsumer, dead_members, heartbeat_age_s
-from headrace.log.file.disk import Disk
-from headrace.log.file.draft import Draft, PreparedRows, StaleTopic
-from headrace.log.file.frame import Frame, control_frame
-from headrace.log.file.groups import coordinate, parse_partition_key
-from headrace.log.file.housekeeping import Housekeeper, keep_house, make_checkpoint
-from headrace.log.file.prepare import prepare, prepare_control, rows_to_batch
-from headrace.log.file.producer import FileProducer
-from headrace.log.file.queue import FileQueue
-from headrace.log.file.reader import FileBatches, PartitionReader, SegmentCache
-from headrace.log.file.segment import segments_in
-from headrace.log.file.state import State, TopicState
-from headrace.log.file.store import Store, now_us
-from headrace.log.file.transaction import FileTransaction
-from headrace.log.file.verify import verify_log
-from headrace.log.names import check_name, place_word
-from headrace.log.partitioning import Chooser, check_partition
-from headrace.log.settings import altered, check_same, declared
+)
 
 _STAGED_FOR_US = 24 * 3600 * 1_000_000
 _CHECKPOINT_AT_CLOSE_RECORDS, _CHECKPOINT_AT_CLOSE_BYTES = 200, 4 << 20

@@ -10,21 +10,24 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from headrace.columnar.columns import HEADERS_COLUMN, OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN
 from headrace.durations import to_us
 from headrace.errors import CorruptBatch, InputError, LeaseLost
-from headrace.log.api import HEADERS_COLUMN, OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN, Duration, Message, Queue
-from headrace.log.dead import DeadLetter, ensure_topic, letters_to_rows, row_to_text
-from headrace.log.file.draft import Draft
-from headrace.log.file.leases import PartitionQueue, QueueState
-from headrace.log.file.prepare import prepare, rows_to_batch
+from headrace.log.api import Message, Queue
+from headrace.log.dead_letters import DeadLetter, ensure_topic, letters_to_rows, row_to_text
+from headrace.log.file.commit_draft import Draft
+from headrace.log.file.producer import prepare, rows_to_batch
 from headrace.log.file.reader import FileBatches
+from headrace.log.file.state import PartitionQueue, QueueState
 from headrace.log.file.store import now_us
-from headrace.log.names import check_name
 from headrace.log.partitioning import Chooser
 from headrace.log.rows import to_batch
+from headrace.log.topic_config import check_name
+from headrace.log.values import Duration
 
 if TYPE_CHECKING:
     from headrace.log.file.log import FileLog
+
 
 _NAP_S = 0.01
 Taken = dict[int, list[tuple[int, int]]]  # partition -> (offset, deliveries)

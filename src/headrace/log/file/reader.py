@@ -13,14 +13,14 @@ from threading import Lock
 import numpy as np
 import pyarrow as pa
 
+from headrace.columnar.columns import OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TIMESTAMP_TYPE
 from headrace.durations import from_us
 from headrace.errors import BadPartition, CorruptBatch, CorruptionError, InputError, OffsetOutOfRange, UnknownColumn
-from headrace.log.api import OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, Batches, Control, TopicInfo
-from headrace.log.file.frame import CONTROL, SPARSE, FrameHeader, body_is_sound, decode_batch
-from headrace.log.file.segment import Segment, SegmentPlace, segment_name, segment_names
+from headrace.log.api import Batches
+from headrace.log.file.segment import CONTROL, SPARSE, FrameHeader, Segment, SegmentPlace, body_is_sound, decode_batch, segment_name, segment_names
 from headrace.log.file.state import PartitionState, TopicState
 from headrace.log.file.store import Store
-from headrace.log.values import readable_schema
+from headrace.log.values import Control, TopicInfo, readable_schema
 
 logger = logging.getLogger("headrace.log")
 _MOST_OPEN_SEGMENTS = 64

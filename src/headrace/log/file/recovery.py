@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptionError
+from headrace.log.file.checkpoint import Replica, reconcile
+from headrace.log.file.commit_draft import Adoption
 from headrace.log.file.disk import DiskFile
-from headrace.log.file.draft import Adoption
 from headrace.log.file.journal import Journal, MissingJournal, Record
-from headrace.log.file.replica import Replica
-from headrace.log.file.salvage import reconcile
 from headrace.log.file.segment import COMPACTED, EXCISED, read_segment_header, segments_in
 from headrace.log.file.state import PartitionState
 
 if TYPE_CHECKING:
     from headrace.log.file.state import Operation
     from headrace.log.file.store import Store
+
 
 logger = logging.getLogger("headrace.log")
 

@@ -11,14 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from headrace.errors import TransactionTimedOut
-from headrace.log.api import Staged
+from headrace.log.file.commit_draft import PreparedRows
 from headrace.log.file.disk import Buffer, DiskFile
-from headrace.log.file.draft import PreparedRows
-from headrace.log.file.frame import Frame, body_is_sound
-from headrace.log.file.segment import new_header, read_frames, read_segment_header
+from headrace.log.file.segment import Frame, body_is_sound, new_header, read_frames, read_segment_header
 from headrace.log.file.state import TopicState
 from headrace.log.file.store import Store
-from headrace.log.names import check_name
+from headrace.log.topic_config import check_name
+from headrace.log.values import Staged
 
 MOST_COPIED_BYTES = 1 << 20
 """A staged file up to this size is copied into the partition's segment; a larger one becomes a segment of its own."""

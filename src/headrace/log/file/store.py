@@ -20,11 +20,10 @@ from pathlib import Path
 from threading import Lock
 
 from headrace.errors import ConfigurationError, InputError, LogUnavailable, NewerFormat, ReadOnlyLog
+from headrace.log.file.checkpoint import Replica
+from headrace.log.file.commit_draft import Adoption, Seal, SegmentWrite
 from headrace.log.file.disk import Disk, DiskFile
-from headrace.log.file.draft import Adoption, Seal, SegmentWrite
-from headrace.log.file.journal import Journal, MissingJournal, Record
-from headrace.log.file.marker import DurableMarker, Mark
-from headrace.log.file.replica import Replica
+from headrace.log.file.journal import DurableMarker, Journal, Mark, MissingJournal, Record
 from headrace.log.file.segment import segment_name, stray_names
 from headrace.log.file.state import State
 
@@ -135,7 +134,7 @@ class Store:
                 newest.journal.file_at(newest.base).truncate(torn - newest.base)
             break
         if newest.damage:
-            from headrace.log.file.salvage import reconcile
+            from headrace.log.file.checkpoint import reconcile
 
             reconcile(self, newest)
 

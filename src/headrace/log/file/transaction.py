@@ -9,20 +9,22 @@ import pyarrow as pa
 
 from headrace.durations import format_us, to_us
 from headrace.errors import DiskFull, FencedError, InputError, NoteConflict, TransactionFenced, TransactionTimedOut
-from headrace.log.api import Duration, Headers, Position, Positions, Rows, Staged, Transaction
-from headrace.log.file.draft import Draft, PreparedRows, StaleTopic
-from headrace.log.file.frame import control_frame
-from headrace.log.file.groups import check_owner, check_places, plain_positions
-from headrace.log.file.prepare import prepare, prepare_control, refit, rows_to_batch
+from headrace.log.api import Transaction
+from headrace.log.file.commit_draft import Draft, PreparedRows, StaleTopic
+from headrace.log.file.consumer import check_owner, check_places, plain_positions
+from headrace.log.file.producer import prepare, prepare_control, refit, rows_to_batch
+from headrace.log.file.segment import control_frame
 from headrace.log.file.staging import StagingWriter, discard, staging_name
 from headrace.log.file.state import TopicState
 from headrace.log.file.store import now_us
-from headrace.log.names import check_name
 from headrace.log.partitioning import Chooser, check_partition
 from headrace.log.rows import tombstones, upserts
+from headrace.log.topic_config import check_name
+from headrace.log.values import Duration, Headers, Position, Positions, Rows, Staged
 
 if TYPE_CHECKING:
     from headrace.log.file.log import FileLog
+
 
 MOST_BYTES_IN_MEMORY = 8 << 20
 _ANY = object()

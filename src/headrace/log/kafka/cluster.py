@@ -1,5 +1,4 @@
 """What one log shares with the cluster: one admin client, open readers, what topics there are, and how far each partition goes."""
-
 # mypy: disable-error-code="attr-defined, no-untyped-call"
 # (confluent_kafka.admin does not say which of its names are public, nor the types of its offset specifications.)
 
@@ -14,8 +13,8 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from headrace.errors import ConfigurationError, LogUnavailable, RetryError
 from headrace.log.kafka.config import Cluster
-from headrace.log.kafka.failures import HOPELESS, LEADER_MOVES, NO_TOPIC, cause, code, doing, translated
-from headrace.log.kafka.fetching import Fetchers
+from headrace.log.kafka.errors import HOPELESS, LEADER_MOVES, NO_TOPIC, cause, code, doing, translated
+from headrace.log.kafka.fetcher import Fetchers
 
 ANSWER_SECONDS = 15.0
 SETTLE_SECONDS = 15.0

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from headrace.errors import ConfigurationError, LogUnavailable
-from headrace.secret_values import secret
+from headrace.secrets import secret
 
 Settings = dict[str, Any]
 

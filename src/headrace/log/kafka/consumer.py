@@ -15,16 +15,14 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from headrace.durations import to_us
 from headrace.errors import BadPartition, HeadraceError, InputError, MemberFenced, OffsetOutOfRange
-from headrace.log.api import Consumer, Duration, Positions
+from headrace.log.api import Consumer
 from headrace.log.kafka.cluster import ANSWER_SECONDS, Place
-from headrace.log.kafka.connection import Connection
-from headrace.log.kafka.failures import LOST_MEMBERSHIP, code, doing, translated
-from headrace.log.kafka.fetching import OffsetLost, raise_for
-from headrace.log.kafka.group_admin import is_pending
-from headrace.log.kafka.misfits import DeadLetters, RowReader
-from headrace.log.kafka.reader import explained
-from headrace.log.names import check_name
-from headrace.log.values import TOPIC_METADATA
+from headrace.log.kafka.connection import Connection, is_pending
+from headrace.log.kafka.errors import LOST_MEMBERSHIP, code, doing, translated
+from headrace.log.kafka.fetcher import OffsetLost, raise_for
+from headrace.log.kafka.reader import DeadLetters, RowReader, explained
+from headrace.log.topic_config import check_name
+from headrace.log.values import TOPIC_METADATA, Duration, Positions
 
 SETTLE_SECONDS = 10.0
 

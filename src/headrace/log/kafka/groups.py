@@ -13,13 +13,12 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from headrace.durations import to_time_us
 from headrace.errors import UnknownGroup
-from headrace.log.api import GroupInfo, MemberInfo, PartitionLag, Positions
 from headrace.log.kafka.cluster import Place
-from headrace.log.kafka.connection import Connection
-from headrace.log.kafka.failures import doing
-from headrace.log.kafka.group_admin import alter_offsets, committed_offsets, consumer_groups, describe, group_owners, share_groups
-from headrace.log.names import place_word
+from headrace.log.kafka.connection import Connection, alter_offsets, committed_offsets, consumer_groups, describe, group_owners, share_groups
+from headrace.log.kafka.errors import doing
 from headrace.log.partitioning import check_partition
+from headrace.log.topic_config import place_word
+from headrace.log.values import GroupInfo, MemberInfo, PartitionLag, Positions
 
 MOST_TIMES_KEPT = 100_000
 LOOK_SECONDS = 5.0

@@ -3,55 +3,83 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
-from headrace.errors import MissingExtra
+from headrace.durations import from_us, to_time_us
+from headrace.errors import BadSchema, HeadraceError, MissingExtra
+from headrace.log.api import Batches, Consumer, Log, Producer, Queue, Transaction
+from headrace.log.kafka import staging
+from headrace.log.kafka.cluster import Place
+from headrace.log.kafka.connection import Connection
+from headrace.log.kafka.consumer import KafkaConsumer
+from headrace.log.kafka.errors import doing
+from headrace.log.kafka.fetcher import Fetcher, OffsetLost
+from headrace.log.kafka.groups import Groups, since
+from headrace.log.kafka.producer import KafkaProducer
+from headrace.log.kafka.queue import KafkaQueue
+from headrace.log.kafka.reader import DeadLetters, KafkaBatches, Range, controls, ranges
+from headrace.log.kafka.records import control_record, to_rows
+from headrace.log.kafka.sender import Delivery, send
+from headrace.log.kafka.transaction import KafkaTransaction
+from headrace.log.partitioning import check_partition
+from headrace.log.topic_config import check_name, declared
+from headrace.log.values import Control, Duration, Finding, GroupInfo, Partitioner, PartitionLag, Position, Positions, Staged, TopicInfo, TopicStats
+
+# Looking after a log on Kafka: reading everything to see whether it can be read, and how much there is. The brokers do the rest.
+
+
+UNKNOWN = -1
+
+
+def verify(connection: Connection, topics: Sequence[str]) -> list[Finding]:
+    """Every record that cannot be read: its checksum is wrong, or it does not fit the schema. Topics without a schema are left out."""
+    findings: list[Finding] = []
+    with Fetcher(connection.cluster, {"check.crcs": True}) as fetcher:
+        for name in topics:
+            try:
+                info = connection.topics.info(name)
+            except BadSchema:
+                if len(topics) == 1:
+                    raise
+                continue
+            for span in ranges(connection, info, None, None, None):
+                findings += _verify_partition(fetcher, info, span)
+    return findings
+
+
+def _verify_partition(fetcher: Fetcher, info: TopicInfo, span: Range) -> Iterator[Finding]:
+    partition, start, stop = span
+    try:
+        for messages in fetcher.records(info.name, partition, start, stop):
+            for misfit in to_rows(info, messages).misfits:
+                yield Finding("corrupt", f"{info.name}[{partition}]", UNKNOWN, misfit.reason, info.name, partition, misfit.offset)
+    except OffsetLost:
+        return  # retention was faster: what is gone needs no checking
+    except HeadraceError as error:
+        yield Finding("corrupt", f"{info.name}[{partition}]", UNKNOWN, error.message, info.name, partition)
+
+
+def stats(connection: Connection, topics: Sequence[str]) -> list[TopicStats]:
+    """Sizes. Kafka's client tells neither bytes nor segments (-1), and counts offsets, of which markers of transactions take some."""
+    return [_topic_stats(connection, name) for name in topics]
+
+
+def _topic_stats(connection: Connection, name: str) -> TopicStats:
+    count = connection.broker.partitions(name) or connection.topics.info(name).partitions
+    places = [(name, partition) for partition in range(count)]
+    starts, ends = connection.broker.earliest(places), connection.broker.ends(places)
+    rows = sum(ends[place] - starts[place] for place in places)
+    earliest = {partition: starts[name, partition] for partition in range(count)}
+    return TopicStats(name, count, rows, UNKNOWN, UNKNOWN, earliest, {partition: ends[name, partition] for partition in range(count)})
 
 try:
     import confluent_kafka  # noqa: F401
 except ImportError as error:
     raise MissingExtra("confluent-kafka", "kafka") from error
-
-from headrace.durations import from_us, to_time_us
-from headrace.log.api import (
-    Batches,
-    Consumer,
-    Control,
-    Duration,
-    Finding,
-    GroupInfo,
-    Log,
-    Partitioner,
-    PartitionLag,
-    Position,
-    Positions,
-    Producer,
-    Queue,
-    Staged,
-    TopicInfo,
-    TopicStats,
-    Transaction,
-)
-from headrace.log.kafka import care, staging
-from headrace.log.kafka.cluster import Place
-from headrace.log.kafka.connection import Connection
-from headrace.log.kafka.consumer import KafkaConsumer
-from headrace.log.kafka.failures import doing
-from headrace.log.kafka.groups import Groups, since
-from headrace.log.kafka.misfits import DeadLetters
-from headrace.log.kafka.producer import KafkaProducer
-from headrace.log.kafka.queue import KafkaQueue
-from headrace.log.kafka.reader import KafkaBatches, controls, ranges
-from headrace.log.kafka.records import control_record
-from headrace.log.kafka.sending import Delivery, send
-from headrace.log.kafka.transaction import KafkaTransaction
-from headrace.log.names import check_name
-from headrace.log.partitioning import check_partition
-from headrace.log.settings import declared
 
 
 class KafkaLog(Log):
@@ -227,10 +255,10 @@ class KafkaLog(Log):
     # Care
 
     def verify(self, topic: str | None = None) -> list[Finding]:
-        return care.verify(self._connection, [topic] if topic is not None else self.topics())
+        return verify(self._connection, [topic] if topic is not None else self.topics())
 
     def stats(self, topic: str | None = None) -> list[TopicStats]:
-        return care.stats(self._connection, [topic] if topic is not None else self.topics())
+        return stats(self._connection, [topic] if topic is not None else self.topics())
 
     def maintain(self, topic: str | None = None) -> dict[str, Any]:
         if topic is not None:

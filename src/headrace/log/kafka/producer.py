@@ -17,17 +17,50 @@ from confluent_kafka import KafkaException
 from confluent_kafka import Producer as Client
 
 from headrace.errors import BadRows, InputError, ProducerFenced, RetryError
-from headrace.log.api import Headers, OffsetRange, Partitioner, Position, Producer, Rows, TopicInfo
+from headrace.log.api import Producer
 from headrace.log.kafka.config import SEND_TIMEOUT_MS
 from headrace.log.kafka.connection import Connection
-from headrace.log.kafka.failures import FENCED, cause, code, translated
+from headrace.log.kafka.errors import FENCED, cause, code, translated
 from headrace.log.kafka.notes import Ledger
 from headrace.log.kafka.records import to_records
-from headrace.log.kafka.row_batches import appended, deleted, repeatable, upserted
-from headrace.log.kafka.sending import Delivery, Record, blocks, commit, fenced_as, open_transactional, roll_back, send, send_in_transaction
-from headrace.log.names import check_name
+from headrace.log.kafka.sender import Delivery, Record, blocks, commit, fenced_as, open_transactional, roll_back, send, send_in_transaction
 from headrace.log.partitioning import Chooser
-from headrace.log.sequences import check_sequence
+from headrace.log.rows import check_changes, to_batch, tombstones, upserts, with_headers
+from headrace.log.topic_config import check_name
+from headrace.log.values import Headers, OffsetRange, Partitioner, Position, Rows, TopicInfo, check_sequence
+
+# What users append, made into batches that fit a topic: the same checks for producers, transactions and staged rows.
+
+
+
+def appended(rows: Rows, info: TopicInfo, headers: Headers | None) -> pa.RecordBatch:
+    """Rows as they are; on a table's topic each says what kind of change it is."""
+    batch = to_batch(rows, info.arrow_schema, topic=info.name)
+    if info.is_table:
+        check_changes(batch, topic=info.name)
+    return with_headers(batch, headers)
+
+
+def upserted(rows: Rows, info: TopicInfo, headers: Headers | None) -> pa.RecordBatch:
+    _check_table(info, "upsert")
+    return with_headers(upserts(rows, info.arrow_schema, topic=info.name), headers)
+
+
+def deleted(keys: Any, info: TopicInfo) -> pa.RecordBatch:
+    _check_table(info, "delete")
+    return tombstones(keys, info.arrow_schema, info.key, topic=info.name)
+
+
+def _check_table(info: TopicInfo, what: str) -> None:
+    if not info.is_table:
+        raise InputError(f"{what} needs a table, and {info.name!r} is a plain topic.", fix="use append, or create it with create_table.")
+
+
+def repeatable(rows: Rows) -> Rows:
+    """Rows that can be looked at twice: an iterator is taken whole."""
+    if isinstance(rows, pa.Table | pa.RecordBatch | dict | list) or hasattr(rows, "columns"):
+        return rows
+    return rows if isinstance(rows, str | bytes) or not hasattr(rows, "__iter__") else list(rows)
 
 TRANSACTION_MS = SEND_TIMEOUT_MS
 """An append takes no longer; so a producer that died in the middle of one holds up readers of its partitions no longer either."""

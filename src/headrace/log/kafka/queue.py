@@ -18,19 +18,180 @@ from datetime import datetime
 from threading import RLock
 from typing import Any
 
-from confluent_kafka import AcknowledgeType
+from confluent_kafka import AcknowledgeType, IllegalStateException, KafkaError, KafkaException, ShareConsumer
 from confluent_kafka import Message as Fetched
 
-from headrace.durations import to_us
-from headrace.errors import InputError, NotSupported, RetryError
-from headrace.log import dead
-from headrace.log.api import HEADERS_COLUMN, OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN, Duration, Log, Message, Queue
+from headrace.columnar.columns import HEADERS_COLUMN, OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN
+from headrace.durations import format_us, to_us
+from headrace.errors import ConfigurationError, InputError, LeaseLost, NotSupported, RetryError
+from headrace.log import dead_letters
+from headrace.log.api import Log, Message, Queue
+from headrace.log.kafka.cluster import Broker
+from headrace.log.kafka.config import Cluster
 from headrace.log.kafka.connection import Connection
-from headrace.log.kafka.misfits import DeadLetters, RowReader
-from headrace.log.kafka.share_group import ShareGroup
-from headrace.log.kafka.share_hand import Hand, Spot, lost
-from headrace.log.names import check_name
+from headrace.log.kafka.errors import doing
+from headrace.log.kafka.reader import DeadLetters, RowReader
 from headrace.log.rows import to_batch
+from headrace.log.topic_config import check_name
+from headrace.log.values import Duration
+
+# The settings of a share group that a queue's promises rest on. Kafka keeps them per group, so they are set when a queue first receives.
+
+
+VISIBILITY = "share.record.lock.duration.ms"
+LIMIT = "share.delivery.count.limit"
+PROMISES = {"share.auto.offset.reset": "earliest", "share.isolation.level": "read_committed"}
+USUAL_MOST_DELIVERIES = 10  # what brokers allow unless told otherwise
+APPLY_SECONDS = 10.0
+
+
+class ShareGroup:
+    """One group's settings, as one queue wants them."""
+
+    def __init__(self, broker: Broker, group: str, delivery_limit: int) -> None:
+        self._broker, self._group, self._limit = broker, group, delivery_limit
+        self._visibility_ms: int | None = None
+
+    def set_visibility(self, visibility_us: int) -> None:
+        visibility_ms = visibility_us // 1000
+        if visibility_ms == self._visibility_ms:
+            return
+        if self._visibility_ms is None:
+            self._set_promises()
+        self._set_lock(visibility_ms)
+        self._visibility_ms = visibility_ms
+
+    def _set_promises(self) -> None:
+        """Kafka's own limit lies above ours: it drops a message in silence where we put it into dead letters."""
+        try:
+            self._broker.configure_group(self._group, PROMISES | {LIMIT: str(max(self._limit + 1, USUAL_MOST_DELIVERIES))})
+        except ConfigurationError as error:
+            raise NotSupported(
+                f"A delivery limit of {self._limit} needs {LIMIT}={self._limit + 1} on Kafka, which the brokers refuse: {error.message}",
+                fix="lower delivery_limit, or raise group.share.max.delivery.count.limit on the brokers.",
+            ) from error
+
+    def _set_lock(self, visibility_ms: int) -> None:
+        try:
+            self._broker.configure_group(self._group, {VISIBILITY: str(visibility_ms)})
+        except ConfigurationError as error:
+            raise NotSupported(
+                f"A visibility of {format_us(visibility_ms * 1000)} is outside of what the brokers allow: {error.message}",
+                fix="choose another one, or change group.share.min.record.lock.duration.ms and group.share.max.record.lock.duration.ms on the brokers.",
+            ) from error
+        self._await_applied(str(visibility_ms))
+
+    def _await_applied(self, value: str) -> None:
+        """Brokers learn of a setting a moment later; a message fetched before would have the old visibility."""
+        deadline = time.monotonic() + APPLY_SECONDS
+        while self._broker.group_settings(self._group).get(VISIBILITY) != value:
+            if time.monotonic() > deadline:
+                raise RetryError(f"The brokers have not taken over a setting of group {self._group!r}.", fix="try again.")
+            time.sleep(0.02)
+
+
+# One client of a share group, and the messages it holds. A queue has several of these, since such a client cannot fetch while it holds anything unsettled.
+
+
+Spot = tuple[int, int]
+"""A partition and an offset."""
+
+SETTLE_SECONDS = 15.0
+LEASE_OVER = {KafkaError.INVALID_RECORD_STATE, KafkaError.SHARE_SESSION_NOT_FOUND, KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_STATE_EPOCH}
+
+
+@dataclass
+class Lease:
+    """Until when a message is ours (by our clock), its how-manieth delivery it is, and when to give it back, if that has been asked for."""
+
+    until: float
+    deliveries: int
+    give_back_at: float | None = None
+
+
+class Hand:
+    """Holds what one fetch brought until all of it is settled. Not for several threads at once."""
+
+    def __init__(self, cluster: Cluster, topic: str, group: str, size: int) -> None:
+        self.topic, self.size = topic, size
+        self.leases: dict[Spot, Lease] = {}
+        self.is_fresh = True
+        with doing(f"open the queue {topic!r} for group {group!r}"):
+            self._client = ShareConsumer(cluster.sharer(group, size))
+            self._client.subscribe([topic])
+
+    def fetch(self, seconds: float, visibility_seconds: float) -> list[Fetched]:
+        """What comes in time. Kafka hands out whole batches as they were written, so it may be more than was asked for."""
+        asked = time.monotonic()
+        with doing(f"receive from {self.topic!r}"):
+            arrived = [message for message in self._client.poll(seconds) if message.error() is None]
+        if arrived:
+            # Counted from before the fetch if it was quick: our clock may run out early, never late.
+            until = max(asked, time.monotonic() - 1.0) + visibility_seconds
+            self.leases = {spot_of(message): Lease(until, message.delivery_count() or 1) for message in arrived}
+        return arrived
+
+    def settle(self, spots: Iterable[Spot], how: AcknowledgeType) -> None:
+        """Tell Kafka what became of messages. LeaseLost if it had taken one of them back."""
+        chosen = [spot for spot in spots if spot in self.leases]
+        try:
+            for partition, offset in chosen:
+                self._client.acknowledge_offset(self.topic, partition, offset, how)
+        except IllegalStateException:
+            raise lost(self.topic, chosen) from None
+        finally:
+            for spot in chosen:
+                self.leases.pop(spot, None)
+        with doing(f"settle messages of {self.topic!r}"):
+            results = self._client.commit_sync(SETTLE_SECONDS)
+        for error in results.values():
+            if error is not None:
+                _raise_for(error, self.topic, chosen)
+
+    def drop_expired(self, now: float) -> None:
+        """Forget what Kafka has taken back, so that this hand can fetch again."""
+        expired = [spot for spot, lease in self.leases.items() if lease.until <= now]
+        if expired:
+            self._settle_quietly(expired)
+
+    def give_back_due(self, now: float) -> None:
+        due = [spot for spot, lease in self.leases.items() if lease.give_back_at is not None and lease.give_back_at <= now]
+        if due:
+            self._settle_quietly(due)
+
+    def _settle_quietly(self, spots: Sequence[Spot]) -> None:
+        try:
+            self.settle(spots, AcknowledgeType.RELEASE)
+        except LeaseLost:
+            return
+
+    def next_give_back(self) -> float | None:
+        return min((lease.give_back_at for lease in self.leases.values() if lease.give_back_at is not None), default=None)
+
+    def close(self) -> None:
+        """What is still held goes back at once."""
+        with doing(f"close the queue {self.topic!r}"):
+            self._client.close()
+
+
+def spot_of(message: Fetched) -> Spot:
+    return message.partition() or 0, message.offset() or 0
+
+
+def lost(topic: str, spots: Sequence[Spot]) -> LeaseLost:
+    partition, offset = spots[0] if spots else (-1, -1)
+    return LeaseLost(
+        f"The message at {topic}[{partition}] offset {offset} is no longer leased under this receipt.",
+        fix="it was settled already, or its visibility ran out and it was given to someone else; ask for more visibility.",
+    )
+
+
+def _raise_for(error: KafkaException, topic: str, spots: Sequence[Spot]) -> None:
+    inner = error.args[0] if error.args else None
+    if isinstance(inner, KafkaError) and inner.code() in LEASE_OVER:
+        raise lost(topic, spots) from None
+    with doing(f"settle messages of {topic!r}"):
+        raise error
 
 MOST_HANDS = 16
 LEAST_WAIT_SECONDS = 0.1
@@ -168,12 +329,12 @@ class KafkaQueue(Queue):
     def _bury(self, hand: Hand, poison: Sequence[KafkaMessage]) -> None:
         """Dead letters first, then the rejection: after a crash between the two, the letter may be there twice, but never not at all."""
         place, reason = f"queue {self.group}", f"delivered {self.delivery_limit} times without being acknowledged"
-        texts = dead.row_to_text(to_batch([each.row for each in poison], self._rows.info.arrow_schema, topic=self.topic))
+        texts = dead_letters.row_to_text(to_batch([each.row for each in poison], self._rows.info.arrow_schema, topic=self.topic))
         letters = [
-            dead.DeadLetter(place=place, reason=reason, partition=each.partition, offset=each.offset, row=text)
+            dead_letters.DeadLetter(place=place, reason=reason, partition=each.partition, offset=each.offset, row=text)
             for each, text in zip(poison, texts, strict=True)
         ]
-        dead.divert(self._log, self.topic, letters)
+        dead_letters.divert(self._log, self.topic, letters)
         hand.settle([(each.partition, each.offset) for each in poison], AcknowledgeType.REJECT)
 
     # Settling

@@ -18,24 +18,80 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Message
 
+from headrace.columnar.columns import CHANGE_TYPE, CHANGE_TYPES, DELETE, HEADERS_COLUMN, HEADERS_TYPE, TIMESTAMP_TYPE, UPDATE
 from headrace.errors import BadRows
-from headrace.log.api import (
-    CHANGE_TYPE,
-    CHANGE_TYPES,
-    DELETE,
-    HEADERS_COLUMN,
-    HEADERS_TYPE,
-    TIMESTAMP_TYPE,
-    UPDATE,
-    TopicInfo,
-)
-from headrace.log.json_rows import Decoded, decode, encoded
-from headrace.log.kafka.record_keys import key_columns
-from headrace.log.kafka.sending import Record, RecordHeaders
-from headrace.log.kafka.whole_records import decode_anything, takes_anything
-from headrace.log.keys import key_bytes
-from headrace.log.schema import declared_schema
-from headrace.log.values import readable_schema
+from headrace.log.kafka.sender import Record, RecordHeaders
+from headrace.log.partitioning import key_bytes
+from headrace.log.values import TopicInfo, readable_schema
+from headrace.types.json_codec import Decoded, Misshapen, decode, decode_exactly, encoded, parse
+from headrace.types.schema import declared_schema
+
+# A table's key read back from a record's key bytes: all that a tombstone has. The inverse of `headrace.log.partitioning.key_bytes`.
+
+
+
+def key_columns(keys: Sequence[bytes | None], info: TopicInfo) -> Decoded:
+    """The key's columns: text as it is, another scalar as JSON, several columns as a JSON array. A missing key is read as the empty one."""
+    names = info.key
+    schema = pa.schema([info.arrow_schema.field(name) for name in names])
+    given = [key or b"" for key in keys]
+    if len(names) > 1:
+        return decode_exactly(given, schema, parser=lambda key: _named_parts(key, names))
+    kind = schema.types[0]
+    if pa.types.is_binary(kind):
+        return Decoded(pa.RecordBatch.from_arrays([pa.array(given, kind)], schema=schema))
+    parser = _text if pa.types.is_string(kind) else parse
+    return decode_exactly(given, schema, parser=lambda key: {names[0]: parser(key)})
+
+
+def _text(key: bytes) -> Any:
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        raise Misshapen("its key is not UTF-8") from None
+
+
+def _named_parts(key: bytes, names: tuple[str, ...]) -> Any:
+    parts = parse(key)
+    if not isinstance(parts, list) or len(parts) != len(names):
+        raise Misshapen(f"its key is not a JSON array of {', '.join(names)}")
+    return dict(zip(names, parts, strict=True))
+
+
+# Records of others that are taken as they are: those of a topic that was declared with nothing but a STRING or BINARY column `value`. Debezium's topics are read so.
+
+
+WHOLE = "value"
+_OURS = b'{"value":'
+"""How our own records of such a topic begin."""
+
+
+def takes_anything(info: TopicInfo) -> bool:
+    """A topic that has nothing but a text, or bytes, called `value` takes the records of others as they are: connectors', say."""
+    return not info.is_table and info.arrow_schema.names == [WHOLE] and (pa.types.is_string(kind := info.arrow_schema.field(0).type) or pa.types.is_binary(kind))
+
+
+def decode_anything(info: TopicInfo, values: Sequence[bytes | None]) -> Decoded:
+    """Our own records are JSON with that one name; whatever else came is the value itself, or null."""
+    ours = [row for row, value in enumerate(values) if value is not None and value.startswith(_OURS)]
+    decoded = decode([values[row] or b"" for row in ours], info.arrow_schema)
+    kept = ours if decoded.kept is None else [ours[row] for row in decoded.kept]
+    found: list[Any] = list(values)
+    for row, value in zip(kept, decoded.batch.column(0).to_pylist(), strict=True):
+        found[row] = value
+    kind = info.arrow_schema.field(0).type
+    misfits = {} if pa.types.is_binary(kind) else {row: "it is no UTF-8" for row, value in enumerate(found) if isinstance(value, bytes) and not _is_text(value)}
+    usable = [row for row in range(len(found)) if row not in misfits]
+    column = pa.array([found[row].decode() if isinstance(found[row], bytes) and not pa.types.is_binary(kind) else found[row] for row in usable], kind)
+    return Decoded(pa.RecordBatch.from_arrays([column], schema=info.arrow_schema), usable if misfits else None, misfits)
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 RESERVED = "headrace."
 CHANGE_HEADER = "headrace.change"

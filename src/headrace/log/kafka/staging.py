@@ -16,14 +16,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from headrace.columnar.columns import HEADERS_COLUMN
 from headrace.errors import LogUnavailable, NewerFormat, TransactionTimedOut
-from headrace.log.api import HEADERS_COLUMN, Staged, TopicInfo
 from headrace.log.kafka.config import DEFAULT_MAX_BYTES
+from headrace.log.kafka.producer import appended
 from headrace.log.kafka.records import record_parts, to_columns
-from headrace.log.kafka.row_batches import appended
-from headrace.log.kafka.sending import Block
-from headrace.log.names import check_name
+from headrace.log.kafka.sender import Block
 from headrace.log.partitioning import Chooser
+from headrace.log.topic_config import check_name
+from headrace.log.values import Staged, TopicInfo
 
 FORMAT_KEY, FORMAT = b"headrace.staged", b"2"
 MOST_ROWS_A_PART = 50_000

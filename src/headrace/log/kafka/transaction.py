@@ -16,27 +16,18 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from headrace.durations import format_us, to_us
 from headrace.errors import BadRows, HeadraceError, InputError, MemberFenced, NoteConflict, RetryError, TransactionFenced, TransactionTimedOut
-from headrace.log.api import Duration, Headers, Position, Positions, Rows, Staged, TopicInfo, Transaction
+from headrace.log.api import Transaction
 from headrace.log.kafka.cluster import ANSWER_SECONDS
-from headrace.log.kafka.connection import Connection
-from headrace.log.kafka.failures import FENCED, LOST_MEMBERSHIP, cause, code, translated
-from headrace.log.kafka.group_admin import await_committed
+from headrace.log.kafka.connection import Connection, await_committed
+from headrace.log.kafka.errors import FENCED, LOST_MEMBERSHIP, cause, code, translated
 from headrace.log.kafka.notes import NOTES_TOPIC
+from headrace.log.kafka.producer import appended, deleted, repeatable, upserted
 from headrace.log.kafka.records import control_record, to_records
-from headrace.log.kafka.row_batches import appended, deleted, repeatable, upserted
-from headrace.log.kafka.sending import (
-    Delivery,
-    Record,
-    blocks,
-    commit,
-    open_transactional,
-    roll_back,
-    send,
-    send_in_transaction,
-)
+from headrace.log.kafka.sender import Delivery, Record, blocks, commit, open_transactional, roll_back, send, send_in_transaction
 from headrace.log.kafka.staging import check_staged, discard, staged_blocks
-from headrace.log.names import check_name
 from headrace.log.partitioning import Chooser, check_partition
+from headrace.log.topic_config import check_name
+from headrace.log.values import Duration, Headers, Position, Positions, Rows, Staged, TopicInfo
 
 MOST_BYTES_HELD = 64 << 20
 SHORTEST_TIMEOUT_MS = 1_000  # librdkafka's

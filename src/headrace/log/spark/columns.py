@@ -13,10 +13,11 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark.sql.types import StructType
 
+from headrace.columnar.columns import CHANGE_TYPE, HEADERS_COLUMN, HEADERS_TYPE, SYSTEM_FIELDS, UPDATE
 from headrace.errors import BadRows, ConfigurationError, UnknownColumn, nearest
-from headrace.log.api import CHANGE_TYPE, HEADERS_COLUMN, HEADERS_TYPE, SYSTEM_FIELDS, UPDATE, TopicInfo
 from headrace.log.rows import with_change_type
-from headrace.log.schema import is_spatial, is_variant, to_spark_ddl
+from headrace.log.values import TopicInfo
+from headrace.types.schema import is_spatial, is_variant, to_spark_ddl
 
 types = pa.types
 _ADDED_BY_READING = {HEADERS_COLUMN, *(field.name for field in SYSTEM_FIELDS)}

@@ -9,14 +9,10 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from headrace.errors import NotSupported
-from headrace.log.spark.batch_reader import TopicReader
-from headrace.log.spark.batch_writer import TopicWriter
 from headrace.log.spark.columns import check_readable, check_writable, spark_schema
-from headrace.log.spark.handles import shared_log
-from headrace.log.spark.options import ReadOptions, WriteOptions, read_options, write_options
-from headrace.log.spark.staging import check_staging
-from headrace.log.spark.stream_reader import TopicStreamReader
-from headrace.log.spark.stream_writer import TopicStreamWriter
+from headrace.log.spark.options import ReadOptions, WriteOptions, read_options, shared_log, write_options
+from headrace.log.spark.reader import TopicReader, TopicStreamReader
+from headrace.log.spark.writer import TopicStreamWriter, TopicWriter, check_staging
 
 
 class TopicSource(DataSource):

@@ -10,13 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.columnar import row_codec
+from headrace.columnar.buffers import Ints, Mask
+from headrace.columnar.columns import CHANGE_TYPE, TICK
+from headrace.columnar.keys import encode_keys, whole
+from headrace.columnar.lookup import begins, marked, sorting
+from headrace.columnar.segments import by_key
 from headrace.errors import BugError, InputError, UnknownColumn
-from headrace.operators import row_codec
-from headrace.operators.buffers import Ints, Mask
-from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE
-from headrace.operators.joins.matching import marked
-from headrace.operators.kernel import CHANGE_TYPE, TICK
-from headrace.operators.keys import encode_keys, whole
+from headrace.operators.changelog import CHANGES, DELETE, UPDATE_PREIMAGE, differs
+from headrace.operators.kernel import KeyedState
 
 ResultColumn = tuple[str, str, str]
 """(from where, column, name in the result). From "left" or "right"; or "key": a join column (as the left names it) of whichever side is there; or
@@ -181,3 +183,49 @@ def join_keys(rows: pa.Table, on: Sequence[str]) -> tuple[pa.Array, Mask]:
         if column.null_count:
             missing |= column.is_null().to_numpy(zero_copy_only=False)
     return encode_keys(rows, on), missing
+
+
+# Changes of a table, some of which come from different shards, made one change for each key and tick: what went and came again is an update, or
+# nothing.
+#
+# Needed behind a join of tables, and wherever else the rows of one key may be told under two: by the table's own key, before anything relies on that
+# key.
+
+
+
+class SettleKernel:
+    """A kernel without state: each tick's changes are made out by themselves. Of a key, a tick may bring one row that goes and one that comes."""
+
+    def __init__(self, step: str, schema: pa.Schema, key: Sequence[str]) -> None:
+        self.step_name, self.schema, self.key = step, schema, tuple(key)
+
+    @cached_property
+    def output(self) -> pa.Schema:
+        return self.schema.append(pa.field(CHANGE_TYPE, pa.string(), nullable=False))
+
+    def step(self, state: KeyedState, rows: pa.Table) -> pa.Table:  # noqa: ARG002
+        ticks, comes = ticks_of(rows), (~goes(rows)).astype(np.int64)
+        order, new_key = by_key(encode_keys(rows, self.key))
+        ranks = np.empty(len(order), np.int64)
+        ranks[order] = np.cumsum(new_key)
+        order = sorting(ticks, ranks, comes)
+        ticks, ranks, comes = ticks[order], ranks[order], comes[order]
+        if len(order) and not begins(ticks, ranks, comes).all():
+            raise BugError(f"Step {self.step_name!r} was told of several rows of one key in a tick.")
+        columns = [whole(rows.column(name)).take(pa.array(order)) for name in self.schema.names]
+        kinds, stays = merged(columns, ~begins(ticks, ranks), comes == 1)
+        result = pa.Table.from_arrays([*columns, kinds, pa.array(ticks)], schema=self.output.append(pa.field(TICK, pa.int64(), nullable=False)))
+        return result if stays.all() else result.filter(pa.array(stays))
+
+
+def merged(columns: Sequence[pa.Array], again: Mask, comes: Mask) -> tuple[pa.Array, Mask]:
+    """The kinds of changes, of which some come `again` right behind the row that went; and which to tell: not those that are as they were."""
+    second = np.flatnonzero(again)
+    kinds = np.where(comes, 0, 3)
+    kinds[second], kinds[second - 1] = 2, 1
+    stays = np.ones(len(kinds), np.bool_)
+    if len(second):
+        before, after = pa.array(second - 1), pa.array(second)
+        same = ~np.logical_or.reduce([differs(column.take(before), column.take(after)) for column in columns])
+        stays[second[same]] = stays[second[same] - 1] = False
+    return pa.array(CHANGES).take(pa.array(kinds)), stays

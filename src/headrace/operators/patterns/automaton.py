@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from headrace.errors import BadPattern
-from headrace.operators.patterns.parsing import pointed
-from headrace.operators.patterns.syntax import CONTIGUITIES, DIRECTLY, STRICT, Either, Link, Node, Pattern, Permute, Repeat, Sequence, Symbol
+from headrace.operators.patterns.parser import CONTIGUITIES, DIRECTLY, STRICT, Either, Link, Node, Pattern, Permute, Repeat, Sequence, Symbol, pointed
 
 MOST_PLACES = 500
 ACCEPT = -1

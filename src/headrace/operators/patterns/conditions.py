@@ -11,14 +11,226 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.operators.buffers import Mask
-from headrace.operators.patterns.casting import converted
-from headrace.operators.patterns.terms import Term
+from headrace.columnar.buffers import Ints, Mask
+from headrace.columnar.keys import whole
+from headrace.operators.aggregates.specs import AggregateSpec, result_type
+from headrace.operators.kernel import Times
+from headrace.operators.patterns.walker import Entries
+
+# CAST in conditions and measures, as Spark has it: what is no number fails on its row, and the others do not notice.
+
 
 Values = Any
+Note = Callable[[Any], None]
+"""Told where something failed."""
+_TRUE, _FALSE = ("t", "true", "y", "yes", "1"), ("f", "false", "n", "no", "0")  # no Arrow arrays: making one loads pandas, which a declaration need not wait for
+_INTEGER_TEXT = r"^[+-]?[0-9]{1,37}$"
+_NUMBER = r"(?i)^[+-]?([0-9]+\.?[0-9]*(e[+-]?[0-9]+)?|\.[0-9]+(e[+-]?[0-9]+)?|nan|inf|infinity)$"
+_LARGEST_DECIMAL = pa.decimal128(38, 0)
+
+
+def converted(values: Values, kind: pa.DataType, note: Note) -> Values:
+    """Values as another type; null where that fails."""
+    given = values.type
+    if pa.types.is_string(given) and kind != given:
+        return _from_text(values, kind, note)
+    if pa.types.is_timestamp(given) and _is_number(kind):
+        seconds = _seconds(values)
+        return converted(pc.floor(seconds) if pa.types.is_integer(kind) else seconds, kind, note)
+    if pa.types.is_duration(given) and kind != given:
+        raise pa.ArrowNotImplementedError("an interval is no number: compare it with an INTERVAL")
+    if kind == pa.string() and not (pa.types.is_string(given) or pa.types.is_integer(given) or pa.types.is_boolean(given) or pa.types.is_decimal(given) or pa.types.is_null(given)):
+        raise pa.ArrowNotImplementedError(f"a cast from {given} to STRING is not computed over a match")
+    if pa.types.is_integer(kind) and not _always_fits(given, kind):
+        return _whole(values, kind, note)
+    return pc.cast(values, kind, safe=False)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _always_fits(given: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether every value is a whole number of this type."""
+    return bool(pa.types.is_boolean(given) or pa.types.is_null(given) or (pa.types.is_integer(given) and given.bit_width <= kind.bit_width))
+
+
+def _seconds(times: Values) -> Values:
+    kind = times.type
+    micros = pc.cast(pc.cast(times, pa.timestamp("us", kind.tz)), pa.int64())
+    return pc.divide(pc.cast(micros, pa.float64(), safe=False), pa.scalar(1e6))
+
+
+def _whole(numbers: Values, kind: pa.DataType, note: Note) -> Values:
+    """Whole numbers of so many bits."""
+    limit = float(2 ** (kind.bit_width - 1))
+    about = pc.cast(numbers, pa.float64(), safe=False)
+    fits = pc.and_(pc.greater(about, pa.scalar(-limit - 1)), pc.less(about, pa.scalar(limit)))
+    note(pc.invert(fits))
+    return pc.cast(pc.if_else(fits, numbers, pa.scalar(None, numbers.type)), kind, safe=False)
+
+
+def _from_text(texts: Values, kind: pa.DataType, note: Note) -> Values:
+    try:
+        return pc.cast(texts, kind)
+    except pa.ArrowInvalid:
+        texts = pc.utf8_trim_whitespace(texts)
+    if pa.types.is_boolean(kind):
+        return _truth(pc.utf8_lower(texts), note)
+    fits = pc.match_substring_regex(texts, _INTEGER_TEXT if pa.types.is_integer(kind) else _NUMBER)
+    note(pc.invert(fits))
+    plain = pc.replace_substring_regex(pc.if_else(fits, texts, pa.scalar(None, pa.string())), r"^\+", "")
+    return _whole(pc.cast(plain, _LARGEST_DECIMAL), kind, note) if pa.types.is_integer(kind) else pc.cast(plain, kind)
+
+
+def _truth(texts: Values, note: Note) -> Values:
+    is_true, is_false = pc.is_in(texts, value_set=pa.array(_TRUE)), pc.is_in(texts, value_set=pa.array(_FALSE))
+    known = pc.or_(is_true, is_false)
+    note(pc.and_(pc.is_valid(texts), pc.invert(known)))
+    return pc.if_else(known, is_true, pa.scalar(None, pa.bool_()))
+
+
+# What conditions and measures take from the rows of a match: a column of its first or last row (of a symbol), or an aggregate over its rows. For many matches at once.
+
+
+FIRST, LAST, COUNT, CLASSIFIER, MATCH_NUMBER = "first", "last", "count", "classifier", "match_number"
+AGGREGATES = ("count", "sum", "avg", "min", "max")
+NAVIGATION = (FIRST, LAST, "prev")
+
+
+@dataclass(frozen=True)
+class Term:
+    """`symbols`: whose rows, None for all of the match. `offset`: how many rows of those from the first or last one. `back`: how many rows of the key before that one.
+
+    `final`: of the whole match, also where a row of it is told before its end.
+    """
+
+    kind: str
+    symbols: tuple[str, ...] | None = None
+    column: str | None = None
+    offset: int = 0
+    back: int = 0
+    final: bool = False
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is a column of the newest row itself, whatever came before."""
+        return self.kind == LAST and self.symbols is None and not self.offset
+
+    def type(self, schema: pa.Schema) -> pa.DataType:
+        if self.kind == CLASSIFIER:
+            return pa.string()
+        if self.kind in (COUNT, MATCH_NUMBER):
+            return pa.int64()
+        assert self.column is not None
+        kind = schema.field(self.column).type
+        if self.kind == "avg" and pa.types.is_decimal(kind):
+            return pa.float64()
+        return kind if self.kind in (FIRST, LAST) else result_type(AggregateSpec(self.kind, self.column), kind)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows for terms to read: their columns, and where in them each row is, in order; when they were, and the first row of each one's key. `symbols`: of each place."""
+
+    rows: pa.Table
+    order: Ints
+    times: Times
+    start: Ints
+    symbols: tuple[str, ...]
+    within_us: int | None = None
+
+    def column(self, name: str, at: Ints, there: Mask | None = None) -> pa.Array:
+        """A column's values at these rows; null where there is none."""
+        indices = pa.array(self.order[at], mask=None if there is None else ~there)
+        return whole(self.rows.column(name)).take(indices)
+
+    def values(self, terms: Sequence[Term], entries: Entries, count: int) -> list[pa.Array]:
+        """What each term is for each of so many owners of entries."""
+        return [self._value(term, entries, count) for term in terms]
+
+    def _value(self, term: Term, entries: Entries, count: int) -> pa.Array:
+        mine = self._mine(term, entries)
+        owner, row = (entries.owner, entries.row) if mine is None else (entries.owner[mine], entries.row[mine])
+        if term.kind in AGGREGATES:
+            return self._aggregate(term, owner, row, count)
+        bounds = np.searchsorted(owner, np.arange(count + 1))
+        at = bounds[:-1] + term.offset if term.kind == FIRST else bounds[1:] - 1 - term.offset
+        there = (at >= bounds[:-1]) & (at < bounds[1:])
+        if term.kind == CLASSIFIER:
+            places = entries.place if mine is None else entries.place[mine]
+            return pa.array(self.symbols, pa.string()).take(pa.array(places[np.where(there, at, 0)], mask=~there)) if len(places) else pa.nulls(count, pa.string())
+        assert term.column is not None
+        rows = row[np.where(there, at, 0)] if len(row) else np.zeros(count, np.int64)
+        if term.back:
+            rows, there = self._before(rows, there, term.back)
+        return self.column(term.column, rows, there)
+
+    def _before(self, rows: Ints, there: Mask, back: int) -> tuple[Ints, Mask]:
+        """So many rows of the key earlier. What lies further back than a match may take is not looked at: it may have been forgotten."""
+        earlier = rows - back
+        known = there & (earlier >= self.start[rows])
+        safe = np.where(known, earlier, rows)
+        if self.within_us is not None:
+            known &= self.times[safe] >= self.times[rows] - self.within_us
+        return np.where(known, earlier, rows), known
+
+    def _mine(self, term: Term, entries: Entries) -> Mask | None:
+        if term.symbols is None:
+            return None
+        fits = np.array([symbol in term.symbols for symbol in self.symbols], np.bool_)
+        mine: Mask = fits[entries.place]
+        return None if mine.all() else mine
+
+    def _aggregate(self, term: Term, owner: Ints, row: Ints, count: int) -> pa.Array:
+        if term.column is None:
+            return pa.array(np.bincount(owner, minlength=count).astype(np.int64))
+        values = self.column(term.column, row)
+        kind = term.type(self.rows.schema)
+        if _is_plain(values.type) and term.kind != "count":
+            there = values.is_valid().to_numpy(zero_copy_only=False)
+            return _reduced(term.kind, values.drop_null(), owner[there], count).cast(kind)
+        name = {"avg": "mean"}.get(term.kind, term.kind)
+        values = values.cast(pa.float64()) if term.kind == "avg" else values
+        grouped = pa.table({"owner": owner, "v": values}).group_by("owner", use_threads=False).aggregate([("v", name)])
+        places = np.full(count, -1)
+        places[grouped["owner"].to_numpy()] = np.arange(grouped.num_rows)
+        found = whole(grouped[f"v_{name}"]).take(pa.array(places, mask=places < 0))
+        return (found.fill_null(0) if term.kind == "count" else found).cast(kind)
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
+
+
+_REDUCERS: dict[str, np.ufunc] = {"sum": np.add, "avg": np.add, "min": np.fmin, "max": np.maximum}
+"""NaN is greater than any number."""
+_TOO_LARGE = float(2**63)
+
+
+def _reduced(kind: str, values: pa.Array, owner: Ints, count: int) -> pa.Array:
+    """Numbers without nulls, in order of owner: one after the other."""
+    counts = np.bincount(owner, minlength=count)
+    there = counts > 0
+    numbers: npt.NDArray[np.generic] = values.to_numpy()
+    if kind == "avg" or (kind == "sum" and numbers.dtype.kind == "f"):
+        numbers = numbers.astype(np.float64)
+    elif kind == "sum":
+        numbers = numbers.astype(np.int64)
+    if not len(numbers):
+        return pa.nulls(count, pa.from_numpy_dtype(numbers.dtype))
+    starts = (np.cumsum(counts) - counts)[there]
+    reduced = _REDUCERS[kind].reduceat(numbers, starts)
+    if kind == "avg":
+        reduced = reduced / counts[there]
+    elif kind == "sum" and numbers.dtype.kind == "i":
+        too_large = np.abs(np.add.reduceat(numbers.astype(np.float64), starts)) >= _TOO_LARGE
+        return pa.array(reduced, mask=too_large).take(pa.array(np.cumsum(there) - 1, mask=~there))
+    return pa.array(reduced).take(pa.array(np.cumsum(there) - 1, mask=~there))
 """A column, or a single value that stands for all rows."""
 
 
@@ -106,7 +318,7 @@ class Expression:
 
 # Operations
 
-_WHOLE = pa.int64()
+_INTEGER = pa.int64()
 _LARGEST = float(2**63)
 
 
@@ -115,14 +327,14 @@ def _numbers(values: Sequence[Values]) -> list[Values]:
     kinds = [value.type for value in values]
     if not all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds):
         return list(values)
-    kind = _WHOLE if all(map(pa.types.is_integer, kinds)) else pa.float64()
+    kind = _INTEGER if all(map(pa.types.is_integer, kinds)) else pa.float64()
     return [value if value.type == kind else pc.cast(value, kind, safe=False) for value in values]
 
 
 def _checked(plain: Callable[..., Any], checked: Callable[..., Any]) -> Callable[[Sequence[Values], Failures], Values]:
     def computed(values: Sequence[Values], failures: Failures) -> Values:
         values = _numbers(values)
-        if values[0].type != _WHOLE or values[-1].type != _WHOLE:
+        if values[0].type != _INTEGER or values[-1].type != _INTEGER:
             return plain(*values)
         try:
             return checked(*values)
@@ -130,7 +342,7 @@ def _checked(plain: Callable[..., Any], checked: Callable[..., Any]) -> Callable
             about = plain(*(pc.cast(value, pa.float64(), safe=False) for value in values))
             too_large = pc.greater_equal(pc.abs(about), _LARGEST)
             failures.add(too_large)
-            return pc.if_else(too_large, pa.scalar(None, _WHOLE), plain(*values))
+            return pc.if_else(too_large, pa.scalar(None, _INTEGER), plain(*values))
 
     return computed
 
@@ -147,7 +359,7 @@ def _remainder(values: Sequence[Values], failures: Failures) -> Values:
     zero = pc.equal(right, pa.scalar(0, right.type))
     failures.add(pc.and_(zero, pc.is_valid(left)))
     right = pc.if_else(zero, pa.scalar(None, right.type), right)
-    if right.type != _WHOLE:
+    if right.type != _INTEGER:
         return pc.subtract(left, pc.multiply(pc.trunc(pc.divide(left, right)), right))
     return pc.subtract(left, pc.multiply(pc.divide(left, right), right))
 
@@ -216,7 +428,7 @@ OPERATIONS: dict[str, Callable[[Sequence[Values], Failures], Values]] = {
     "lower": _simple(pc.utf8_lower),
     "upper": _simple(pc.utf8_upper),
     "length": lambda values, _: pc.cast(pc.utf8_length(values[0]), pa.int32()),
-    "floor": lambda values, failures: converted(pc.floor(converted(values[0], pa.float64(), failures.add)), _WHOLE, failures.add),
+    "floor": lambda values, failures: converted(pc.floor(converted(values[0], pa.float64(), failures.add)), _INTEGER, failures.add),
     "sqrt": lambda values, failures: pc.sqrt(converted(values[0], pa.float64(), failures.add)),
 }
 FUNCTIONS = {"abs": (1, 1), "coalesce": (1, 20), "least": (2, 20), "greatest": (2, 20), "lower": (1, 1), "upper": (1, 1), "length": (1, 1), "floor": (1, 1), "sqrt": (1, 1)}

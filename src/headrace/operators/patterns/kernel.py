@@ -8,26 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from headrace.operators.buffers import Ints, Mask
-from headrace.operators.joins.matching import ranked, sorting
-from headrace.operators.kernel import TICK, UNSTARTED, Clocks, KeyedState, Times
-from headrace.operators.keys import encode_keys, key_groups, whole
-from headrace.operators.patterns.matching import FOREVER
-from headrace.operators.patterns.ordered_batch import Batch, by_time, merged
-from headrace.operators.patterns.row_buffer import BITS, MARK, NO_TIMER, Accounts, Bits, bit_fields, marks_of, packed, put_rows, timers_of
+from headrace.columnar.buffers import Ints, Mask
+from headrace.columnar.columns import TICK
+from headrace.columnar.keys import encode_keys, key_groups, whole
+from headrace.columnar.lookup import ranked, sorting
+from headrace.operators.kernel import UNSTARTED, Clocks, KeyedState, Times, microseconds
+from headrace.operators.patterns.automaton import ACCEPT
+from headrace.operators.patterns.compiled_pattern import CompiledPattern
+from headrace.operators.patterns.match_pass import TICK_FIELD, Work
+from headrace.operators.patterns.matcher import FOREVER
+from headrace.operators.patterns.parser import ALL_ROWS
+from headrace.operators.patterns.row_buffer import (
+    BITS,
+    MARK,
+    NO_TIMER,
+    Accounts,
+    Batch,
+    Bits,
+    bit_fields,
+    by_time,
+    marks_of,
+    merged,
+    packed,
+    put_rows,
+    timers_of,
+)
 from headrace.operators.patterns.settings import MatchSettings, match_schema
-from headrace.operators.patterns.specs import ALL_ROWS
-from headrace.operators.patterns.working import TICK_FIELD, Work
-from headrace.operators.times import microseconds
-from headrace.operators.windows.entries import WAITING, first_end, scan_until
-from headrace.operators.windows.kept_rows import TIME, RowStore
-from headrace.operators.windows.late import LateRows
+from headrace.operators.patterns.walker import Walker
+from headrace.operators.windows.late_rows import LateRows
 from headrace.operators.windows.specs import Divert
+from headrace.operators.windows.state import TIME, WAITING, RowStore, first_end, scan_until
 
 
 class PatternKernel:
@@ -207,3 +222,41 @@ def _in_order(told: pa.Table, keys: Ints) -> pa.Table:
     """In order of tick and key."""
     order = sorting(whole(told.column(TICK)).to_numpy(), keys)
     return told.take(pa.array(order))
+
+
+# What a key's stored rows say about matches in the making: for people who ask what a pattern waits for.
+
+
+Partial = tuple[str, list[dict[str, Any]], list[str], int | None]
+"""The pattern's name, the rows taken, what may come next, and until when."""
+
+
+def partial(settings: MatchSettings, output: pa.Schema, stored: bytes | None, now_us: int) -> tuple[list[Partial], int]:
+    """The partial matches of one key, from its stored rows; and how many rows are not certain yet. Rows before `now_us` are."""
+    work = certain_work(PatternKernel(settings, output), pa.array([stored], pa.binary()), now_us)
+    found: list[Partial] = []
+    for at, (name, pattern) in enumerate(settings.patterns):
+        view = work.view(at)
+        source, matcher = view.source, work.matcher(at, view)
+        outcome = matcher.run()
+        begin = np.flatnonzero((outcome.certain_us >= now_us) & matcher.may_begin)
+        entries = Walker(matcher.look, matcher.holds).partly(begin, view.rows.end[begin] - 1)
+        for owner, first in enumerate(begin.tolist()):
+            mine = entries.owner == owner
+            places = entries.place[mine].tolist()
+            if not places:
+                continue
+            columns = source.rows.take(pa.array(source.order[entries.row[mine]]))
+            times = whole(columns.column(TIME)).to_pylist()
+            rows = [{"classifier": pattern.automaton.symbols[place], "time_us": time} for place, time in zip(places, times, strict=True)]
+            kept = columns.select([each for each in columns.column_names if not each.startswith("_")]).to_pylist()
+            until = None if pattern.spec.within_us is None else int(view.rows.times[first]) + pattern.spec.within_us
+            found.append((name, [{**row, **more} for row, more in zip(rows, kept, strict=True)], _next(pattern, places[-1]), until))
+    return found, len(work.batch.order) - len(work.rows)
+
+
+def _next(pattern: CompiledPattern, place: int) -> list[str]:
+    """What may come behind a place."""
+    automaton = pattern.automaton
+    absent = " and ".join(f"no {each}" for each in automaton.pattern.absent) or "no row"
+    return [(absent if automaton.pattern.waits else "what ends it") if edge.to == ACCEPT else automaton.symbols[edge.to] for edge in automaton.edges[place]]

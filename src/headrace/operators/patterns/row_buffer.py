@@ -11,18 +11,20 @@ The mark of a key's first row is its timer, -1 if it has none. Behind the condit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.columnar.buffers import Ints, Mask, runs
+from headrace.columnar.lookup import sorting
 from headrace.errors import NewerFormat
-from headrace.operators.buffers import Ints, Mask
 from headrace.operators.kernel import Groups, KeyedState, Times
-from headrace.operators.windows.entries import Windows, with_long_keys
-from headrace.operators.windows.kept_rows import RowStore
+from headrace.operators.windows.state import RowStore, Windows, with_long_keys
 
 MARK = "_mark"
 BITS = "_bits"
@@ -132,3 +134,136 @@ def marks_of(timers: Times, counts: Ints) -> Ints:
     some = counts > 0
     marks[(np.cumsum(counts) - counts)[some]] = timers[some]
     return marks
+
+
+# Rows in order of key and time, as the matcher sees them: which key each belongs to, when it was, and which symbols it fits. All by position, whole columns at a time.
+
+
+NEVER = 1 << 32
+"""A position behind all rows: it does not happen."""
+
+
+@dataclass(frozen=True)
+class SortedRows:
+    """`keys`: numbers, in order. `fits`: for each symbol the rows that fit it, as far as a row alone tells; None if all do."""
+
+    keys: Ints
+    times: Times
+    fits: Mapping[str, Mask | None]
+    _found: dict[frozenset[str], Ints] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @cached_property
+    def begins(self) -> Mask:
+        """Where a key begins."""
+        new = np.ones(len(self), np.bool_)
+        new[1:] = self.keys[1:] != self.keys[:-1]
+        return new
+
+    @cached_property
+    def start(self) -> Ints:
+        """For each row the first of its key."""
+        starts = np.flatnonzero(self.begins)
+        return np.repeat(starts, np.diff(starts, append=len(self)))
+
+    @cached_property
+    def end(self) -> Ints:
+        """For each row the position behind the last of its key: where rows that are not there yet will be."""
+        starts = np.append(np.flatnonzero(self.begins), len(self))
+        return np.repeat(starts[1:], np.diff(starts))
+
+    @cached_property
+    def is_last(self) -> Mask:
+        """Where a key ends."""
+        return np.append(self.begins[1:], True) if len(self) else self.begins
+
+    @cached_property
+    def at(self) -> Ints:
+        """The positions themselves."""
+        return np.arange(len(self))
+
+    @cached_property
+    def everywhere(self) -> Mask:
+        return np.ones(len(self), np.bool_)
+
+    def mask(self, symbol: str) -> Mask:
+        found = self.fits[symbol]
+        return self.everywhere if found is None else found
+
+    def any_of(self, symbols: Sequence[str]) -> Mask:
+        found = np.zeros(len(self), np.bool_)
+        for name in symbols:
+            found |= self.mask(name)
+        return found
+
+    def following(self, symbols: Sequence[str]) -> Ints:
+        """For each row the next one of its key that fits any of these; NEVER if there is none."""
+        key = frozenset(symbols)
+        if key not in self._found:
+            self._found[key] = self._following(self.any_of(symbols))
+        return self._found[key]
+
+    def _following(self, mask: Mask) -> Ints:
+        at = np.where(mask, self.at, NEVER)
+        nearest = np.append(np.minimum.accumulate(at[::-1])[::-1], NEVER)[1:]
+        return np.where(nearest < self.end, nearest, NEVER)
+
+
+def suffix_min(values: Ints, begins: Mask) -> Ints:
+    """For each the least from it to the end of its segment; segments begin where `begins` says."""
+    segment = np.cumsum(begins) << 33
+    lowest: Ints = np.minimum.accumulate((values + segment)[::-1])[::-1] - segment
+    return lowest
+
+
+def suffix_max(values: Ints, begins: Mask) -> Ints:
+    """The same for the greatest."""
+    return -suffix_min(-values, begins)
+
+
+# The rows of a call, stored ones and new ones, in order of key and time.
+
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of a call, stored and new, in order of key and time: where in `rows` each is, its key's number, its time, and its conditions. `certain`: how many keys' rows are."""
+
+    by: pa.Array
+    groups: Groups
+    names: pa.Array
+    rows: pa.Table
+    order: Ints
+    keys: Ints
+    times: Times
+    bits: Bits
+    stored: Ints
+    timers: Times
+    certain: Ints  # positions of rows that the clock has passed
+
+
+def merged(counts: Ints, keys: Ints, order: Ints) -> tuple[Ints, Ints]:
+    """Stored rows, so many for each key, and new ones, of these keys, as one sequence in order of key; new ones, which `order` has in that order, come behind stored ones."""
+    fresh = np.bincount(keys, minlength=len(counts))
+    stored = int(counts.sum())
+    ends = np.cumsum(counts + fresh)
+    order_of = np.empty(stored + len(keys), np.int64)
+    order_of[runs(ends - fresh - counts, counts)] = np.arange(stored)
+    order_of[runs(ends - fresh, fresh)] = stored + order
+    return order_of, np.repeat(np.arange(len(counts)), counts + fresh)
+
+
+def by_time(order: Ints, keys: Ints, times: Times) -> tuple[Ints, Times]:
+    """Rows that are in order of key and arrival, put into order of key and time. Most keys' rows are already."""
+    in_order = times[order]
+    wrong = np.flatnonzero((in_order[1:] < in_order[:-1]) & (keys[1:] == keys[:-1]))
+    if len(wrong):
+        mixed = np.zeros(int(keys[-1]) + 1, np.bool_)
+        mixed[keys[wrong]] = True
+        where = np.flatnonzero(mixed[keys])
+        again = where[sorting(keys[where], in_order[where])]
+        order[where] = order[again]
+        in_order[where] = in_order[again]
+    return order, in_order

@@ -1,0 +1,229 @@
+"""Looking for values in every byte of directories: the proof that something was forgotten. Nothing is trusted: free pages, journals and older versions are bytes like others.
+
+A value is looked for as UTF-8, as UTF-16 and as JSON escapes it; what is compressed is unpacked first (batches of the log, wherever they lie, Parquet, gzip). SQLite may cut a value over two pages: rows are
+asked for in SQL, and of pages that are free or superseded the ends are held together (`sqlite_pages`). A file of a kind that is compressed and not known here is not passed over: it is reported as one that
+could not be looked into.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from headrace.errors import HeadraceError
+from headrace.log.file.disk import Disk
+from headrace.log.file.journal import JOURNAL_SUFFIX as JOURNAL
+from headrace.log.file.segment import (
+    HEADER_BYTES,
+    LZ4,
+    MAGIC,
+    SEGMENT_SUFFIX,
+    ZSTD,
+    FrameHeader,
+    body_is_sound,
+    read_frames,
+    read_segment_header,
+    unchecked_header,
+)
+
+# Pages of an SQLite file, and of its write-ahead log, as bytes: whether a value may be cut over two of them, in free and superseded pages too. Used by `scanning`.
+#
+# SQLite keeps a long text in a chain of pages: each begins with the number of the next (4 bytes) and is filled to its end. So a value that is cut has its beginning at the end of one page and the rest behind the
+# first four bytes of another. Which page follows which is not asked: chains of free pages are broken.
+
+
+_HEADER_BYTES, _WAL_HEADER_BYTES, _WAL_FRAME_BYTES = 100, 32, 24
+_NEXT_BYTES = 4
+_LARGEST_PAGE = 65536
+
+
+def is_cut_over_pages(path: Path, patterns: Sequence[bytes]) -> bool:
+    """Whether one page ends with the beginning of a value, and another has the rest where such a page goes on; at least two bytes on each side."""
+    ends: set[tuple[int, int]] = set()
+    starts: set[tuple[int, int]] = set()
+    cuts = [(number, cut) for number, pattern in enumerate(patterns) for cut in range(2, len(pattern) - 1)]
+    for page in _pages(path):
+        ends.update((number, cut) for number, cut in cuts if page.endswith(patterns[number][:cut]))
+        starts.update((number, cut) for number, cut in cuts if page.startswith(patterns[number][cut:], _NEXT_BYTES))
+    return bool(ends & starts)
+
+
+def _pages(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        head = file.read(_HEADER_BYTES)
+        if path.name.endswith("-wal"):
+            size, between = int.from_bytes(head[8:12], "big"), _WAL_FRAME_BYTES
+            file.seek(_WAL_HEADER_BYTES)
+        else:
+            size, between = int.from_bytes(head[16:18], "big"), 0
+            file.seek(0)
+        size = _LARGEST_PAGE if size == 1 else size
+        while 512 <= size <= _LARGEST_PAGE and len(page := file.read(between + size)) == between + size:
+            yield page[between:]
+
+_CHUNK = 4 << 20
+_SQLITE = b"SQLite format 3\0"
+_PARQUET = b"PAR1"
+_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+_CODECS = {LZ4: "lz4", ZSTD: "zstd"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file that has one of the values, or that could not be looked into."""
+
+    file: Path
+    why: str
+
+
+def scan(roots: Iterable[Path], values: Iterable[str]) -> list[Found]:
+    """Files below some directories that hold any of the values."""
+    patterns = sorted({pattern for value in values for pattern in spellings(value)})
+    found = []
+    for path in sorted({path for root in roots for path in ([root] if root.is_file() else root.rglob("*")) if path.is_file() and not path.is_symlink()}):
+        try:
+            why = _look(path, patterns)
+        except FileNotFoundError:  # gone meanwhile, and its bytes with it
+            continue
+        except OSError as error:
+            why = f"cannot be read: {error}"
+        if why:
+            found.append(Found(path, why))
+    return found
+
+
+def spellings(value: str) -> Iterator[bytes]:
+    """How a value may stand in a file."""
+    yield value.encode()
+    yield json.dumps(value)[1:-1].encode()
+    yield json.dumps(value, ensure_ascii=False)[1:-1].encode()
+    yield value.encode("utf-16-le")
+
+
+def _look(path: Path, patterns: list[bytes]) -> str | None:
+    if _in_bytes(path, patterns):
+        return "has a value"
+    with path.open("rb") as file:
+        head = file.read(16)
+    if path.suffix == SEGMENT_SUFFIX:
+        return _in_segment(path, patterns)
+    if path.suffix == JOURNAL or "quarantine" in path.parts:
+        return _in_loose_frames(path.read_bytes(), patterns)
+    if path.name.endswith("-wal"):
+        return "has a value, cut over two pages" if is_cut_over_pages(path, patterns) else None
+    if head.startswith(_SQLITE):
+        return _in_sqlite(path, patterns)
+    if head.startswith(_PARQUET):
+        return _in_parquet(path, patterns)
+    kind = next((name for magic, name in _PACKED.items() if head.startswith(magic)), None)
+    if kind == "gzip":
+        return _in_gzip(path, patterns)
+    return f"is packed ({kind}) and cannot be looked into" if kind else None
+
+
+def _contains(data: bytes | memoryview, patterns: list[bytes]) -> bool:
+    content = bytes(data)
+    return any(pattern in content for pattern in patterns)
+
+
+def _in_bytes(path: Path, patterns: list[bytes]) -> bool:
+    with path.open("rb") as file:
+        return _in_stream(file.read, patterns)
+
+
+def _in_stream(read: Callable[[int], bytes], patterns: list[bytes]) -> bool:
+    overlap = max(map(len, patterns), default=1) - 1
+    before = b""
+    while chunk := read(_CHUNK):
+        if _contains(before + chunk, patterns):
+            return True
+        before = (before + chunk)[-overlap:] if overlap else b""
+    return False
+
+
+def _in_segment(path: Path, patterns: list[bytes]) -> str | None:
+    """Batches that are compressed, one by one."""
+    file = Disk().open(path, write=False)
+    try:
+        header = read_segment_header(file)
+        for position, frame, body in read_frames(file, header.size, file.size()):
+            if frame is None or not body_is_sound(frame, body):
+                return f"is damaged at byte {position}, and cannot be looked into there"
+            if _in_frame(frame, body, patterns):
+                return "has a value in a compressed batch"
+    except HeadraceError as error:
+        return f"cannot be looked into: {error.message}"
+    finally:
+        file.close()
+    return None
+
+
+def _in_frame(frame: FrameHeader, body: bytes | memoryview, patterns: list[bytes]) -> bool:
+    codec = next((name for flag, name in _CODECS.items() if frame.flags & flag), None)
+    if codec is None:
+        return False
+    size = int.from_bytes(body[:8], "little")
+    return _contains(pa.decompress(pa.py_buffer(body).slice(8), decompressed_size=size, codec=codec, asbytes=True), patterns)
+
+
+def _in_loose_frames(content: bytes, patterns: list[bytes]) -> str | None:
+    """Batches anywhere in a file: the journal has those of small appends. One that is damaged cannot be unpacked, by nobody."""
+    at = content.find(MAGIC)
+    while at >= 0:
+        frame = unchecked_header(content, at)
+        body = memoryview(content)[at + HEADER_BYTES : at + HEADER_BYTES + frame.body_bytes] if frame is not None else memoryview(b"")
+        if frame is not None and body_is_sound(frame, body) and _in_frame(frame, body, patterns):
+            return f"has a value in a compressed batch at byte {at}"
+        at = content.find(MAGIC, at + 1)
+    return None
+
+
+def _in_sqlite(path: Path, patterns: list[bytes]) -> str | None:
+    """A long value may be cut over several pages, where its bytes do not lie beside each other."""
+    if is_cut_over_pages(path, patterns):
+        return "has a value, cut over two pages"
+    try:
+        with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10) as database:
+            tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'")]
+            for table in tables:
+                quoted = '"' + table.replace('"', '""') + '"'
+                columns = [row[1] for row in database.execute(f"PRAGMA table_info({quoted})")]
+                for row in database.execute(f"SELECT * FROM {quoted}"):  # noqa: S608 - quoted
+                    if any(isinstance(value, str | bytes) and _contains(value.encode("utf-8", "replace") if isinstance(value, str) else value, patterns) for value in row):
+                        return f"has a value in the table {table!r} ({', '.join(columns)})"
+    except sqlite3.Error as error:
+        return f"cannot be looked into: {error}"
+    finally:
+        if "database" in locals():
+            database.close()
+    return None
+
+
+def _in_parquet(path: Path, patterns: list[bytes]) -> str | None:
+    import pyarrow.parquet as pq
+
+    try:
+        for batch in pq.ParquetFile(path).iter_batches():
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            if _contains(sink.getvalue().to_pybytes(), patterns):
+                return "has a value in a compressed column"
+    except (pa.ArrowException, OSError) as error:
+        return f"cannot be looked into: {error}"
+    return None
+
+
+def _in_gzip(path: Path, patterns: list[bytes]) -> str | None:
+    try:
+        with gzip.open(path) as file:
+            return "has a value, compressed" if _in_stream(file.read, patterns) else None
+    except (OSError, EOFError, zlib.error) as error:
+        return f"cannot be looked into: {error}"

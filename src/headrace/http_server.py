@@ -1,0 +1,119 @@
+"""An HTTP server in a thread, with its own event loop: that of the views (`server`), and the gateway that takes rows in (`headrace.gateways`). It ends with its process."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from headrace.errors import ConfigurationError, RetryError
+
+_START_S = 20.0
+_BACKLOG = 2_048
+_IDLE_S = 75
+"""How long a connection may be idle. One that is closed just as its next request comes is an error for its sender; so it is longer than clients usually keep one."""
+
+
+class PortTaken(ConfigurationError):
+    """Another listens there."""
+
+
+class HttpServer:
+    """One that listens."""
+
+    def __init__(self, app: ASGIApp, listening: socket.socket, *, host: str, name: str) -> None:
+        config = uvicorn.Config(
+            app,
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            ws="none",
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_IDLE_S,
+            timeout_graceful_shutdown=5,
+            h11_max_incomplete_event_size=32 << 10,
+        )
+        self._listening, self._host = listening, host
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, name=name, daemon=True)
+
+    @property
+    def port(self) -> int:
+        return int(self._listening.getsockname()[1]) if self._listening.fileno() >= 0 else 0
+
+    @property
+    def address(self) -> str:
+        return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}"
+
+    def begin(self) -> None:
+        self._thread.start()
+        deadline = time.monotonic() + _START_S
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                raise RetryError(f"The server on {self._host} did not start.", fix="look at what it wrote to standard error.")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(_START_S)
+        self._listening.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.stop()
+
+
+def listen(host: str, port: int, *, slow_s: float) -> socket.socket:
+    """A peer that takes nothing for too long is forgotten by the system itself, so that it cannot hold a connection for ever."""
+    listening = None
+    try:
+        family, socket_kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listening = socket.socket(family, socket_kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(slow_s * 1_000))
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        if listening is not None:
+            listening.close()
+        taken = error.errno == errno.EADDRINUSE
+        fix = "choose another with --port, or 0 for any that is free." if taken else "choose another --host or --port."
+        kind = PortTaken if taken else ConfigurationError
+        raise kind(f"Cannot listen on {host}, port {port}: {error.strerror or error}.", fix=fix) from None
+    return listening
+
+
+# Metrics as Prometheus reads them: one family of samples after the other, as text.
+
+
+MEDIA_TYPE = "text/plain; version=0.0.4"
+
+
+def family(name: str, kind: str, what: str, samples: list[tuple[dict[str, str], float]]) -> list[str]:
+    if not samples:
+        return []
+    return [f"# HELP {name} {what}", f"# TYPE {name} {kind}", *(f"{name}{_labels(labels)} {_number(value)}" for labels, value in samples)]
+
+
+def _labels(labels: dict[str, str]) -> str:
+    written = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    return f"{{{written}}}" if written else ""
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else repr(float(value))

@@ -1,0 +1,458 @@
+"""Sums and averages of DOUBLE and FLOAT columns: the exact sum, rounded once. Neither batches nor shards nor the order of rows can be seen in it."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.columnar.buffers import Ints, Mask
+from headrace.columnar.segments import Segments
+from headrace.operators.aggregates.accumulator import Columns, Monoid, Tails, double_array, doubles, reduce_segments
+from headrace.operators.aggregates.sums import COUNT, count_valid
+
+# Exact sums of doubles one by one, with Python's integers: for the few that `expansions.py` has no room for, and for infinities and NaNs.
+#
+# A sum is kept as an integer, in units of the square of the smallest double, so that sums of squares are whole too; with counts of what is not a number
+# beside it, so that everything can go again that came.
+
+
+_UNIT = 1 << 2148
+_COUNTS = struct.Struct("<qqq")
+
+
+@dataclass(frozen=True)
+class ExactSum:
+    """`units` of 2 to the power of -2148, and how many infinities and NaNs came."""
+
+    units: int = 0
+    infinities: int = 0
+    negative_infinities: int = 0
+    nans: int = 0
+
+    def __add__(self, other: ExactSum) -> ExactSum:
+        return ExactSum(
+            self.units + other.units,
+            self.infinities + other.infinities,
+            self.negative_infinities + other.negative_infinities,
+            self.nans + other.nans,
+        )
+
+    @property
+    def is_finite(self) -> bool:
+        return not (self.infinities or self.negative_infinities or self.nans)
+
+    def rounded(self) -> float:
+        """The nearest double, as IEEE 754 adds: NaN, or opposite infinities, make NaN."""
+        if self.is_finite:
+            return to_double(self.units)
+        if self.nans or (self.infinities and self.negative_infinities):
+            return math.nan
+        return math.inf if self.infinities else -math.inf
+
+    def parts(self, most: int) -> list[float] | None:
+        """The canonical parts, if they are doubles and not more than `most`."""
+        if not self.is_finite:
+            return None
+        parts, rest = [], self.units
+        for _ in range(most):
+            part = to_double(rest)
+            if math.isinf(part):
+                return None
+            parts.append(part)
+            rest -= to_units(part)
+        return None if rest else parts
+
+    def to_bytes(self) -> bytes:
+        size = self.units.bit_length() // 8 + 1
+        return _COUNTS.pack(self.infinities, self.negative_infinities, self.nans) + self.units.to_bytes(size, "little", signed=True)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ExactSum:
+        counts = _COUNTS.unpack_from(data)
+        return cls(int.from_bytes(data[_COUNTS.size :], "little", signed=True), *counts)
+
+
+def exact(value: float, weight: int = 1) -> ExactSum:
+    """One value that comes, or with weight -1 goes."""
+    if math.isnan(value):
+        return ExactSum(nans=weight)
+    if math.isinf(value):
+        return ExactSum(infinities=weight) if value > 0 else ExactSum(negative_infinities=weight)
+    return ExactSum(weight * to_units(value))
+
+
+def of_parts(parts: Sequence[float]) -> ExactSum:
+    return ExactSum(sum(map(to_units, parts)))
+
+
+def to_units(value: float) -> int:
+    numerator, denominator = value.as_integer_ratio()
+    return numerator * (_UNIT // denominator)
+
+
+def to_double(units: int) -> float:
+    """The nearest double; infinity if it is too large for one."""
+    try:
+        return units / _UNIT
+    except OverflowError:
+        return math.inf if units > 0 else -math.inf
+
+
+# Exact sums of doubles, for many keys at once: a number as the sum of a few doubles that do not overlap, the largest first.
+#
+# The form is canonical: the first part is the exact sum rounded to the nearest double, the second what remains, rounded, and so on. It
+# depends on the exact sum alone, so neither the order of additions nor their grouping can be seen in it. Numbers that need more parts than there
+# is room for (or infinities and NaNs) are left to `exact.py`; here they only are told apart.
+#
+# The method is error-free addition: a + b = s + e, with s the rounded sum and e what rounding took off, itself a double.
+
+
+Doubles = npt.NDArray[np.float64]
+Expansion = tuple[Doubles, ...]
+_BLOCK = 1 << 13  # numbers worked on at a time: a dozen arrays of them fit into a core's own cache
+_PASSES = 12
+
+
+def two_sum(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
+    """The rounded sum, and what rounding took off. Exact unless the sum is too large for a double."""
+    s = a + b
+    of_b = s - a
+    return s, (a - (s - of_b)) + (b - of_b)
+
+
+def two_product(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
+    """The rounded product, and what rounding took off. Exact for factors and products far from the ends of the range of doubles."""
+    product = a * b
+    a_high, a_low = _halves(a)
+    b_high, b_low = _halves(b)
+    return product, a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
+
+
+def _halves(a: Doubles) -> tuple[Doubles, Doubles]:
+    """Two numbers of at most 26 bits each."""
+    scaled = a * 134217729.0
+    high = scaled - (scaled - a)
+    return high, a - high
+
+
+def distilled(terms: Sequence[Doubles], parts: int) -> tuple[Expansion, Mask]:
+    """The sum of all terms as canonical parts, and which sums cannot be told here: their parts are to be ignored."""
+    count = len(terms[0])
+    total = tuple(np.zeros(count) for _ in range(parts))
+    failed = np.zeros(count, np.bool_)
+    with np.errstate(all="ignore"):
+        for start in range(0, count, _BLOCK):
+            block = slice(start, start + _BLOCK)
+            _distil_block([term[block] for term in terms], [part[block] for part in total], failed[block])
+    return total, failed
+
+
+def _distil_block(terms: list[Doubles], total: list[Doubles], failed: Mask) -> None:
+    """Pass over the terms from the smallest to the largest until no pass changes them any more; most blocks need two."""
+    terms = [term for term in terms if term.any()]
+    which: slice | npt.NDArray[np.int64] = slice(None)
+    for _ in range(_PASSES):
+        if len(terms) < 2:
+            break
+        terms, settled = _pass(terms)
+        if settled.all():
+            break
+        _put(total, failed, which, [term[settled] for term in terms], settled)
+        rest = np.flatnonzero(~settled)
+        which = rest if isinstance(which, slice) else which[rest]
+        terms = [term[rest] for term in terms]
+    else:
+        failed[which] = True
+        return
+    _put(total, failed, which, terms, None)
+
+
+def _pass(terms: list[Doubles]) -> tuple[list[Doubles], Mask]:
+    """One pass, and which rows are settled: left as they were, or of two terms only, which one pass settles."""
+    fresh = list(terms)
+    settled = np.ones(len(terms[0]), np.bool_)
+    for at in range(len(terms) - 2, -1, -1):
+        high, low = two_sum(fresh[at], fresh[at + 1])
+        settled &= high == terms[at]
+        fresh[at], fresh[at + 1] = high, low
+    if len(terms) == 2:
+        settled[:] = True
+    return fresh, settled
+
+
+def _put(total: list[Doubles], failed: Mask, which: slice | npt.NDArray[np.int64], terms: list[Doubles], settled: Mask | None) -> None:
+    """Store settled sums, or mark them as failed: too many parts, not finite, or a tie that further parts would break."""
+    where = which if settled is None else (np.flatnonzero(settled) if isinstance(which, slice) else which[settled])
+    bad = np.zeros(len(terms[0]) if terms else 0, np.bool_)
+    for at, term in enumerate(terms):
+        bad |= ~np.isfinite(term)
+        if at < len(total):
+            total[at][where] = term + 0.0  # no negative zeros
+        else:
+            bad |= term != 0
+    for high, low, next_low in zip(terms, terms[1:], terms[2:], strict=False):
+        bad |= (next_low != 0) & ((high + 2 * low) - high == 2 * low)
+    if terms:
+        failed[where] |= bad
+
+
+# Exact sums of doubles as part of many keys' states: a few parts for each key, and a tail for the few keys that need more.
+#
+# While they are worked on, a sum without room in its parts is a NaN followed by its place in a list; stored, by the length of its tail.
+
+
+
+class ExactColumns:
+    """Sums with room for some parts. Holds the sums that need more, for the time of one step."""
+
+    def __init__(self, parts: int) -> None:
+        self.parts = parts
+        self._spilled: list[ExactSum] = []
+
+    def fields(self, name: str) -> tuple[tuple[str, str], ...]:
+        return tuple((f"{name}{at}", "<f8") for at in range(self.parts))
+
+    # Stored and worked on
+
+    @staticmethod
+    def tail_sizes(sums: Columns) -> Ints | None:
+        spilled = np.isnan(sums[0])
+        return np.where(spilled, sums[1], 0).astype(np.int64) if spilled.any() else None
+
+    def opened(self, sums: Columns, tails: Tails | None) -> Expansion:
+        if tails is not None:
+            sums = tuple(part.copy() for part in sums)
+            for at in np.flatnonzero(np.isnan(sums[0])).tolist():
+                self._spill(sums, at, ExactSum.from_bytes(tails[at]))
+        return sums
+
+    def closed(self, sums: Expansion) -> tuple[Columns, Tails | None]:
+        spilled = np.flatnonzero(np.isnan(sums[0])).tolist()
+        tails: list[bytes] | None = None
+        if spilled:
+            sums, tails = tuple(part.copy() for part in sums), [b""] * len(sums[0])
+            for at in spilled:
+                tails[at] = self._spilled[int(sums[1][at])].to_bytes()
+                sums[1][at] = len(tails[at])
+        self._spilled = []
+        return sums, tails
+
+    # Work
+
+    def of_values(self, values: Doubles, weights: Ints | None) -> Expansion:
+        """Each value alone; with weight -1 it goes."""
+        signed = values + 0.0 if weights is None else values * weights + 0.0
+        sums = (signed, *(np.zeros(len(values)) for _ in range(self.parts - 1)))
+        if not (finite := np.isfinite(values)).all():
+            self._spill_values(sums, values, weights, ~finite)
+        return sums
+
+    def of_products(self, products: Doubles, rests: Doubles) -> Expansion:
+        """Each product alone, with what rounding took off it."""
+        return (products, rests, *(np.zeros(len(products)) for _ in range(self.parts - 2)))
+
+    def put_exact(self, sums: Expansion, at: int, total: ExactSum) -> None:
+        """Store one sum in its canonical form."""
+        parts = total.parts(self.parts)
+        if parts is None:
+            self._spill(sums, at, total)
+            return
+        for part, value in zip(sums, parts, strict=True):
+            part[at] = value
+
+    def exact(self, sums: Expansion, at: int) -> ExactSum:
+        return self._spilled[int(sums[1][at])] if np.isnan(sums[0][at]) else of_parts([float(part[at]) for part in sums])
+
+    def add(self, left: Expansion, right: Expansion) -> Expansion:
+        total, failed = distilled([part for pair in zip(left, right, strict=True) for part in pair], self.parts)
+        for at in np.flatnonzero(failed).tolist():
+            self.put_exact(total, at, self.exact(left, at) + self.exact(right, at))
+        return total
+
+    def reduced(self, sums: Expansion, segment_of: Ints) -> Expansion:
+        """One sum a segment."""
+        return reduce_segments(self.add, sums, segment_of)
+
+    def rounded(self, sums: Expansion) -> Doubles:
+        """The nearest double of each."""
+        spilled = np.flatnonzero(np.isnan(sums[0]))
+        if not len(spilled):
+            return sums[0]
+        values = sums[0].copy()
+        values[spilled] = [self._spilled[place].rounded() for place in sums[1][spilled].astype(np.int64).tolist()]
+        return values
+
+    def _spill(self, sums: Expansion, at: int, total: ExactSum) -> None:
+        sums[0][at], sums[1][at] = np.nan, len(self._spilled)
+        for part in sums[2:]:
+            part[at] = 0.0
+        self._spilled.append(total)
+
+    def _spill_values(self, sums: Expansion, values: Doubles, weights: Ints | None, which: Mask) -> None:
+        """There are but six of them: coming or going, an infinity, its opposite, a NaN."""
+        for value, mask in ((np.inf, values == np.inf), (-np.inf, values == -np.inf), (np.nan, np.isnan(values))):
+            for weight in (1, -1):
+                chosen = which & mask & (weight == (1 if weights is None else weights))
+                if chosen.any():
+                    sums[0][chosen], sums[1][chosen] = np.nan, len(self._spilled)
+                    self._spilled.append(exact(value, weight))
+
+PARTS = 3  # amounts of money, in their millions, need two
+
+
+class DoubleSum(Monoid):
+    """The sum; null without values. Infinities and NaN count as IEEE 754 has it, and go again when their rows go."""
+
+    fields = (COUNT, *ExactColumns(PARTS).fields("s"))
+
+    def __init__(self, column: str) -> None:
+        self.column = column
+        self._sums = ExactColumns(PARTS)
+
+    def tail_sizes(self, columns: Columns) -> Ints | None:
+        return self._sums.tail_sizes(columns[1:])
+
+    def opened(self, columns: Columns, tails: Tails | None) -> Columns:
+        return columns[0], *self._sums.opened(columns[1:], tails)
+
+    def closed(self, columns: Columns) -> tuple[Columns, Tails | None]:
+        sums, tails = self._sums.closed(columns[1:])
+        return (columns[0], *sums), tails
+
+    def lift(self, segments: Segments) -> Columns:
+        array = segments.column(self.column)
+        values = self._sums.of_values(doubles(array), segments.signs)
+        return count_valid(array, segments), *self._sums.reduced(values, segments.segment_of)
+
+    def merge(self, left: Columns, right: Columns) -> Columns:
+        return left[0] + right[0], *self._sums.add(left[1:], right[1:])
+
+    def result(self, columns: Columns) -> tuple[pa.Array, Mask | None]:
+        return double_array(self._sums.rounded(columns[1:]), columns[0] != 0), None
+
+
+class DoubleAverage(DoubleSum):
+    """The sum, rounded, by the number of values."""
+
+    def result(self, columns: Columns) -> tuple[pa.Array, Mask | None]:
+        some = columns[0] != 0
+        return double_array(self._sums.rounded(columns[1:]) / np.where(some, columns[0], 1), some), None
+
+
+# The standard deviation, from the exact sums of values and of their squares: no value is kept, and any can go again.
+#
+# Integers and decimals are taken as doubles, as Spark does. The squares' sum less the sum's square cancels; it is computed with twice a
+# double's digits, and with Python's integers where even that is too few (as when all values are the same).
+
+
+SUM_PARTS = 3
+SQUARE_PARTS = 5
+_SMALLEST, _LARGEST = 2.0**-450, 2.0**450  # between these a square and its rest are exact
+_MOST_CANCELLED = 2.0**-40
+
+
+class StandardDeviation(Monoid):
+    """Of a sample: null for fewer than two values. Of a population: null without values. NaN if a value is not a number."""
+
+    fields = (COUNT, *ExactColumns(SUM_PARTS).fields("s"), *ExactColumns(SQUARE_PARTS).fields("q"))
+
+    def __init__(self, column: str, *, population: bool = False) -> None:
+        self.column, self.population = column, population
+        self._sums, self._squares = ExactColumns(SUM_PARTS), ExactColumns(SQUARE_PARTS)
+
+    def tail_sizes(self, columns: Columns) -> Ints | None:
+        sizes = [each for each in (self._sums.tail_sizes(columns[1:4]), self._squares.tail_sizes(columns[4:])) if each is not None]
+        return sum(sizes[1:], sizes[0]) if sizes else None
+
+    def opened(self, columns: Columns, tails: Tails | None) -> Columns:
+        if tails is None:
+            return columns
+        first = self._sums.tail_sizes(columns[1:4])
+        cuts = [0] * len(tails) if first is None else first.tolist()
+        of_sums = [tail[:at] for tail, at in zip(tails, cuts, strict=True)]
+        of_squares = [tail[at:] for tail, at in zip(tails, cuts, strict=True)]
+        return columns[0], *self._sums.opened(columns[1:4], of_sums), *self._squares.opened(columns[4:], of_squares)
+
+    def closed(self, columns: Columns) -> tuple[Columns, Tails | None]:
+        sums, sum_tails = self._sums.closed(columns[1:4])
+        squares, square_tails = self._squares.closed(columns[4:])
+        tails = [each for each in (sum_tails, square_tails) if each is not None]
+        return (columns[0], *sums, *squares), list(map(b"".join, zip(*tails, strict=True))) if tails else None
+
+    def lift(self, segments: Segments) -> Columns:
+        array = segments.column(self.column)
+        values = doubles(array)
+        sums = self._sums.reduced(self._sums.of_values(values, segments.signs), segments.segment_of)
+        squares = self._squares.reduced(self._of_squares(values, segments.signs), segments.segment_of)
+        return count_valid(array, segments), *sums, *squares
+
+    def _of_squares(self, values: Doubles, weights: Ints | None) -> Expansion:
+        size = np.abs(values)
+        plain = ((size > _SMALLEST) & (size < _LARGEST)) | (values == 0)
+        safe = np.where(plain, values, 0.0)
+        product, rest = two_product(safe, safe if weights is None else safe * weights)
+        squares = self._squares.of_products(product + 0.0, rest + 0.0)
+        for at in np.flatnonzero(~plain).tolist():
+            self._squares.put_exact(squares, at, _exact_square(float(values[at]), 1 if weights is None else int(weights[at])))
+        return squares
+
+    def merge(self, left: Columns, right: Columns) -> Columns:
+        return left[0] + right[0], *self._sums.add(left[1:4], right[1:4]), *self._squares.add(left[4:], right[4:])
+
+    def result(self, columns: Columns) -> tuple[pa.Array, Mask | None]:
+        count, sums, squares = columns[0], columns[1:4], columns[4:]
+        fewer = 0 if self.population else 1
+        enough = count > fewer
+        number = np.where(enough, count, 2).astype(np.float64)
+        with np.errstate(all="ignore"):
+            excess, sure = _excess(number, sums, squares)
+            deviation = np.sqrt(excess / (number * (number - fewer)))
+        for at in np.flatnonzero(enough & ~sure).tolist():
+            deviation[at] = _exactly(int(count[at]), self._sums.exact(sums, at), self._squares.exact(squares, at), fewer)
+        return double_array(deviation, enough), None
+
+
+def _exact_square(value: float, weight: int) -> ExactSum:
+    if not math.isfinite(value):
+        return exact(math.nan, weight)
+    numerator, denominator = value.as_integer_ratio()
+    return ExactSum(weight * numerator * numerator * (to_units(1.0) // (denominator * denominator)))
+
+
+def _excess(number: Doubles, sums: Expansion, squares: Expansion) -> tuple[Doubles, Mask]:
+    """Number times the squares' sum, less the sum's square; and where so few digits cancelled that it can be trusted."""
+    scaled, rest = two_product(number, squares[0])
+    rest += number * squares[1]
+    square, square_rest = two_product(sums[0], sums[0])
+    square_rest += 2 * sums[0] * sums[1]
+    high, low = two_sum(scaled, -square)
+    excess = high + (low + (rest - square_rest))
+    safe = (scaled < _LARGEST) & (scaled > _SMALLEST) & (square < _LARGEST) & ((square > _SMALLEST) | (square == 0))
+    return excess, safe & (excess > scaled * _MOST_CANCELLED)
+
+
+def _exactly(count: int, total: ExactSum, squares: ExactSum, fewer: int) -> float:
+    """With integers. Sums and squares come in units, and the square of a sum in units of units."""
+    if not (total.is_finite and squares.is_finite):
+        return math.nan
+    unit = to_units(1.0)
+    return _square_root(count * squares.units * unit - total.units * total.units, count * (count - fewer) * unit * unit)
+
+
+def _square_root(numerator: int, denominator: int) -> float:
+    """The root of a fraction, with more digits than a double has before it is rounded."""
+    if numerator <= 0:
+        return 0.0
+    shift = max(0, 140 - numerator.bit_length() + denominator.bit_length())
+    shift += shift % 2
+    root = math.isqrt((numerator << shift) // denominator)
+    try:
+        return root / (1 << (shift // 2))
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,291 @@
+"""Sketches over streams, from Apache DataSketches: small states that answer about. Deterministic: the same values in the same ticks, the same bytes.
+
+A state is read, brought up to date and written once for each key and tick, so that it does not matter how many ticks come in a call.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import datasketches
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.columnar.buffers import Ints, Mask
+from headrace.columnar.keys import canonical, encode_keys
+from headrace.columnar.murmur2 import murmur2_array
+from headrace.columnar.segments import Segments
+from headrace.errors import CorruptionError, NewerFormat
+from headrace.operators.aggregates.accumulator import Accumulator, Advanced, Columns, Tails, doubles, from_ordered, has_order_in_64_bits, to_ordered
+
+
+class Sketch(Accumulator):
+    """A sketch for each key that has had a value."""
+
+    fields = (("size", "<u4"),)
+
+    def __init__(self, column: str, type: pa.DataType) -> None:
+        self.column, self.type = column, type
+
+    def tail_sizes(self, columns: Columns) -> Ints | None:
+        sizes: Ints = columns[0].astype(np.int64)
+        return sizes if sizes.any() else None
+
+    @abstractmethod
+    def items(self, values: pa.Array) -> Sequence[Any]:
+        """Values, none null, as the sketch takes them."""
+
+    @abstractmethod
+    def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
+        """A sketch (empty bytes: a new one) with more values."""
+
+    @abstractmethod
+    def read(self, data: bytes) -> Any:
+        """What a sketch says; of empty bytes, what is said of no values."""
+
+    @abstractmethod
+    def array(self, answers: list[Any]) -> pa.Array:
+        """Answers as a column."""
+
+    def advance(self, columns: Columns, tails: Tails | None, segments: Segments) -> Advanced:  # noqa: ARG002
+        column = segments.column(self.column)
+        items = self.items(column.drop_null())
+        count = np.add.reduceat(column.is_valid().to_numpy(zero_copy_only=False).astype(np.int64), segments.starts)
+        ends = [0, *np.cumsum(count).tolist()]
+        states = [b""] * len(segments.firsts) if tails is None else list(tails)
+        answers: list[Any] = []
+        stops = [*segments.firsts[1:].tolist(), len(segments)]
+        for key, (first, stop) in enumerate(zip(segments.firsts.tolist(), stops, strict=True)):
+            answers.append(self.read(states[key]))
+            for segment in range(first, stop):
+                if ends[segment + 1] > ends[segment]:
+                    states[key] = self.updated(states[key], items[ends[segment] : ends[segment + 1]])
+                answers.append(self.read(states[key]))
+        sizes = np.fromiter(map(len, states), np.uint32, len(states))
+        return Advanced(self.array(answers), (sizes,), states)
+
+
+def take_all(update: Any, items: Sequence[Any]) -> None:
+    """Call for each item, with the loop in C."""
+    deque(map(update, items), maxlen=0)
+
+
+class ApproxDistinct(Sketch):
+    """HyperLogLog: how many different values, with a relative standard error of at most `error`."""
+
+    def __init__(self, column: str, type: pa.DataType, *, error: float) -> None:
+        super().__init__(column, type)
+        self.error = error
+
+    @cached_property
+    def lg_k(self) -> int:
+        """The fewest registers that keep the promise, as a power of two."""
+        return next(lg_k for lg_k in range(7, 22) if lg_k == 21 or self._error(lg_k) <= self.error)
+
+    @staticmethod
+    def _error(lg_k: int) -> float:
+        return max(abs(float(datasketches.hll_sketch.get_rel_err(upper, False, lg_k, 1))) for upper in (True, False))
+
+    def items(self, values: pa.Array) -> Sequence[Any]:
+        values = canonical(values)
+        if has_order_in_64_bits(values.type):
+            numbers: list[int] = to_ordered(values).view(np.int64).tolist()
+            return numbers
+        return [item if item and item[0] != "\0" else "\0" + item for item in texts(values)]  # the sketch passes over empty strings
+
+    def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
+        sketch = datasketches.hll_sketch.deserialize(data) if data else datasketches.hll_sketch(self.lg_k, datasketches.tgt_hll_type.HLL_4)
+        take_all(sketch.update, items)
+        return bytes(sketch.serialize_compact())
+
+    def read(self, data: bytes) -> int:
+        return round(datasketches.hll_sketch.deserialize(data).get_estimate()) if data else 0
+
+    def array(self, answers: list[Any]) -> pa.Array:
+        return pa.array(answers, pa.int64())
+
+
+class Quantiles(Sketch):
+    """A t-digest: about the values below which given fractions lie. NaN is passed over."""
+
+    def __init__(self, column: str, type: pa.DataType, *, at: float | tuple[float, ...], compression: int) -> None:
+        super().__init__(column, type)
+        self.at, self.compression = at, compression
+
+    def items(self, values: pa.Array) -> Any:
+        return np.array(doubles(values))  # the sketch takes no read-only memory
+
+    def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
+        sketch = datasketches.tdigest_double.deserialize(data) if data else datasketches.tdigest_double(self.compression)
+        sketch.update(items)
+        return bytes(sketch.serialize())
+
+    def read(self, data: bytes) -> Any:
+        sketch = datasketches.tdigest_double.deserialize(data) if data else None
+        if sketch is None or sketch.is_empty():
+            return None
+        if isinstance(self.at, tuple):
+            return [sketch.get_quantile(point) for point in self.at]
+        return sketch.get_quantile(self.at)
+
+    def array(self, answers: list[Any]) -> pa.Array:
+        return pa.array(answers, pa.list_(pa.float64()) if isinstance(self.at, tuple) else pa.float64())
+
+
+class HeavyHitters(Sketch):
+    """Frequent items: the most frequent values, each with the least and the most it can have come."""
+
+    def __init__(self, column: str, type: pa.DataType, result: pa.DataType, *, most: int, size: int) -> None:
+        super().__init__(column, type)
+        self.result, self.most, self.size = result, most, size
+
+    @cached_property
+    def lg_size(self) -> int:
+        """The smallest map whose error is below one in `size`."""
+        sketch = datasketches.frequent_strings_sketch
+        return next(lg_size for lg_size in range(3, 31) if lg_size == 30 or sketch.get_epsilon_for_lg_size(lg_size) <= 1 / self.size)
+
+    def items(self, values: pa.Array) -> Sequence[Any]:
+        values = canonical(values)
+        return list(map(str, to_ordered(values).tolist())) if has_order_in_64_bits(values.type) else texts(values)
+
+    def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
+        sketch = datasketches.frequent_strings_sketch.deserialize(data) if data else datasketches.frequent_strings_sketch(self.lg_size)
+        take_all(sketch.update, items)
+        return bytes(sketch.serialize())
+
+    def read(self, data: bytes) -> list[tuple[str, int, int, int]]:
+        if not data:
+            return []
+        found = datasketches.frequent_strings_sketch.deserialize(data).get_frequent_items(datasketches.frequent_items_error_type.NO_FALSE_NEGATIVES)
+        return sorted(found, key=lambda item: (-item[1], item[0]))[: self.most]
+
+    def array(self, answers: list[Any]) -> pa.Array:
+        flat = [item for answer in answers for item in answer]
+        values = self._values([item[0] for item in flat])
+        counts = [pa.array([item[at] for item in flat], pa.int64()) for at in (1, 2, 3)]
+        structs = pa.StructArray.from_arrays([values, *counts], fields=list(self.result.value_type))
+        offsets = np.append(0, np.cumsum([len(answer) for answer in answers])).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), structs, type=self.result)
+
+    def _values(self, items: list[str]) -> pa.Array:
+        if has_order_in_64_bits(self.type):
+            codes = np.array(list(map(int, items)), np.uint64)
+            return from_ordered(codes, np.ones(len(codes), np.bool_), self.type)
+        if pa.types.is_binary(self.type):
+            return pa.array([item.encode("latin-1") for item in items], self.type)
+        return pa.array(items, pa.string()).cast(self.type)
+
+
+def texts(values: pa.Array) -> list[str]:
+    """STRING, BINARY and DECIMAL as strings, different ones for different values."""
+    if pa.types.is_binary(values.type):
+        return [value.decode("latin-1") for value in values.to_pylist()]
+    listed: list[str] = values.cast(pa.string()).to_pylist()
+    return listed
+
+
+# Bloom filters: a set of values in a few bits each, which answers "certainly not" or "probably". `hr.agg.bloom` makes them, users ask them.
+#
+# A filter as bytes: version (1), number of probes (1), number of bits (8, little-endian), then the bits. Probes follow from 64 bits of a value's
+# key bytes (`keys.py`), so filters over columns of the same type can be compared, merged and asked anywhere.
+
+
+VERSION = 1
+_HEADER = struct.Struct("<BBQ")
+Hashes = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class BloomFilter:
+    """`bits` is a multiple of 8; `data` are those bits."""
+
+    probes: int
+    bits: int
+    data: bytes
+
+    @classmethod
+    def empty(cls, expected: int, error: float) -> BloomFilter:
+        """Room for so many different values at such a rate of false positives."""
+        bits = max(64, math.ceil(-expected * math.log(error) / math.log(2) ** 2))
+        bits += -bits % 64
+        probes = min(32, max(1, round(bits / expected * math.log(2))))
+        return cls(probes, bits, bytes(bits // 8))
+
+    @classmethod
+    def from_bytes(cls, filter: bytes) -> BloomFilter:
+        version, probes, bits = _HEADER.unpack_from(filter)
+        if version > VERSION:
+            raise NewerFormat(
+                f"A Bloom filter has version {version}, and this Headrace knows up to {VERSION}.", fix="use the newer Headrace that made it."
+            )
+        if len(filter) != _HEADER.size + bits // 8:
+            raise CorruptionError(f"A Bloom filter of {bits} bits has {len(filter)} bytes.")
+        return cls(probes, bits, filter[_HEADER.size :])
+
+    def to_bytes(self) -> bytes:
+        return _HEADER.pack(VERSION, self.probes, self.bits) + self.data
+
+    def with_hashes(self, hashes: Hashes) -> BloomFilter:
+        places = self._places(hashes).reshape(-1)
+        data = np.frombuffer(self.data, np.uint8).copy()
+        np.bitwise_or.at(data, places >> np.uint64(3), (np.uint64(1) << (places & np.uint64(7))).astype(np.uint8))
+        return BloomFilter(self.probes, self.bits, data.tobytes())
+
+    def might_contain(self, values: pa.Array) -> Mask:
+        """For each value: False, it is certainly not a member; True, it probably is. A null is no member."""
+        answer = np.zeros(len(values), np.bool_)
+        valid = values.is_valid().to_numpy(zero_copy_only=False)
+        places = self._places(hashes_of(values.drop_null()))
+        data = np.frombuffer(self.data, np.uint8)
+        found = data[places >> np.uint64(3)] >> (places & np.uint64(7)).astype(np.uint8) & 1
+        answer[valid] = found.all(axis=1)
+        return answer
+
+    def _places(self, hashes: Hashes) -> Hashes:
+        """The bits of each value: a first one and an odd step."""
+        step = (hashes >> np.uint64(32)) | np.uint64(1)
+        return (hashes[:, None] + np.arange(self.probes, dtype=np.uint64) * step[:, None]) % np.uint64(self.bits)
+
+
+def hashes_of(values: pa.Array) -> Hashes:
+    """64 bits of each value, none null: two hashes of its key bytes, mixed."""
+    keys = encode_keys(pa.table({"value": values}), ["value"]).cast(pa.binary())
+    salted = pc.binary_join_element_wise(pa.scalar(b"bloom", pa.binary()), keys, pa.scalar(b"", pa.binary()))
+    mixed: Hashes = murmur2_array(keys).astype(np.uint64) << np.uint64(32) | murmur2_array(salted)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+# A Bloom filter of each key's values in a stream.
+
+
+
+class Bloom(Sketch):
+    """The filter itself is the answer; without values, an empty one."""
+
+    def __init__(self, column: str, type: pa.DataType, *, expected: int, error: float) -> None:
+        super().__init__(column, type)
+        self._empty = BloomFilter.empty(expected, error).to_bytes()
+
+    def items(self, values: pa.Array) -> Any:
+        return hashes_of(values)
+
+    def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
+        return BloomFilter.from_bytes(data or self._empty).with_hashes(items).to_bytes()  # type: ignore[arg-type]
+
+    def read(self, data: bytes) -> bytes:
+        return data or self._empty
+
+    def array(self, answers: list[Any]) -> pa.Array:
+        return pa.array(answers, pa.binary())

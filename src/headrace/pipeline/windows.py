@@ -1,0 +1,190 @@
+"""Windows in a plan: `rows.window(…)`, the step that `aggregate` makes of it, and what is checked when it is declared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from headrace.columnar.columns import CHANGE_TYPE
+from headrace.durations import format_us
+from headrace.errors import PlanError
+from headrace.log.topic_config import check_name
+from headrace.operators.aggregates.specs import AggregateSpec
+from headrace.operators.windows.specs import (
+    Correct,
+    Divert,
+    Drop,
+    Hopping,
+    LatePolicy,
+    Session,
+    Sliding,
+    Tumbling,
+    WindowSpec,
+    check_emit,
+    positive_us,
+)
+from headrace.pipeline.aggregates import aggregated
+from headrace.plan import columns as cols
+from headrace.plan.columns import check_columns
+from headrace.plan.plan import NULL, Aside, KeyByStep, PipelinePlan, SelectStep, Step, TimeColumn, WhereStep, ordered
+from headrace.plan.time_paths import time_column
+from headrace.plan.window_steps import WINDOW_END, WINDOW_START, CompareStep, WindowStep
+
+if TYPE_CHECKING:
+    from headrace.pipeline.stream import Rows, Table
+
+RESERVED = "__"
+"""Names that begin so are Headrace's own."""
+
+
+@dataclass(frozen=True)
+class Windowed:
+    """What `window` gives: waits for `group_by` and `aggregate`."""
+
+    rows: Rows
+    window: WindowSpec
+    late: LatePolicy
+    emit: str
+    by: tuple[str, ...] = ()
+
+    def group_by(self, *columns: str, **named: str) -> Windowed:
+        """Windows of each group, by columns or by named expressions. Without it there is one group of all rows."""
+        where = f"{self.rows.step.place}.window.group_by"
+        if not columns and not named:
+            raise PlanError(f"The step {where} names no columns.", fix="leave out group_by() for windows over all rows.")
+        rows = self.rows.with_columns(**named) if named else self.rows
+        return Windowed(rows, self.window, self.late, self.emit, cols.key((*columns, *named), rows.schema, where=where))
+
+    def aggregate(self, *, name: str | None = None, errors: str = NULL, **aggregates: AggregateSpec) -> Table:
+        """One row for each group and window, as a table keyed by both."""
+        from headrace.pipeline.stream import Table
+
+        where = self.rows._place("window", name)  # noqa: SLF001
+        errors = cols.check_errors(errors, where=where)
+        over = checked_time(self.rows.step, where=where)
+        kept = (*self.by, over.name, *([over.producer] if over.producer else []))
+        aggregation = aggregated(self.rows.step, self.by, aggregates, where=where, keep=kept, in_windows=True, errors=errors)
+        rows = self.rows if aggregation.selection is None else self.rows._select(aggregation.selection, name=None, errors=errors)  # noqa: SLF001
+        schema = _schema(aggregation.schema, self.by, rows.step.schema.field(over.name).type, where=where)
+        step = WindowStep(
+            name=name or "", inputs=(rows.step,), schema=schema, key=(*self.by, WINDOW_START, WINDOW_END), is_table=True,
+            window=self.window, late=self.late, emit=self.emit, over=over, by=self.by, aggregates=aggregation.aggregates, errors=errors,
+        )  # fmt: skip
+        return Table(self.rows.pipeline, step)
+
+
+def windowed(rows: Rows, window: Any, *, late: Any, emit: str) -> Windowed:
+    """`rows.window(…)`, checked."""
+    where = f"{rows.step.place}.window"
+    if not isinstance(window, Tumbling | Hopping | Sliding | Session):
+        raise PlanError(
+            f"The step {where} was given {window!r}, which is not a window.", fix='use hr.tumbling("1 minute"), hr.hopping, hr.sliding or hr.session.'
+        )
+    if not isinstance(late, Drop | Correct | Divert):
+        raise PlanError(f"The step {where} has late={late!r}.", fix='use hr.drop(), hr.correct("1 hour") or hr.divert("late_rows").')
+    if isinstance(late, Divert):
+        check_name(late.topic, what="topic for late rows", error=PlanError)
+        if late.topic.startswith(RESERVED):
+            raise PlanError(f"The step {where} diverts late rows to {late.topic!r}, a name that is Headrace's own.", fix="choose another name.")
+    time = checked_time(rows.step, where=where)
+    zone = getattr(window, "timezone", None)
+    if zone is not None and rows.schema.field(time.name).type.tz is None:
+        raise PlanError(
+            f"The step {where} has windows in the time zone {zone}, and {time.name!r} is TIMESTAMP_NTZ, of which nobody knows in which zone it is.",
+            fix="leave the time zone out, or make a TIMESTAMP of it before it comes in.",
+        )
+    return Windowed(rows, window, late, check_emit(emit))
+
+
+def check_topics_aside(plan: PipelinePlan) -> None:
+    """That late rows, and others that steps put aside, go to topics that are for them alone, and that steps which share one have the same rows."""
+    read, written = {step.topic for step in plan.inputs}, {output.name for output in plan.outputs}
+    known: dict[str, tuple[Step, Aside]] = {}
+    for step, aside in [(found, each) for found in plan.steps() for each in found.aside]:
+        if aside.topic in read | written:
+            what = "reads, so that they would come again" if aside.topic in read else "writes"
+            raise PlanError(f"The step {step.name!r} {aside.what} to {aside.topic!r}, which the pipeline {what}.", fix="name a topic of its own.")
+        first, same = known.setdefault(aside.topic, (step, aside))
+        if (same.schema, same.key, same.what) != (aside.schema, aside.key, aside.what):
+            raise PlanError(
+                f"The steps {first.name!r} and {step.name!r} divert late rows to {aside.topic!r}, and their rows have different columns or keys.",
+                fix="name a topic for each.",
+            )
+
+
+def checked_time(step: Step, *, where: str) -> TimeColumn:
+    """The event time that windows and patterns go by."""
+    found = time_column(step)
+    if found is None:
+        raise PlanError(
+            f"The step {where} needs an event time, and {step.place} has none: {_why(step)}",
+            fix='declare the topic with event_time=hr.EventTime("…"), or hr.processing_time() for windows over the time of processing, and keep that column.',
+        )
+    return found
+
+
+def _why(step: Step) -> str:
+    """Where the event time was lost, or that there never was one."""
+    before = [(each, time_column(each)) for each in ordered([step])]
+    known = [(each, time) for each, time in before if time is not None]
+    if not known:
+        return "no input declares one."
+    each, time = known[-1]
+    return f"{each.place} has {time.name!r}, which is not kept."
+
+
+def _schema(found: pa.Schema, by: tuple[str, ...], time: pa.DataType, *, where: str) -> pa.Schema:
+    """The group, the window, and the aggregates."""
+    taken = {WINDOW_START, WINDOW_END} & set(found.names)
+    if taken:
+        raise PlanError(f"The step {where} has a column named {min(taken)!r}, as the windows' own.", fix="rename the column, or the result, first.")
+    bounds = [pa.field(WINDOW_START, time), pa.field(WINDOW_END, time)]
+    return pa.schema([*(found.field(name) for name in by), *bounds, *(field for field in found if field.name not in by)])
+
+
+# `table.compare("7 days")` in a plan: each window beside the same window a period earlier, and what is checked when it is declared.
+
+
+
+def compared(table: Rows, period: str | timedelta, prefix: str, name: str | None) -> CompareStep:
+    """`table.compare(…)`, checked."""
+    where = table._place("compare", name)  # noqa: SLF001
+    window = _window(table.step, where=where)
+    period_us = positive_us(period, f"period of the step {where}")
+    if period_us % window.every_us:
+        raise PlanError(
+            f"The step {where} compares windows with those {format_us(period_us)} earlier, and there are none: one begins every {format_us(window.every_us)}.",
+            fix=f"give a multiple of {format_us(window.every_us)}.",
+        )
+    if not prefix:
+        raise PlanError(f"The step {where} has no prefix to tell the earlier window's columns by.", fix='give one, such as prefix="previous_".')
+    by = tuple(each for each in table.key if each not in {WINDOW_START, WINDOW_END})
+    fields: dict[str, Any] = {
+        "inputs": (table.step,), "key": (*by, WINDOW_START, WINDOW_END), "is_table": True,
+        "by": by, "period_us": period_us, "window": window, "prefix": prefix,
+    }  # fmt: skip
+    kernel = CompareStep(name=where, schema=table.schema, **fields).kernel()
+    schema = check_columns(pa.schema([field for field in kernel.output if field.name != CHANGE_TYPE]), where=f"The step {where}")
+    return CompareStep(name=name or "", schema=schema, **fields)
+
+
+def _window(step: Step, *, where: str) -> Tumbling | Hopping:
+    """The windows that a table is made of, behind steps that keep each of them."""
+    source = step
+    while isinstance(source, SelectStep | WhereStep | KeyByStep | CompareStep):
+        source = source.input
+    time = time_column(step)
+    if not isinstance(source, WindowStep) or not {WINDOW_START, WINDOW_END} <= set(step.key) or time is None or time.name != WINDOW_END:
+        raise PlanError(
+            f"The step {where} compares windows, and {step.place} is no table of windows.",
+            fix="use it on what window(…).aggregate(…) gives, and keep the columns window_start and window_end.",
+        )
+    if not isinstance(source.window, Tumbling | Hopping):
+        raise PlanError(
+            f"The step {where} compares {source.window}, of which no two begin and end at the same time of different days.",
+            fix="compare tumbling or hopping windows.",
+        )
+    return source.window

@@ -1,0 +1,1 @@
+"""The inert plan of a pipeline: steps, names, fingerprints and expressions. Nothing here runs."""

@@ -1,0 +1,380 @@
+"""Reads sqlglot's tree over a schema: every kind of node that is allowed has a method here; any other is refused.
+
+A piece is made for each node from those of its children, so that types are known and failures accounted for from the leaves up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from sqlglot import exp
+
+from headrace.errors import BadSchema, UnknownColumn
+from headrace.plan.expressions import arithmetic, casts, functions, literals, type_rules
+from headrace.plan.expressions.catalogue import NOT_THE_SAME_EACH_TIME
+from headrace.plan.expressions.type_rules import BINARY, BOOLEAN, DOUBLE, INT, INTERVAL, STRING, VOID
+from headrace.plan.expressions.typed_expression import Piece, Refused, branches, either, leaf, total, when
+from headrace.types.ddl import TYPE_KEY, parse_columns
+from headrace.types.schema import is_spatial, is_variant, type_name
+
+_ARITHMETIC = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
+_COMPARISONS = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=", exp.NullSafeEQ: "<=>"}
+_BITWISE = {exp.BitwiseAnd: "&", exp.BitwiseOr: "|", exp.BitwiseXor: "^"}
+_SHIFTS = {exp.BitwiseLeftShift: "<<", exp.BitwiseRightShift: ">>"}
+_UNLIKE_SPARK = (*_BITWISE, *_SHIFTS, exp.DPipe)
+_PREDICATES = (exp.Is, exp.In, exp.Between, exp.Like, exp.ILike, exp.RegexpLike, exp.Not, exp.NullSafeNEQ)
+_DAY_UNITS = ("DAY", "WEEK")
+_TIME_UNITS = (*_DAY_UNITS, "HOUR", "MINUTE", "SECOND", "MILLISECOND", "MICROSECOND")
+_MONTH_UNITS = ("YEAR", "MONTH")
+_PARTS = ("YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "DAYOFWEEK", "DOY", "DOW", "HOUR", "MINUTE")
+
+
+class Reader:
+    """One expression over one schema. `columns` are those it reads, in the order they come."""
+
+    def __init__(self, schema: pa.Schema, *, where: str) -> None:
+        self.schema, self.where = schema, where
+        self.columns: dict[str, None] = {}
+        self._fields = {field.name.lower(): field for field in schema}
+
+    def read(self, node: exp.Expr) -> Piece:
+        maker = self._makers.get(type(node))
+        if maker is None:
+            raise Refused(
+                f"{_named(node)} is not allowed in an expression.",
+                "use columns, literals, operators and functions of one row; Stream.df() does the rest.",
+            )
+        return maker(self, node)
+
+    def _both(self, node: exp.Expr) -> tuple[Piece, Piece]:
+        return self.read(node.this), self.read(node.expression)
+
+    # Leaves
+
+    def _column(self, node: exp.Column) -> Piece:
+        """A column, or a member of one: `address.city`."""
+        parts = node.parts
+        name = parts[0].name
+        field = self._fields.get(name.lower())
+        if field is None or not isinstance(parts[0], exp.Identifier):
+            raise UnknownColumn(name, self.schema.names, where=self.where)
+        self.columns[field.name] = None
+        piece = leaf(field.type, literals.quoted_name(field.name), column=field.name)
+        for part in parts[1:]:
+            piece = self._member(piece, part.name)
+        return piece
+
+    def _member(self, piece: Piece, name: str) -> Piece:
+        kind = piece.type
+        if not pa.types.is_struct(kind) or is_variant(kind) or is_spatial(kind):
+            raise Refused(f"{type_name(kind)} has no member {name!r}.", "only a STRUCT has members.")
+        found = next((field for field in kind if field.name.lower() == name.lower()), None)
+        if found is None:
+            raise UnknownColumn(name, [field.name for field in kind], where=f"{self.where}: {piece.sql}")
+        return total(found.type, "{0}." + literals.quoted_name(found.name).replace("{", "{{").replace("}", "}}"), piece)
+
+    def _dot(self, node: exp.Dot) -> Piece:
+        if not isinstance(node.expression, exp.Identifier):
+            raise Refused(f"{node.sql('spark')} is no column.", "call functions by their plain name.")
+        return self._member(self.read(node.this), node.expression.name)
+
+    def _literal(self, node: exp.Literal) -> Piece:
+        if node.is_string:
+            return leaf(STRING, literals.quoted_text(node.this), value=node.this)
+        return _number(str(node.this))
+
+    def _boolean(self, node: exp.Boolean) -> Piece:
+        return leaf(BOOLEAN, "true" if node.this else "false", value=bool(node.this))
+
+    def _null(self, _: exp.Null) -> Piece:
+        return functions.NULL
+
+    def _hex(self, node: exp.HexString) -> Piece:
+        digits = str(node.this)
+        return leaf(BINARY, f"X'{digits}'", value=bytes.fromhex(digits if len(digits) % 2 == 0 else f"0{digits}"))
+
+    def _raw(self, node: exp.RawString) -> Piece:
+        return leaf(STRING, literals.quoted_text(node.this), value=node.this)
+
+    def _interval(self, node: exp.Interval) -> Piece:
+        """INTERVAL '1' DAY and its like, one unit at a time."""
+        unit = node.args.get("unit")
+        value = node.this
+        if not isinstance(unit, exp.Var) or not isinstance(value, exp.Literal) or not re.fullmatch(r"[+-]?\d{1,12}(\.\d{1,6})?", value.this):
+            raise Refused(
+                "An interval must be a number and one unit, written out.", "write it as in INTERVAL '90' MINUTE; add up what has several units."
+            )
+        name = unit.name.upper().removesuffix("S")
+        if name not in _TIME_UNITS and name not in _MONTH_UNITS:
+            raise Refused(f"An interval has no unit {unit.name!r}.", f"use one of {', '.join((*_MONTH_UNITS, *_TIME_UNITS)).lower()}.")
+        if "." in value.this and name != "SECOND":
+            raise Refused(f"An interval of {value.this} {name.lower()}s is not whole.", "use a smaller unit.")
+        kind = type_rules.MONTHS if name in _MONTH_UNITS else INTERVAL
+        return leaf(kind, f"INTERVAL {value.this} {name}", value=value.this, whole_days=name in _DAY_UNITS)
+
+    # Operators
+
+    def _paren(self, node: exp.Paren) -> Piece:
+        return self.read(node.this)
+
+    def _negative(self, node: exp.Neg) -> Piece:
+        if isinstance(node.this, exp.Literal) and not node.this.is_string:
+            return _number(f"-{node.this.this}")
+        return arithmetic.negated(self.read(node.this))
+
+    def _arithmetic(self, node: exp.Binary) -> Piece:
+        return arithmetic.arithmetic(_ARITHMETIC[type(node)], *self._both(node))
+
+    def _whole_division(self, node: exp.IntDiv) -> Piece:
+        return arithmetic.whole_division(*self._both(node))
+
+    def _bitwise(self, node: exp.Binary) -> Piece:
+        _want_parentheses(node)
+        return arithmetic.bitwise(_BITWISE[type(node)], *self._both(node))
+
+    def _shift(self, node: exp.Binary) -> Piece:
+        _want_parentheses(node)
+        return arithmetic.shifted(_SHIFTS[type(node)], *self._both(node))
+
+    def _bitwise_not(self, node: exp.BitwiseNot) -> Piece:
+        piece = self.read(node.this)
+        if not type_rules.is_integer(piece.type):
+            raise Refused(f"~ takes whole numbers, not {type_name(piece.type)}.")
+        return total(piece.type, "(~ {0})", piece)
+
+    def _joined(self, node: exp.DPipe) -> Piece:
+        _want_parentheses(node)
+        return functions.concatenated("||", self._both(node))
+
+    def _comparison(self, node: exp.Binary) -> Piece:
+        for operand in (node.this, node.expression):
+            if isinstance(operand, (*_PREDICATES, *_COMPARISONS)):
+                raise Refused(f"What {node.sql('spark')!r} compares is not plain.", "put parentheses around the inner comparison.")
+        return functions.compared(_COMPARISONS[type(node)], *self._both(node))
+
+    def _distinct(self, node: exp.NullSafeNEQ) -> Piece:
+        return total(BOOLEAN, "(NOT {0})", functions.compared("<=>", *self._both(node)))
+
+    def _and(self, node: exp.And) -> Piece:
+        """The right side counts only if the left one does not decide."""
+        left, right = (functions.truth(each, what="AND") for each in self._both(node))
+        return _logical("AND", left, right, when(f"coalesce({left.safe}, true)", right.failed, None))
+
+    def _or(self, node: exp.Or) -> Piece:
+        left, right = (functions.truth(each, what="OR") for each in self._both(node))
+        return _logical("OR", left, right, when(f"coalesce({left.safe}, false)", None, right.failed))
+
+    def _not(self, node: exp.Not) -> Piece:
+        return total(BOOLEAN, "(NOT {0})", functions.truth(self.read(node.this), what="NOT"))
+
+    def _is(self, node: exp.Is) -> Piece:
+        piece = self.read(node.this)
+        if isinstance(node.expression, exp.Null):
+            return total(BOOLEAN, "({0} IS NULL)", piece)
+        if isinstance(node.expression, exp.Boolean):
+            return total(BOOLEAN, f"({{0}} IS {str(bool(node.expression.this)).upper()})", functions.truth(piece, what="IS"))
+        raise Refused(f"{node.sql('spark')!r} is not allowed.", "write IS NULL, IS TRUE or IS FALSE.")
+
+    def _in(self, node: exp.In) -> Piece:
+        if not node.expressions:
+            raise Refused("IN takes a list of values, not a query.", "write the values out, or join with a table.")
+        value = self.read(node.this)
+        pairs = [functions.sides(value, self.read(each), what="=") for each in node.expressions]
+        functions.common_type([value, *(right for _, right in pairs)], what="IN")
+        items = ", ".join(f"{{{position}}}" for position in range(1, len(pairs) + 1))
+        widest = next((left for left, _ in pairs if left is not value), value)
+        return total(BOOLEAN, f"({{0}} IN ({items}))", widest, *(right for _, right in pairs))
+
+    def _between(self, node: exp.Between) -> Piece:
+        value = self.read(node.this)
+        low, high = self.read(node.args["low"]), self.read(node.args["high"])
+        above, below = functions.compared(">=", value, low), functions.compared("<=", value, high)
+        return _logical("AND", above, below, when(f"coalesce({above.safe}, true)", high.failed, None))
+
+    def _like(self, node: exp.Like | exp.ILike) -> Piece:
+        value, pattern = self._text_and_pattern(node, "LIKE")
+        literals.like_pattern(pattern.value)
+        word = "ILIKE" if isinstance(node, exp.ILike) else "LIKE"
+        return total(BOOLEAN, f"({{0}} {'NOT ' if node.args.get('negate') else ''}{word} {{1}})", value, pattern)
+
+    def _rlike(self, node: exp.RegexpLike) -> Piece:
+        value, pattern = self._text_and_pattern(node, "RLIKE")
+        literals.pattern(pattern.value)
+        return total(BOOLEAN, f"({{0}} {'NOT ' if node.args.get('negate') else ''}RLIKE {{1}})", value, pattern)
+
+    def _text_and_pattern(self, node: exp.Expr, word: str) -> tuple[Piece, Piece]:
+        value, pattern = self._both(node)
+        if value.type != STRING or pattern.type != STRING or not pattern.is_literal:
+            raise Refused(
+                f"{word} takes a text and a pattern that is written out.", f"write it as in \"name {word} 'A%'\", and cast what is no text."
+            )
+        return value, pattern
+
+    def _bracket(self, node: exp.Bracket) -> Piece:
+        if len(node.expressions) != 1 or isinstance(node.expressions[0], exp.Slice):
+            raise Refused("Brackets take one index.", "use slice(items, 1, 3) for several elements.")
+        piece = self.read(node.this)
+        index = node.expressions[0]
+        if pa.types.is_struct(piece.type) and isinstance(index, exp.Literal) and index.is_string:
+            return self._member(piece, index.this)
+        return functions.element(piece, self.read(index), from_zero=True)
+
+    # Conditions, casts and calls
+
+    def _case(self, node: exp.Case) -> Piece:
+        value = None if node.this is None else self.read(node.this)
+        conditions = [self._condition(value, each) for each in node.args["ifs"]]
+        default = node.args.get("default")
+        results = [self.read(each.args["true"]) for each in node.args["ifs"]]
+        others = [] if default is None else [self.read(default)]
+        kind, pieces = functions.alternatives([*results, *others], what="CASE")
+        return branches(kind, conditions, pieces[: len(results)], pieces[-1] if others else None)
+
+    def _condition(self, value: Piece | None, node: exp.If) -> Piece:
+        test = self.read(node.this)
+        return functions.truth(test, what="CASE") if value is None else functions.compared("=", value, test)
+
+    def _if(self, node: exp.If) -> Piece:
+        otherwise = node.args.get("false")
+        return functions.chosen(self.read(node.this), self.read(node.args["true"]), functions.NULL if otherwise is None else self.read(otherwise))
+
+    def _cast(self, node: exp.Cast) -> Piece:
+        """CAST; `DATE '2026-01-31'` comes as a plain Cast, what the user calls CAST as TryCast, and TRY_CAST as that with `safe`."""
+        kind = _cast_type(node.to)
+        piece = self.read(node.this)
+        if not isinstance(node, exp.TryCast) and isinstance(node.this, exp.Literal):
+            return casts.typed_literal(piece, kind)
+        return casts.try_cast(piece, kind) if node.args.get("safe") else casts.cast(piece, kind)
+
+    def _extract(self, node: exp.Extract) -> Piece:
+        unit = node.this.name.upper()
+        piece = self.read(node.expression)
+        if unit not in _PARTS or not type_rules.is_time(piece.type):
+            raise Refused(
+                f"EXTRACT({unit} FROM {type_name(piece.type)}) is not allowed.",
+                f"take one of {', '.join(_PARTS).lower()} from a date or a timestamp.",
+            )
+        return total(INT, f"extract({unit} FROM {{0}})", piece)
+
+    def _substring(self, node: exp.Substring) -> Piece:
+        return functions.call(
+            "substring", [self.read(each) for each in (node.this, node.args.get("start"), node.args.get("length")) if each is not None]
+        )
+
+    def _trim(self, node: exp.Trim) -> Piece:
+        text = functions.call("trim", [self.read(node.this)])
+        if node.expression is None:
+            return text
+        side = str(node.args.get("position") or "BOTH").upper()
+        return total(STRING, f"trim({side} {{1}} FROM {{0}})", *functions.texts("trim", [self.read(node.this), self.read(node.expression)]))
+
+    def _position(self, node: exp.StrPosition) -> Piece:
+        return functions.call("locate", [self.read(each) for each in (node.args["substr"], node.this, node.args.get("position")) if each is not None])
+
+    def _call(self, node: exp.Anonymous) -> Piece:
+        name = str(node.this).lower()
+        if name == "struct":
+            return functions.structure([self._struct_member(position, each) for position, each in enumerate(node.expressions, 1)])
+        return functions.call(name, [self.read(each) for each in node.expressions])
+
+    def _struct_member(self, position: int, node: exp.Expr) -> tuple[str, Piece]:
+        if isinstance(node, exp.Alias):
+            return node.alias, self.read(node.this)
+        piece = self.read(node)
+        return piece.column or f"col{position}", piece
+
+    _makers: ClassVar[dict[type[exp.Expr], Callable[[Reader, Any], Piece]]] = {
+        exp.Column: _column,
+        exp.Dot: _dot,
+        exp.Literal: _literal,
+        exp.Boolean: _boolean,
+        exp.Null: _null,
+        exp.HexString: _hex,
+        exp.RawString: _raw,
+        exp.Interval: _interval,
+        exp.Paren: _paren,
+        exp.Neg: _negative,
+        **dict.fromkeys(_ARITHMETIC, _arithmetic),
+        exp.IntDiv: _whole_division,
+        **dict.fromkeys(_BITWISE, _bitwise),
+        **dict.fromkeys(_SHIFTS, _shift),
+        exp.BitwiseNot: _bitwise_not,
+        exp.DPipe: _joined,
+        **dict.fromkeys(_COMPARISONS, _comparison),
+        exp.NullSafeNEQ: _distinct,
+        exp.And: _and,
+        exp.Or: _or,
+        exp.Not: _not,
+        exp.Is: _is,
+        exp.In: _in,
+        exp.Between: _between,
+        exp.Like: _like,
+        exp.ILike: _like,
+        exp.RegexpLike: _rlike,
+        exp.Bracket: _bracket,
+        exp.Case: _case,
+        exp.If: _if,
+        exp.Cast: _cast,
+        exp.TryCast: _cast,
+        exp.Extract: _extract,
+        exp.Substring: _substring,
+        exp.Trim: _trim,
+        exp.StrPosition: _position,
+        exp.Anonymous: _call,
+    }
+
+
+def _number(text: str) -> Piece:
+    """A number as Spark types it: the least of INT and BIGINT that holds it, else DECIMAL; with an exponent, DOUBLE."""
+    if "e" in text.lower():
+        return leaf(DOUBLE, f"({text})", value=float(text))
+    value = Decimal(text)
+    if "." in text or not -(2**63) <= value < 2**63:
+        kind = type_rules.literal_decimal(value)
+        if kind.precision > type_rules.MOST_DECIMAL_DIGITS:
+            raise Refused(f"The number {text} has more than 38 digits.")
+        return leaf(kind, f"({text})", value=value)
+    return leaf(INT if -(2**31) <= value < 2**31 else type_rules.BIGINT, f"({text})" if value < 0 else text, value=int(value))
+
+
+def _logical(word: str, left: Piece, right: Piece, right_failed: str | None) -> Piece:
+    return Piece(BOOLEAN, f"({left.sql} {word} {right.sql})", f"({left.safe} {word} {right.safe})", either(left.failed, right_failed))
+
+
+def _want_parentheses(node: exp.Expr) -> None:
+    """Spark and sqlglot do not agree on what binds tighter among these, so it must be said."""
+    for operand in (node.this, node.expression):
+        mixed = isinstance(operand, (*_UNLIKE_SPARK, *_ARITHMETIC, exp.IntDiv)) and type(operand) is not type(node)
+        if mixed:
+            raise Refused(f"{node.sql('spark')!r} can be understood in two ways.", "put parentheses around its parts.")
+
+
+def _cast_type(node: exp.DataType) -> pa.DataType:
+    try:
+        field = parse_columns(f"x {node.sql('spark')}")[0]
+    except BadSchema as error:
+        raise Refused(f"The type {node.sql('spark')} is not known.", error.fix) from None
+    spelled = (field.metadata or {}).get(TYPE_KEY, b"").decode()
+    if spelled not in ("", type_name(field.type)) or field.type == VOID:
+        raise Refused(f"A cast to {node.sql('spark')} is not allowed.", "use STRING, or a type without a length.")
+    return field.type
+
+
+def _named(node: exp.Expr) -> str:
+    if isinstance(node, exp.Func) and node.sql_name().lower() in NOT_THE_SAME_EACH_TIME:
+        return f"{node.sql_name().lower()}, which is not the same each time,"
+    names: Sequence[tuple[Any, str]] = (
+        ((exp.Subquery, exp.Select, exp.Exists), "A subquery"),
+        (exp.Window, "A window function"),
+        (exp.Star, "*"),
+        (exp.Lambda, "A lambda"),
+        (exp.Alias, "A name (AS)"),
+        (exp.Distinct, "DISTINCT"),
+        (exp.Concat, "Two texts side by side"),
+        (exp.Array, "A bracket behind array(…), for which there is get(array(…), 0),"),
+    )
+    return next((name for kind, name in names if isinstance(node, kind)), f"{type(node).__name__} ({node.sql('spark')})")

@@ -1,0 +1,238 @@
+"""Operations on tables alone: the first rows of each group, the different rows, and settling what was told under two keys or more than once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from headrace.durations import format_us
+from headrace.plan.plan import Step, TimeColumn, Times
+
+if TYPE_CHECKING:
+    from headrace.operators.aggregates.kernel import AggregateKernel
+    from headrace.operators.joins.latest import NewestKernel
+    from headrace.operators.joins.sides import ResultColumn, SettleKernel, Side
+    from headrace.operators.joins.stream_stream import StreamStreamJoin
+    from headrace.operators.joins.stream_table import StreamTableJoin
+    from headrace.operators.joins.table_table import TableTableJoin
+    from headrace.operators.joins.timeline import HistoryKernel
+    from headrace.operators.joins.top import Order, TopKernel
+    from headrace.operators.joins.versioned import CorrectedJoin, VersionedJoin
+
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TopStep(Step):
+    """The first `n` rows of each group of `per`."""
+
+    operation: ClassVar[str] = "top"
+    stateful: ClassVar[bool] = True
+
+    n: int
+    order: tuple[Order, ...]
+    per: tuple[str, ...]
+
+    def kernel(self) -> TopKernel:
+        from headrace.operators.joins.top import TopKernel
+
+        return TopKernel(self.name, self.schema, self.key, n=self.n, by=self.order, per=self.per)
+
+    def details(self) -> dict[str, Any]:
+        return {"n": self.n, "by": [list(each) for each in self.order], "per": list(self.per)}
+
+    def summary(self) -> str:
+        by = ", ".join(f"{name} {'desc' if largest else 'asc'}" for name, largest in self.order)
+        return f"{self.n} by {by}" + (f" per {', '.join(self.per)}" if self.per else "")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DistinctStep(Step):
+    """The different rows, or the different values of some columns: those it is keyed by."""
+
+    operation: ClassVar[str] = "distinct"
+    stateful: ClassVar[bool] = True
+
+    def kernel(self) -> AggregateKernel:
+        from headrace.operators.joins.top import distinct
+
+        return distinct(self.name, self.input.schema, self.input.key, self.key)
+
+    def summary(self) -> str:
+        return ", ".join(self.key)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SettleStep(Step):
+    """A table's changes, of which those of one key may come from different shards, as one change for each key and tick."""
+
+    operation: ClassVar[str] = "settle"
+    stateful: ClassVar[bool] = True
+
+    def kernel(self) -> SettleKernel:
+        from headrace.operators.joins.sides import SettleKernel
+
+        return SettleKernel(self.name, self.schema, self.key)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NewestStep(Step):
+    """Of rows with one key the latest by event time: behind a join that corrects what it told of a stream, which may bring a key more than once."""
+
+    operation: ClassVar[str] = "newest"
+    stateful: ClassVar[bool] = True
+
+    own: tuple[str, ...]
+    """The stream's columns."""
+    row_time: str
+
+    def kernel(self) -> NewestKernel:
+        from headrace.operators.joins.latest import NewestKernel
+
+        return NewestKernel(self.name, self.schema, self.key, own=self.own, time=self.row_time)
+
+    def details(self) -> dict[str, Any]:
+        return {"own": list(self.own), "row_time": self.row_time}
+
+    def summary(self) -> str:
+        return f"of each {', '.join(self.key)} by {self.row_time}"
+
+
+# Joins in a plan: `rows.join(other, …)`, the step it makes, and what is checked when it is declared.
+
+
+if TYPE_CHECKING:
+    JoinKernel = StreamStreamJoin | StreamTableJoin | TableTableJoin | VersionedJoin | CorrectedJoin
+
+WAIT, CORRECT = "wait", "correct"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JoinStep(Step):
+    """Two inputs, joined. `columns` says where each of the result's columns comes from."""
+
+    operation: ClassVar[str] = "join"
+    stateful: ClassVar[bool] = True
+
+    left: Side
+    right: Side
+    columns: tuple[ResultColumn, ...]
+    how: str
+    before_us: int = 0
+    after_us: int = 0
+    history_us: int | None = None
+    """With versions: for how long old ones are kept."""
+    late_versions: str = WAIT
+
+    @property
+    def kind(self) -> str:
+        left, right = self.inputs
+        return f"{'table' if left.is_table else 'stream'}-{'table' if right.is_table else 'stream'}"
+
+    def kernel(self) -> JoinKernel:
+        from headrace.operators.joins.stream_stream import StreamStreamJoin
+        from headrace.operators.joins.stream_table import StreamTableJoin
+        from headrace.operators.joins.table_table import TableTableJoin
+        from headrace.operators.joins.versioned import CorrectedJoin, VersionedJoin
+
+        if self.kind == "stream-stream":
+            bounds = {"before_us": self.before_us, "after_us": self.after_us}
+            return StreamStreamJoin(self.name, self.left, self.right, self.columns, **bounds, how=self.how)
+        if self.history_us is not None:
+            versioned = VersionedJoin if self.late_versions == WAIT else CorrectedJoin
+            return versioned(self.name, self.left, self.right, self.columns, history_us=self.history_us, how=self.how)
+        if self.kind == "stream-table":
+            return StreamTableJoin(self.name, self.left, self.right, self.columns, how=self.how)
+        return TableTableJoin(self.name, self.left, self.right, self.columns, how=self.how)
+
+    @cached_property
+    def _hold_us(self) -> int:
+        return self.kernel().hold_us
+
+    @property
+    def holds_back_us(self) -> int:
+        return self._hold_us
+
+    @property
+    def allows_late_us(self) -> int:
+        """A join that corrects what it told does so as far back as versions are kept."""
+        return self.history_us or 0 if self.late_versions == CORRECT else 0
+
+    @property
+    def timed_by(self) -> tuple[Step, ...]:
+        """A stream that looks things up in a table goes by its own time."""
+        return self.inputs[:1] if self.kind == "stream-table" and self.history_us is None else self.inputs
+
+    @property
+    def versioned_inputs(self) -> tuple[int, ...]:
+        return (1,) if self.history_us is not None else ()
+
+    def time(self, inputs: Times) -> TimeColumn | None:
+        """The left row's."""
+        before = inputs[0]
+        named = {(kind, column): name for kind, column, name in self.columns}
+        if before is None or self.is_table:
+            return None
+        name = named.get(("time", before.name)) or named.get(("left", before.name)) or named.get(("key", before.name))
+        return None if name is None else TimeColumn(name, before.shift_us, named.get(("left", before.producer or "")))
+
+    def details(self) -> dict[str, Any]:
+        bounds: dict[str, Any] = {"before_us": self.before_us, "after_us": self.after_us} if self.kind == "stream-stream" else {}
+        if self.history_us is not None:
+            bounds = {"history_us": self.history_us, "late_versions": self.late_versions}
+        return {"left_on": list(self.left.on), "right_on": list(self.right.on), "how": self.how, "columns": [list(each) for each in self.columns], **bounds}
+
+    def summary(self) -> str:
+        on = ", ".join(a if a == b else f"{a} = {b}" for a, b in zip(self.left.on, self.right.on, strict=True))
+        within = f", {_bounds_text(self.before_us, self.after_us)}" if self.kind == "stream-stream" else ""
+        versions = "" if self.history_us is None else f" as of {self.left.time}, history {format_us(self.history_us)}, late versions {self.late_versions}"
+        return f"{self.how} on {on}{within}{versions}"
+
+    def identity(self) -> dict[str, Any]:
+        """How much of the past is kept can be changed."""
+        return {name: value for name, value in super().identity().items() if name != "history_us"}
+
+
+def _bounds_text(before_us: int, after_us: int) -> str:
+    if before_us == after_us:
+        return f"within {format_us(before_us)}"
+    return f"from {format_us(before_us)} before to {format_us(after_us)} after"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HistoryStep(Step):
+    """Each version of a table's rows, with the time until which it was valid."""
+
+    operation: ClassVar[str] = "history"
+    stateful: ClassVar[bool] = True
+
+    valid_from: str
+    valid_to: str
+    history_us: int
+
+    @property
+    def versioned_inputs(self) -> tuple[int, ...]:
+        return (0,)
+
+    @property
+    def by(self) -> tuple[str, ...]:
+        return self.input.key
+
+    def kernel(self) -> HistoryKernel:
+        from headrace.operators.joins.sides import Side
+        from headrace.operators.joins.timeline import HistoryKernel
+
+        table = self.input
+        return HistoryKernel(self.name, Side(table.schema, table.key, table.key, self.valid_from), history_us=self.history_us, valid_to=self.valid_to)
+
+    def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
+        return None
+
+    def details(self) -> dict[str, Any]:
+        return {"valid_from": self.valid_from, "valid_to": self.valid_to, "history_us": self.history_us}
+
+    def summary(self) -> str:
+        return f"from {self.valid_from} to {self.valid_to}, of {format_us(self.history_us)}"
+
+    def identity(self) -> dict[str, Any]:
+        return {name: value for name, value in super().identity().items() if name != "history_us"}

@@ -1,0 +1,353 @@
+"""A plan for people: as a tree of text, and as a graph in Mermaid's language. `svg` draws the same graph."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.plan.join_steps import SettleStep, TopStep
+from headrace.plan.match_steps import MatchStep
+from headrace.plan.plan import KeyByStep, Output, PipelinePlan, SelectStep, Step, TopicOutput, TopicStep, WhereStep
+from headrace.plan.window_steps import WindowStep
+
+if TYPE_CHECKING:
+    from headrace.pipeline.pipeline import Pipeline
+
+
+STREAM, TABLE, STEP, STATE, OUTPUT = "stream", "table", "step", "state", "output"
+_SHAPES = {STREAM: ('[("', '")]'), TABLE: ('[("', '")]'), STEP: ('["', '"]'), STATE: ('[["', '"]]'), OUTPUT: ('(["', '"])')}
+_MOST_SUMMARY = 80
+
+
+def tree(plan: PipelinePlan) -> str:
+    """Each output, and below it the steps that lead to it. A step that was drawn already is only named."""
+    lines = [f"pipeline {plan.name}"]
+    drawn: set[str] = set()
+    unused = [each.name for each in plan.inputs if not plan.consumers(each)]
+    for position, output in enumerate(plan.outputs):
+        last = position == len(plan.outputs) - 1 and not unused
+        lines.append(f"{_branch(last)}{output.kind} {output.name}")
+        lines += _below(output.input, _indent(last), drawn)
+    if unused:
+        lines.append(f"{_branch(last=True)}not used: {', '.join(unused)}")
+    return "\n".join(lines)
+
+
+def _below(first: Step, indent: str, drawn: set[str]) -> list[str]:
+    """Depth first, with a list of what is left to draw instead of recursion."""
+    lines: list[str] = []
+    left: list[tuple[Step, str, bool]] = [(first, indent, True)]
+    while left:
+        step, indent, last = left.pop()
+        known = step.name in drawn and bool(step.inputs)
+        lines.append(f"{indent}{_branch(last)}{step.name}  {'(as above)' if known else _said(step)}{'' if known or not step.stateful else '  [keeps state]'}".rstrip())
+        if not known:
+            lines += [f"{indent}{_indent(last)}    {line}" for line in _more(step)]
+            drawn.add(step.name)
+            left += [(each, indent + _indent(last), position == len(step.inputs) - 1) for position, each in enumerate(step.inputs)][::-1]
+    return lines
+
+
+def _more(step: Step) -> list[str]:
+    """What else there is to draw of a step: the automaton of its pattern."""
+    return step.drawn() if isinstance(step, MatchStep) else []
+
+
+def _said(step: Step) -> str:
+    kind = ("table" if step.is_table else "topic") if isinstance(step, TopicStep) else step.operation
+    return f"{kind} {step.summary()}".rstrip()
+
+
+def _branch(last: bool) -> str:
+    return "└─ " if last else "├─ "
+
+
+def _indent(last: bool) -> str:
+    return "   " if last else "│  "
+
+
+@dataclass(frozen=True)
+class Node:
+    """A box of the graph: what it is, and what it says."""
+
+    id: str
+    kind: str
+    title: str
+    says: str
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A plan as boxes and arrows between their ids."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[tuple[str, str], ...]
+
+
+def graph(plan: PipelinePlan) -> Graph:
+    steps = plan.steps()
+    ids = {step.name: f"s{position}" for position, step in enumerate(steps)}
+    nodes = [Node(ids[step.name], _kind(step), step.name, shortened(_said(step))) for step in steps]
+    edges = [(ids[given.name], ids[step.name]) for step in steps for given in step.inputs]
+    for position, output in enumerate(plan.outputs):
+        nodes.append(Node(f"o{position}", OUTPUT, output.name, _output_said(output)))
+        edges.append((ids[output.input.name], f"o{position}"))
+    return Graph(tuple(nodes), tuple(dict.fromkeys(edges)))
+
+
+def _kind(step: Step) -> str:
+    if isinstance(step, TopicStep):
+        return TABLE if step.is_table else STREAM
+    return STATE if step.stateful else STEP
+
+
+def _output_said(output: Output) -> str:
+    return f"{output.kind} of a {'table' if output.input.is_table else 'stream'}"
+
+
+def shortened(text: str, most: int = _MOST_SUMMARY) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= most else flat[: most - 1] + "…"
+
+
+def mermaid(plan: PipelinePlan) -> str:
+    """The graph in Mermaid's language, which GitHub and many editors draw."""
+    drawn = graph(plan)
+    lines = ["flowchart LR"]
+    for node in drawn.nodes:
+        before, after = _SHAPES[node.kind]
+        lines.append(f"    {node.id}{before}<b>{_entities(node.title)}</b><br/>{_entities(node.says)}{after}")
+    lines += [f"    {start} --> {end}" for start, end in drawn.edges]
+    for kind, style in (("stream", "fill:#e8f1fb"), ("table", "fill:#e6f4ea"), ("state", "fill:#fff4e0"), ("output", "fill:#f3e8fb")):
+        members = ",".join(node.id for node in drawn.nodes if node.kind == kind)
+        if members:
+            lines += [f"    classDef {kind} {style},stroke:#5f6b7a", f"    class {members} {kind}"]
+    return "\n".join(lines) + "\n"
+
+
+def _entities(text: str) -> str:
+    """Mermaid reads its own entities, with # for &; everything that has a meaning to it is written so."""
+    return "".join(each if each.isalnum() or each in " _.,-:=+*/…" else f"#{ord(each)};" for each in text)
+
+
+# Where the boxes of a graph go: in columns from inputs to outputs, ordered within a column so that few arrows cross. Used by `svg`.
+#
+# An arrow that spans several columns goes through a free place in each column between, so that it passes beside the boxes and not through them.
+
+
+_SWEEPS = 8
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Places by id: (column, row). `routes` are the ids an arrow goes through, from its start to its end."""
+
+    columns: tuple[tuple[str, ...], ...]
+    routes: tuple[tuple[str, ...], ...]
+
+
+def layout(graph: Graph) -> Layout:
+    depth = _depths([node.id for node in graph.nodes], graph.edges)
+    columns: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+    for node in graph.nodes:
+        columns[depth[node.id]].append(node.id)
+    routes = [_route(start, end, depth, columns) for start, end in graph.edges]
+    _untangle(columns, routes)
+    return Layout(tuple(map(tuple, columns)), tuple(routes))
+
+
+def _depths(ids: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """How many steps lie before each; `ids` come in topological order. An input stands just before the first that reads it."""
+    depth = dict.fromkeys(ids, 0)
+    for name in ids:
+        depth[name] = max((depth[start] + 1 for start, end in edges if end == name), default=0)
+    for name in ids:
+        read_by = [depth[end] for start, end in edges if start == name]
+        if read_by and not any(end == name for _, end in edges):
+            depth[name] = min(read_by) - 1
+    return depth
+
+
+def _route(start: str, end: str, depth: dict[str, int], columns: list[list[str]]) -> tuple[str, ...]:
+    between = [f"{start}>{end}:{column}" for column in range(depth[start] + 1, depth[end])]
+    for column, name in enumerate(between, depth[start] + 1):
+        columns[column].append(name)
+    return (start, *between, end)
+
+
+def _untangle(columns: list[list[str]], routes: Iterable[tuple[str, ...]]) -> None:
+    """Sort each column by the mean place of its neighbours, to and fro."""
+    before: dict[str, list[str]] = {}
+    after: dict[str, list[str]] = {}
+    for route in routes:
+        for start, end in pairwise(route):
+            after.setdefault(start, []).append(end)
+            before.setdefault(end, []).append(start)
+    for sweep in range(_SWEEPS):
+        forward = sweep % 2 == 0
+        for position in range(1, len(columns)) if forward else range(len(columns) - 2, -1, -1):
+            fixed = {name: row for row, name in enumerate(columns[position + (-1 if forward else 1)])}
+            _sort(columns[position], fixed, before if forward else after)
+
+
+def _sort(column: list[str], fixed: dict[str, int], neighbours: dict[str, list[str]]) -> None:
+    own = {name: row for row, name in enumerate(column)}
+
+    def mean(name: str) -> float:
+        rows = [fixed[each] for each in neighbours.get(name, ()) if each in fixed]
+        return sum(rows) / len(rows) if rows else own[name]
+
+    column.sort(key=mean)
+
+
+# A plan as an SVG picture, without any dependency: boxes in columns, arrows between.
+
+
+_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 230, 62, 56, 18, 24
+_LINE = 36  # characters of a line that fit a box
+_FILLS = {STREAM: "#e8f1fb", TABLE: "#e6f4ea", STEP: "#ffffff", STATE: "#fff4e0", OUTPUT: "#f3e8fb"}
+_CLASS = "headrace-plan"
+_STYLE = "".join(  # for this picture alone: in a notebook, others are on the same page
+    f".{_CLASS} {rule}"
+    for rule in (
+        "text{font-family:system-ui,sans-serif;fill:#1d2733}",
+        ".name{font-size:13px;font-weight:600}",
+        ".says{font-size:11px;fill:#4a5665}",
+        "rect{stroke:#5f6b7a;stroke-width:1.2}",
+        "path{fill:none;stroke:#5f6b7a;stroke-width:1.4}",
+    )
+)
+
+_TIP = (
+    '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+    '<path d="M0 0L8 4L0 8z" style="fill:#5f6b7a;stroke:none"/></marker></defs>'
+)
+
+
+def svg(plan: PipelinePlan) -> str:
+    """The whole picture."""
+    drawn = graph(plan)
+    placed = layout(drawn)
+    nodes = {node.id: node for node in drawn.nodes}
+    tallest = max(map(len, placed.columns))
+    corners = {
+        name: (_MARGIN + column * (_WIDTH + _GAP_X), _MARGIN + round((row + (tallest - len(names)) / 2) * (_HEIGHT + _GAP_Y)))
+        for column, names in enumerate(placed.columns)
+        for row, name in enumerate(names)
+    }
+    width = 2 * _MARGIN + len(placed.columns) * (_WIDTH + _GAP_X) - _GAP_X
+    height = 2 * _MARGIN + tallest * (_HEIGHT + _GAP_Y) - _GAP_Y
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{_CLASS}" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">',
+        f"<title>The pipeline {escape(plan.name)}</title><style>{_STYLE}</style>",
+        _TIP,
+        f'<rect width="{width}" height="{height}" style="fill:#ffffff;stroke:none"/>',
+        *(_arrow([corners[name] for name in route]) for route in placed.routes),
+        *(_box(nodes[name], *corner) for name, corner in corners.items() if name in nodes),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _arrow(corners: list[tuple[int, int]]) -> str:
+    """From the right side of the first box to the left side of the last, level through the places between."""
+    x, y = corners[0][0] + _WIDTH, corners[0][1] + _HEIGHT // 2
+    path = f"M{x} {y}"
+    for left, top in corners[1:]:
+        middle, level = (x + left) // 2, top + _HEIGHT // 2
+        path += f"C{middle} {y} {middle} {level} {left} {level}"
+        x, y = left, level
+        if (left, top) != corners[-1]:
+            x = left + _WIDTH
+            path += f"L{x} {y}"
+    return f'<path d="{path}" marker-end="url(#tip)"/>'
+
+
+def _box(node: Node, x: int, y: int) -> str:
+    """The name, and below it what the step does on at most two lines; the rest shows when the pointer rests on it."""
+    lines, inset = _wrapped(node.says), 26 if node.kind == OUTPUT else 10
+    said = "".join(f'<text class="says" x="{x + inset}" y="{y + 38 + 15 * row}">{escape(line)}</text>' for row, line in enumerate(lines))
+    return (
+        f'<g><title>{escape(node.title)}: {escape(node.says)}</title><rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" '
+        f'rx="{_HEIGHT // 2 if node.kind == OUTPUT else 6}" style="fill:{_FILLS[node.kind]}"/>'
+        f'<text class="name" x="{x + inset}" y="{y + 20}">{escape(shortened(node.title, 29))}</text>{said}</g>'
+    )
+
+
+def _wrapped(text: str) -> list[str]:
+    """One or two lines, broken between words where there are any."""
+    if len(text) <= _LINE:
+        return [text]
+    cut = text.rfind(" ", 1, _LINE + 1)
+    cut = cut if cut > 0 else _LINE
+    return [text[:cut], shortened(text[cut:].strip(), _LINE)]
+
+
+# The plan as a file in the state directory, in plain values: who shows a pipeline (`headrace dashboard`, `headrace top`) need not load the file that declares it.
+
+
+FILE = "plan.json"
+VERSION = 1
+
+
+def write_plan(directory: Path, plan: PipelinePlan, pipeline: Pipeline, log: str) -> None:
+    """`log`: its address, without which topics cannot be shown."""
+    told = {"version": VERSION, "pipeline": plan.name, "log": log, "nodes": nodes(plan, pipeline)}
+    directory.mkdir(parents=True, exist_ok=True)
+    fresh = directory / f".{FILE}-{os.urandom(4).hex()}"  # another run may be writing its own
+    fresh.write_text(json.dumps(told, default=str))
+    fresh.replace(directory / FILE)
+
+
+def nodes(plan: PipelinePlan, pipeline: Pipeline) -> list[dict[str, Any]]:
+    """What there is to draw, each behind what it reads: captures, topics, steps, outputs, sinks."""
+    captures = [_node(f"capture {name}", "capture", name, []) for name in dict.fromkeys(step.captured_by for step in plan.inputs if step.captured_by)]
+    steps = [_step(step) for step in plan.steps()]
+    outputs = [_output(output) for output in plan.outputs]
+    sinks = [_node(f"sink {topic}", "sink", sink.kind, [_source(plan, topic)], about=sink.table or topic) for topic, sink in pipeline.sinks.items()]
+    return [*captures, *steps, *outputs, *sinks]
+
+
+def _node(identity: str, kind: str, label: str, inputs: list[str], **more: Any) -> dict[str, Any]:
+    return {"id": identity, "kind": kind, "label": label, "inputs": inputs, **more}
+
+
+def _step(step: Step) -> dict[str, Any]:
+    if isinstance(step, TopicStep):
+        captured = [f"capture {step.captured_by}"] if step.captured_by else []
+        return _node(step.name, "table" if step.is_table else "topic", step.name, captured, topic=step.topic, about=step.summary(), stateful=step.is_table)
+    more = {"window": str(step.window)} if isinstance(step, WindowStep) else {}
+    return _node(step.name, step.operation, step.name, [each.name for each in step.inputs], about=step.summary(), stateful=step.stateful, **more)
+
+
+def _output(output: Output) -> dict[str, Any]:
+    if isinstance(output, TopicOutput):
+        return _node(f"write {output.name}", "written", output.name, [output.input.name], of=output.input.operation, topic=output.name)
+    return _node(f"view {output.name}", "view", output.name, [output.input.name], of=output.input.operation, **_ranking(output.input))
+
+
+def _ranking(step: Step) -> dict[str, Any]:
+    """How a leaderboard's rows are in order, by the view's own names of columns: `order` has columns, each with whether the largest is first; it is so within each of `per`."""
+    if isinstance(step, TopStep):
+        return {"order": [list(each) for each in step.order], "per": list(step.per)}
+    if not isinstance(step, SelectStep | WhereStep | KeyByStep | SettleStep):
+        return {}
+    before = _ranking(step.input)
+    if not before or not isinstance(step, SelectStep):
+        return before
+    names = {expression.column: name for (name, _), expression in zip(reversed(step.columns), reversed(step.expressions), strict=True)}
+    order = [[names[column], largest] for column, largest in before["order"] if column in names]
+    return {"order": order, "per": [names[column] for column in before["per"] if column in names]} if order else {}
+
+
+def _source(plan: PipelinePlan, topic: str) -> str:
+    """The node that stands for a topic: where it is written, or where it is read."""
+    written = [f"write {output.name}" for output in plan.outputs if isinstance(output, TopicOutput) and output.name == topic]
+    read = [step.name for step in plan.inputs if step.topic == topic]
+    return (written or read or [topic])[0]

@@ -1,0 +1,95 @@
+"""Search in a plan: `stream.search(queries, …)`, the steps it makes, and what is checked when it is declared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from headrace.plan.plan import Step, TimeColumn, Times
+
+if TYPE_CHECKING:
+    from headrace.operators.search.kernel import GatherKernel, SearchKernel, SearchSettings
+    from headrace.operators.search.parser import Language
+
+MATCHES = "matches"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SearchStep(Step):
+    """Documents that fit stored queries, a row a match. Inputs: the documents, the queries."""
+
+    operation: ClassVar[str] = "search"
+    stateful: ClassVar[bool] = True
+
+    query: str
+    query_columns: tuple[tuple[str, str], ...]
+    language: Language
+    highlights: bool = False
+    explain: bool = False
+    gathered: bool = False
+
+    @property
+    def query_key(self) -> tuple[str, ...]:
+        """The queries' key, as its columns are called in the result: by it, queries are spread over shards."""
+        names = dict(self.query_columns)
+        return tuple(names[name] for name in self.inputs[1].key)
+
+    @property
+    def settings(self) -> SearchSettings:
+        from headrace.operators.search.kernel import SearchSettings
+
+        documents, queries = self.inputs
+        return SearchSettings(
+            self.name, documents.schema, queries.schema, queries.key, self.query, self.query_columns, self.language, self.highlights, self.explain, self.gathered
+        )
+
+    def kernel(self) -> SearchKernel:
+        from headrace.operators.search.kernel import SearchKernel
+
+        return SearchKernel(self.settings)
+
+    @property
+    def timed_by(self) -> tuple[Step, ...]:
+        """Matches go by the documents' time."""
+        return self.inputs[:1]
+
+    def time(self, inputs: Times) -> TimeColumn | None:
+        return inputs[0]
+
+    def details(self) -> dict[str, Any]:
+        analysis = self.language.analysis
+        more: dict[str, Any] = {"language": analysis.language} if analysis.language else {}
+        more |= {"stop_words": sorted(analysis.stop_words)} if analysis.stop_words else {}
+        more |= {"default": self.language.default} if self.language.default != "or" else {}
+        fields = self.language.fields
+        return {"query": self.query, "text": list(fields.text), "filters": [name for name, _ in fields.filters], **more}
+
+    def summary(self) -> str:
+        fields = self.language.fields
+        filters = f", filtered by {', '.join(name for name, _ in fields.filters)}" if fields.filters else ""
+        return f"{self.query} in {', '.join(fields.text)}{filters}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GatherStep(Step):
+    """The matches of each document as a list: the shards' answers put together."""
+
+    operation: ClassVar[str] = "gather"
+    stateful: ClassVar[bool] = True
+
+    documents: pa.Schema
+    matches: pa.Schema
+    order: tuple[str, ...]
+
+    def kernel(self) -> GatherKernel:
+        from headrace.operators.search.kernel import GatherKernel
+
+        return GatherKernel(self.documents, self.matches, self.order, MATCHES)
+
+    def details(self) -> dict[str, Any]:
+        return {"matches": self.matches.names}
+
+    def summary(self) -> str:
+        return "a row a document"

@@ -1,0 +1,103 @@
+"""Windows in a plan: `rows.window(…)`, the step that `aggregate` makes of it, and what is checked when it is declared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from headrace.durations import format_us
+from headrace.operators.aggregates.specs import AggregateSpec
+from headrace.operators.windows.specs import Divert, Drop, Hopping, LatePolicy, Sliding, Tumbling, WindowSpec, identity
+from headrace.plan.plan import NULL, Aside, Step, TimeColumn, Times
+
+if TYPE_CHECKING:
+    from headrace.operators.windows.comparison import CompareKernel
+
+
+WINDOW_START, WINDOW_END = "window_start", "window_end"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WindowStep(Step):
+    """A table keyed by group and window. `over` is the event time of the rows that come in."""
+
+    operation: ClassVar[str] = "window"
+    stateful: ClassVar[bool] = True
+
+    window: WindowSpec
+    late: LatePolicy
+    emit: str
+    over: TimeColumn
+    by: tuple[str, ...]
+    aggregates: tuple[tuple[str, AggregateSpec], ...]
+    errors: str = NULL
+
+    @property
+    def allows_late_us(self) -> int:
+        return self.late.lateness_us
+
+    @property
+    def aside(self) -> tuple[Aside, ...]:
+        return (Aside(self.late.topic, self.input.schema, self.input.key, "diverts late rows"),) if isinstance(self.late, Divert) else ()
+
+    def renamed(self, version: str) -> dict[str, Any]:
+        return {"late": replace(self.late, topic=f"{self.late.topic}.{version}")} if isinstance(self.late, Divert) else {}
+
+    def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
+        """A window happened when it was over: its last microsecond. A sliding one ends with its row."""
+        return TimeColumn(WINDOW_END, 0 if isinstance(self.window, Sliding) else -1)
+
+    def details(self) -> dict[str, Any]:
+        return {
+            "window": str(self.window),
+            "late": str(self.late),
+            "emit": self.emit,
+            "time": self.over.name,
+            "by": list(self.by),
+            "aggregates": {name: str(spec) for name, spec in self.aggregates},
+            "errors": self.errors,
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """How late rows may be can be changed; what windows are and what they keep cannot."""
+        read = {name: str(self.input.schema.field(spec.column).type) for name, spec in self.aggregates if spec.column is not None}
+        kept = {name: str(spec.without_bounds()) for name, spec in self.aggregates}
+        details = {name: value for name, value in super().identity().items() if name not in {"late", "window"}}
+        return {**details, "window": identity(self.window), "aggregates": kept, "read": read, "shift_us": self.over.shift_us}
+
+    def summary(self) -> str:
+        by = f" by {', '.join(self.by)}" if self.by else ""
+        late = "" if isinstance(self.late, Drop) else f", late {self.late}"
+        return f"{self.window}{by}{late}: " + ", ".join(f"{name} = {spec}" for name, spec in self.aggregates)
+
+
+# `table.compare("7 days")` in a plan: each window beside the same window a period earlier, and what is checked when it is declared.
+
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CompareStep(Step):
+    """A table of windows with the columns of the same window a period earlier under names with a prefix; null where there is none."""
+
+    operation: ClassVar[str] = "compare"
+    stateful: ClassVar[bool] = True
+
+    by: tuple[str, ...]
+    period_us: int
+    window: Tumbling | Hopping
+    prefix: str
+
+    def kernel(self) -> CompareKernel:
+        from headrace.operators.windows.comparison import CompareKernel
+
+        return CompareKernel(self.name, self.input.schema, self.by, self.period_us, self.window, self.prefix)
+
+    def time(self, inputs: Times) -> TimeColumn | None:
+        return inputs[0]
+
+    def details(self) -> dict[str, Any]:
+        zone = {} if self.window.timezone is None else {"timezone": self.window.timezone}
+        return {"by": list(self.by), "period": format_us(self.period_us), **zone}
+
+    def summary(self) -> str:
+        return f"with {format_us(self.period_us)} earlier"

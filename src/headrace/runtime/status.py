@@ -1,0 +1,164 @@
+"""What a runner tells of itself: a small file in its state directory, written after each batch and every few seconds. `headrace status` shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.engine.ticks import rows_between
+from headrace.errors import ConfigurationError
+from headrace.plan.time_paths import clock_spec
+
+if TYPE_CHECKING:
+    from headrace.engine.ticks import Ends
+    from headrace.runtime.query import Query
+    from headrace.runtime.runner import Runner
+
+
+FILE = "status.json"
+VERSION = 1
+_HEARD_LATELY_S = 30.0
+
+
+@dataclass(frozen=True)
+class Status:
+    """One pipeline's run. Times are seconds since the epoch; what is said of a batch is said of the last one of the query that is furthest."""
+
+    pipeline: str
+    process: int
+    epoch: int
+    shards: int
+    started: float
+    updated: float
+    tick: int
+    newest_tick: int
+    batch_seconds: float
+    batch_rows: int
+    rows_per_second: float
+    rows_behind: int
+    state_bytes: int
+    batches: int
+    failures: int = 0
+    last_error: str | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    ingests: dict[str, str] = field(default_factory=dict)
+    """How each stream that is brought in is doing."""
+    queries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Each query: its tick, its outputs, its last batch and what was counted in it, how far it is behind, and the times its steps wait for."""
+    clocks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Each input with event time: how far it is complete, and the producers that hold it back."""
+    host: str = ""
+    process_began: str | None = None
+    """When the process was started, as its system counts: another process may get the same number later."""
+    local: str = ""
+    """Where state is at hand on each machine."""
+    version: int = VERSION
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process that wrote it is still there; of one on another machine, whether it was lately."""
+        if self.host != socket.gethostname():
+            return time.time() - self.updated < _HEARD_LATELY_S
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return _began(self.process) == self.process_began
+
+
+def _began(process: int) -> str | None:
+    """Ticks of the system's clock from its start to the process's; None where the system does not tell."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
+
+
+def status_of(runner: Runner) -> Status:
+    leading = runner.leading
+    newest, now = runner.journal.last, runner.journal.at(runner.tick)
+    assert newest is not None
+    assert now is not None
+    ends = runner.log.snapshot(runner.topics)
+    return Status(
+        pipeline=runner.plan.name,
+        process=os.getpid(),
+        epoch=runner.ledger.epoch,
+        shards=runner.shards,
+        started=runner.started,
+        updated=time.time(),
+        tick=now.number,
+        newest_tick=newest.number,
+        batch_seconds=leading.batch_seconds,
+        batch_rows=leading.batch_rows,
+        rows_per_second=leading.rows_per_second,
+        rows_behind=rows_between(now.ends, ends),
+        state_bytes=runner.state_bytes(),
+        batches=runner.batches,
+        failures=runner.failures,
+        last_error=runner.last_error,
+        counts=dict(leading.entry.counts),
+        ingests=runner.ingests(),
+        queries={query.name: told_query(query, ends) for query in runner.queries},
+        clocks=told_clocks(leading),
+        host=socket.gethostname(),
+        process_began=_began(os.getpid()),
+        local=str(runner.local),
+    )
+
+
+def told_query(query: Query, ends: Ends) -> dict[str, Any]:
+    entry = query.entry
+    at = query.workshop.journal.at(entry.tick)
+    return {
+        "tick": entry.tick,
+        "outputs": [each.name for each in query.plan.outputs],
+        "rows_behind": rows_between(at.ends, ends) if at is not None else 0,
+        "batch_rows": query.batch_rows,
+        "batch_seconds": query.batch_seconds,
+        "rows_per_second": query.rows_per_second,
+        "due_us": dict(entry.due_us),
+        "batch_counts": dict(query.last_result.counts) if query.last_result else {},
+    }
+
+
+def told_clocks(query: Query) -> dict[str, dict[str, Any]]:
+    """The clocks of a query's inputs, as people want to know them."""
+    found = {}
+    specs = {spec.name: spec for spec in map(clock_spec, query.plan.inputs)}
+    for name, clock in query.clock_state.inputs.items():
+        holding = [{"producer": specs[name].label(who), "newest_us": newest_us, "heard_us": heard_us} for who, newest_us, heard_us in clock.holding()]
+        complete_us = clock.complete_us if clock.begun else None
+        found[name] = {"complete_us": complete_us, "producers": len(clock.producers), "held_back_by": holding}
+    return found
+
+
+def write_status(directory: Path, status: Status) -> None:
+    fresh = directory / f".{FILE}"
+    fresh.write_text(json.dumps(asdict(status)))
+    fresh.rename(directory / FILE)
+
+
+def running_elsewhere(directory: Path) -> Status | None:
+    """The run of another process with this state directory, if there is one."""
+    if not (directory / FILE).exists():
+        return None
+    known = read_status(directory)
+    return known if known.is_running and (known.host, known.process) != (socket.gethostname(), os.getpid()) else None
+
+
+def read_status(directory: Path) -> Status:
+    try:
+        stored = json.loads((directory / FILE).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigurationError(
+            f"No pipeline has run with the state directory {directory}.", fix="name the pipeline's state directory, such as shop.state, or run the pipeline first."
+        ) from None
+    return Status(**stored)

@@ -1,0 +1,232 @@
+"""A topic's schema: from Spark's DDL to Arrow and back, what may be added to it, and which columns can be its key.
+
+Both backends and the Spark data source use this. It needs neither pyspark nor a JVM; `ddl.py` is the parser behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from headrace.columnar.columns import CHANGE_TYPE, HEADERS_COLUMN, OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN
+from headrace.errors import BadSchema, CorruptionError, IncompatibleChange, UnknownColumn
+from headrace.types.ddl import SPARK_METADATA_KEY, TYPE_KEY, parse_columns, refuse_duplicates
+
+RESERVED_COLUMNS = (PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN, HEADERS_COLUMN, CHANGE_TYPE, "_commit")
+NOT_NULL_KEY = b"headrace.not_null"
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_NAMES: dict[pa.DataType, str] = {
+    pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.string(): "STRING",
+    pa.binary(): "BINARY",
+    pa.date32(): "DATE",
+    pa.time64("ns"): "TIME(6)",
+    pa.timestamp("us", tz="UTC"): "TIMESTAMP",
+    pa.timestamp("us"): "TIMESTAMP_NTZ",
+    pa.duration("us"): "INTERVAL DAY TO SECOND",
+}
+
+
+def parse_schema(ddl: str) -> pa.Schema:
+    """The Arrow schema of a DDL column list, as Spark's Arrow path has it."""
+    fields = parse_columns(ddl)
+    if not fields:
+        raise BadSchema("The schema has no columns.", fix="name at least one, as in 'order_id BIGINT, amount DOUBLE'.")
+    refuse_duplicates(fields, where="The schema")
+    for field in fields:
+        if field.name.lower() in RESERVED_COLUMNS:
+            raise BadSchema(f"The column name {field.name!r} is reserved.", fix=f"rename it; reserved are {', '.join(RESERVED_COLUMNS)}.")
+    return pa.schema(fields)
+
+
+def to_ddl(schema: pa.Schema) -> str:
+    """The DDL that `parse_schema` reads back as this schema."""
+    return ", ".join(_column_ddl(field, separator=" ") for field in schema)
+
+
+def to_spark_ddl(schema: pa.Schema) -> str:
+    """The DDL for Spark's Python sources: CHAR and VARCHAR are STRING there, because pyspark cannot pass them through Arrow."""
+    return to_ddl(pa.schema([_without_lengths(field) for field in schema]))
+
+
+def _without_lengths(field: pa.Field) -> pa.Field:
+    metadata = {name: value for name, value in (field.metadata or {}).items() if name != TYPE_KEY or not value.startswith((b"CHAR", b"VARCHAR"))}
+    return field.with_type(_type_without_lengths(field.type)).with_metadata(metadata or None)
+
+
+def _type_without_lengths(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_map(kind):
+        return pa.map_(_without_lengths(kind.key_field), _without_lengths(kind.item_field))
+    if pa.types.is_list(kind):
+        return pa.list_(_without_lengths(kind.value_field))
+    if pa.types.is_struct(kind):
+        return pa.struct([_without_lengths(child) for child in kind])
+    return kind
+
+
+def _column_ddl(field: pa.Field, *, separator: str) -> str:
+    not_null = "" if field.nullable else " NOT NULL"
+    return f"{_quoted_name(field.name)}{separator}{_type_ddl(field)}{not_null}{_comment_ddl(field)}"
+
+
+def _quoted_name(name: str) -> str:
+    return name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"
+
+
+def _comment_ddl(field: pa.Field) -> str:
+    comment = json.loads((field.metadata or {}).get(SPARK_METADATA_KEY, b"{}")).get("comment")
+    if comment is None:
+        return ""
+    escaped = comment.replace("\\", "\\\\").replace("'", "\\'")
+    return f" COMMENT '{escaped}'"
+
+
+def _type_ddl(field: pa.Field) -> str:
+    if field.metadata and TYPE_KEY in field.metadata:
+        return str(field.metadata[TYPE_KEY], "utf-8")
+    kind = field.type
+    if kind in _NAMES:
+        return _NAMES[kind]
+    if pa.types.is_decimal128(kind):
+        return f"DECIMAL({kind.precision},{kind.scale})"
+    if pa.types.is_map(kind):
+        return f"MAP<{_type_ddl(kind.key_field)}, {_type_ddl(kind.item_field)}>"
+    if pa.types.is_list(kind):
+        return f"ARRAY<{_type_ddl(kind.value_field)}>"
+    if pa.types.is_struct(kind):
+        return _tagged_ddl(kind) or f"STRUCT<{', '.join(_column_ddl(child, separator=': ') for child in kind)}>"
+    raise BadSchema(f"Column {field.name!r} has the Arrow type {kind}, which no Spark type stands for.", fix="cast it to a type that Spark has.")
+
+
+def type_name(kind: pa.DataType) -> str:
+    """A type as Spark's DDL spells it, for messages and casts."""
+    try:
+        return _type_ddl(pa.field("", kind))
+    except BadSchema:
+        return "VOID" if pa.types.is_null(kind) else str(kind)
+
+
+def _tagged_ddl(kind: pa.StructType) -> str | None:
+    """Types that Arrow carries as marked structs: VARIANT, GEOMETRY, GEOGRAPHY."""
+    if is_variant(kind):
+        return "VARIANT"
+    if name := _spatial_name(kind):
+        srid = kind.field("wkb").metadata[b"srid"].decode()
+        return f"{name}({'ANY' if srid == '-1' else srid})"
+    return None
+
+
+def is_spatial(kind: pa.DataType) -> bool:
+    """Whether an Arrow type is Spark's GEOMETRY or GEOGRAPHY: a struct whose part `wkb` is marked."""
+    return pa.types.is_struct(kind) and _spatial_name(kind) is not None
+
+
+def _spatial_name(kind: pa.StructType) -> str | None:
+    for child in kind:
+        for name in (b"geometry", b"geography"):
+            if child.name == "wkb" and (child.metadata or {}).get(name) == b"true":
+                return name.decode().upper()
+    return None
+
+
+def is_variant(kind: pa.DataType) -> bool:
+    """Whether an Arrow type is Spark's VARIANT: a struct whose part `metadata` is marked."""
+    if not pa.types.is_struct(kind) or kind.num_fields != 2:
+        return False
+    return any(child.name == "metadata" and (child.metadata or {}).get(b"variant") == b"true" for child in kind)
+
+
+def add_columns(schema: pa.Schema, ddl: str) -> pa.Schema:
+    """`schema` with more nullable columns behind the declared ones; rows stored before read as null in them."""
+    added = parse_schema(ddl)
+    known = {name.lower() for name in schema.names}
+    for field in added:
+        if field.name.lower() in known:
+            raise IncompatibleChange(f"There is a column {field.name!r} already.", fix="choose another name; the type of a column cannot be changed.")
+        if not field.nullable:
+            raise IncompatibleChange(
+                f"The new column {field.name!r} is NOT NULL, but rows stored before have no value for it.", fix="add it without NOT NULL."
+            )
+    declared, change_type = _split_change_type(schema)
+    return pa.schema([*declared, *added, *change_type], schema.metadata)
+
+
+def _split_change_type(schema: pa.Schema) -> tuple[list[pa.Field], list[pa.Field]]:
+    fields = list(schema)
+    return (fields[:-1], fields[-1:]) if fields and fields[-1].name == CHANGE_TYPE else (fields, [])
+
+
+def check_key(schema: pa.Schema, key: str | Sequence[str] | None, *, where: str) -> tuple[str, ...]:
+    """The key's columns, after a look whether each exists and has a type whose bytes can stand for it."""
+    names = () if key is None else (key,) if isinstance(key, str) else tuple(key)
+    for position, name in enumerate(names):
+        if name not in schema.names:
+            raise UnknownColumn(name, schema.names, where=where)
+        if name in names[:position]:
+            raise BadSchema(f"The key of {where} names the column {name!r} twice.", fix="name it once.")
+        if pa.types.is_nested(schema.field(name).type):
+            raise BadSchema(
+                f"The column {name!r} of {where} is {_type_ddl(schema.field(name))}, which cannot be a key.",
+                fix="use columns of plain types, or add one that holds what identifies the row.",
+            )
+    return names
+
+
+def table_schema(schema: pa.Schema, key: tuple[str, ...]) -> pa.Schema:
+    """How a table's changes are stored: key columns never null, the others null in a tombstone, and `_change_type` last."""
+    stored = [_key_field(field) if field.name in key else _optional_field(field) for field in schema]
+    return pa.schema([*stored, pa.field(CHANGE_TYPE, pa.string(), nullable=False)], schema.metadata)
+
+
+def _key_field(field: pa.Field) -> pa.Field:
+    return field.with_nullable(False)
+
+
+def _optional_field(field: pa.Field) -> pa.Field:
+    """NOT NULL is remembered, so that every row but a tombstone must keep to it."""
+    if field.nullable:
+        return field
+    return field.with_nullable(True).with_metadata({**(field.metadata or {}), NOT_NULL_KEY: b"true"})
+
+
+def declared_schema(schema: pa.Schema) -> pa.Schema:
+    """The rows that users give to a table's `upsert`: without `_change_type`, and NOT NULL where it was declared."""
+    declared, _ = _split_change_type(schema)
+    return pa.schema([_as_declared(field) for field in declared], schema.metadata)
+
+
+def _as_declared(field: pa.Field) -> pa.Field:
+    if not field.metadata or NOT_NULL_KEY not in field.metadata:
+        return field
+    kept = {name: value for name, value in field.metadata.items() if name != NOT_NULL_KEY}
+    return field.with_nullable(False).with_metadata(kept)
+
+
+def schema_to_bytes(schema: pa.Schema) -> bytes:
+    """Arrow's own message for a schema, metadata included."""
+    return bytes(schema.serialize())
+
+
+def schema_from_bytes(data: bytes) -> pa.Schema:
+    """The inverse of `schema_to_bytes`."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(data))
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptionError(f"A stored schema cannot be read: {error}.", fix="restore the file that holds it from a backup.") from error
+
+
+# Names as standard SQL writes them: for the views' database, for captured databases and for those that sinks fill.
+
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

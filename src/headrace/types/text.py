@@ -1,0 +1,234 @@
+"""Rows from JSON and CSV text as Arrow batches of a topic's schema: ISO times become timestamps, base64 becomes bytes, and so on.
+
+`produce` uses it. What a value must be in the end is the log's own rule (`headrace.types.values`); here text is only brought into Python's terms.
+An error names the line and the column.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.columnar.columns import CHANGE_TYPE, CHANGE_TYPES, DELETE, OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN
+from headrace.errors import BadRows, nearest
+from headrace.log.values import TopicInfo
+from headrace.types.schema import declared_schema
+from headrace.types.values import Column, Misfit, column
+
+Convert = Callable[[Any], Any]
+PLACE_COLUMNS = {PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN}
+"""Where a consumed row was: ignored, so that the output of `consume --json` can be produced again."""
+
+_BOOLEANS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class TextRow:
+    """One row as it was read, and the line it was read from."""
+
+    line: int
+    values: dict[str, Any]
+
+
+class RowTyper:
+    """Makes Arrow batches of one topic's rows out of text rows."""
+
+    def __init__(self, info: TopicInfo, source: str) -> None:
+        self.info = info
+        self.source = source
+        self._rows = _Columns(declared_schema(info.arrow_schema) if info.is_table else info.arrow_schema)
+        self._changes = _Columns(info.arrow_schema)
+        self._names = set(self._rows.names)
+        self.has_decimals = any("decimal" in str(field.type) for field in info.arrow_schema)
+
+    def batch(self, rows: Sequence[TextRow], *, csv: bool) -> pa.RecordBatch:
+        """The rows as one Arrow batch. On a table it has `_change_type` if any of the rows has."""
+        changes = self.info.is_table and any(CHANGE_TYPE in row.values for row in rows)
+        for row in rows:
+            self._check_names(row)
+        columns = self._changes if changes else self._rows
+        default = {CHANGE_TYPE: "update_postimage"} if changes else {}
+        arrays = [self._array(each, rows, default, csv=csv) for each in columns.of(csv=csv)]
+        return pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
+
+    def _array(self, typed: _TypedColumn, rows: Sequence[TextRow], default: dict[str, Any], *, csv: bool) -> pa.Array:
+        name = typed.column.field.name
+        values = [row.values.get(name, default.get(name)) for row in rows]
+        try:
+            return typed.array(values)
+        except (Misfit, pa.ArrowException, OverflowError, ValueError, TypeError):
+            position, why = typed.culprit(values)
+            fix = "an empty field is null: give a value." if csv and values[position] is None else "correct the line, or the topic's schema."
+            raise BadRows(f"{self.source}, line {rows[position].line}, column {name!r}: {why}.", fix=fix) from None
+
+    def _check_names(self, row: TextRow) -> None:
+        given = row.values.keys()
+        if given == self._names:
+            return
+        place = f"{self.source}, line {row.line}"
+        change = row.values.get(CHANGE_TYPE) if self.info.is_table else None
+        if change is not None and change not in CHANGE_TYPES:
+            raise BadRows(f"{place}: {change!r} is not a change type: {nearest(str(change), CHANGE_TYPES)}")
+        known = self._names | PLACE_COLUMNS | ({CHANGE_TYPE} if self.info.is_table else set())
+        if extra := sorted(given - known):
+            raise BadRows(f"{place}: {self.info.name} has no column {extra[0]!r}: {nearest(extra[0], self._names)}", fix="remove or rename it.")
+        needed = set(self.info.key) if change == DELETE else self._names
+        if missing := sorted(needed - given):
+            raise BadRows(f"{place}: the column {missing[0]!r} is missing.", fix="give it a value, or null if it has none.")
+
+
+class _Columns:
+    """The typed columns of a schema, for JSON and for CSV."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.names = list(schema.names)
+        self._json = [_TypedColumn(column(field), from_json(field.type)) for field in schema]
+        self._csv = [_TypedColumn(column(field), from_csv(field.type)) for field in schema]
+
+    def of(self, *, csv: bool) -> list[_TypedColumn]:
+        return self._csv if csv else self._json
+
+
+@dataclass(frozen=True)
+class _TypedColumn:
+    column: Column
+    from_text: Convert | None
+
+    def array(self, values: list[Any]) -> pa.Array:
+        if self.from_text is None or self.column.exact.issuperset(map(type, values)):
+            return self.column.array(values)
+        return self.column.array([None if value is None else self.from_text(value) for value in values])
+
+    def culprit(self, values: list[Any]) -> tuple[int, str]:
+        """The first value that does not fit, and why."""
+        for position, value in enumerate(values):
+            try:
+                self.array([value])
+            except (Misfit, pa.ArrowException, OverflowError, ValueError, TypeError) as error:
+                return position, str(error).rstrip(".")
+        return 0, "the rows are too large for one append"
+
+
+def from_csv(kind: pa.DataType) -> Convert | None:
+    """A CSV field, which is always text: nested columns hold JSON."""
+    if not pa.types.is_nested(kind):
+        return from_json(kind)
+    inner = from_json(kind) or (lambda value: value)
+
+    def convert(text: str) -> Any:
+        try:
+            return inner(json.loads(text, parse_float=Decimal))
+        except json.JSONDecodeError as error:
+            raise Misfit(f"{text[:80]!r} is not JSON ({error.msg}), which stands for a nested value") from None
+
+    return convert
+
+
+def from_json(kind: pa.DataType) -> Convert | None:
+    """How a JSON value becomes a Python value of a type; None if it is one already."""
+    if pa.types.is_struct(kind):
+        return _struct(kind)
+    if pa.types.is_map(kind):
+        return _map(kind)
+    if pa.types.is_list(kind):
+        return _list(from_json(kind.value_type))
+    for is_kind, convert in _FROM_TEXT:
+        if is_kind(kind):
+            return convert
+    return None
+
+
+def _list(inner: Convert | None) -> Convert | None:
+    if inner is None:
+        return None
+    return lambda value: [_or_none(inner, each) for each in value] if isinstance(value, list) else value
+
+
+def _struct(kind: pa.StructType) -> Convert:
+    parts = {child.name: from_json(child.type) for child in kind}
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: _or_none(parts.get(name), each) for name, each in value.items()}
+
+    return convert
+
+
+def _map(kind: pa.MapType) -> Convert:
+    """An object, whose keys are text, or an array of pairs."""
+    key, item = from_json(kind.key_type), from_json(kind.item_type)
+
+    def convert(value: Any) -> Any:
+        pairs = list(value.items()) if isinstance(value, dict) else value
+        if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+            return value
+        return [(_or_none(key, name), _or_none(item, content)) for name, content in pairs]
+
+    return convert
+
+
+def _or_none(convert: Convert | None, value: Any) -> Any:
+    return value if value is None or convert is None else convert(value)
+
+
+def _parsed(parse: Callable[[str], Any], wanted: str) -> Convert:
+    """Text through `parse`; what is not text is left for the log to judge."""
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse(value)
+        except (ValueError, KeyError, InvalidOperation, binascii.Error):
+            raise Misfit(f"{value[:80]!r} is not {wanted}") from None
+
+    return convert
+
+
+def _float(value: Any) -> Any:
+    """Numbers with a point come as Decimal when the topic has decimals."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            raise Misfit(f"{value[:80]!r} is not a number") from None
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _timestamp(text: str) -> datetime:
+    fraction = text.partition(".")[2].rstrip("Zz").partition("+")[0].partition("-")[0]
+    if fraction[6:].strip("0"):
+        raise ValueError(text)
+    return datetime.fromisoformat(text)
+
+
+def _duration(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return value
+    try:
+        return timedelta(microseconds=int(value))
+    except ValueError:
+        raise Misfit(f"{value[:80]!r} is not a number of microseconds") from None  # type: ignore[index]
+
+
+_FROM_TEXT: tuple[tuple[Callable[[pa.DataType], bool], Convert], ...] = (
+    (pa.types.is_boolean, _parsed(lambda text: _BOOLEANS[text.lower()], "true or false")),
+    (pa.types.is_integer, _parsed(int, "a whole number")),
+    (pa.types.is_floating, _float),
+    (pa.types.is_decimal, _parsed(Decimal, "a decimal number")),
+    (pa.types.is_binary, _parsed(lambda text: base64.b64decode(text, validate=True), "base64")),
+    (pa.types.is_date, _parsed(date.fromisoformat, "a date such as 2026-01-31")),
+    (pa.types.is_time, _parsed(time.fromisoformat, "a time such as 12:30:00")),
+    (pa.types.is_timestamp, _parsed(_timestamp, "a time such as 2026-01-31T12:00:00.000000Z")),
+    (pa.types.is_duration, _duration),
+)

@@ -1,1 +1,0 @@
-"""Lag and health watched, by rules of one line each: `headrace watch`. `rules` reads them, `facts` looks at the log and at what runners tell of themselves, `standing` says when a rule fires and when that is over, and `watching` tells."""
