@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.pipeline.stream import Table
-from headrace.plan.hosting import check_hosted
 from tests.docs.pages import DOCS, KAFKA, NEEDS_A_CLUSTER, POSTGRES, pages, run_page
 from tests.docs.snippets import snippets
 
@@ -33,7 +32,7 @@ def the_windows_are_what_the_page_says(names: dict[str, Any]) -> None:
     assert tables["weeks"].schema.names[3:] == ["revenue", "orders", "previous_revenue", "previous_orders"]
     for name in tables.keys() - {output.name for output in names["shop"].plan().outputs}:
         names["shop"].view(name, tables[name])
-    check_hosted(names["shop"].plan())
+    names["shop"].plan().check_kernels()
 
 
 def a_pipeline_is_tested_as_the_page_says(names: dict[str, Any]) -> None:
@@ -45,13 +44,13 @@ def a_pipeline_is_tested_as_the_page_says(names: dict[str, Any]) -> None:
 def the_captures_are_what_the_page_says(names: dict[str, Any]) -> None:
     assert (names["shop"].kind, names["shop"].tables, names["events"].outbox) == ("sqlite", ("customers", "orders"), "outbox")
     assert [step.captured_by for step in names["pipeline"].plan().inputs] == ["shop", "shop"]
-    check_hosted(names["pipeline"].plan())
+    names["pipeline"].plan().check_kernels()
 
 
 def the_sinks_are_what_the_page_says(names: dict[str, Any]) -> None:
     assert names["orders_in_reports"].kind == "sqlite"
     assert list(names["shop"].sinks) == ["revenue.sqlite"]
-    check_hosted(names["shop"].plan())
+    names["shop"].plan().check_kernels()
 
 
 def events_are_what_the_page_says(names: dict[str, Any]) -> None:
@@ -60,33 +59,33 @@ def events_are_what_the_page_says(names: dict[str, Any]) -> None:
     assert names["surname"] == "Lovelace"
     assert names["read_my_write"] == "bank:0:1"
     assert [output.name for output in names["pipeline"].plan().outputs] == ["balances"]
-    check_hosted(names["pipeline"].plan())
+    names["pipeline"].plan().check_kernels()
 
 
 def the_patterns_are_what_the_page_says(names: dict[str, Any]) -> None:
     assert names["fraud"].schema.names == ["card", "first_at", "total", "n", "matched_at"]
     assert names["steps"].schema.names == ["card", "amount", "shop", "paid_at", "classifier", "match_number", "so_far", "all", "matched_at"]
     assert names["alerts"].schema.names == ["card", "pattern", "total", "matched_at"]
-    check_hosted(names["bank"].plan())
+    names["bank"].plan().check_kernels()
 
 
 def the_searches_are_what_the_page_says(names: dict[str, Any]) -> None:
     assert names["alerts"].schema.names[-4:] == ["subscription", "query", "reader", "score"]
     assert names["digests"].schema.names[-1] == "matches"
     assert [row["title"] for row in names["found"]] == ["Storm at sea"]
-    check_hosted(names["press"].plan())
+    names["press"].plan().check_kernels()
 
 
 def the_gateways_are_what_the_page_says(names: dict[str, Any]) -> None:
     assert (names["door"].kind, names["door"].topics) == ("http", ("orders", "pushes"))
     assert [(each.name, each.policy.name, each.policy.rows) for each in names["shop"].gateways.values()] == [("http.8766", "buffer", 50_000)]
-    check_hosted(names["shop"].plan())
+    names["shop"].plan().check_kernels()
 
 
 def the_alerts_are_what_the_page_says(names: dict[str, Any]) -> None:
     (alert,) = names["shop"].alerts.values()
     assert (alert.name, alert.topic, alert.every_us, len(alert.to)) == ("spike", "alert.spike", 300_000_000, 2)
-    check_hosted(names["shop"].plan())
+    names["shop"].plan().check_kernels()
 
 
 CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
-from headrace.runtime.runner import LEAST_ROWS, MOST_ROWS, BatchSize
+from headrace.runtime.query import LEAST_ROWS, MOST_ROWS, BatchSize
 from headrace.testing.pipelines import PipelineTest
 
 

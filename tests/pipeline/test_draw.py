@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.plan.plan import PipelinePlan
-from headrace.plan.rendering import OUTPUT, STATE, Graph, Node, graph, layout, mermaid, shortened, svg, tree
+from headrace.plan.plan import PipelinePlan, tree
+from headrace.plan.rendering import OUTPUT, STATE, Graph, Node, graph, layout, mermaid, shortened, svg
 from tests.pipeline.shops import Shop
 
 SVG = "{http://www.w3.org/2000/svg}"

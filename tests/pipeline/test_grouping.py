@@ -1,6 +1,6 @@
 """Aggregates: the types of their results, what they take, and expressions in them."""
 
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -157,8 +157,9 @@ def test_a_users_aggregate_says_its_type_and_whether_it_takes_tables() -> None:
 def test_the_settings_of_a_users_aggregate_are_part_of_the_plan() -> None:
     def plan(weight: float) -> Any:
         rows = wide()
-        rows.pipeline.view("v", rows.group_by("k").aggregate(m=agg.custom(Mean(weight), "d")))
-        return rows.pipeline.plan()
+        pipeline = cast("hr.Pipeline", rows.pipeline)
+        pipeline.view("v", rows.group_by("k").aggregate(m=agg.custom(Mean(weight), "d")))
+        return pipeline.plan()
 
     assert plan(1.0) == plan(1.0)
     assert plan(1.0) != plan(2.0)

@@ -9,8 +9,8 @@ import pytest
 import headrace as hr
 from headrace.errors import BadExpression, BadPattern, BadQuery, PlanError, StreamOnly, UnfitColumn, UnknownColumn, UnknownTopic
 from headrace.plan.match_steps import MatchStep
-from headrace.plan.plan import SelectStep, WhereStep
-from headrace.plan.rendering import mermaid, tree
+from headrace.plan.plan import SelectStep, WhereStep, tree
+from headrace.plan.rendering import mermaid
 
 SCHEMA = "card STRING, amount DOUBLE, shop STRING, paid_at TIMESTAMP"
 DEFINE = {"small": "amount < 10", "big": "amount > 1000 AND amount > 50 * avg(small.amount)"}

@@ -13,7 +13,8 @@ import headrace as hr
 from headrace.cli import app
 from headrace.errors import ConfigurationError, PlanError, StreamOnly, UnknownColumn
 from headrace.operators.search.index import forget_indexes
-from headrace.runtime.status import status_of, write_status
+from headrace.runtime.runner import status_of
+from headrace.runtime.status import write_status
 from headrace.testing.kernels import KernelTest
 from headrace.testing.pipelines import Died, PipelineTest
 

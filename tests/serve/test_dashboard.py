@@ -67,7 +67,7 @@ class Shown:
 @contextmanager
 def showing(root: Path) -> Iterator[Shown]:
     with PipelineTest(shop(), root) as test:
-        write_plan(test.state, test.pipeline.plan(), test.pipeline, test.log.address)
+        write_plan(test.state, test.pipeline.plan(), test.pipeline.sinks, test.log.address)
         test.runner.tell()
         with start(test.state, test.log, 0) as server:
             yield Shown(test, server)

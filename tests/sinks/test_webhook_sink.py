@@ -15,7 +15,7 @@ import pytest
 import headrace as hr
 from headrace.errors import ConfigurationError, InputError, NotSupported, TargetRefuses, TargetUnavailable
 from headrace.log.dead_letters import letters
-from headrace.sinks.base import Applied
+from headrace.sinks.base import Applied, SinkSpec
 from headrace.sinks.sync import Syncing
 from headrace.sinks.webhook_target import Receiver, Sender, WebhookTarget, resolved, waiting_s
 from headrace.types.json_codec import decode
@@ -51,7 +51,7 @@ class Readable(WebhookTarget):
         RECEIVERS[self.sink.options["receiver"].url].tables.pop(self.table, None)
 
 
-def open_readable(sink: hr.sinks.Sink, shape: Any) -> Readable:
+def open_readable(sink: SinkSpec, shape: Any) -> Readable:
     return Readable(sink, shape)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from headrace.columnar.columns import CHANGE_FIELD, HIDDEN
-from headrace.errors import ConfigurationError
+from headrace.errors import ConfigurationError, InputError
 from headrace.log.dead_letters import DeadLetter
+from headrace.log.topic_config import check_name
 from headrace.types.schema import RESERVED_COLUMNS, parse_schema
 
 logger = logging.getLogger("headrace.cdc")
@@ -200,3 +201,40 @@ def marks_column(marks: Mapping[int, Mapping[str, Any]], rows: int) -> pa.Array:
     if not marks:
         return pa.nulls(rows, pa.string())
     return pa.array([json.dumps(marks[row], ensure_ascii=False) if row in marks else None for row in range(rows)], pa.string())
+
+
+DEFAULT_CHUNK_ROWS = 50_000
+
+
+@dataclass(frozen=True)
+class CaptureSpec:
+    """Tables of one database, on their way into the log. `name` identifies it: position and progress are kept under it."""
+
+    name: str
+    kind: str
+    opener: Callable[[CaptureSpec], Source] = field(repr=False, compare=False)
+    tables: tuple[str, ...] = ()
+    log: str | None = None
+    prefix: str = ""
+    partitions: int = 1
+    preimages: bool = False
+    snapshot: bool = True
+    chunk_rows: int = DEFAULT_CHUNK_ROWS
+    outbox: str | None = None
+    """A table whose rows are events, for topics named by their `aggregate_type`."""
+    options: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        check_name(self.name, what="capture name")
+        if self.chunk_rows < 1 or self.partitions < 1:
+            raise InputError("chunk_rows and partitions must be at least 1.")
+
+    def open(self) -> Source:
+        """The source, ready to be started."""
+        return self.opener(self)
+
+    def log_address(self, given: str | None = None) -> str:
+        address = given or self.log
+        if address is None:
+            raise ConfigurationError(f"The capture {self.name!r} has no log.", fix="pass log=… (--log …).")
+        return address

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
-from headrace.cdc.base import Chunk, ChunkRequest, Part, Source
-from headrace.cdc.declaration import Capture
+from headrace.cdc.base import CaptureSpec, Chunk, ChunkRequest, Part, Source
 from headrace.cdc.writer import Writer, request_name
 from headrace.errors import ConfigurationError, RetryError, nearest
 from headrace.log.api import Log
@@ -54,7 +53,7 @@ OnStatus = Callable[[CaptureStatus], None]
 class Capturing:
     """One capture at work. With `start_over` it forgets its position and reads all tables again, for when the source has lost what follows it. `run` returns when it is stopped, or when it has caught up, if that is all that was asked for."""
 
-    def __init__(self, capture: Capture, log: Log, *, start_over: bool = False, on_status: OnStatus | None = None) -> None:
+    def __init__(self, capture: CaptureSpec, log: Log, *, start_over: bool = False, on_status: OnStatus | None = None) -> None:
         self.capture, self.log = capture, log
         self._start_over = start_over
         self.status = CaptureStatus(capture.name)

@@ -3,51 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from headrace.cdc.base import Source
+from headrace.cdc.base import CaptureSpec, Source
 from headrace.durations import to_us
-from headrace.errors import ConfigurationError, InputError, nearest
-from headrace.log.topic_config import check_name
+from headrace.errors import InputError, nearest
 from headrace.log.values import Duration
 
 if TYPE_CHECKING:
     from headrace.cdc.capture import CaptureStatus
 
 
-DEFAULT_CHUNK_ROWS = 50_000
-
-
 @dataclass(frozen=True)
-class Capture:
+class Capture(CaptureSpec):
     """Tables of one database, on their way into the log. `name` identifies it: position and progress are kept under it."""
-
-    name: str
-    kind: str
-    opener: Callable[[Capture], Source] = field(repr=False, compare=False)
-    tables: tuple[str, ...] = ()
-    log: str | None = None
-    prefix: str = ""
-    partitions: int = 1
-    preimages: bool = False
-    snapshot: bool = True
-    chunk_rows: int = DEFAULT_CHUNK_ROWS
-    outbox: str | None = None
-    """A table whose rows are events, for topics named by their `aggregate_type`."""
-    options: dict[str, Any] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        check_name(self.name, what="capture name")
-        if self.chunk_rows < 1 or self.partitions < 1:
-            raise InputError("chunk_rows and partitions must be at least 1.")
-
-    def open(self) -> Source:
-        """The source, ready to be started."""
-        return self.opener(self)
 
     def run(
         self,
@@ -67,12 +40,6 @@ class Capture:
 
         with open_log(self.log_address(log)) as opened:
             Capturing(self, opened, start_over=start_over, on_status=on_status).run(stop=stop, until_caught_up=until_caught_up)
-
-    def log_address(self, given: str | None = None) -> str:
-        address = given or self.log
-        if address is None:
-            raise ConfigurationError(f"The capture {self.name!r} has no log.", fix="pass log=… (--log …).")
-        return address
 
     def remove(self) -> list[str]:
         """Take away what the capture made in the database: triggers, or a publication and a slot. Topics stay."""
@@ -96,7 +63,7 @@ def sqlite(path: str | Path, *, tables: Sequence[str] = (), name: str | None = N
     return _capture("sqlite", name or Path(path).stem, _open_sqlite, tables, settings, path=str(path))
 
 
-def _open_sqlite(capture: Capture) -> Source:
+def _open_sqlite(capture: CaptureSpec) -> Source:
     from headrace.cdc.sqlite_source import SqliteSource
 
     return SqliteSource(capture.options["path"], capture.name, capture.tables)
@@ -107,7 +74,7 @@ def postgres(url: str, *, tables: Sequence[str] = (), name: str | None = None, *
     return _capture("postgres", name or _database_of(url), _open_postgres, tables, settings, url=url)
 
 
-def _open_postgres(capture: Capture) -> Source:
+def _open_postgres(capture: CaptureSpec) -> Source:
     from headrace.cdc.postgres_source.source import PostgresSource
 
     return PostgresSource(capture.options["url"], capture.name, capture.tables, prefix=capture.prefix)
@@ -123,7 +90,7 @@ def mysql(url: str, *, tables: Sequence[str] = (), name: str | None = None, **se
     return _capture("mysql", name or _database_of(url), _open_mysql, tables, settings, url=url)
 
 
-def _open_mysql(capture: Capture) -> Source:
+def _open_mysql(capture: CaptureSpec) -> Source:
     from headrace.cdc.mysql_source.source import MysqlSource
 
     return MysqlSource(capture.options["url"], capture.name, capture.tables)
@@ -152,7 +119,7 @@ def polling(
     return _capture("polling", name or table, _open_polling, (table,), settings, **options)
 
 
-def _open_polling(capture: Capture) -> Source:
+def _open_polling(capture: CaptureSpec) -> Source:
     from headrace.cdc.polling_source import PollingSource
 
     return PollingSource(**capture.options)
@@ -186,7 +153,7 @@ def debezium(
     return _capture("debezium", name or topic, _open_debezium, (target,), {**settings, "log": log}, **options)
 
 
-def _open_debezium(capture: Capture) -> Source:
+def _open_debezium(capture: CaptureSpec) -> Source:
     from headrace.cdc.debezium_source import DebeziumSource
 
     return DebeziumSource(**{**capture.options, "log": capture.log or capture.options["log"]})

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from hashlib import sha256
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -23,7 +24,6 @@ import lmdb
 
 from headrace.errors import CorruptionError, InputError, OffsetOutOfRange, ReadOnlyLog
 from headrace.events.event import Entry, entries
-from headrace.events.privacy import vault
 from headrace.log.file.commit_draft import StaleTopic
 from headrace.log.file.reader import PartitionReader, SegmentCache
 from headrace.log.file.segment import CONTROL, SPARSE, decode_batch
@@ -32,6 +32,35 @@ if TYPE_CHECKING:
     from headrace.log.file.commit_draft import Draft
     from headrace.log.file.log import FileLog
     from headrace.log.file.state import State, TopicState
+
+
+
+# The vault: a key for each person, so that what is known of one can be made unreadable everywhere at once, by deleting a key.
+#
+# Personal fields are sealed with AES-GCM under the subject's key and stay sealed wherever they go: in events, states, snapshots, views, backups. Keys are kept beside the events, each wrapped
+# by a master key that comes from the environment or a file and is never stored. Deleting a key overwrites it (SQLite's secure_delete), and every process notices at its next look.
+
+EXCISED_VERSION = "version"
+
+
+def hashed_name(topic_directory: str, name: str) -> str:
+    """A name for a subject or an entity that says nothing about it to whoever does not know it."""
+    return sha256(f"{topic_directory}\0{name}".encode()).hexdigest()
+
+
+def erasure_topic(events: str) -> str:
+    return f"{events}.forgotten"
+
+
+def kept_versions(log: FileLog, events: str) -> dict[str, int]:
+    """By an entity's hash."""
+    if erasure_topic(events) not in log.store.view().topics:
+        return {}
+    found: dict[str, int] = {}
+    for row in log.read(erasure_topic(events)).to_pylist():
+        if row["what"] == EXCISED_VERSION:
+            found[row["subject_sha256"]] = max(found.get(row["subject_sha256"], 0), json.loads(row["details"])["version"])
+    return found
 
 
 
@@ -309,7 +338,7 @@ class Indexed:
 
     def _begin(self, generation: str) -> None:
         self.generation = generation
-        self._kept_versions = vault.kept_versions(self._log, self._topic)
+        self._kept_versions = kept_versions(self._log, self._topic)
         self._index = opened(self.place(self._log, self._directory, generation))
         if not self._fits():
             thrown_away(self._index)
@@ -472,7 +501,7 @@ class Indexed:
         """A version, or the one that the entity had when its newest events were excised."""
         if not self._kept_versions:
             return version
-        kept = self._kept_versions.get(vault.hashed(self._directory, entity))
+        kept = self._kept_versions.get(hashed_name(self._directory, entity))
         return version if kept is None else max(kept, version or 0)
 
     def is_near(self) -> bool:

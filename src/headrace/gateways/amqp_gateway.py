@@ -14,8 +14,7 @@ from typing import Any
 
 from headrace.amqp import connected, driver
 from headrace.errors import RetryError
-from headrace.gateways.base import ThreadReceiving, content_of, now_us, rows_of
-from headrace.gateways.declaration import Gateway
+from headrace.gateways.base import GatewaySpec, ThreadReceiving, content_of, now_us, rows_of
 from headrace.gateways.inbox import Delivery, Fate, Outcome
 from headrace.log.api import Log
 
@@ -26,7 +25,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
 
 
 class AmqpReceiving(ThreadReceiving):
-    def __init__(self, gateway: Gateway, log: Log) -> None:
+    def __init__(self, gateway: GatewaySpec, log: Log) -> None:
         super().__init__(gateway, log)
         self._url, self._queue = gateway.options["url"], gateway.options["queue"]
         self._done: deque[tuple[Any, int, Outcome]] = deque()

@@ -9,19 +9,17 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from headrace.errors import InputError, nearest
-from headrace.gateways.inbox import Content, Counts, GatewayStatus, Inbox, Lines, Parsed, Plain
+from headrace.errors import ConfigurationError, InputError, nearest
+from headrace.gateways.inbox import Content, Counts, GatewayStatus, Inbox, Lines, Parsed, Plain, Policy
 from headrace.gateways.metrics import Telling
 from headrace.gateways.writer import Writer
 from headrace.log.api import Closing, Log
+from headrace.log.topic_config import check_name
 from headrace.types.json_codec import Misshapen, parse
-
-if TYPE_CHECKING:
-    from headrace.gateways.declaration import Gateway
-
 
 STATUS_S = 1.0
 TELL_S = 5.0
@@ -33,6 +31,38 @@ def now_us() -> int:
     return time.time_ns() // 1_000
 
 
+@dataclass(frozen=True)
+class GatewaySpec:
+    """Where rows come in, and the topics they go to. `name` identifies it: a second process with the same name takes over from the first."""
+
+    name: str
+    kind: str
+    opener: Callable[[GatewaySpec, Log], Receiving] = field(repr=False, compare=False)
+    topics: tuple[str, ...] = ()
+    log: str | None = None
+    policy: Policy = field(default_factory=Policy)
+    received: str = "received_at"
+    """The column that gets the time at which a row came, in topics that have it."""
+    schemas: dict[str, str] = field(default_factory=dict, repr=False)
+    """Topics that the gateway makes itself, if they are missing."""
+    options: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        check_name(self.name, what="gateway name")
+        if not self.topics:
+            raise InputError(f"The gateway {self.name!r} has no topic to append to.", fix="name one.")
+
+    def open(self, log: Log) -> Receiving:
+        """The gateway, ready to be entered with `with`."""
+        return self.opener(self, log)
+
+    def log_address(self, given: str | None = None) -> str:
+        address = given or self.log
+        if address is None:
+            raise ConfigurationError(f"The gateway {self.name!r} has no log.", fix="pass log=… (--log …).")
+        return address
+
+
 class Receiving(Closing):
     """Begins to receive when it is entered; ends with everything appended that was taken."""
 
@@ -40,7 +70,7 @@ class Receiving(Closing):
     """Whether an append that fails in passing is tried again, since the sender could not be told."""
     address = ""
 
-    def __init__(self, gateway: Gateway, log: Log) -> None:
+    def __init__(self, gateway: GatewaySpec, log: Log) -> None:
         self.gateway, self.log = gateway, log
         self.counts = Counts(gateway.name, gateway.kind)
         self.stopped = Event()

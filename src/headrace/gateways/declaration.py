@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from headrace.durations import to_us
-from headrace.errors import ConfigurationError, DuplicateStep, InputError, nearest
-from headrace.gateways.base import RAW, check_format
-from headrace.gateways.inbox import BLOCK, DEFAULT_BYTES, DEFAULT_ROWS, Policy, policy_of
+from headrace.errors import DuplicateStep, InputError, nearest
+from headrace.gateways.base import RAW, GatewaySpec, check_format
+from headrace.gateways.inbox import BLOCK, DEFAULT_BYTES, DEFAULT_ROWS, policy_of
 from headrace.gateways.signatures import RAW_SCHEMA, Hook
-from headrace.log.topic_config import check_name
 from headrace.log.values import Duration
 
 if TYPE_CHECKING:
@@ -25,29 +24,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Gateway:
-    """Where rows come in, and the topics they go to. `name` identifies it: a second process with the same name takes over from the first."""
-
-    name: str
-    kind: str
-    opener: Callable[[Gateway, Log], Receiving] = field(repr=False, compare=False)
-    topics: tuple[str, ...] = ()
-    log: str | None = None
-    policy: Policy = field(default_factory=Policy)
-    received: str = "received_at"
-    """The column that gets the time at which a row came, in topics that have it."""
-    schemas: dict[str, str] = field(default_factory=dict, repr=False)
-    """Topics that the gateway makes itself, if they are missing."""
-    options: dict[str, Any] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        check_name(self.name, what="gateway name")
-        if not self.topics:
-            raise InputError(f"The gateway {self.name!r} has no topic to append to.", fix="name one.")
-
-    def open(self, log: Log) -> Receiving:
-        """The gateway, ready to be entered with `with`."""
-        return self.opener(self, log)
+class Gateway(GatewaySpec):
+    """A way for rows to come in over a protocol, and the topics they go to."""
 
     def run(
         self,
@@ -71,11 +49,6 @@ class Gateway:
             receiving.check()
             receiving.tell()
 
-    def log_address(self, given: str | None = None) -> str:
-        address = given or self.log
-        if address is None:
-            raise ConfigurationError(f"The gateway {self.name!r} has no log.", fix="pass log=… (--log …).")
-        return address
 
 
 # `hr.gateways.<kind>(…)`: how each kind of gateway is declared. Optional packages are imported when a gateway is opened.
@@ -117,7 +90,7 @@ def http(
     return _gateway("http", name or f"http.{port}", _open_http, (*_listed(topics), *by_topic), settings, schemas=schemas, **options)
 
 
-def _open_http(gateway: Gateway, log: Log) -> Receiving:
+def _open_http(gateway: GatewaySpec, log: Log) -> Receiving:
     from headrace.gateways.http_gateway import HttpReceiving
 
     return HttpReceiving(gateway, log)
@@ -147,7 +120,7 @@ def statsd(
     return _gateway("statsd", name or f"statsd.{port}", _open_statsd, (topic,), settings, schemas={topic: RAW_VALUES if flush_us is None else SCHEMA}, **options)
 
 
-def _open_statsd(gateway: Gateway, log: Log) -> Receiving:
+def _open_statsd(gateway: GatewaySpec, log: Log) -> Receiving:
     from headrace.gateways.statsd_gateway import StatsdReceiving
 
     return StatsdReceiving(gateway, log)
@@ -180,7 +153,7 @@ def zeromq(
     return _gateway("zeromq", chosen, _open_zeromq, (topic,), settings, schemas=schemas, format=format, **options)
 
 
-def _open_zeromq(gateway: Gateway, log: Log) -> Receiving:
+def _open_zeromq(gateway: GatewaySpec, log: Log) -> Receiving:
     from headrace.gateways.zeromq_gateway import ZeromqReceiving
 
     return ZeromqReceiving(gateway, log)
@@ -210,7 +183,7 @@ def amqp(
     return _gateway("amqp", name or f"amqp.{hashlib.sha256(queue.encode()).hexdigest()[:8]}", _open_amqp, (topic,), settings, schemas=schemas, **options)
 
 
-def _open_amqp(gateway: Gateway, log: Log) -> Receiving:
+def _open_amqp(gateway: GatewaySpec, log: Log) -> Receiving:
     from headrace.gateways.amqp_gateway import AmqpReceiving
 
     return AmqpReceiving(gateway, log)

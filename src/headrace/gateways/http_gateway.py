@@ -24,8 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.errors import HeadraceError, nearest
-from headrace.gateways.base import Receiving, now_us
-from headrace.gateways.declaration import Gateway
+from headrace.gateways.base import GatewaySpec, Receiving, now_us
 from headrace.gateways.inbox import FULL, Admission, Content, Delivery, Fate, Lines, Outcome, Parsed, Plain
 from headrace.gateways.metrics import metrics
 from headrace.gateways.signatures import BadSignature, Hook, SignatureCheck
@@ -149,7 +148,7 @@ class HttpReceiving(Receiving):
     patient = False
     _server: HttpServer
 
-    def __init__(self, gateway: Gateway, log: Log) -> None:
+    def __init__(self, gateway: GatewaySpec, log: Log) -> None:
         super().__init__(gateway, log)
         self._host: str = gateway.options["host"]
         self._hooks: dict[str, Hook] = gateway.options["hooks"]

@@ -21,8 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import ConfigurationError
-from headrace.gateways.base import END_S, ThreadReceiving, now_us
-from headrace.gateways.declaration import Gateway
+from headrace.gateways.base import END_S, GatewaySpec, ThreadReceiving, now_us
 from headrace.gateways.inbox import Columns, Delivery
 from headrace.gateways.metrics import LOST
 from headrace.log.api import Log
@@ -454,7 +453,7 @@ RAW_SCHEMA = "metric STRING, kind STRING, tags STRING, value DOUBLE, member STRI
 
 
 class StatsdReceiving(ThreadReceiving):
-    def __init__(self, gateway: Gateway, log: Log) -> None:
+    def __init__(self, gateway: GatewaySpec, log: Log) -> None:
         super().__init__(gateway, log)
         self._flush_us: int | None = gateway.options["flush_us"]
         self._aggregator = Aggregator(forget_gauges=gateway.options["forget_gauges"])

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.errors import ConfigurationError, MissingExtra
-from headrace.gateways.base import ThreadReceiving, content_of, now_us, rows_of
-from headrace.gateways.declaration import Gateway
+from headrace.gateways.base import GatewaySpec, ThreadReceiving, content_of, now_us, rows_of
 from headrace.gateways.inbox import Delivery
 from headrace.log.api import Log
 
@@ -21,7 +20,7 @@ POLL_MS = 100
 
 
 class ZeromqReceiving(ThreadReceiving):
-    def __init__(self, gateway: Gateway, log: Log) -> None:
+    def __init__(self, gateway: GatewaySpec, log: Log) -> None:
         super().__init__(gateway, log)
         self._messages = 0
         try:

@@ -11,18 +11,18 @@ import pyarrow as pa
 
 from headrace.errors import PlanError, StreamOnly, UnfitColumn, UnknownColumn
 from headrace.operators.aggregates.specs import AggregateSpec, UnfitType
+from headrace.pipeline.relation import Relation
 from headrace.plan import columns as cols
 from headrace.plan.columns import Selection, check_columns, selected
 from headrace.plan.expressions import Expression, read
 from headrace.plan.expressions.literals import quoted_name
 from headrace.plan.join_steps import DistinctStep, SettleStep, TopStep
-from headrace.plan.plan import DIVERT, NULL, SelectStep, Step, UnionStep
-from headrace.plan.time_paths import time_column
+from headrace.plan.plan import DIVERT, NULL, SelectStep, Step, UnionStep, time_column
 from headrace.types.schema import type_name
 
 if TYPE_CHECKING:
     from headrace.operators.joins.top import Order
-    from headrace.pipeline.stream import Rows
+
 
 
 
@@ -148,11 +148,11 @@ _NUMBER = "_table"
 _ORDERED = re.compile(r"^\s*(?P<column>.+?)(?:\s+(?P<way>asc|desc))?\s*$", re.IGNORECASE)
 
 
-def top(table: Rows, n: int, by: str | Sequence[str], per: str | Sequence[str] | None, name: str | None) -> Step:
+def top(table: Relation, n: int, by: str | Sequence[str], per: str | Sequence[str] | None, name: str | None) -> Step:
     """`table.top(…)`, checked."""
     from headrace.operators.joins.top import MOST
 
-    where = table._place("top", name)  # noqa: SLF001
+    where = table.step_label("top", name)
     if not 1 <= n <= MOST:
         raise PlanError(f"The step {where} asks for the first {n!r} rows.", fix=f"ask for 1 to {MOST:,}.")
     order = tuple(_order(each, table, where=where) for each in ([by] if isinstance(by, str) else by))
@@ -163,7 +163,7 @@ def top(table: Rows, n: int, by: str | Sequence[str], per: str | Sequence[str] |
     return step if set(groups) <= set(table.key) else settled(step)
 
 
-def _order(text: str, table: Rows, *, where: str) -> Order:
+def _order(text: str, table: Relation, *, where: str) -> Order:
     """A column, the largest first unless it says ASC."""
     found = _ORDERED.match(text)
     if found is None:
@@ -172,9 +172,9 @@ def _order(text: str, table: Rows, *, where: str) -> Order:
     return column, (found["way"] or "desc").lower() == "desc"
 
 
-def distinct(table: Rows, columns: Sequence[str], name: str | None) -> Step:
+def distinct(table: Relation, columns: Sequence[str], name: str | None) -> Step:
     """`table.distinct(…)`, checked."""
-    key = cols.key(columns or table.schema.names, table.schema, where=table._place("distinct", name))  # noqa: SLF001
+    key = cols.key(columns or table.schema.names, table.schema, where=table.step_label("distinct", name))
     schema = pa.schema([table.schema.field(each) for each in key])
     return DistinctStep(name=name or "", inputs=(table.step,), schema=schema, key=key, is_table=True)
 

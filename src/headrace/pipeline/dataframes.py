@@ -15,6 +15,7 @@ from headrace.columnar.columns import CHANGE_TYPE, TIMESTAMP_COLUMN
 from headrace.errors import NotSupported
 from headrace.log import open_log
 from headrace.log.api import Log
+from headrace.pipeline.relation import Relation
 from headrace.plan.plan import KeyByStep, SelectStep, Step, TopicStep, UnionStep, WhereStep
 from headrace.runtime.inputs import make_input, make_topics
 from headrace.runtime.run import address_of
@@ -22,11 +23,10 @@ from headrace.runtime.run import address_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.pipeline.stream import Rows
 
 
 
-def dataframe(rows: Rows, spark: SparkSession | None, log: str | None, options: Mapping[str, Any]) -> DataFrame:
+def dataframe(rows: Relation, spark: SparkSession | None, log: str | None, options: Mapping[str, Any]) -> DataFrame:
     """A table's rows come as its changes, with `_change_type`. `options` are those of reading with `format("headrace")`."""
     from headrace.log.spark.session import spark as session
 
@@ -36,7 +36,7 @@ def dataframe(rows: Rows, spark: SparkSession | None, log: str | None, options: 
 
 @dataclass(frozen=True)
 class _Frames:
-    asked: Rows
+    asked: Relation
     log: Log
     spark: SparkSession
     options: Mapping[str, Any]

@@ -13,15 +13,15 @@ from headrace.columnar.columns import CHANGE_TYPE
 from headrace.durations import to_us
 from headrace.errors import PlanError, StreamOnly
 from headrace.pipeline.aggregates import settled
+from headrace.pipeline.relation import Relation
 from headrace.plan import columns as cols
 from headrace.plan.join_steps import CORRECT, WAIT, DistinctStep, HistoryStep, JoinStep, NewestStep
-from headrace.plan.plan import AggregateStep, KeyByStep, Step, TopicStep, ToTableStep
-from headrace.plan.time_paths import time_column
+from headrace.plan.plan import AggregateStep, KeyByStep, Step, TopicStep, ToTableStep, time_column
 from headrace.types.schema import type_name
 
 if TYPE_CHECKING:
     from headrace.operators.joins.sides import ResultColumn, Side
-    from headrace.pipeline.stream import Rows
+
 
 
 
@@ -133,18 +133,18 @@ def _told_apart(name: str, left: Sequence[str], right: Sequence[str], suffix: st
 class AsOf:
     """What `table.as_of(column)` gives, for `stream.join`: the table's versions, looked up at the time in the stream's column."""
 
-    table: Rows
+    table: Relation
     column: str
     history_us: int
 
 
-def as_of(table: Rows, column: str, history: Duration | None, *, where: str) -> AsOf:
+def as_of(table: Relation, column: str, history: Duration | None, *, where: str) -> AsOf:
     return AsOf(table, column, _history_us(table.step, history, where=where))
 
 
-def history(table: Rows, kept: Duration | None, valid_to: str, name: str | None) -> HistoryStep:
+def history(table: Relation, kept: Duration | None, valid_to: str, name: str | None) -> HistoryStep:
     """`table.history()`, checked."""
-    where = table._place("history", name)  # noqa: SLF001
+    where = table.step_label("history", name)
     if valid_to in table.schema.names:
         raise PlanError(f"The step {where} would have two columns {valid_to!r}.", fix="name another: history(valid_to='until').")
     valid_from = _valid_from(table.step, where=where)
@@ -186,16 +186,14 @@ def _history_us(table: Step, given: Duration | None, *, where: str) -> int:
 
 
 def joined(
-    left: Rows, right: Any, names: Any, left_on: Any, right_on: Any, how: str, bounds: Bounds, suffix: str | None, name: str | None,
+    left: Relation, right: Any, names: Any, left_on: Any, right_on: Any, how: str, bounds: Bounds, suffix: str | None, name: str | None,
     late_versions: str = WAIT,
 ) -> Step:
     """`left.join(right, …)`, checked."""
-    from headrace.pipeline.stream import Rows
-
-    where = left._place("join", name)  # noqa: SLF001
+    where = left.step_label("join", name)
     versions = right if isinstance(right, AsOf) else None
     right = versions.table if versions is not None else right
-    if not isinstance(right, Rows):
+    if not isinstance(right, Relation):
         raise PlanError(f"The step {where} was given a {type(right).__name__}.", fix="give it a stream or a table.")
     if right.pipeline is not left.pipeline:
         raise PlanError(f"The step {where} joins rows of two pipelines.", fix="write one of them to a topic, and read that topic here.")

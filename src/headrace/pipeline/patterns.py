@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -18,16 +17,13 @@ from headrace.log.topic_config import check_name
 from headrace.operators.patterns.compiled_pattern import CompiledPattern, PatternSpec, compiled
 from headrace.operators.patterns.parser import ALL_ROWS, DROP, MOST_MATCHES, MOST_ROWS, ONE_ROW, PAST_LAST, STOP
 from headrace.operators.windows.specs import Divert, Drop, LatePolicy, drop, positive_us
+from headrace.pipeline.relation import Relation
 from headrace.pipeline.windows import RESERVED, checked_time
 from headrace.plan import columns as cols
 from headrace.plan.expressions.literals import quoted_name
 from headrace.plan.match_steps import MatchStep, RuledMatchStep
 from headrace.plan.plan import SelectStep, Step, TimeColumn, WhereStep
 from headrace.types.schema import type_name
-
-if TYPE_CHECKING:
-    from headrace.pipeline.stream import Stream, Table
-
 
 Duration = str | timedelta
 FITS = "_fits"
@@ -66,9 +62,9 @@ class Asked:
     when_full: str = DROP
 
 
-def matched(stream: Stream, patterns: Mapping[str, PatternText], asked: Asked, name: str | None, *, several: bool) -> MatchStep:
+def matched(stream: Relation, patterns: Mapping[str, PatternText], asked: Asked, name: str | None, *, several: bool) -> MatchStep:
     """`stream.match(…)`, checked."""
-    where = stream._place("match", name)  # noqa: SLF001
+    where = stream.step_label("match", name)
     over = checked_time(stream.step, where=where)
     late = checked_late(asked, where)
     if not patterns:
@@ -168,10 +164,10 @@ def _sees_every_row(pattern: CompiledPattern) -> bool:
 
 
 def ruled(
-    stream: Stream, rules: Table, asked: Asked, name: str | None, *, measures: Mapping[str, str] | None, within: Duration | None, after_match: str, most_rules: int
+    stream: Relation, rules: Relation, asked: Asked, name: str | None, *, measures: Mapping[str, str] | None, within: Duration | None, after_match: str, most_rules: int
 ) -> MatchStep:  # fmt: skip
     """`stream.match(rules, …)`, checked."""
-    where = stream._place("match", name)  # noqa: SLF001
+    where = stream.step_label("match", name)
     over = checked_time(stream.step, where=where)
     late = checked_late(asked, where)
     _check_rules(stream, rules, where)
@@ -192,7 +188,7 @@ def ruled(
     return replace(step, name=name or "", schema=checked_result(step, where))
 
 
-def _check_rules(stream: Stream, rules: Table, where: str) -> None:
+def _check_rules(stream: Relation, rules: Relation, where: str) -> None:
     from headrace.operators.patterns.rules import COLUMNS, DEFINE, PATTERN, SUBSETS
 
     if rules.pipeline is not stream.pipeline:

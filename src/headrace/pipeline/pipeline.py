@@ -174,7 +174,7 @@ class Pipeline:
         """A stream of matches, from a query with MATCH_RECOGNIZE over a topic of this pipeline: the same as `match` on that stream."""
         from headrace.pipeline.sql import matched_by_sql
 
-        return matched_by_sql(self, query, name)
+        return matched_by_sql(self.input, query, name)
 
     def input(self, name: str) -> Stream:
         """A topic that was declared before, as a stream."""

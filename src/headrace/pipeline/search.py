@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace.errors import PlanError, UnknownColumn
+from headrace.pipeline.relation import Relation
 from headrace.plan import columns as cols
 from headrace.plan.plan import Step
 from headrace.plan.search_steps import GatherStep, SearchStep
@@ -16,7 +17,6 @@ from headrace.types.schema import type_name
 
 if TYPE_CHECKING:
     from headrace.operators.search.parser import Language
-    from headrace.pipeline.stream import Stream
 
 
 Names = str | Iterable[str]
@@ -39,9 +39,9 @@ class Asked:
     suffix: str | None = None
 
 
-def searched(documents: Stream, queries: Any, asked: Asked, name: str | None) -> Step:
+def searched(documents: Relation, queries: Any, asked: Asked, name: str | None) -> Step:
     """`documents.search(queries, …)`, checked."""
-    where = documents._place("search", name)  # noqa: SLF001
+    where = documents.step_label("search", name)
     _check_inputs(documents, queries, where=where)
     language = search_language(documents.schema, asked, where=where)
     _check_query(queries.schema, asked.query, where=where)
@@ -65,10 +65,9 @@ def searched(documents: Stream, queries: Any, asked: Asked, name: str | None) ->
     return replace(gather, schema=cols.check_columns(gather.kernel().output, where=f"The step {where}"))
 
 
-def _check_inputs(documents: Stream, queries: Any, *, where: str) -> None:
-    from headrace.pipeline.stream import Table
+def _check_inputs(documents: Relation, queries: Any, *, where: str) -> None:
 
-    if not isinstance(queries, Table):
+    if not (isinstance(queries, Relation) and queries.step.is_table):
         raise PlanError(f"The step {where} was given a {type(queries).__name__} of queries.", fix="give it a table, such as pipeline.table(…), or to_table(key) of a stream.")
     if queries.pipeline is not documents.pipeline:
         raise PlanError(f"The step {where} searches with queries of another pipeline.", fix="write them to a topic, and read that topic here.")

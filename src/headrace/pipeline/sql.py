@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,11 +26,11 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from headrace.errors import BadQuery, PlanError, nearest
 from headrace.operators.patterns.parser import ALL_ROWS, ONE_ROW, PAST_LAST, TO_LAST, parse_pattern, pointed
-from headrace.plan.time_paths import time_column
+from headrace.plan.plan import time_column
 
 if TYPE_CHECKING:
-    from headrace.pipeline.pipeline import Pipeline
     from headrace.pipeline.stream import Stream
+
 
 
 _OPENS, _CLOSES = {TokenType.L_PAREN, TokenType.L_BRACE, TokenType.L_BRACKET}, {TokenType.R_PAREN, TokenType.R_BRACE, TokenType.R_BRACKET}
@@ -41,9 +41,9 @@ _CLAUSES = (
 _DIALECT = Spark()
 
 
-def matched_by_sql(pipeline: Pipeline, query: str, name: str | None) -> Stream:
+def matched_by_sql(find_input: Callable[[str], Stream], query: str, name: str | None) -> Stream:
     """The stream that a query with MATCH_RECOGNIZE gives."""
-    return _Query(pipeline, query).stream(name)
+    return _Query(find_input, query).stream(name)
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class _Spelled:
 class _Query:
     """One query, taken apart."""
 
-    def __init__(self, pipeline: Pipeline, text: Any) -> None:
-        self.pipeline, self.text = pipeline, text
+    def __init__(self, find_input: Callable[[str], Stream], text: Any) -> None:
+        self.find_input, self.text = find_input, text
         self.tokens = self._split()
         self.first, self.last = self._bounds()
 
@@ -187,7 +187,7 @@ class _Query:
         self._check_order(keyed, clauses["ORDER BY"])
         pattern = self._pattern(clauses["PATTERN"])
         subsets = self._subsets(clauses.get("SUBSET"))
-        spelled = _Spelled((*parse_pattern(pattern, where=keyed._place("match", name)).symbols, *(subsets or {})))  # noqa: SLF001
+        spelled = _Spelled((*parse_pattern(pattern, where=keyed.step_label("match", name)).symbols, *(subsets or {})))
         define = self._named(clauses.get("DEFINE"), name_first=True)
         found = keyed.match(
             pattern,
@@ -267,7 +267,7 @@ class _Query:
         before = self.tokens[: self.first]
         if len(before) < 2 or before[-2].token_type != TokenType.FROM:
             self._fail("a topic was expected between FROM and MATCH_RECOGNIZE", self.tokens[self.first].start)
-        return self.pipeline.input(before[-1].text.strip("`"))
+        return self.find_input(before[-1].text.strip("`"))
 
     def _around(self, found: Stream) -> Stream:
         """The SELECT and WHERE of the query, over the matches."""

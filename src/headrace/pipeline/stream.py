@@ -20,50 +20,78 @@ from headrace.operators.patterns.parser import MOST_MATCHES, MOST_ROWS, MOST_RUL
 from headrace.operators.windows.specs import LatePolicy, WindowSpec, drop
 from headrace.pipeline.aggregates import aggregated, distinct, first_of_each, top
 from headrace.pipeline.joins import AsOf, Bounds, as_of, history, joined
-from headrace.pipeline.windows import Windowed, compared, windowed
+from headrace.pipeline.relation import Relation
+from headrace.pipeline.windows import check_window, checked_time, compared, window_schema
 from headrace.plan import columns as cols
 from headrace.plan.expressions.literals import quoted_name
 from headrace.plan.join_steps import WAIT
 from headrace.plan.plan import NULL, AggregateStep, ChangesStep, DedupeStep, KeyByStep, SelectStep, Step, ToTableStep, UnionStep, WhereStep
+from headrace.plan.window_steps import WINDOW_END, WINDOW_START, WindowStep
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.pipeline.patterns import PatternText
-    from headrace.pipeline.pipeline import Pipeline
     from headrace.plan.match_steps import MatchStep
+
+
+
+# Windows in a plan: `rows.window(…)`, the step that `aggregate` makes of it, and what is checked when it is declared.
+
+
+
+@dataclass(frozen=True)
+class Windowed:
+    """What `window` gives: waits for `group_by` and `aggregate`."""
+
+    rows: Rows
+    window: WindowSpec
+    late: LatePolicy
+    emit: str
+    by: tuple[str, ...] = ()
+
+    def group_by(self, *columns: str, **named: str) -> Windowed:
+        """Windows of each group, by columns or by named expressions. Without it there is one group of all rows."""
+        where = f"{self.rows.step.place}.window.group_by"
+        if not columns and not named:
+            raise PlanError(f"The step {where} names no columns.", fix="leave out group_by() for windows over all rows.")
+        rows = self.rows.with_columns(**named) if named else self.rows
+        return Windowed(rows, self.window, self.late, self.emit, cols.key((*columns, *named), rows.schema, where=where))
+
+    def aggregate(self, *, name: str | None = None, errors: str = NULL, **aggregates: AggregateSpec) -> Table:
+        """One row for each group and window, as a table keyed by both."""
+        where = self.rows.step_label("window", name)
+        errors = cols.check_errors(errors, where=where)
+        over = checked_time(self.rows.step, where=where)
+        kept = (*self.by, over.name, *([over.producer] if over.producer else []))
+        aggregation = aggregated(self.rows.step, self.by, aggregates, where=where, keep=kept, in_windows=True, errors=errors)
+        rows = self.rows if aggregation.selection is None else self.rows._select(aggregation.selection, name=None, errors=errors)  # noqa: SLF001
+        schema = window_schema(aggregation.schema, self.by, rows.step.schema.field(over.name).type, where=where)
+        step = WindowStep(
+            name=name or "", inputs=(rows.step,), schema=schema, key=(*self.by, WINDOW_START, WINDOW_END), is_table=True,
+            window=self.window, late=self.late, emit=self.emit, over=over, by=self.by, aggregates=aggregation.aggregates, errors=errors,
+        )  # fmt: skip
+        return Table(self.rows.pipeline, step)
 
 
 Names = str | Sequence[str]
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """What streams and tables have in common. `step` is the last step of the plan so far."""
-
-    pipeline: Pipeline
-    step: Step
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self.step.schema
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        return self.step.key
+class Rows(Relation):
+    """The operations that streams and tables share."""
 
     def select(self, *columns: str, name: str | None = None, errors: str = NULL, **named: str) -> Self:
         """Only these columns: names, `"*"`, expressions with a name (`"amount * rate AS tax"`), or by keyword (`tax="amount * rate"`)."""
-        return self._select(cols.selected(self.step, columns, named, where=self._place("select", name)), name=name, errors=errors)
+        return self._select(cols.selected(self.step, columns, named, where=self.step_label("select", name)), name=name, errors=errors)
 
     def with_columns(self, *columns: str, name: str | None = None, errors: str = NULL, **named: str) -> Self:
         """All columns and these; one that is there already is replaced, where it stands."""
-        where = self._place("with_columns", name)
+        where = self.step_label("with_columns", name)
         return self._select(cols.added(self.step, columns, named, where=where), name=name, errors=errors)
 
     def where(self, condition: str, *, name: str | None = None, errors: str = NULL) -> Self:
         """The rows for which a condition is true. Where it is null, the row is left out."""
-        where = self._place("where", name)
+        where = self.step_label("where", name)
         cols.condition(condition, self.schema, where=where)
         return self._add(WhereStep, name=name, schema=self.schema, key=self.key, condition=condition, errors=cols.check_errors(errors, where=where))
 
@@ -83,7 +111,9 @@ class Rows:
         A window is told when the clock says that it is complete, or at every change (`emit="changes"`). `late` says what becomes of rows that come after
         that: `hr.drop()`, `hr.correct("1 hour")`, `hr.divert("late_rows")`.
         """
-        return windowed(self, window, late=late or drop(), emit=emit)
+        late = late or drop()
+        check_window(self, window, late=late, emit=emit)
+        return Windowed(self, window, late, emit)
 
     def join(
         self, other: Rows | AsOf, *, on: Names | None = None, left_on: Names | None = None, right_on: Names | None = None, how: str = "inner",
@@ -110,7 +140,7 @@ class Rows:
         return dataframe(self, spark, log, options)
 
     def _select(self, selection: cols.Selection, *, name: str | None, errors: str) -> Self:
-        where = self._place("select", name)
+        where = self.step_label("select", name)
         if name is not None and name in self.schema.names:
             raise PlanError(
                 f"The step {where} has the name of a column: name= names the step, and makes no column called 'name'.",
@@ -125,12 +155,8 @@ class Rows:
         step = kind(name=name or "", inputs=(self.step, *(each.step for each in others)), **fields)
         return type(self)(self.pipeline, step)
 
-    def _place(self, operation: str, name: str | None) -> str:
-        """How errors call the step that is being declared."""
-        return cols.check_step_name(name) or f"{self.step.place}.{operation}"
-
     def _union(self, others: Sequence[Rows], *, name: str | None) -> Self:
-        where = self._place("union", name)
+        where = self.step_label("union", name)
         for other in others:
             _check_like(self, other, where=where)
         steps = [self.step, *(each.step for each in others)]
@@ -145,7 +171,7 @@ class Stream(Rows):
 
     def key_by(self, *columns: str, name: str | None = None) -> Stream:
         """The same rows, keyed: a topic they are written to is partitioned by these columns."""
-        where = self._place("key_by", name)
+        where = self.step_label("key_by", name)
         return self._add(KeyByStep, name=name, schema=self.schema, key=cols.key(columns, self.schema, where=where))
 
     def union(self, *others: Stream, name: str | None = None) -> Stream:
@@ -154,7 +180,7 @@ class Stream(Rows):
 
     def dedupe(self, *, on: Names, within: str | timedelta, name: str | None = None) -> Stream:
         """The first row of each `on`; one that comes again later than `within` counts as new."""
-        where = self._place("dedupe", name)
+        where = self.step_label("dedupe", name)
         within_us = to_us(within, what=f"within of the step {where}")
         if within_us == 0:
             raise PlanError(f"The step {where} compares rows within no time at all.", fix="give a duration above zero, such as within='1 hour'.")
@@ -162,7 +188,7 @@ class Stream(Rows):
 
     def to_table(self, key: Names, *, name: str | None = None) -> Table:
         """The newest row of each key, as a table."""
-        where = self._place("to_table", name)
+        where = self.step_label("to_table", name)
         columns = cols.key(key, self.schema, where=where)
         step = ToTableStep(name=name or "", inputs=(self.step,), schema=self.schema, key=columns, is_table=True)
         return Table(self.pipeline, step)
@@ -188,12 +214,12 @@ class Stream(Rows):
         if isinstance(pattern, Table):
             return Stream(self.pipeline, self._ruled(pattern, asked, name, define or subsets, measures=measures, within=within, after_match=after_match, most_rules=most_rules))
         if not isinstance(pattern, str | Mapping):
-            raise PlanError(f"The step {self._place('match', name)} was given a {type(pattern).__name__}.", fix="give it a pattern's text, a dictionary of hr.pattern(…), or a table of rules.")
+            raise PlanError(f"The step {self.step_label('match', name)} was given a {type(pattern).__name__}.", fix="give it a pattern's text, a dictionary of hr.pattern(…), or a table of rules.")
         several = not isinstance(pattern, str)
         about = {"define": define, "measures": measures, "within": within, "subsets": subsets}
         if several and any(each is not None for each in about.values()):
             given = next(each for each, value in about.items() if value is not None)
-            raise PlanError(f"The step {self._place('match', name)} has several patterns, and {given}= for all of them.", fix=f"give {given}= to each hr.pattern(…).")
+            raise PlanError(f"The step {self.step_label('match', name)} has several patterns, and {given}= for all of them.", fix=f"give {given}= to each hr.pattern(…).")
         texts = dict(pattern) if isinstance(pattern, Mapping) else {"": one(pattern, define=define, measures=measures, within=within, after_match=after_match, subsets=subsets)}
         return Stream(self.pipeline, matched(self, texts, asked, name, several=several))
 
@@ -201,7 +227,7 @@ class Stream(Rows):
         from headrace.pipeline.patterns import ruled
 
         if elsewhere:
-            raise PlanError(f"The step {self._place('match', name)} has rules in a table, and define= or subsets= for all of them.", fix="give these as columns of the table.")
+            raise PlanError(f"The step {self.step_label('match', name)} has rules in a table, and define= or subsets= for all of them.", fix="give these as columns of the table.")
         return ruled(self, rules, asked, name, **more)
 
     def search(
@@ -228,7 +254,7 @@ class Table(Rows):
 
     def key_by(self, *columns: str, name: str | None = None) -> Table:
         """The same rows under another primary key, which must contain the present one so that it stays unique."""
-        where = self._place("key_by", name)
+        where = self.step_label("key_by", name)
         key = cols.key(columns, self.schema, where=where)
         missing = [each for each in self.key if each not in key]
         if missing:
@@ -243,7 +269,7 @@ class Table(Rows):
 
         `disjoint=True` promises that no key is in two of them at a time. Then nothing needs to be kept to tell which comes first.
         """
-        where = self._place("union", name)
+        where = self.step_label("union", name)
         for other in others:
             if other.step.is_table and other.key != self.key:
                 raise PlanError(
@@ -275,7 +301,7 @@ class Table(Rows):
 
     def changes(self, *, column: str = "change_type", name: str | None = None) -> Stream:
         """The changes as a stream: the columns and, in `column`, insert, update_preimage, update_postimage or delete."""
-        where = self._place("changes", name)
+        where = self.step_label("changes", name)
         schema = cols.with_column(self.schema, pa.field(column, pa.string(), nullable=False), where=where)
         return Stream(self.pipeline, ChangesStep(name=name or "", inputs=(self.step,), schema=schema, key=self.key, column=column))
 
@@ -304,7 +330,7 @@ class Grouped:
 
     def aggregate(self, *, name: str | None = None, errors: str = NULL, **aggregates: AggregateSpec) -> Table:
         """One row for each group, as a table keyed by the group's columns, with these aggregates."""
-        where = self.rows._place("aggregate", name)  # noqa: SLF001
+        where = self.rows.step_label("aggregate", name)
         errors = cols.check_errors(errors, where=where)
         aggregation = aggregated(self.rows.step, self.by, aggregates, where=where, errors=errors)
         rows = self.rows if aggregation.selection is None else self.rows._select(aggregation.selection, name=None, errors=errors)  # noqa: SLF001

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from headrace.durations import to_us
 from headrace.errors import ConfigurationError, UnknownView
 from headrace.log.values import Duration
-from headrace.plan.rendering import svg, tree
+from headrace.plan.plan import PipelinePlan, tree
+from headrace.plan.rendering import svg
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from headrace.pipeline.pipeline import Pipeline
-    from headrace.plan.plan import PipelinePlan
+    from headrace.runtime.declaration import DeclaredPipeline
     from headrace.views.reader import Snapshot
 
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class View:
     """What `Pipeline.view` returns. Its rows are there once the pipeline has run; each call reads them as of the newest tick."""
 
-    pipeline: Pipeline = field(repr=False)
+    pipeline: DeclaredPipeline = field(repr=False)
     name: str
     state: Path | None = None
     """The pipeline's state directory, if it is not the usual one."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -12,72 +11,18 @@ from headrace.columnar.columns import CHANGE_TYPE
 from headrace.durations import format_us
 from headrace.errors import PlanError
 from headrace.log.topic_config import check_name
-from headrace.operators.aggregates.specs import AggregateSpec
-from headrace.operators.windows.specs import (
-    Correct,
-    Divert,
-    Drop,
-    Hopping,
-    LatePolicy,
-    Session,
-    Sliding,
-    Tumbling,
-    WindowSpec,
-    check_emit,
-    positive_us,
-)
-from headrace.pipeline.aggregates import aggregated
-from headrace.plan import columns as cols
+from headrace.operators.windows.specs import Correct, Divert, Drop, Hopping, Session, Sliding, Tumbling, check_emit, positive_us
+from headrace.pipeline.relation import Relation
 from headrace.plan.columns import check_columns
-from headrace.plan.plan import NULL, Aside, KeyByStep, PipelinePlan, SelectStep, Step, TimeColumn, WhereStep, ordered
-from headrace.plan.time_paths import time_column
+from headrace.plan.plan import Aside, KeyByStep, PipelinePlan, SelectStep, Step, TimeColumn, WhereStep, ordered, time_column
 from headrace.plan.window_steps import WINDOW_END, WINDOW_START, CompareStep, WindowStep
-
-if TYPE_CHECKING:
-    from headrace.pipeline.stream import Rows, Table
 
 RESERVED = "__"
 """Names that begin so are Headrace's own."""
 
 
-@dataclass(frozen=True)
-class Windowed:
-    """What `window` gives: waits for `group_by` and `aggregate`."""
-
-    rows: Rows
-    window: WindowSpec
-    late: LatePolicy
-    emit: str
-    by: tuple[str, ...] = ()
-
-    def group_by(self, *columns: str, **named: str) -> Windowed:
-        """Windows of each group, by columns or by named expressions. Without it there is one group of all rows."""
-        where = f"{self.rows.step.place}.window.group_by"
-        if not columns and not named:
-            raise PlanError(f"The step {where} names no columns.", fix="leave out group_by() for windows over all rows.")
-        rows = self.rows.with_columns(**named) if named else self.rows
-        return Windowed(rows, self.window, self.late, self.emit, cols.key((*columns, *named), rows.schema, where=where))
-
-    def aggregate(self, *, name: str | None = None, errors: str = NULL, **aggregates: AggregateSpec) -> Table:
-        """One row for each group and window, as a table keyed by both."""
-        from headrace.pipeline.stream import Table
-
-        where = self.rows._place("window", name)  # noqa: SLF001
-        errors = cols.check_errors(errors, where=where)
-        over = checked_time(self.rows.step, where=where)
-        kept = (*self.by, over.name, *([over.producer] if over.producer else []))
-        aggregation = aggregated(self.rows.step, self.by, aggregates, where=where, keep=kept, in_windows=True, errors=errors)
-        rows = self.rows if aggregation.selection is None else self.rows._select(aggregation.selection, name=None, errors=errors)  # noqa: SLF001
-        schema = _schema(aggregation.schema, self.by, rows.step.schema.field(over.name).type, where=where)
-        step = WindowStep(
-            name=name or "", inputs=(rows.step,), schema=schema, key=(*self.by, WINDOW_START, WINDOW_END), is_table=True,
-            window=self.window, late=self.late, emit=self.emit, over=over, by=self.by, aggregates=aggregation.aggregates, errors=errors,
-        )  # fmt: skip
-        return Table(self.rows.pipeline, step)
-
-
-def windowed(rows: Rows, window: Any, *, late: Any, emit: str) -> Windowed:
-    """`rows.window(…)`, checked."""
+def check_window(rows: Relation, window: Any, *, late: Any, emit: str) -> None:
+    """Raise PlanError if the arguments of `rows.window(…)` do not fit its rows."""
     where = f"{rows.step.place}.window"
     if not isinstance(window, Tumbling | Hopping | Sliding | Session):
         raise PlanError(
@@ -96,7 +41,7 @@ def windowed(rows: Rows, window: Any, *, late: Any, emit: str) -> Windowed:
             f"The step {where} has windows in the time zone {zone}, and {time.name!r} is TIMESTAMP_NTZ, of which nobody knows in which zone it is.",
             fix="leave the time zone out, or make a TIMESTAMP of it before it comes in.",
         )
-    return Windowed(rows, window, late, check_emit(emit))
+    check_emit(emit)
 
 
 def check_topics_aside(plan: PipelinePlan) -> None:
@@ -136,7 +81,7 @@ def _why(step: Step) -> str:
     return f"{each.place} has {time.name!r}, which is not kept."
 
 
-def _schema(found: pa.Schema, by: tuple[str, ...], time: pa.DataType, *, where: str) -> pa.Schema:
+def window_schema(found: pa.Schema, by: tuple[str, ...], time: pa.DataType, *, where: str) -> pa.Schema:
     """The group, the window, and the aggregates."""
     taken = {WINDOW_START, WINDOW_END} & set(found.names)
     if taken:
@@ -149,9 +94,9 @@ def _schema(found: pa.Schema, by: tuple[str, ...], time: pa.DataType, *, where: 
 
 
 
-def compared(table: Rows, period: str | timedelta, prefix: str, name: str | None) -> CompareStep:
+def compared(table: Relation, period: str | timedelta, prefix: str, name: str | None) -> CompareStep:
     """`table.compare(…)`, checked."""
-    where = table._place("compare", name)  # noqa: SLF001
+    where = table.step_label("compare", name)
     window = _window(table.step, where=where)
     period_us = positive_us(period, f"period of the step {where}")
     if period_us % window.every_us:

@@ -16,14 +16,14 @@ from headrace.durations import format_us
 from headrace.operators.patterns.compiled_pattern import CompiledPattern, PatternSpec, compiled
 from headrace.operators.patterns.parser import DROP, ONE_ROW
 from headrace.operators.windows.specs import Divert, Drop, LatePolicy
-from headrace.plan.plan import Aside, Step, TimeColumn, Times
-from headrace.plan.time_paths import clock_paths
+from headrace.plan.plan import Aside, Step, TimeColumn, Times, clock_paths
 from headrace.types.schema import to_ddl
 
 if TYPE_CHECKING:
     from headrace.operators.patterns.kernel import PatternKernel
     from headrace.operators.patterns.rules import RuledKernel, RuleSettings
     from headrace.operators.patterns.settings import MatchSettings
+
 
 
 

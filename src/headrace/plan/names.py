@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.errors import DuplicateStep
-from headrace.plan.hosting import keeps_state
 from headrace.plan.plan import Output, PipelinePlan, Step, TopicStep, digest, ordered
 
 
@@ -101,7 +100,7 @@ class Meaning:
 
 def meanings(last: Iterable[Step]) -> dict[str, Meaning]:
     """Of the steps that keep state, of these and all upstream of them."""
-    return {step.name: Meaning(step.signature, tables_of(step.inputs), step.lineage) for step in ordered(last) if keeps_state(step)}
+    return {step.name: Meaning(step.signature, tables_of(step.inputs), step.lineage) for step in ordered(last) if step.keeps_state}
 
 
 def tables_of(inputs: Iterable[Step]) -> str:
@@ -109,7 +108,7 @@ def tables_of(inputs: Iterable[Step]) -> str:
     tables = [each for each in inputs if each.is_table]
     digests: dict[int, str] = {}
     for step in ordered(tables):
-        does = step.identity() if keeps_state(step) else {**step.identity(), **step.details()}
+        does = step.identity() if step.keeps_state else {**step.identity(), **step.details()}
         digests[id(step)] = digest([does, [digests[id(each)] for each in step.inputs if each.is_table]])
     return digest([digests[id(each)] for each in tables]) if tables else ""
 
@@ -133,7 +132,7 @@ def _names(steps: Iterable[Step], known: Mapping[str, Meaning]) -> dict[int, str
     names: dict[int, str] = {}
     waiting: list[Step] = []
     for step in steps:
-        if step.name_is_derived and keeps_state(step) and free.get(step.name) != step.lineage:
+        if step.name_is_derived and step.keeps_state and free.get(step.name) != step.lineage:
             waiting.append(step)
         else:
             names[id(step)] = step.name

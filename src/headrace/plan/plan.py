@@ -16,9 +16,11 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from headrace.durations import format_us
-from headrace.errors import CyclicPlan, PlanError, nearest
+from headrace.errors import CyclicPlan, NotSupported, PlanError, nearest
 from headrace.operators.aggregates.specs import AggregateSpec
+from headrace.operators.kernel import Kernel, TimedKernel
 from headrace.operators.load_shedding import Shed
+from headrace.operators.watermark import ClockPath, ClockSpec
 from headrace.plan.event_time import DeviceTime, EventTime, ProcessingTime
 from headrace.plan.expressions import Expression, read
 from headrace.types.schema import to_ddl
@@ -75,6 +77,19 @@ class Step:
     def holds_back_us(self) -> int:
         """How far behind its inputs' time this step's rows can be."""
         return 0
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether this step needs state between batches."""
+        return self.stateful
+
+    def kernel(self) -> Kernel | TimedKernel:
+        """The kernel that computes this step. NotSupported if there is none."""
+        raise NotSupported(f"The step {self.name!r} ({self.operation}) can be declared and drawn, but not run yet.", fix="leave it out.")
+
+    def drawn(self) -> list[str]:
+        """Further lines for the tree of the plan, such as a pattern's automaton."""
+        return []
 
     @property
     def timed_by(self) -> tuple[Step, ...]:
@@ -213,6 +228,22 @@ class TopicStep(Step):
         parts = [f"key {', '.join(self.key)}"] if self.key else []
         return "; ".join([*parts, *([f"event time {self.event_time}"] if self.event_time else [])])
 
+    @property
+    def keeps_state(self) -> bool:
+        """A table's topic keeps state: its records carry only new values, and downstream steps need the old value to retract. So does one whose device clocks are corrected."""
+        return self.is_table or self.device_time is not None
+
+    def kernel(self) -> Kernel | TimedKernel:
+        from headrace.operators.device_time import DeviceColumns, DeviceTimeKernel
+        from headrace.operators.joins.latest import LatestKernel
+
+        if self.is_table:
+            return LatestKernel(self.name, self.schema, self.key)
+        if (times := self.device_time) is not None:
+            columns = DeviceColumns(times.event, times.sent, times.received, times.device, times.column, times.flag)
+            return DeviceTimeKernel(self.name, self.stored_schema, columns, times.tolerance_us)
+        return super().kernel()
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SelectStep(Step):
@@ -300,6 +331,15 @@ class AggregateStep(Step):
     def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
         return None
 
+    def kernel(self) -> Kernel:
+        from headrace.operators.aggregates.kernel import AggregateKernel
+
+        source = self.input
+        row_key = source.key if source.is_table else ()
+        return AggregateKernel(
+            self.name, source.schema, self.by, self.aggregates, over_table=source.is_table, row_key=row_key, divert=self.errors == DIVERT
+        )
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UnionStep(Step):
@@ -335,6 +375,12 @@ class DedupeStep(Step):
     def summary(self) -> str:
         return f"on {', '.join(self.on)} within {format_us(self.within_us)}"
 
+    def kernel(self) -> TimedKernel:
+        from headrace.operators.deduplication import DedupeKernel
+
+        time = time_column(self)
+        return DedupeKernel(self.name, self.schema, self.on, self.within_us, None if time is None else time.name)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ToTableStep(Step):
@@ -345,6 +391,11 @@ class ToTableStep(Step):
 
     def summary(self) -> str:
         return f"key {', '.join(self.key)}"
+
+    def kernel(self) -> Kernel:
+        from headrace.operators.joins.latest import LatestKernel
+
+        return LatestKernel(self.name, self.schema, self.key)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -449,10 +500,57 @@ class PipelinePlan:
             "ingests": [{"ingest": each.name, "topic": each.topic} for each in self.ingests],
         }
 
-    def __str__(self) -> str:
-        from headrace.plan.rendering import tree
+    def check_kernels(self) -> None:
+        """Raise NotSupported before anything starts if a step that keeps state has no kernel."""
+        for step in self.steps():
+            if step.keeps_state:
+                step.kernel()
 
+    def __str__(self) -> str:
         return tree(self)
+
+
+def tree(plan: PipelinePlan) -> str:
+    """Each output, and below it the steps that lead to it. A step that was drawn already is only named."""
+    lines = [f"pipeline {plan.name}"]
+    drawn: set[str] = set()
+    unused = [each.name for each in plan.inputs if not plan.consumers(each)]
+    for position, output in enumerate(plan.outputs):
+        last = position == len(plan.outputs) - 1 and not unused
+        lines.append(f"{_branch(last)}{output.kind} {output.name}")
+        lines += _below(output.input, _indent(last), drawn)
+    if unused:
+        lines.append(f"{_branch(last=True)}not used: {', '.join(unused)}")
+    return "\n".join(lines)
+
+
+def _below(first: Step, indent: str, drawn: set[str]) -> list[str]:
+    """Depth first, with a list of what is left to draw instead of recursion."""
+    lines: list[str] = []
+    left: list[tuple[Step, str, bool]] = [(first, indent, True)]
+    while left:
+        step, indent, last = left.pop()
+        known = step.name in drawn and bool(step.inputs)
+        lines.append(f"{indent}{_branch(last)}{step.name}  {'(as above)' if known else step_text(step)}{'' if known or not step.stateful else '  [keeps state]'}".rstrip())
+        if not known:
+            lines += [f"{indent}{_indent(last)}    {line}" for line in step.drawn()]
+            drawn.add(step.name)
+            left += [(each, indent + _indent(last), position == len(step.inputs) - 1) for position, each in enumerate(step.inputs)][::-1]
+    return lines
+
+
+def step_text(step: Step) -> str:
+    """A step in one line: what it is, and what it does."""
+    kind = ("table" if step.is_table else "topic") if isinstance(step, TopicStep) else step.operation
+    return f"{kind} {step.summary()}".rstrip()
+
+
+def _branch(last: bool) -> str:
+    return "└─ " if last else "├─ "
+
+
+def _indent(last: bool) -> str:
+    return "   " if last else "│  "
 
 
 def ordered(last: Iterable[Step]) -> list[Step]:
@@ -490,3 +588,44 @@ def _flat(steps: Iterable[Step]) -> list[dict[str, Any]]:
 def digest(value: Any) -> str:
     """Of plain values."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+# Time in a plan: how each input's clock goes, which way leads from there to a step's clocks, and which column of a step is its event time.
+
+
+
+def clock_spec(step: TopicStep) -> ClockSpec:
+    """A table's clock follows the ticks unless its event time names a delay or a producer; so does that of a topic without event time."""
+    times = step.event_time
+    if not isinstance(times, EventTime) or (step.is_table and not times.delay_given and times.producer is None):
+        return ClockSpec(step.name)
+    return ClockSpec(step.name, times.column, times.producer, times.delay_us, times.idle_us, times.most_ahead_us)
+
+
+def read_clock(step: TopicStep) -> ClockSpec:
+    """What tasks that read a topic tell of its clock: nothing, if times are known only behind them."""
+    return clock_spec(step) if step.device_time is None else ClockSpec(step.name)
+
+
+def clock_paths(step: Step) -> tuple[ClockPath, ...]:
+    """From the inputs' clocks to this step's: what all steps on the way hold back and allow for adds up; of several ways to one input the longest counts."""
+    found: dict[int, dict[str, ClockPath]] = {}
+    for each in ordered([step]):
+        if isinstance(each, TopicStep):
+            found[id(each)] = {each.name: ClockPath(each.name)}
+            continue
+        paths: dict[str, ClockPath] = {}
+        for path in (path for given in each.timed_by for path in found[id(given)].values()):
+            known = paths.get(path.name, ClockPath(path.name))
+            complete, closed = path.complete_back_us + each.holds_back_us, path.closed_back_us + each.holds_back_us + each.allows_late_us
+            paths[path.name] = ClockPath(path.name, max(known.complete_back_us, complete), max(known.closed_back_us, closed))
+        found[id(each)] = paths
+    return tuple(found[id(step)].values())
+
+
+def time_column(step: Step) -> TimeColumn | None:
+    """The event time of a step's rows, if it has one."""
+    found: dict[int, TimeColumn | None] = {}
+    for each in ordered([step]):
+        found[id(each)] = each.time([found[id(given)] for given in each.inputs])
+    return found[id(step)]

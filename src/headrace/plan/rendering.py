@@ -4,72 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from headrace.plan.join_steps import SettleStep, TopStep
-from headrace.plan.match_steps import MatchStep
-from headrace.plan.plan import KeyByStep, Output, PipelinePlan, SelectStep, Step, TopicOutput, TopicStep, WhereStep
+from headrace.plan.plan import KeyByStep, Output, PipelinePlan, SelectStep, Step, TopicOutput, TopicStep, WhereStep, step_text
 from headrace.plan.window_steps import WindowStep
-
-if TYPE_CHECKING:
-    from headrace.pipeline.pipeline import Pipeline
-
 
 STREAM, TABLE, STEP, STATE, OUTPUT = "stream", "table", "step", "state", "output"
 _SHAPES = {STREAM: ('[("', '")]'), TABLE: ('[("', '")]'), STEP: ('["', '"]'), STATE: ('[["', '"]]'), OUTPUT: ('(["', '"])')}
 _MOST_SUMMARY = 80
-
-
-def tree(plan: PipelinePlan) -> str:
-    """Each output, and below it the steps that lead to it. A step that was drawn already is only named."""
-    lines = [f"pipeline {plan.name}"]
-    drawn: set[str] = set()
-    unused = [each.name for each in plan.inputs if not plan.consumers(each)]
-    for position, output in enumerate(plan.outputs):
-        last = position == len(plan.outputs) - 1 and not unused
-        lines.append(f"{_branch(last)}{output.kind} {output.name}")
-        lines += _below(output.input, _indent(last), drawn)
-    if unused:
-        lines.append(f"{_branch(last=True)}not used: {', '.join(unused)}")
-    return "\n".join(lines)
-
-
-def _below(first: Step, indent: str, drawn: set[str]) -> list[str]:
-    """Depth first, with a list of what is left to draw instead of recursion."""
-    lines: list[str] = []
-    left: list[tuple[Step, str, bool]] = [(first, indent, True)]
-    while left:
-        step, indent, last = left.pop()
-        known = step.name in drawn and bool(step.inputs)
-        lines.append(f"{indent}{_branch(last)}{step.name}  {'(as above)' if known else _said(step)}{'' if known or not step.stateful else '  [keeps state]'}".rstrip())
-        if not known:
-            lines += [f"{indent}{_indent(last)}    {line}" for line in _more(step)]
-            drawn.add(step.name)
-            left += [(each, indent + _indent(last), position == len(step.inputs) - 1) for position, each in enumerate(step.inputs)][::-1]
-    return lines
-
-
-def _more(step: Step) -> list[str]:
-    """What else there is to draw of a step: the automaton of its pattern."""
-    return step.drawn() if isinstance(step, MatchStep) else []
-
-
-def _said(step: Step) -> str:
-    kind = ("table" if step.is_table else "topic") if isinstance(step, TopicStep) else step.operation
-    return f"{kind} {step.summary()}".rstrip()
-
-
-def _branch(last: bool) -> str:
-    return "└─ " if last else "├─ "
-
-
-def _indent(last: bool) -> str:
-    return "   " if last else "│  "
 
 
 @dataclass(frozen=True)
@@ -93,7 +41,7 @@ class Graph:
 def graph(plan: PipelinePlan) -> Graph:
     steps = plan.steps()
     ids = {step.name: f"s{position}" for position, step in enumerate(steps)}
-    nodes = [Node(ids[step.name], _kind(step), step.name, shortened(_said(step))) for step in steps]
+    nodes = [Node(ids[step.name], _kind(step), step.name, shortened(step_text(step))) for step in steps]
     edges = [(ids[given.name], ids[step.name]) for step in steps for given in step.inputs]
     for position, output in enumerate(plan.outputs):
         nodes.append(Node(f"o{position}", OUTPUT, output.name, _output_said(output)))
@@ -296,22 +244,32 @@ FILE = "plan.json"
 VERSION = 1
 
 
-def write_plan(directory: Path, plan: PipelinePlan, pipeline: Pipeline, log: str) -> None:
+class PlannedSink(Protocol):
+    """What a drawing shows of a sink."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def table(self) -> str | None: ...
+
+
+def write_plan(directory: Path, plan: PipelinePlan, sinks: Mapping[str, PlannedSink], log: str) -> None:
     """`log`: its address, without which topics cannot be shown."""
-    told = {"version": VERSION, "pipeline": plan.name, "log": log, "nodes": nodes(plan, pipeline)}
+    told = {"version": VERSION, "pipeline": plan.name, "log": log, "nodes": nodes(plan, sinks)}
     directory.mkdir(parents=True, exist_ok=True)
     fresh = directory / f".{FILE}-{os.urandom(4).hex()}"  # another run may be writing its own
     fresh.write_text(json.dumps(told, default=str))
     fresh.replace(directory / FILE)
 
 
-def nodes(plan: PipelinePlan, pipeline: Pipeline) -> list[dict[str, Any]]:
+def nodes(plan: PipelinePlan, sinks: Mapping[str, PlannedSink]) -> list[dict[str, Any]]:
     """What there is to draw, each behind what it reads: captures, topics, steps, outputs, sinks."""
     captures = [_node(f"capture {name}", "capture", name, []) for name in dict.fromkeys(step.captured_by for step in plan.inputs if step.captured_by)]
     steps = [_step(step) for step in plan.steps()]
     outputs = [_output(output) for output in plan.outputs]
-    sinks = [_node(f"sink {topic}", "sink", sink.kind, [_source(plan, topic)], about=sink.table or topic) for topic, sink in pipeline.sinks.items()]
-    return [*captures, *steps, *outputs, *sinks]
+    followers = [_node(f"sink {topic}", "sink", sink.kind, [_source(plan, topic)], about=sink.table or topic) for topic, sink in sinks.items()]
+    return [*captures, *steps, *outputs, *followers]
 
 
 def _node(identity: str, kind: str, label: str, inputs: list[str], **more: Any) -> dict[str, Any]:

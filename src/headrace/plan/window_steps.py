@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.durations import format_us
 from headrace.operators.aggregates.specs import AggregateSpec
+from headrace.operators.kernel import TimedKernel
 from headrace.operators.windows.specs import Divert, Drop, Hopping, LatePolicy, Sliding, Tumbling, WindowSpec, identity
-from headrace.plan.plan import NULL, Aside, Step, TimeColumn, Times
+from headrace.plan.plan import DIVERT, NULL, Aside, Step, TimeColumn, Times
 
 if TYPE_CHECKING:
     from headrace.operators.windows.comparison import CompareKernel
@@ -69,6 +70,17 @@ class WindowStep(Step):
         by = f" by {', '.join(self.by)}" if self.by else ""
         late = "" if isinstance(self.late, Drop) else f", late {self.late}"
         return f"{self.window}{by}{late}: " + ", ".join(f"{name} = {spec}" for name, spec in self.aggregates)
+
+    def kernel(self) -> TimedKernel:
+        from headrace.operators.windows.factory import window_kernel
+        from headrace.operators.windows.kernel import WindowStep as WindowSettings
+
+        source = self.input
+        settings = WindowSettings(
+            self.name, source.schema, self.over.name, self.window, self.by, self.aggregates, late=self.late, emit=self.emit, over_table=source.is_table,
+            row_key=source.key if source.is_table else (), producer=self.over.producer, time_shift_us=self.over.shift_us, divert_errors=self.errors == DIVERT,
+        )  # fmt: skip
+        return window_kernel(settings)
 
 
 # `table.compare("7 days")` in a plan: each window beside the same window a period earlier, and what is checked when it is declared.

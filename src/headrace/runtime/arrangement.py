@@ -17,7 +17,6 @@ from headrace.engine.state.files import GROUPS
 from headrace.engine.ticks import TickJournal
 from headrace.errors import ConfigurationError, NewerFormat, PlanChanged
 from headrace.log.api import Log
-from headrace.plan.hosting import keeps_state
 from headrace.plan.names import Meaning, meanings, tables_of, with_known_names
 from headrace.plan.plan import PipelinePlan, Step, TopicOutput, ViewOutput, ordered
 from headrace.runtime.query import Query, sub_plan
@@ -166,7 +165,7 @@ def _checked(plan: PipelinePlan, known: Arranged) -> Arranged:
 
 def _other_tables(who: str, inputs: Iterable[Step]) -> str:
     """A table that is computed otherwise would take back rows that it never told of, and keep some that nobody takes back."""
-    way = [step for step in ordered(inputs) if step.is_table and not keeps_state(step)]
+    way = [step for step in ordered(inputs) if step.is_table and not step.keeps_state]
     now = "; ".join(f"{step.name}: {step.summary()}" for step in way)
     return f"{who} is given a table that comes about otherwise than before: the rows that it has would never be taken back ({now or 'directly'} now)."
 

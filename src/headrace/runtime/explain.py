@@ -27,10 +27,8 @@ from headrace.operators.patterns.settings import MatchSettings
 from headrace.operators.windows.specs import Sliding, WindowSpec
 from headrace.operators.windows.state import TOLD, WAITING, bounds_of
 from headrace.plan.event_time import EventTime
-from headrace.plan.hosting import keeps_state
 from headrace.plan.match_steps import MatchStep, RuledMatchStep
-from headrace.plan.plan import PipelinePlan, Step, TopicStep
-from headrace.plan.time_paths import clock_paths, clock_spec
+from headrace.plan.plan import PipelinePlan, Step, TopicStep, clock_paths, clock_spec
 from headrace.plan.window_steps import WindowStep
 from headrace.runtime.state_inspector import last_entry
 
@@ -86,7 +84,7 @@ class Explanation:
 def explain(plan: PipelinePlan, log: Log, state: Path, step_name: str, window: datetime | str | None = None) -> Explanation:
     """About a step that goes by time; with `window`, about the window that holds that time."""
     step = plan.step(step_name)
-    if not keeps_state(step) or not step.inputs:
+    if not step.keeps_state or not step.inputs:
         timed = ", ".join(each.name for each in plan.steps() if isinstance(each, WindowStep)) or "no windows"
         raise PlanError(f"The step {step_name!r} ({step.operation}) waits for nothing.", fix=f"name a step that goes by time; the plan has {timed}.")
     entry = last_entry(log, plan.name)

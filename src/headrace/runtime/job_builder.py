@@ -27,7 +27,6 @@ from headrace.operators.load_shedding import Shedding
 from headrace.operators.windows.specs import Divert
 from headrace.plan.expressions import Expression
 from headrace.plan.expressions.arrow_evaluator import in_arrow
-from headrace.plan.hosting import keeps_state, kernel_of
 from headrace.plan.join_steps import DistinctStep, JoinStep, SettleStep, TopStep
 from headrace.plan.match_steps import MatchStep, RuledMatchStep
 from headrace.plan.plan import (
@@ -43,14 +42,17 @@ from headrace.plan.plan import (
     UnionStep,
     ViewOutput,
     WhereStep,
+    clock_paths,
+    clock_spec,
+    read_clock,
 )
 from headrace.plan.search_steps import GatherStep, SearchStep
-from headrace.plan.time_paths import clock_paths, clock_spec, read_clock
 from headrace.plan.window_steps import CompareStep, WindowStep
 from headrace.types.schema import to_spark_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation, SparkSession
+
 
 
 
@@ -144,7 +146,7 @@ class JobBuilder:
         """Where a stage feeds nothing but views and at most one topic, it serves them itself."""
         views = [each for each in outputs if isinstance(each, ViewOutput)]
         topics = [each for each in outputs if isinstance(each, TopicOutput)]
-        if keeps_state(step) and len(topics) <= 1 and len(self.plan.consumers(step)) == len(outputs):
+        if step.keeps_state and len(topics) <= 1 and len(self.plan.consumers(step)) == len(outputs):
             target = self._target(topics[0]) if topics else None
             packed = self._stage(step, tuple(view.name for view in views), target)
             return [self._written(packed, target) if target else packed]
@@ -177,7 +179,7 @@ class JobBuilder:
         """A step's rows as Spark has them: the user's columns, a table's `_change_type`, and the pipeline's order."""
         if step.name not in self._rows:
             made = self._make_rows(step)
-            if len(self.plan.consumers(step)) > 1 and (keeps_state(step) or self._local(step) is None):
+            if len(self.plan.consumers(step)) > 1 and (step.keeps_state or self._local(step) is None):
                 made = made.persist()
                 self._kept.append(made)
             self._rows[step.name] = made
@@ -281,7 +283,7 @@ class JobBuilder:
         chain = [step]
         while len(chain[0].inputs) == 1 and not chain[0].versioned_inputs:
             before, alone = self._behind_key_by(chain[0].input)
-            if not (alone and keeps_state(before) and stage_key(before) == stage_key(step) == before.key) or _tells_times(before):
+            if not (alone and before.keeps_state and stage_key(before) == stage_key(step) == before.key) or _tells_times(before):
                 break
             chain.insert(0, before)
         return chain
@@ -311,7 +313,7 @@ class JobBuilder:
                 return self._greeting()
             read = ReadAndPack(reading, port, of.name, key, self.context.shards, self._combining(hosted), nulls, prepare)
             return self._read_tasks(reading).mapInArrow(read, PACKED).unionAll(self._greeting())
-        if keeps_state(step) and alone:
+        if step.keeps_state and alone:
             return self._stage(step, (), StageTarget(of.name, key, port, nulls, prepare))
         packed = PackRows(port, of.name, key, self.context.shards, self.context.job_directory, nulls, prepare)
         return self.rows(step).mapInArrow(packed, PACKED).unionAll(self._greeting())
@@ -333,7 +335,7 @@ def _columns(step: Step) -> list[str]:
 def _hosted(step: Step) -> HostedStep:
     inputs = tuple(HostedInput(shard_schema(given), clock_paths(given)) for given in step.inputs or (step,))
     clock = clock_spec(step) if _tells_times(step) else None
-    return HostedStep(step.name, kernel_of(step), inputs, late_topic_of(step), clock, step.timed_out if isinstance(step, MatchStep) else None)
+    return HostedStep(step.name, step.kernel(), inputs, late_topic_of(step), clock, step.timed_out if isinstance(step, MatchStep) else None)
 
 
 def _tells_times(step: Step) -> TypeGuard[TopicStep]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace import errors
 from headrace.engine.commit import Made, commit_batch
@@ -23,14 +23,82 @@ from headrace.engine.ticks import Tick, TickJournal, rows_between, to_control
 from headrace.engine.watermarks import BatchClocks, ClockState, ClockWork, InputClock, batch_clocks, read_clocks, write_clocks
 from headrace.errors import ConfigurationError
 from headrace.log.api import Log
-from headrace.plan.plan import PipelinePlan, Step, TopicOutput, ViewOutput, ordered
-from headrace.plan.time_paths import clock_paths, clock_spec
+from headrace.plan.plan import PipelinePlan, Step, TopicOutput, ViewOutput, clock_paths, clock_spec, ordered
 from headrace.runtime.job_builder import JobBuilder
-from headrace.runtime.runner import DEFAULT_TARGET_S, BatchSize
 from headrace.views.store import ViewStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from headrace.engine.ticks import Ends
+
+
+
+# The runner: cuts ticks, runs batches, commits them, until it is told to stop.
+#
+# It alone writes a pipeline's ticks and ledger. It holds nothing that is not in the log or the state directory: killed at any moment, the next one goes on at the ledger's tick.
+
+
+
+
+# How many rows the next batch takes in, so that a batch takes about as long as it should: a batch that took too long makes the next one smaller, one that was quick makes it larger.
+#
+# What is computed does not depend on it: an answer is defined tick by tick, whatever the batches. A batch has at least one tick, which has at most a million rows.
+
+
+MOST_ROWS, LEAST_ROWS = 4_000_000, 1_000
+_TOO_LONG, _QUICK = 1.25, 0.5
+
+
+
+# What a runner tells of itself: a small file in its state directory, written after each batch and every few seconds. `headrace status` shows it.
+
+
+
+def told_query(query: Query, ends: Ends) -> dict[str, Any]:
+    entry = query.entry
+    at = query.workshop.journal.at(entry.tick)
+    return {
+        "tick": entry.tick,
+        "outputs": [each.name for each in query.plan.outputs],
+        "rows_behind": rows_between(at.ends, ends) if at is not None else 0,
+        "batch_rows": query.batch_rows,
+        "batch_seconds": query.batch_seconds,
+        "rows_per_second": query.rows_per_second,
+        "due_us": dict(entry.due_us),
+        "batch_counts": dict(query.last_result.counts) if query.last_result else {},
+    }
+
+
+def told_clocks(query: Query) -> dict[str, dict[str, Any]]:
+    """The clocks of a query's inputs, as people want to know them."""
+    found = {}
+    specs = {spec.name: spec for spec in map(clock_spec, query.plan.inputs)}
+    for name, clock in query.clock_state.inputs.items():
+        holding = [{"producer": specs[name].label(who), "newest_us": newest_us, "heard_us": heard_us} for who, newest_us, heard_us in clock.holding()]
+        complete_us = clock.complete_us if clock.begun else None
+        found[name] = {"complete_us": complete_us, "producers": len(clock.producers), "held_back_by": holding}
+    return found
+
+
+# The runner: cuts ticks, runs batches, commits them, until it is told to stop.
+#
+# It alone writes a pipeline's ticks and ledger. It holds nothing that is not in the log or the state directory: killed at any moment, the next one goes on at the ledger's tick.
+
+DEFAULT_TARGET_S = 30.0
+
+
+class BatchSize:
+    """It begins at the most there may be: what every batch costs, however small, would make a first small one look slow."""
+
+    def __init__(self, target_s: float = DEFAULT_TARGET_S) -> None:
+        self.target_s, self.rows = target_s, MOST_ROWS
+
+    def took(self, rows: int, seconds: float) -> None:
+        if seconds > _TOO_LONG * self.target_s:
+            self.rows = max(LEAST_ROWS, min(self.rows, int(rows * self.target_s / seconds)))
+        elif seconds < _QUICK * self.target_s:
+            self.rows = min(MOST_ROWS, 2 * self.rows)
 
 
 MOST_TICKS_A_BATCH = 2_000

@@ -17,7 +17,6 @@ from headrace.errors import ConfigurationError
 from headrace.log import open_log
 from headrace.log.api import Log
 from headrace.log.values import Duration
-from headrace.plan.hosting import check_hosted
 from headrace.plan.plan import PipelinePlan
 from headrace.plan.rendering import write_plan
 from headrace.runtime.arrangement import check_fits, known_names
@@ -31,7 +30,7 @@ from headrace.runtime.versions import begin, version_state
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.pipeline.pipeline import Pipeline
+    from headrace.runtime.declaration import DeclaredPipeline
     from headrace.serve.server import Server
 
 
@@ -40,7 +39,7 @@ PATIENCE_S = 20.0
 
 
 def run(
-    pipeline: Pipeline,
+    pipeline: DeclaredPipeline,
     *,
     log: str | None = None,
     state: str | Path | None = None,
@@ -75,7 +74,7 @@ def run(
         home = state_of(pipeline, state).absolute()
         plan = _checked(opened, pipeline.plan(), home)
         check_start(**spark_options)
-        write_plan(home, plan, pipeline, opened.address)
+        write_plan(home, plan, pipeline.sinks, opened.address)
         target_s = to_us(batch_target, what="batch_target") / 1e6
         with _serving(home, opened, port, on_serving) if serve else nullcontext():  # before Spark, which takes seconds to start
             runner = Runner(plan, opened, _session(spark_options), home, shards=shards, local=_path(local), batch_target_s=target_s)
@@ -88,7 +87,7 @@ def run(
 
 
 def replay(
-    pipeline: Pipeline,
+    pipeline: DeclaredPipeline,
     version: str,
     *,
     since: int | str | None = None,
@@ -125,7 +124,7 @@ def _serving(state: Path, log: Log, port: int | None, on_serving: Callable[[Serv
 def _checked(log: Log, plan: PipelinePlan, state: Path) -> PipelinePlan:
     """What can be refused without Spark is refused before it is started."""
     plan = known_names(plan, log)
-    check_hosted(plan)
+    plan.check_kernels()
     make_topics(log, plan)
     StateDirectory(log, plan.name, state)
     Sources(log, plan.name, [step.topic for step in plan.inputs])
@@ -176,7 +175,7 @@ def _session(options: dict[str, Any]) -> SparkSession:
     return session
 
 
-def state_of(pipeline: Pipeline, given: str | Path | None) -> Path:
+def state_of(pipeline: DeclaredPipeline, given: str | Path | None) -> Path:
     """Where a pipeline keeps its state: beside the file that declares it, unless it is told."""
     return Path(given) if given else pipeline.directory / f"{pipeline.name}.state"
 
@@ -185,7 +184,7 @@ def _path(given: str | Path | None) -> Path | None:
     return None if given is None else Path(given)
 
 
-def address_of(pipeline: Pipeline, given: str | None) -> str:
+def address_of(pipeline: DeclaredPipeline, given: str | None) -> str:
     address = given or pipeline.log
     if address is None:
         raise ConfigurationError(f"The pipeline {pipeline.name!r} has no log.", fix="pass log=… (--log …), or Pipeline(name, log=…).")

@@ -6,6 +6,8 @@ It alone writes a pipeline's ticks and ledger. It holds nothing that is not in t
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +25,6 @@ from headrace.engine.watermarks import ClockState, sweep_clocks, write_clocks
 from headrace.errors import HeadraceError
 from headrace.log.api import Log
 from headrace.operators.load_shedding import Shed
-from headrace.plan.hosting import check_hosted
 from headrace.plan.plan import PipelinePlan, ViewOutput
 from headrace.runtime.arrangement import (
     Arrangement,
@@ -37,9 +38,9 @@ from headrace.runtime.arrangement import (
     view_key,
 )
 from headrace.runtime.inputs import Sources, make_topics
-from headrace.runtime.query import MOST_TICKS_A_BATCH, Query, Workshop, is_lasting, reason, sub_plan
+from headrace.runtime.query import DEFAULT_TARGET_S, MOST_TICKS_A_BATCH, Query, Workshop, is_lasting, reason, sub_plan, told_clocks, told_query
 from headrace.runtime.state_directory import StateDirectory
-from headrace.runtime.status import Status, status_of, write_status
+from headrace.runtime.status import Status, process_start_ticks, write_status
 from headrace.views.file import VIEWS_FILE
 from headrace.views.store import ViewStore
 
@@ -48,27 +49,42 @@ if TYPE_CHECKING:
 
 
 
-# How many rows the next batch takes in, so that a batch takes about as long as it should: a batch that took too long makes the next one smaller, one that was quick makes it larger.
-#
-# What is computed does not depend on it: an answer is defined tick by tick, whatever the batches. A batch has at least one tick, which has at most a million rows.
+
+# What a runner tells of itself: a small file in its state directory, written after each batch and every few seconds. `headrace status` shows it.
 
 
-MOST_ROWS, LEAST_ROWS = 4_000_000, 1_000
-DEFAULT_TARGET_S = 30.0
-_TOO_LONG, _QUICK = 1.25, 0.5
 
-
-class BatchSize:
-    """It begins at the most there may be: what every batch costs, however small, would make a first small one look slow."""
-
-    def __init__(self, target_s: float = DEFAULT_TARGET_S) -> None:
-        self.target_s, self.rows = target_s, MOST_ROWS
-
-    def took(self, rows: int, seconds: float) -> None:
-        if seconds > _TOO_LONG * self.target_s:
-            self.rows = max(LEAST_ROWS, min(self.rows, int(rows * self.target_s / seconds)))
-        elif seconds < _QUICK * self.target_s:
-            self.rows = min(MOST_ROWS, 2 * self.rows)
+def status_of(runner: Runner) -> Status:
+    leading = runner.leading
+    newest, now = runner.journal.last, runner.journal.at(runner.tick)
+    assert newest is not None
+    assert now is not None
+    ends = runner.log.snapshot(runner.topics)
+    return Status(
+        pipeline=runner.plan.name,
+        process=os.getpid(),
+        epoch=runner.ledger.epoch,
+        shards=runner.shards,
+        started=runner.started,
+        updated=time.time(),
+        tick=now.number,
+        newest_tick=newest.number,
+        batch_seconds=leading.batch_seconds,
+        batch_rows=leading.batch_rows,
+        rows_per_second=leading.rows_per_second,
+        rows_behind=rows_between(now.ends, ends),
+        state_bytes=runner.state_bytes(),
+        batches=runner.batches,
+        failures=runner.failures,
+        last_error=runner.last_error,
+        counts=dict(leading.entry.counts),
+        ingests=runner.ingests(),
+        queries={query.name: told_query(query, ends) for query in runner.queries},
+        clocks=told_clocks(leading),
+        host=socket.gethostname(),
+        process_began=process_start_ticks(os.getpid()),
+        local=str(runner.local),
+    )
 
 
 # `shed=hr.shed(…)` of a topic, as users write it, checked.
@@ -98,7 +114,7 @@ class Runner:
         batch_target_s: float = DEFAULT_TARGET_S,
     ) -> None:
         plan = known_names(plan, log)
-        check_hosted(plan)
+        plan.check_kernels()
         self.plan, self.log, self.spark, self.state = plan, log, spark, state.absolute()
         home = StateDirectory(log, plan.name, self.state)
         self.local = home.local(spark, local)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headrace.alerts.delivery import Sending
     from headrace.cdc.declaration import Capture
     from headrace.gateways.declaration import Gateway
-    from headrace.pipeline.pipeline import Pipeline
+    from headrace.runtime.declaration import DeclaredPipeline
     from headrace.sinks.declaration import Sink
 
 
@@ -67,7 +67,7 @@ OnAlert = Callable[["AlertMessage"], None]
 
 
 @contextmanager
-def alerting(pipeline: Pipeline, log: Log, stop: Event, *, until_caught_up: bool, on_alert: OnAlert | None) -> Iterator[None]:
+def alerting(pipeline: DeclaredPipeline, log: Log, stop: Event, *, until_caught_up: bool, on_alert: OnAlert | None) -> Iterator[None]:
     """Around a run. One that is to end by itself tells what it found when it has found it."""
     if not pipeline.alerts:
         yield
@@ -127,7 +127,7 @@ PATIENCE_S = 60.0
 
 
 @contextmanager
-def capturing(pipeline: Pipeline, log: Log, stop: Event, *, until_caught_up: bool) -> Iterator[None]:
+def capturing(pipeline: DeclaredPipeline, log: Log, stop: Event, *, until_caught_up: bool) -> Iterator[None]:
     captures = list(pipeline.captures.values())
     if until_caught_up:
         for each in captures:
@@ -144,7 +144,7 @@ def _follow_capture(capture: Capture, log: str, done: Event) -> None:
     capture.run(log=log, stop=done)
 
 
-def _await_topics(pipeline: Pipeline, log: Log, stop: Event, failures: list[BaseException]) -> None:
+def _await_topics(pipeline: DeclaredPipeline, log: Log, stop: Event, failures: list[BaseException]) -> None:
     """A captured table's topic is made by its capture, as soon as that has looked at the table."""
     wanted = {step.topic for step in pipeline.plan().inputs if step.captured_by is not None}
     deadline_s = time.monotonic() + PATIENCE_S
@@ -165,7 +165,7 @@ OnReady = Callable[["Gateway", str], None]
 
 
 @contextmanager
-def receiving(pipeline: Pipeline, log: str, stop: Event, *, until_caught_up: bool, on_ready: OnReady | None) -> Iterator[None]:
+def receiving(pipeline: DeclaredPipeline, log: str, stop: Event, *, until_caught_up: bool, on_ready: OnReady | None) -> Iterator[None]:
     """Around a run, once its topics are there."""
     if until_caught_up or not pipeline.gateways:
         yield
@@ -267,7 +267,7 @@ class Ingests:
     """All of a run. `attend` is called between batches."""
 
     def __init__(
-        self, pipeline: Pipeline, spark: SparkSession, log: str, state: Path, *, until_caught_up: bool, on_change: Callable[[], None]
+        self, pipeline: DeclaredPipeline, spark: SparkSession, log: str, state: Path, *, until_caught_up: bool, on_change: Callable[[], None]
     ) -> None:
         self.spark, self.log, self.until_caught_up, self.on_change = spark, log, until_caught_up, on_change
         self.queries = [

@@ -15,7 +15,6 @@ from headrace.engine.state.files import GROUPS, StateFile, StateFiles, StateIds
 from headrace.errors import ConfigurationError, CorruptionError, InputError, nearest
 from headrace.log.api import Log
 from headrace.operators.kernel import Describing
-from headrace.plan.hosting import keeps_state, kernel_of
 from headrace.plan.plan import PipelinePlan
 from headrace.runtime.arrangement import Arrangement, note_name
 
@@ -111,7 +110,7 @@ class Shown:
                 f"The pipeline {pipeline!r} keeps no state for a step {step!r}: {nearest(step, known)}", fix="`headrace state list` names them."
             )
         self.state = known[step]
-        kernel: object = kernel_of(plan.step(step)) if plan is not None and keeps_state(plan.step(step)) else None
+        kernel: object = plan.step(step).kernel() if plan is not None and plan.step(step).keeps_state else None
         self.kernel: Describing | None = kernel if isinstance(kernel, Describing) else None
 
     @property

@@ -8,17 +8,9 @@ import socket
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from headrace.engine.ticks import rows_between
 from headrace.errors import ConfigurationError
-from headrace.plan.time_paths import clock_spec
-
-if TYPE_CHECKING:
-    from headrace.engine.ticks import Ends
-    from headrace.runtime.query import Query
-    from headrace.runtime.runner import Runner
-
 
 FILE = "status.json"
 VERSION = 1
@@ -70,74 +62,15 @@ class Status:
             return False
         except PermissionError:
             return True
-        return _began(self.process) == self.process_began
+        return process_start_ticks(self.process) == self.process_began
 
 
-def _began(process: int) -> str | None:
+def process_start_ticks(process: int) -> str | None:
     """Ticks of the system's clock from its start to the process's; None where the system does not tell."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return None
-
-
-def status_of(runner: Runner) -> Status:
-    leading = runner.leading
-    newest, now = runner.journal.last, runner.journal.at(runner.tick)
-    assert newest is not None
-    assert now is not None
-    ends = runner.log.snapshot(runner.topics)
-    return Status(
-        pipeline=runner.plan.name,
-        process=os.getpid(),
-        epoch=runner.ledger.epoch,
-        shards=runner.shards,
-        started=runner.started,
-        updated=time.time(),
-        tick=now.number,
-        newest_tick=newest.number,
-        batch_seconds=leading.batch_seconds,
-        batch_rows=leading.batch_rows,
-        rows_per_second=leading.rows_per_second,
-        rows_behind=rows_between(now.ends, ends),
-        state_bytes=runner.state_bytes(),
-        batches=runner.batches,
-        failures=runner.failures,
-        last_error=runner.last_error,
-        counts=dict(leading.entry.counts),
-        ingests=runner.ingests(),
-        queries={query.name: told_query(query, ends) for query in runner.queries},
-        clocks=told_clocks(leading),
-        host=socket.gethostname(),
-        process_began=_began(os.getpid()),
-        local=str(runner.local),
-    )
-
-
-def told_query(query: Query, ends: Ends) -> dict[str, Any]:
-    entry = query.entry
-    at = query.workshop.journal.at(entry.tick)
-    return {
-        "tick": entry.tick,
-        "outputs": [each.name for each in query.plan.outputs],
-        "rows_behind": rows_between(at.ends, ends) if at is not None else 0,
-        "batch_rows": query.batch_rows,
-        "batch_seconds": query.batch_seconds,
-        "rows_per_second": query.rows_per_second,
-        "due_us": dict(entry.due_us),
-        "batch_counts": dict(query.last_result.counts) if query.last_result else {},
-    }
-
-
-def told_clocks(query: Query) -> dict[str, dict[str, Any]]:
-    """The clocks of a query's inputs, as people want to know them."""
-    found = {}
-    specs = {spec.name: spec for spec in map(clock_spec, query.plan.inputs)}
-    for name, clock in query.clock_state.inputs.items():
-        holding = [{"producer": specs[name].label(who), "newest_us": newest_us, "heard_us": heard_us} for who, newest_us, heard_us in clock.holding()]
-        complete_us = clock.complete_us if clock.begun else None
-        found[name] = {"complete_us": complete_us, "producers": len(clock.producers), "held_back_by": holding}
-    return found
 
 
 def write_status(directory: Path, status: Status) -> None:

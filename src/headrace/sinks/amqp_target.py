@@ -16,8 +16,7 @@ import pyarrow as pa
 from headrace.amqp import TIMEOUT_S, driver, failures, parameters_of, shown, unreachable
 from headrace.errors import NotSupported, RetryError, TargetUnavailable
 from headrace.sinks.at_least_once import NotedTarget
-from headrace.sinks.base import Applied, Refusal, Shape
-from headrace.sinks.declaration import Sink
+from headrace.sinks.base import Applied, Refusal, Shape, SinkSpec
 
 # Publishes to RabbitMQ with confirms, many messages at a time: they are sent one after the other, and then all confirmations are waited for. The target `amqp` uses it.
 #
@@ -208,7 +207,7 @@ MOST_IN_FLIGHT = 500
 
 
 class AmqpTarget(NotedTarget):
-    def __init__(self, sink: Sink, shape: Shape) -> None:
+    def __init__(self, sink: SinkSpec, shape: Shape) -> None:
         options = sink.options
         url, exchange = options["url"], options["exchange"]
         place = f"{shown(url)} {exchange} {options['routing_key']}"

@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 from headrace.columnar.columns import CHANGE_TYPE, DELETE, INSERT, OFFSET_COLUMN, PARTITION_COLUMN
 from headrace.errors import NoteConflict, SinkFenced, TargetRefuses, TargetUnavailable, TransactionFenced
 from headrace.log.api import Transaction
-from headrace.sinks.base import Applied, Batch, OnRefused, Refusal, Shape, Target, in_pieces, json_of
-from headrace.sinks.declaration import Sink
+from headrace.sinks.base import Applied, Batch, OnRefused, Refusal, Shape, SinkSpec, Target, in_pieces, json_of
 
 UPSERT = "upsert"
 MOST_REFUSED_IN_A_ROW = 100
@@ -27,7 +26,7 @@ _PLACE_TYPES = pa.schema([(PARTITION_COLUMN, pa.int32()), (OFFSET_COLUMN, pa.int
 class NotedTarget(Target):
     """`_post` hands rows over, or raises RowsRefused or TargetUnavailable. `identity` names the target among others of the same topic."""
 
-    def __init__(self, sink: Sink, shape: Shape, identity: str, *, request_rows: int) -> None:
+    def __init__(self, sink: SinkSpec, shape: Shape, identity: str, *, request_rows: int) -> None:
         super().__init__(sink, shape)
         self._request_rows, self._id = request_rows, identity
         self._columns = [name for name in shape.schema.names if name not in {*PLACES, CHANGE_TYPE}]

@@ -14,23 +14,67 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar.columns import CHANGE_TYPE, DELETE, HIDDEN, MARKS, OFFSET_COLUMN, PARTITION_COLUMN, UPDATE_BEFORE
-from headrace.errors import BadRows, InputError, NewerFormat, SinkFenced, TargetMismatch, TargetRefuses, TargetUnavailable, UnknownColumn
+from headrace.errors import BadRows, InputError, NewerFormat, SinkFenced, TargetMismatch, TargetRefuses, TargetUnavailable, UnknownColumn, nearest
 from headrace.log.api import Closing, Log
+from headrace.log.topic_config import check_name
 from headrace.log.values import TopicInfo
 from headrace.operators.changelog import with_unchanged
-from headrace.sinks.declaration import APPEND, MERGE, Sink
 from headrace.types.json_codec import encoded
 
 # What a sink's target holds: the columns and the key that follow from a topic and how it is followed.
 
 
 _HIDDEN = {each.name for each in HIDDEN}
+
+
+MERGE, APPEND = "merge", "append"
+DEFAULT_BATCH_ROWS = 50_000
+
+
+@dataclass(frozen=True)
+class SinkSpec:
+    """One place in another system that is kept equal to a topic of the log.
+
+    `table` is what it is called there (the topic's name, if nothing is said). `mode` is "merge" (one row a key, the newest; the default for a table's topic and for
+    one with a key given here) or "append" (every row of the topic once, with `_partition` and `_offset`). `create` says whether what is missing is made.
+    """
+
+    kind: str
+    opener: Callable[[SinkSpec, Shape], Target] = field(repr=False, compare=False)
+    table: str | None = None
+    name: str | None = None
+    mode: str | None = None
+    key: tuple[str, ...] = ()
+    create: bool = True
+    batch_rows: int = DEFAULT_BATCH_ROWS
+    keeps_marks: bool = False
+    """Whether `_marks` goes along also when rows are merged: the target cannot be asked for what a change left as it was."""
+    options: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.mode not in {None, MERGE, APPEND}:
+            raise InputError(f"A sink has no mode {self.mode!r}: {nearest(str(self.mode), [MERGE, APPEND])}")
+        if self.name is not None:
+            check_name(self.name, what="sink name")
+        if self.batch_rows < 1:
+            raise InputError("batch_rows must be at least 1.")
+
+    def name_for(self, topic: str) -> str:
+        """Under which its dead letters stand: those of `orders.postgres` in the topic `orders.postgres.dead`."""
+        return self.name or f"{topic}.{self.kind}"
+
+    def open(self, shape: Shape, log: Log) -> Target:
+        """The target, ready to be prepared."""
+        target = self.opener(self, shape)
+        target.log = log
+        return target
 
 
 @dataclass(frozen=True)
@@ -55,7 +99,7 @@ class Shape:
         return [name for name in self.schema.names if name not in self.key]
 
 
-def shape_of(sink: Sink, info: TopicInfo) -> Shape:
+def shape_of(sink: SinkSpec, info: TopicInfo) -> Shape:
     mode = sink.mode or (MERGE if info.is_table or sink.key else APPEND)
     hidden = _HIDDEN - {MARKS} if mode == APPEND or sink.keeps_marks else _HIDDEN
     fields = [pa.field(each.name, each.type) for each in info.arrow_schema if each.name != CHANGE_TYPE and not (info.is_table and each.name in hidden)]
@@ -66,7 +110,7 @@ def shape_of(sink: Sink, info: TopicInfo) -> Shape:
     return Shape(info.name, info.id, pa.schema(fields), _key(sink, info, fields), mode, info.arrow_schema)
 
 
-def _key(sink: Sink, info: TopicInfo, fields: list[pa.Field]) -> tuple[str, ...]:
+def _key(sink: SinkSpec, info: TopicInfo, fields: list[pa.Field]) -> tuple[str, ...]:
     if info.is_table and sink.key and sink.key != info.key:
         raise InputError(
             f"The table {info.name!r} has the key {', '.join(info.key)}, not {', '.join(sink.key)}.",
@@ -271,7 +315,7 @@ class Target(Closing):
     log: Log
     """Where the topic is, for a target that can keep no place of its own."""
 
-    def __init__(self, sink: Sink, shape: Shape) -> None:
+    def __init__(self, sink: SinkSpec, shape: Shape) -> None:
         self.sink, self.shape = sink, shape
         self.table = sink.table or shape.topic
         self.owner = -1

@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 from headrace.columnar.columns import MARKS, OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN
 from headrace.log.api import Closing, Log
 from headrace.log.dead_letters import rows_to_texts
-from headrace.sinks.base import Shape, batch_of, shape_of
-from headrace.sinks.declaration import Sink
+from headrace.sinks.base import Shape, SinkSpec, batch_of, shape_of
 from headrace.sinks.sync import belonging
 from headrace.types.json_codec import decode
 
@@ -240,7 +239,7 @@ class Comparison:
         return not any(self.counts.values())
 
 
-def compare(sink: Sink, log: Log, topic: str, *, most: int = 20) -> Comparison:
+def compare(sink: SinkSpec, log: Log, topic: str, *, most: int = 20) -> Comparison:
     shape = shape_of(sink, log.topic(topic))
     with replace(sink, create=False).open(shape, log) as target, FoldedRows(shape) as expected:  # looking changes nothing
         target.prepare()

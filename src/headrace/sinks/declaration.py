@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -12,57 +12,17 @@ from urllib.parse import urlsplit
 
 from headrace.durations import to_us
 from headrace.errors import InputError, nearest
-from headrace.log.topic_config import check_name
 
 if TYPE_CHECKING:
-    from headrace.log.api import Log
     from headrace.log.values import Duration
-    from headrace.sinks.base import Shape, Target
+    from headrace.sinks.base import Shape, SinkSpec, Target
     from headrace.sinks.check import Comparison
     from headrace.sinks.sync import SyncStatus
 
 
-MERGE, APPEND = "merge", "append"
-DEFAULT_BATCH_ROWS = 50_000
-
-
 @dataclass(frozen=True)
-class Sink:
-    """One place in another system that is kept equal to a topic of the log.
-
-    `table` is what it is called there (the topic's name, if nothing is said). `mode` is "merge" (one row a key, the newest; the default for a table's topic and for
-    one with a key given here) or "append" (every row of the topic once, with `_partition` and `_offset`). `create` says whether what is missing is made.
-    """
-
-    kind: str
-    opener: Callable[[Sink, Shape], Target] = field(repr=False, compare=False)
-    table: str | None = None
-    name: str | None = None
-    mode: str | None = None
-    key: tuple[str, ...] = ()
-    create: bool = True
-    batch_rows: int = DEFAULT_BATCH_ROWS
-    keeps_marks: bool = False
-    """Whether `_marks` goes along also when rows are merged: the target cannot be asked for what a change left as it was."""
-    options: dict[str, Any] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.mode not in {None, MERGE, APPEND}:
-            raise InputError(f"A sink has no mode {self.mode!r}: {nearest(str(self.mode), [MERGE, APPEND])}")
-        if self.name is not None:
-            check_name(self.name, what="sink name")
-        if self.batch_rows < 1:
-            raise InputError("batch_rows must be at least 1.")
-
-    def name_for(self, topic: str) -> str:
-        """Under which its dead letters stand: those of `orders.postgres` in the topic `orders.postgres.dead`."""
-        return self.name or f"{topic}.{self.kind}"
-
-    def open(self, shape: Shape, log: Log) -> Target:
-        """The target, ready to be prepared."""
-        target = self.opener(self, shape)
-        target.log = log
-        return target
+class Sink(SinkSpec):
+    """One place in another system that is kept equal to a topic of the log."""
 
     def run(
         self,
@@ -108,7 +68,7 @@ def sqlite(path: str | Path, **settings: Any) -> Sink:
     return _sink("sqlite", _open_sqlite, settings, path=str(path))
 
 
-def _open_sqlite(sink: Sink, shape: Shape) -> Target:
+def _open_sqlite(sink: SinkSpec, shape: Shape) -> Target:
     from headrace.sinks.sqlite_target import SqliteTarget
 
     return SqliteTarget(sink, shape)
@@ -119,7 +79,7 @@ def postgres(url: str, **settings: Any) -> Sink:
     return _sink("postgres", _open_postgres, settings, url=url)
 
 
-def _open_postgres(sink: Sink, shape: Shape) -> Target:
+def _open_postgres(sink: SinkSpec, shape: Shape) -> Target:
     from headrace.sinks.postgres_target import PostgresTarget
 
     return PostgresTarget(sink, shape)
@@ -133,7 +93,7 @@ def redis(url: str, *, encoding: str = "hash", **settings: Any) -> Sink:
     return _sink("redis", _open_redis, settings, url=url, encoding=encoding)
 
 
-def _open_redis(sink: Sink, shape: Shape) -> Target:
+def _open_redis(sink: SinkSpec, shape: Shape) -> Target:
     from headrace.sinks.redis_target import RedisTarget
 
     return RedisTarget(sink, shape)
@@ -146,7 +106,7 @@ def parquet(path: str | Path, *, buckets: int = 16, **settings: Any) -> Sink:
     return _sink("parquet", _open_parquet, settings, path=str(path), buckets=buckets)
 
 
-def _open_parquet(sink: Sink, shape: Shape) -> Target:
+def _open_parquet(sink: SinkSpec, shape: Shape) -> Target:
     from headrace.sinks.parquet_target import ParquetTarget
 
     return ParquetTarget(sink, shape)
@@ -157,7 +117,7 @@ def delta(path: str | Path, **settings: Any) -> Sink:
     return _sink("delta", _open_delta, settings, path=str(path))
 
 
-def _open_delta(sink: Sink, shape: Shape) -> Target:
+def _open_delta(sink: SinkSpec, shape: Shape) -> Target:
     from headrace.sinks.delta_target import DeltaTarget
 
     return DeltaTarget(sink, shape)
@@ -168,7 +128,7 @@ def search(path: str | Path, **settings: Any) -> Sink:
     return _sink("search", _open_search, settings, path=str(path))
 
 
-def _open_search(sink: Sink, shape: Shape) -> Target:
+def _open_search(sink: SinkSpec, shape: Shape) -> Target:
     from headrace.sinks.search_index import SearchTarget
 
     return SearchTarget(sink, shape)
@@ -199,7 +159,7 @@ def webhook(
     return _sink("webhook", _open_webhook, settings, receiver=receiver, request_rows=request_rows)
 
 
-def _open_webhook(sink: Sink, shape: Shape) -> Target:
+def _open_webhook(sink: SinkSpec, shape: Shape) -> Target:
     from headrace.sinks.webhook_target import WebhookTarget
 
     return WebhookTarget(sink, shape)
@@ -216,7 +176,7 @@ def amqp(url: str, *, exchange: str = "", routing_key: str | None = None, **sett
     return _sink("amqp", _open_amqp, settings, url=check_url(url), exchange=exchange, routing_key=routing_key)
 
 
-def _open_amqp(sink: Sink, shape: Shape) -> Target:
+def _open_amqp(sink: SinkSpec, shape: Shape) -> Target:
     from headrace.sinks.amqp_target import AmqpTarget
 
     return AmqpTarget(sink, shape)

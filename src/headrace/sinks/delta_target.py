@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import MissingExtra, TargetMismatch, TargetUnavailable, nearest
-from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, Shape, Target
-from headrace.sinks.declaration import Sink
+from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, Shape, SinkSpec, Target
 from headrace.sinks.parquet_target import having
 from headrace.views.types import is_time_text, time_array, time_text
 
@@ -47,7 +46,7 @@ def _translated() -> Iterator[None]:
 
 
 class DeltaTarget(Target):
-    def __init__(self, sink: Sink, shape: Shape) -> None:
+    def __init__(self, sink: SinkSpec, shape: Shape) -> None:
         super().__init__(sink, shape)
         self._uri = str(Path(sink.options["path"]) / sink.table) if sink.table else sink.options["path"]
         self._schema = pa.schema([pa.field(each.name, _stored_type(each.type)) for each in shape.schema])

@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 from headrace.errors import NewerFormat, TargetMismatch, TargetUnavailable
 from headrace.log.file.disk import Disk
 from headrace.log.partitioning import partitions_by_key
-from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, Shape, Target
-from headrace.sinks.declaration import Sink
+from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, Shape, SinkSpec, Target
 
 # The manifest of a directory of Parquet files: which files are the table, and the sink's ledger. Each commit is a new one, under the next number.
 #
@@ -123,7 +122,7 @@ def _translated() -> Iterator[None]:
 
 
 class ParquetTarget(Target):
-    def __init__(self, sink: Sink, shape: Shape) -> None:
+    def __init__(self, sink: SinkSpec, shape: Shape) -> None:
         super().__init__(sink, shape)
         self.directory = Path(sink.options["path"])
         if sink.table:

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv
 
 from headrace.errors import ConfigurationError, MissingExtra, TargetMismatch, TargetUnavailable, nearest
-from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, RowsRefused, Shape, Target, in_pieces
-from headrace.sinks.declaration import Sink
+from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, RowsRefused, Shape, SinkSpec, Target, in_pieces
 from headrace.types.json_codec import json_text
 from headrace.types.schema import quoted
 from headrace.views.types import is_time_text, nested_array, nested_text, time_text
@@ -119,7 +119,7 @@ def translated() -> Iterator[None]:
 
 
 class PostgresTarget(Target):
-    def __init__(self, sink: Sink, shape: Shape) -> None:
+    def __init__(self, sink: SinkSpec, shape: Shape) -> None:
         super().__init__(sink, shape)
         self._name = ".".join(map(quoted, sink.table.split("."))) if sink.table else quoted(shape.topic)
         self._is_first_fill = False

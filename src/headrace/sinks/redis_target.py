@@ -19,8 +19,7 @@ import pyarrow.compute as pc
 
 from headrace.errors import ConfigurationError, MissingExtra, TargetUnavailable
 from headrace.log.partitioning import key_bytes
-from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, Shape, Target, json_of, upserted
-from headrace.sinks.declaration import Sink
+from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, Shape, SinkSpec, Target, json_of, upserted
 from headrace.types.json_codec import decode
 from headrace.views.types import from_values, to_values
 
@@ -87,7 +86,7 @@ def _translated() -> Iterator[None]:
 
 
 class RedisTarget(Target):
-    def __init__(self, sink: Sink, shape: Shape) -> None:
+    def __init__(self, sink: SinkSpec, shape: Shape) -> None:
         super().__init__(sink, shape)
         self._encoding: str = sink.options["encoding"]
         self._ledger, self._count = f"headrace:sink:{self.table}", f"headrace:sink:{self.table}:count"

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 
 from headrace.errors import InputError, MissingExtra, TargetMismatch, TargetUnavailable
 from headrace.log.partitioning import key_bytes
-from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, Shape, Target, json_of, upserted
-from headrace.sinks.declaration import Sink
+from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, Shape, SinkSpec, Target, json_of, upserted
 from headrace.types.json_codec import decode
 
 try:
@@ -52,7 +51,7 @@ def _translated() -> Iterator[None]:
 
 
 class SearchTarget(Target):
-    def __init__(self, sink: Sink, shape: Shape) -> None:
+    def __init__(self, sink: SinkSpec, shape: Shape) -> None:
         super().__init__(sink, shape)
         self.directory = Path(sink.options["path"])
         if sink.table:

@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.errors import ConfigurationError, TargetMismatch, TargetUnavailable, nearest
-from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, RowsRefused, Shape, Target, in_pieces
-from headrace.sinks.declaration import Sink
+from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, RowsRefused, Shape, SinkSpec, Target, in_pieces
 from headrace.types.schema import quoted
 from headrace.views.types import affinity, from_values, to_values
 
@@ -35,7 +34,7 @@ def _translated() -> Iterator[None]:
 
 
 class SqliteTarget(Target):
-    def __init__(self, sink: Sink, shape: Shape) -> None:
+    def __init__(self, sink: SinkSpec, shape: Shape) -> None:
         super().__init__(sink, shape)
         with _translated():
             self._db = sqlite3.connect(sink.options["path"], timeout=BUSY_S, isolation_level=None, check_same_thread=False)

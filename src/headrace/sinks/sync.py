@@ -22,8 +22,7 @@ from headrace.columnar.columns import CHANGE_TYPE, DELETE, OFFSET_COLUMN, ORDER,
 from headrace.errors import BadRows, ReadOnlyLog, RetryError, TargetMismatch, TargetUnavailable
 from headrace.log.api import Log, Transaction
 from headrace.log.dead_letters import DeadLetter, ensure_topic, letters_to_rows, rows_to_texts
-from headrace.sinks.base import Applied, Refusal, Target, batch_of, new_owner, shape_of
-from headrace.sinks.declaration import Sink
+from headrace.sinks.base import Applied, Refusal, SinkSpec, Target, batch_of, new_owner, shape_of
 
 if TYPE_CHECKING:
     from headrace.log.file.log import FileLog
@@ -202,7 +201,7 @@ def _number_of(kind: pa.DataType) -> pa.DataType:
 _PREFIX = "followed/"
 
 
-def remember(log: Log, topic: str, sink: Sink) -> None:
+def remember(log: Log, topic: str, sink: SinkSpec) -> None:
     """Once for each sink of a topic. What Kafka has cannot be forgotten, by nobody: nothing is left there."""
     name, what = f"{_PREFIX}{topic}/{sink.name_for(topic)}", f"{sink.kind} {sink.table or topic}"
     if log.address.startswith("kafka:") or log.note(name) == what:
@@ -247,7 +246,7 @@ OnStatus = Callable[[SyncStatus], None]
 class Syncing:
     """One sink at work. `run` returns when it is stopped, or when it has caught up with where the topic was when it began, if that is all that was asked for."""
 
-    def __init__(self, sink: Sink, log: Log, topic: str, *, start_over: bool = False, on_status: OnStatus | None = None) -> None:
+    def __init__(self, sink: SinkSpec, log: Log, topic: str, *, start_over: bool = False, on_status: OnStatus | None = None) -> None:
         self.sink, self.log, self.topic = sink, log, topic
         self.status = SyncStatus(sink.name_for(topic), topic)
         self._letters = Letters(log, self.status.sink)

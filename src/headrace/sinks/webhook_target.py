@@ -32,8 +32,7 @@ from headrace.errors import ConfigurationError, InputError, NotSupported, Target
 from headrace.log.api import Closing
 from headrace.secrets import is_named, secret
 from headrace.sinks.at_least_once import NotedTarget
-from headrace.sinks.base import Applied, RowsRefused, Shape
-from headrace.sinks.declaration import Sink
+from headrace.sinks.base import Applied, RowsRefused, Shape, SinkSpec
 
 # Which addresses a webhook may be sent to: those of the public internet, and internal ones that were allowed by name.
 #
@@ -298,7 +297,7 @@ def _cut(connected: socket.socket, is_late: Event) -> None:
 
 
 class WebhookTarget(NotedTarget):
-    def __init__(self, sink: Sink, shape: Shape) -> None:
+    def __init__(self, sink: SinkSpec, shape: Shape) -> None:
         receiver: Receiver = sink.options["receiver"]
         identity = sink.name or f"{sink.table or shape.topic}.webhook.{hashlib.sha256(receiver.url.encode()).hexdigest()[:12]}"
         super().__init__(sink, shape, identity, request_rows=sink.options["request_rows"])

@@ -23,7 +23,6 @@ from headrace.columnar.keys import GROUPS, key_groups
 from headrace.durations import to_time_us
 from headrace.errors import InputError
 from headrace.operators.kernel import UNSTARTED, Clocks, Groups, TimedKernel
-from headrace.plan.hosting import keeps_state, kernel_of
 from headrace.plan.plan import Step, TopicStep
 
 if TYPE_CHECKING:
@@ -98,10 +97,10 @@ class KernelTest:
 
     def __init__(self, declared: Stream | Table) -> None:
         step = declared.step
-        if not keeps_state(step):
+        if not step.keeps_state:
             raise InputError(f"{step.place} keeps no state, so it has no kernel.", fix="name the step that does: an aggregate, a window, a join, ….")
         self.step: Step = replace(step, name=step.name or step.place)
-        self.kernel = kernel_of(self.step)
+        self.kernel = self.step.kernel()
         self.state = MemoryState()
         self._tick = 0
         self._complete_us = self._closed_us = UNSTARTED

@@ -38,7 +38,7 @@ def plan(
     elif svg is not None:
         _write(svg, pictures.svg(made))
     else:
-        say(draw.tree(made))
+        say(str(made))
 
 
 def _write(path: Path, text: str) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import ExcisionRefused, InputError, NotForgotten, UnknownSubject
+from headrace.events import index
 from headrace.events.event import ARROW
 from headrace.events.index import generation_note
 from headrace.events.privacy import vault
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from headrace.log.file.commit_draft import Draft
     from headrace.log.file.log import FileLog
     from headrace.runtime.erasure import Holder
+
 
 
 
@@ -58,13 +60,13 @@ def with_values(values: Sequence[str]) -> Marked:
 def with_gone_entities(store: EventStore) -> Marked:
     """Rows that name an entity of which no event is left."""
     where = store.log.topic_state(store.topic).directory
-    gone = vault.kept_versions(store.log, store.topic).keys() - {vault.hashed(where, entity) for entity in _entities(store)}
+    gone = index.kept_versions(store.log, store.topic).keys() - {index.hashed_name(where, entity) for entity in _entities(store)}
 
     def marked(rows: pa.RecordBatch) -> pa.BooleanArray:
         if not gone or "entity" not in rows.schema.names or rows.column("entity").type != pa.string():
             return _none(rows)
         column = rows.column("entity")
-        names = [name for name in pc.unique(column).to_pylist() if name is not None and vault.hashed(where, name) in gone]
+        names = [name for name in pc.unique(column).to_pylist() if name is not None and index.hashed_name(where, name) in gone]
         return pc.is_in(column, value_set=pa.array(names, pa.string()))
 
     return marked

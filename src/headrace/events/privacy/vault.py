@@ -16,16 +16,16 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import fields, is_dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import BadMasterKey, CorruptionError, InputError, MissingExtra, NewerFormat, UnknownSubject
+from headrace.events.index import EXCISED_VERSION, erasure_topic, hashed_name, kept_versions
 from headrace.log.api import Closing
 
 if TYPE_CHECKING:
     from headrace.events.store import EventStore
-    from headrace.log.file.log import FileLog
+
 
 
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 
 SCHEMA = "what STRING, subject_sha256 STRING, step STRING, details STRING"
-_VERSION = "version"
 
 
 def directory(store: EventStore) -> Path:
@@ -43,21 +42,12 @@ def directory(store: EventStore) -> Path:
     return store.log.store.root / "events" / store.log.topic_state(store.topic).directory
 
 
-def hashed(topic_directory: str, name: str) -> str:
-    """A name for a subject or an entity that says nothing about it to whoever does not know it."""
-    return sha256(f"{topic_directory}\0{name}".encode()).hexdigest()
-
-
 def subject_hash(store: EventStore, subject: str) -> str:
-    return hashed(store.log.topic_state(store.topic).directory, subject)
-
-
-def topic_of(events: str) -> str:
-    return f"{events}.forgotten"
+    return hashed_name(store.log.topic_state(store.topic).directory, subject)
 
 
 def topic(store: EventStore) -> str:
-    return topic_of(store.topic)
+    return erasure_topic(store.topic)
 
 
 def note(store: EventStore, what: str, subject: str, step: str, **details: Any) -> None:
@@ -100,20 +90,9 @@ def is_unfinished(store: EventStore, what: str, subject: str) -> bool:
 def keep_versions(store: EventStore, versions: Mapping[str, int]) -> None:
     """Entities whose events go, each with the newest version among those."""
     known, where = kept_versions(store.log, store.topic), store.log.topic_state(store.topic).directory
-    new = {who: version for entity, version in versions.items() if known.get(who := hashed(where, entity), 0) < version}
+    new = {who: version for entity, version in versions.items() if known.get(who := hashed_name(where, entity), 0) < version}
     if new:
-        _write(store, [(_VERSION, who, "kept", {"version": version}) for who, version in new.items()])
-
-
-def kept_versions(log: FileLog, events: str) -> dict[str, int]:
-    """By an entity's hash."""
-    if topic_of(events) not in log.store.view().topics:
-        return {}
-    found: dict[str, int] = {}
-    for row in log.read(topic_of(events)).to_pylist():
-        if row["what"] == _VERSION:
-            found[row["subject_sha256"]] = max(found.get(row["subject_sha256"], 0), json.loads(row["details"])["version"])
-    return found
+        _write(store, [(EXCISED_VERSION, who, "kept", {"version": version}) for who, version in new.items()])
 
 FORMAT = 1
 ENVIRONMENT, ENVIRONMENT_FILE = "HEADRACE_MASTER_KEY", "HEADRACE_MASTER_KEY_FILE"

@@ -39,7 +39,7 @@ from headrace.log.file.store import now_us
 from headrace.log.partitioning import key_bytes
 
 if TYPE_CHECKING:
-    from headrace.log.file.log import FileLog
+    from headrace.log.file.handle import LogHandle
     from headrace.log.file.state import TopicState
 
 
@@ -48,7 +48,7 @@ def is_compacted(topic: TopicState) -> bool:
     return topic.info.compact or topic.info.history_us is not None
 
 
-def whole_from(log: FileLog, topic: TopicState, number: int) -> int:
+def whole_from(log: LogHandle, topic: TopicState, number: int) -> int:
     """The offset behind the newest segment that was ever compacted; if none was, the partition's start."""
     partition = topic.partitions[number]
     directory = log.store.partition_directory(topic.directory, number)
@@ -60,7 +60,7 @@ def whole_from(log: FileLog, topic: TopicState, number: int) -> int:
     return partition.start
 
 
-def _was_compacted(log: FileLog, path: Path) -> bool:
+def _was_compacted(log: LogHandle, path: Path) -> bool:
     """By the file as it is now: an open one may have been replaced since. One that is gone counts too."""
     try:
         segment = Segment(log.store.disk, path)
@@ -72,7 +72,7 @@ def _was_compacted(log: FileLog, path: Path) -> bool:
         segment.close()
 
 
-def compact_partition(log: FileLog, topic: TopicState, number: int) -> tuple[int, int]:
+def compact_partition(log: LogHandle, topic: TopicState, number: int) -> tuple[int, int]:
     """Returns how many segments were written anew, and how many rows went."""
     places = compactable(log, topic, number)
     if not places:
@@ -91,13 +91,13 @@ def compact_partition(log: FileLog, topic: TopicState, number: int) -> tuple[int
     return sum(count > 0 for count in removed), sum(removed)
 
 
-def compactable(log: FileLog, topic: TopicState, number: int) -> list[SegmentPlace]:
+def compactable(log: LogHandle, topic: TopicState, number: int) -> list[SegmentPlace]:
     """Sealed segments, from the oldest on, that are old enough and that recovery will not write into."""
     limit_us = now_us() - (topic.info.history_us or 0)
     return list(takewhile(lambda place: _is_older(log, topic, number, place, limit_us), sealed(log, topic, number)))
 
 
-def sealed(log: FileLog, topic: TopicState, number: int) -> list[SegmentPlace]:
+def sealed(log: LogHandle, topic: TopicState, number: int) -> list[SegmentPlace]:
     """Sealed segments, from the oldest on, up to the first that recovery might write into."""
     with log.store.locked() as newest:
         state = newest.state
@@ -107,7 +107,7 @@ def sealed(log: FileLog, topic: TopicState, number: int) -> list[SegmentPlace]:
     return list(takewhile(lambda place: place.name not in touched, places))
 
 
-def _is_older(log: FileLog, topic: TopicState, number: int, place: SegmentPlace, limit_us: int) -> bool:
+def _is_older(log: LogHandle, topic: TopicState, number: int, place: SegmentPlace, limit_us: int) -> bool:
     if topic.info.history_us is None:
         return True
     segment = log.cache.segment(topic.directory, number, place.name)
@@ -148,7 +148,7 @@ def _newest_offsets(segments: list[Segment], topic: TopicState) -> pa.Table:
     return newest.combine_chunks()
 
 
-def excise(log: FileLog, topic: TopicState, number: int, kept: Callable[[pa.RecordBatch], pa.BooleanArray]) -> int:
+def excise(log: LogHandle, topic: TopicState, number: int, kept: Callable[[pa.RecordBatch], pa.BooleanArray]) -> int:
     """Remove rows for good from a partition's sealed segments: those that `kept` says false of. Offsets stay. Returns how many went.
 
     Segments that recovery might write into are left alone: the caller makes a checkpoint first.
@@ -164,7 +164,7 @@ def excise(log: FileLog, topic: TopicState, number: int, kept: Callable[[pa.Reco
     return removed
 
 
-def _rewrite(log: FileLog, topic: TopicState, number: int, segment: Segment, kept_of: Callable[[pa.RecordBatch], pa.BooleanArray], flag: int) -> int:
+def _rewrite(log: LogHandle, topic: TopicState, number: int, segment: Segment, kept_of: Callable[[pa.RecordBatch], pa.BooleanArray], flag: int) -> int:
     """Write a segment's surviving rows into a new file that takes its place. Returns how many rows went; 0 leaves the file alone."""
     frames: list[tuple[Frame, int, int, int]] = []  # (frame, relative offset, time, commit)
     removed = 0
@@ -210,7 +210,7 @@ def _ordered(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.select([name for name in batch.schema.names if name not in tail] + tail)
 
 
-def _replace(log: FileLog, segment: Segment, topic: TopicState, number: int, frames: list[tuple[Frame, int, int, int]], flag: int) -> None:
+def _replace(log: LogHandle, segment: Segment, topic: TopicState, number: int, frames: list[tuple[Frame, int, int, int]], flag: int) -> None:
     """Write, sync, then rename over the old file: a crash leaves one or the other."""
     disk = log.store.disk
     rows_bytes = sum(frame.frame_bytes for frame, *_ in frames)

@@ -24,7 +24,7 @@ from headrace.log.topic_config import check_name
 from headrace.log.values import TOPIC_METADATA, Duration, Positions
 
 if TYPE_CHECKING:
-    from headrace.log.file.log import FileLog
+    from headrace.log.file.handle import LogHandle
     from headrace.log.file.state import TopicState
 
 
@@ -191,7 +191,7 @@ def _topic_of(key: str) -> str:
 
 class FileConsumer(Consumer):
     def __init__(
-        self, log: FileLog, topics: tuple[str, ...], group: str, *, start: str, session_timeout: Duration, max_rows: int, on_lost: str, headers: bool
+        self, log: LogHandle, topics: tuple[str, ...], group: str, *, start: str, session_timeout: Duration, max_rows: int, on_lost: str, headers: bool
     ) -> None:
         if start not in {"earliest", "latest"} or on_lost not in {"raise", "earliest", "latest"}:
             raise InputError(

@@ -14,17 +14,18 @@ import pyarrow as pa
 from headrace.durations import to_time_us
 from headrace.errors import InputError, MemberFenced, UnknownGroup, UnknownTopic
 from headrace.log.api import Batches, Consumer, Log, Producer, Queue, Transaction
-from headrace.log.file import staging
+from headrace.log.dead_letters import ensure_topic
+from headrace.log.file import recovery, staging
 from headrace.log.file.commit_draft import Draft, PreparedRows, StaleTopic
-from headrace.log.file.committer import Committer
 from headrace.log.file.compaction import whole_from
 from headrace.log.file.consumer import FileConsumer, coordinate, dead_members, heartbeat_age_s, parse_partition_key
 from headrace.log.file.disk import Disk
+from headrace.log.file.handle import LogHandle
 from headrace.log.file.maintenance import Housekeeper, keep_house, make_checkpoint, verify_log
 from headrace.log.file.producer import FileProducer, prepare, prepare_control, rows_to_batch
 from headrace.log.file.queue import FileQueue
-from headrace.log.file.reader import FileBatches, PartitionReader, SegmentCache
-from headrace.log.file.segment import Frame, control_frame, segments_in
+from headrace.log.file.reader import FileBatches
+from headrace.log.file.segment import control_frame, segments_in
 from headrace.log.file.state import State, TopicState
 from headrace.log.file.store import Store, now_us
 from headrace.log.file.transaction import FileTransaction
@@ -36,7 +37,6 @@ from headrace.log.values import (
     Finding,
     GroupInfo,
     MemberInfo,
-    OffsetRange,
     Partitioner,
     PartitionLag,
     Position,
@@ -50,7 +50,7 @@ _STAGED_FOR_US = 24 * 3600 * 1_000_000
 _CHECKPOINT_AT_CLOSE_RECORDS, _CHECKPOINT_AT_CLOSE_BYTES = 200, 4 << 20
 
 
-class FileLog(Log):
+class FileLog(LogHandle, Log):
     """`durability` is "disk" (an acknowledged append survives power loss) or "os" (it survives the process, not the machine)."""
 
     def __init__(self, path: str | Path, *, create: bool = True, durability: str = "disk", disk: Disk | None = None) -> None:
@@ -58,11 +58,12 @@ class FileLog(Log):
             raise InputError(f"durability is {durability!r}.", fix="use 'disk' (the default) or 'os'.")
         root = Path(path).expanduser().absolute()
         self.address = f"file:{root}"  # good in other processes too, wherever they are
-        self.store = Store(root, disk=disk or Disk(), create=create, durability=durability)
-        self.cache = SegmentCache(self.store)
+        super().__init__(Store(root, recovery, disk=disk or Disk(), create=create, durability=durability), after_commit=self._after_commit)
         self.housekeeper = Housekeeper(self)
-        self.committer = Committer(self.store, after=self.housekeeper.note_commit)
         self._closed = False
+
+    def _after_commit(self) -> None:
+        self.housekeeper.note_commit()
 
     # Topics
 
@@ -113,9 +114,6 @@ class FileLog(Log):
     def topic(self, name: str) -> TopicInfo:
         return self.topic_state(name).info
 
-    def topic_state(self, name: str) -> TopicState:
-        return self.store.view().topic(name)
-
     # Writing
 
     def producer(self, topic: str, id: str | None = None, *, partitioner: Partitioner | None = None) -> Producer:
@@ -156,46 +154,9 @@ class FileLog(Log):
             writer.abandon()
             raise
 
-    def stage_prepared(self, rows: PreparedRows) -> Staged:
-        """Put a large append aside before it takes the lock."""
-        writer = staging.StagingWriter(self.store, self.topic_state(rows.topic), staging.staging_name(now_us() + _STAGED_FOR_US))
-        writer.write(rows)
-        return writer.finish()
-
-    def load_staged(self, draft: Draft, staged: Staged) -> dict[int, list[Frame] | None]:
-        """Look at staged files under the lock, before anything is done: what is small will be copied, the rest moved."""
-        topic = draft.state.topic(staged.topic)
-        return {number: staging.load_if_small(self.store, file, topic) for number, (file, _) in staged.partitions.items()}
-
-    def adopt_loaded(self, draft: Draft, staged: Staged, loaded: dict[int, list[Frame] | None]) -> None:
-        topic = draft.state.topic(staged.topic)
-        for number, (file, rows) in staged.partitions.items():
-            frames = loaded[number]
-            if frames is None:
-                draft.adopt(topic, number, file, rows)
-            else:
-                draft.append(PreparedRows(topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), {number: frames}))
-
-    def adopt_into(self, draft: Draft, staged: Staged) -> None:
-        self.adopt_loaded(draft, staged, self.load_staged(draft, staged))
-
-    def discard_staged(self, staged: Staged) -> None:
-        staging.discard(self.store, [file for file, _ in staged.partitions.values()])
-
     def discard_group(self, group: str, *, directory: str | None = None) -> None:  # noqa: ARG002 - staged rows are in the log's own directory
         with self.store.locked():  # whoever takes the lock first completes adoptions that were committed
             staging.discard_group(self.store, group)
-
-    def find_repeated(self, topic: str, producer: int, sequence: int) -> Position:
-        """Where a number that was stored long ago went: its frames say so."""
-        known = self.topic_state(topic)
-        found: dict[int, OffsetRange] = {}
-        for number, partition in enumerate(known.partitions):
-            for piece in self.partition_reader(known, number).pieces(partition.start, partition.end, on_corrupt="skip"):
-                if (piece.header.producer, piece.header.sequence) == (producer, sequence):
-                    first = found[number].start if number in found else piece.first
-                    found[number] = OffsetRange(first, piece.stop)
-        return Position({topic: found}, None, duplicate=True)
 
     # Reading
 
@@ -220,9 +181,6 @@ class FileLog(Log):
                 reader.check_start(first)
             ranges.append((reader, first, reader.state.end if stop is None else min(stop, reader.state.end)))
         return FileBatches(known.info, ranges, columns=columns, headers=headers, on_corrupt=on_corrupt)
-
-    def partition_reader(self, topic: TopicState, number: int) -> PartitionReader:
-        return PartitionReader(self.cache, topic, number)
 
     def read_control(self, topic: str, partition: int, start: int | None = None, stop: int | None = None) -> list[Control]:
         reader = self.partition_reader(self.topic_state(topic), partition)
@@ -265,7 +223,7 @@ class FileLog(Log):
         return FileConsumer(self, names, group, start=start, session_timeout=session_timeout, max_rows=max_rows, on_lost=on_lost, headers=headers)
 
     def queue(self, topic: str, group: str, *, delivery_limit: int = 5) -> Queue:
-        return FileQueue(self, topic, group, delivery_limit)
+        return FileQueue(self, topic, group, delivery_limit, dead_topic=partial(ensure_topic, self, topic))
 
     def groups(self) -> list[str]:
         with self.store.still_view() as state:

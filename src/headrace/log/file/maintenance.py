@@ -35,8 +35,9 @@ from headrace.log.file.store import now_us
 from headrace.log.values import Finding
 
 if TYPE_CHECKING:
-    from headrace.log.file.log import FileLog
+    from headrace.log.file.handle import LogHandle
     from headrace.log.file.state import TopicState
+
 
 
 logger = logging.getLogger("headrace.log")
@@ -50,7 +51,7 @@ _UNFINISHED_FOR_S = 3600.0
 class Housekeeper:
     """Runs in a thread of a process that writes."""
 
-    def __init__(self, log: FileLog) -> None:
+    def __init__(self, log: LogHandle) -> None:
         self.log = log
         self._wake, self._stopped = Event(), Event()
         self._thread: Thread | None = None
@@ -93,12 +94,12 @@ class Housekeeper:
             self._thread.join(timeout=30)
 
 
-def checkpoint_due(log: FileLog) -> bool:
+def checkpoint_due(log: LogHandle) -> bool:
     return log.committer.records_since_checkpoint >= CHECKPOINT_RECORDS or log.committer.bytes_since_checkpoint >= CHECKPOINT_BYTES
 
 
 @contextmanager
-def alone(log: FileLog, *, wait: bool) -> Iterator[bool]:
+def alone(log: LogHandle, *, wait: bool) -> Iterator[bool]:
     """One housekeeper at a time, in all processes; yields False if there is another one and `wait` is false."""
     log.store.lock_file()  # refuses a log that cannot be written
     lock = log.store.disk.open(log.store.root / "journal" / "housekeeping", create=True)
@@ -110,7 +111,7 @@ def alone(log: FileLog, *, wait: bool) -> Iterator[bool]:
 
 
 def keep_house(
-    log: FileLog, topic: str | None = None, *, due: Callable[[TopicState, int], bool] | None = None, with_checkpoint: bool = False
+    log: LogHandle, topic: str | None = None, *, due: Callable[[TopicState, int], bool] | None = None, with_checkpoint: bool = False
 ) -> dict[str, int]:
     """Do what there is to do, for one topic or all. Returns what was removed.
 
@@ -131,14 +132,14 @@ def keep_house(
     return done
 
 
-def make_checkpoint(log: FileLog, *, wait: bool = True) -> None:
+def make_checkpoint(log: LogHandle, *, wait: bool = True) -> None:
     """Make one, after whoever is keeping house now; without `wait`, leave it to them."""
     with alone(log, wait=wait) as mine:
         if mine:
             _make_checkpoint(log)
 
 
-def _make_checkpoint(log: FileLog) -> None:
+def _make_checkpoint(log: LogHandle) -> None:
     """The steps, with nobody else making one: step 4 says of all files changed before step 1 that they are synced.
 
     1. under the lock: end the journal's file, begin the next one, and take the state as of there
@@ -167,7 +168,7 @@ def _make_checkpoint(log: FileLog) -> None:
     checkpoint.forget_old(store.disk, store.journal_directory, newest.journal.bases())  # 5
 
 
-def _sync_segment(log: FileLog, directory: str, partition: int, name: str) -> None:
+def _sync_segment(log: LogHandle, directory: str, partition: int, name: str) -> None:
     path = log.store.partition_directory(directory, partition) / name
     try:
         file = log.store.disk.open(path)
@@ -180,7 +181,7 @@ def _sync_segment(log: FileLog, directory: str, partition: int, name: str) -> No
     log.store.disk.sync_directory(path.parent)
 
 
-def _keep_topic(log: FileLog, name: str, done: dict[str, int], due: Callable[[TopicState, int], bool]) -> None:
+def _keep_topic(log: LogHandle, name: str, done: dict[str, int], due: Callable[[TopicState, int], bool]) -> None:
     topic = log.store.view().topics.get(name)
     if topic is None:
         return
@@ -193,7 +194,7 @@ def _keep_topic(log: FileLog, name: str, done: dict[str, int], due: Callable[[To
             done["rows_removed"] += rows
 
 
-def _sweep_unfinished(log: FileLog, directory: Path) -> None:
+def _sweep_unfinished(log: LogHandle, directory: Path) -> None:
     """Files that a process was about to put in another one's place when it was killed."""
     limit = time.time() - _UNFINISHED_FOR_S
     for path in directory.glob(".*"):
@@ -202,7 +203,7 @@ def _sweep_unfinished(log: FileLog, directory: Path) -> None:
                 log.store.disk.unlink(path)
 
 
-def retain(log: FileLog, topic: TopicState, number: int) -> int:
+def retain(log: LogHandle, topic: TopicState, number: int) -> int:
     """Remove segments that are too old or too many. The journal says so first; a crash in between leaves files for the next sweep."""
     _end_old_segment(log, topic, number)
     partition = topic.partitions[number]
@@ -219,7 +220,7 @@ def retain(log: FileLog, topic: TopicState, number: int) -> int:
     return _remove_before(log, topic, number, places, true_start)
 
 
-def _end_old_segment(log: FileLog, topic: TopicState, number: int) -> None:
+def _end_old_segment(log: LogHandle, topic: TopicState, number: int) -> None:
     """A segment that nobody writes any more must still grow too old some day."""
     info, partition = topic.info, topic.partitions[number]
     age_us = now_us() - partition.opened_us
@@ -234,7 +235,7 @@ def _end_old_segment(log: FileLog, topic: TopicState, number: int) -> None:
         log.committer.submit(decide)
 
 
-def _new_start(log: FileLog, topic: TopicState, number: int, places: list[SegmentPlace]) -> int:
+def _new_start(log: LogHandle, topic: TopicState, number: int, places: list[SegmentPlace]) -> int:
     """The first offset to be kept, by age and by size. The segment being written always stays."""
     info = topic.info
     partition = log.store.view().topic(topic.name).partitions[number]
@@ -255,14 +256,14 @@ def _new_start(log: FileLog, topic: TopicState, number: int, places: list[Segmen
     return start
 
 
-def _size(log: FileLog, topic: TopicState, number: int, place: SegmentPlace) -> int:
+def _size(log: LogHandle, topic: TopicState, number: int, place: SegmentPlace) -> int:
     try:
         return (log.store.partition_directory(topic.directory, number) / place.name).stat().st_size
     except FileNotFoundError:
         return 0
 
 
-def _remove_before(log: FileLog, topic: TopicState, number: int, places: list[SegmentPlace], start: int) -> int:
+def _remove_before(log: LogHandle, topic: TopicState, number: int, places: list[SegmentPlace], start: int) -> int:
     """Unlink segments all of whose offsets are below the start."""
     directory = log.store.partition_directory(topic.directory, number)
     removed = 0
@@ -278,7 +279,7 @@ def _remove_before(log: FileLog, topic: TopicState, number: int, places: list[Se
     return removed
 
 
-def _remove_deleted_topics(log: FileLog) -> None:
+def _remove_deleted_topics(log: LogHandle) -> None:
     """Directories of topics that were deleted, durably. Under the lock, so that none is being made."""
     with log.store.locked() as newest:
         topics = [*newest.state.topics.values(), *log.store.view().topics.values()]
@@ -292,7 +293,7 @@ def _remove_deleted_topics(log: FileLog) -> None:
 
 
 
-def verify_log(log: FileLog, topic: str | None) -> list[Finding]:
+def verify_log(log: LogHandle, topic: str | None) -> list[Finding]:
     """Every damage there is; an empty list is a sound log."""
     log.store.check_open()
     mark = log.store.marker.read()
@@ -305,12 +306,12 @@ def verify_log(log: FileLog, topic: str | None) -> list[Finding]:
     return findings
 
 
-def _marker(log: FileLog, mark: Mark | None) -> Iterator[Finding]:
+def _marker(log: LogHandle, mark: Mark | None) -> Iterator[Finding]:
     if mark is None:
         yield Finding("corrupt", str(log.store.marker.path), 0, "how far the journal is durable cannot be read")
 
 
-def _journal(log: FileLog) -> Iterator[Finding]:
+def _journal(log: LogHandle) -> Iterator[Finding]:
     journal = Journal(log.store.disk, log.store.journal_directory, write=False)
     mark = log.store.marker.read()
     bases = journal.bases()
@@ -346,7 +347,7 @@ def _journal_file(journal: Journal, base: int, durable: int, *, is_last: bool) -
         yield Finding("missing", str(file.path), end - base, "the commit journal ends too early")
 
 
-def _checkpoints(log: FileLog) -> Iterator[Finding]:
+def _checkpoints(log: LogHandle) -> Iterator[Finding]:
     directory = log.store.journal_directory
     for lsn in checkpoint.positions(directory):
         if checkpoint.load(directory, lsn) is None:
@@ -355,7 +356,7 @@ def _checkpoints(log: FileLog) -> Iterator[Finding]:
                 yield Finding("corrupt", str(path), 0, "this checkpoint is damaged; the one before it will be used")
 
 
-def _partition(log: FileLog, topic: TopicState, number: int) -> Iterator[Finding]:
+def _partition(log: LogHandle, topic: TopicState, number: int) -> Iterator[Finding]:
     partition = topic.partitions[number]
     directory = log.store.partition_directory(topic.directory, number)
     places = segments_in(directory, partition.segment, begun=partition.position > 0)
@@ -369,7 +370,7 @@ def _partition(log: FileLog, topic: TopicState, number: int) -> Iterator[Finding
             yield from _segment(log, topic, number, place, stop)
 
 
-def _segment(log: FileLog, topic: TopicState, number: int, place: SegmentPlace, stop: int) -> Iterator[Finding]:
+def _segment(log: LogHandle, topic: TopicState, number: int, place: SegmentPlace, stop: int) -> Iterator[Finding]:
     partition = topic.partitions[number]
     path = log.store.partition_directory(topic.directory, number) / place.name
     is_active = place.base == partition.segment and not place.commit

@@ -22,7 +22,7 @@ from headrace.log.topic_config import check_name
 from headrace.log.values import Headers, OffsetRange, Partitioner, Position, Rows, Staged, check_sequence
 
 if TYPE_CHECKING:
-    from headrace.log.file.log import FileLog
+    from headrace.log.file.handle import LogHandle
 
 
 
@@ -108,7 +108,7 @@ MOST_BYTES_A_COMMIT = 8 << 20
 
 
 class FileProducer(Producer):
-    def __init__(self, log: FileLog, topic: str, id: str | None, partitioner: Partitioner | None) -> None:
+    def __init__(self, log: LogHandle, topic: str, id: str | None, partitioner: Partitioner | None) -> None:
         self.log, self.topic, self.id = log, topic, id
         self._chooser = Chooser(partitioner)
         self._topic: TopicState = log.topic_state(topic)

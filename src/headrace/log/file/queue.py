@@ -14,7 +14,7 @@ from headrace.columnar.columns import HEADERS_COLUMN, OFFSET_COLUMN, PARTITION_C
 from headrace.durations import to_us
 from headrace.errors import CorruptBatch, InputError, LeaseLost
 from headrace.log.api import Message, Queue
-from headrace.log.dead_letters import DeadLetter, ensure_topic, letters_to_rows, row_to_text
+from headrace.log.dead_letters import DeadLetter, letters_to_rows, row_to_text
 from headrace.log.file.commit_draft import Draft
 from headrace.log.file.producer import prepare, rows_to_batch
 from headrace.log.file.reader import FileBatches
@@ -26,7 +26,7 @@ from headrace.log.topic_config import check_name
 from headrace.log.values import Duration
 
 if TYPE_CHECKING:
-    from headrace.log.file.log import FileLog
+    from headrace.log.file.handle import LogHandle
 
 
 _NAP_S = 0.01
@@ -56,9 +56,10 @@ class FileMessage(Message):
 
 
 class FileQueue(Queue):
-    def __init__(self, log: FileLog, topic: str, group: str, delivery_limit: int) -> None:
+    def __init__(self, log: LogHandle, topic: str, group: str, delivery_limit: int, dead_topic: Callable[[], str]) -> None:
         if delivery_limit < 1:
             raise InputError(f"delivery_limit is {delivery_limit}.", fix="use 1 or more.")
+        self._dead_topic = dead_topic
         self.log, self.topic, self.group, self.delivery_limit = log, topic, check_name(group, what="group"), delivery_limit
         log.topic_state(topic)
         self._receiver = os.urandom(6).hex()
@@ -175,7 +176,7 @@ class FileQueue(Queue):
 
     def _letters(self, poison: list[FileMessage]) -> list[DeadLetter]:
         reason = f"delivered {self.delivery_limit} times without being acknowledged"
-        texts = row_to_text(to_batch([message.row for message in poison], self.log.topic(self.topic).arrow_schema, topic=self.topic))
+        texts = row_to_text(to_batch([message.row for message in poison], self.log.topic_state(self.topic).info.arrow_schema, topic=self.topic))
         return [
             DeadLetter(place=f"queue {self.group}", reason=reason, partition=message.partition, offset=message.offset, row=text)
             for message, text in zip(poison, texts, strict=True)
@@ -183,7 +184,7 @@ class FileQueue(Queue):
 
     def _bury(self, letters: list[DeadLetter]) -> None:
         """Dead letters and their acknowledgement in one commit: neither lost nor doubled."""
-        dead = ensure_topic(self.log, self.topic)
+        dead = self._dead_topic()
         topic = self.log.topic_state(dead)
         batch = rows_to_batch(letters_to_rows(letters), topic, None)
         rows = prepare(topic, batch, Chooser().partitions(topic.info, batch, None))

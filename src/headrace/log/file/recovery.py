@@ -7,21 +7,124 @@ files that had become segments are moved again; what lies behind the true end of
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptionError
-from headrace.log.file.checkpoint import Replica, reconcile
+from headrace.log.file.checkpoint import LostCommits, Replica, restoring_operation, topic_settings
 from headrace.log.file.commit_draft import Adoption
 from headrace.log.file.disk import DiskFile
-from headrace.log.file.journal import Journal, MissingJournal, Record
-from headrace.log.file.segment import COMPACTED, EXCISED, read_segment_header, segments_in
+from headrace.log.file.journal import COMMIT, Journal, MissingJournal, Record, encode_record
+from headrace.log.file.segment import (
+    COMPACTED,
+    EXCISED,
+    SEGMENT_SUFFIX,
+    SegmentPlace,
+    body_is_sound,
+    read_frames,
+    read_segment_header,
+    segment_name,
+    segments_in,
+)
 from headrace.log.file.state import PartitionState
 
 if TYPE_CHECKING:
-    from headrace.log.file.state import Operation
+    from headrace.log.file.state import Operation, TopicState
     from headrace.log.file.store import Store
+
+
+
+# Checkpoints: the state as of a position of the journal, so that opening a log does not read its whole past.
+#
+# The two newest are kept, with the journal since the older one: a damaged checkpoint costs time, not data.
+
+
+
+def reconcile(store: Store, replica: Replica) -> None:
+    """Before anything is written behind damage: find topics and rows of lost commits, and say in the journal that they are there."""
+    operations = list(_lost_topics(store, replica))
+    replica.state.apply(replica.state.commit, replica.state.time_us, operations)
+    for topic in replica.state.topics.values():
+        for number, partition in enumerate(topic.partitions):
+            operations += _lost_rows(store, topic, number, partition, replica.lost)
+    replica.damage.clear()
+    if operations:
+        logger.error("%d segments or topics were found behind the journal's damage and kept.", len(operations))
+        append_record(store, replica, operations)
+
+
+def _lost_topics(store: Store, replica: Replica) -> Iterator[Operation]:
+    for directory in sorted((store.root / "topics").glob("*~*")):
+        name, _, created = directory.name.rpartition("~")
+        if name not in replica.state.topics and int(created) in replica.lost:
+            settings = topic_settings(store.disk, directory)
+            if settings is not None:
+                yield restoring_operation(name, settings, directory)
+
+
+def _lost_rows(store: Store, topic: TopicState, number: int, partition: PartitionState, lost: LostCommits) -> Iterator[Operation]:
+    segment, position, end = partition.segment, partition.position, partition.end
+    if position:
+        span, size = _sound_rows(store, store.segment_path(topic.directory, number, segment), position, end - segment, lost)
+        if span:
+            yield ["append", topic.name, number, end, span, segment, position, size - position, 0]
+            end += span
+    while True:
+        place = _segment_at(store.partition_directory(topic.directory, number), end)
+        if place is None or (place.commit and place.commit not in lost):
+            return
+        path = store.partition_directory(topic.directory, number) / place.name
+        span, size = _sound_rows(store, path, 0, 0, None if place.commit else lost)
+        if not span:
+            return
+        if place.commit:
+            yield ["adopt", topic.name, number, end, span, "", place.name]
+        else:
+            yield ["append", topic.name, number, end, span, end, 0, size, 0]
+        end += span
+
+
+def _segment_at(directory: Path, base: int) -> SegmentPlace | None:
+    """The segment that begins at an offset; one that was staged as a whole is there only because its commit was durable."""
+    names = sorted(path.name for path in directory.glob(f"{base:020d}.*{SEGMENT_SUFFIX}"))
+    plain = directory / segment_name(base)
+    return SegmentPlace.parse(names[0] if names else plain.name) if names or plain.exists() else None
+
+
+def _sound_rows(store: Store, path: Path, start: int, relative: int, lost: LostCommits | None) -> tuple[int, int]:
+    """How many offsets of whole, sound frames of lost commits (of any, if None) lie from a place on, and where they end. Synced."""
+    try:
+        file: DiskFile = store.disk.open(path)
+    except FileNotFoundError:
+        return 0, start
+    try:
+        end = start or read_segment_header(file).size
+        expected = relative
+        for position, header, body in read_frames(file, end, file.size()):
+            if header is None or header.relative != expected or (lost is not None and header.commit not in lost) or not body_is_sound(header, body):
+                break
+            expected += header.span
+            end = position + header.frame_bytes
+        file.sync()
+        return expected - relative, end
+    except CorruptionError:
+        return 0, start
+    finally:
+        file.close()
+
+
+def append_record(store: Store, replica: Replica, operations: list[Operation]) -> None:
+    """Write and sync one record outside the committer, under the log's lock."""
+    state = replica.state
+    commit = state.commit + 1
+    record = encode_record(replica.lsn, COMMIT, commit, store.marker.proven(), {"t": state.time_us, "ops": operations})
+    journal = replica.journal.file_at(replica.base)
+    end = journal.write(record, replica.lsn - replica.base)
+    journal.sync()
+    state.apply(commit, state.time_us, operations)
+    replica.lsn = replica.base + end
 
 
 logger = logging.getLogger("headrace.log")

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
+from typing import Protocol
 
 from headrace.errors import ConfigurationError, InputError, LogUnavailable, NewerFormat, ReadOnlyLog
 from headrace.log.file.checkpoint import Replica
@@ -31,10 +32,20 @@ FORMAT = 1
 _MOST_OPEN_SEGMENTS = 256
 
 
-class Store:
-    """Everything below the API that touches the directory."""
+class Recovery(Protocol):
+    """What repairs a log's directory (`headrace.log.file.recovery`)."""
 
-    def __init__(self, root: Path, *, disk: Disk, create: bool, durability: str) -> None:
+    def recover(self, store: Store) -> None:
+        """Make the files agree with the journal after power was lost."""
+
+    def reconcile(self, store: Store, replica: Replica) -> None:
+        """Restore what damaged records of the journal said, as far as the segments know it."""
+
+
+class Store:
+    """Everything below the API that touches the directory. `recovery` repairs it under the lock."""
+
+    def __init__(self, root: Path, recovery: Recovery, *, disk: Disk, create: bool, durability: str) -> None:
         self.root, self.disk, self.durable = root, disk, durability == "disk"
         self._process = os.getpid()
         self._closed = False
@@ -50,6 +61,7 @@ class Store:
         self._newest_journal = Journal(disk, self.journal_directory, write=self.writable)
         self._segments: OrderedDict[tuple[str, int], tuple[int, DiskFile]] = OrderedDict()
         self._directories: set[Path] = set()  # known to be durable
+        self._recovery = recovery
         self._recover_if_needed()
 
     # What is true
@@ -134,9 +146,7 @@ class Store:
                 newest.journal.file_at(newest.base).truncate(torn - newest.base)
             break
         if newest.damage:
-            from headrace.log.file.checkpoint import reconcile
-
-            reconcile(self, newest)
+            self._recovery.reconcile(self, newest)
 
     def _finish_adoptions(self, record: Record) -> None:
         """Whoever wrote a record may have died before it moved its staged files."""
@@ -172,9 +182,7 @@ class Store:
             return
         with self._lock_guard, self.lock_file().locked():
             if not self.marker.is_current(self.marker.read()):
-                from headrace.log.file.recovery import recover
-
-                recover(self)
+                self._recovery.recover(self)
 
     # Segments
 

@@ -23,7 +23,7 @@ from headrace.log.topic_config import check_name
 from headrace.log.values import Duration, Headers, Position, Positions, Rows, Staged
 
 if TYPE_CHECKING:
-    from headrace.log.file.log import FileLog
+    from headrace.log.file.handle import LogHandle
 
 
 MOST_BYTES_IN_MEMORY = 8 << 20
@@ -31,7 +31,7 @@ _ANY = object()
 
 
 class FileTransaction(Transaction):
-    def __init__(self, log: FileLog, id: str, timeout: Duration, *, epoch: int | None = None) -> None:
+    def __init__(self, log: LogHandle, id: str, timeout: Duration, *, epoch: int | None = None) -> None:
         self.log, self.id = log, check_name(id, what="transaction id")
         self._timeout, self._timeout_us = timeout, to_us(timeout, what="timeout")
         self._begun_us = now_us()

@@ -1,0 +1,51 @@
+"""What the runtime asks of a declared pipeline. `headrace.pipeline.Pipeline` meets it; nothing here imports that class, so imports point one way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from headrace.alerts.alert import Alert
+    from headrace.cdc.declaration import Capture
+    from headrace.gateways.declaration import Gateway
+    from headrace.plan.plan import PipelinePlan, Step
+    from headrace.sinks.declaration import Sink
+
+
+class DeclaredPipeline(Protocol):
+    """A pipeline as its author declared it: the plan, and the services that run in the background beside it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def log(self) -> str | None:
+        """The log's address, unless it is given when the pipeline is run."""
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the file that declares the pipeline."""
+
+    @property
+    def ingested(self) -> Mapping[str, Any]:
+        """Streaming DataFrames, or functions that make them from a session, by the name of their ingest."""
+
+    @property
+    def captures(self) -> Mapping[str, Capture]: ...
+
+    @property
+    def sinks(self) -> Mapping[str, Sink]:
+        """Sinks by the derived topic that each follows."""
+
+    @property
+    def gateways(self) -> Mapping[str, Gateway]: ...
+
+    @property
+    def alerts(self) -> Mapping[str, Alert]: ...
+
+    def plan(self) -> PipelinePlan: ...
+
+    def topic_of(self, step: Step) -> str | None:
+        """The derived topic that a step's rows are written to, if there is one."""
