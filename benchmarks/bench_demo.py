@@ -1,4 +1,5 @@
-"""The first five minutes: how long `headrace demo` takes to its first moving number; what an open dashboard costs the pipeline; whether the dashboard's memory stays flat.
+"""The first five minutes: how long `headrace demo` takes to its first moving number; what an open
+dashboard costs the pipeline; whether the dashboard's memory stays flat.
 
 `DEMO_BENCH_MINUTES` says for how long memory is watched: 10, unless it says otherwise.
 """
@@ -50,7 +51,14 @@ def results() -> Iterator[Result]:
 def soon(what: str, seconds: Callable[[], float]) -> Iterator[Result]:
     figures = [seconds() for _ in range(3)]
     note(f"{what}: {[round(each, 1) for each in figures]} s")
-    yield limited("demo", f"from `headrace demo` to {what}", "s", statistics.median(figures), limit=MOVED_S, params={"runs": len(figures)})
+    yield limited(
+        "demo",
+        f"from `headrace demo` to {what}",
+        "s",
+        statistics.median(figures),
+        limit=MOVED_S,
+        params={"runs": len(figures)},
+    )
 
 
 def seconds_to_be_seen() -> float:
@@ -73,9 +81,13 @@ def offsets_shown(address: str) -> dict[str, int]:
 def seconds_to_move() -> float:
     """With the start of the process; the demo itself counts from a little later."""
     began_s = time.perf_counter()
-    with subprocess.Popen([*HEADRACE, "demo", "--for", "1s", "--port", "0"], stdout=subprocess.PIPE, text=True) as demo:
+    with subprocess.Popen(
+        [*HEADRACE, "demo", "--for", "1s", "--port", "0"], stdout=subprocess.PIPE, text=True
+    ) as demo:
         assert demo.stdout is not None
-        moved_s = next(time.perf_counter() - began_s for line in demo.stdout if "numbers move" in line)
+        moved_s = next(
+            time.perf_counter() - began_s for line in demo.stdout if "numbers move" in line
+        )
         note("".join(demo.stdout).strip().splitlines()[-1])
     assert demo.returncode == 0
     return moved_s
@@ -88,7 +100,12 @@ def seconds_to_move() -> float:
 def watched(port: int) -> Iterator[list[int]]:
     """While somebody has the dashboard open; afterwards, how much came."""
     came: list[int] = []
-    with subprocess.Popen([sys.executable, "-m", "benchmarks.dashboard_client", str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.dashboard_client", str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as client:
         assert client.stdin is not None
         assert client.stdout is not None
         assert client.stdout.readline() == "ready\n"
@@ -120,11 +137,21 @@ class ShopRun:
         return rows / (time.perf_counter() - began_s)
 
     def _rows(self) -> int:
-        return sum(outbox.sender.rows for outbox in (self.world.devices.orders, self.world.devices.searches, self.world.devices.clicks))
+        return sum(
+            outbox.sender.rows
+            for outbox in (
+                self.world.devices.orders,
+                self.world.devices.searches,
+                self.world.devices.clicks,
+            )
+        )
 
 
 def open_dashboard() -> Iterator[Result]:
-    note(f"demo: {ROUNDS} rounds of {BATCHES} batches of about {ORDERS_A_SECOND * SECONDS_A_BATCH:,} orders, and searches and clicks, with the dashboard open and closed")
+    note(
+        f"demo: {ROUNDS} rounds of {BATCHES} batches of about {ORDERS_A_SECOND * SECONDS_A_BATCH:,}"
+        " orders, and searches and clicks, with the dashboard open and closed"
+    )
     closed, opened = list[float](), list[float]()
     with session() as spark, directory() as root:
         run = ShopRun(root, spark)
@@ -138,7 +165,16 @@ def open_dashboard() -> Iterator[Result]:
                     assert came[0] > 0
         run.test.close()
     note(f"closed {list(map(round, closed))}, open {list(map(round, opened))}")
-    yield judged("demo", "the shop's pipeline with the dashboard open", "rows/s", statistics.median(opened), "dashboard closed", statistics.median(closed), bar=KEPT, better="higher")
+    yield judged(
+        "demo",
+        "the shop's pipeline with the dashboard open",
+        "rows/s",
+        statistics.median(opened),
+        "dashboard closed",
+        statistics.median(closed),
+        bar=KEPT,
+        better="higher",
+    )
 
 
 # Memory of a process that serves the dashboard
@@ -146,17 +182,34 @@ def open_dashboard() -> Iterator[Result]:
 
 def memory() -> Iterator[Result]:
     note(f"demo: memory of a dashboard that is open for {MINUTES:g} minutes")
-    with directory() as root, running("demo", "--keep", str(root / "shop"), "--no-open", "--port", "0") as demo:
+    with (
+        directory() as root,
+        running("demo", "--keep", str(root / "shop"), "--no-open", "--port", "0") as demo,
+    ):
         said_by(demo, r"numbers move")
-        with running("dashboard", str(root / "shop" / "shop.state"), "--no-open", "--port", "0") as serving:
+        with running(
+            "dashboard", str(root / "shop" / "shop.state"), "--no-open", "--port", "0"
+        ) as serving:
             port = int(said_by(serving, r"http://127\.0\.0\.1:(\d+)"))
             with watched(port) as came:
                 samples = list(sampled(serving.pid))
             assert came[0] > 0
     third = len(samples) // 3
-    middle, last = statistics.median(samples[third : 2 * third]), statistics.median(samples[2 * third :])
+    middle, last = (
+        statistics.median(samples[third : 2 * third]),
+        statistics.median(samples[2 * third :]),
+    )
     note(f"MiB, now and then: {[round(each) for each in samples[:: max(1, len(samples) // 12)]]}")
-    yield judged("demo", f"memory of the dashboard, the last third of {MINUTES:g} minutes", "MiB", last, "the middle third", middle, bar=1 / GROWTH, better="lower")
+    yield judged(
+        "demo",
+        f"memory of the dashboard, the last third of {MINUTES:g} minutes",
+        "MiB",
+        last,
+        "the middle third",
+        middle,
+        bar=1 / GROWTH,
+        better="lower",
+    )
 
 
 @contextmanager
@@ -170,7 +223,11 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 def said_by(process: subprocess.Popen[str], pattern: str) -> str:
     """The first thing that a process says which fits, or its first group."""
     assert process.stdout is not None
-    return next(found[found.lastindex or 0] for line in process.stdout if (found := re.search(pattern, line)))
+    return next(
+        found[found.lastindex or 0]
+        for line in process.stdout
+        if (found := re.search(pattern, line))
+    )
 
 
 def sampled(process: int) -> Iterator[float]:

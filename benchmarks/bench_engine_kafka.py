@@ -1,7 +1,9 @@
-"""From Kafka and to Kafka through Spark, exactly once, beside a bare loop over confluent-kafka that decodes and encodes the same rows and promises nothing.
+"""From Kafka and to Kafka through Spark, exactly once, beside a bare loop over confluent-kafka that
+decodes and encodes the same rows and promises nothing.
 
-A stateless pipeline, `topic → with_columns → write`: what is measured is the way in and the way out. The loop has every advantage: no transaction, no ledger, no order,
-no shuffle, and instead of Python's json, which is slower, Arrow's reader and our own writer.
+A stateless pipeline, `topic → with_columns → write`: what is measured is the way in and the way
+out. The loop has every advantage: no transaction, no ledger, no order, no shuffle, and instead of
+Python's json, which is slower, Arrow's reader and our own writer.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def fill(log: hr.Log) -> None:
 
 
 class OurSide:
-    """Each round is a pipeline of its own over the same topic, from its cut of a tick to the commit."""
+    """Each round is a pipeline of its own over the same topic, from its cut of a tick to the
+    commit.
+    """
 
     def __init__(self, log: hr.Log, spark: SparkSession, root: Path) -> None:
         self.log, self.spark, self.root = log, spark, root
@@ -55,7 +59,9 @@ class OurSide:
         name = f"bench-{uuid.uuid4().hex[:8]}"
         pipeline = hr.Pipeline(name)
         orders = pipeline.topic(SOURCE, schema=SCHEMA, key=KEY, partitions=PARTITIONS)
-        pipeline.write(f"{name}-out", orders.with_columns(tax="amount * 0.2"), partitions=PARTITIONS)
+        pipeline.write(
+            f"{name}-out", orders.with_columns(tax="amount * 0.2"), partitions=PARTITIONS
+        )
         runner = Runner(pipeline.plan(), self.log, self.spark, self.root / name)
         self._watch(runner)
         taken = seconds(lambda: self._run(runner))
@@ -94,19 +100,35 @@ class BareLoop:
 
     def __init__(self, servers: str, log: hr.Log) -> None:
         self.servers = servers
-        self.target = log.create_topic("bench-loop", f"{SCHEMA}, tax DOUBLE", key=KEY, partitions=PARTITIONS).name
+        self.target = log.create_topic(
+            "bench-loop", f"{SCHEMA}, tax DOUBLE", key=KEY, partitions=PARTITIONS
+        ).name
 
     def round(self) -> float:
         """Rows a second."""
         return ROWS / seconds(self._run)
 
     def _run(self) -> None:
-        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": uuid.uuid4().hex, "enable.auto.commit": False})
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.servers,
+                "group.id": uuid.uuid4().hex,
+                "enable.auto.commit": False,
+            }
+        )
         consumer.assign([TopicPartition(SOURCE, partition, 0) for partition in range(PARTITIONS)])
-        producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 5, "queue.buffering.max.messages": 10_000_000})
+        producer = Producer(
+            {
+                "bootstrap.servers": self.servers,
+                "linger.ms": 5,
+                "queue.buffering.max.messages": 10_000_000,
+            }
+        )
         done = 0
         while done < ROWS:
-            messages = [message for message in consumer.consume(POLL, 1.0) if message.error() is None]
+            messages = [
+                message for message in consumer.consume(POLL, 1.0) if message.error() is None
+            ]
             for key, value in transformed(messages):
                 producer.produce(self.target, value, key)
             producer.poll(0)
@@ -120,9 +142,15 @@ def transformed(messages: list[Message]) -> Iterable[tuple[bytes | None, bytes]]
     if not messages:
         return ()
     joined = b"\n".join([message.value() or b"" for message in messages])
-    table = pyarrow.json.read_json(pa.BufferReader(joined), pyarrow.json.ReadOptions(block_size=len(joined) + 1))
+    table = pyarrow.json.read_json(
+        pa.BufferReader(joined), pyarrow.json.ReadOptions(block_size=len(joined) + 1)
+    )
     table = table.append_column("tax", pc.multiply(table["amount"], 0.2))
-    return zip((message.key() for message in messages), encode(table.combine_chunks().to_batches()[0]), strict=True)
+    return zip(
+        (message.key() for message in messages),
+        encode(table.combine_chunks().to_batches()[0]),
+        strict=True,
+    )
 
 
 def results() -> Iterator[Result]:
@@ -146,14 +174,29 @@ def _measured(ours: OurSide, broker: KafkaBroker, log: hr.Log) -> Result:
         ours.committing.clear()
         rate, peer = ours.round(), loop.round()
         share = ours.committing[-1] * rate / ROWS
-        note(f"ours {rate:.0f} rows/s, {share:.0%} of the time in the commit; the loop {peer:.0f} rows/s")
+        note(
+            f"ours {rate:.0f} rows/s, {share:.0%} of the time in the commit; the loop {peer:.0f}"
+            " rows/s"
+        )
         if number >= WARM_UP:
             our_rates.append(rate)
             their_rates.append(peer)
             shares.append(share)
     rate, share = statistics.median(our_rates), statistics.median(shares)
     return judged(
-        "engine_kafka", "from Kafka to Kafka through Spark, exactly once, 1 million rows of 100 bytes a batch", "rows/s",
-        rate, "bare confluent-kafka loop, decoding and encoding with Arrow", statistics.median(their_rates), bar=0.5, better="higher",
-        params={"rows": ROWS, "partitions": PARTITIONS, "rounds": ROUNDS, "rows_in_per_s": round(rate / (1 - share)), "rows_out_per_s": round(rate / share)},
-    )  # fmt: skip
+        "engine_kafka",
+        "from Kafka to Kafka through Spark, exactly once, 1 million rows of 100 bytes a batch",
+        "rows/s",
+        rate,
+        "bare confluent-kafka loop, decoding and encoding with Arrow",
+        statistics.median(their_rates),
+        bar=0.5,
+        better="higher",
+        params={
+            "rows": ROWS,
+            "partitions": PARTITIONS,
+            "rounds": ROUNDS,
+            "rows_in_per_s": round(rate / (1 - share)),
+            "rows_out_per_s": round(rate / share),
+        },
+    )

@@ -1,6 +1,8 @@
-"""Event sourcing: durable commands a second and loading one entity, beside the `eventsourcing` library on an SQLite file and on Postgres, with the same commands; and rebuilding a projection.
+"""Event sourcing: durable commands a second and loading one entity, beside the `eventsourcing`
+library on an SQLite file and on Postgres, with the same commands; and rebuilding a projection.
 
-Every command loads an account, decides a deposit and stores its event durably: one sync a command with one writer, shared syncs with sixteen.
+Every command loads an account, decides a deposit and stores its event durably: one sync a command
+with one writer, shared syncs with sixteen.
 """
 
 from __future__ import annotations
@@ -32,7 +34,13 @@ if TYPE_CHECKING:
 COMMANDS, ACCOUNTS, WRITERS = 1500, 100, 16
 EVENTS, OF_ONE = 1_000_000, 1_000
 PROJECTED = 2_000_000
-DURABLE = {"fsync": "on", "wal_level": "replica", "max_connections": "60", "shared_buffers": "256MB", "autovacuum": "on"}
+DURABLE = {
+    "fsync": "on",
+    "wal_level": "replica",
+    "max_connections": "60",
+    "shared_buffers": "256MB",
+    "autovacuum": "on",
+}
 Run = Callable[[Callable[[int], object]], float]
 
 
@@ -46,7 +54,13 @@ class Account:
     balance: int = 0
 
 
-DECIDER = Decider("account", Account(), lambda command, _account: [Deposited(command)], lambda account, event: replace(account, balance=account.balance + event.amount), (Deposited,))
+DECIDER = Decider(
+    "account",
+    Account(),
+    lambda command, _account: [Deposited(command)],
+    lambda account, event: replace(account, balance=account.balance + event.amount),
+    (Deposited,),
+)
 
 
 def one_writer(command: Callable[[int], object]) -> float:
@@ -71,7 +85,11 @@ def many_writers(command: Callable[[int], object]) -> float:
 
 @contextmanager
 def our_store() -> Iterator[EventStore]:
-    with TemporaryDirectory() as directory, hr.open_log(f"file:{directory}/log") as log, open_store(log, "bank") as store:
+    with (
+        TemporaryDirectory() as directory,
+        hr.open_log(f"file:{directory}/log") as log,
+        open_store(log, "bank") as store,
+    ):
         yield store
 
 
@@ -98,14 +116,21 @@ def their_rate(run: Run, **environment: str) -> float:
 
 def on_sqlite(run: Run) -> float:
     with TemporaryDirectory() as directory:
-        return their_rate(run, PERSISTENCE_MODULE="eventsourcing.sqlite", SQLITE_DBNAME=f"{directory}/bank.db")
+        return their_rate(
+            run, PERSISTENCE_MODULE="eventsourcing.sqlite", SQLITE_DBNAME=f"{directory}/bank.db"
+        )
 
 
 def postgres_environment(server: PostgresServer) -> dict[str, str]:
     return {
-        "PERSISTENCE_MODULE": "eventsourcing.postgres", "POSTGRES_DBNAME": "postgres", "POSTGRES_HOST": "127.0.0.1", "POSTGRES_PORT": str(server.port),
-        "POSTGRES_USER": "postgres", "POSTGRES_PASSWORD": "none", "POSTGRES_MAX_OVERFLOW": "20",
-    }  # fmt: skip
+        "PERSISTENCE_MODULE": "eventsourcing.postgres",
+        "POSTGRES_DBNAME": "postgres",
+        "POSTGRES_HOST": "127.0.0.1",
+        "POSTGRES_PORT": str(server.port),
+        "POSTGRES_USER": "postgres",
+        "POSTGRES_PASSWORD": "none",
+        "POSTGRES_MAX_OVERFLOW": "20",
+    }
 
 
 # Loading one of many
@@ -115,7 +140,12 @@ def fill_ours(store: EventStore) -> None:
     """One event of the account asked for among every thousand."""
     for number in range(OF_ONE):
         others = [Event("Deposited", {"amount": 1}) for _ in range(EVENTS // OF_ONE - 1)]
-        store.commit([Change(f"other-{number * 7 % 997}", others, ANY), Change("account-1", [Event("Deposited", {"amount": 1})], ANY)])
+        store.commit(
+            [
+                Change(f"other-{number * 7 % 997}", others, ANY),
+                Change("account-1", [Event("Deposited", {"amount": 1})], ANY),
+            ]
+        )
 
 
 def fill_theirs(server: PostgresServer, peer: Bank) -> UUID:
@@ -124,8 +154,9 @@ def fill_theirs(server: PostgresServer, peer: Bank) -> UUID:
     one = peer.with_deposits(OF_ONE)
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO bank_events (originator_id, originator_version, topic, state) SELECT md5((g / 1000)::text)::uuid, g % 1000 + 1, topic, state "
-            f"FROM generate_series(0, {EVENTS - OF_ONE - 1}) g, (SELECT topic, state FROM bank_events LIMIT 1) e"
+            "INSERT INTO bank_events (originator_id, originator_version, topic, state) SELECT"
+            " md5((g / 1000)::text)::uuid, g % 1000 + 1, topic, state FROM generate_series(0,"
+            f" {EVENTS - OF_ONE - 1}) g, (SELECT topic, state FROM bank_events LIMIT 1) e"
         )
         connection.execute("VACUUM ANALYZE bank_events")
     return one
@@ -144,10 +175,16 @@ def loading(server: PostgresServer) -> Iterator[Result]:
         store.by_entity.flush()
         without = replace(DECIDER, snapshot_every=None)
         yield compare(
-            "events", f"load an entity of {OF_ONE} events among {EVENTS}", "ms",
-            ours=lambda: load_ms(lambda: Handler(store, without).state("account-1").balance), peer="eventsourcing on Postgres",
-            theirs=lambda: load_ms(lambda: peer.version(one)), bar=3.0, better="lower", repeats=15,
-        )  # fmt: skip
+            "events",
+            f"load an entity of {OF_ONE} events among {EVENTS}",
+            "ms",
+            ours=lambda: load_ms(lambda: Handler(store, without).state("account-1").balance),
+            peer="eventsourcing on Postgres",
+            theirs=lambda: load_ms(lambda: peer.version(one)),
+            bar=3.0,
+            better="lower",
+            repeats=15,
+        )
         Handler(store, replace(DECIDER, snapshot_every=1)).handle("account-1", 1)
         store.by_entity.flush()
 
@@ -156,7 +193,14 @@ def loading(server: PostgresServer) -> Iterator[Result]:
             assert Handler(store, DECIDER).state("account-1").balance == OF_ONE + 1
             return (time.perf_counter() - started) * 1000
 
-        yield within("events", "load the same with a snapshot", "ms", ours=with_snapshot, limit=1.0, repeats=15)
+        yield within(
+            "events",
+            "load the same with a snapshot",
+            "ms",
+            ours=with_snapshot,
+            limit=1.0,
+            repeats=15,
+        )
 
 
 # A projection
@@ -165,17 +209,30 @@ def loading(server: PostgresServer) -> Iterator[Result]:
 def projection() -> hr.Pipeline:
     pipeline = hr.Pipeline("bench")
     amount = "CAST(get_json_object(data, '$.amount') AS BIGINT)"
-    deposits = hr.events.stream(pipeline, "bank").where("type = 'Deposited'").select("entity", amount=amount)
-    pipeline.view("balances", deposits.group_by("entity").aggregate(balance=hr.agg.sum("amount"), n=hr.agg.count()))
+    deposits = (
+        hr.events.stream(pipeline, "bank")
+        .where("type = 'Deposited'")
+        .select("entity", amount=amount)
+    )
+    pipeline.view(
+        "balances",
+        deposits.group_by("entity").aggregate(balance=hr.agg.sum("amount"), n=hr.agg.count()),
+    )
     return pipeline
 
 
 def events_table(first: int, count: int) -> pa.Table:
     numbers = range(first, first + count)
     columns = {
-        "entity": [f"account-{n % 50_000}" for n in numbers], "version": [n // 50_000 + 1 for n in numbers], "type": ["Deposited"] * count, "type_version": [1] * count,
-        "id": [None] * count, "subject": [None] * count, "data": [json.dumps({"amount": n % 7}) for n in numbers], "state": [None] * count,
-    }  # fmt: skip
+        "entity": [f"account-{n % 50_000}" for n in numbers],
+        "version": [n // 50_000 + 1 for n in numbers],
+        "type": ["Deposited"] * count,
+        "type_version": [1] * count,
+        "id": [None] * count,
+        "subject": [None] * count,
+        "data": [json.dumps({"amount": n % 7}) for n in numbers],
+        "state": [None] * count,
+    }
     return pa.table(columns, schema=ARROW)
 
 
@@ -199,17 +256,38 @@ def projected_rate() -> float:
 
 def results() -> Iterator[Result]:
     yield compare(
-        "events", "durable commands, one writer", "commands/s", ours=lambda: our_rate(one_writer), peer="eventsourcing on SQLite", theirs=lambda: on_sqlite(one_writer), bar=1.0,
+        "events",
+        "durable commands, one writer",
+        "commands/s",
+        ours=lambda: our_rate(one_writer),
+        peer="eventsourcing on SQLite",
+        theirs=lambda: on_sqlite(one_writer),
+        bar=1.0,
         better="higher",
-    )  # fmt: skip
+    )
     try:
         with PostgresServer(DURABLE) as server:
             environment = postgres_environment(server)
             yield compare(
-                "events", f"durable commands, {WRITERS} writers", "commands/s", ours=lambda: our_rate(many_writers), peer="eventsourcing on Postgres",
-                theirs=lambda: their_rate(many_writers, **environment), bar=3.0, better="higher",
-            )  # fmt: skip
+                "events",
+                f"durable commands, {WRITERS} writers",
+                "commands/s",
+                ours=lambda: our_rate(many_writers),
+                peer="eventsourcing on Postgres",
+                theirs=lambda: their_rate(many_writers, **environment),
+                bar=3.0,
+                better="higher",
+            )
             yield from loading(server)
     except ServerUnavailable as why:
         raise Unavailable(str(why)) from why
-    yield judged("events", f"rebuild a projection of {PROJECTED} events", "events/s", projected_rate(), "limit", 200_000, bar=1.0, better="higher")
+    yield judged(
+        "events",
+        f"rebuild a projection of {PROJECTED} events",
+        "events/s",
+        projected_rate(),
+        "limit",
+        200_000,
+        bar=1.0,
+        better="higher",
+    )

@@ -1,9 +1,15 @@
-"""Gateways beside what they cannot do without, and a pipeline with a sink that is stalled beside one whose sink is not.
+"""Gateways beside what they cannot do without, and a pipeline with a sink that is stalled beside
+one whose sink is not.
 
-- HTTP: another process posts 100 JSON lines a request over 16 connections, and counts what was answered, which is what is durable. The peer has no HTTP and no second process: 16 threads of this one parse the
-  same bodies into rows and append them to an embedded log, each append synced before the next. Threads that come together share a sync there too, as requests do in the gateway.
-- StatsD: the fastest pace of another process at which no packet is lost. The peer is a Python loop over `recv` that only counts; ours reads, sums up and stores by interval.
-- A stalled sink: rounds of one run of one pipeline (`stalled_sink`), timed when Spark has long started; they take turns, so that both sides have the same machine.
+- HTTP: another process posts 100 JSON lines a request over 16 connections, and counts what was
+  answered, which is what is durable. The peer has no HTTP and no second process: 16 threads of this
+  one parse the
+  same bodies into rows and append them to an embedded log, each append synced before the next.
+  Threads that come together share a sync there too, as requests do in the gateway.
+- StatsD: the fastest pace of another process at which no packet is lost. The peer is a Python loop
+  over `recv` that only counts; ours reads, sums up and stores by interval.
+- A stalled sink: rounds of one run of one pipeline (`stalled_sink`), timed when Spark has long
+  started; they take turns, so that both sides have the same machine.
 """
 
 from __future__ import annotations
@@ -42,11 +48,15 @@ def fresh_log() -> Iterator[hr.Log]:
 
 def posted() -> float:
     with fresh_log() as log, hr.gateways.http("rows", port=0).open(log) as running:
-        return figure(in_a_process("http", running.address.rpartition(":")[2], CONNECTIONS, SECONDS))
+        return figure(
+            in_a_process("http", running.address.rpartition(":")[2], CONNECTIONS, SECONDS)
+        )
 
 
 def appended() -> float:
-    """As many threads as there are connections, each of which parses a request's rows and appends them."""
+    """As many threads as there are connections, each of which parses a request's rows and appends
+    them.
+    """
     requests = bodies()
     with fresh_log() as log:
         schema = log.topic("rows").arrow_schema
@@ -56,7 +66,9 @@ def appended() -> float:
         def append(number: int) -> None:
             with log.producer("rows") as producer:
                 while time.perf_counter() - started < SECONDS:
-                    lines = requests[(done[number] * CONNECTIONS + number) % len(requests)].split(b"\n")
+                    lines = requests[(done[number] * CONNECTIONS + number) % len(requests)].split(
+                        b"\n"
+                    )
                     producer.append(decode(lines, schema).batch)
                     done[number] += 1
 
@@ -72,7 +84,9 @@ def appended() -> float:
 
 
 def without_loss(received: Callable[[float], tuple[int, int]]) -> float:
-    """The fastest pace at which nothing is lost, in packets a second; the sender's own pace, where it is slower."""
+    """The fastest pace at which nothing is lost, in packets a second; the sender's own pace, where
+    it is slower.
+    """
     best = 0.0
     for pace in PACES:
         sent, got = received(pace)
@@ -101,7 +115,9 @@ def counted(pace: float) -> tuple[int, int]:
 
 def stored(pace: float) -> tuple[int, int]:
     with fresh_log() as log, hr.gateways.statsd(port=0, flush="500 ms").open(log) as running:
-        sent = int(figure(in_a_process("statsd", running.address.rpartition(":")[2], pace, PACE_SECONDS)))
+        sent = int(
+            figure(in_a_process("statsd", running.address.rpartition(":")[2], pace, PACE_SECONDS))
+        )
         deadline = time.monotonic() + 2
         while running.status().details["packets"] < sent and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -110,15 +126,38 @@ def stored(pace: float) -> tuple[int, int]:
 
 def results() -> Iterator[Result]:
     yield compare(
-        "gateways", f"durable rows over HTTP, {ROWS_A_REQUEST} JSON lines a request, {CONNECTIONS} connections", "rows/s", ours=posted,
-        peer=f"the log's own append of the same rows, parsed from JSON, by {CONNECTIONS} threads", theirs=appended, bar=0.3, better="higher", repeats=3,
-    )  # fmt: skip
+        "gateways",
+        f"durable rows over HTTP, {ROWS_A_REQUEST} JSON lines a request, {CONNECTIONS} connections",
+        "rows/s",
+        ours=posted,
+        peer=f"the log's own append of the same rows, parsed from JSON, by {CONNECTIONS} threads",
+        theirs=appended,
+        bar=0.3,
+        better="higher",
+        repeats=3,
+    )
     yield compare(
-        "gateways", "StatsD's packets without loss, stored by interval", "packets/s", ours=lambda: without_loss(stored), peer="a bare loop that only counts",
-        theirs=lambda: without_loss(counted), bar=0.5, better="higher", repeats=3, warmups=0,
-    )  # fmt: skip
+        "gateways",
+        "StatsD's packets without loss, stored by interval",
+        "packets/s",
+        ours=lambda: without_loss(stored),
+        peer="a bare loop that only counts",
+        theirs=lambda: without_loss(counted),
+        bar=0.5,
+        better="higher",
+        repeats=3,
+        warmups=0,
+    )
     with Rounds() as rounds:
         yield compare(
-            "gateways", "a view beside a sink that is stalled", "rows/s", ours=lambda: rounds.paced(stalls=True), peer="the same beside a sink that is not",
-            theirs=lambda: rounds.paced(stalls=False), bar=0.9, better="higher", repeats=15, warmups=3,
-        )  # fmt: skip
+            "gateways",
+            "a view beside a sink that is stalled",
+            "rows/s",
+            ours=lambda: rounds.paced(stalls=True),
+            peer="the same beside a sink that is not",
+            theirs=lambda: rounds.paced(stalls=False),
+            bar=0.9,
+            better="higher",
+            repeats=15,
+            warmups=3,
+        )

@@ -1,6 +1,8 @@
-"""Joins of streams: two streams within a time bound beside Spark's own join of streams, and rows beside versions of a table against the keyed aggregate.
+"""Joins of streams: two streams within a time bound beside Spark's own join of streams, and rows
+beside versions of a table against the keyed aggregate.
 
-Both sides of the first read the same topics through our source, with the same watermark and bounds; rows are dropped behind both, as in `bench_state`.
+Both sides of the first read the same topics through our source, with the same watermark and bounds;
+rows are dropped behind both, as in `bench_state`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def sides(batch: int) -> tuple[pa.Table, pa.Table]:
     other = np.where(np.arange(ROWS_A_SIDE) % 2 == 0, ids, ids + ROWS_A_SIDE)
     later = at + rng.integers(0, 4 * MINUTE_US, ROWS_A_SIDE)
     values = rng.integers(0, 1_000, ROWS_A_SIDE)
-    return pa.table({"id": ids, "a": values, "at": times(at)}), pa.table({"id": other, "b": values, "at": times(later)})
+    return pa.table({"id": ids, "a": values, "at": times(at)}), pa.table(
+        {"id": other, "b": values, "at": times(later)}
+    )
 
 
 def joined_streams() -> hr.Pipeline:
@@ -51,7 +55,12 @@ def joined_streams() -> hr.Pipeline:
     time = hr.EventTime("at", delay="1 minute")
     left = made.topic("lefts", schema=LEFT, key="id", event_time=time, partitions=2)
     right = made.topic("rights", schema=RIGHT, key="id", event_time=time, partitions=2)
-    made.write("pairs", left.join(right, on="id", before="0 seconds", after="5 minutes", how="left", suffix="_right"))
+    made.write(
+        "pairs",
+        left.join(
+            right, on="id", before="0 seconds", after="5 minutes", how="left", suffix="_right"
+        ),
+    )
     return made
 
 
@@ -78,14 +87,33 @@ def spark_rates(root: Path, spark: SparkSession) -> list[float]:
 
 def _spark_join(log: FileLog, root: Path, spark: SparkSession) -> list[float]:
     def stream(topic: str, columns: str, name: str) -> object:
-        source = spark.readStream.format("headrace").option("log", log.address).option("topic", topic).option("columns", columns)
-        return source.option("maxRowsPerBatch", ROWS_A_SIDE).load().withWatermark("at", "1 minute").alias(name)
+        source = (
+            spark.readStream.format("headrace")
+            .option("log", log.address)
+            .option("topic", topic)
+            .option("columns", columns)
+        )
+        return (
+            source.option("maxRowsPerBatch", ROWS_A_SIDE)
+            .load()
+            .withWatermark("at", "1 minute")
+            .alias(name)
+        )
 
     from pyspark.sql.functions import expr
 
     left, right = stream("lefts", "id,a,at", "l"), stream("rights", "id,b,at", "r")
-    met = left.join(right, expr("l.id = r.id AND r.at >= l.at AND r.at <= l.at + INTERVAL 5 MINUTES"), "leftOuter")  # type: ignore[attr-defined]
-    query = met.writeStream.format("noop").option("checkpointLocation", str(root / "checkpoint")).trigger(availableNow=True).start()
+    met = left.join(  # type: ignore[attr-defined]
+        right,
+        expr("l.id = r.id AND r.at >= l.at AND r.at <= l.at + INTERVAL 5 MINUTES"),
+        "leftOuter",
+    )
+    query = (
+        met.writeStream.format("noop")
+        .option("checkpointLocation", str(root / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination()
     batches = [each for each in query.recentProgress if each.numInputRows]
     return [each.numInputRows / each.durationMs["triggerExecution"] * 1000 for each in batches]
@@ -93,8 +121,20 @@ def _spark_join(log: FileLog, root: Path, spark: SparkSession) -> list[float]:
 
 def versioned() -> hr.Pipeline:
     made = hr.Pipeline("bench")
-    orders = made.topic("rows", schema="k BIGINT, v BIGINT, at TIMESTAMP", key="k", event_time=hr.EventTime("at"), partitions=2)
-    rates = made.table("rates", schema="k BIGINT, rate DOUBLE, since TIMESTAMP", key="k", event_time=hr.EventTime("since"), history="3650 days")
+    orders = made.topic(
+        "rows",
+        schema="k BIGINT, v BIGINT, at TIMESTAMP",
+        key="k",
+        event_time=hr.EventTime("at"),
+        partitions=2,
+    )
+    rates = made.table(
+        "rates",
+        schema="k BIGINT, rate DOUBLE, since TIMESTAMP",
+        key="k",
+        event_time=hr.EventTime("since"),
+        history="3650 days",
+    )
     made.write("taxed", orders.join(rates.as_of("at"), on="k"))
     return made
 
@@ -103,13 +143,20 @@ def versioned_rates(root: Path, spark: SparkSession) -> list[float]:
     """Rows a second of batches of a million, once the table is there."""
     rng, span_us = np.random.default_rng(1), VERSIONS * MINUTE_US
     with Run(dropped(versioned().plan()), root, spark) as run:
-        keys, since = np.tile(np.arange(KEYS), VERSIONS), START_US + np.repeat(np.arange(VERSIONS) * MINUTE_US, KEYS)
+        keys, since = (
+            np.tile(np.arange(KEYS), VERSIONS),
+            START_US + np.repeat(np.arange(VERSIONS) * MINUTE_US, KEYS),
+        )
         with run.log.producer("rates") as producer:
             producer.upsert(pa.table({"k": keys, "rate": keys * 0.001, "since": times(since)}))
         batches = []
         for _ in range(WARM_UP + VERSIONED_ROWS // AGGREGATE_ROWS):
             at = np.sort(START_US + rng.integers(0, span_us, AGGREGATE_ROWS))
-            rows = {"k": rng.integers(0, KEYS, AGGREGATE_ROWS), "v": rng.integers(0, 1_000, AGGREGATE_ROWS), "at": times(at)}
+            rows = {
+                "k": rng.integers(0, KEYS, AGGREGATE_ROWS),
+                "v": rng.integers(0, 1_000, AGGREGATE_ROWS),
+                "at": times(at),
+            }
             batches.append(AGGREGATE_ROWS / run.batch(pa.table(rows)))
     return batches[WARM_UP:]
 
@@ -118,14 +165,37 @@ def results() -> Iterator[Result]:
     with session() as spark, directory() as root:
         ours, theirs = our_rates(root / "ours", spark), spark_rates(root / "theirs", spark)
         note(f"ours {list(map(round, ours))}, Spark {list(map(round, theirs))}")
-        what = f"left join of two streams, distinct keys, half matched, {ROWS_A_SIDE:,} rows a side and batch"
+        what = (
+            f"left join of two streams, distinct keys, half matched, {ROWS_A_SIDE:,} rows a side"
+            " and batch"
+        )
         peer = "Spark's join of streams, RocksDB"
         params = {"rows_a_side": ROWS_A_SIDE, "batches": BATCHES - WARM_UP}
-        yield judged("joins", what, "rows/s", statistics.median(ours), peer, statistics.median(theirs), bar=3.0, better="higher", params=params)
+        yield judged(
+            "joins",
+            what,
+            "rows/s",
+            statistics.median(ours),
+            peer,
+            statistics.median(theirs),
+            bar=3.0,
+            better="higher",
+            params=params,
+        )
     with session() as spark, directory() as root:
         ours = versioned_rates(root / "ours", spark)
         theirs = aggregate_rates(dropped(count_and_sum().plan()), root / "theirs", spark, 1_000_000)
         note(f"versioned join {list(map(round, ours))}, keyed aggregate {list(map(round, theirs))}")
         what = f"rows joined with {KEYS:,} keys × {VERSIONS} versions"
         peer = "running count and sum, 1 million keys"
-        yield judged("joins", what, "rows/s", statistics.median(ours), peer, statistics.median(theirs), bar=0.7, better="higher", params={"rows": VERSIONED_ROWS})
+        yield judged(
+            "joins",
+            what,
+            "rows/s",
+            statistics.median(ours),
+            peer,
+            statistics.median(theirs),
+            bar=0.7,
+            better="higher",
+            params={"rows": VERSIONED_ROWS},
+        )

@@ -1,6 +1,8 @@
-"""Joins of tables. The cost of a change follows the change, not the tables: kernel and state alone, without Spark.
+"""Joins of tables. The cost of a change follows the change, not the tables: kernel and state alone,
+without Spark.
 
-And a post of a celebrity reaches all who follow: the kernel's rate, and the time until everyone sees it in a view.
+And a post of a celebrity reaches all who follow: the kernel's rate, and the time until everyone
+sees it in a view.
 """
 
 from __future__ import annotations
@@ -34,18 +36,32 @@ _STILL = Clocks(*(np.zeros(0, np.int64),) * 4)
 
 
 class Shard:
-    """All key groups of a join of `orders` (by `id`, with a `customer`) and `customers` (by `customer`)."""
+    """All key groups of a join of `orders` (by `id`, with a `customer`) and `customers` (by
+    `customer`).
+    """
 
-    def __init__(self, root: Path, left: Side, right: Side, columns: list[tuple[str, str, str]]) -> None:
+    def __init__(
+        self, root: Path, left: Side, right: Side, columns: list[tuple[str, str, str]]
+    ) -> None:
         self.root, self.left, self.right, self.tick = root, left, right, 0
         self.files = StateFiles(root / "files")
         self.kernel = TableTableJoin(STEP, left, right, columns)
         self.ids: dict[str, StateIds] = {STEP: {}}
 
-    def batch(self, left: dict[str, Numbers], right: dict[str, Numbers], kinds: tuple[str, ...] = ("insert",)) -> tuple[float, float, int]:
-        """One tick. Returns the seconds of kernel and state up to the store's commit, those of the kernel alone, and how many rows came."""
+    def batch(
+        self,
+        left: dict[str, Numbers],
+        right: dict[str, Numbers],
+        kinds: tuple[str, ...] = ("insert",),
+    ) -> tuple[float, float, int]:
+        """One tick. Returns the seconds of kernel and state up to the store's commit, those of the
+        kernel alone, and how many rows came.
+        """
         self.tick += 1
-        inputs = [self._changes(rows, kinds, side) for rows, side in ((left, self.left), (right, self.right))]
+        inputs = [
+            self._changes(rows, kinds, side)
+            for rows, side in ((left, self.left), (right, self.right))
+        ]
         started = time.perf_counter()
         store = LocalStore(self.root / "local", list(range(GROUPS)))
         with store.transaction() as txn:
@@ -62,32 +78,57 @@ class Shard:
         count = len(next(iter(rows.values()))) if rows else 0
         columns = [pa.array(rows.get(field.name, np.zeros(0)), field.type) for field in side.schema]
         kind = pa.array(np.resize(np.array(kinds, object), count), pa.string())
-        return pa.table([*columns, kind, pa.array(np.full(count, self.tick))], [*side.schema.names, CHANGE_TYPE, TICK])
+        return pa.table(
+            [*columns, kind, pa.array(np.full(count, self.tick))],
+            [*side.schema.names, CHANGE_TYPE, TICK],
+        )
 
 
 class Orders(Shard):
     """As many orders as customers, each of some customer."""
 
     def __init__(self, root: Path, rows: int) -> None:
-        orders = Side(pa.schema([("id", pa.int64()), ("customer", pa.int64()), ("amount", pa.int64())]), ("customer",), ("id",))
-        customers = Side(pa.schema([("customer", pa.int64()), ("city", pa.int64())]), ("customer",), ("customer",))
+        orders = Side(
+            pa.schema([("id", pa.int64()), ("customer", pa.int64()), ("amount", pa.int64())]),
+            ("customer",),
+            ("id",),
+        )
+        customers = Side(
+            pa.schema([("customer", pa.int64()), ("city", pa.int64())]),
+            ("customer",),
+            ("customer",),
+        )
         columns = [("left", name, name) for name in orders.schema.names]
         super().__init__(root, orders, customers, [*columns, ("right", "city", "city")])
         self.rows, self.rng = rows, np.random.default_rng(rows)
-        self.customer, self.amount, self.city = self.rng.integers(0, rows, rows), np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        self.customer, self.amount, self.city = (
+            self.rng.integers(0, rows, rows),
+            np.zeros(rows, np.int64),
+            np.zeros(rows, np.int64),
+        )
 
     def fill(self) -> None:
         for first in range(0, self.rows, ROWS_A_FILLING):
             which = np.arange(first, min(self.rows, first + ROWS_A_FILLING))
             self.batch(
-                {"id": which, "customer": self.customer[which], "amount": self.amount[which]}, {"customer": which, "city": self.city[which]}
+                {"id": which, "customer": self.customer[which], "amount": self.amount[which]},
+                {"customer": which, "city": self.city[which]},
             )
 
     def change(self) -> float:
         """A thousand changes, half of them on either side: an order's amount, a customer's city."""
-        orders, customers = (self.rng.choice(self.rows, CHANGES // 2, replace=False) for _ in range(2))
-        left = {"id": np.repeat(orders, 2), "customer": np.repeat(self.customer[orders], 2), "amount": _before_and_after(self.amount, orders)}
-        right = {"customer": np.repeat(customers, 2), "city": _before_and_after(self.city, customers)}
+        orders, customers = (
+            self.rng.choice(self.rows, CHANGES // 2, replace=False) for _ in range(2)
+        )
+        left = {
+            "id": np.repeat(orders, 2),
+            "customer": np.repeat(self.customer[orders], 2),
+            "amount": _before_and_after(self.amount, orders),
+        }
+        right = {
+            "customer": np.repeat(customers, 2),
+            "city": _before_and_after(self.city, customers),
+        }
         return self.batch(left, right, ("update_preimage", "update_postimage"))[0]
 
 
@@ -98,7 +139,10 @@ def _before_and_after(values: Numbers, which: Numbers) -> Numbers:
 
 
 def small_changes() -> Iterator[Result]:
-    note(f"joins_tables: {BATCHES} batches of {CHANGES:,} changes against tables of {MANY:,} rows, and of {FEW:,}")
+    note(
+        f"joins_tables: {BATCHES} batches of {CHANGES:,} changes against tables of {MANY:,} rows,"
+        f" and of {FEW:,}"
+    )
     with directory() as root:
         many, few = Orders(root / "many", MANY), Orders(root / "few", FEW)
         for shard in (many, few):
@@ -109,29 +153,64 @@ def small_changes() -> Iterator[Result]:
         took = [(many.change(), few.change()) for _ in range(BATCHES)]
     many_ms, few_ms = (statistics.median(each) * 1_000 for each in zip(*took, strict=True))
     what = f"kernel and commit of {CHANGES:,} changes, tables of {MANY:,} rows"
-    yield judged("joins_tables", what, "ms", many_ms, f"tables of {FEW:,} rows", few_ms, bar=1 / 1.5, better="lower", params={"batches": BATCHES})
+    yield judged(
+        "joins_tables",
+        what,
+        "ms",
+        many_ms,
+        f"tables of {FEW:,} rows",
+        few_ms,
+        bar=1 / 1.5,
+        better="lower",
+        params={"batches": BATCHES},
+    )
 
 
 def celebrity_kernel() -> Iterator[Result]:
-    posts = Side(pa.schema([("post", pa.int64()), ("author", pa.int64()), ("words", pa.int64())]), ("author",), ("post",))
-    follows = Side(pa.schema([("follower", pa.int64()), ("author", pa.int64())]), ("author",), ("follower", "author"))
-    columns = [("right", "follower", "follower"), *(("left", name, name) for name in posts.schema.names)]
+    posts = Side(
+        pa.schema([("post", pa.int64()), ("author", pa.int64()), ("words", pa.int64())]),
+        ("author",),
+        ("post",),
+    )
+    follows = Side(
+        pa.schema([("follower", pa.int64()), ("author", pa.int64())]),
+        ("author",),
+        ("follower", "author"),
+    )
+    columns = [
+        ("right", "follower", "follower"),
+        *(("left", name, name) for name in posts.schema.names),
+    ]
     with directory() as root:
         shard = Shard(root, posts, follows, columns)
         shard.batch({}, {"follower": np.arange(FOLLOWERS), "author": np.ones(FOLLOWERS, np.int64)})
         rates = []
         for post in range(POSTS):
-            _, kernel_s, rows = shard.batch({"post": np.array([post]), "author": np.array([1]), "words": np.array([7])}, {})
+            _, kernel_s, rows = shard.batch(
+                {"post": np.array([post]), "author": np.array([1]), "words": np.array([7])}, {}
+            )
             assert rows == FOLLOWERS
             rates.append(rows / kernel_s)
     what = f"a post to {FOLLOWERS:,} timelines, the kernel"
-    yield judged("joins_tables", what, "rows/s", statistics.median(rates), "limit", 300_000, bar=1.0, better="higher", params={"posts": POSTS})
+    yield judged(
+        "joins_tables",
+        what,
+        "rows/s",
+        statistics.median(rates),
+        "limit",
+        300_000,
+        bar=1.0,
+        better="higher",
+        params={"posts": POSTS},
+    )
 
 
 def social() -> hr.Pipeline:
     made = hr.Pipeline("social")
     posts = made.table("posts", schema="post BIGINT, author BIGINT, text STRING", key="post")
-    follows = made.table("follows", schema="follower BIGINT, author BIGINT", key=["follower", "author"])
+    follows = made.table(
+        "follows", schema="follower BIGINT, author BIGINT", key=["follower", "author"]
+    )
     made.view("timeline", posts.join(follows, on="author"))
     return made
 
@@ -141,7 +220,9 @@ def celebrity_view() -> Iterator[Result]:
     seconds = []
     with session() as spark, directory() as root, Run(social().plan(), root, spark) as run:
         with run.log.producer("follows") as producer:
-            producer.upsert(pa.table({"follower": np.arange(FOLLOWERS), "author": np.ones(FOLLOWERS, np.int64)}))
+            producer.upsert(
+                pa.table({"follower": np.arange(FOLLOWERS), "author": np.ones(FOLLOWERS, np.int64)})
+            )
         for post in range(POSTS):
             started = time.perf_counter()
             with run.log.producer("posts") as producer:
@@ -151,9 +232,17 @@ def celebrity_view() -> Iterator[Result]:
                 continue
             seconds.append(time.perf_counter() - started)
             assert run.runner.views is not None
-            assert run.runner.views.reader.sql("SELECT count(*) AS n FROM timeline").to_pylist() == [{"n": FOLLOWERS * (post + 1)}]
+            assert run.runner.views.reader.sql(
+                "SELECT count(*) AS n FROM timeline"
+            ).to_pylist() == [{"n": FOLLOWERS * (post + 1)}]
     note(f"seconds {[round(each, 2) for each in seconds]}")
-    yield limited("joins_tables", f"a post visible in {FOLLOWERS:,} timelines", "s", statistics.median(seconds[2:]), limit=3.0)
+    yield limited(
+        "joins_tables",
+        f"a post visible in {FOLLOWERS:,} timelines",
+        "s",
+        statistics.median(seconds[2:]),
+        limit=3.0,
+    )
 
 
 def results() -> Iterator[Result]:

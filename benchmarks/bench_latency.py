@@ -1,4 +1,6 @@
-"""From append to visible in a view, at 10,000 rows a second through one stage; beside a plain Spark query from the same source to nowhere."""
+"""From append to visible in a view, at 10,000 rows a second through one stage; beside a plain Spark
+query from the same source to nowhere.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ KEYS = 1_000
 def pipeline() -> hr.Pipeline:
     made = hr.Pipeline("latency")
     rows = made.topic("rows", schema="k BIGINT, number BIGINT", key="k", partitions=2)
-    made.view("newest", rows.group_by("k").aggregate(number=hr.agg.max("number"), rows=hr.agg.count()))
+    made.view(
+        "newest", rows.group_by("k").aggregate(number=hr.agg.max("number"), rows=hr.agg.count())
+    )
     return made
 
 
@@ -50,11 +54,15 @@ class Feed(threading.Thread):
                 number += count
                 self.begun.append((number - 1, time.perf_counter()))
                 producer.append(pa.table({"k": numbers * 7919 % KEYS, "number": numbers}))
-                time.sleep(max(0.0, started + len(self.begun) / APPENDS_A_SECOND - time.perf_counter()))
+                time.sleep(
+                    max(0.0, started + len(self.begun) / APPENDS_A_SECOND - time.perf_counter())
+                )
 
 
 def our_latencies(root: Path, spark: SparkSession) -> list[float]:
-    """Milliseconds from the beginning of each append to the moment a reader of the view sees its last row."""
+    """Milliseconds from the beginning of each append to the moment a reader of the view sees its
+    last row.
+    """
     log = hr.open_log(f"file:{root / 'log'}")
     runner = Runner(pipeline().plan(), log, spark, root / "state")
     stop = threading.Event()
@@ -78,7 +86,9 @@ def our_latencies(root: Path, spark: SparkSession) -> list[float]:
     return _latencies(feed.begun, seen, after=deadline - SECONDS)
 
 
-def _latencies(begun: list[tuple[int, float]], seen: list[tuple[int, float]], *, after: float) -> list[float]:
+def _latencies(
+    begun: list[tuple[int, float]], seen: list[tuple[int, float]], *, after: float
+) -> list[float]:
     numbers = np.array([number for number, _ in seen])
     found = [(np.searchsorted(numbers, number), when) for number, when in begun if when >= after]
     return [(seen[at][1] - when) * 1000 for at, when in found if at < len(seen)]
@@ -91,8 +101,18 @@ def spark_batches(root: Path, spark: SparkSession) -> list[float]:
     stop = threading.Event()
     feed = Feed(log, stop)
     feed.start()
-    source = spark.readStream.format("headrace").option("log", log.address).option("topic", "rows").option("columns", "k,number").load()
-    query = source.writeStream.format("noop").option("checkpointLocation", str(root / "checkpoint")).start()
+    source = (
+        spark.readStream.format("headrace")
+        .option("log", log.address)
+        .option("topic", "rows")
+        .option("columns", "k,number")
+        .load()
+    )
+    query = (
+        source.writeStream.format("noop")
+        .option("checkpointLocation", str(root / "checkpoint"))
+        .start()
+    )
     time.sleep(WARM_UP_SECONDS)
     first = query.lastProgress.batchId if query.lastProgress else 0
     time.sleep(SECONDS / 2)
@@ -111,12 +131,29 @@ def results() -> Iterator[Result]:
         theirs = statistics.median(spark_batches(root, spark))
         ours = our_latencies(root, spark)
         median, slow = statistics.median(ours), float(np.percentile(ours, 99))
-        note(f"append to view: median {median:.0f} ms, p99 {slow:.0f} ms over {len(ours)} appends; Spark's micro-batch {theirs:.0f} ms")
+        note(
+            f"append to view: median {median:.0f} ms, p99 {slow:.0f} ms over {len(ours)} appends;"
+            f" Spark's micro-batch {theirs:.0f} ms"
+        )
         yield judged(
-            "latency", "append to visible in a view, 10,000 rows/s, median", "ms", median, "median micro-batch of a plain Spark query", theirs,
-            bar=1 / 6, better="lower", params={"rows_a_second": ROWS_A_SECOND, "seconds": SECONDS},
-        )  # fmt: skip
-        yield limited("latency", "append to visible in a view, p99 over median", "times", slow / median, limit=2.5, params={"p99_ms": slow})
+            "latency",
+            "append to visible in a view, 10,000 rows/s, median",
+            "ms",
+            median,
+            "median micro-batch of a plain Spark query",
+            theirs,
+            bar=1 / 6,
+            better="lower",
+            params={"rows_a_second": ROWS_A_SECOND, "seconds": SECONDS},
+        )
+        yield limited(
+            "latency",
+            "append to visible in a view, p99 over median",
+            "times",
+            slow / median,
+            limit=2.5,
+            params={"p99_ms": slow},
+        )
     finally:
         shutil.rmtree(root, ignore_errors=True)
         spark.stop()

@@ -1,7 +1,8 @@
-"""The embedded log beside a real Kafka on loopback, both driven from Python: appending and reading a million rows.
+"""The embedded log beside a real Kafka on loopback, both driven from Python: appending and reading
+a million rows.
 
-Kafka's side is given every advantage: values are encoded to JSON before the clock starts, it does not sync, and its consumer decodes whole
-polls with Arrow's JSON reader.
+Kafka's side is given every advantage: values are encoded to JSON before the clock starts, it does
+not sync, and its consumer decodes whole polls with Arrow's JSON reader.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class OurSide:
             return ROWS / seconds(lambda: [producer.append(batch) for batch in self.rows])
 
     def read(self) -> float:
-        return ROWS / seconds(lambda: _expect_rows(sum(batch.num_rows for batch in self.log.read(self.topic))))
+        return ROWS / seconds(
+            lambda: _expect_rows(sum(batch.num_rows for batch in self.log.read(self.topic)))
+        )
 
 
 class KafkaSide:
@@ -54,7 +57,9 @@ class KafkaSide:
         self.topic = ""
 
     def append(self) -> float:
-        """Rows a second; a flush after each 10,000 rows, since our side waits for each append too."""
+        """Rows a second; a flush after each 10,000 rows, since our side waits for each append
+        too.
+        """
         self.topic = f"t{uuid.uuid4().hex}"
         for created in self.admin.create_topics([NewTopic(self.topic, PARTITIONS, 1)]).values():
             created.result()
@@ -69,7 +74,11 @@ class KafkaSide:
 
     def _produce(self, producer: Producer) -> None:
         for first in range(0, ROWS, BATCH_ROWS):
-            for key, value in zip(self.keys[first : first + BATCH_ROWS], self.values[first : first + BATCH_ROWS], strict=True):
+            for key, value in zip(
+                self.keys[first : first + BATCH_ROWS],
+                self.values[first : first + BATCH_ROWS],
+                strict=True,
+            ):
                 producer.produce(self.topic, value, key)
             producer.poll(0)
         if producer.flush(60):
@@ -80,16 +89,25 @@ class KafkaSide:
 
     def _consume(self) -> None:
         settings = {
-            "bootstrap.servers": self.servers, "group.id": uuid.uuid4().hex, "auto.offset.reset": "earliest", "enable.auto.commit": False,
-            "fetch.max.bytes": 64 << 20, "max.partition.fetch.bytes": 16 << 20, "queued.max.messages.kbytes": 1 << 20,
-        }  # fmt: skip
+            "bootstrap.servers": self.servers,
+            "group.id": uuid.uuid4().hex,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "fetch.max.bytes": 64 << 20,
+            "max.partition.fetch.bytes": 16 << 20,
+            "queued.max.messages.kbytes": 1 << 20,
+        }
         consumer = Consumer(settings)
         consumer.subscribe([self.topic])
         count, tables = 0, []
         while count < ROWS:
             messages = consumer.consume(BATCH_ROWS, timeout=10)
             values = b"\n".join([message.value() or b"" for message in messages])
-            tables.append(pyarrow.json.read_json(pa.BufferReader(values), pyarrow.json.ReadOptions(block_size=len(values) + 1)))
+            tables.append(
+                pyarrow.json.read_json(
+                    pa.BufferReader(values), pyarrow.json.ReadOptions(block_size=len(values) + 1)
+                )
+            )
             count += len(messages)
         consumer.close()
         _expect_rows(sum(table.num_rows for table in tables))
@@ -107,13 +125,27 @@ def results() -> Iterator[Result]:
         with KafkaBroker() as broker:
             ours, theirs = OurSide(root, rows), KafkaSide(broker, rows)
             yield compare(
-                "log", "append 1 million rows of 100 bytes, batches of 10,000, durable", "rows/s",
-                ours=ours.append, peer="Kafka 4.3 producer, acks=all, not synced", theirs=theirs.append, bar=2.0, better="higher", params=PARAMS,
-            )  # fmt: skip
+                "log",
+                "append 1 million rows of 100 bytes, batches of 10,000, durable",
+                "rows/s",
+                ours=ours.append,
+                peer="Kafka 4.3 producer, acks=all, not synced",
+                theirs=theirs.append,
+                bar=2.0,
+                better="higher",
+                params=PARAMS,
+            )
             yield compare(
-                "log", "read them into Arrow", "rows/s",
-                ours=ours.read, peer="Kafka 4.3 consumer, JSON to Arrow", theirs=theirs.read, bar=4.0, better="higher", params=PARAMS,
-            )  # fmt: skip
+                "log",
+                "read them into Arrow",
+                "rows/s",
+                ours=ours.read,
+                peer="Kafka 4.3 consumer, JSON to Arrow",
+                theirs=theirs.read,
+                bar=4.0,
+                better="higher",
+                params=PARAMS,
+            )
             ours.log.close()
     except BrokerUnavailable as why:
         raise Unavailable(str(why)) from why

@@ -1,4 +1,6 @@
-"""One durable append beside a bare write and sync; eight threads beside one, on this disk and on one whose sync takes 2 ms."""
+"""One durable append beside a bare write and sync; eight threads beside one, on this disk and on
+one whose sync takes 2 ms.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +45,14 @@ class BareFile:
 
 
 def appends_a_second(log: FileLog, threads: int, appends: int) -> float:
-    """Single rows from several threads, each with a producer of its own; every append is durable when it returns."""
+    """Single rows from several threads, each with a producer of its own; every append is durable
+    when it returns.
+    """
     producers = [log.producer("orders") for _ in range(threads)]
-    workers = [Thread(target=lambda p=producer: [p.append(ROW) for _ in range(appends // threads)]) for producer in producers]
+    workers = [
+        Thread(target=lambda p=producer: [p.append(ROW) for _ in range(appends // threads)])
+        for producer in producers
+    ]
     started = time.perf_counter()
     for worker in workers:
         worker.start()
@@ -66,21 +73,39 @@ def results() -> Iterator[Result]:
         log, bare = opened(root, "log", Disk()), BareFile(root / "bare")
         producer = log.producer("orders")
         yield compare(
-            "log", "one durable append of one row", "ms",
-            ours=lambda: median_ms(lambda: producer.append(ROW)), peer="write + fsync", theirs=lambda: median_ms(bare.write_and_sync),
-            bar=0.25, better="lower", params={"appends": APPENDS},
-        )  # fmt: skip
+            "log",
+            "one durable append of one row",
+            "ms",
+            ours=lambda: median_ms(lambda: producer.append(ROW)),
+            peer="write + fsync",
+            theirs=lambda: median_ms(bare.write_and_sync),
+            bar=0.25,
+            better="lower",
+            params={"appends": APPENDS},
+        )
         yield compare(
-            "log", "eight threads appending single rows", "appends/s",
-            ours=lambda: appends_a_second(log, THREADS, 4000), peer="one thread", theirs=lambda: appends_a_second(log, 1, 2000),
-            bar=1.5, better="higher", params={"threads": THREADS},
-        )  # fmt: skip
+            "log",
+            "eight threads appending single rows",
+            "appends/s",
+            ours=lambda: appends_a_second(log, THREADS, 4000),
+            peer="one thread",
+            theirs=lambda: appends_a_second(log, 1, 2000),
+            bar=1.5,
+            better="higher",
+            params={"threads": THREADS},
+        )
         slow = opened(root, "slow", SlowDisk(sync_s=0.002))
         yield compare(
-            "log", "eight threads appending single rows, sync takes 2 ms", "appends/s",
-            ours=lambda: appends_a_second(slow, THREADS, 1600), peer="one thread", theirs=lambda: appends_a_second(slow, 1, 200),
-            bar=5.0, better="higher", params={"threads": THREADS, "sync_ms": 2},
-        )  # fmt: skip
+            "log",
+            "eight threads appending single rows, sync takes 2 ms",
+            "appends/s",
+            ours=lambda: appends_a_second(slow, THREADS, 1600),
+            peer="one thread",
+            theirs=lambda: appends_a_second(slow, 1, 200),
+            bar=5.0,
+            better="higher",
+            params={"threads": THREADS, "sync_ms": 2},
+        )
         log.close()
         slow.close()
     finally:

@@ -1,4 +1,6 @@
-"""What must not grow: the time to open a log with its segments, a reader's memory with the topic, the lag query with groups."""
+"""What must not grow: the time to open a log with its segments, a reader's memory with the topic,
+the lag query with groups.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ def with_rows(root: Path, rows: int) -> str:
     return address
 
 
-# The kernel's high-water mark of this very process: `ru_maxrss` would also remember the one that started it.
+# The kernel's high-water mark of this very process: `ru_maxrss` would also remember the one that
+# started it.
 READ = """
 import sys, headrace as hr
 log = hr.open_log(sys.argv[1])
@@ -63,7 +66,9 @@ print(next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if 
 
 def reader_mib(address: str) -> float:
     """The peak memory of a process that reads a whole topic."""
-    done = subprocess.run([sys.executable, "-c", READ, address], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", READ, address], capture_output=True, text=True, check=True
+    )
     return float(done.stdout)
 
 
@@ -76,7 +81,9 @@ def with_groups(root: Path) -> Log:
     ends = log.end_offsets("t")
     for group in range(GROUPS):
         with log.transaction("offsets") as tx:
-            tx.commit_offsets(f"group-{group}", {"t": {p: end * group // GROUPS for p, end in ends.items()}})
+            tx.commit_offsets(
+                f"group-{group}", {"t": {p: end * group // GROUPS for p, end in ends.items()}}
+            )
     return log
 
 
@@ -85,19 +92,36 @@ def results() -> Iterator[Result]:
     try:
         many, few = with_segments(root, 2000), with_segments(root, 2)
         yield compare(
-            "log", "open a log with 2,000 segments and read its newest row", "ms",
-            ours=lambda: open_ms(many), peer="the same with 2 segments", theirs=lambda: open_ms(few), bar=0.2, better="lower",
-        )  # fmt: skip
+            "log",
+            "open a log with 2,000 segments and read its newest row",
+            "ms",
+            ours=lambda: open_ms(many),
+            peer="the same with 2 segments",
+            theirs=lambda: open_ms(few),
+            bar=0.2,
+            better="lower",
+        )
         large, small = with_rows(root, 1_000_000), with_rows(root, 100_000)
         yield compare(
-            "log", "a reader's peak memory, 1,000,000 rows", "MiB",
-            ours=lambda: reader_mib(large), peer="100,000 rows", theirs=lambda: reader_mib(small), bar=0.8, better="lower", repeats=3,
-        )  # fmt: skip
+            "log",
+            "a reader's peak memory, 1,000,000 rows",
+            "MiB",
+            ours=lambda: reader_mib(large),
+            peer="100,000 rows",
+            theirs=lambda: reader_mib(small),
+            bar=0.8,
+            better="lower",
+            repeats=3,
+        )
         log = with_groups(root)
         yield within(
-            "log", "lag of 100 groups over 16 partitions", "ms",
-            ours=lambda: seconds(lambda: _expect(len(log.lag()))) * 1000, limit=50, params={"groups": GROUPS, "partitions": PARTITIONS},
-        )  # fmt: skip
+            "log",
+            "lag of 100 groups over 16 partitions",
+            "ms",
+            ours=lambda: seconds(lambda: _expect(len(log.lag()))) * 1000,
+            limit=50,
+            params={"groups": GROUPS, "partitions": PARTITIONS},
+        )
         log.close()
     finally:
         shutil.rmtree(root, ignore_errors=True)

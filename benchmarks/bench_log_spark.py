@@ -1,7 +1,8 @@
-"""Spark reads a topic as a stream into a sink that does nothing, beside Spark's own stream of the same rows in Parquet files.
+"""Spark reads a topic as a stream into a sink that does nothing, beside Spark's own stream of the
+same rows in Parquet files.
 
-Measured is the micro-batch that has the rows, from the question what is new to the end of its commit; not the start of the query and its Python process, about
-a second, which a stream pays once.
+Measured is the micro-batch that has the rows, from the question what is new to the end of its
+commit; not the start of the query and its Python process, about a second, which a stream pays once.
 """
 
 from __future__ import annotations
@@ -41,14 +42,21 @@ def make_files(root: Path, rows: list[pa.RecordBatch]) -> str:
     directory = root / "files"
     directory.mkdir()
     for number in range(PARTITIONS):
-        pq.write_table(pa.Table.from_batches(rows[number::PARTITIONS]), directory / f"{number}.parquet")
+        pq.write_table(
+            pa.Table.from_batches(rows[number::PARTITIONS]), directory / f"{number}.parquet"
+        )
     return str(directory)
 
 
 def rows_per_second(source: DataFrame, root: Path) -> float:
     """One batch with all rows; a batch with fewer is a mistake of the benchmark's."""
     checkpoint = tempfile.mkdtemp(dir=root)
-    query = source.writeStream.format("noop").option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    query = (
+        source.writeStream.format("noop")
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination()
     (batch,) = [progress for progress in query.recentProgress if progress["numInputRows"]]
     if batch["numInputRows"] != ROWS:
@@ -71,7 +79,11 @@ def results() -> Iterator[Result]:
         address, files = make_topic(root, rows), make_files(root, rows)
         columns = ",".join(rows[0].schema.names)
         schema = spark.read.parquet(files).schema
-        topic = spark.readStream.format("headrace").options(log=address, topic="rows", columns=columns).load()
+        topic = (
+            spark.readStream.format("headrace")
+            .options(log=address, topic="rows", columns=columns)
+            .load()
+        )
         parquet = spark.readStream.schema(schema).parquet(files)
         yield compare(
             "log_spark",

@@ -1,8 +1,11 @@
-"""Patterns: from an embedded topic through Spark beside Flink CEP, and the kernel alone in one thread beside Esper; the same events, and the same matches, or it does not count.
+"""Patterns: from an embedded topic through Spark beside Flink CEP, and the kernel alone in one
+thread beside Esper; the same events, and the same matches, or it does not count.
 
-A million payments of 10,000 cards in an hour, 1% of them up to two seconds late. `fraud`: three or more small ones and a big one within 10 minutes. `steps`: a, b and c, skipping
-to the next of each, within a minute. Ours runs the same hour again and again, two hours apart; what is compared is an hour in the middle. Flink has its source and its sink
-in memory, and parallelism 2; Esper gets the events in order.
+A million payments of 10,000 cards in an hour, 1% of them up to two seconds late. `fraud`: three or
+more small ones and a big one within 10 minutes. `steps`: a, b and c, skipping to the next of each,
+within a minute. Ours runs the same hour again and again, two hours apart; what is compared is an
+hour in the middle. Flink has its source and its sink in memory, and parallelism 2; Esper gets the
+events in order.
 """
 
 from __future__ import annotations
@@ -40,27 +43,51 @@ def events(cards: int, rows: int = EVENTS, seed: int = 11) -> pa.Table:
     rng = np.random.default_rng(seed)
     times = np.sort(rng.integers(0, HOUR_US // 1000, rows)) * 1000
     share = rng.random(rows)
-    small, middle, big = rng.random(rows) * 9.9, 10 + rng.random(rows) * 900, 1001 + rng.random(rows) * 1000
+    small, middle, big = (
+        rng.random(rows) * 9.9,
+        10 + rng.random(rows) * 900,
+        1001 + rng.random(rows) * 1000,
+    )
     amounts = np.where(share < 0.4, small, np.where(share < 0.97, middle, big))
     arrival = times + np.where(rng.random(rows) < 0.01, rng.integers(0, DELAY_US, rows), 0)
     order = np.argsort(arrival, kind="stable")
-    columns = {"card": rng.integers(0, cards, rows), "amount": amounts, "kind": rng.choice(np.array(list("abcde")), rows)}
+    columns = {
+        "card": rng.integers(0, cards, rows),
+        "amount": amounts,
+        "kind": rng.choice(np.array(list("abcde")), rows),
+    }
     at = pa.array(START_US + times).cast(pa.timestamp("us", "UTC"))
     return pa.table({**columns, "paid_at": at}).take(pa.array(order))
 
 
 def later(rows: pa.Table, hours: int) -> pa.Table:
-    return rows.set_column(3, "paid_at", pc.add(rows["paid_at"], pa.scalar(hours * HOUR_US, pa.duration("us"))))
+    return rows.set_column(
+        3, "paid_at", pc.add(rows["paid_at"], pa.scalar(hours * HOUR_US, pa.duration("us")))
+    )
 
 
 def asked(which: str) -> dict[str, Any]:
     """The patterns, as users write them."""
     measures = {"first_at": "first(paid_at)", "last_at": "last(paid_at)", "n": "count(*)"}
     if which == "fraud":
-        define = {"small": "amount < 10", "big": "amount > 1000 AND amount > 50 * avg(small.amount)"}
-        return {"pattern": "small{3,} big", "define": define, "measures": measures, "within": "10 minutes"}
+        define = {
+            "small": "amount < 10",
+            "big": "amount > 1000 AND amount > 50 * avg(small.amount)",
+        }
+        return {
+            "pattern": "small{3,} big",
+            "define": define,
+            "measures": measures,
+            "within": "10 minutes",
+        }
     define = {letter: f"kind = '{letter}'" for letter in "abc"}
-    return {"pattern": "a -> b -> c", "define": define, "measures": measures, "within": "1 minute", "after_match": "skip to next row"}
+    return {
+        "pattern": "a -> b -> c",
+        "define": define,
+        "measures": measures,
+        "within": "1 minute",
+        "after_match": "skip to next row",
+    }
 
 
 def pipeline(which: str) -> hr.Pipeline:
@@ -72,16 +99,31 @@ def pipeline(which: str) -> hr.Pipeline:
 
 
 def found(rows: pa.Table, hour: int) -> list[Match]:
-    """The matches that begin in an hour, as the peers tell them: times in milliseconds of the hour that they were given."""
-    first, last = ((rows[name].cast(pa.int64()).to_numpy() - hour * HOUR_US) // 1000 for name in ("first_at", "last_at"))
+    """The matches that begin in an hour, as the peers tell them: times in milliseconds of the hour
+    that they were given.
+    """
+    first, last = (
+        (rows[name].cast(pa.int64()).to_numpy() - hour * HOUR_US) // 1000
+        for name in ("first_at", "last_at")
+    )
     mine = (first * 1000 >= START_US) & (first * 1000 < START_US + HOUR_US)
-    return sorted(zip(*(column[mine].tolist() for column in (rows["card"].to_numpy(), first, last, rows["n"].to_numpy())), strict=True))
+    return sorted(
+        zip(
+            *(
+                column[mine].tolist()
+                for column in (rows["card"].to_numpy(), first, last, rows["n"].to_numpy())
+            ),
+            strict=True,
+        )
+    )
 
 
 # Through Spark
 
 
-def our_rates(which: str, rows: pa.Table, root: Path, spark: SparkSession) -> tuple[list[float], list[Match]]:
+def our_rates(
+    which: str, rows: pa.Table, root: Path, spark: SparkSession
+) -> tuple[list[float], list[Match]]:
     """Events a second of each batch, from the tick to the commit; and the matches of one hour."""
     with Run(pipeline(which).plan(), root, spark) as run_:
         seconds = [run_.batch(later(rows, 2 * batch)) for batch in range(BATCHES)]
@@ -93,7 +135,9 @@ def our_rates(which: str, rows: pa.Table, root: Path, spark: SparkSession) -> tu
 
 
 def kernel_seconds(step: MatchStep, rows: pa.Table) -> tuple[float, pa.Table]:
-    """All events in a few calls, each of some ticks, conditions of single rows included; then the clock passes everything."""
+    """All events in a few calls, each of some ticks, conditions of single rows included; then the
+    clock passes everything.
+    """
     kernel, state = step.kernel(), MemoryState()
     conditions = [(name, _condition(text)) for name, text in step.bits]
     ticks = np.arange(rows.num_rows) * CALLS * TICKS_A_CALL // rows.num_rows
@@ -103,11 +147,15 @@ def kernel_seconds(step: MatchStep, rows: pa.Table) -> tuple[float, pa.Table]:
         mine = np.arange(call * TICKS_A_CALL, (call + 1) * TICKS_A_CALL)
         given = ticked.filter(pa.array(ticks // TICKS_A_CALL == call)).combine_chunks()
         ends = np.minimum(np.searchsorted(ticks, mine, side="right"), len(ticks)) - 1
-        closed = newest[ends] - DELAY_US if call < CALLS else np.full(len(mine), newest[-1] + HOUR_US)
+        closed = (
+            newest[ends] - DELAY_US if call < CALLS else np.full(len(mine), newest[-1] + HOUR_US)
+        )
         started = time.perf_counter()
         for name, condition in conditions:
             given = given.append_column(name, condition(given))
-        told.append(kernel.step_timed(state, [given], [Clocks(mine, mine, closed, closed, before, before)]))
+        told.append(
+            kernel.step_timed(state, [given], [Clocks(mine, mine, closed, closed, before, before)])
+        )
         spent += time.perf_counter() - started
         before = int(closed[-1])
     return spent, pa.concat_tables(told)
@@ -128,21 +176,39 @@ def kernel_rate(which: str, rows: pa.Table) -> tuple[float, list[Match]]:
 
 
 def many_patterns_cost() -> float:
-    """How many times the time of one pattern a thousand take: rules about shops, of which each payment has one."""
+    """How many times the time of one pattern a thousand take: rules about shops, of which each
+    payment has one.
+    """
     rows = events(FEW_KEYS)
     shops = np.random.default_rng(5).integers(0, PATTERNS, rows.num_rows).astype(np.float64)
     rows = rows.append_column("shop", pa.array(shops))
 
     def step(count: int) -> MatchStep:
         made = hr.Pipeline("bench")
-        payments = made.topic("rows", schema=f"{SCHEMA}, shop DOUBLE", key="card", event_time=hr.EventTime("paid_at", delay="2 seconds"))
+        payments = made.topic(
+            "rows",
+            schema=f"{SCHEMA}, shop DOUBLE",
+            key="card",
+            event_time=hr.EventTime("paid_at", delay="2 seconds"),
+        )
         measures = {"first_at": "first(paid_at)", "last_at": "last(paid_at)", "n": "count(*)"}
-        rules = {f"shop{at}": hr.pattern("small{3,} there", define={"small": "amount < 10", "there": f"shop = {at}"}, measures=measures, within="10 minutes") for at in range(count)}
+        rules = {
+            f"shop{at}": hr.pattern(
+                "small{3,} there",
+                define={"small": "amount < 10", "there": f"shop = {at}"},
+                measures=measures,
+                within="10 minutes",
+            )
+            for at in range(count)
+        }
         found_step = payments.match(rules, name="matches").step
         assert isinstance(found_step, MatchStep)
         return found_step
 
-    one, all_of_them = (statistics.median(kernel_seconds(step(count), rows)[0] for _ in range(rounds)) for count, rounds in ((1, 3), (PATTERNS, 1)))
+    one, all_of_them = (
+        statistics.median(kernel_seconds(step(count), rows)[0] for _ in range(rounds))
+        for count, rounds in ((1, 3), (PATTERNS, 1))
+    )
     note(f"one pattern {one:.2f} s, {PATTERNS:,} patterns {all_of_them:.2f} s")
     return all_of_them / one
 
@@ -156,15 +222,54 @@ def results() -> Iterator[Result]:
             with session() as spark:
                 ours, matches = our_rates(which, rows, root / which, spark)
             theirs, expected = run("FlinkPeer", path, which)
-            note(f"{which}: ours {list(map(round, ours))}, Flink CEP {theirs:.0f}; {len(matches):,} matches")
+            note(
+                f"{which}: ours {list(map(round, ours))}, Flink CEP {theirs:.0f}; {len(matches):,}"
+                " matches"
+            )
             assert matches == expected, f"{len(matches):,} matches, Flink CEP has {len(expected):,}"
             what = f"{which}, {EVENTS:,} events, {FEW_KEYS:,} keys, from an embedded topic"
-            yield judged("patterns", what, "events/s", statistics.median(ours), "Flink CEP 2.1, in memory, parallelism 2", theirs, bar=1.5, better="higher")
+            yield judged(
+                "patterns",
+                what,
+                "events/s",
+                statistics.median(ours),
+                "Flink CEP 2.1, in memory, parallelism 2",
+                theirs,
+                bar=1.5,
+                better="higher",
+            )
             alone, mine = kernel_rate(which, rows)
             esper, expected = run("EsperPeer", path, which)
             assert mine == expected, f"{len(mine):,} matches, Esper has {len(expected):,}"
-            yield judged("patterns", f"{which}, the kernel alone, one thread", "events/s", alone, "Esper 9", esper, bar=1.0, better="higher")
+            yield judged(
+                "patterns",
+                f"{which}, the kernel alone, one thread",
+                "events/s",
+                alone,
+                "Esper 9",
+                esper,
+                bar=1.0,
+                better="higher",
+            )
     with directory() as root, session() as spark:
-        few, many = (statistics.median(our_rates("fraud", events(cards), root / str(cards), spark)[0]) for cards in (FEW_KEYS, MANY_KEYS))
-        yield judged("patterns", f"fraud, {MANY_KEYS:,} keys", "events/s", many, f"the same with {FEW_KEYS:,} keys", few, bar=0.5, better="higher")
-    yield limited("patterns", f"{PATTERNS:,} patterns at once, in times of one", "times", many_patterns_cost(), limit=50)
+        few, many = (
+            statistics.median(our_rates("fraud", events(cards), root / str(cards), spark)[0])
+            for cards in (FEW_KEYS, MANY_KEYS)
+        )
+        yield judged(
+            "patterns",
+            f"fraud, {MANY_KEYS:,} keys",
+            "events/s",
+            many,
+            f"the same with {FEW_KEYS:,} keys",
+            few,
+            bar=0.5,
+            better="higher",
+        )
+    yield limited(
+        "patterns",
+        f"{PATTERNS:,} patterns at once, in times of one",
+        "times",
+        many_patterns_cost(),
+        limit=50,
+    )

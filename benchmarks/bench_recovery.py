@@ -1,4 +1,6 @@
-"""What failures cost with a million keys of state: a task that is retried, a restart without the local store; and what an idle pipeline costs."""
+"""What failures cost with a million keys of state: a task that is retried, a restart without the
+local store; and what an idle pipeline costs.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ IDLE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class DyingShard(ShardFunction):
-    """A shard whose worker is killed once, when its state is stored and its report is not: the worst moment, since the local store is then one batch ahead."""
+    """A shard whose worker is killed once, when its state is stored and its report is not: the
+    worst moment, since the local store is then one batch ahead.
+    """
 
     marker: str = ""
 
@@ -50,7 +54,9 @@ class DyingShard(ShardFunction):
 def pipeline() -> hr.Pipeline:
     made = hr.Pipeline("recovery")
     rows = made.topic("rows", schema="k BIGINT, v BIGINT", key="k", partitions=2)
-    made.write("totals", rows.group_by("k").aggregate(n=hr.agg.count(), s=hr.agg.sum("v")), partitions=2)
+    made.write(
+        "totals", rows.group_by("k").aggregate(n=hr.agg.count(), s=hr.agg.sum("v")), partitions=2
+    )
     return made
 
 
@@ -73,7 +79,10 @@ def batch_seconds(runner: Runner, rng: np.random.Generator) -> float:
 def with_a_retry(runner: Runner, rng: np.random.Generator, root: Path) -> float:
     """One batch in which a worker is killed behind the commit of its local store."""
     marker = root / f"died-{time.monotonic_ns()}"
-    with patch("headrace.runtime.job_builder.ShardFunction", lambda stage, context: DyingShard(stage, context, str(marker))):
+    with patch(
+        "headrace.runtime.job_builder.ShardFunction",
+        lambda stage, context: DyingShard(stage, context, str(marker)),
+    ):
         seconds = batch_seconds(runner, rng)
     assert marker.exists()
     return seconds
@@ -83,7 +92,11 @@ def cpu_seconds() -> float:
     """Processor time of this process and all its children, the JVM and Spark's workers included."""
     ticks = os.sysconf("SC_CLK_TCK")
     tree, found = {os.getpid()}, True
-    stats = [path.read_text().rsplit(")", 1) for path in Path("/proc").glob("[0-9]*/stat") if _readable(path)]
+    stats = [
+        path.read_text().rsplit(")", 1)
+        for path in Path("/proc").glob("[0-9]*/stat")
+        if _readable(path)
+    ]
     parsed = [(int(head.split(" ", 1)[0]), tail.split()) for head, tail in stats]
     while found:
         more = {pid for pid, fields in parsed if int(fields[1]) in tree} - tree
@@ -137,13 +150,34 @@ def _results(root: Path, spark: SparkSession) -> Iterator[Result]:
     retried = statistics.median(with_a_retry(runner, rng, root) for _ in range(3))
     note(f"a batch takes {calm:.2f} s, one with a killed worker {retried:.2f} s")
     params = {"keys": KEYS, "rows": ROWS_A_BATCH}
-    yield limited("recovery", "a retried task with 1 million keys of state, more than undisturbed", "s", max(0.0, retried - calm), limit=2, params=params)
+    yield limited(
+        "recovery",
+        "a retried task with 1 million keys of state, more than undisturbed",
+        "s",
+        max(0.0, retried - calm),
+        limit=2,
+        params=params,
+    )
     runner.close()
     shutil.rmtree(root / "state" / "local")
     runner = Runner(pipeline().plan(), log, spark, root / "state")
     rebuilt = batch_seconds(runner, rng)
     note(f"the first batch without the local store takes {rebuilt:.2f} s")
-    yield limited("recovery", "a restart without the local store, 1 million keys, more than undisturbed", "s", max(0.0, rebuilt - calm), limit=10, params=params)
-    yield limited("recovery", "an idle pipeline", "% of a core", idle_share(runner), limit=5, params={"seconds": IDLE_SECONDS})
+    yield limited(
+        "recovery",
+        "a restart without the local store, 1 million keys, more than undisturbed",
+        "s",
+        max(0.0, rebuilt - calm),
+        limit=10,
+        params=params,
+    )
+    yield limited(
+        "recovery",
+        "an idle pipeline",
+        "% of a core",
+        idle_share(runner),
+        limit=5,
+        params={"seconds": IDLE_SECONDS},
+    )
     runner.close()
     log.close()

@@ -1,7 +1,9 @@
-"""Search on streams: stored queries against passing documents, beside Lucene's Monitor over the same; growth to a million queries; adding them; the whole way on Spark.
+"""Search on streams: stored queries against passing documents, beside Lucene's Monitor over the
+same; growth to a million queries; adding them; the whole way on Spark.
 
-Queries of two to four words over a vocabulary of 50,000, one in ten a phrase, one in ten with NOT; documents of 100 Zipf-distributed words, in batches of 100, on one core. The queries' words
-are drawn as the documents' are (thousands of matches a document), or all alike (about one).
+Queries of two to four words over a vocabulary of 50,000, one in ten a phrase, one in ten with NOT;
+documents of 100 Zipf-distributed words, in batches of 100, on one core. The queries' words are
+drawn as the documents' are (thousands of matches a document), or all alike (about one).
 """
 
 from __future__ import annotations
@@ -44,9 +46,15 @@ class Words:
 
 
 def query_lines(count: int, *, zipf: bool) -> list[str]:
-    """As the peer reads them: "p" and a phrase, or "a" and words, with "-" before one that must not be there."""
+    """As the peer reads them: "p" and a phrase, or "a" and words, with "-" before one that must not
+    be there.
+    """
     rng = np.random.default_rng(1)
-    words, lengths, kinds = Words(rng, zipf=zipf), rng.integers(2, 5, count).tolist(), rng.random(count).tolist()
+    words, lengths, kinds = (
+        Words(rng, zipf=zipf),
+        rng.integers(2, 5, count).tolist(),
+        rng.random(count).tolist(),
+    )
     lines = []
     for length, kind in zip(lengths, kinds, strict=True):
         drawn = words.draw(length)
@@ -58,7 +66,11 @@ def query_lines(count: int, *, zipf: bool) -> list[str]:
 def as_query(line: str) -> str:
     """The same in the query language."""
     kind, *words = line.split(" ")
-    return f'"{" ".join(words)}"' if kind == "p" else " ".join(word if word[0] == "-" else f"+{word}" for word in words)
+    return (
+        f'"{" ".join(words)}"'
+        if kind == "p"
+        else " ".join(word if word[0] == "-" else f"+{word}" for word in words)
+    )
 
 
 def documents() -> list[str]:
@@ -69,13 +81,17 @@ def documents() -> list[str]:
 def indexed(lines: list[str]) -> tuple[QueryIndex, float]:
     """The index, and how long it took to read and add the queries."""
     started = time.perf_counter()
-    index = QueryIndex.empty(LANGUAGE).changed({b"%09d" % number: Stored.of(LANGUAGE, as_query(line)) for number, line in enumerate(lines)})
+    index = QueryIndex.empty(LANGUAGE).changed(
+        {b"%09d" % number: Stored.of(LANGUAGE, as_query(line)) for number, line in enumerate(lines)}
+    )
     return index, time.perf_counter() - started
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Documents a second by the clock and by CPU, how many matches there were, and the digest of them, as the peer makes it."""
+    """Documents a second by the clock and by CPU, how many matches there were, and the digest of
+    them, as the peer makes it.
+    """
 
     rate: float
     rate_by_cpu: float
@@ -91,7 +107,9 @@ def measured(index: QueryIndex, rows: pa.Table) -> Measured:
         count, digest = matched(index, rows)
         rates_by_cpu.append(rows.num_rows / (time.process_time() - cpu))
         rates.append(rows.num_rows / (time.perf_counter() - wall))
-    return Measured(statistics.median(rates[1:]), statistics.median(rates_by_cpu[1:]), count, digest)
+    return Measured(
+        statistics.median(rates[1:]), statistics.median(rates_by_cpu[1:]), count, digest
+    )
 
 
 def matched(index: QueryIndex, rows: pa.Table) -> tuple[int, int]:
@@ -99,7 +117,9 @@ def matched(index: QueryIndex, rows: pa.Table) -> tuple[int, int]:
     for first in range(0, rows.num_rows, BATCH):
         found = index.match(rows.slice(first, BATCH))
         count += len(found.documents)
-        pairs = (found.documents + first).astype(np.uint64) * np.uint64(1_000_003) + found.queries.astype(np.uint64)
+        pairs = (found.documents + first).astype(np.uint64) * np.uint64(
+            1_000_003
+        ) + found.queries.astype(np.uint64)
         digest += int((pairs * _MULTIPLIER).sum(dtype=np.uint64))
     return count, digest % 2**64
 
@@ -112,29 +132,85 @@ def beside_lucene(root: Path, texts: list[str], *, zipf: bool) -> Iterator[tuple
     (root / "documents").write_text("\n".join(texts) + "\n")
     peer = search_peer.run(root / "queries", root / "documents", BATCH)
     if (peer.matches, peer.digest) != (ours.matches, ours.digest):
-        raise AssertionError(f"We found {ours.matches:,} matches and the Lucene Monitor {peer.matches:,}, or others.")
-    about = {"queries": QUERIES, "matches_a_document": round(ours.matches / len(texts), 2), "batch": BATCH, "bytes_a_query": round(index.nbytes / len(index), 1)}
-    about |= {"ours_by_cpu": round(ours.rate_by_cpu), "theirs_by_cpu": round(peer.rate_by_cpu), "ratio_by_cpu": round(ours.rate_by_cpu / peer.rate_by_cpu, 2)}
+        raise AssertionError(
+            f"We found {ours.matches:,} matches and the Lucene Monitor {peer.matches:,}, or others."
+        )
+    about = {
+        "queries": QUERIES,
+        "matches_a_document": round(ours.matches / len(texts), 2),
+        "batch": BATCH,
+        "bytes_a_query": round(index.nbytes / len(index), 1),
+    }
+    about |= {
+        "ours_by_cpu": round(ours.rate_by_cpu),
+        "theirs_by_cpu": round(peer.rate_by_cpu),
+        "ratio_by_cpu": round(ours.rate_by_cpu / peer.rate_by_cpu, 2),
+    }
     what = f"queries of {'frequent' if zipf else 'any'} words"
-    yield ours, judged("search", what, "documents/s", ours.rate, "Lucene Monitor", peer.rate, bar=5.0 if zipf else 1.2, better="higher", params=about)
-    yield ours, limited("search", f"adding 100,000 {what}", "s", seconds_to_add, limit=20.0, params={"lucene_seconds": round(peer.seconds_to_add, 1)})
+    yield (
+        ours,
+        judged(
+            "search",
+            what,
+            "documents/s",
+            ours.rate,
+            "Lucene Monitor",
+            peer.rate,
+            bar=5.0 if zipf else 1.2,
+            better="higher",
+            params=about,
+        ),
+    )
+    yield (
+        ours,
+        limited(
+            "search",
+            f"adding 100,000 {what}",
+            "s",
+            seconds_to_add,
+            limit=20.0,
+            params={"lucene_seconds": round(peer.seconds_to_add, 1)},
+        ),
+    )
 
 
 def on_spark(root: Path, lines: list[str], texts: list[str]) -> tuple[float, dict[str, float]]:
-    """Documents a second from a topic through Spark to a topic, on two cores, when both workers have the queries; and what is to be told beside it."""
+    """Documents a second from a topic through Spark to a topic, on two cores, when both workers
+    have the queries; and what is to be told beside it.
+    """
     press = hr.Pipeline("press")
     articles = press.topic("articles", schema="id BIGINT, body STRING", key="id", partitions=2)
-    queries = press.table("queries", schema="query_id BIGINT, query STRING", key="query_id", partitions=2)
+    queries = press.table(
+        "queries", schema="query_id BIGINT, query STRING", key="query_id", partitions=2
+    )
     press.write("alerts", articles.search(queries, query="query", text="body"), partitions=2)
     with session() as spark, new_log(root) as log:
         runner = Runner(press.plan(), log, spark, root / "state", shards=2)
-        append(log, pa.table({"query_id": np.arange(len(lines)), "query": [as_query(line) for line in lines], "_change_type": ["insert"] * len(lines)}), "queries")
+        append(
+            log,
+            pa.table(
+                {
+                    "query_id": np.arange(len(lines)),
+                    "query": [as_query(line) for line in lines],
+                    "_change_type": ["insert"] * len(lines),
+                }
+            ),
+            "queries",
+        )
         seconds_to_add = seconds(lambda: stepped(runner))
         rates = []
         for number in range(SPARK_ROUNDS):
-            append(log, pa.table({"id": np.arange(len(texts)) + number * len(texts), "body": texts}), "articles")
+            append(
+                log,
+                pa.table({"id": np.arange(len(texts)) + number * len(texts), "body": texts}),
+                "articles",
+            )
             rates.append(len(texts) / seconds(lambda: stepped(runner)))
-        about = {"documents_a_batch": len(texts), "seconds_to_add": round(seconds_to_add, 1), "state_bytes_a_query": round(runner.state_bytes() / len(lines), 1)}
+        about = {
+            "documents_a_batch": len(texts),
+            "seconds_to_add": round(seconds_to_add, 1),
+            "state_bytes_a_query": round(runner.state_bytes() / len(lines), 1),
+        }
         runner.close()
     return statistics.median(rates[SPARK_ROUNDS // 2 :]), about
 
@@ -158,9 +234,32 @@ def results() -> Iterator[Result]:
     lines = query_lines(MANY, zipf=False)
     index, _ = indexed(lines)
     ours = measured(index, pa.table({"body": texts}))
-    about = {"matches_a_document": round(ours.matches / len(texts), 2), "bytes_a_query": round(index.nbytes / len(index), 1)}
-    yield judged("search", "a million queries beside 100,000", "documents/s", ours.rate, "100,000 queries", rates[False], bar=0.2, better="higher", params=about)
+    about = {
+        "matches_a_document": round(ours.matches / len(texts), 2),
+        "bytes_a_query": round(index.nbytes / len(index), 1),
+    }
+    yield judged(
+        "search",
+        "a million queries beside 100,000",
+        "documents/s",
+        ours.rate,
+        "100,000 queries",
+        rates[False],
+        bar=0.2,
+        better="higher",
+        params=about,
+    )
     del index
     with directory() as root:
         rate, told = on_spark(root, lines[:QUERIES], texts * 60)
-        yield judged("search", "from topic to topic on Spark, two cores", "documents/s", rate, "the kernel on two", 2 * rates[False], bar=0.5, better="higher", params=told)
+        yield judged(
+            "search",
+            "from topic to topic on Spark, two cores",
+            "documents/s",
+            rate,
+            "the kernel on two",
+            2 * rates[False],
+            bar=0.5,
+            better="higher",
+            params=told,
+        )

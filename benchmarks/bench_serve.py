@@ -1,4 +1,6 @@
-"""Serving: key look-ups beside a bare endpoint of the same server, and a thousand subscribers beside one. The server runs in a process of its own."""
+"""Serving: key look-ups beside a bare endpoint of the same server, and a thousand subscribers
+beside one. The server runs in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none",
 @contextmanager
 def process(*arguments: str) -> Iterator[int]:
     """A server; gives its port."""
-    with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True
+    ) as running:
         assert running.stdout is not None
         try:
             yield int(running.stdout.readline().partition("http://127.0.0.1:")[2].split(".")[0])
@@ -54,9 +58,16 @@ def process(*arguments: str) -> Iterator[int]:
 
 
 def rows(tick: int, keys: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
-    columns = {"k": keys, "name": [f"name of {key}" for key in keys.tolist()], "amount": keys * 0.5, "n": np.full(len(keys), tick)}
+    columns = {
+        "k": keys,
+        "name": [f"name of {key}" for key in keys.tolist()],
+        "amount": keys * 0.5,
+        "n": np.full(len(keys), tick),
+    }
     table = pa.table(columns).cast(SCHEMA)
-    return table.append_column("_tick", pa.repeat(tick, len(keys)).cast(pa.int64())).append_column("_change_type", pa.repeat("insert", len(keys)))
+    return table.append_column("_tick", pa.repeat(tick, len(keys)).cast(pa.int64())).append_column(
+        "_change_type", pa.repeat("insert", len(keys))
+    )
 
 
 class Writer(threading.Thread):
@@ -89,8 +100,12 @@ def delays_ms(store: ViewStore, port: int, subscribers: int) -> list[float]:
     asyncio.run(follow())
     writer.join()
     incomplete = [tick for tick in writer.committed if len(heard.came.get(tick, [])) < subscribers]
-    assert not incomplete, f"{len(incomplete)} of {len(writer.committed)} ticks did not come to everyone"
-    return [(came - at) * 1_000 for tick, at in writer.committed.items() for came in heard.came[tick]]
+    assert not incomplete, (
+        f"{len(incomplete)} of {len(writer.committed)} ticks did not come to everyone"
+    )
+    return [
+        (came - at) * 1_000 for tick, at in writer.committed.items() for came in heard.came[tick]
+    ]
 
 
 def results() -> Iterator[Result]:
@@ -100,15 +115,25 @@ def results() -> Iterator[Result]:
             store.declare("orders", SCHEMA, ("k",))
             store.declare("sales", SCHEMA, ("k",))
             store.commit(1, 1, {"orders": rows(1, np.arange(ROWS))})
-            paths = [f"/views/orders?key={key}" for key in np.random.default_rng(1).integers(0, ROWS, 10_000).tolist()]
-            with process("-m", "headrace.cli", "serve", str(state), "--port", "0") as ours, process("-c", BARE) as bare:
+            paths = [
+                f"/views/orders?key={key}"
+                for key in np.random.default_rng(1).integers(0, ROWS, 10_000).tolist()
+            ]
+            with (
+                process("-m", "headrace.cli", "serve", str(state), "--port", "0") as ours,
+                process("-c", BARE) as bare,
+            ):
                 yield compare(
                     "serve",
                     f"key look-ups at {CONNECTIONS} connections",
                     "answers/s",
-                    ours=lambda: answers_a_second(ours, paths, connections=CONNECTIONS, seconds=SECONDS),
+                    ours=lambda: answers_a_second(
+                        ours, paths, connections=CONNECTIONS, seconds=SECONDS
+                    ),
                     peer="a constant",
-                    theirs=lambda: answers_a_second(bare, ["/constant"], connections=CONNECTIONS, seconds=SECONDS),
+                    theirs=lambda: answers_a_second(
+                        bare, ["/constant"], connections=CONNECTIONS, seconds=SECONDS
+                    ),
                     bar=0.5,
                     better="higher",
                     repeats=3,
@@ -116,7 +141,19 @@ def results() -> Iterator[Result]:
                 note(f"serve: one subscriber, then {SUBSCRIBERS:,}")
                 one, many = (delays_ms(store, ours, count) for count in (1, SUBSCRIBERS))
                 p99 = float(np.percentile(many, 99))
-                what = f"commit to browser: p99 of {SUBSCRIBERS:,} subscribers beside 10 times the p50 of one"
-                yield judged("serve", what, "ms", p99, "10 × p50 of one", 10 * statistics.median(one), bar=1.0, better="lower")
+                what = (
+                    f"commit to browser: p99 of {SUBSCRIBERS:,} subscribers beside 10 times the p50"
+                    " of one"
+                )
+                yield judged(
+                    "serve",
+                    what,
+                    "ms",
+                    p99,
+                    "10 × p50 of one",
+                    10 * statistics.median(one),
+                    bar=1.0,
+                    better="lower",
+                )
     finally:
         shutil.rmtree(state, ignore_errors=True)

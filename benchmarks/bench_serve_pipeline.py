@@ -1,4 +1,6 @@
-"""A pipeline's throughput while its views are served: with a thousand subscribers who hear 100 changes a second, beside none. The server is in the runner's process, as `headrace run` has it."""
+"""A pipeline's throughput while its views are served: with a thousand subscribers who hear 100
+changes a second, beside none. The server is in the runner's process, as `headrace run` has it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ ROWS, KEYS, BATCHES, ROUNDS = 400_000, 100_000, 6, 3
 def pipeline() -> hr.Pipeline:
     made = hr.Pipeline("bench")
     rows = made.topic("rows", schema=SCHEMA, key="k", partitions=2)
-    made.write("totals", rows.group_by("k").aggregate(n=hr.agg.count(), s=hr.agg.sum("v")), partitions=2)
+    made.write(
+        "totals", rows.group_by("k").aggregate(n=hr.agg.count(), s=hr.agg.sum("v")), partitions=2
+    )
     sales = made.topic("sales", schema="k BIGINT, name STRING, amount DOUBLE", key="k")
     made.view("sold", sales.to_table("k"))
     return made
@@ -44,15 +48,32 @@ class Feed(threading.Thread):
             while not self.ended.wait(1 / APPENDS_A_SECOND):
                 keys = np.arange(number, number + rows)
                 number += rows
-                producer.append(pa.table({"k": keys, "name": [f"name of {key}" for key in keys.tolist()], "amount": keys * 0.5}))
+                producer.append(
+                    pa.table(
+                        {
+                            "k": keys,
+                            "name": [f"name of {key}" for key in keys.tolist()],
+                            "amount": keys * 0.5,
+                        }
+                    )
+                )
 
 
 @contextmanager
 def subscribed(port: int) -> Iterator[list[int]]:
     """While all of them follow; afterwards, how many events came."""
-    command = [sys.executable, "-m", "benchmarks.serve_load", str(port), "/views/sold/changes", str(SUBSCRIBERS)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.serve_load",
+        str(port),
+        "/views/sold/changes",
+        str(SUBSCRIBERS),
+    ]
     events: list[int] = []
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as clients:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as clients:
         assert clients.stdin is not None
         assert clients.stdout is not None
         assert clients.stdout.readline() == "ready\n"
@@ -66,7 +87,10 @@ def rows_a_second(run: Run, rng: np.random.Generator) -> float:
 
 
 def results() -> Iterator[Result]:
-    note(f"serve_pipeline: {ROUNDS} rounds of {BATCHES} batches of {ROWS:,} rows, without and with {SUBSCRIBERS:,} subscribers")
+    note(
+        f"serve_pipeline: {ROUNDS} rounds of {BATCHES} batches of {ROWS:,} rows, without and with"
+        f" {SUBSCRIBERS:,} subscribers"
+    )
     rng = np.random.default_rng(1)
     alone, followed = list[float](), list[float]()
     with session() as spark, directory() as root, Run(pipeline().plan(), root, spark) as run:
@@ -78,9 +102,20 @@ def results() -> Iterator[Result]:
                 alone.append(rows_a_second(run, rng))
                 with subscribed(server.port) as events:
                     followed.append(rows_a_second(run, rng))
-                assert events[0] >= SUBSCRIBERS * (BATCHES - 1), f"{events[0]:,} events came to {SUBSCRIBERS:,} subscribers"
+                assert events[0] >= SUBSCRIBERS * (BATCHES - 1), (
+                    f"{events[0]:,} events came to {SUBSCRIBERS:,} subscribers"
+                )
         feed.ended.set()
         feed.join()
     note(f"alone {list(map(round, alone))}, followed {list(map(round, followed))}")
     what = f"pipeline with {SUBSCRIBERS:,} subscribers at {CHANGES_A_SECOND} changes/s"
-    yield judged("serve_pipeline", what, "rows/s", statistics.median(followed), "nobody follows", statistics.median(alone), bar=0.8, better="higher")
+    yield judged(
+        "serve_pipeline",
+        what,
+        "rows/s",
+        statistics.median(followed),
+        "nobody follows",
+        statistics.median(alone),
+        bar=0.8,
+        better="higher",
+    )

@@ -1,4 +1,6 @@
-"""Sinks: a million rows by key into Postgres beside a bare COPY into an identical table, into Redis beside a bare pipelined HSET; and a batch that the target has already."""
+"""Sinks: a million rows by key into Postgres beside a bare COPY into an identical table, into Redis
+beside a bare pipelined HSET; and a batch that the target has already.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ HSETS_A_PIPELINE = 10_000
 def rows() -> pa.Table:
     numbers = np.random.default_rng(1).permutation(ROWS)
     status = pa.array(["placed", "paid", "sent", "returned"]).take(pa.array(numbers % 4))
-    return pa.table({"id": numbers, "customer": numbers % 5000, "status": status, "amount": numbers * 0.25})
+    return pa.table(
+        {"id": numbers, "customer": numbers % 5000, "status": status, "amount": numbers * 0.25}
+    )
 
 
 @contextmanager
@@ -68,7 +72,11 @@ def bare_copy_rate(url: str, file: Path) -> float:
     execute(url, "DROP TABLE IF EXISTS bare", f"CREATE TABLE bare {TABLE}")
     text = file.read_bytes()
     started = time.perf_counter()
-    with psycopg.connect(url) as connection, connection.cursor() as cursor, cursor.copy("COPY bare FROM STDIN (FORMAT csv)") as copy:
+    with (
+        psycopg.connect(url) as connection,
+        connection.cursor() as cursor,
+        cursor.copy("COPY bare FROM STDIN (FORMAT csv)") as copy,
+    ):
         copy.write(text)
     return ROWS / (time.perf_counter() - started)
 
@@ -85,9 +93,17 @@ def postgres_results(log: hr.Log, directory: Path) -> Iterator[Result]:
     file.write_bytes(to_csv(rows()))
     with PostgresServer({"fsync": "on", "max_wal_size": "4GB"}) as server:
         yield compare(
-            "sinks", "postgres, rows by key", "rows/s", ours=lambda: postgres_rate(server.url, log), peer="a bare COPY into an identical table",
-            theirs=lambda: bare_copy_rate(server.url, file), bar=0.4, better="higher", repeats=3, warmups=1,
-        )  # fmt: skip
+            "sinks",
+            "postgres, rows by key",
+            "rows/s",
+            ours=lambda: postgres_rate(server.url, log),
+            peer="a bare COPY into an identical table",
+            theirs=lambda: bare_copy_rate(server.url, file),
+            bar=0.4,
+            better="higher",
+            repeats=3,
+            warmups=1,
+        )
         yield again(hr.sinks.postgres(server.url), log, "postgres")
 
 
@@ -95,15 +111,26 @@ def again(sink: Sink, log: hr.Log, kind: str) -> Result:
     """The same batch twice."""
     with sink.open(shape_of(sink, log.topic("orders")), log) as target:
         target.prepare()
-        piece = Following(log, "orders", target.begin(new_owner(), start_over=True)).next(sink.batch_rows)
+        piece = Following(log, "orders", target.begin(new_owner(), start_over=True)).next(
+            sink.batch_rows
+        )
         assert piece is not None
-        batch = batch_of(piece.rows, target.shape, piece.start, piece.stop, target.lookup, fresh=piece.fresh)
+        batch = batch_of(
+            piece.rows, target.shape, piece.start, piece.stop, target.lookup, fresh=piece.fresh
+        )
         times = []
         for expected in (True, False):
             started = time.perf_counter()
             assert target.apply(batch, lambda _refused: None) is expected
             times.append(time.perf_counter() - started)
-    return limited("sinks", f"{kind}, the same batch again", "of the first time", times[1] / times[0], limit=0.05, params={"rows": batch.rows})
+    return limited(
+        "sinks",
+        f"{kind}, the same batch again",
+        "of the first time",
+        times[1] / times[0],
+        limit=0.05,
+        params={"rows": batch.rows},
+    )
 
 
 # Redis
@@ -132,9 +159,17 @@ def redis_results(log: hr.Log) -> Iterator[Result]:
     with RedisServer() as server, redis.Redis.from_url(server.url) as client:
         sink = hr.sinks.redis(server.url)
         yield compare(
-            "sinks", "redis, rows by key", "rows/s", ours=lambda: redis_rate(client, sink, log), peer="a bare pipelined HSET",
-            theirs=lambda: bare_hset_rate(client, listed), bar=0.5, better="higher", repeats=3, warmups=0,
-        )  # fmt: skip
+            "sinks",
+            "redis, rows by key",
+            "rows/s",
+            ours=lambda: redis_rate(client, sink, log),
+            peer="a bare pipelined HSET",
+            theirs=lambda: bare_hset_rate(client, listed),
+            bar=0.5,
+            better="higher",
+            repeats=3,
+            warmups=0,
+        )
         client.flushall()
         yield again(sink, log, "redis")
 

@@ -1,7 +1,9 @@
-"""Running count and sum of each key, batch by batch: the engine beside Spark's own keyed state, from the same topic through our source on both sides.
+"""Running count and sum of each key, batch by batch: the engine beside Spark's own keyed state,
+from the same topic through our source on both sides.
 
-Rows are dropped behind both (`state_runs`). Of Spark's 1 million rows a batch come as many updates as there are keys in it; of ours, what each key was and what it is.
-A line without a bar shows what it costs to have these changes in a derived topic as well, which is more than Spark's side does.
+Rows are dropped behind both (`state_runs`). Of Spark's 1 million rows a batch come as many updates
+as there are keys in it; of ours, what each key was and what it is. A line without a bar shows what
+it costs to have these changes in a derived topic as well, which is more than Spark's side does.
 """
 
 from __future__ import annotations
@@ -14,7 +16,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.report import Result, judged, note
-from benchmarks.state_runs import SCHEMA, Run, append, count_and_sum, directory, dropped, new_log, random_rows, session
+from benchmarks.state_runs import (
+    SCHEMA,
+    Run,
+    append,
+    count_and_sum,
+    directory,
+    dropped,
+    new_log,
+    random_rows,
+    session,
+)
 from headrace.plan.plan import PipelinePlan
 
 if TYPE_CHECKING:
@@ -25,7 +37,9 @@ ROWS = 1_000_000
 SPARK = "Spark groupBy().agg(), RocksDB"
 
 
-def our_rates(plan: PipelinePlan, root: Path, spark: SparkSession, keys: int, batches: int = BATCHES) -> list[float]:
+def our_rates(
+    plan: PipelinePlan, root: Path, spark: SparkSession, keys: int, batches: int = BATCHES
+) -> list[float]:
     """Rows a second of each batch, from the tick to the commit."""
     rng = np.random.default_rng(1)
     with Run(plan, root, spark) as run:
@@ -39,13 +53,29 @@ def spark_rates(root: Path, spark: SparkSession, keys: int, batches: int = BATCH
         log.create_topic("rows", SCHEMA, key="k", partitions=2)
         for _ in range(batches):
             append(log, random_rows(rng, ROWS, keys))
-        source = spark.readStream.format("headrace").option("log", log.address).option("topic", "rows").option("columns", "k,v")
-        counted = source.option("maxRowsPerBatch", ROWS).load().groupBy("k").agg({"*": "count", "v": "sum"})
-        writer = counted.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(root / "checkpoint"))
+        source = (
+            spark.readStream.format("headrace")
+            .option("log", log.address)
+            .option("topic", "rows")
+            .option("columns", "k,v")
+        )
+        counted = (
+            source.option("maxRowsPerBatch", ROWS)
+            .load()
+            .groupBy("k")
+            .agg({"*": "count", "v": "sum"})
+        )
+        writer = (
+            counted.writeStream.outputMode("update")
+            .format("noop")
+            .option("checkpointLocation", str(root / "checkpoint"))
+        )
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
         progress = [each for each in query.recentProgress if each.numInputRows]
-    return [each.numInputRows / each.durationMs["triggerExecution"] * 1000 for each in progress][WARM_UP:]
+    return [each.numInputRows / each.durationMs["triggerExecution"] * 1000 for each in progress][
+        WARM_UP:
+    ]
 
 
 def warm_up(spark: SparkSession) -> None:
@@ -60,16 +90,37 @@ def beside_spark(spark: SparkSession, what: str, keys: int, bar: float) -> Itera
         ours = our_rates(dropped(count_and_sum().plan()), root / "ours", spark, keys)
         theirs = spark_rates(root / "theirs", spark, keys)
         written = our_rates(count_and_sum().plan(), root / "written", spark, keys)
-    note(f"ours {list(map(round, ours))}, Spark {list(map(round, theirs))}, ours with a topic {list(map(round, written))}")
+    note(
+        f"ours {list(map(round, ours))}, Spark {list(map(round, theirs))}, ours with a topic"
+        f" {list(map(round, written))}"
+    )
     params = {"rows": ROWS, "keys": keys, "batches": BATCHES - WARM_UP}
-    for name, rates, needed in ((what, ours, bar), (f"{what}, changes in a topic too", written, 0.0)):
+    for name, rates, needed in (
+        (what, ours, bar),
+        (f"{what}, changes in a topic too", written, 0.0),
+    ):
         yield judged(
-            "state", name, "rows/s", statistics.median(rates), SPARK, statistics.median(theirs), bar=needed, better="higher", params=params
-        )  # fmt: skip
+            "state",
+            name,
+            "rows/s",
+            statistics.median(rates),
+            SPARK,
+            statistics.median(theirs),
+            bar=needed,
+            better="higher",
+            params=params,
+        )
 
 
 def results() -> Iterator[Result]:
     with session() as spark:
         warm_up(spark)
-        yield from beside_spark(spark, "running count and sum, 1 million rows a batch, 1 million keys", 1_000_000, bar=4.0)
-        yield from beside_spark(spark, "running count and sum, 1 million rows a batch, 10,000 keys", 10_000, bar=0.7)
+        yield from beside_spark(
+            spark,
+            "running count and sum, 1 million rows a batch, 1 million keys",
+            1_000_000,
+            bar=4.0,
+        )
+        yield from beside_spark(
+            spark, "running count and sum, 1 million rows a batch, 10,000 keys", 10_000, bar=0.7
+        )

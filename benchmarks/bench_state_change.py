@@ -1,7 +1,8 @@
-"""The cost of a batch follows what it changes, not what is kept: 10,000 rows of random keys against 5 million keys, beside the same against 50,000.
+"""The cost of a batch follows what it changes, not what is kept: 10,000 rows of random keys against
+5 million keys, beside the same against 50,000.
 
-Kernel and state alone, without Spark. Both sides take turns. The large state is updated often enough beforehand that its folding is under way; that of the small one
-soon is.
+Kernel and state alone, without Spark. Both sides take turns. The large state is updated often
+enough beforehand that its folding is under way; that of the small one soon is.
 """
 
 from __future__ import annotations
@@ -35,14 +36,24 @@ class Shard:
         self.root, self.keys, self.tick = root, keys, 0
         self.files = StateFiles(root / "files")
         schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-        self.kernel = AggregateKernel(STEP, schema, ["k"], [("n", agg.count()), ("s", agg.sum("v"))])
+        self.kernel = AggregateKernel(
+            STEP, schema, ["k"], [("n", agg.count()), ("s", agg.sum("v"))]
+        )
         self.ids: dict[str, StateIds] = {STEP: {}}
         self.rng = np.random.default_rng(keys)
 
     def batch(self, keys: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
-        """One tick with a row for each key. Returns the seconds of kernel and state, up to the store's commit."""
+        """One tick with a row for each key. Returns the seconds of kernel and state, up to the
+        store's commit.
+        """
         self.tick += 1
-        rows = pa.table({"k": keys, "v": self.rng.integers(0, 1000, len(keys)), "_tick": np.full(len(keys), self.tick)})
+        rows = pa.table(
+            {
+                "k": keys,
+                "v": self.rng.integers(0, 1000, len(keys)),
+                "_tick": np.full(len(keys), self.tick),
+            }
+        )
         started = time.perf_counter()
         store = LocalStore(self.root / "local", list(range(GROUPS)))
         with store.transaction() as txn:
@@ -68,7 +79,10 @@ class Shard:
 
 
 def results() -> Iterator[Result]:
-    note(f"state_change: {BATCHES} batches of {ROWS:,} rows against {MANY:,} keys, and against {FEW:,}")
+    note(
+        f"state_change: {BATCHES} batches of {ROWS:,} rows against {MANY:,} keys, and against"
+        f" {FEW:,}"
+    )
     with directory() as root:
         many, few = (Shard(root / str(keys), keys) for keys in (MANY, FEW))
         for shard in (many, few):
@@ -78,14 +92,33 @@ def results() -> Iterator[Result]:
         before = many.written_bytes(), few.written_bytes()
         gc.collect()
         took = [(many.small_batch(), few.small_batch()) for _ in range(BATCHES)]
-        written = [shard.written_bytes() - bytes_before for shard, bytes_before in zip((many, few), before, strict=True)]
+        written = [
+            shard.written_bytes() - bytes_before
+            for shard, bytes_before in zip((many, few), before, strict=True)
+        ]
     params = {"rows": ROWS, "batches": BATCHES, "keys": MANY, "peer_keys": FEW}
     many_ms, few_ms = (np.percentile(each, [50, 99]) * 1000 for each in zip(*took, strict=True))
     note(f"medians {many_ms[0]:.1f} and {few_ms[0]:.1f} ms")
     peer = f"{FEW:,} keys"
     yield judged(
-        "state_change", "state files of 200 batches, 5 million keys", "bytes", written[0], peer, written[1], bar=1 / 1.5, better="lower", params=params
+        "state_change",
+        "state files of 200 batches, 5 million keys",
+        "bytes",
+        written[0],
+        peer,
+        written[1],
+        bar=1 / 1.5,
+        better="lower",
+        params=params,
     )
     yield judged(
-        "state_change", "p99 of kernel and state, 5 million keys", "ms", float(many_ms[1]), peer, float(few_ms[1]), bar=1 / 3, better="lower", params=params
+        "state_change",
+        "p99 of kernel and state, 5 million keys",
+        "ms",
+        float(many_ms[1]),
+        peer,
+        float(few_ms[1]),
+        bar=1 / 3,
+        better="lower",
+        params=params,
     )

@@ -1,8 +1,11 @@
-"""Memory does not grow: driver, JVM and workers over 300 batches with a bounded key set, the last hundred beside the hundred before.
+"""Memory does not grow: driver, JVM and workers over 300 batches with a bounded key set, the last
+hundred beside the hundred before.
 
-What counts is memory of their own: pages of the local store that a worker has mapped belong to the system's cache; and of the JVM what is left after it has collected
-its garbage. Spark remembers its last thousand jobs; here its last fifty, so that it is done filling that memory in time. All this runs in a process of its own:
-`python -m benchmarks.bench_state_memory` prints what was seen, batch by batch.
+What counts is memory of their own: pages of the local store that a worker has mapped belong to the
+system's cache; and of the JVM what is left after it has collected its garbage. Spark remembers its
+last thousand jobs; here its last fifty, so that it is done filling that memory in time. All this
+runs in a process of its own: `python -m benchmarks.bench_state_memory` prints what was seen, batch
+by batch.
 """
 
 from __future__ import annotations
@@ -64,14 +67,31 @@ def memory_mib(spark: SparkSession) -> dict[str, float]:
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - there is no other way to ask
     jvm.System.gc()
     runtime = jvm.Runtime.getRuntime()
-    return {"driver": own_kib(os.getpid()) / 1024, "JVM": (runtime.totalMemory() - runtime.freeMemory()) / 2**20, "workers": workers / 1024}
+    return {
+        "driver": own_kib(os.getpid()) / 1024,
+        "JVM": (runtime.totalMemory() - runtime.freeMemory()) / 2**20,
+        "workers": workers / 1024,
+    }
 
 
 def main() -> None:
     """Run the batches; print the memory after every fifth as a line of JSON."""
     rng = np.random.default_rng(1)
-    remember = {f"spark.{of}": 50 for of in ("ui.retainedJobs", "ui.retainedStages", "ui.retainedTasks", "sql.ui.retainedExecutions")}
-    spark = hr.spark("bench", master="local[2]", driver_memory="1g", config={**remember, "spark.sql.shuffle.partitions": 2})
+    remember = {
+        f"spark.{of}": 50
+        for of in (
+            "ui.retainedJobs",
+            "ui.retainedStages",
+            "ui.retainedTasks",
+            "sql.ui.retainedExecutions",
+        )
+    }
+    spark = hr.spark(
+        "bench",
+        master="local[2]",
+        driver_memory="1g",
+        config={**remember, "spark.sql.shuffle.partitions": 2},
+    )
     with directory() as root, Run(count_and_sum(view=True).plan(), root, spark) as run:
         for number in range(BATCHES):
             run.batch(random_rows(rng, ROWS, KEYS))
@@ -81,15 +101,31 @@ def main() -> None:
 
 
 def results() -> Iterator[Result]:
-    note(f"state_memory: {BATCHES} batches of {ROWS:,} rows, {KEYS:,} keys, into a topic and a view")
-    told = subprocess.run([sys.executable, "-m", "benchmarks.bench_state_memory"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    note(
+        f"state_memory: {BATCHES} batches of {ROWS:,} rows, {KEYS:,} keys, into a topic and a view"
+    )
+    told = subprocess.run(
+        [sys.executable, "-m", "benchmarks.bench_state_memory"],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
     seen = [json.loads(line) for line in told.splitlines()]
     for who in ("driver", "JVM", "workers"):
-        before, after = (statistics.median(each[who] for each in part) for part in (seen[-40:-20], seen[-20:]))
+        before, after = (
+            statistics.median(each[who] for each in part) for part in (seen[-40:-20], seen[-20:])
+        )
         yield judged(
-            "state_memory", f"memory of the {who} after 300 batches", "MiB", after, "100 batches before", before, bar=1 / SLACK, better="lower",
+            "state_memory",
+            f"memory of the {who} after 300 batches",
+            "MiB",
+            after,
+            "100 batches before",
+            before,
+            bar=1 / SLACK,
+            better="lower",
             params={"batches": BATCHES, "rows": ROWS, "keys": KEYS},
-        )  # fmt: skip
+        )
 
 
 if __name__ == "__main__":

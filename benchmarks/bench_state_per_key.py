@@ -1,6 +1,8 @@
-"""Running count and sum of each key where Python keeps the state: the engine beside Spark's `transformWithState`, which calls Python once a key.
+"""Running count and sum of each key where Python keeps the state: the engine beside Spark's
+`transformWithState`, which calls Python once a key.
 
-200,000 rows with as many keys a batch. A batch of Spark's takes most of a minute, so small ones warm it up and one is measured.
+200,000 rows with as many keys a batch. A batch of Spark's takes most of a minute, so small ones
+warm it up and one is measured.
 """
 
 from __future__ import annotations
@@ -15,7 +17,16 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.report import Result, Unavailable, judged, note
-from benchmarks.state_runs import SCHEMA, Run, append, count_and_sum, directory, dropped, new_log, session
+from benchmarks.state_runs import (
+    SCHEMA,
+    Run,
+    append,
+    count_and_sum,
+    directory,
+    dropped,
+    new_log,
+    session,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,27 +72,56 @@ def spark_rate(root: Path, spark: SparkSession) -> float:
     rng = np.random.default_rng(1)
     with new_log(root) as log:
         log.create_topic("rows", SCHEMA, key="k", partitions=2)
-        source = spark.readStream.format("headrace").option("log", log.address).option("topic", "rows").option("columns", "k,v").load()
+        source = (
+            spark.readStream.format("headrace")
+            .option("log", log.address)
+            .option("topic", "rows")
+            .option("columns", "k,v")
+            .load()
+        )
         grouped: Any = source.groupBy("k")
-        counted = grouped.transformWithState(processor(), "k BIGINT, n BIGINT, s BIGINT", "Update", "None")
-        writer = counted.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(root / "checkpoint"))
+        counted = grouped.transformWithState(
+            processor(), "k BIGINT, n BIGINT, s BIGINT", "Update", "None"
+        )
+        writer = (
+            counted.writeStream.outputMode("update")
+            .format("noop")
+            .option("checkpointLocation", str(root / "checkpoint"))
+        )
         took_ms = 0
         for rows in (*WARM_UP_ROWS, ROWS):
             append(log, rows_of_all_keys(rng, rows))
             query = writer.trigger(availableNow=True).start()
             query.awaitTermination()
-            took_ms = sum(each.durationMs["triggerExecution"] for each in query.recentProgress if each.numInputRows)
+            took_ms = sum(
+                each.durationMs["triggerExecution"]
+                for each in query.recentProgress
+                if each.numInputRows
+            )
     return ROWS / took_ms * 1000
 
 
 def results() -> Iterator[Result]:
-    if missing := [name for name in ("grpc", "grpc_status", "google.rpc", "zstandard") if find_spec(name.split(".", maxsplit=1)[0]) is None]:
-        raise Unavailable(f"transformWithState needs {', '.join(missing)}: pip install 'headrace[connect]'")
+    if missing := [
+        name
+        for name in ("grpc", "grpc_status", "google.rpc", "zstandard")
+        if find_spec(name.split(".", maxsplit=1)[0]) is None
+    ]:
+        raise Unavailable(
+            f"transformWithState needs {', '.join(missing)}: pip install 'headrace[connect]'"
+        )
     note("state_per_key: running count and sum, 200,000 rows a batch, 200,000 keys")
     with session() as spark, directory() as root:
         ours = statistics.median(our_rates(root / "ours", spark))
         theirs = spark_rate(root / "theirs", spark)
     yield judged(
-        "state_per_key", "running count and sum, 200,000 rows a batch, 200,000 keys", "rows/s", ours, "Spark transformWithState in Python", theirs,
-        bar=50.0, better="higher", params={"rows": ROWS, "keys": ROWS, "batches": BATCHES - WARM_UP},
-    )  # fmt: skip
+        "state_per_key",
+        "running count and sum, 200,000 rows a batch, 200,000 keys",
+        "rows/s",
+        ours,
+        "Spark transformWithState in Python",
+        theirs,
+        bar=50.0,
+        better="higher",
+        params={"rows": ROWS, "keys": ROWS, "batches": BATCHES - WARM_UP},
+    )

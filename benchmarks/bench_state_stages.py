@@ -1,4 +1,6 @@
-"""What more stages and uneven keys cost: three chained aggregates by different keys beside one, and half of the rows on 1% of the keys beside keys all alike."""
+"""What more stages and uneven keys cost: three chained aggregates by different keys beside one, and
+half of the rows on 1% of the keys beside keys all alike.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ Rows = Callable[[np.random.Generator], pa.Table]
 
 
 def chained(stages: int) -> PipelinePlan:
-    """A million products, each of one of ten thousand shops, each in one of a hundred towns: sold in each product, shop and town."""
+    """A million products, each of one of ten thousand shops, each in one of a hundred towns: sold
+    in each product, shop and town.
+    """
     pipeline = hr.Pipeline(f"chained{stages}")
     schema = "product BIGINT, shop BIGINT, town BIGINT, v BIGINT"
     rows = pipeline.topic("rows", schema=schema, key="product", partitions=2)
@@ -37,7 +41,14 @@ def chained(stages: int) -> PipelinePlan:
 
 def sales(rng: np.random.Generator) -> pa.Table:
     product = rng.integers(0, KEYS, ROWS)
-    return pa.table({"product": product, "shop": product % 10_000, "town": product % 100, "v": rng.integers(0, 1000, ROWS)})
+    return pa.table(
+        {
+            "product": product,
+            "shop": product % 10_000,
+            "town": product % 100,
+            "v": rng.integers(0, 1000, ROWS),
+        }
+    )
 
 
 def uniform(rng: np.random.Generator) -> pa.Table:
@@ -46,7 +57,9 @@ def uniform(rng: np.random.Generator) -> pa.Table:
 
 def skewed(rng: np.random.Generator) -> pa.Table:
     """Half of the rows have one of 1% of the keys."""
-    keys = np.where(rng.random(ROWS) < 0.5, rng.integers(0, KEYS // 100, ROWS), rng.integers(0, KEYS, ROWS))
+    keys = np.where(
+        rng.random(ROWS) < 0.5, rng.integers(0, KEYS // 100, ROWS), rng.integers(0, KEYS, ROWS)
+    )
     return pa.table({"k": keys, "v": rng.integers(0, 1000, ROWS)})
 
 
@@ -55,8 +68,14 @@ def rates(spark: SparkSession, sides: list[tuple[PipelinePlan, Rows]]) -> list[f
     rng = np.random.default_rng(1)
     with ExitStack() as stack:
         root = stack.enter_context(directory())
-        runs = [stack.enter_context(Run(plan, root / str(number), spark)) for number, (plan, _) in enumerate(sides)]
-        took = [[run.batch(rows(rng)) for run, (_, rows) in zip(runs, sides, strict=True)] for _ in range(BATCHES)]
+        runs = [
+            stack.enter_context(Run(plan, root / str(number), spark))
+            for number, (plan, _) in enumerate(sides)
+        ]
+        took = [
+            [run.batch(rows(rng)) for run, (_, rows) in zip(runs, sides, strict=True)]
+            for _ in range(BATCHES)
+        ]
     note(f"seconds a batch: {[[round(each, 2) for each in batch] for batch in took]}")
     return [ROWS / statistics.median(side) for side in zip(*took[WARM_UP:], strict=True)]
 
@@ -66,8 +85,28 @@ def results() -> Iterator[Result]:
     with session() as spark:
         note("state_stages: three chained stages with different keys, and one")
         three, one = rates(spark, [(chained(3), sales), (chained(1), sales)])
-        yield judged("state_stages", "three chained stages, different keys", "rows/s", three, "one stage", one, bar=0.25, better="higher", params=params)
+        yield judged(
+            "state_stages",
+            "three chained stages, different keys",
+            "rows/s",
+            three,
+            "one stage",
+            one,
+            bar=0.25,
+            better="higher",
+            params=params,
+        )
         note("state_stages: uneven keys, and even ones")
         totals = dropped(count_and_sum().plan())
         uneven, even = rates(spark, [(totals, skewed), (totals, uniform)])
-        yield judged("state_stages", "1% of keys with half of the rows", "rows/s", uneven, "uniform keys", even, bar=0.5, better="higher", params=params)
+        yield judged(
+            "state_stages",
+            "1% of keys with half of the rows",
+            "rows/s",
+            uneven,
+            "uniform keys",
+            even,
+            bar=0.5,
+            better="higher",
+            params=params,
+        )

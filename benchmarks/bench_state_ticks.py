@@ -1,4 +1,6 @@
-"""Catching up over many small ticks that were recorded and not worked on: a batch takes in many of them, and tells each tick's changes all the same."""
+"""Catching up over many small ticks that were recorded and not worked on: a batch takes in many of
+them, and tells each tick's changes all the same.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ def append_ticks(run: Run) -> None:
 
 def results() -> Iterator[Result]:
     note(f"state_ticks: {TICKS:,} ticks of {ROWS_A_TICK} rows")
-    with session() as spark, directory() as root, Run(dropped(count_and_sum().plan()), root, spark) as run:
+    with (
+        session() as spark,
+        directory() as root,
+        Run(dropped(count_and_sum().plan()), root, spark) as run,
+    ):
         run.batch(random_rows(np.random.default_rng(2), 1000, KEYS))
         append_ticks(run)
         cut = 0
@@ -38,6 +44,13 @@ def results() -> Iterator[Result]:
             continue
         took_s = time.perf_counter() - started
     yield judged(
-        "state_ticks", "catching up over 10,000 small ticks, one stage", "ticks/s", TICKS / took_s, "limit", AT_LEAST, bar=1.0, better="higher",
+        "state_ticks",
+        "catching up over 10,000 small ticks, one stage",
+        "ticks/s",
+        TICKS / took_s,
+        "limit",
+        AT_LEAST,
+        bar=1.0,
+        better="higher",
         params={"ticks": TICKS, "rows": ROWS_A_TICK, "keys": KEYS},
-    )  # fmt: skip
+    )

@@ -1,7 +1,10 @@
-"""Windows over event time, batch by batch: the engine beside Spark's own window aggregation in append mode, from the same topic through our source on both sides.
+"""Windows over event time, batch by batch: the engine beside Spark's own window aggregation in
+append mode, from the same topic through our source on both sides.
 
-Both have the same delay, RocksDB keeps Spark's state with changelog checkpointing, and rows are dropped behind both (`state_runs`). A batch has the rows of a minute, in disorder.
-Spark has no windows that slide with each row: those are held against our own running aggregate without combining; corrections against the same without late rows.
+Both have the same delay, RocksDB keeps Spark's state with changelog checkpointing, and rows are
+dropped behind both (`state_runs`). A batch has the rows of a minute, in disorder. Spark has no
+windows that slide with each row: those are held against our own running aggregate without
+combining; corrections against the same without late rows.
 """
 
 from __future__ import annotations
@@ -35,7 +38,13 @@ Rows = Callable[[int], pa.Table]
 
 
 def _table(keys: Any, us: Any, rng: np.random.Generator) -> pa.Table:
-    return pa.table({"k": keys, "v": rng.integers(0, 1000, len(keys)), "at": pa.array(us, pa.timestamp("us", "UTC"))})
+    return pa.table(
+        {
+            "k": keys,
+            "v": rng.integers(0, 1000, len(keys)),
+            "at": pa.array(us, pa.timestamp("us", "UTC")),
+        }
+    )
 
 
 def minutes(keys: int, late: float = 0.0) -> Rows:
@@ -51,13 +60,19 @@ def minutes(keys: int, late: float = 0.0) -> Rows:
 
 
 def bursts(keys: int) -> Rows:
-    """Each key has its rows within five seconds of the batch's minute, somewhere: visits that end."""
+    """Each key has its rows within five seconds of the batch's minute, somewhere: visits that
+    end.
+    """
 
     def rows(batch: int) -> pa.Table:
         rng = np.random.default_rng(batch)
         key = rng.integers(0, keys, ROWS)
         begins = rng.integers(0, 50 * SECOND_US, keys)
-        return _table(key, START_US + batch * MINUTE_US + begins[key] + rng.integers(0, 5 * SECOND_US, ROWS), rng)
+        return _table(
+            key,
+            START_US + batch * MINUTE_US + begins[key] + rng.integers(0, 5 * SECOND_US, ROWS),
+            rng,
+        )
 
     return rows
 
@@ -70,12 +85,16 @@ def windowed(window: WindowSpec | None, late: LatePolicy | None = None) -> hr.Pi
     pipeline = hr.Pipeline("bench")
     times = hr.EventTime("at", delay=DELAY, idle="1 day")
     rows = pipeline.topic("rows", schema=SCHEMA, key="k", event_time=times, partitions=2)
-    grouped: Any = rows.group_by("k") if window is None else rows.window(window, late=late).group_by("k")
+    grouped: Any = (
+        rows.group_by("k") if window is None else rows.window(window, late=late).group_by("k")
+    )
     pipeline.write("totals", grouped.aggregate(n=hr.agg.count(), s=hr.agg.sum("v")))
     return pipeline
 
 
-def our_rates(pipeline: hr.Pipeline, root: Path, spark: SparkSession, rows: Rows, *, first: int = 0) -> list[float]:
+def our_rates(
+    pipeline: hr.Pipeline, root: Path, spark: SparkSession, rows: Rows, *, first: int = 0
+) -> list[float]:
     """Rows a second of each batch, from the tick to the commit."""
     with Run(dropped(pipeline.plan()), root, spark) as run:
         return [ROWS / run.batch(rows(batch)) for batch in range(first, first + BATCHES)][WARM_UP:]
@@ -91,42 +110,75 @@ def spark_rates(root: Path, spark: SparkSession, rows: Rows, window: Column) -> 
         log.create_topic("rows", SCHEMA, key="k", partitions=2)
         for batch in range(BATCHES):
             append(log, rows(batch))
-        source = spark.readStream.format("headrace").option("log", log.address).option("topic", "rows").option("columns", "k,v,at")
+        source = (
+            spark.readStream.format("headrace")
+            .option("log", log.address)
+            .option("topic", "rows")
+            .option("columns", "k,v,at")
+        )
         timed = source.option("maxRowsPerBatch", ROWS).load().withWatermark("at", DELAY)
         counted = timed.groupBy(window, "k").agg(f.count("*").alias("n"), f.sum("v").alias("s"))
-        writer = counted.writeStream.outputMode("append").format("noop").option("checkpointLocation", str(root / "checkpoint"))
+        writer = (
+            counted.writeStream.outputMode("append")
+            .format("noop")
+            .option("checkpointLocation", str(root / "checkpoint"))
+        )
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
         batches = [each for each in query.recentProgress if each.numInputRows]
-    return [each.numInputRows / each.durationMs["triggerExecution"] * 1000 for each in batches][WARM_UP:]
+    return [each.numInputRows / each.durationMs["triggerExecution"] * 1000 for each in batches][
+        WARM_UP:
+    ]
 
 
-def beside_spark(spark: SparkSession, what: str, window: WindowSpec, theirs: Column, rows: Rows, keys: int, bar: float) -> Result:
+def beside_spark(
+    spark: SparkSession,
+    what: str,
+    window: WindowSpec,
+    theirs: Column,
+    rows: Rows,
+    keys: int,
+    bar: float,
+) -> Result:
     with directory() as root:
         ours = our_rates(windowed(window), root / "ours", spark, rows)
         spark_s = spark_rates(root / "theirs", spark, rows, theirs)
     return _judged(what, ours, "Spark's own, append mode, RocksDB", spark_s, keys, bar)
 
 
-def _judged(what: str, ours: list[float], peer: str, theirs: list[float], keys: int, bar: float) -> Result:
+def _judged(
+    what: str, ours: list[float], peer: str, theirs: list[float], keys: int, bar: float
+) -> Result:
     note(f"{what}: ours {list(map(round, ours))}, {peer} {list(map(round, theirs))}")
     params = {"rows": ROWS, "keys": keys, "batches": BATCHES - WARM_UP}
     return judged(
-        "windows", what, "rows/s", statistics.median(ours), peer, statistics.median(theirs), bar=bar, better="higher", params=params
-    )  # fmt: skip
+        "windows",
+        what,
+        "rows/s",
+        statistics.median(ours),
+        peer,
+        statistics.median(theirs),
+        bar=bar,
+        better="higher",
+        params=params,
+    )
 
 
 # Ours beside ours
 
 
 def sliding_beside_running(spark: SparkSession) -> Result:
-    """A result for each row, beside a running total of each key, for which no row is combined before the shuffle."""
+    """A result for each row, beside a running total of each key, for which no row is combined
+    before the shuffle.
+    """
     rows = minutes(FEW_KEYS)
     with directory() as root:
         ours = our_rates(windowed(hr.sliding("10 minutes")), root / "sliding", spark, rows)
         with patch("headrace.runtime.query.ROWS_A_KEY_TO_COMBINE", ROWS):
             running = our_rates(windowed(None), root / "running", spark, rows)
-    return _judged("sliding windows", ours, "our running aggregate, not combined", running, FEW_KEYS, bar=0.5)
+    return _judged(
+        "sliding windows", ours, "our running aggregate, not combined", running, FEW_KEYS, bar=0.5
+    )
 
 
 def corrected_beside_in_time(spark: SparkSession) -> Result:
@@ -135,7 +187,14 @@ def corrected_beside_in_time(spark: SparkSession) -> Result:
         pipeline = windowed(hr.tumbling("1 minute"), hr.correct("1 hour"))
         late = our_rates(pipeline, root / "late", spark, minutes(FEW_KEYS, LATE_SHARE))
         in_time = our_rates(pipeline, root / "in_time", spark, minutes(FEW_KEYS))
-    return _judged("tumbling windows with corrections, 1% of the rows late", late, "the same without late rows", in_time, FEW_KEYS, bar=1 / 1.5)
+    return _judged(
+        "tumbling windows with corrections, 1% of the rows late",
+        late,
+        "the same without late rows",
+        in_time,
+        FEW_KEYS,
+        bar=1 / 1.5,
+    )
 
 
 def results() -> Iterator[Result]:
@@ -143,9 +202,33 @@ def results() -> Iterator[Result]:
 
     with session() as spark:
         minute, tumbling = f.window("at", "1 minute"), hr.tumbling("1 minute")
-        yield beside_spark(spark, "tumbling count and sum, 10,000 keys", tumbling, minute, minutes(FEW_KEYS), FEW_KEYS, bar=0.7)
-        yield beside_spark(spark, "tumbling count and sum, 1 million keys", tumbling, minute, minutes(MANY_KEYS), MANY_KEYS, bar=2.0)
+        yield beside_spark(
+            spark,
+            "tumbling count and sum, 10,000 keys",
+            tumbling,
+            minute,
+            minutes(FEW_KEYS),
+            FEW_KEYS,
+            bar=0.7,
+        )
+        yield beside_spark(
+            spark,
+            "tumbling count and sum, 1 million keys",
+            tumbling,
+            minute,
+            minutes(MANY_KEYS),
+            MANY_KEYS,
+            bar=2.0,
+        )
         gap = f.session_window("at", DELAY)
-        yield beside_spark(spark, "session windows, 10,000 keys", hr.session(DELAY), gap, bursts(FEW_KEYS), FEW_KEYS, bar=2.0)
+        yield beside_spark(
+            spark,
+            "session windows, 10,000 keys",
+            hr.session(DELAY),
+            gap,
+            bursts(FEW_KEYS),
+            FEW_KEYS,
+            bar=2.0,
+        )
         yield sliding_beside_running(spark)
         yield corrected_beside_in_time(spark)

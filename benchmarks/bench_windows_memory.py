@@ -1,6 +1,9 @@
-"""State of windows is freed: over 500 batches whose windows come and go, what is kept on disk and in memory does not grow, the last hundred batches beside the hundred before.
+"""State of windows is freed: over 500 batches whose windows come and go, what is kept on disk and
+in memory does not grow, the last hundred batches beside the hundred before.
 
-A run sweeps files that nobody needs any more only after some minutes; here that is done before each look. All this runs in a process of its own: `python -m benchmarks.bench_windows_memory` prints what was seen, every fifth batch.
+A run sweeps files that nobody needs any more only after some minutes; here that is done before each
+look. All this runs in a process of its own: `python -m benchmarks.bench_windows_memory` prints what
+was seen, every fifth batch.
 """
 
 from __future__ import annotations
@@ -24,16 +27,31 @@ from headrace.runtime.runner import Upkeep
 BATCHES, ROWS, KEYS = 500, 2_000, 500
 SLACK = 1.1
 START_US, MINUTE_US = 1_767_225_600_000_000, 60_000_000
-WHAT = {"state": "size of the state's files", "driver": "memory of the driver", "JVM": "memory of the JVM", "workers": "memory of the workers"}
+WHAT = {
+    "state": "size of the state's files",
+    "driver": "memory of the driver",
+    "JVM": "memory of the JVM",
+    "workers": "memory of the workers",
+}
 
 
 def windows() -> hr.Pipeline:
     """Of each kind, keyed; a minute of event time a batch, corrections for ten."""
     pipeline = hr.Pipeline("bench")
     times = hr.EventTime("at", delay="10 seconds", idle="1 day")
-    rows = pipeline.topic("rows", schema="k BIGINT, v BIGINT, at TIMESTAMP", key="k", event_time=times, partitions=2)
-    for name, window in (("minutes", hr.tumbling("1 minute")), ("visits", hr.session("30 seconds")), ("moving", hr.sliding("2 minutes"))):
-        totals = rows.window(window, late=hr.correct("10 minutes")).group_by("k").aggregate(n=hr.agg.count(), s=hr.agg.sum("v"))
+    rows = pipeline.topic(
+        "rows", schema="k BIGINT, v BIGINT, at TIMESTAMP", key="k", event_time=times, partitions=2
+    )
+    for name, window in (
+        ("minutes", hr.tumbling("1 minute")),
+        ("visits", hr.session("30 seconds")),
+        ("moving", hr.sliding("2 minutes")),
+    ):
+        totals = (
+            rows.window(window, late=hr.correct("10 minutes"))
+            .group_by("k")
+            .aggregate(n=hr.agg.count(), s=hr.agg.sum("v"))
+        )
         pipeline.write(name, totals, partitions=2)
     return pipeline
 
@@ -41,16 +59,38 @@ def windows() -> hr.Pipeline:
 def rows_of(batch: int) -> pa.Table:
     rng = np.random.default_rng(batch)
     us = START_US + batch * MINUTE_US + rng.integers(-2 * MINUTE_US, MINUTE_US, ROWS)
-    return pa.table({"k": rng.integers(0, KEYS, ROWS), "v": rng.integers(0, 1000, ROWS), "at": pa.array(us, pa.timestamp("us", "UTC"))})
+    return pa.table(
+        {
+            "k": rng.integers(0, KEYS, ROWS),
+            "v": rng.integers(0, 1000, ROWS),
+            "at": pa.array(us, pa.timestamp("us", "UTC")),
+        }
+    )
 
 
 def state_mib(root: Path) -> float:
-    return sum(path.stat().st_size for path in (root / "state" / "steps").rglob("*") if path.is_file()) / 2**20
+    return (
+        sum(path.stat().st_size for path in (root / "state" / "steps").rglob("*") if path.is_file())
+        / 2**20
+    )
 
 
 def main() -> None:
-    remember = {f"spark.{of}": 50 for of in ("ui.retainedJobs", "ui.retainedStages", "ui.retainedTasks", "sql.ui.retainedExecutions")}
-    spark = hr.spark("bench", master="local[2]", driver_memory="1g", config={**remember, "spark.sql.shuffle.partitions": 2})
+    remember = {
+        f"spark.{of}": 50
+        for of in (
+            "ui.retainedJobs",
+            "ui.retainedStages",
+            "ui.retainedTasks",
+            "sql.ui.retainedExecutions",
+        )
+    }
+    spark = hr.spark(
+        "bench",
+        master="local[2]",
+        driver_memory="1g",
+        config={**remember, "spark.sql.shuffle.partitions": 2},
+    )
     with directory() as root, Run(windows().plan(), root, spark) as run:
         sweeper = Upkeep(run.runner, fixed_shards=True).sweeper
         sweeper.older_than_s = 1.0
@@ -63,15 +103,32 @@ def main() -> None:
 
 
 def results() -> Iterator[Result]:
-    note(f"windows_memory: {BATCHES} batches of {ROWS:,} rows, {KEYS:,} keys, a minute each; tumbling, session and sliding windows")
-    told = subprocess.run([sys.executable, "-m", "benchmarks.bench_windows_memory"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    note(
+        f"windows_memory: {BATCHES} batches of {ROWS:,} rows, {KEYS:,} keys, a minute each;"
+        " tumbling, session and sliding windows"
+    )
+    told = subprocess.run(
+        [sys.executable, "-m", "benchmarks.bench_windows_memory"],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
     seen = [json.loads(line) for line in told.splitlines()]
     for who, what in WHAT.items():
-        before, after = (statistics.median(each[who] for each in part) for part in (seen[-40:-20], seen[-20:]))
+        before, after = (
+            statistics.median(each[who] for each in part) for part in (seen[-40:-20], seen[-20:])
+        )
         yield judged(
-            "windows_memory", f"{what} after {BATCHES} batches", "MiB", after, "100 batches before", before, bar=1 / SLACK, better="lower",
+            "windows_memory",
+            f"{what} after {BATCHES} batches",
+            "MiB",
+            after,
+            "100 batches before",
+            before,
+            bar=1 / SLACK,
+            better="lower",
             params={"batches": BATCHES, "rows": ROWS, "keys": KEYS},
-        )  # fmt: skip
+        )
 
 
 if __name__ == "__main__":

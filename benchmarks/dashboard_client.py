@@ -1,6 +1,8 @@
-"""Somebody who has the dashboard open: asks for the facts every second, follows a view as it changes and a topic's newest rows, as the page does, and draws nothing.
+"""Somebody who has the dashboard open: asks for the facts every second, follows a view as it
+changes and a topic's newest rows, as the page does, and draws nothing.
 
-`python -m benchmarks.dashboard_client PORT` goes on until its standard input ends, and prints how many events and answers came. It says "ready" when it has the first of each.
+`python -m benchmarks.dashboard_client PORT` goes on until its standard input ends, and prints how
+many events and answers came. It says "ready" when it has the first of each.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Client:
             self.came["/dashboard/facts"] = self.came.get("/dashboard/facts", 0) + 1
             await asyncio.sleep(EVERY_S)
 
-    async def _asked(self, path: str, more: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _asked(
+        self, path: str, more: str = ""
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Both are to be kept: a writer that nobody has closes the connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{more}\r\n".encode())
@@ -42,7 +46,10 @@ class Client:
 
 async def main(port: int) -> None:
     client = Client(port)
-    tasks = [asyncio.create_task(client.poll()), *(asyncio.create_task(client.follow(path)) for path in FOLLOWED)]
+    tasks = [
+        asyncio.create_task(client.poll()),
+        *(asyncio.create_task(client.follow(path)) for path in FOLLOWED),
+    ]
     while len(client.came) < 2 and not any(task.done() for task in tasks):  # noqa: ASYNC110 - a look now and then costs nothing that is measured
         await asyncio.sleep(0.1)
     print("ready", flush=True)

@@ -1,4 +1,6 @@
-"""The same accounts in the `eventsourcing` library: the peer of bench_events. Importing it needs the library."""
+"""The same accounts in the `eventsourcing` library: the peer of bench_events. Importing it needs
+the library.
+"""
 
 from __future__ import annotations
 

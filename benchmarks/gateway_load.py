@@ -1,6 +1,8 @@
-"""Those who send to gateways in `bench_gateways`, each a process of its own: `python -m benchmarks.gateway_load http PORT CONNECTIONS SECONDS` and `… statsd PORT PACKETS_A_SECOND SECONDS`.
+"""Those who send to gateways in `bench_gateways`, each a process of its own: `python -m
+benchmarks.gateway_load http PORT CONNECTIONS SECONDS` and `… statsd PORT PACKETS_A_SECOND SECONDS`.
 
-Bare sockets, so that little is measured but the receiver. One figure is printed: rows a second that were acknowledged, or packets that were sent.
+Bare sockets, so that little is measured but the receiver. One figure is printed: rows a second that
+were acknowledged, or packets that were sent.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ def bodies(count: int = 200) -> list[bytes]:
 
 def post(port: int, connections: int, seconds: float) -> float:
     """Each connection sends its next request when the last one was answered."""
-    head = b"POST /topics/rows HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\nContent-Length: %d\r\n\r\n"
+    head = (
+        b"POST /topics/rows HTTP/1.1\r\nHost: localhost\r\nContent-Type:"
+        b" application/x-ndjson\r\nContent-Length: %d\r\n\r\n"
+    )
     requests = [head % len(body) + body for body in bodies()]
     waiting = selectors.DefaultSelector()
     for number in range(connections):
@@ -50,7 +55,11 @@ def metrics(port: int, rate: float, seconds: float) -> int:
     """Packets at a pace; as fast as it can, if it falls behind."""
     rng = random.Random(1)
     kinds = [b"c", b"ms", b"ms", b"g"]
-    packets = [b"api.%d.%d:%d|%s" % (rng.randrange(4), rng.randrange(50), rng.randrange(1000), rng.choice(kinds)) for _ in range(10_000)]
+    packets = [
+        b"api.%d.%d:%d|%s"
+        % (rng.randrange(4), rng.randrange(50), rng.randrange(1000), rng.choice(kinds))
+        for _ in range(10_000)
+    ]
     sent, started = 0, time.perf_counter()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.connect(("127.0.0.1", port))
@@ -66,7 +75,11 @@ def metrics(port: int, rate: float, seconds: float) -> int:
 
 
 def in_a_process(*arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", "benchmarks.gateway_load", *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.gateway_load", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def figure(process: subprocess.Popen[str]) -> float:
@@ -77,4 +90,8 @@ def figure(process: subprocess.Popen[str]) -> float:
 
 if __name__ == "__main__":
     kind, port, first, seconds = sys.argv[1:]
-    print(post(int(port), int(first), float(seconds)) if kind == "http" else metrics(int(port), float(first), float(seconds)))
+    print(
+        post(int(port), int(first), float(seconds))
+        if kind == "http"
+        else metrics(int(port), float(first), float(seconds))
+    )

@@ -1,6 +1,8 @@
-"""What a benchmark reports, and how two sides are measured fairly: interleaved, repeated, medians compared.
+"""What a benchmark reports, and how two sides are measured fairly: interleaved, repeated, medians
+compared.
 
-A benchmark is a module `bench_<name>.py` with `results() -> Iterator[Result]`, built with `compare` (ours beside a peer) or `within` (a promised limit).
+A benchmark is a module `bench_<name>.py` with `results() -> Iterator[Result]`, built with `compare`
+(ours beside a peer) or `within` (a promised limit).
 """
 
 from __future__ import annotations
@@ -20,12 +22,16 @@ Measure = Callable[[], float]
 
 
 class Unavailable(Exception):
-    """The peer of a benchmark cannot be had on this machine (no Java, no broker). Skipped with the reason; a failure when CI=true."""
+    """The peer of a benchmark cannot be had on this machine (no Java, no broker). Skipped with the
+    reason; a failure when CI=true.
+    """
 
 
 @dataclass(frozen=True)
 class Result:
-    """One line of output. `ratio` says how many times as good as the peer we are, whichever way the unit counts."""
+    """One line of output. `ratio` says how many times as good as the peer we are, whichever way the
+    unit counts.
+    """
 
     bench: str
     what: str
@@ -54,8 +60,12 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def paired(ours: Measure, theirs: Measure, *, repeats: int = 5, warmups: int = 1) -> tuple[float, float]:
-    """The medians of both sides. Rounds alternate who goes first, so that a machine that slows down hurts both alike."""
+def paired(
+    ours: Measure, theirs: Measure, *, repeats: int = 5, warmups: int = 1
+) -> tuple[float, float]:
+    """The medians of both sides. Rounds alternate who goes first, so that a machine that slows down
+    hurts both alike.
+    """
     for _ in range(warmups):
         ours(), theirs()
     our_figures: list[float] = []
@@ -90,31 +100,89 @@ def compare(
     """Measure ours beside a peer. `bar` is the ratio promised."""
     note(f"{bench}: {what} (beside {peer}, {repeats} rounds)")
     our_median, their_median = paired(ours, theirs, repeats=repeats, warmups=warmups)
-    return judged(bench, what, unit, our_median, peer, their_median, bar=bar, better=better, params={**(params or {}), "repeats": repeats})
+    return judged(
+        bench,
+        what,
+        unit,
+        our_median,
+        peer,
+        their_median,
+        bar=bar,
+        better=better,
+        params={**(params or {}), "repeats": repeats},
+    )
 
 
 def within(
-    bench: str, what: str, unit: str, *, ours: Measure, limit: float, repeats: int = 5, warmups: int = 1, params: Mapping[str, Any] | None = None
+    bench: str,
+    what: str,
+    unit: str,
+    *,
+    ours: Measure,
+    limit: float,
+    repeats: int = 5,
+    warmups: int = 1,
+    params: Mapping[str, Any] | None = None,
 ) -> Result:
     """Measure ours against a limit it must stay under, such as 50 ms."""
     note(f"{bench}: {what} (at most {limit:g} {unit}, {repeats} rounds)")
     for _ in range(warmups):
         ours()
     median = statistics.median(ours() for _ in range(repeats))
-    return judged(bench, what, unit, median, "limit", limit, bar=1.0, better="lower", params={**(params or {}), "repeats": repeats})
+    return judged(
+        bench,
+        what,
+        unit,
+        median,
+        "limit",
+        limit,
+        bar=1.0,
+        better="lower",
+        params={**(params or {}), "repeats": repeats},
+    )
 
 
-def limited(bench: str, what: str, unit: str, ours: float, *, limit: float, params: Mapping[str, Any] | None = None) -> Result:
+def limited(
+    bench: str,
+    what: str,
+    unit: str,
+    ours: float,
+    *,
+    limit: float,
+    params: Mapping[str, Any] | None = None,
+) -> Result:
     """A figure already measured, against a limit."""
-    return judged(bench, what, unit, max(ours, 1e-6), "limit", limit, bar=1.0, better="lower", params=params)
+    return judged(
+        bench, what, unit, max(ours, 1e-6), "limit", limit, bar=1.0, better="lower", params=params
+    )
 
 
 def judged(
-    bench: str, what: str, unit: str, ours: float, peer: str, theirs: float, *, bar: float, better: Better, params: Mapping[str, Any] | None = None
+    bench: str,
+    what: str,
+    unit: str,
+    ours: float,
+    peer: str,
+    theirs: float,
+    *,
+    bar: float,
+    better: Better,
+    params: Mapping[str, Any] | None = None,
 ) -> Result:
     """A result from two figures already measured."""
     ratio = ratio_of(ours, theirs, better)
-    return Result(bench, what, unit, _short(ours), peer, _short(theirs), _short(ratio), bar, ratio >= bar, dict(params or {}))
+    return Result(
+        bench,
+        what,
+        unit,
+        _short(ours),
+        peer,
+        _short(theirs),
+        _short(ratio),
+        bar,
+        ratio >= bar,
+        dict(params or {}),
+    )
 
 
 def _short(figure: float) -> float:

@@ -1,7 +1,9 @@
-"""Clients for `bench_serve` and `bench_serve_pipeline`: connections that ask again as soon as they are answered, and subscribers that note when each event came.
+"""Clients for `bench_serve` and `bench_serve_pipeline`: connections that ask again as soon as they
+are answered, and subscribers that note when each event came.
 
-Bare sockets, so that little is measured but the server. `python -m benchmarks.serve_load PORT PATH SUBSCRIBERS` follows until its standard input ends, in a process of its own,
-and prints how many events came.
+Bare sockets, so that little is measured but the server. `python -m benchmarks.serve_load PORT PATH
+SUBSCRIBERS` follows until its standard input ends, in a process of its own, and prints how many
+events came.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ class Asker(asyncio.Protocol):
     """One connection; each answer is small enough to come in one piece or two."""
 
     def __init__(self, paths: list[str], deadline: float) -> None:
-        self._requests = [f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() for path in paths]
+        self._requests = [
+            f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() for path in paths
+        ]
         self._deadline, self._held = deadline, bytearray()
         self.answers, self.done = 0, asyncio.get_running_loop().create_future()
 
@@ -31,7 +35,9 @@ class Asker(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._held += data
         head, found, body = self._held.partition(b"\r\n\r\n")
-        if not found or len(body) < int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]):
+        if not found or len(body) < int(
+            head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]
+        ):
             return
         assert head.startswith(b"HTTP/1.1 200"), bytes(self._held)
         self._held.clear()
@@ -46,7 +52,14 @@ class Asker(asyncio.Protocol):
 def answers_a_second(port: int, paths: list[str], *, connections: int, seconds: float) -> float:
     async def ask() -> float:
         loop, started = asyncio.get_running_loop(), time.perf_counter()
-        askers = [(await loop.create_connection(lambda: Asker(paths, started + seconds), "127.0.0.1", port))[1] for _ in range(connections)]
+        askers = [
+            (
+                await loop.create_connection(
+                    lambda: Asker(paths, started + seconds), "127.0.0.1", port
+                )
+            )[1]
+            for _ in range(connections)
+        ]
         await asyncio.gather(*(each.done for each in askers))
         return sum(each.answers for each in askers) / (time.perf_counter() - started)
 
@@ -73,7 +86,9 @@ class Subscriber(asyncio.Protocol):
 
 @dataclass
 class Heard:
-    """When each tick came to each subscriber, in seconds since the epoch. A subscriber's first is that of its snapshot."""
+    """When each tick came to each subscriber, in seconds since the epoch. A subscriber's first is
+    that of its snapshot.
+    """
 
     came: dict[int, list[float]] = field(default_factory=dict)
 

@@ -1,6 +1,9 @@
-"""A pipeline that goes on running while it is measured: rounds of rows, with a sink whose receiver answers at once or not at all. `bench_gateways` uses it.
+"""A pipeline that goes on running while it is measured: rounds of rows, with a sink whose receiver
+answers at once or not at all. `bench_gateways` uses it.
 
-Both sides are rounds of one run, so Spark's start, its warming up and the machine's day are the same for both. A round's rows become visible at once and are one batch; its time is from there until the view has them.
+Both sides are rounds of one run, so Spark's start, its warming up and the machine's day are the
+same for both. A round's rows become visible at once and are one batch; its time is from there until
+the view has them.
 """
 
 from __future__ import annotations
@@ -53,9 +56,21 @@ class _Handler(BaseHTTPRequestHandler):
 def pipeline(log: str, receiver: str) -> hr.Pipeline:
     shop = hr.Pipeline("shop", log=log)
     rows = shop.topic("rows", schema=SCHEMA)
-    shop.view("totals", rows.group_by("customer_id").aggregate(total=hr.agg.sum("amount"), n=hr.agg.count()))
+    shop.view(
+        "totals",
+        rows.group_by("customer_id").aggregate(total=hr.agg.sum("amount"), n=hr.agg.count()),
+    )
     sent = rows.where(f"id % {ONE_IN} = 0")
-    shop.sink(hr.sinks.webhook(receiver, table="some", internal=["127.0.0.1"], timeout="5 minutes", request_rows=REQUEST_ROWS), sent)
+    shop.sink(
+        hr.sinks.webhook(
+            receiver,
+            table="some",
+            internal=["127.0.0.1"],
+            timeout="5 minutes",
+            request_rows=REQUEST_ROWS,
+        ),
+        sent,
+    )
     return shop
 
 
@@ -64,7 +79,11 @@ class Rounds:
 
     def __enter__(self) -> Self:
         self._directory = TemporaryDirectory()
-        self._receiver, self._stop, self._batch_done = Receiver(), threading.Event(), threading.Condition()
+        self._receiver, self._stop, self._batch_done = (
+            Receiver(),
+            threading.Event(),
+            threading.Condition(),
+        )
         self._done_rows = self._batches = self._told_rows = 0
         self._failure: BaseException | None = None
         self._log = hr.open_log(f"file:{self._directory.name}/log")
@@ -85,7 +104,13 @@ class Rounds:
     def _run(self) -> None:
         shop = pipeline(self._log.address, f"http://127.0.0.1:{self._receiver.server_port}/hook")
         try:
-            shop.run(state=Path(self._directory.name) / "state", stop=self._stop, on_status=self._heard, master="local[2]", driver_memory="1g")
+            shop.run(
+                state=Path(self._directory.name) / "state",
+                stop=self._stop,
+                on_status=self._heard,
+                master="local[2]",
+                driver_memory="1g",
+            )
         except BaseException as error:
             self._failure = error
 
@@ -96,7 +121,9 @@ class Rounds:
             self._batch_done.notify_all()
 
     def paced(self, *, stalls: bool) -> float:
-        """Rows a second that the view takes in, beside a sink that stalls or does not. One that does not has sent what it had to before the round begins."""
+        """Rows a second that the view takes in, beside a sink that stalls or does not. One that
+        does not has sent what it had to before the round begins.
+        """
         self._receiver.goes_on.set()
         self._wait_for_the_sink()
         if stalls:

@@ -1,7 +1,9 @@
-"""Pipelines with state, run batch by batch in a directory of their own: what the benchmarks of state have in common.
+"""Pipelines with state, run batch by batch in a directory of their own: what the benchmarks of
+state have in common.
 
-Spark's side of these benchmarks ends in its no-op sink, which drops rows. So does ours: an output that is neither topic nor view has its rows computed, as
-changes with what was and what is, and dropped. State is durable and the ledger committed either way.
+Spark's side of these benchmarks ends in its no-op sink, which drops rows. So does ours: an output
+that is neither topic nor view has its rows computed, as changes with what was and what is, and
+dropped. State is durable and the ledger committed either way.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ def count_and_sum(*, view: bool = False) -> hr.Pipeline:
 
 def dropped(plan: PipelinePlan) -> PipelinePlan:
     """The same plan with rows dropped where they would be written."""
-    return replace(plan, outputs=tuple(Output(name=output.name, input=output.input) for output in plan.outputs))
+    return replace(
+        plan, outputs=tuple(Output(name=output.name, input=output.input) for output in plan.outputs)
+    )
 
 
 def random_rows(rng: np.random.Generator, rows: int, keys: int) -> pa.Table:
@@ -87,7 +91,9 @@ class Run:
         self.runner = Runner(plan, self.log, spark, root / "state")
 
     def batch(self, rows: pa.Table, topic: str = "rows") -> float:
-        """One tick with these rows, and what else has been appended. Returns the seconds from when they are in the topic to the commit."""
+        """One tick with these rows, and what else has been appended. Returns the seconds from when
+        they are in the topic to the commit.
+        """
         append(self.log, rows, topic)
         started = time.perf_counter()
         self.runner.cut(most_rows=_MOST_ROWS_A_TICK)

@@ -13,7 +13,9 @@ def main() -> None:
             for number in range(10):
                 clicks = [{"user": f"user-{n % 7}", "page": f"/page/{number}"} for n in range(100)]
                 producer.append(clicks, sequence=number)
-                producer.append(clicks, sequence=number)  # a repeat after a lost answer: acknowledged, not stored again
+                producer.append(
+                    clicks, sequence=number
+                )  # a repeat after a lost answer: acknowledged, not stored again
 
         print("stored", log.read("clicks").to_table().num_rows)
         print("fast read", consume(log, "fast"))

@@ -1,4 +1,5 @@
-"""Read, compute, write, exactly once: results and position in one transaction. The worker crashes halfway, starts again, and nothing is lost or doubled.
+"""Read, compute, write, exactly once: results and position in one transaction. The worker crashes
+halfway, starts again, and nothing is lost or doubled.
 
 Run it in an empty directory; it leaves a log in `data/`.
 """
@@ -34,7 +35,13 @@ def work(log: hr.Log, crash_after: int | None = None) -> None:
         while batches := consumer.poll(timeout="500 milliseconds", max_rows=100):
             with log.transaction("receipt-writer") as tx:
                 for batch in batches:
-                    tx.append("receipts", [{"payment_id": row["id"], "text": f"{row['cents'] / 100:.2f}"} for row in batch.to_pylist()])
+                    tx.append(
+                        "receipts",
+                        [
+                            {"payment_id": row["id"], "text": f"{row['cents'] / 100:.2f}"}
+                            for row in batch.to_pylist()
+                        ],
+                    )
                 rounds += 1
                 if rounds == crash_after:
                     raise Crash

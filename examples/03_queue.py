@@ -1,4 +1,5 @@
-"""A topic as a queue: messages are acknowledged one by one; what fails comes back, and after five deliveries it goes to dead letters.
+"""A topic as a queue: messages are acknowledged one by one; what fails comes back, and after five
+deliveries it goes to dead letters.
 
 Run it in an empty directory; it leaves a log in `data/`.
 """
@@ -11,7 +12,12 @@ def main() -> None:
     with hr.open_log("file:data") as log:
         log.create_topic("emails", schema="recipient STRING, body STRING")
         with log.producer("emails") as producer:
-            producer.append([{"recipient": address, "body": "Hello"} for address in ("ada@example.com", "nobody", "grace@example.com")])
+            producer.append(
+                [
+                    {"recipient": address, "body": "Hello"}
+                    for address in ("ada@example.com", "nobody", "grace@example.com")
+                ]
+            )
 
         with log.queue("emails", group="mailers") as queue:
             while messages := queue.receive(10, visibility="30 seconds"):

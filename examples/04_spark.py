@@ -1,6 +1,8 @@
-"""Spark reads a topic as a stream and writes another one, exactly once. The stream is run twice: the second time it goes on from its checkpoint and finds nothing new.
+"""Spark reads a topic as a stream and writes another one, exactly once. The stream is run twice:
+the second time it goes on from its checkpoint and finds nothing new.
 
-Run it in an empty directory; it leaves a log in `data/` and Spark's checkpoint in `checkpoint/`. It needs Java 17.
+Run it in an empty directory; it leaves a log in `data/` and Spark's checkpoint in `checkpoint/`. It
+needs Java 17.
 """
 
 import headrace as hr
@@ -19,10 +21,22 @@ def main() -> None:
         spark = hr.spark()
         try:
             for run in (1, 2):
-                readings = spark.readStream.format("headrace").option("log", LOG).option("topic", "readings").load()
+                readings = (
+                    spark.readStream.format("headrace")
+                    .option("log", LOG)
+                    .option("topic", "readings")
+                    .load()
+                )
                 hot = readings.where("celsius >= 60").select("sensor", "celsius")
-                sink = hot.writeStream.format("headrace").option("log", LOG).option("topic", "hot").option("writer", "hot-readings")
-                sink.option("checkpointLocation", "checkpoint").trigger(availableNow=True).start().awaitTermination()
+                sink = (
+                    hot.writeStream.format("headrace")
+                    .option("log", LOG)
+                    .option("topic", "hot")
+                    .option("writer", "hot-readings")
+                )
+                sink.option("checkpointLocation", "checkpoint").trigger(
+                    availableNow=True
+                ).start().awaitTermination()
                 print(f"after run {run}:", log.read("hot").to_table().num_rows, "hot readings")
         finally:
             spark.stop()

@@ -1,7 +1,9 @@
-"""A pipeline: orders summed by region in a view that is always exactly as of some tick, and the customers' newest cities counted.
+"""A pipeline: orders summed by region in a view that is always exactly as of some tick, and the
+customers' newest cities counted.
 
-Run it from anywhere: python examples/05_pipeline.py. It makes a directory `pipeline-example` and can be run again: the pipeline goes on where it stopped.
-The same file also works with the command: headrace plan examples/05_pipeline.py, headrace run examples/05_pipeline.py.
+Run it from anywhere: python examples/05_pipeline.py. It makes a directory `pipeline-example` and
+can be run again: the pipeline goes on where it stopped. The same file also works with the command:
+headrace plan examples/05_pipeline.py, headrace run examples/05_pipeline.py.
 """
 
 from pathlib import Path
@@ -12,10 +14,16 @@ from headrace.views.reader import ViewReader
 HERE = Path("pipeline-example")
 
 shop = hr.Pipeline("shop", log=f"file:{HERE}/log")
-orders = shop.topic("orders", schema="order_id BIGINT, region STRING, amount DOUBLE", key="order_id", partitions=2)
+orders = shop.topic(
+    "orders", schema="order_id BIGINT, region STRING, amount DOUBLE", key="order_id", partitions=2
+)
 customers = shop.table("customers", schema="customer_id BIGINT, city STRING", key="customer_id")
 
-revenue = orders.where("amount > 0").group_by("region").aggregate(orders=hr.agg.count(), revenue=hr.agg.sum("amount"))
+revenue = (
+    orders.where("amount > 0")
+    .group_by("region")
+    .aggregate(orders=hr.agg.count(), revenue=hr.agg.sum("amount"))
+)
 shop.view("revenue", revenue)
 shop.write("revenue_changes", revenue)
 shop.view("cities", customers.group_by("city").aggregate(customers=hr.agg.count()))
@@ -24,13 +32,26 @@ shop.view("cities", customers.group_by("city").aggregate(customers=hr.agg.count(
 def main() -> None:
     HERE.mkdir(exist_ok=True)
     with hr.open_log(f"file:{HERE}/log") as log:
-        log.create_topic("orders", "order_id BIGINT, region STRING, amount DOUBLE", key="order_id", partitions=2, exist_ok=True)
-        log.create_table("customers", "customer_id BIGINT, city STRING", primary_key="customer_id", exist_ok=True)
+        log.create_topic(
+            "orders",
+            "order_id BIGINT, region STRING, amount DOUBLE",
+            key="order_id",
+            partitions=2,
+            exist_ok=True,
+        )
+        log.create_table(
+            "customers", "customer_id BIGINT, city STRING", primary_key="customer_id", exist_ok=True
+        )
         with log.producer("orders", id="till") as producer:
-            rows = [{"order_id": n, "region": "north" if n % 3 else "south", "amount": float(n % 7)} for n in range(300)]
+            rows = [
+                {"order_id": n, "region": "north" if n % 3 else "south", "amount": float(n % 7)}
+                for n in range(300)
+            ]
             producer.append(rows, sequence=0)  # run again, it is not stored again
         with log.producer("customers") as producer:
-            producer.upsert([{"customer_id": 1, "city": "Oslo"}, {"customer_id": 2, "city": "Oslo"}])
+            producer.upsert(
+                [{"customer_id": 1, "city": "Oslo"}, {"customer_id": 2, "city": "Oslo"}]
+            )
             producer.upsert({"customer_id": 2, "city": "Rome"})
 
     shop.run(state=HERE / "state", until_caught_up=True)

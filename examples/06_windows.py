@@ -1,6 +1,8 @@
-"""Windows over event time: rows come out of order, one till holds the clock back, and a late row corrects a minute that was published, and the hour made of it.
+"""Windows over event time: rows come out of order, one till holds the clock back, and a late row
+corrects a minute that was published, and the hour made of it.
 
-Run it from anywhere: python examples/06_windows.py. It makes a directory `windows-example`; delete it to begin anew.
+Run it from anywhere: python examples/06_windows.py. It makes a directory `windows-example`; delete
+it to begin anew.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -22,9 +24,15 @@ orders = shop.topic(
     event_time=hr.EventTime("placed_at", delay="10 seconds", producer="till", idle="1 hour"),
 )
 minutes = (
-    orders.window(hr.tumbling("1 minute"), late=hr.correct("1 day")).group_by("region").aggregate(revenue=hr.agg.sum("amount"), orders=hr.agg.count())
+    orders.window(hr.tumbling("1 minute"), late=hr.correct("1 day"))
+    .group_by("region")
+    .aggregate(revenue=hr.agg.sum("amount"), orders=hr.agg.count())
 )
-hours = minutes.window(hr.tumbling("1 hour"), late=hr.correct("1 day"), emit="changes").group_by("region").aggregate(revenue=hr.agg.sum("revenue"))
+hours = (
+    minutes.window(hr.tumbling("1 hour"), late=hr.correct("1 day"), emit="changes")
+    .group_by("region")
+    .aggregate(revenue=hr.agg.sum("revenue"))
+)
 shop.view("minutes", minutes)
 shop.view("hours", hours)
 
@@ -55,11 +63,23 @@ def main() -> None:
 def feed(*rows: tuple[str, int, float]) -> None:
     """Orders: the till, seconds after noon, the amount."""
     with hr.open_log(f"file:{HERE}/log") as log:
-        log.create_topic("orders", "region STRING, amount DOUBLE, till STRING, placed_at TIMESTAMP", exist_ok=True)
+        log.create_topic(
+            "orders",
+            "region STRING, amount DOUBLE, till STRING, placed_at TIMESTAMP",
+            exist_ok=True,
+        )
         with log.producer("orders") as producer:
-            producer.append([
-                {"region": "north", "amount": amount, "till": till, "placed_at": NOON + timedelta(seconds=seconds)} for till, seconds, amount in rows
-            ])  # fmt: skip
+            producer.append(
+                [
+                    {
+                        "region": "north",
+                        "amount": amount,
+                        "till": till,
+                        "placed_at": NOON + timedelta(seconds=seconds),
+                    }
+                    for till, seconds, amount in rows
+                ]
+            )
 
 
 def run() -> None:
@@ -92,7 +112,10 @@ def show_changes(name: str, since: int) -> None:
     with ViewReader(HERE / "state" / "views.db") as views:
         for _, changes in views.changes_since(name, since):
             for row in changes.to_pylist():
-                print(f"   {name}: {row['_change_type']} {row['window_start']:%H:%M} {row['region']} {row['revenue']:.2f}")
+                print(
+                    f"   {name}: {row['_change_type']} {row['window_start']:%H:%M} {row['region']}"
+                    f" {row['revenue']:.2f}"
+                )
 
 
 if __name__ == "__main__":

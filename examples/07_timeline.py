@@ -1,9 +1,12 @@
-"""A social timeline: everyone sees the posts of those whom they follow, whoever posts, deletes, follows or unfollows. One author has 100,000 followers.
+"""A social timeline: everyone sees the posts of those whom they follow, whoever posts, deletes,
+follows or unfollows. One author has 100,000 followers.
 
-A timeline is the join of two tables, posts and follows, kept up to date from the changes of both: one tick brings a post to everyone who follows its author.
+A timeline is the join of two tables, posts and follows, kept up to date from the changes of both:
+one tick brings a post to everyone who follows its author.
 
-Run it from anywhere: python examples/07_timeline.py. It makes a directory `timeline-example` and can be run again.
-To watch a timeline change: headrace run examples/07_timeline.py, and curl -N "http://127.0.0.1:8765/views/timeline/changes?key=ann".
+Run it from anywhere: python examples/07_timeline.py. It makes a directory `timeline-example` and
+can be run again. To watch a timeline change: headrace run examples/07_timeline.py, and curl -N
+"http://127.0.0.1:8765/views/timeline/changes?key=ann".
 """
 
 import os
@@ -17,7 +20,9 @@ FOLLOWERS = int(os.environ.get("FOLLOWERS", "100000"))
 
 social = hr.Pipeline("social", log=f"file:{HERE}/log")
 posts = social.table("posts", schema="post BIGINT, author STRING, text STRING", key="post")
-follows = social.table("follows", schema="follower STRING, author STRING", key=["follower", "author"])
+follows = social.table(
+    "follows", schema="follower STRING, author STRING", key=["follower", "author"]
+)
 
 timeline = posts.join(follows, on="author").key_by("follower", "post", "author")
 social.view("timeline", timeline)
@@ -35,15 +40,29 @@ def show(what: str) -> None:
 def main() -> None:
     HERE.mkdir(exist_ok=True)
     with hr.open_log(f"file:{HERE}/log") as log:
-        log.create_table("posts", "post BIGINT, author STRING, text STRING", primary_key="post", exist_ok=True)
-        log.create_table("follows", "follower STRING, author STRING", primary_key=["follower", "author"], exist_ok=True)
+        log.create_table(
+            "posts", "post BIGINT, author STRING, text STRING", primary_key="post", exist_ok=True
+        )
+        log.create_table(
+            "follows",
+            "follower STRING, author STRING",
+            primary_key=["follower", "author"],
+            exist_ok=True,
+        )
         with log.producer("posts") as writing, log.producer("follows") as following:
             following.upsert([{"follower": f"fan {n}", "author": "star"} for n in range(FOLLOWERS)])
             following.upsert({"follower": "ann", "author": "bob"})
-            writing.upsert([{"post": 1, "author": "bob", "text": "Good morning"}, {"post": 2, "author": "star", "text": "New record!"}])
+            writing.upsert(
+                [
+                    {"post": 1, "author": "bob", "text": "Good morning"},
+                    {"post": 2, "author": "star", "text": "New record!"},
+                ]
+            )
             show("at first")
 
-            following.upsert({"follower": "ann", "author": "star"})  # she sees what was posted before, too
+            following.upsert(
+                {"follower": "ann", "author": "star"}
+            )  # she sees what was posted before, too
             writing.upsert({"post": 3, "author": "star", "text": "Thank you all"})
             show("ann follows the star, who posts again")
 

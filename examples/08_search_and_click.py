@@ -1,9 +1,12 @@
-"""Searches and the clicks on what they found: the click-through rate of each query, searches without a click included.
+"""Searches and the clicks on what they found: the click-through rate of each query, searches
+without a click included.
 
-A search waits for its clicks for ten minutes. When the clock says that none can come any more, it counts as a search that led to nothing: that is what
-how="left" means here, and why a search is never counted too early, however the two topics race each other.
+A search waits for its clicks for ten minutes. When the clock says that none can come any more, it
+counts as a search that led to nothing: that is what how="left" means here, and why a search is
+never counted too early, however the two topics race each other.
 
-Run it from anywhere: python examples/08_search_and_click.py. It makes a directory `search-example` and can be run again.
+Run it from anywhere: python examples/08_search_and_click.py. It makes a directory `search-example`
+and can be run again.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -14,14 +17,19 @@ from headrace.views.reader import ViewReader
 
 HERE = Path("search-example")
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-SEARCHES, CLICKS = "search BIGINT, query STRING, at TIMESTAMP", "search BIGINT, page STRING, at TIMESTAMP"
+SEARCHES, CLICKS = (
+    "search BIGINT, query STRING, at TIMESTAMP",
+    "search BIGINT, page STRING, at TIMESTAMP",
+)
 
 site = hr.Pipeline("site", log=f"file:{HERE}/log")
 time = hr.EventTime("at", delay="1 minute")
 searches = site.topic("searches", schema=SEARCHES, key="search", event_time=time)
 clicks = site.topic("clicks", schema=CLICKS, key="search", event_time=time)
 
-found = searches.join(clicks, on="search", before="0 seconds", after="10 minutes", how="left", suffix="_of_click")
+found = searches.join(
+    clicks, on="search", before="0 seconds", after="10 minutes", how="left", suffix="_of_click"
+)
 rates = (
     found.with_columns(clicked="CASE WHEN page IS NULL THEN NULL ELSE search END")
     .group_by("query")
@@ -40,11 +48,19 @@ def main() -> None:
     with hr.open_log(f"file:{HERE}/log") as log:
         log.create_topic("searches", SEARCHES, key="search", exist_ok=True)
         log.create_topic("clicks", CLICKS, key="search", exist_ok=True)
-        with log.producer("searches", id="site") as searching, log.producer("clicks", id="site") as clicking:
-            rows = [{"search": n, "query": "boots" if n % 2 else "rope", "at": minutes(n / 10)} for n in range(20)]
+        with (
+            log.producer("searches", id="site") as searching,
+            log.producer("clicks", id="site") as clicking,
+        ):
+            rows = [
+                {"search": n, "query": "boots" if n % 2 else "rope", "at": minutes(n / 10)}
+                for n in range(20)
+            ]
             searching.append(rows, sequence=0)
             good = [{"search": n, "page": f"/{n}", "at": minutes(n / 10 + 2)} for n in (1, 3, 4, 5)]
-            again = [{"search": 1, "page": "/other", "at": minutes(8)}]  # a second click of the same search
+            again = [
+                {"search": 1, "page": "/other", "at": minutes(8)}
+            ]  # a second click of the same search
             too_late = [{"search": 7, "page": "/7", "at": minutes(15)}]
             clicking.append([*good, *again, *too_late], sequence=0)
             # An hour later someone searches and clicks again: by that the clock moves on.
@@ -54,7 +70,10 @@ def main() -> None:
     site.run(state=HERE / "state", until_caught_up=True)
     with ViewReader(HERE / "state" / "views.db") as views:
         for row in views.table("click_through").to_pylist():
-            print(f"{row['query']}: {row['clicked']} of {row['searches']} searches led to a click, {row['rate']:.0%}")
+            print(
+                f"{row['query']}: {row['clicked']} of {row['searches']} searches led to a click,"
+                f" {row['rate']:.0%}"
+            )
 
 
 if __name__ == "__main__":

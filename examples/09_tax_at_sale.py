@@ -1,9 +1,12 @@
-"""Orders with the tax rate at the time of sale, whatever arrives when: an order that comes late gets the rate of its own day, not the newest.
+"""Orders with the tax rate at the time of sale, whatever arrives when: an order that comes late
+gets the rate of its own day, not the newest.
 
-Rates are a table whose versions are valid from a time on. An order waits until the table's clock has passed it, and is then joined with the version that was
-valid when it was placed. `history()` shows all versions, each with the time until which it was valid.
+Rates are a table whose versions are valid from a time on. An order waits until the table's clock
+has passed it, and is then joined with the version that was valid when it was placed. `history()`
+shows all versions, each with the time until which it was valid.
 
-Run it from anywhere: python examples/09_tax_at_sale.py. It makes a directory `tax-example` and can be run again.
+Run it from anywhere: python examples/09_tax_at_sale.py. It makes a directory `tax-example` and can
+be run again.
 """
 
 from datetime import UTC, datetime
@@ -18,9 +21,13 @@ RATES = "region STRING, rate DOUBLE, valid_from TIMESTAMP"
 
 shop = hr.Pipeline("shop", log=f"file:{HERE}/log")
 orders = shop.topic("orders", schema=ORDERS, key="order_id", event_time=hr.EventTime("placed_at"))
-rates = shop.table("rates", schema=RATES, key="region", event_time=hr.EventTime("valid_from"), history="1000 days")
+rates = shop.table(
+    "rates", schema=RATES, key="region", event_time=hr.EventTime("valid_from"), history="1000 days"
+)
 
-taxed = orders.join(rates.as_of("placed_at"), on="region", how="left").with_columns(tax="round(amount * rate, 2)")
+taxed = orders.join(rates.as_of("placed_at"), on="region", how="left").with_columns(
+    tax="round(amount * rate, 2)"
+)
 shop.view("receipts", taxed.to_table("order_id"))
 shop.view("rate_history", rates.history())
 
@@ -34,18 +41,45 @@ def main() -> None:
     with hr.open_log(f"file:{HERE}/log") as log:
         log.create_topic("orders", ORDERS, key="order_id", exist_ok=True)
         log.create_table("rates", RATES, primary_key="region", exist_ok=True)
-        with log.producer("rates", id="treasury") as changing, log.producer("orders", id="till") as selling:
+        with (
+            log.producer("rates", id="treasury") as changing,
+            log.producer("orders", id="till") as selling,
+        ):
             known = [("eu", 0.20, day(1, 1)), ("eu", 0.25, day(7, 1)), ("us", 0.05, day(1, 1))]
-            changing.upsert([{"region": region, "rate": rate, "valid_from": since} for region, rate, since in known], sequence=0)
-            sold = [(1, "eu", day(6, 30)), (2, "eu", day(7, 1)), (3, "us", day(8, 1)), (4, "eu", day(3, 1)), (5, "mars", day(8, 1))]
-            selling.append([{"order_id": n, "region": region, "amount": 100.0, "placed_at": at} for n, region, at in sold], sequence=0)
+            changing.upsert(
+                [
+                    {"region": region, "rate": rate, "valid_from": since}
+                    for region, rate, since in known
+                ],
+                sequence=0,
+            )
+            sold = [
+                (1, "eu", day(6, 30)),
+                (2, "eu", day(7, 1)),
+                (3, "us", day(8, 1)),
+                (4, "eu", day(3, 1)),
+                (5, "mars", day(8, 1)),
+            ]
+            selling.append(
+                [
+                    {"order_id": n, "region": region, "amount": 100.0, "placed_at": at}
+                    for n, region, at in sold
+                ],
+                sequence=0,
+            )
 
     shop.run(state=HERE / "state", until_caught_up=True)
     with ViewReader(HERE / "state" / "views.db") as views:
         for row in views.table("receipts").to_pylist():
-            print(f"order {row['order_id']} of {row['placed_at']:%d %B} in {row['region']}: tax {row['tax']}")
+            print(
+                f"order {row['order_id']} of {row['placed_at']:%d %B} in {row['region']}: tax"
+                f" {row['tax']}"
+            )
         for row in views.table("rate_history").to_pylist():
-            print(f"{row['region']} {row['rate']} from {row['valid_from']:%d %B} to {row['valid_to'] and format(row['valid_to'], '%d %B')}")
+            print(
+                f"{row['region']} {row['rate']} from {row['valid_from']:%d %B} to"
+                f" {row['valid_to'] and format(row['valid_to'], '%d %B')}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A database into the log: what is there, what changes, whole transactions; and a crash in between that loses nothing and doubles nothing.
+"""A database into the log: what is there, what changes, whole transactions; and a crash in between
+that loses nothing and doubles nothing.
 
 Run it in an empty directory; it leaves a database `bank.db` and a log in `data/`.
 """
@@ -31,7 +32,11 @@ def main() -> None:
 
     with hr.open_log("file:data") as log:
         changes = log.read("accounts").to_pylist()
-        in_order = [(row["_transaction"], row["id"], row["balance"]) for row in changes if row["_transaction"] is not None]
+        in_order = [
+            (row["_transaction"], row["id"], row["balance"])
+            for row in changes
+            if row["_transaction"] is not None
+        ]
     print("every change once, in order:", [(number, balance) for _, number, balance in in_order])
 
 
@@ -39,7 +44,9 @@ def make_bank() -> None:
     with sqlite3.connect("bank.db") as bank:
         bank.execute("PRAGMA journal_mode = WAL")
         bank.execute("CREATE TABLE accounts (id INTEGER PRIMARY KEY, balance INTEGER)")
-        bank.executemany("INSERT INTO accounts VALUES (?, 100)", [(number,) for number in range(ACCOUNTS)])
+        bank.executemany(
+            "INSERT INTO accounts VALUES (?, 100)", [(number,) for number in range(ACCOUNTS)]
+        )
     bank.close()
 
 
@@ -56,14 +63,21 @@ def crash(bank: hr.cdc.Capture) -> None:
     with hr.open_log("file:data") as log:
         position = str(log.read("accounts").to_table()["_position"].to_pylist()[-1])
     source.start(position)
-    print("read and lost:", sum(item.rows.num_rows for item in source.poll(1.0).items if isinstance(item, Changes)), "rows, before and after two updates")
+    print(
+        "read and lost:",
+        sum(item.rows.num_rows for item in source.poll(1.0).items if isinstance(item, Changes)),
+        "rows, before and after two updates",
+    )
     source.close()
 
 
 def show(when: str) -> None:
     with hr.open_log("file:data") as log:
         balances = {row["id"]: row["balance"] for row in hr.cdc.fold(log, "accounts").to_pylist()}
-    print(f"{when}: {[balances[number] for number in range(ACCOUNTS)]}, together {sum(balances.values())}")
+    print(
+        f"{when}: {[balances[number] for number in range(ACCOUNTS)]}, together"
+        f" {sum(balances.values())}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""A shop keeps its products in a database, and in a search index too. Writing to both by hand goes wrong; following the database does not.
+"""A shop keeps its products in a database, and in a search index too. Writing to both by hand goes
+wrong; following the database does not.
 
-Two clients change the price of one product at the same time. Each writes to the database and then to the index, as careful programs do; but nothing says that the index
-hears of the two changes in the database's order, nor that a client lives long enough to tell it at all.
+Two clients change the price of one product at the same time. Each writes to the database and then
+to the index, as careful programs do; but nothing says that the index hears of the two changes in
+the database's order, nor that a client lives long enough to tell it at all.
 """
 
 import sqlite3
@@ -17,7 +19,12 @@ class HandMadeIndex:
     """What a program writes to directly: one document a product."""
 
     def __init__(self, directory: str) -> None:
-        schema = tantivy.SchemaBuilder().add_text_field("id", stored=True, tokenizer_name="raw").add_text_field("description", stored=True).build()
+        schema = (
+            tantivy.SchemaBuilder()
+            .add_text_field("id", stored=True, tokenizer_name="raw")
+            .add_text_field("description", stored=True)
+            .build()
+        )
         Path(directory).mkdir()
         self.index = tantivy.Index(schema, path=directory)
 
@@ -43,7 +50,11 @@ class Client:
 
     def write(self, product: int, description: str) -> None:
         with self.database:
-            self.database.execute("INSERT INTO products VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET description = excluded.description", (product, description))
+            self.database.execute(
+                "INSERT INTO products VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET description ="
+                " excluded.description",
+                (product, description),
+            )
 
 
 def in_database(database: sqlite3.Connection) -> list[str]:
@@ -70,8 +81,16 @@ def by_following(database: sqlite3.Connection) -> None:
         second.write(1, f"lamp for {40 * round_}")
         capture.run(until_caught_up=True)
         sink.run("products", log="file:log", until_caught_up=True)
-        found = sorted(row.split('"description":"')[1].rstrip('"}') for _, row in search("followed", "lamp OR rope"))
-        print(f"followed, round {round_}: the database has", in_database(database), "and the index", found)
+        found = sorted(
+            row.split('"description":"')[1].rstrip('"}')
+            for _, row in search("followed", "lamp OR rope")
+        )
+        print(
+            f"followed, round {round_}: the database has",
+            in_database(database),
+            "and the index",
+            found,
+        )
     assert sink.check("products", log="file:log").is_equal
 
 

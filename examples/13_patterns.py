@@ -1,8 +1,10 @@
-"""Patterns: cards that are tried out with small payments before a big one, and orders that are not shipped in time; the second is told by the clock alone.
-And rules in a table, which come and go while rows pass.
+"""Patterns: cards that are tried out with small payments before a big one, and orders that are not
+shipped in time; the second is told by the clock alone. And rules in a table, which come and go
+while rows pass.
 
-Run it from anywhere: python examples/13_patterns.py. It runs in this process, with the kit for tests, so that time can be made to pass.
-To see the automaton: headrace plan examples/13_patterns.py.
+Run it from anywhere: python examples/13_patterns.py. It runs in this process, with the kit for
+tests, so that time can be made to pass. To see the automaton: headrace plan
+examples/13_patterns.py.
 """
 
 import tempfile
@@ -15,8 +17,18 @@ from headrace.testing.pipelines import PipelineTest
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 bank = hr.Pipeline("bank")
-payments = bank.topic("payments", schema="card STRING, amount DOUBLE, paid_at TIMESTAMP", key="card", event_time=hr.EventTime("paid_at", delay="10 seconds"))
-orders = bank.topic("orders", schema="order_id BIGINT, what STRING, at TIMESTAMP", key="order_id", event_time=hr.EventTime("at", delay="1 minute"))
+payments = bank.topic(
+    "payments",
+    schema="card STRING, amount DOUBLE, paid_at TIMESTAMP",
+    key="card",
+    event_time=hr.EventTime("paid_at", delay="10 seconds"),
+)
+orders = bank.topic(
+    "orders",
+    schema="order_id BIGINT, what STRING, at TIMESTAMP",
+    key="order_id",
+    event_time=hr.EventTime("at", delay="1 minute"),
+)
 
 fraud = payments.match(
     "small{3,} big",
@@ -33,7 +45,9 @@ silent = bank.sql("""
         DEFINE placed AS what = 'placed', shipped AS what = 'shipped'
     )
 """)
-rules = bank.table("rules", schema="name STRING, pattern STRING, define STRING, within STRING", key="name")
+rules = bank.table(
+    "rules", schema="name STRING, pattern STRING, define STRING, within STRING", key="name"
+)
 bank.write("suspicions", payments.match(rules, measures={"total": "sum(amount)"}))
 bank.write("fraud", fraud)
 bank.write("silent", silent)
@@ -50,18 +64,39 @@ def order(order_id: int, what: str, hours: float) -> dict[str, object]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as root, PipelineTest(bank, Path(root)) as test:
         tried = [paid("a", 1.0, 1), paid("a", 2.0, 2), paid("a", 1.5, 3)]
-        test.feed("payments", [tried[2], paid("b", 5.0, 2), tried[0], paid("a", 1900.0, 4), tried[1], paid("b", 1900.0, 5)])  # out of order
+        test.feed(
+            "payments",
+            [
+                tried[2],
+                paid("b", 5.0, 2),
+                tried[0],
+                paid("a", 1900.0, 4),
+                tried[1],
+                paid("b", 1900.0, 5),
+            ],
+        )  # out of order
         test.feed("orders", [order(1, "placed", 0), order(2, "placed", 1), order(1, "shipped", 20)])
         test.settle()
         print("fraud:", [row[1:4] for row in test.rows("fraud")])
         print("not shipped:", [row[1] for row in test.rows("silent")])
 
-        much = {"name": "much", "pattern": "one more", "define": '{"more": "amount > 100 * one.amount"}', "within": "1 hour"}
+        much = {
+            "name": "much",
+            "pattern": "one more",
+            "define": '{"more": "amount > 100 * one.amount"}',
+            "within": "1 hour",
+        }
         test.feed("rules", [much, {**much, "name": "wrong", "pattern": "one (more"}])
         test.feed("payments", [paid("d", 1.0, 8), paid("d", 500.0, 9), paid("d", 1.0, 10)])
         test.settle()
         print("a rule that came:", [row[1:4] for row in test.rows("suspicions")])
-        print("a rule that cannot be read:", [row["reason"].splitlines()[0] for row in test.log.read("suspicions.match.dead").to_pylist()])
+        print(
+            "a rule that cannot be read:",
+            [
+                row["reason"].splitlines()[0]
+                for row in test.log.read("suspicions.match.dead").to_pylist()
+            ],
+        )
 
         test.feed("payments", [paid("c", 3.0, 20)])
         test.settle()

@@ -1,4 +1,5 @@
-"""A bank account kept as what happened to it: commands are decided against its events, a refused one leaves none, and every balance it ever had can be asked for.
+"""A bank account kept as what happened to it: commands are decided against its events, a refused
+one leaves none, and every balance it ever had can be asked for.
 
 Run it in an empty directory; it leaves a log in `data/`.
 """
@@ -49,7 +50,9 @@ class Overdrawn(CommandRefused):
     """The account has less than that."""
 
 
-def decide(command: Open | Deposit | Withdraw, account: Account) -> list[Opened | Deposited | Withdrawn]:
+def decide(
+    command: Open | Deposit | Withdraw, account: Account
+) -> list[Opened | Deposited | Withdrawn]:
     if isinstance(command, Open):
         if account.owner is not None:
             raise CommandRefused(f"The account is {account.owner}'s already.")
@@ -78,7 +81,10 @@ ACCOUNTS = Decider("account", Account(), decide, evolve, events=(Opened, Deposit
 def transfer(accounts: Handler[Account], source: str, target: str, amount: int) -> None:
     """Two accounts in one append: both, or neither."""
     while True:
-        (taken_at, taken), (given_at, given) = accounts.versioned_state(source), accounts.versioned_state(target)
+        (taken_at, taken), (given_at, given) = (
+            accounts.versioned_state(source),
+            accounts.versioned_state(target),
+        )
         out = [accounts.codec.to_event(event) for event in decide(Withdraw(amount), taken)]
         back = [accounts.codec.to_event(event) for event in decide(Deposit(amount), given)]
         try:
@@ -94,14 +100,22 @@ def main() -> None:
         accounts.handle("ada", Open("Ada"))
         accounts.handle("ben", Open("Ben"))
         accounts.handle("ada", Deposit(100), id="payday-1")
-        accounts.handle("ada", Deposit(100), id="payday-1")  # the network was slow, and somebody asked again
+        accounts.handle(
+            "ada", Deposit(100), id="payday-1"
+        )  # the network was slow, and somebody asked again
         try:
             accounts.handle("ada", Withdraw(500))
         except Overdrawn as refused:
             print("refused:", refused.reason)
         transfer(accounts, "ada", "ben", 30)
         print("ada has", accounts.state("ada").balance, "and ben", accounts.state("ben").balance)
-        print("ada's balances:", [accounts.state("ada", version=version).balance for version in range(1, store.version("ada") + 1)])
+        print(
+            "ada's balances:",
+            [
+                accounts.state("ada", version=version).balance
+                for version in range(1, store.version("ada") + 1)
+            ],
+        )
         print("in order:", [(event.entity, event.type) for event in store.read()])
 
 

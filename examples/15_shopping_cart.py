@@ -1,6 +1,8 @@
-"""A shopping cart that forgets nothing: what was put in and taken out again before the purchase is in its history, and a second reader makes a list of what people hesitated over.
+"""A shopping cart that forgets nothing: what was put in and taken out again before the purchase is
+in its history, and a second reader makes a list of what people hesitated over.
 
-The first carts were kept before there were quantities: an upcaster brings those events up to date. Run it in an empty directory; it leaves a log in `data/`.
+The first carts were kept before there were quantities: an upcaster brings those events up to date.
+Run it in an empty directory; it leaves a log in `data/`.
 """
 
 from collections import Counter
@@ -68,9 +70,14 @@ def decide(command: Put | TakeOut | Buy, cart: Cart) -> list[ItemPut | ItemTaken
 
 def evolve(cart: Cart, event: ItemPut | ItemTakenOut | Bought) -> Cart:
     if isinstance(event, ItemPut):
-        return replace(cart, items=cart.items | {event.item: cart.items.get(event.item, 0) + event.quantity})
+        return replace(
+            cart, items=cart.items | {event.item: cart.items.get(event.item, 0) + event.quantity}
+        )
     if isinstance(event, ItemTakenOut):
-        return replace(cart, items={item: quantity for item, quantity in cart.items.items() if item != event.item})
+        return replace(
+            cart,
+            items={item: quantity for item, quantity in cart.items.items() if item != event.item},
+        )
     return replace(cart, is_bought=True)
 
 
@@ -78,7 +85,14 @@ def with_quantity(old: dict[str, Any]) -> dict[str, Any]:
     return old | {"quantity": 1}
 
 
-CARTS = Decider("cart", Cart({}), decide, evolve, events=(ItemPut, ItemTakenOut, Bought), upcasters={("ItemPut", 1): with_quantity})
+CARTS = Decider(
+    "cart",
+    Cart({}),
+    decide,
+    evolve,
+    events=(ItemPut, ItemTakenOut, Bought),
+    upcasters={("ItemPut", 1): with_quantity},
+)
 
 
 def abandoned(store: EventStore) -> Counter[str]:
@@ -102,12 +116,20 @@ def main() -> None:
         store.append("cart-0", Event("ItemPut", {"item": "rope"}))  # as it was written years ago
         carts = Handler(store, CARTS)
         for cart, command in [
-            ("cart-1", Put("lamp")), ("cart-1", Put("boots", 2)), ("cart-1", TakeOut("lamp")), ("cart-1", Buy()), ("cart-2", Put("lamp")), ("cart-2", Put("rope")),
-        ]:  # fmt: skip
+            ("cart-1", Put("lamp")),
+            ("cart-1", Put("boots", 2)),
+            ("cart-1", TakeOut("lamp")),
+            ("cart-1", Buy()),
+            ("cart-2", Put("lamp")),
+            ("cart-2", Put("rope")),
+        ]:
             carts.handle(cart, command)
         print("bought:", carts.state("cart-1").items)
         print("the old cart:", carts.state("cart-0").items)
-        print("cart 1:", [(event.version, event.type, event.data.get("item")) for event in store.load("cart-1")])
+        print(
+            "cart 1:",
+            [(event.version, event.type, event.data.get("item")) for event in store.load("cart-1")],
+        )
         print("hesitated over:", sorted(abandoned(store).items()))
 
 

@@ -1,6 +1,8 @@
-"""Seats of a theatre, sold in two steps: a seat is held for some minutes, then paid for or given back by the clock. Two people never get one seat, however many ask at once.
+"""Seats of a theatre, sold in two steps: a seat is held for some minutes, then paid for or given
+back by the clock. Two people never get one seat, however many ask at once.
 
-Time comes with the commands, so the same commands always lead to the same events. Run it in an empty directory; it leaves a log in `data/`.
+Time comes with the commands, so the same commands always lead to the same events. Run it in an
+empty directory; it leaves a log in `data/`.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -71,7 +73,11 @@ class Taken(CommandRefused):
 
 def decide(command: Hold | Confirm | Expire, show: Show) -> list[Held | Confirmed | Expired]:
     if isinstance(command, Expire):
-        return [Expired(seat, held.guest) for seat, held in sorted(show.held.items()) if held.until <= command.at]
+        return [
+            Expired(seat, held.guest)
+            for seat, held in sorted(show.held.items())
+            if held.until <= command.at
+        ]
     if command.seat in show.sold:
         raise Taken(f"Seat {command.seat} is sold.")
     held = show.held.get(command.seat)
@@ -80,7 +86,10 @@ def decide(command: Hold | Confirm | Expire, show: Show) -> list[Held | Confirme
             return [Held(command.seat, command.guest, command.at + HELD_FOR)]
         if held.until > command.at:
             raise Taken(f"Seat {command.seat} is held.")
-        return [Expired(command.seat, held.guest), Held(command.seat, command.guest, command.at + HELD_FOR)]
+        return [
+            Expired(command.seat, held.guest),
+            Held(command.seat, command.guest, command.at + HELD_FOR),
+        ]
     if held is None or held.guest != command.guest or held.until <= command.at:
         raise CommandRefused(f"Seat {command.seat} is not held for {command.guest}.")
     return [Confirmed(command.seat, command.guest)]
@@ -117,7 +126,12 @@ def main() -> None:
         shows.handle("hamlet", Hold("B2", "ada", evening))
         shows.handle("hamlet", Confirm("B2", "ada", evening + timedelta(minutes=3)))
         shows.handle("hamlet", Expire(evening + HELD_FOR))
-        print("after ten minutes:", len(shows.state("hamlet").held), "held, sold", shows.state("hamlet").sold)
+        print(
+            "after ten minutes:",
+            len(shows.state("hamlet").held),
+            "held, sold",
+            shows.state("hamlet").sold,
+        )
         try:
             shows.handle("hamlet", Hold("B2", "ben", evening + timedelta(hours=1)))
         except Taken as refused:

@@ -1,6 +1,8 @@
-"""Alerts: readers store search queries, articles pass by, and each reader hears of those that fit. Queries come, change and go while articles pass.
+"""Alerts: readers store search queries, articles pass by, and each reader hears of those that fit.
+Queries come, change and go while articles pass.
 
-Run it from anywhere: python examples/17_alerts.py. It needs no Spark: the pipeline runs in this process, as in a test.
+Run it from anywhere: python examples/17_alerts.py. It needs no Spark: the pipeline runs in this
+process, as in a test.
 """
 
 import tempfile
@@ -10,9 +12,20 @@ import headrace as hr
 from headrace.testing.pipelines import PipelineTest
 
 press = hr.Pipeline("press")
-articles = press.topic("articles", schema="article BIGINT, title STRING, body STRING, language STRING, words BIGINT", key="article")
+articles = press.topic(
+    "articles",
+    schema="article BIGINT, title STRING, body STRING, language STRING, words BIGINT",
+    key="article",
+)
 subscriptions = press.table("subscriptions", schema="reader STRING, query STRING", key="reader")
-alerts = articles.search(subscriptions, query="query", text=["title", "body"], filters=["language", "words"], explain=True, name="alerting")
+alerts = articles.search(
+    subscriptions,
+    query="query",
+    text=["title", "body"],
+    filters=["language", "words"],
+    explain=True,
+    name="alerting",
+)
 press.write("alerts", alerts)
 
 
@@ -27,9 +40,23 @@ def told(test: PipelineTest, since: int) -> list[tuple[int, str, str]]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as root, PipelineTest(press, Path(root)) as test:
-        queries = {"ada": 'storm AND "high tide"~2', "ben": "title:budg* -draft", "cho": "language:en AND words:>500", "dee": "title:(storm"}
-        test.feed("subscriptions", [{"reader": reader, "query": query} for reader, query in queries.items()])
-        test.feed("articles", [article(1, "Storm over the coast", "A high spring tide.", 300), article(2, "Budget (draft)", "Long tables.", 900)])
+        queries = {
+            "ada": 'storm AND "high tide"~2',
+            "ben": "title:budg* -draft",
+            "cho": "language:en AND words:>500",
+            "dee": "title:(storm",
+        }
+        test.feed(
+            "subscriptions",
+            [{"reader": reader, "query": query} for reader, query in queries.items()],
+        )
+        test.feed(
+            "articles",
+            [
+                article(1, "Storm over the coast", "A high spring tide.", 300),
+                article(2, "Budget (draft)", "Long tables.", 900),
+            ],
+        )
         test.settle()
         first = told(test, 0)
         print("first:", *first, sep="\n  ")
@@ -42,7 +69,10 @@ def main() -> None:
         print("then:", *told(test, len(first)))
 
     past = [article(1, "Storm over the coast", "", 300), article(2, "Calm", "", 200)]
-    print("tried on the past:", [row["article"] for row in hr.search.match(past, "storm AND words:<500", text=["title"])])
+    print(
+        "tried on the past:",
+        [row["article"] for row in hr.search.match(past, "storm AND words:<500", text=["title"])],
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-"""A small metrics server: services send StatsD's packets, and views have for each timer and minute the rate, p50, p95 and p99, beside the same minute yesterday, and last week.
+"""A small metrics server: services send StatsD's packets, and views have for each timer and minute
+the rate, p50, p95 and p99, beside the same minute yesterday, and last week.
 
-As a server:            headrace run examples/19_metrics_server.py --log file:data        # packets to 127.0.0.1:8125, the view at http://127.0.0.1:8765/views/timers
-To see it at work:      python examples/19_metrics_server.py                              # in this process, with the kit for tests, and packets over UDP
+As a server:            headrace run examples/19_metrics_server.py --log file:data        # packets
+to 127.0.0.1:8125, the view at http://127.0.0.1:8765/views/timers To see it at work:      python
+examples/19_metrics_server.py                              # in this process, with the kit for
+tests, and packets over UDP
 """
 
 import socket
@@ -13,10 +16,18 @@ from pathlib import Path
 import headrace as hr
 from headrace.testing.pipelines import PipelineTest
 
-SCHEMA = "metric STRING, kind STRING, tags STRING, value DOUBLE, stands_for DOUBLE, received_at TIMESTAMP"
+SCHEMA = (
+    "metric STRING, kind STRING, tags STRING, value DOUBLE, stands_for DOUBLE, received_at"
+    " TIMESTAMP"
+)
 
 metrics = hr.Pipeline("metrics")
-values = metrics.topic("values", schema=SCHEMA, event_time=hr.EventTime("received_at", delay="2 seconds", idle="5 seconds"), retention="14 days")
+values = metrics.topic(
+    "values",
+    schema=SCHEMA,
+    event_time=hr.EventTime("received_at", delay="2 seconds", idle="5 seconds"),
+    retention="14 days",
+)
 timers = values.where("kind = 'timer'")
 minutes = (
     timers.window(hr.tumbling("1 minute"))
@@ -29,7 +40,11 @@ minutes = (
         p99=hr.agg.quantiles("value", 0.99),
     )
 )
-rolling = timers.window(hr.hopping("5 minutes", every="1 minute")).group_by("metric").aggregate(average=hr.agg.avg("value"))
+rolling = (
+    timers.window(hr.hopping("5 minutes", every="1 minute"))
+    .group_by("metric")
+    .aggregate(average=hr.agg.avg("value"))
+)
 metrics.view("timers", minutes.compare("1 day", prefix="yesterday_"))
 metrics.view("timers_last_week", minutes.compare("7 days", prefix="last_week_"))
 metrics.view("rolling", rolling)
@@ -37,12 +52,25 @@ metrics.gateway(hr.gateways.statsd("values", flush=None, policy="drop newest"))
 
 
 def timings(at: datetime, milliseconds: list[int]) -> list[dict[str, object]]:
-    return [{"metric": "api", "kind": "timer", "tags": "", "value": float(each), "stands_for": 1.0, "received_at": at} for each in milliseconds]
+    return [
+        {
+            "metric": "api",
+            "kind": "timer",
+            "tags": "",
+            "value": float(each),
+            "stands_for": 1.0,
+            "received_at": at,
+        }
+        for each in milliseconds
+    ]
 
 
 def send_live(test: PipelineTest, milliseconds: list[int]) -> None:
     """Through the gateway, as a service would."""
-    with hr.gateways.statsd("values", port=0, flush=None).open(test.log) as gateway, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as service:
+    with (
+        hr.gateways.statsd("values", port=0, flush=None).open(test.log) as gateway,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as service,
+    ):
         port = int(gateway.address.rpartition(":")[2])
         for each in milliseconds:
             service.sendto(f"api:{each}|ms\nhits:1|c".encode(), ("127.0.0.1", port))
@@ -54,17 +82,39 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root, PipelineTest(metrics, Path(root)) as test:
         now = datetime.now(UTC)
         for days, slower in ((7, 1), (1, 2)):
-            for minute in (0, 1):  # this minute and the next one, whichever it is when packets are sent
-                test.feed("values", timings(now - timedelta(days=days, minutes=-minute), [slower * each for each in range(1, 101)]))
+            for minute in (
+                0,
+                1,
+            ):  # this minute and the next one, whichever it is when packets are sent
+                test.feed(
+                    "values",
+                    timings(
+                        now - timedelta(days=days, minutes=-minute),
+                        [slower * each for each in range(1, 101)],
+                    ),
+                )
             test.settle()
         send_live(test, [4 * each for each in range(1, 101)])
-        test.feed("values", timings(now + timedelta(minutes=5), [1]))  # time goes on, and the minute is over
+        test.feed(
+            "values", timings(now + timedelta(minutes=5), [1])
+        )  # time goes on, and the minute is over
         test.settle()
-        (today,) = [row for row in test.view("timers") if row["p50"] is not None and row["yesterday_p50"] is not None]
-        (same_day,) = [row for row in test.view("timers_last_week") if row["p50"] is not None and row["last_week_p50"] is not None]
+        (today,) = [
+            row
+            for row in test.view("timers")
+            if row["p50"] is not None and row["yesterday_p50"] is not None
+        ]
+        (same_day,) = [
+            row
+            for row in test.view("timers_last_week")
+            if row["p50"] is not None and row["last_week_p50"] is not None
+        ]
         print(f"api: {today['calls']:.0f} calls in a minute, {today['rate']:.1f} a second")
         for point in ("p50", "p95", "p99"):
-            print(f"{point}: {today[point]:.0f} ms, yesterday {today[f'yesterday_{point}']:.0f}, last week {same_day[f'last_week_{point}']:.0f}")
+            print(
+                f"{point}: {today[point]:.0f} ms, yesterday {today[f'yesterday_{point}']:.0f}, last"
+                f" week {same_day[f'last_week_{point}']:.0f}"
+            )
 
 
 if __name__ == "__main__":

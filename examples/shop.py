@@ -1,10 +1,12 @@
-"""A web shop in one file: everything Headrace does, on what a small shop has. See it live with `headrace demo` (or `make demo`), which lets simulated people loose on it.
+"""A web shop in one file: everything Headrace does, on what a small shop has. See it live with
+`headrace demo` (or `make demo`), which lets simulated people loose on it.
 
-    headrace plan examples/shop.py          the steps, their names, what they keep
-    headrace demo                           run it with people in it, and the dashboard
-    headrace demo --for 30s                 the same for half a minute; then every number is computed a second time from the log, and compared
+    headrace plan examples/shop.py          the steps, their names, what they keep headrace demo
+    run it with people in it, and the dashboard headrace demo --for 30s                 the same for
+    half a minute; then every number is computed a second time from the log, and compared
 
-To run it without them: headrace run examples/shop.py. Only addresses change on Kafka and a Spark cluster: docs/how-to/cluster.md.
+To run it without them: headrace run examples/shop.py. Only addresses change on Kafka and a Spark
+cluster: docs/how-to/cluster.md.
 """
 
 import os
@@ -23,26 +25,56 @@ shop = hr.Pipeline("shop", log=f"file:{HOME}/log")
 # Customers and products are in a database, and stay there: what changes in it is captured.
 
 database = hr.cdc.sqlite(HOME / "shop.db", tables=["customers", "products"])
-customers = shop.capture(database, "customers", schema="customer_id BIGINT, customer STRING, city STRING, country STRING", key="customer_id")
-products = shop.capture(database, "products", schema="product_id BIGINT, product STRING, price DOUBLE", key="product_id")
+customers = shop.capture(
+    database,
+    "customers",
+    schema="customer_id BIGINT, customer STRING, city STRING, country STRING",
+    key="customer_id",
+)
+products = shop.capture(
+    database, "products", schema="product_id BIGINT, product STRING, price DOUBLE", key="product_id"
+)
 
-# Orders, searches and clicks come from devices. Their clocks are wrong, some by years, and now and then one is in a tunnel and sends what it has ten seconds later.
-# Three times tell when something really happened: when it did and when it was sent, by the device's clock, and when it was received, by ours.
+# Orders, searches and clicks come from devices. Their clocks are wrong, some by years, and now and
+# then one is in a tunnel and sends what it has ten seconds later. Three times tell when something
+# really happened: when it did and when it was sent, by the device's clock, and when it was
+# received, by ours.
 
 TIMES = "device STRING, happened TIMESTAMP, sent TIMESTAMP, received TIMESTAMP"
 
 
 def from_devices(topic: str, columns: str, *, idle: str) -> hr.Stream:
-    """A topic of devices, with a column `event_time` in which their clocks are put right. One that is silent for longer than `idle` is no longer waited for."""
-    times = hr.device_time(event="happened", sent="sent", received="received", device="device", delay="1 second", idle=idle)
-    return shop.topic(topic, schema=f"{columns}, {TIMES}", key="device", event_time=times, partitions=2, retention="6 hours")
+    """A topic of devices, with a column `event_time` in which their clocks are put right. One that
+    is silent for longer than `idle` is no longer waited for.
+    """
+    times = hr.device_time(
+        event="happened",
+        sent="sent",
+        received="received",
+        device="device",
+        delay="1 second",
+        idle=idle,
+    )
+    return shop.topic(
+        topic,
+        schema=f"{columns}, {TIMES}",
+        key="device",
+        event_time=times,
+        partitions=2,
+        retention="6 hours",
+    )
 
 
-orders = from_devices("orders", "order_id BIGINT, customer_id BIGINT, product_id BIGINT, amount DOUBLE", idle="4 seconds")
+orders = from_devices(
+    "orders",
+    "order_id BIGINT, customer_id BIGINT, product_id BIGINT, amount DOUBLE",
+    idle="4 seconds",
+)
 searches = from_devices("searches", "search_id BIGINT, words STRING", idle="10 minutes")
 clicks = from_devices("clicks", "search_id BIGINT, product_id BIGINT", idle="10 minutes")
 
-# Payments come from two banks, whose clocks are right. Tax rates are a table whose rows are valid from a time on.
+# Payments come from two banks, whose clocks are right. Tax rates are a table whose rows are valid
+# from a time on.
 
 payments = shop.topic(
     "payments",
@@ -52,16 +84,23 @@ payments = shop.topic(
     partitions=2,
 )
 rates = shop.table(
-    "tax_rates", schema="country STRING, rate DOUBLE, valid_from TIMESTAMP", key="country", event_time=hr.EventTime("valid_from"), history="1 day"
+    "tax_rates",
+    schema="country STRING, rate DOUBLE, valid_from TIMESTAMP",
+    key="country",
+    event_time=hr.EventTime("valid_from"),
+    history="1 day",
 )
 
 # The shop has a magazine. Readers store a search each, and hear of articles that fit.
 
-articles = shop.topic("articles", schema="article_id BIGINT, title STRING, body STRING", key="article_id")
+articles = shop.topic(
+    "articles", schema="article_id BIGINT, title STRING, body STRING", key="article_id"
+)
 subscriptions = shop.table("subscriptions", schema="reader STRING, query STRING", key="reader")
 
 
-# 2. Carts: kept as what happened to them. A command is decided against the cart as it is, and leaves events, or is refused and leaves none.
+# 2. Carts: kept as what happened to them. A command is decided against the cart as it is, and
+# leaves events, or is refused and leaves none.
 
 
 @dataclass(frozen=True)
@@ -129,8 +168,9 @@ carts = hr.events.stream(shop, "carts")
 
 # 3. What is made of it.
 #
-# Orders meet their customer as he is now (a stream and a table), and the tax rate as it was when the order was placed (a stream and the versions of a table).
-# Every five seconds of event time are told for each city when they are complete, and corrected when an order comes late.
+# Orders meet their customer as he is now (a stream and a table), and the tax rate as it was when
+# the order was placed (a stream and the versions of a table). Every five seconds of event time are
+# told for each city when they are complete, and corrected when an order comes late.
 
 taxed = (
     orders.join(customers, on="customer_id", name="with_customer")
@@ -144,22 +184,33 @@ revenue = (
 )
 shop.view("revenue", revenue)
 
-# What was sold, beside the products as the database has them (a table and a table), and the best of it: a leaderboard that is right at every moment.
+# What was sold, beside the products as the database has them (a table and a table), and the best of
+# it: a leaderboard that is right at every moment.
 
 sold = orders.group_by("product_id").aggregate(orders=hr.agg.count(), revenue=hr.agg.sum("amount"))
 sales = products.join(sold, on="product_id")
 shop.view("sales", sales)
 shop.view("bestsellers", sales.top(5, by=["revenue", "product_id ASC"]))
 
-# Searches, and the click that one led to within ten seconds (two streams). Those without a click are told when the clock says that none can come any more.
+# Searches, and the click that one led to within ten seconds (two streams). Those without a click
+# are told when the clock says that none can come any more.
 
 found = searches.select("search_id", "words", "event_time").join(
     clicks.select("search_id", "product_id", "event_time"),
-    on="search_id", before="0 seconds", after="10 seconds", how="left", suffix="_of_click", name="with_click",
-)  # fmt: skip
-shop.view("click_through", found.group_by("words").aggregate(searches=hr.agg.count(), clicks=hr.agg.count("product_id")))
+    on="search_id",
+    before="0 seconds",
+    after="10 seconds",
+    how="left",
+    suffix="_of_click",
+    name="with_click",
+)
+shop.view(
+    "click_through",
+    found.group_by("words").aggregate(searches=hr.agg.count(), clicks=hr.agg.count("product_id")),
+)
 
-# A stolen card is tried out with small payments before the big one: a pattern, and an alert when it is found.
+# A stolen card is tried out with small payments before the big one: a pattern, and an alert when it
+# is found.
 
 fraud = payments.match(
     "small{3,} big",
@@ -170,10 +221,15 @@ fraud = payments.match(
 )
 shop.alert("fraud", fraud)
 
-# Articles that fit somebody's stored search; and what people put into their carts and took out again.
+# Articles that fit somebody's stored search; and what people put into their carts and took out
+# again.
 
 shop.write("matches", articles.search(subscriptions, query="query", text=["title", "body"]))
-hesitated = carts.where("type = 'ItemTakenOut'").group_by(item="get_json_object(data, '$.item')").aggregate(times=hr.agg.count())
+hesitated = (
+    carts.where("type = 'ItemTakenOut'")
+    .group_by(item="get_json_object(data, '$.item')")
+    .aggregate(times=hr.agg.count())
+)
 shop.view("hesitated", hesitated)
 
 

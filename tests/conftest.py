@@ -1,4 +1,6 @@
-"""Fixtures that every test may use: a real Kafka broker and a Spark session, each started once, when the first test asks for it."""
+"""Fixtures that every test may use: a real Kafka broker and a Spark session, each started once,
+when the first test asks for it.
+"""
 
 import os
 import signal
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 # Spark's workers run on the interpreter that runs the tests, not on whatever `python3` is.
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
-# Where the tests run in the background of a script, Ctrl-C is ignored, and so it would be in the commands that tests start.
+# Where the tests run in the background of a script, Ctrl-C is ignored, and so it would be in the
+# commands that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -29,7 +32,9 @@ settings.load_profile("headrace")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where tests run in several processes, files that share a Spark session, or a broker, run in the same one; the others go wherever there is room."""
+    """Where tests run in several processes, files that share a Spark session, or a broker, run in
+    the same one; the others go wherever there is room.
+    """
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
     class ByWhatIsShared(LoadScopeScheduling):  # type: ignore[misc]  # xdist is not typed
@@ -42,7 +47,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @cache
 def _shared_by(file: Path) -> str:
     text = file.read_text()
-    return next((fixture for fixture in ("spark", "kafka_broker", "rabbitmq") if f"{fixture}: " in text), file.as_posix())
+    return next(
+        (fixture for fixture in ("spark", "kafka_broker", "rabbitmq") if f"{fixture}: " in text),
+        file.as_posix(),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +69,9 @@ def kafka_broker() -> Iterator[KafkaBroker]:
 
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
-    """Two tasks at a time and little memory. Skips where there is no Java; with CI=true that is a failure."""
+    """Two tasks at a time and little memory. Skips where there is no Java; with CI=true that is a
+    failure.
+    """
     import headrace
     from headrace.errors import ConfigurationError
 

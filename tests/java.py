@@ -1,4 +1,6 @@
-"""Skips a test that starts Spark in a process of its own where there is no Java; with CI=true that is a failure."""
+"""Skips a test that starts Spark in a process of its own where there is no Java; with CI=true that
+is a failure.
+"""
 
 import os
 import shutil

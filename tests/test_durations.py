@@ -160,14 +160,31 @@ def test_fractions_of_seconds_are_kept() -> None:
     assert to_time_us(-1) == -SECOND
 
 
-@pytest.mark.parametrize(("text", "back_us"), [("1 hour ago", HOUR), ("1 hour 30 minutes AGO", HOUR + 1800 * SECOND), ("now", 0)])
+@pytest.mark.parametrize(
+    ("text", "back_us"),
+    [("1 hour ago", HOUR), ("1 hour 30 minutes AGO", HOUR + 1800 * SECOND), ("now", 0)],
+)
 def test_times_relative_to_now(text: str, back_us: int) -> None:
     now_us = to_time_us(datetime.now(UTC))
     assert 0 <= to_time_us(text) - (now_us - back_us) < 60 * SECOND
 
 
 @pytest.mark.parametrize(
-    "bad", ["", "yesterday", "2026-13-01", "ago", "soon ago", "-1 hour ago", True, None, float("nan"), float("inf"), 1e300, 10**30]
+    "bad",
+    [
+        "",
+        "yesterday",
+        "2026-13-01",
+        "ago",
+        "soon ago",
+        "-1 hour ago",
+        True,
+        None,
+        float("nan"),
+        float("inf"),
+        1e300,
+        10**30,
+    ],
 )
 def test_what_is_no_time_is_refused(bad: str | float) -> None:
     with pytest.raises(BadDuration):

@@ -13,90 +13,119 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 EXPECTED = {
     "01_produce_and_consume": "stored 1000\nfast read 1000\nslow read 300\nslow is behind by 700\n",
     "02_exactly_once": "crashed with 300 receipts\nin the end 1000 receipts for 1000 payments\n",
-    "03_queue": 'sent to ada@example.com\nsent to grace@example.com\ndead: {"recipient":"nobody","body":"Hello"}\n',
+    "03_queue": (
+        "sent to ada@example.com\nsent to grace@example.com\ndead:"
+        ' {"recipient":"nobody","body":"Hello"}\n'
+    ),
     "04_spark": "after run 1: 40 hot readings\nafter run 2: 40 hot readings\n",
     "11_capture": (
-        "the snapshot: [100, 100, 100, 100, 100], together 500\nafter two transfers: [70, 120, 110, 100, 100], together 500\n"
-        "read and lost: 4 rows, before and after two updates\nafter a crash, and one transfer more: [70, 120, 105, 104, 101], together 500\n"
-        "every change once, in order: [(0, 70), (1, 130), (1, 120), (2, 110), (2, 105), (3, 105), (3, 104), (4, 101)]\n"
+        "the snapshot: [100, 100, 100, 100, 100], together 500\nafter two transfers: [70, 120, 110,"
+        " 100, 100], together 500\nread and lost: 4 rows, before and after two updates\nafter a"
+        " crash, and one transfer more: [70, 120, 105, 104, 101], together 500\nevery change once,"
+        " in order: [(0, 70), (1, 130), (1, 120), (2, 110), (2, 105), (3, 105), (3, 104), (4,"
+        " 101)]\n"
     ),
     "12_dual_writes": (
-        "by hand, the database has ['lamp for 20', 'rope for 5'] and the index ['lamp for 10']\n"
-        "followed, round 1: the database has ['lamp for 40', 'rope for 5'] and the index ['lamp for 40', 'rope for 5']\n"
-        "followed, round 2: the database has ['lamp for 80', 'rope for 5'] and the index ['lamp for 80', 'rope for 5']\n"
+        "by hand, the database has ['lamp for 20', 'rope for 5'] and the index ['lamp for"
+        " 10']\nfollowed, round 1: the database has ['lamp for 40', 'rope for 5'] and the index"
+        " ['lamp for 40', 'rope for 5']\nfollowed, round 2: the database has ['lamp for 80', 'rope"
+        " for 5'] and the index ['lamp for 80', 'rope for 5']\n"
     ),
     "13_patterns": (
-        "fraud: [('a', 1904.5, 3)]\nnot shipped: []\na rule that came: [('d', 'much', 501.0)]\n"
-        "a rule that cannot be read: [\"pattern: The step suspicions.match has a pattern that cannot be read at position 5: this '(' is not closed.\"]\n"
-        "three days later, not shipped: [2]\ntried out, and no more: [('c', 3.0, 1), ('d', 1.0, 1)]\n"
+        "fraud: [('a', 1904.5, 3)]\nnot shipped: []\na rule that came: [('d', 'much', 501.0)]\na"
+        ' rule that cannot be read: ["pattern: The step suspicions.match has a pattern that cannot'
+        " be read at position 5: this '(' is not closed.\"]\nthree days later, not shipped:"
+        " [2]\ntried out, and no more: [('c', 3.0, 1), ('d', 1.0, 1)]\n"
     ),
     "14_bank_account": (
-        "refused: The account has 100, which is less than 500.\nada has 70 and ben 30\nada's balances: [0, 100, 70]\n"
-        "in order: [('ada', 'Opened'), ('ben', 'Opened'), ('ada', 'Deposited'), ('ada', 'Withdrawn'), ('ben', 'Deposited')]\n"
+        "refused: The account has 100, which is less than 500.\nada has 70 and ben 30\nada's"
+        " balances: [0, 100, 70]\nin order: [('ada', 'Opened'), ('ben', 'Opened'), ('ada',"
+        " 'Deposited'), ('ada', 'Withdrawn'), ('ben', 'Deposited')]\n"
     ),
     "15_shopping_cart": (
-        "bought: {'boots': 2}\nthe old cart: {'rope': 1}\n"
-        "cart 1: [(1, 'ItemPut', 'lamp'), (2, 'ItemPut', 'boots'), (3, 'ItemTakenOut', 'lamp'), (4, 'Bought', None)]\nhesitated over: [('lamp', 2), ('rope', 2)]\n"
+        "bought: {'boots': 2}\nthe old cart: {'rope': 1}\ncart 1: [(1, 'ItemPut', 'lamp'), (2,"
+        " 'ItemPut', 'boots'), (3, 'ItemTakenOut', 'lamp'), (4, 'Bought', None)]\nhesitated over:"
+        " [('lamp', 2), ('rope', 2)]\n"
     ),
     "16_seat_reservation": (
-        "20 people asked for one seat, 1 got it\nafter ten minutes: 0 held, sold {'B2': 'ada'}\nrefused: Seat B2 is sold.\n"
-        "what happened: ['Held', 'Held', 'Confirmed', 'Expired', 'Held']\n"
+        "20 people asked for one seat, 1 got it\nafter ten minutes: 0 held, sold {'B2':"
+        " 'ada'}\nrefused: Seat B2 is sold.\nwhat happened: ['Held', 'Held', 'Confirmed',"
+        " 'Expired', 'Held']\n"
     ),
     "17_alerts": (
-        "first:\n  (1, 'ada', 'storm, \"high tide\"~2')\n  (2, 'cho', 'language:en, words:>500')\n"
-        "not understood: query: A parenthesis is never closed (at character 6):\nthen: (3, 'ben', 'cafe')\ntried on the past: [1]\n"
+        "first:\n  (1, 'ada', 'storm, \"high tide\"~2')\n  (2, 'cho', 'language:en,"
+        " words:>500')\nnot understood: query: A parenthesis is never closed (at character"
+        " 6):\nthen: (3, 'ben', 'cafe')\ntried on the past: [1]\n"
     ),
     "19_metrics_server": (
-        "api: 100 calls in a minute, 1.7 a second\np50: 204 ms, yesterday 102, last week 51\np95: 384 ms, yesterday 192, last week 96\n"
-        "p99: 400 ms, yesterday 200, last week 100\n"
+        "api: 100 calls in a minute, 1.7 a second\np50: 204 ms, yesterday 102, last week 51\np95:"
+        " 384 ms, yesterday 192, last week 96\np99: 400 ms, yesterday 200, last week 100\n"
     ),
-    "18_reach": '{"url":"/tide","reach":2,"found":true}\n{"url":"/wind","reach":2,"found":true}\n{"url":"/rain","reach":null,"found":null}\n',
+    "18_reach": (
+        '{"url":"/tide","reach":2,"found":true}\n{"url":"/wind","reach":2,"found":true}\n{"url":"/rain","reach":null,"found":null}\n'
+    ),
 }
 ON_SPARK = {"04_spark"}
 TOGETHER = {
     "05_pipeline": (
-        "revenue as of tick 1\n{'region': 'north', 'orders': 172, 'revenue': 600.0}\n{'region': 'south', 'orders': 85, 'revenue': 297.0}\n"
-        "every number is as it should be\n"
+        "revenue as of tick 1\n{'region': 'north', 'orders': 172, 'revenue': 600.0}\n{'region':"
+        " 'south', 'orders': 85, 'revenue': 297.0}\nevery number is as it should be\n"
     ),
     "06_windows": (
-        "1. Two tills, rows out of order. Till b is behind:\n"
-        "   orders waits for the producer b: its newest row is of 2026-03-01 12:00:05.000+00:00\n"
-        "2. Till b goes on, and the first minute is published, with the hour it is part of:\n"
-        "   minutes: 12:00 north 8.00\n   hours: 12:00 north 8.00\n"
-        "3. A row of the first minute comes late, and corrects both:\n"
-        "   minutes: update_preimage 12:00 north 8.00\n   minutes: update_postimage 12:00 north 108.00\n"
-        "   hours: update_preimage 12:00 north 8.00\n   hours: update_postimage 12:00 north 108.00\n"
+        "1. Two tills, rows out of order. Till b is behind:\n   orders waits for the producer b:"
+        " its newest row is of 2026-03-01 12:00:05.000+00:00\n2. Till b goes on, and the first"
+        " minute is published, with the hour it is part of:\n   minutes: 12:00 north 8.00\n  "
+        " hours: 12:00 north 8.00\n3. A row of the first minute comes late, and corrects both:\n  "
+        " minutes: update_preimage 12:00 north 8.00\n   minutes: update_postimage 12:00 north"
+        " 108.00\n   hours: update_preimage 12:00 north 8.00\n   hours: update_postimage 12:00"
+        " north 108.00\n"
     ),
     "07_timeline": (
-        "at first: ann reads ['Good morning']; readers of each post: {1: 1, 2: 1000}\n"
-        "ann follows the star, who posts again: ann reads ['Good morning', 'New record!', 'Thank you all']; readers of each post: {1: 1, 2: 1001, 3: 1001}\n"
-        "ann unfollows bob, and the star deletes a post: ann reads ['Thank you all']; readers of each post: {3: 1001}\n"
+        "at first: ann reads ['Good morning']; readers of each post: {1: 1, 2: 1000}\nann follows"
+        " the star, who posts again: ann reads ['Good morning', 'New record!', 'Thank you all'];"
+        " readers of each post: {1: 1, 2: 1001, 3: 1001}\nann unfollows bob, and the star deletes a"
+        " post: ann reads ['Thank you all']; readers of each post: {3: 1001}\n"
     ),
     "08_search_and_click": (
-        "boots: 3 of 10 searches led to a click, 30%\nlamp: 1 of 1 searches led to a click, 100%\nrope: 1 of 10 searches led to a click, 10%\n"
+        "boots: 3 of 10 searches led to a click, 30%\nlamp: 1 of 1 searches led to a click,"
+        " 100%\nrope: 1 of 10 searches led to a click, 10%\n"
     ),
     "09_tax_at_sale": (
-        "order 1 of 30 June in eu: tax 20.0\norder 2 of 01 July in eu: tax 25.0\norder 3 of 01 August in us: tax 5.0\n"
-        "order 4 of 01 March in eu: tax 20.0\norder 5 of 01 August in mars: tax None\n"
-        "eu 0.2 from 01 January to 01 July\neu 0.25 from 01 July to None\nus 0.05 from 01 January to None\n"
+        "order 1 of 30 June in eu: tax 20.0\norder 2 of 01 July in eu: tax 25.0\norder 3 of 01"
+        " August in us: tax 5.0\norder 4 of 01 March in eu: tax 20.0\norder 5 of 01 August in mars:"
+        " tax None\neu 0.2 from 01 January to 01 July\neu 0.25 from 01 July to None\nus 0.05 from"
+        " 01 January to None\n"
     ),
     "10_leaderboard": (
-        "after the first rounds: eve 90, ada 35, cho 25; best of each country: {'kr': 'cho', 'uk': 'eve'}\n"
-        "eve is disqualified, ben moves and scores: ben 60, ada 35, cho 25; best of each country: {'kr': 'ben', 'uk': 'ada'}\n"
+        "after the first rounds: eve 90, ada 35, cho 25; best of each country: {'kr': 'cho', 'uk':"
+        " 'eve'}\neve is disqualified, ben moves and scores: ben 60, ada 35, cho 25; best of each"
+        " country: {'kr': 'ben', 'uk': 'ada'}\n"
     ),
 }
 """Examples that share one Spark session here, since starting one takes longer than they do."""
 
 
 def test_every_example_is_tested() -> None:
-    assert sorted([*EXPECTED, *TOGETHER]) == sorted(path.stem for path in EXAMPLES.glob("[0-9]*.py"))
+    assert sorted([*EXPECTED, *TOGETHER]) == sorted(
+        path.stem for path in EXAMPLES.glob("[0-9]*.py")
+    )
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.spark if name in ON_SPARK else ()) for name in EXPECTED])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.spark if name in ON_SPARK else ()) for name in EXPECTED],
+)
 def test_examples_run(name: str, tmp_path: Path) -> None:
     if name in ON_SPARK:
         require_java()
-    done = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / f"{name}.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, EXPECTED[name]), done.stderr
 
 

@@ -1,4 +1,6 @@
-"""Every snippet of the README runs: a section's in an empty directory and a process of their own (`docs/snippets`)."""
+"""Every snippet of the README runs: a section's in an empty directory and a process of their own
+(`docs/snippets`).
+"""
 
 import json
 import os
@@ -15,7 +17,14 @@ from tests.java import require_java
 from tests.servers.kafka_broker import KafkaBroker
 
 README = ROOT / "README.md"
-TITLES = ["The log in five minutes", "A pipeline in five minutes", "Databases in", "On the command line", "With Spark", "On Kafka"]
+TITLES = [
+    "The log in five minutes",
+    "A pipeline in five minutes",
+    "Databases in",
+    "On the command line",
+    "With Spark",
+    "On Kafka",
+]
 
 
 def sections() -> dict[str, list[Snippet]]:
@@ -33,9 +42,20 @@ SECTIONS = sections()
 def run_section(title: str, blocks: list[Snippet], directory: Path, address: str = KAFKA) -> str:
     given = json.dumps([astuple(each) for each in blocks]).replace(KAFKA, address)
     environment = {name: value for name, value in os.environ.items() if name != "HEADRACE_LOG"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    )
     command = [sys.executable, "-m", "tests.docs.snippets", README.name]
-    done = subprocess.run(command, input=given, cwd=directory, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command,
+        input=given,
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, f"{title}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -44,7 +64,11 @@ def choose(*, spark: bool, kafka: bool) -> list[str]:
     def needs(title: str, *texts: str) -> bool:
         return any(text in each.text for each in SECTIONS[title] for text in texts)
 
-    return [title for title in SECTIONS if needs(title, *SPARK) == spark and needs(title, KAFKA) == kafka]
+    return [
+        title
+        for title in SECTIONS
+        if needs(title, *SPARK) == spark and needs(title, KAFKA) == kafka
+    ]
 
 
 def test_the_page_has_its_snippets() -> None:

@@ -31,7 +31,9 @@ def test_a_session_is_set_up_for_topics(spark: "SparkSession") -> None:
 def test_a_session_that_runs_already_is_used_again(spark: "SparkSession") -> None:
     before = spark.conf.get("spark.sql.shuffle.partitions")
     try:
-        again = hr.spark(sql_shuffle_partitions=5, config={"spark.sql.session.timeZone": "Europe/Paris"})
+        again = hr.spark(
+            sql_shuffle_partitions=5, config={"spark.sql.session.timeZone": "Europe/Paris"}
+        )
         assert again.sparkContext is spark.sparkContext
         assert again.conf.get("spark.sql.shuffle.partitions") == "5"
         assert again.conf.get("spark.sql.session.timeZone") == "Europe/Paris"
@@ -47,7 +49,14 @@ def test_options_by_keyword() -> None:
 
 
 @pytest.mark.parametrize(
-    ("master", "cores"), [("local", 1), ("local[3]", 3), ("local[2,4]", 2), ("local[*]", os.cpu_count()), ("local[*,4]", os.cpu_count())]
+    ("master", "cores"),
+    [
+        ("local", 1),
+        ("local[3]", 3),
+        ("local[2,4]", 2),
+        ("local[*]", os.cpu_count()),
+        ("local[*,4]", os.cpu_count()),
+    ],
 )
 def test_a_local_master_says_how_many_tasks_run_at_once(master: str, cores: int) -> None:
     assert _cores(master) == cores
@@ -59,7 +68,13 @@ def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     from pyspark.sql import SparkSession
 
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
-    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP", "PYSPARK_GATEWAY_PORT", "MASTER"):
+    for name in (
+        "PYSPARK_PYTHON",
+        "PYSPARK_DRIVER_PYTHON",
+        "SPARK_LOCAL_IP",
+        "PYSPARK_GATEWAY_PORT",
+        "MASTER",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -72,7 +87,9 @@ def test_a_cluster_keeps_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> No
     assert "spark.sql.shuffle.partitions" not in settings
     assert os.environ["PYSPARK_PYTHON"] == "python-on-the-cluster"
     assert "SPARK_LOCAL_IP" not in os.environ
-    own = _classic_settings("yarn", {"spark.driver.extraJavaOptions": "-Dx=1"})["spark.driver.extraJavaOptions"]
+    own = _classic_settings("yarn", {"spark.driver.extraJavaOptions": "-Dx=1"})[
+        "spark.driver.extraJavaOptions"
+    ]
     assert own.endswith(" -Dx=1")
     assert "log4j2.configurationFile" in own, "an option of the user's does not make the log loud"
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
@@ -81,12 +98,22 @@ def test_a_cluster_keeps_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("no_session")
 @pytest.mark.parametrize("home", [None, "nowhere"])
-def test_without_java_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str | None) -> None:
+def test_without_java_it_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str | None
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("JAVA_HOME", home) if home else monkeypatch.delenv("JAVA_HOME", raising=False)
+    (
+        monkeypatch.setenv("JAVA_HOME", home)
+        if home
+        else monkeypatch.delenv("JAVA_HOME", raising=False)
+    )
     with pytest.raises(ConfigurationError, match="Spark needs Java") as refused:
         hr.spark()
-    for command in ("apt-get install default-jre-headless", "dnf install java", "brew install openjdk"):
+    for command in (
+        "apt-get install default-jre-headless",
+        "dnf install java",
+        "brew install openjdk",
+    ):
         assert command in refused.value.fix
 
 

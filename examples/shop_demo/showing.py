@@ -1,4 +1,5 @@
-"""One showing of the demo: the pipeline of examples/shop.py at work, with the simulated world around it, from opening to closing; and, when it was bounded, the summary.
+"""One showing of the demo: the pipeline of examples/shop.py at work, with the simulated world
+around it, from opening to closing; and, when it was bounded, the summary.
 
 `headrace demo` and the cluster's test come here.
 """
@@ -23,7 +24,17 @@ from headrace.runtime.services import beside
 from headrace.views.file import VIEWS_FILE
 from headrace.views.reader import ViewReader
 from shop_demo.checks import FRAUD, PIPELINE, Check, Summary
-from shop_demo.world import CUSTOMERS, DATABASE, ORDERS_A_SECOND, PRODUCTS, TOPICS, World, await_topics, clock_us, make_database
+from shop_demo.world import (
+    CUSTOMERS,
+    DATABASE,
+    ORDERS_A_SECOND,
+    PRODUCTS,
+    TOPICS,
+    World,
+    await_topics,
+    clock_us,
+    make_database,
+)
 
 if TYPE_CHECKING:
     from headrace.runtime.status import Status
@@ -33,7 +44,9 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 LOOK_EVERY_S, TOLD_EVERY_S, SHOW_EVERY_S = 0.3, 0.5, 5.0
 PATIENCE_S = 120.0
-"""How long a closed shop waits for something to change while not everything has been told; what is missing then is in the summary."""
+"""How long a closed shop waits for something to change while not everything has been told; what is
+missing then is in the summary.
+"""
 FIRST_NUMBER_S = 600.0
 """A showing for a while is given up if no number has moved by then."""
 
@@ -45,7 +58,9 @@ def shop_file() -> Path:
 
 @dataclass
 class Showing:
-    """`home` is a directory of its own, which on a cluster all machines must see. `open_s`: for how long the shop is open once numbers move; None is until `stop`."""
+    """`home` is a directory of its own, which on a cluster all machines must see. `open_s`: for how
+    long the shop is open once numbers move; None is until `stop`.
+    """
 
     home: Path
     say: Say
@@ -74,11 +89,21 @@ class Showing:
         with open_log(self.address) as log:
             self._refuse_a_shop_in_earnest(log)
             shop = self._made()
-            with beside({"the demo's world": lambda done: self._direct(log, shop, done)}, self.stop):
+            with beside(
+                {"the demo's world": lambda done: self._direct(log, shop, done)}, self.stop
+            ):
                 run(
-                    shop.shop, log=self.address, state=self.state, stop=self.stop, serve=True, port=self.port, on_serving=self._served,
-                    on_status=self._runs, on_alert=lambda _message: None, **self.spark_options,
-                )  # fmt: skip
+                    shop.shop,
+                    log=self.address,
+                    state=self.state,
+                    stop=self.stop,
+                    serve=True,
+                    port=self.port,
+                    on_serving=self._served,
+                    on_status=self._runs,
+                    on_alert=lambda _message: None,
+                    **self.spark_options,
+                )
             if not self.is_over or self.world is None:
                 return []
             self.say("The second computation, from the log alone:")
@@ -89,7 +114,11 @@ class Showing:
         """Invented orders do not belong among real ones."""
         taken = sorted(TOPICS & set(log.topics()))
         if taken:
-            raise InputError(f"The log {log.address} has topics of the demo's names already: {', '.join(taken)}.", fix="use a log without them; without --log the demo has one of its own.")
+            raise InputError(
+                f"The log {log.address} has topics of the demo's names already:"
+                f" {', '.join(taken)}.",
+                fix="use a log without them; without --log the demo has one of its own.",
+            )
 
     def _made(self) -> ModuleType:
         os.environ["SHOP_HOME"] = str(self.home)  # where the shop's file looks for the database
@@ -114,8 +143,19 @@ class Showing:
     def _direct(self, log: Log, shop: ModuleType, done: Event) -> None:
         if not await_topics(log, done):
             return
-        self.world = World(log, shop, self.home, clock_us(), seed=time.time_ns(), orders_a_second=self.orders_a_second)
-        self._step("opened", "the shop is open: devices order, search and click, banks pay, customers move, articles come out")
+        self.world = World(
+            log,
+            shop,
+            self.home,
+            clock_us(),
+            seed=time.time_ns(),
+            orders_a_second=self.orders_a_second,
+        )
+        self._step(
+            "opened",
+            "the shop is open: devices order, search and click, banks pay, customers move, articles"
+            " come out",
+        )
         failed = Event()
         with beside(self.world.works(), failed):
             self._stay_open(done, failed)
@@ -128,7 +168,9 @@ class Showing:
         self.stop.set()
 
     def _stay_open(self, done: Event, failed: Event) -> None:
-        """Until the time is up, which counts from the first number that moved; with a line now and then."""
+        """Until the time is up, which counts from the first number that moved; with a line now and
+        then.
+        """
         until_s = shown_s = float("inf")
         given_up_s = time.monotonic() + FIRST_NUMBER_S if self.open_s is not None else float("inf")
         while not done.wait(LOOK_EVERY_S) and not failed.is_set() and time.monotonic() < until_s:
@@ -138,7 +180,10 @@ class Showing:
                 shown_s = time.monotonic()
                 until_s = shown_s + self.open_s if self.open_s is not None else until_s
             if "moved" not in self.steps_s and time.monotonic() > given_up_s:
-                raise RetryError(f"No order was counted in {FIRST_NUMBER_S:.0f} seconds.", fix="look at what the pipeline says above; on a busy machine, try again.")
+                raise RetryError(
+                    f"No order was counted in {FIRST_NUMBER_S:.0f} seconds.",
+                    fix="look at what the pipeline says above; on a busy machine, try again.",
+                )
             if time.monotonic() - shown_s >= SHOW_EVERY_S:
                 shown_s = time.monotonic()
                 self.say(f"{shown_s - self._began_s:6.1f} s  {self._line(counted)}")
@@ -146,7 +191,10 @@ class Showing:
     def _line(self, counted: int) -> str:
         assert self.world is not None
         windows = self._asked("SELECT count(*) AS n FROM revenue")
-        return f"{self.world.sent.orders:,} orders came in, {counted:,} are counted, {windows:,} windows told"
+        return (
+            f"{self.world.sent.orders:,} orders came in, {counted:,} are counted, {windows:,}"
+            " windows told"
+        )
 
     def _counted(self) -> int:
         return self._asked("SELECT coalesce(sum(orders), 0) AS n FROM sales")
@@ -163,18 +211,42 @@ class Showing:
             return 0
 
     def _await_told(self, log: Log, done: Event) -> None:
-        """Until as much has come out as went in; whether it is right is the summary's business. Given up when nothing has changed for long."""
+        """Until as much has come out as went in; whether it is right is the summary's business.
+        Given up when nothing has changed for long.
+        """
         before, changed_s = self._missing(log), time.monotonic()
-        while any(before) and time.monotonic() - changed_s < PATIENCE_S and not done.wait(TOLD_EVERY_S):
+        while (
+            any(before)
+            and time.monotonic() - changed_s < PATIENCE_S
+            and not done.wait(TOLD_EVERY_S)
+        ):
             now = self._missing(log)
             before, changed_s = now, changed_s if now == before else time.monotonic()
 
     def _missing(self, log: Log) -> tuple[int, ...]:
-        """How many are not told yet: orders in windows, orders in sales, searches, changes of the database, alerts."""
+        """How many are not told yet: orders in windows, orders in sales, searches, changes of the
+        database, alerts.
+        """
         assert self.world is not None
         sent, searches = self.world.sent, self.world.devices.searches.sender.rows
-        in_windows, joined = self._asked("SELECT coalesce(sum(orders), 0) AS n FROM revenue"), self._asked("SELECT coalesce(sum(searches), 0) AS n FROM click_through")
-        captured = sum(log.read(topic, columns=["_change_type"]).to_table().num_rows for topic in ("customers", "products"))
-        told = sum(row["fired"] for row in log.read("alerts", columns=["fired"]).to_pylist()) if "alerts" in log.topics() else 0
+        in_windows, joined = (
+            self._asked("SELECT coalesce(sum(orders), 0) AS n FROM revenue"),
+            self._asked("SELECT coalesce(sum(searches), 0) AS n FROM click_through"),
+        )
+        captured = sum(
+            log.read(topic, columns=["_change_type"]).to_table().num_rows
+            for topic in ("customers", "products")
+        )
+        told = (
+            sum(row["fired"] for row in log.read("alerts", columns=["fired"]).to_pylist())
+            if "alerts" in log.topics()
+            else 0
+        )
         changes = sent.changes + CUSTOMERS + len(PRODUCTS) - captured
-        return sent.orders - in_windows, sent.orders - self._counted(), searches - joined, changes, log.read(FRAUD).to_table().num_rows - told
+        return (
+            sent.orders - in_windows,
+            sent.orders - self._counted(),
+            searches - joined,
+            changes,
+            log.read(FRAUD).to_table().num_rows - told,
+        )

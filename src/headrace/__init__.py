@@ -1,6 +1,8 @@
-"""The public names of Headrace, and nothing else. Importing it starts no JVM and loads no optional package.
+"""The public names of Headrace, and nothing else. Importing it starts no JVM and loads no optional
+package.
 
-A name is loaded when it is first used (PEP 562), so that a script which only appends to a log never pays for Spark.
+A name is loaded when it is first used (PEP 562), so that a script which only appends to a log never
+pays for Spark.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ if TYPE_CHECKING:
     from headrace.log.spark.session import spark
     from headrace.log.values import GroupInfo, PartitionLag, Position, Positions, TopicInfo
     from headrace.operators.aggregates import functions as agg
-    from headrace.operators.windows.specs import correct, divert, drop, hopping, session, sliding, tumbling
+    from headrace.operators.windows.specs import (
+        correct,
+        divert,
+        drop,
+        hopping,
+        session,
+        sliding,
+        tumbling,
+    )
     from headrace.pipeline import document_search as search
     from headrace.pipeline.patterns import pattern
     from headrace.pipeline.pipeline import Pipeline, shed
@@ -38,10 +48,26 @@ _HOMES = {
     "Stream": "headrace.pipeline.stream",
     "Table": "headrace.pipeline.stream",
 }
-_HOMES |= dict.fromkeys(("correct", "divert", "drop", "hopping", "session", "sliding", "tumbling"), "headrace.operators.windows.specs")
-_MODULES = {"agg": "headrace.operators.aggregates.functions", "alerts": "headrace.alerts", "cdc": "headrace.cdc", "events": "headrace.events", "gateways": "headrace.gateways", "search": "headrace.pipeline.document_search", "sinks": "headrace.sinks"}
-_HOMES |= dict.fromkeys(("Batches", "Consumer", "Log", "Message", "Producer", "Queue", "Transaction"), "headrace.log.api")
-_HOMES |= dict.fromkeys(("GroupInfo", "PartitionLag", "Position", "Positions", "TopicInfo"), "headrace.log.values")
+_HOMES |= dict.fromkeys(
+    ("correct", "divert", "drop", "hopping", "session", "sliding", "tumbling"),
+    "headrace.operators.windows.specs",
+)
+_MODULES = {
+    "agg": "headrace.operators.aggregates.functions",
+    "alerts": "headrace.alerts",
+    "cdc": "headrace.cdc",
+    "events": "headrace.events",
+    "gateways": "headrace.gateways",
+    "search": "headrace.pipeline.document_search",
+    "sinks": "headrace.sinks",
+}
+_HOMES |= dict.fromkeys(
+    ("Batches", "Consumer", "Log", "Message", "Producer", "Queue", "Transaction"),
+    "headrace.log.api",
+)
+_HOMES |= dict.fromkeys(
+    ("GroupInfo", "PartitionLag", "Position", "Positions", "TopicInfo"), "headrace.log.values"
+)
 
 __all__ = [
     "Batches",
@@ -91,7 +117,9 @@ def __getattr__(name: str) -> Any:
     elif name in _HOMES:
         value = getattr(import_module(_HOMES[name]), name)
     else:
-        raise AttributeError(f"module 'headrace' has no attribute {name!r}: {errors.nearest(name, __all__)}")
+        raise AttributeError(
+            f"module 'headrace' has no attribute {name!r}: {errors.nearest(name, __all__)}"
+        )
     globals()[name] = value
     return value
 

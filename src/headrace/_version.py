@@ -1,4 +1,6 @@
-"""The one place that says which version this is: the package, the command line and the build read it."""
+"""The one place that says which version this is: the package, the command line and the build read
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Connections to RabbitMQ, for the gateway that reads a queue and the sink that publishes to an exchange. A password in the address is never shown."""
+"""Connections to RabbitMQ, for the gateway that reads a queue and the sink that publishes to an
+exchange. A password in the address is never shown.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def driver() -> Any:
 def check_url(url: str) -> str:
     """`amqp://user@host:5672/vhost`, or where it is kept: `env:NAME`, `file:PATH`."""
     if not is_named(url) and urlsplit(url).scheme not in {"amqp", "amqps"}:
-        raise InputError("An address of RabbitMQ begins with amqp:// or amqps://.", fix="write it as amqp://user@host:5672/, or name its place: env:NAME or file:PATH.")
+        raise InputError(
+            "An address of RabbitMQ begins with amqp:// or amqps://.",
+            fix="write it as amqp://user@host:5672/, or name its place: env:NAME or file:PATH.",
+        )
     return url
 
 
@@ -36,7 +41,9 @@ def shown(url: str) -> str:
 
 def parameters_of(url: str) -> Any:
     parameters = driver().URLParameters(secret("url", check_url(url)))
-    parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = TIMEOUT_S
+    parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = (
+        TIMEOUT_S
+    )
     parameters.heartbeat = HEARTBEAT_S
     parameters.retry_delay, parameters.connection_attempts = 0, 1
     return parameters
@@ -50,19 +57,34 @@ def failures() -> tuple[type[Exception], ...]:
 
 
 def unreachable(url: str, error: Exception) -> HeadraceError:
-    """What a connection that could not be made means: RetryError if the broker is away; ConfigurationError if it does not want us."""
+    """What a connection that could not be made means: RetryError if the broker is away;
+    ConfigurationError if it does not want us.
+    """
     known, layers = driver().exceptions, list(_layers(error))
-    refusals = (known.ProbableAuthenticationError, known.ProbableAccessDeniedError, known.AuthenticationError)
+    refusals = (
+        known.ProbableAuthenticationError,
+        known.ProbableAccessDeniedError,
+        known.AuthenticationError,
+    )
     if (refused := next((each for each in layers if isinstance(each, refusals)), None)) is not None:
-        return ConfigurationError(f"{shown(url)} refuses us: {refused}.", fix="check user, password and virtual host.")
+        return ConfigurationError(
+            f"{shown(url)} refuses us: {refused}.", fix="check user, password and virtual host."
+        )
     why = layers[-1]
-    return RetryError(f"{shown(url)} cannot be reached: {str(why) or type(why).__name__}.", fix="see that RabbitMQ runs, and that the address is right.")
+    return RetryError(
+        f"{shown(url)} cannot be reached: {str(why) or type(why).__name__}.",
+        fix="see that RabbitMQ runs, and that the address is right.",
+    )
 
 
 def _layers(error: BaseException) -> Iterator[BaseException]:
     """What happened, under what pika was doing then, under what it was asked to do."""
     yield error
-    inner = (*getattr(error, "exceptions", ())[-1:], getattr(error, "exception", None), *error.args[:1])
+    inner = (
+        *getattr(error, "exceptions", ())[-1:],
+        getattr(error, "exception", None),
+        *error.args[:1],
+    )
     for each in [one for one in inner if isinstance(one, BaseException)][:1]:
         yield from _layers(each)
 

@@ -1,6 +1,7 @@
 """Durations and points in time as people write them, turned into whole microseconds, and back.
 
-Every option that takes a `"30 seconds"` or a time goes through here; what is stored and compared is always microseconds.
+Every option that takes a `"30 seconds"` or a time goes through here; what is stored and compared is
+always microseconds.
 """
 
 from __future__ import annotations
@@ -36,13 +37,22 @@ _SHORT = {
     "micro": "microsecond",
 }
 _FORMAT_UNITS = ("day", "hour", "minute", "second", "millisecond", "microsecond")
-_PART = re.compile(r"(?P<whole>\d+)(?:\.(?P<fraction>\d+))?\s*(?P<unit>[a-zµμ]+)\s*(?:,\s*)?(?:and\s+)?", re.ASCII | re.IGNORECASE)
+_PART = re.compile(
+    r"(?P<whole>\d+)(?:\.(?P<fraction>\d+))?\s*(?P<unit>[a-zµμ]+)\s*(?:,\s*)?(?:and\s+)?",
+    re.ASCII | re.IGNORECASE,
+)
 _AGO = re.compile(r"(?P<duration>.+?)\s+ago", re.IGNORECASE | re.DOTALL)
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?", re.ASCII)
 _MAX_US = 2**63 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_UNDERSTOOD = "write a number and a unit, such as '30 seconds', '1 hour 30 minutes', '7 days' or '250 ms' (week, day, hour, minute, second, ms, us)."
-_TIMES = "give a datetime, an ISO time such as '2026-01-31T12:00:00Z', seconds since 1970, or a time back from now such as '1 hour ago'."
+_UNDERSTOOD = (
+    "write a number and a unit, such as '30 seconds', '1 hour 30 minutes', '7 days' or '250 ms'"
+    " (week, day, hour, minute, second, ms, us)."
+)
+_TIMES = (
+    "give a datetime, an ISO time such as '2026-01-31T12:00:00Z', seconds since 1970, or a time"
+    " back from now such as '1 hour ago'."
+)
 
 
 def to_us(duration: str | timedelta, *, what: str = "duration") -> int:
@@ -52,11 +62,16 @@ def to_us(duration: str | timedelta, *, what: str = "duration") -> int:
     elif isinstance(duration, str):
         us = _parse(duration, what)
     else:
-        raise BadDuration(f"The {what} {duration!r} is a {type(duration).__name__}, which has no unit.", fix=_UNDERSTOOD)
+        raise BadDuration(
+            f"The {what} {duration!r} is a {type(duration).__name__}, which has no unit.",
+            fix=_UNDERSTOOD,
+        )
     if us < 0:
         raise BadDuration(f"The {what} {str(duration)!r} is negative.", fix="give zero or more.")
     if us > _MAX_US:
-        raise BadDuration(f"The {what} {str(duration)!r} is longer than 292,000 years.", fix="give a shorter one.")
+        raise BadDuration(
+            f"The {what} {str(duration)!r} is longer than 292,000 years.", fix="give a shorter one."
+        )
     return us
 
 
@@ -69,7 +84,9 @@ def _parse(text: str, what: str) -> int:
     while position < len(rest):
         part = _PART.match(rest, position)
         if part is None:
-            raise BadDuration(f"The {what} {text!r} cannot be read from {rest[position:]!r} on.", fix=_UNDERSTOOD)
+            raise BadDuration(
+                f"The {what} {text!r} cannot be read from {rest[position:]!r} on.", fix=_UNDERSTOOD
+            )
         total_us += _part_us(part, text, what)
         position = part.end()
     if not rest:
@@ -84,7 +101,10 @@ def _part_us(part: re.Match[str], text: str, what: str) -> int:
     digits = int(part["whole"] + fraction)
     scaled: int = digits * unit_us // 10 ** len(fraction)
     if scaled * 10 ** len(fraction) != digits * unit_us:
-        raise BadDuration(f"The {what} {text!r} is finer than a microsecond.", fix="round it to whole microseconds.")
+        raise BadDuration(
+            f"The {what} {text!r} is finer than a microsecond.",
+            fix="round it to whole microseconds.",
+        )
     return scaled
 
 
@@ -99,7 +119,9 @@ def _unit(written: str, text: str, what: str) -> str:
 
 
 def format_us(us: int) -> str:
-    """A duration for people, exact and in one unit where that stays short: '1 day', '90 seconds', '1 day 1 second'."""
+    """A duration for people, exact and in one unit where that stays short: '1 day', '90 seconds',
+    '1 day 1 second'.
+    """
     if us < 0:
         return "-" + format_us(-us)
     unit = next((unit for unit in _FORMAT_UNITS if us and us % _UNITS_US[unit] == 0), "second")
@@ -134,7 +156,10 @@ def to_time_us(value: datetime | str | float) -> int:
 
 def _seconds_us(seconds: float) -> int:
     if not abs(seconds) < _MAX_US / 1_000_000:  # so written, it refuses NaN too
-        raise BadDuration(f"{seconds!r} seconds since 1970 is not a time that can be stored.", fix="give seconds, not milliseconds or microseconds.")
+        raise BadDuration(
+            f"{seconds!r} seconds since 1970 is not a time that can be stored.",
+            fix="give seconds, not milliseconds or microseconds.",
+        )
     return round(seconds * 1_000_000)
 
 
@@ -153,7 +178,9 @@ def _parse_time(text: str) -> int:
 
 
 def _is_compact_date(digits: str) -> bool:
-    """Eight digits that start like a year are ISO's short date, 20260131; as seconds they would all lie in 1970."""
+    """Eight digits that start like a year are ISO's short date, 20260131; as seconds they would all
+    lie in 1970.
+    """
     return len(digits) == 8 and digits.isdigit() and digits[:2] in ("19", "20", "21")
 
 
@@ -171,4 +198,7 @@ def from_us(us: int) -> datetime:
     try:
         return _EPOCH + timedelta(microseconds=us)
     except OverflowError:
-        raise BadDuration(f"{us} microseconds since 1970 lies outside the years 1 to 9999.", fix="check the unit of the number.") from None
+        raise BadDuration(
+            f"{us} microseconds since 1970 lies outside the years 1 to 9999.",
+            fix="check the unit of the number.",
+        ) from None

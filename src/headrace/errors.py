@@ -1,7 +1,8 @@
 """Every error a user can meet. Each says what happened, where, and what to do now.
 
-The families are split by what the caller can do about it: fix the input, fix the configuration, retry, give way to a newer owner,
-or look after damaged data. A message has one form: what happened, then `To fix:` and the way out.
+The families are split by what the caller can do about it: fix the input, fix the configuration,
+retry, give way to a newer owner, or look after damaged data. A message has one form: what happened,
+then `To fix:` and the way out.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ class UnknownTopic(InputError, KeyError):
     """No topic of that name."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"There is no topic {name!r}: {nearest(name, known)}", fix="create it with create_topic or `headrace topic create`.")
+        super().__init__(
+            f"There is no topic {name!r}: {nearest(name, known)}",
+            fix="create it with create_topic or `headrace topic create`.",
+        )
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -98,7 +102,10 @@ class UnknownVersion(InputError, KeyError):
     """No version of that name beside a pipeline."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"There is no version {name!r}: {nearest(name, known)}", fix=f"build it with `headrace replay FILE --as {name}`.")
+        super().__init__(
+            f"There is no version {name!r}: {nearest(name, known)}",
+            fix=f"build it with `headrace replay FILE --as {name}`.",
+        )
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -109,7 +116,9 @@ class BadQuery(InputError):
 
 
 class BadSearch(InputError):
-    """A search query that cannot be read. `position` is the character at which it goes wrong, counted from 0; None if it is the query as a whole."""
+    """A search query that cannot be read. `position` is the character at which it goes wrong,
+    counted from 0; None if it is the query as a whole.
+    """
 
     def __init__(self, message: str, *, fix: str = "", position: int | None = None) -> None:
         super().__init__(message, fix=fix)
@@ -117,11 +126,14 @@ class BadSearch(InputError):
 
 
 class ChangesGone(InputError):
-    """A reader asks for changes of a view that are no longer kept. `kept_after` is the tick from which they are, `tick` the one the view shows."""
+    """A reader asks for changes of a view that are no longer kept. `kept_after` is the tick from
+    which they are, `tick` the one the view shows.
+    """
 
     def __init__(self, view: str, asked: int, kept_after: int, tick: int) -> None:
         super().__init__(
-            f"The changes of the view {view!r} since tick {asked} are not there: it keeps those after tick {kept_after}, and shows tick {tick}.",
+            f"The changes of the view {view!r} since tick {asked} are not there: it keeps those"
+            f" after tick {kept_after}, and shows tick {tick}.",
             fix=f"read the whole view, which shows tick {tick}, and follow it from there.",
         )
         self.view, self.asked, self.kept_after, self.tick = view, asked, kept_after, tick
@@ -168,7 +180,9 @@ class BadPattern(PlanError):
 
 
 class UnfitColumn(PlanError):
-    """A column whose type an operation cannot take. Names the step, the column, its type and what fits."""
+    """A column whose type an operation cannot take. Names the step, the column, its type and what
+    fits.
+    """
 
 
 class DuplicateStep(PlanError):
@@ -184,18 +198,31 @@ class StreamOnly(PlanError):
 
 
 class OffsetOutOfRange(InputError):
-    """An offset that is no longer, or not yet, in the log. `earliest` and `end` bound what there is."""
+    """An offset that is no longer, or not yet, in the log. `earliest` and `end` bound what there
+    is.
+    """
 
     def __init__(self, topic: str, partition: int, offset: int, earliest: int, end: int) -> None:
         gone = offset < earliest
-        why = f"was removed by retention; the earliest kept is {earliest}" if gone else f"does not exist yet; the end is {end}"
+        why = (
+            f"was removed by retention; the earliest kept is {earliest}"
+            if gone
+            else f"does not exist yet; the end is {end}"
+        )
         fix = (
-            "go on from what is kept with consumer.seek(...) or `headrace group reset --to earliest`, or open the consumer with on_lost='earliest'."
+            "go on from what is kept with consumer.seek(...) or `headrace group reset --to"
+            " earliest`, or open the consumer with on_lost='earliest'."
             if gone
             else "read up to the end, or reset the group."
         )
         super().__init__(f"Offset {offset} of {topic}[{partition}] {why}.", fix=fix)
-        self.topic, self.partition, self.offset, self.earliest, self.end = topic, partition, offset, earliest, end
+        self.topic, self.partition, self.offset, self.earliest, self.end = (
+            topic,
+            partition,
+            offset,
+            earliest,
+            end,
+        )
 
 
 class BadPipelineFile(ConfigurationError):
@@ -214,7 +241,9 @@ class MissingExtra(ConfigurationError):
     """An optional package is needed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"The package {package!r} is not installed.", fix=f"pip install 'headrace[{extra}]'")
+        super().__init__(
+            f"The package {package!r} is not installed.", fix=f"pip install 'headrace[{extra}]'"
+        )
 
 
 class NewerFormat(ConfigurationError):
@@ -253,7 +282,10 @@ class NoteConflict(FencedError):
     """A note did not have the value it was expected to have. `current` is what it has."""
 
     def __init__(self, name: str, expected: str | None, current: str | None) -> None:
-        super().__init__(f"The note {name!r} is {current!r}, not {expected!r} as expected.", fix="read it again and decide anew.")
+        super().__init__(
+            f"The note {name!r} is {current!r}, not {expected!r} as expected.",
+            fix="read it again and decide anew.",
+        )
         self.current = current
 
 
@@ -264,13 +296,33 @@ class BatchConflict(FencedError):
 class CorruptBatch(CorruptionError):
     """A batch whose bytes changed after they were written. Its neighbours are readable."""
 
-    def __init__(self, *, topic: str, partition: int, first: int, stop: int, file: str, position: int, why: str) -> None:
+    def __init__(
+        self,
+        *,
+        topic: str,
+        partition: int,
+        first: int,
+        stop: int,
+        file: str,
+        position: int,
+        why: str,
+    ) -> None:
         super().__init__(
-            f"Offsets {first} to {stop - 1} of {topic}[{partition}] are corrupt: {why} (file {file}, byte {position}). "
-            "A copy was put into quarantine; nothing was deleted.",
-            fix=f"restore the file from a backup, or go on behind it: read from {stop}, or with on_corrupt='skip'.",
+            f"Offsets {first} to {stop - 1} of {topic}[{partition}] are corrupt: {why} (file"
+            f" {file}, byte {position}). A copy was put into quarantine; nothing was deleted.",
+            fix=(
+                f"restore the file from a backup, or go on behind it: read from {stop}, or with"
+                " on_corrupt='skip'."
+            ),
         )
-        self.topic, self.partition, self.first, self.stop, self.file, self.position = topic, partition, first, stop, file, position
+        self.topic, self.partition, self.first, self.stop, self.file, self.position = (
+            topic,
+            partition,
+            first,
+            stop,
+            file,
+            position,
+        )
 
 
 class CorruptJournal(CorruptionError):
@@ -282,7 +334,9 @@ class TooManyProducers(ConfigurationError):
 
 
 class InputReplaced(ConfigurationError):
-    """An input's topic is not the one whose rows the pipeline has taken in: it was deleted and made again."""
+    """An input's topic is not the one whose rows the pipeline has taken in: it was deleted and made
+    again.
+    """
 
 
 class StateElsewhere(ConfigurationError):
@@ -298,7 +352,9 @@ class SinkFenced(FencedError):
 
 
 class TargetUnavailable(RetryError):
-    """A sink's target cannot be reached, is busy, or has no room; what it has is intact, and it is tried again, not before `wait_s` if the target asks for that."""
+    """A sink's target cannot be reached, is busy, or has no room; what it has is intact, and it is
+    tried again, not before `wait_s` if the target asks for that.
+    """
 
     def __init__(self, message: str, *, fix: str = "", wait_s: float = 0.0) -> None:
         super().__init__(message, fix=fix)
@@ -306,20 +362,27 @@ class TargetUnavailable(RetryError):
 
 
 class TargetMismatch(ConfigurationError):
-    """A sink's target is not as it must be: the table is missing, has other columns, or is filled from another topic."""
+    """A sink's target is not as it must be: the table is missing, has other columns, or is filled
+    from another topic.
+    """
 
 
 class TargetRefuses(ConfigurationError):
-    """A sink's target refuses so many rows that they are not put aside one by one: something is wrong with all of them."""
+    """A sink's target refuses so many rows that they are not put aside one by one: something is
+    wrong with all of them.
+    """
 
 
 class VersionConflict(RetryError):
-    """An entity has another version than an append expected: somebody was quicker. `current` is the version it has; nothing was stored."""
+    """An entity has another version than an append expected: somebody was quicker. `current` is the
+    version it has; nothing was stored.
+    """
 
     def __init__(self, entity: str, expected: int, current: int) -> None:
         wanted = "to be new" if expected == 0 else f"at version {expected}"
         super().__init__(
-            f"The entity {entity!r} is at version {current}, and was expected {wanted}; nothing was stored.",
+            f"The entity {entity!r} is at version {current}, and was expected {wanted}; nothing was"
+            " stored.",
             fix="load it again and decide anew; `handle` does that by itself.",
         )
         self.entity, self.expected, self.current = entity, expected, current
@@ -334,21 +397,28 @@ class BadEvent(InputError):
 
 
 class UnknownEvent(ConfigurationError):
-    """A stored event that the code does not know: its type, or a version that no upcaster leads from, or that is newer than the code."""
+    """A stored event that the code does not know: its type, or a version that no upcaster leads
+    from, or that is newer than the code.
+    """
 
 
 class UnknownEntity(InputError, KeyError):
     """No entity of that name has any events."""
 
     def __init__(self, entity: str, store: str) -> None:
-        super().__init__(f"The entity {entity!r} has no events in {store!r}.", fix="check its name; `headrace events list` shows what there is.")
+        super().__init__(
+            f"The entity {entity!r} has no events in {store!r}.",
+            fix="check its name; `headrace events list` shows what there is.",
+        )
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class CommandRefused(InputError):
-    """A decider refused a command, for a reason of the business. `reason` is what it said; no event was stored."""
+    """A decider refused a command, for a reason of the business. `reason` is what it said; no event
+    was stored.
+    """
 
     def __init__(self, reason: str, *, fix: str = "") -> None:
         super().__init__(reason, fix=fix)
@@ -360,30 +430,43 @@ class DeciderFailed(ConfigurationError):
 
 
 class BadMasterKey(ConfigurationError):
-    """The master key is missing, malformed, or not the one that the subjects' keys were wrapped with."""
+    """The master key is missing, malformed, or not the one that the subjects' keys were wrapped
+    with.
+    """
 
 
 class UnknownSubject(InputError, KeyError):
     """Nothing is stored about that subject."""
 
     def __init__(self, subject: str, what: str, *, fix: str = "") -> None:
-        super().__init__(f"There is nothing of the subject {subject!r} in {what}.", fix=fix or "check its name; nothing was changed.")
+        super().__init__(
+            f"There is nothing of the subject {subject!r} in {what}.",
+            fix=fix or "check its name; nothing was changed.",
+        )
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class NotForgotten(ConfigurationError):
-    """Values that were to be forgotten are still somewhere. Names each place and what to do about it."""
+    """Values that were to be forgotten are still somewhere. Names each place and what to do about
+    it.
+    """
 
 
 class ExcisionRefused(ConfigurationError):
-    """Something stands in the way of forgetting a subject. Names each thing; nothing was changed."""
+    """Something stands in the way of forgetting a subject. Names each thing; nothing was
+    changed.
+    """
 
     def __init__(self, subject: str, obstacles: Iterable[str]) -> None:
         self.obstacles = list(obstacles)
         listed = "\n".join(f"    {each}" for each in self.obstacles)
         super().__init__(
-            f"The subject {subject!r} cannot be excised everywhere, and nothing was changed:\n{listed}",
-            fix="see to each of these, and run this again; a pipeline that is not needed any more goes with `headrace topic delete __ticks.NAME`, and its state directory.",
+            f"The subject {subject!r} cannot be excised everywhere, and nothing was"
+            f" changed:\n{listed}",
+            fix=(
+                "see to each of these, and run this again; a pipeline that is not needed any more"
+                " goes with `headrace topic delete __ticks.NAME`, and its state directory."
+            ),
         )

@@ -1,4 +1,6 @@
-"""An HTTP server in a thread, with its own event loop: that of the views (`server`), and the gateway that takes rows in (`headrace.gateways`). It ends with its process."""
+"""An HTTP server in a thread, with its own event loop: that of the views (`server`), and the
+gateway that takes rows in (`headrace.gateways`). It ends with its process.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from headrace.errors import ConfigurationError, RetryError
 _START_S = 20.0
 _BACKLOG = 2_048
 _IDLE_S = 75
-"""How long a connection may be idle. One that is closed just as its next request comes is an error for its sender; so it is longer than clients usually keep one."""
+"""How long a connection may be idle. One that is closed just as its next request comes is an error
+for its sender; so it is longer than clients usually keep one.
+"""
 
 
 class PortTaken(ConfigurationError):
@@ -43,7 +47,9 @@ class HttpServer:
         )
         self._listening, self._host = listening, host
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, name=name, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listening]}, name=name, daemon=True
+        )
 
     @property
     def port(self) -> int:
@@ -58,7 +64,10 @@ class HttpServer:
         deadline = time.monotonic() + _START_S
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
-                raise RetryError(f"The server on {self._host} did not start.", fix="look at what it wrote to standard error.")
+                raise RetryError(
+                    f"The server on {self._host} did not start.",
+                    fix="look at what it wrote to standard error.",
+                )
             time.sleep(0.01)
 
     def stop(self) -> None:
@@ -69,15 +78,24 @@ class HttpServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.stop()
 
 
 def listen(host: str, port: int, *, slow_s: float) -> socket.socket:
-    """A peer that takes nothing for too long is forgotten by the system itself, so that it cannot hold a connection for ever."""
+    """A peer that takes nothing for too long is forgotten by the system itself, so that it cannot
+    hold a connection for ever.
+    """
     listening = None
     try:
-        family, socket_kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, socket_kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         listening = socket.socket(family, socket_kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -88,9 +106,15 @@ def listen(host: str, port: int, *, slow_s: float) -> socket.socket:
         if listening is not None:
             listening.close()
         taken = error.errno == errno.EADDRINUSE
-        fix = "choose another with --port, or 0 for any that is free." if taken else "choose another --host or --port."
+        fix = (
+            "choose another with --port, or 0 for any that is free."
+            if taken
+            else "choose another --host or --port."
+        )
         kind = PortTaken if taken else ConfigurationError
-        raise kind(f"Cannot listen on {host}, port {port}: {error.strerror or error}.", fix=fix) from None
+        raise kind(
+            f"Cannot listen on {host}, port {port}: {error.strerror or error}.", fix=fix
+        ) from None
     return listening
 
 
@@ -100,10 +124,16 @@ def listen(host: str, port: int, *, slow_s: float) -> socket.socket:
 MEDIA_TYPE = "text/plain; version=0.0.4"
 
 
-def family(name: str, kind: str, what: str, samples: list[tuple[dict[str, str], float]]) -> list[str]:
+def family(
+    name: str, kind: str, what: str, samples: list[tuple[dict[str, str], float]]
+) -> list[str]:
     if not samples:
         return []
-    return [f"# HELP {name} {what}", f"# TYPE {name} {kind}", *(f"{name}{_labels(labels)} {_number(value)}" for labels, value in samples)]
+    return [
+        f"# HELP {name} {what}",
+        f"# TYPE {name} {kind}",
+        *(f"{name}{_labels(labels)} {_number(value)}" for labels, value in samples),
+    ]
 
 
 def _labels(labels: dict[str, str]) -> str:

@@ -1,4 +1,6 @@
-"""A mail server for tests: enough of SMTP, without TLS, to take a mail, or to refuse one as it is told."""
+"""A mail server for tests: enough of SMTP, without TLS, to take a mail, or to refuse one as it is
+told.
+"""
 
 from __future__ import annotations
 

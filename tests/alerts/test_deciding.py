@@ -11,7 +11,15 @@ import pytest
 import headrace as hr
 from headrace.alerts.alert import TOPIC, Alert, AlertMessage
 from headrace.alerts.decision import AlertState, Deciding, silence
-from headrace.errors import ConfigurationError, FencedError, InputError, NoteConflict, PlanError, RetryError, UnknownColumn
+from headrace.errors import (
+    ConfigurationError,
+    FencedError,
+    InputError,
+    NoteConflict,
+    PlanError,
+    RetryError,
+    UnknownColumn,
+)
 from headrace.runtime.services import _decide
 
 SECOND_US = 1_000_000
@@ -29,7 +37,11 @@ def log(tmp_path: Path) -> Iterator[hr.Log]:
 def change(log: hr.Log, **degrees: int | None) -> None:
     with log.producer("alert.hot") as producer:
         for room, value in degrees.items():
-            kind = "delete" if value is None else ("insert" if room not in KNOWN else "update_postimage")
+            kind = (
+                "delete"
+                if value is None
+                else ("insert" if room not in KNOWN else "update_postimage")
+            )
             (KNOWN.discard if value is None else KNOWN.add)(room)
             producer.append([{"room": room, "degrees": value, "_change_type": kind}])
 
@@ -54,7 +66,14 @@ def summary(log: hr.Log) -> list[tuple[str, list[str], list[str], int]]:
     shown = []
     for each in told(log):
         content = json.loads(each.content)
-        shown.append((each.state, [row["room"] for row in content["fired"]], [row["room"] for row in content["resolved"]], each.active))
+        shown.append(
+            (
+                each.state,
+                [row["room"] for row in content["fired"]],
+                [row["room"] for row in content["resolved"]],
+                each.active,
+            )
+        )
     return shown
 
 
@@ -89,7 +108,11 @@ def test_rows_of_a_stream_fire_each(log: hr.Log) -> None:
         producer.append([{"n": 1}, {"n": 2}])
     alert.step(NOW_US)
     (message,) = told(log)
-    assert (message.state, message.fired, json.loads(message.content)["fired"]) == ("firing", 2, [{"n": 1}, {"n": 2}])
+    assert (message.state, message.fired, json.loads(message.content)["fired"]) == (
+        "firing",
+        2,
+        [{"n": 1}, {"n": 2}],
+    )
 
 
 def test_after_a_crash_nothing_is_told_again_and_what_waited_is_told(log: hr.Log) -> None:
@@ -129,7 +152,15 @@ def of_groups(log: hr.Log) -> list[tuple[str, str, list[str], list[str], int]]:
     found = []
     for each in told(log):
         content = json.loads(each.content)
-        found.append((content["group"]["house"], each.state, [row["room"] for row in content["fired"]], [row["room"] for row in content["resolved"]], each.active))
+        found.append(
+            (
+                content["group"]["house"],
+                each.state,
+                [row["room"] for row in content["fired"]],
+                [row["room"] for row in content["resolved"]],
+                each.active,
+            )
+        )
     return found
 
 
@@ -140,7 +171,11 @@ def test_each_group_has_messages_of_its_own(rooms: hr.Log) -> None:
     alert.step(NOW_US)
     put(rooms, "cellar", "south", None, "delete")
     alert.step(NOW_US + 1)
-    assert of_groups(rooms) == [("north", "firing", ["attic", "hall"], [], 2), ("south", "firing", ["cellar"], [], 1), ("south", "resolved", [], ["cellar"], 0)]
+    assert of_groups(rooms) == [
+        ("north", "firing", ["attic", "hall"], [], 2),
+        ("south", "firing", ["cellar"], [], 1),
+        ("south", "resolved", [], ["cellar"], 0),
+    ]
     assert len({each.id for each in told(rooms)}) == 3
     assert told(rooms)[0].subject() == "[firing] hot, house north: 2 new, 2 active"
     assert json.loads(told(rooms)[0].body())["group"] == {"house": "north"}
@@ -154,7 +189,10 @@ def test_a_group_waits_for_its_own_interval_also_over_a_crash(rooms: hr.Log) -> 
     put(rooms, "hall", "north", 40, "insert")  # north waits
     put(rooms, "cellar", "south", 40, "insert")  # south has told nothing yet
     alert.step(NOW_US + 10 * SECOND_US)
-    assert [each[:3] for each in of_groups(rooms)] == [("north", "firing", ["attic"]), ("south", "firing", ["cellar"])]
+    assert [each[:3] for each in of_groups(rooms)] == [
+        ("north", "firing", ["attic"]),
+        ("south", "firing", ["cellar"]),
+    ]
     again = by_house(rooms, minute_us)  # what waits for north stands before what south was told
     again.step(NOW_US + 59 * SECOND_US)
     assert len(told(rooms)) == 2
@@ -168,7 +206,10 @@ def test_a_row_that_changes_its_group_leaves_one_and_comes_to_the_other(rooms: h
     alert.step(NOW_US)
     put(rooms, "attic", "south", 41, "update_postimage")
     alert.step(NOW_US + 1)
-    assert of_groups(rooms)[1:] == [("north", "resolved", [], ["attic"], 0), ("south", "firing", ["attic"], [], 1)]
+    assert of_groups(rooms)[1:] == [
+        ("north", "resolved", [], ["attic"], 0),
+        ("south", "firing", ["attic"], [], 1),
+    ]
 
 
 def test_groups_are_bounded(rooms: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,10 +219,14 @@ def test_groups_are_bounded(rooms: hr.Log, monkeypatch: pytest.MonkeyPatch) -> N
         put(rooms, f"room{number}", f"house{number}", 40, "insert")
         alert.step(NOW_US + number)
     assert len(told(rooms)) == 10
-    assert sorted(AlertState.of(rooms.note("alerting.shop.hot")).groups) == [json.dumps({"house": f"house{number}"}) for number in (7, 8, 9)]
+    assert sorted(AlertState.of(rooms.note("alerting.shop.hot")).groups) == [
+        json.dumps({"house": f"house{number}"}) for number in (7, 8, 9)
+    ]
 
 
-def test_what_is_owed_after_a_silence_is_not_forgotten_however_many_groups_there_are(rooms: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_owed_after_a_silence_is_not_forgotten_however_many_groups_there_are(
+    rooms: hr.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.alerts.decision.MOST_GROUPS", 3)
     alert = by_house(rooms)
     silence(rooms, "shop", "hot", NOW_US + 10 * SECOND_US)
@@ -191,8 +236,14 @@ def test_what_is_owed_after_a_silence_is_not_forgotten_however_many_groups_there
     put(rooms, "room5", "house5", None, "delete")  # nothing fires there any more
     alert.step(NOW_US + SECOND_US)
     by_house(rooms).step(NOW_US + 11 * SECOND_US)
-    reminders = [each for each, message in zip(of_groups(rooms), told(rooms), strict=True) if not message.is_silenced]
-    assert sorted(reminders) == [(f"house{number}", "firing", [f"room{number}"], [], 1) for number in range(5)]
+    reminders = [
+        each
+        for each, message in zip(of_groups(rooms), told(rooms), strict=True)
+        if not message.is_silenced
+    ]
+    assert sorted(reminders) == [
+        (f"house{number}", "firing", [f"room{number}"], [], 1) for number in range(5)
+    ]
 
 
 def caught_up(alert: Deciding, now_us: int) -> None:
@@ -202,12 +253,17 @@ def caught_up(alert: Deciding, now_us: int) -> None:
 
 def lines(log: hr.Log, hosts: int, rows: int) -> None:
     with log.producer("alert.lines") as producer:
-        producer.append([{"host": f"host{number % hosts}", "text": "é" * 250} for number in range(rows)])
+        producer.append(
+            [{"host": f"host{number % hosts}", "text": "é" * 250} for number in range(rows)]
+        )
 
 
 def test_many_rows_of_many_groups_that_wait_are_counted_and_make_no_large_note(log: hr.Log) -> None:
     log.create_topic("alert.lines", "host STRING, text STRING")
-    alert, hour_us = Deciding(log, "shop", Alert("hot", "alert.lines", (), 3600 * SECOND_US, by=("host",))), 3600 * SECOND_US
+    alert, hour_us = (
+        Deciding(log, "shop", Alert("hot", "alert.lines", (), 3600 * SECOND_US, by=("host",))),
+        3600 * SECOND_US,
+    )
     lines(log, 300, 300)
     caught_up(alert, NOW_US)
     lines(log, 300, 12_000)  # all wait, and are more than one group may have waiting
@@ -223,7 +279,9 @@ def test_many_rows_of_many_groups_that_wait_are_counted_and_make_no_large_note(l
     assert sum(each.fired for each in told(log)) == 300 + 12_000 + 301
 
 
-def test_one_group_with_very_many_rows_is_told_early_and_alone(log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_group_with_very_many_rows_is_told_early_and_alone(
+    log: hr.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.alerts.decision.MOST_WAITING", 50)
     log.create_topic("alert.lines", "host STRING, text STRING")
     alert = Deciding(log, "shop", Alert("hot", "alert.lines", (), 3600 * SECOND_US, by=("host",)))
@@ -232,7 +290,9 @@ def test_one_group_with_very_many_rows_is_told_early_and_alone(log: hr.Log, monk
     lines(log, 1, 49)
     lines(log, 2, 2)
     caught_up(alert, NOW_US + 1)
-    assert [(json.loads(each.content)["group"]["host"], each.fired) for each in told(log)[2:]] == [("host0", 50)]
+    assert [(json.loads(each.content)["group"]["host"], each.fired) for each in told(log)[2:]] == [
+        ("host0", 50)
+    ]
 
 
 def test_very_many_groups_at_once_are_told_together(log: hr.Log) -> None:
@@ -240,19 +300,33 @@ def test_very_many_groups_at_once_are_told_together(log: hr.Log) -> None:
     lines(log, 250, 500)
     caught_up(Deciding(log, "shop", Alert("hot", "alert.lines", (), 0, by=("host",))), NOW_US)
     messages = told(log)
-    assert (len(messages), len({each.id for each in messages}), sum(each.fired for each in messages)) == (100, 100, 500)
+    assert (
+        len(messages),
+        len({each.id for each in messages}),
+        sum(each.fired for each in messages),
+    ) == (100, 100, 500)
     assert messages[-1].subject() == "[firing] hot, 151 groups: 302 new"
     assert json.loads(messages[-1].body())["groups"] == 151
-    assert messages[-1].text().splitlines()[-1] == f"and {302 - len(json.loads(messages[-1].content)['fired'])} more fired"
+    assert (
+        messages[-1].text().splitlines()[-1]
+        == f"and {302 - len(json.loads(messages[-1].content)['fired'])} more fired"
+    )
 
 
 def test_large_rows_that_fire_make_neither_a_large_message_nor_a_large_note(log: hr.Log) -> None:
     log.create_table("alert.pages", "url STRING, text STRING", primary_key="url")
     alert = Deciding(log, "shop", Alert("hot", "alert.pages", (), 0))
     with log.producer("alert.pages") as producer:
-        producer.append([{"url": f"/{number}", "text": "x" * 2_000, "_change_type": "insert"} for number in range(500)])
+        producer.append(
+            [
+                {"url": f"/{number}", "text": "x" * 2_000, "_change_type": "insert"}
+                for number in range(500)
+            ]
+        )
         caught_up(alert, NOW_US)
-        producer.append([{"url": f"/{number}", "text": None, "_change_type": "delete"} for number in range(500)])
+        producer.append(
+            [{"url": f"/{number}", "text": None, "_change_type": "delete"} for number in range(500)]
+        )
     assert len(log.note("alerting.shop.hot") or "") < 300_000
     caught_up(Deciding(log, "shop", alert.alert), NOW_US + 1)
     fired, resolved = told(log)
@@ -261,7 +335,9 @@ def test_large_rows_that_fire_make_neither_a_large_message_nor_a_large_note(log:
     assert max(len(each.content) for each in (fired, resolved)) < 150_000
 
 
-def test_what_must_be_tried_again_is_said_once(log: hr.Log, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_must_be_tried_again_is_said_once(
+    log: hr.Log, caplog: pytest.LogCaptureFixture
+) -> None:
     ended = Event()
 
     class Failing(Deciding):
@@ -277,12 +353,22 @@ def test_what_must_be_tried_again_is_said_once(log: hr.Log, caplog: pytest.LogCa
     change(log, attic=40)
     with caplog.at_level(logging.WARNING, "headrace.alerts"):
         _decide(Failing(log, "shop", Alert("hot", "alert.hot")), ended)
-    assert [record.getMessage() for record in caplog.records] == ["The alert hot cannot be decided now, and is tried again: Kafka is away."]
+    assert [record.getMessage() for record in caplog.records] == [
+        "The alert hot cannot be decided now, and is tried again: Kafka is away."
+    ]
     assert len(told(log)) == 1
 
 
 def test_what_an_older_version_stored_is_understood(log: hr.Log) -> None:
-    old = json.dumps({"version": 1, "positions": [[0, 1]], "active": {'{"room":"attic"}': '{"room": "attic", "degrees": 40}'}, "told_us": NOW_US, "is_muted": False})
+    old = json.dumps(
+        {
+            "version": 1,
+            "positions": [[0, 1]],
+            "active": {'{"room":"attic"}': '{"room": "attic", "degrees": 40}'},
+            "told_us": NOW_US,
+            "is_muted": False,
+        }
+    )
     with log.transaction("older") as tx:
         tx.set_note("alerting.shop.hot", old)
     change(log, attic=40)

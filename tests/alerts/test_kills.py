@@ -1,4 +1,6 @@
-"""Processes killed in the midst of an alert: it is in the topic `alerts`, and its receiver has not taken it. The next process tells it, under the id that it has had from the beginning."""
+"""Processes killed in the midst of an alert: it is in the topic `alerts`, and its receiver has not
+taken it. The next process tells it, under the id that it has had from the beginning.
+"""
 
 import os
 import signal
@@ -40,7 +42,11 @@ def log(tmp_path: Path) -> Iterator[hr.Log]:
 
 
 def started(*arguments: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, env={**os.environ, "HEADRACE_WEBHOOK_INTERNAL": "127.0.0.0/8"})
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "HEADRACE_WEBHOOK_INTERNAL": "127.0.0.0/8"},
+    )
 
 
 def killed(process: subprocess.Popen[bytes]) -> None:
@@ -60,7 +66,9 @@ def of_a_watch(log: hr.Log) -> Begin:
     """The command as a user starts it; what it watches for is there already."""
     dead.divert(log, "orders", [dead.DeadLetter("here", "because")])
     rule = ("--rule", "dead letters > 0 for 0 seconds", "--every", "100 ms")
-    return lambda url: started("-m", "headrace.cli", "watch", *rule, "--to", f"webhook:{url}", "--log", log.address)
+    return lambda url: started(
+        "-m", "headrace.cli", "watch", *rule, "--to", f"webhook:{url}", "--log", log.address
+    )
 
 
 def of_a_pipeline(log: hr.Log, state: Path) -> Begin:
@@ -70,7 +78,9 @@ def of_a_pipeline(log: hr.Log, state: Path) -> Begin:
 
 
 @pytest.mark.parametrize("who", ["pipeline", "watch"])
-def test_what_was_recorded_and_not_sent_is_sent_by_the_next_process(log: hr.Log, tmp_path: Path, who: str) -> None:
+def test_what_was_recorded_and_not_sent_is_sent_by_the_next_process(
+    log: hr.Log, tmp_path: Path, who: str
+) -> None:
     begin = of_a_watch(log) if who == "watch" else of_a_pipeline(log, tmp_path / "state")
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
@@ -89,7 +99,9 @@ def test_what_was_recorded_and_not_sent_is_sent_by_the_next_process(log: hr.Log,
     assert set(keys(receiver)) == set(recorded(log))
 
 
-def test_what_was_sent_and_not_answered_is_sent_again_under_its_key(log: hr.Log, tmp_path: Path) -> None:
+def test_what_was_sent_and_not_answered_is_sent_again_under_its_key(
+    log: hr.Log, tmp_path: Path
+) -> None:
     begin, receiver = of_a_pipeline(log, tmp_path / "state"), WebhookReceiver()
     place = f"alerting.shop.large.{teller(hr.sinks.webhook(receiver.url, table='alerts')).identity}"
     processes: list[subprocess.Popen[bytes]] = []

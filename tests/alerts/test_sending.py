@@ -1,4 +1,6 @@
-"""Those who are told: webhooks that are slow, fail, redirect, refuse or talk nonsense; mail servers that are away; each for itself, each message under one id."""
+"""Those who are told: webhooks that are slow, fail, redirect, refuse or talk nonsense; mail servers
+that are away; each for itself, each message under one id.
+"""
 
 import base64
 import threading
@@ -49,17 +51,39 @@ def mails() -> Iterator[MailServer]:
 
 
 def webhook(receiver: WebhookReceiver) -> Way:
-    return hr.sinks.webhook(receiver.url, table="alerts", internal=["127.0.0.0/8"], timeout="500 ms")
+    return hr.sinks.webhook(
+        receiver.url, table="alerts", internal=["127.0.0.0/8"], timeout="500 ms"
+    )
 
 
 def sender(log: hr.Log, way: Way) -> Sending:
     return Sending(log, "shop", Alert("hot", "alert.hot", (way,)), way, breaker=Quick())
 
 
-def happened(log: hr.Log, *ids: str, alert: str = "hot", age: timedelta = timedelta(0), is_silenced: bool = False) -> None:
+def happened(
+    log: hr.Log,
+    *ids: str,
+    alert: str = "hot",
+    age: timedelta = timedelta(0),
+    is_silenced: bool = False,
+) -> None:
     at_us = int((datetime.now(UTC) - age).timestamp() * 1e6)
     with log.producer(TOPIC) as producer:
-        producer.append([message_of(each, "shop", alert, at_us, ['{"room": "attic"}'], [], 1, is_silenced=is_silenced).row() for each in ids])
+        producer.append(
+            [
+                message_of(
+                    each,
+                    "shop",
+                    alert,
+                    at_us,
+                    ['{"room": "attic"}'],
+                    [],
+                    1,
+                    is_silenced=is_silenced,
+                ).row()
+                for each in ids
+            ]
+        )
 
 
 def until(sending: Sending, is_so: Callable[[], bool], timeout_s: float = 20) -> None:
@@ -80,7 +104,9 @@ def keys(receiver: WebhookReceiver) -> list[str]:
     return [request["Idempotency-Key"] for request in receiver.requests]
 
 
-def test_a_new_receiver_hears_of_what_comes_from_now_on_and_goes_on_there(log: hr.Log, receiver: WebhookReceiver) -> None:
+def test_a_new_receiver_hears_of_what_comes_from_now_on_and_goes_on_there(
+    log: hr.Log, receiver: WebhookReceiver
+) -> None:
     happened(log, "before")
     first = sender(log, webhook(receiver))
     happened(log, "one", "two")
@@ -93,8 +119,20 @@ def test_a_new_receiver_hears_of_what_comes_from_now_on_and_goes_on_there(log: h
     assert keys(receiver) == ["one", "two", "three"]
 
 
-@pytest.mark.parametrize("answer", [(500, {}), (503, {"Retry-After": "0"}), (404, {}), (302, {"Location": "http://169.254.169.254/"}), None, "slow"])
-def test_what_fails_is_tried_again_under_the_same_key(log: hr.Log, receiver: WebhookReceiver, answer: object) -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (500, {}),
+        (503, {"Retry-After": "0"}),
+        (404, {}),
+        (302, {"Location": "http://169.254.169.254/"}),
+        None,
+        "slow",
+    ],
+)
+def test_what_fails_is_tried_again_under_the_same_key(
+    log: hr.Log, receiver: WebhookReceiver, answer: object
+) -> None:
     def behave(_headers: object, _rows: object) -> object:
         if len(receiver.requests) >= 3:
             return OK
@@ -112,7 +150,9 @@ def test_what_fails_is_tried_again_under_the_same_key(log: hr.Log, receiver: Web
     assert telling.status.error is None
 
 
-def test_what_is_refused_is_a_dead_letter_that_can_be_told_again(log: hr.Log, receiver: WebhookReceiver) -> None:
+def test_what_is_refused_is_a_dead_letter_that_can_be_told_again(
+    log: hr.Log, receiver: WebhookReceiver
+) -> None:
     receiver.behave = lambda _headers, _rows: (400, {}) if not receiver.requests else OK
     telling = sender(log, webhook(receiver))
     happened(log, "one", "two")
@@ -125,7 +165,9 @@ def test_what_is_refused_is_a_dead_letter_that_can_be_told_again(log: hr.Log, re
     assert keys(receiver) == ["one", "two", "one"]
 
 
-def test_a_message_that_nobody_took_for_a_day_is_given_up(log: hr.Log, receiver: WebhookReceiver) -> None:
+def test_a_message_that_nobody_took_for_a_day_is_given_up(
+    log: hr.Log, receiver: WebhookReceiver
+) -> None:
     receiver.behave = lambda _headers, _rows: (500, {})
     telling = sender(log, webhook(receiver))
     happened(log, "old", age=timedelta(days=2))
@@ -146,22 +188,35 @@ def test_mail_is_sent_with_the_id_as_its_own(log: hr.Log, mails: MailServer) -> 
     happened(log, "hot-1")
     until(telling, lambda: telling.status.told == 1)
     (mail,) = mails.mails
-    assert (mail["Message-ID"], mail["To"], mail["Subject"]) == ("<hot-1@headrace>", "ops@example.com, dev@example.com", "[firing] hot: 1 new, 1 active")
+    assert (mail["Message-ID"], mail["To"], mail["Subject"]) == (
+        "<hot-1@headrace>",
+        "ops@example.com, dev@example.com",
+        "[firing] hot: 1 new, 1 active",
+    )
     assert "fired: room attic" in str(mail.get_payload())
 
 
-def test_a_mail_server_that_is_away_holds_up_nobody_else(log: hr.Log, receiver: WebhookReceiver, mails: MailServer) -> None:
+def test_a_mail_server_that_is_away_holds_up_nobody_else(
+    log: hr.Log, receiver: WebhookReceiver, mails: MailServer
+) -> None:
     mails.stop()
-    by_mail, by_webhook = sender(log, hr.alerts.email(mails.url, to="ops@example.com")), sender(log, webhook(receiver))
+    by_mail, by_webhook = (
+        sender(log, hr.alerts.email(mails.url, to="ops@example.com")),
+        sender(log, webhook(receiver)),
+    )
     happened(log, "one")
     until(by_mail, lambda: by_mail.status.is_open)
     until(by_webhook, lambda: by_webhook.status.told == 1)
     assert "cannot be told" in (by_mail.status.error or "")
 
 
-def test_a_password_is_told_in_the_clear_on_this_machine_alone(log: hr.Log, mails: MailServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_is_told_in_the_clear_on_this_machine_alone(
+    log: hr.Log, mails: MailServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MAIL", "hunter2")
-    mail = hr.alerts.email(mails.url.replace("smtp://", "smtp://ada@"), to="ops@example.com", password="env:MAIL")
+    mail = hr.alerts.email(
+        mails.url.replace("smtp://", "smtp://ada@"), to="ops@example.com", password="env:MAIL"
+    )
     telling = sender(log, mail)
     happened(log, "one")
     until(telling, lambda: telling.status.told == 1)
@@ -174,12 +229,18 @@ def test_a_password_is_told_in_the_clear_on_this_machine_alone(log: hr.Log, mail
     assert (len(mails.logins), len(mails.mails)) == (1, 1)
 
 
-@pytest.mark.parametrize(("reply", "is_refused"), [(b"550 no such user", True), (b"450 later", False)])
-def test_a_mail_server_that_refuses(log: hr.Log, mails: MailServer, reply: bytes, is_refused: bool) -> None:
+@pytest.mark.parametrize(
+    ("reply", "is_refused"), [(b"550 no such user", True), (b"450 later", False)]
+)
+def test_a_mail_server_that_refuses(
+    log: hr.Log, mails: MailServer, reply: bytes, is_refused: bool
+) -> None:
     mails.refuses = reply
     telling = sender(log, hr.alerts.email(mails.url, to="ops@example.com"))
     happened(log, "one")
-    until(telling, lambda: telling.status.refused == 1 if is_refused else telling.status.failures >= 2)
+    until(
+        telling, lambda: telling.status.refused == 1 if is_refused else telling.status.failures >= 2
+    )
     assert not mails.mails
 
 

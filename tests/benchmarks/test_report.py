@@ -1,4 +1,6 @@
-"""The benchmarks' arithmetic and runner: ratios read the same way for both kinds of unit, sides alternate, and a missed bar fails the run."""
+"""The benchmarks' arithmetic and runner: ratios read the same way for both kinds of unit, sides
+alternate, and a missed bar fails the run.
+"""
 
 import json
 import subprocess
@@ -13,8 +15,13 @@ from benchmarks import report
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("ours", "theirs", "better", "ratio"), [(200, 100, "higher", 2.0), (50, 100, "lower", 2.0), (400, 100, "lower", 0.25)])
-def test_ratio_says_how_many_times_as_good_we_are(ours: float, theirs: float, better: report.Better, ratio: float) -> None:
+@pytest.mark.parametrize(
+    ("ours", "theirs", "better", "ratio"),
+    [(200, 100, "higher", 2.0), (50, 100, "lower", 2.0), (400, 100, "lower", 0.25)],
+)
+def test_ratio_says_how_many_times_as_good_we_are(
+    ours: float, theirs: float, better: report.Better, ratio: float
+) -> None:
     assert report.ratio_of(ours, theirs, better) == ratio
 
 
@@ -26,13 +33,25 @@ def test_paired_alternates_sides_and_takes_medians() -> None:
         order.append(name)
         return float(next(figures))
 
-    medians = report.paired(lambda: side("o", ours), lambda: side("t", theirs), repeats=3, warmups=1)
+    medians = report.paired(
+        lambda: side("o", ours), lambda: side("t", theirs), repeats=3, warmups=1
+    )
     assert medians == (2.0, 20.0)
     assert "".join(order) == "ot" + "ot" + "to" + "ot"
 
 
 def test_compare_judges_against_the_bar() -> None:
-    missed = report.compare("log", "x", "rows/s", ours=lambda: 150, peer="p", theirs=lambda: 100, bar=2, better="higher", repeats=1)
+    missed = report.compare(
+        "log",
+        "x",
+        "rows/s",
+        ours=lambda: 150,
+        peer="p",
+        theirs=lambda: 100,
+        bar=2,
+        better="higher",
+        repeats=1,
+    )
     met = report.within("log", "lag", "ms", ours=lambda: 20, limit=50, repeats=3)
     assert (missed.ratio, missed.ok) == (1.5, False)
     assert (met.ratio, met.ok, met.theirs) == (2.5, True, 50)
@@ -45,13 +64,27 @@ def run_runner(tmp_path: Path, only: str, **modules: str) -> subprocess.Complete
     for file in ("__init__.py", "__main__.py", "report.py"):
         (package / file).write_text((ROOT / "benchmarks" / file).read_text())
     for name, body in modules.items():
-        (package / f"bench_{name}.py").write_text("import os\nfrom benchmarks.report import Unavailable, within\n\ndef results():\n" + body)
+        (package / f"bench_{name}.py").write_text(
+            "import os\nfrom benchmarks.report import Unavailable, within\n\ndef results():\n"
+            + body
+        )
     command = [sys.executable, "-m", "benchmarks", *([only] if only else [])]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin"})
+    return subprocess.run(
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PATH": "/usr/bin:/bin"},
+    )
 
 
 def line(ours: int) -> str:
-    return f"    os.system('echo chatter'); print('chatter')\n    yield within('b', 'w', 'ms', ours=lambda: {ours}, limit=50, params={{'n': 1}})\n"
+    return (
+        "    os.system('echo chatter'); print('chatter')\n    yield within('b', 'w', 'ms',"
+        f" ours=lambda: {ours}, limit=50, params={{'n': 1}})\n"
+    )
 
 
 def test_standard_output_holds_results_only(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Real database servers, each started once, when the first test asks for it; and a database of its own for each test."""
+"""Real database servers, each started once, when the first test asks for it; and a database of its
+own for each test.
+"""
 
 import os
 import uuid
@@ -72,9 +74,15 @@ def postgres(postgres_server: PostgresServer) -> Iterator[Postgres]:
     connection.cursor().execute(f"CREATE DATABASE {name}")
     database = Postgres(postgres_server.url_of(name), name)
     yield database
-    slots = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = '{0}' AND active"
+    slots = (
+        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = '{0}'"
+        " AND active"
+    )
     connection.cursor().execute(slots.format(name))
-    connection.cursor().execute(f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = '{name}' AND NOT active")
+    connection.cursor().execute(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database ="
+        f" '{name}' AND NOT active"
+    )
     connection.close()
 
 
@@ -117,7 +125,14 @@ class Mariadb:
     def connect(self, **settings: Any) -> Any:
         import pymysql
 
-        return pymysql.connect(host="127.0.0.1", port=self.server.port, user="shop", database=self.name, charset="utf8mb4", **settings)
+        return pymysql.connect(
+            host="127.0.0.1",
+            port=self.server.port,
+            user="shop",
+            database=self.name,
+            charset="utf8mb4",
+            **settings,
+        )
 
     def do(self, *statements: str) -> None:
         """In one transaction, as far as there is no DDL among them."""

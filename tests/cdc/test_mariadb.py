@@ -1,4 +1,6 @@
-"""MariaDB, and MySQL where there is one, captured from the binlog of a real server: types, keys, columns that change, what is refused, and a capture that is killed while the server restarts."""
+"""MariaDB, and MySQL where there is one, captured from the binlog of a real server: types, keys,
+columns that change, what is refused, and a capture that is killed while the server restarts.
+"""
 
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -55,8 +57,16 @@ TYPES: list[tuple[str, str, Any]] = [
     ("varbinary(10)", "x'00ff10'", b"\x00\xff\x10"),
     ("blob", "x'80'", b"\x80"),
     ("date", "'2026-02-28'", date(2026, 2, 28)),
-    ("datetime(6)", "'2026-02-28 12:00:00.123456'", datetime(2026, 2, 28, 12, 0, 0, 123456)),  # noqa: DTZ001 - it has none
-    ("timestamp(3) null", "'2026-02-28 12:00:00.5'", datetime(2026, 2, 28, 12, 0, 0, 500000, tzinfo=UTC)),
+    (
+        "datetime(6)",
+        "'2026-02-28 12:00:00.123456'",
+        datetime(2026, 2, 28, 12, 0, 0, 123456),  # noqa: DTZ001
+    ),
+    (
+        "timestamp(3) null",
+        "'2026-02-28 12:00:00.5'",
+        datetime(2026, 2, 28, 12, 0, 0, 500000, tzinfo=UTC),
+    ),
     ("time(1)", "'-30:00:01.5'", "-30:00:01.500000"),
     ("year", "2026", 2026),
     ("enum('glad','sad')", "'sad'", "sad"),
@@ -71,10 +81,17 @@ def test_every_type_from_snapshot_and_stream(mariadb: Mariadb, address: str) -> 
     columns = ", ".join(f"c{place} {kind}" for place, (kind, _, _) in enumerate(TYPES))
     values = ", ".join(value for _, value, _ in TYPES)
     utc = "SET time_zone = '+00:00'"
-    mariadb.do(utc, f"CREATE TABLE things (id int PRIMARY KEY, {columns})", f"INSERT INTO things VALUES (1, {values})", "INSERT INTO things (id) VALUES (2)")
+    mariadb.do(
+        utc,
+        f"CREATE TABLE things (id int PRIMARY KEY, {columns})",
+        f"INSERT INTO things VALUES (1, {values})",
+        "INSERT INTO things (id) VALUES (2)",
+    )
     capture = capture_of(mariadb)
     caught_up(capture, address).close()
-    mariadb.do(utc, f"INSERT INTO things VALUES (3, {values})", "INSERT INTO things (id) VALUES (4)")
+    mariadb.do(
+        utc, f"INSERT INTO things VALUES (3, {values})", "INSERT INTO things (id) VALUES (4)"
+    )
     with caught_up(capture, address) as log:
         rows = {row["id"]: row for row in log.read("things").to_pylist()}
         for place, (kind, _, expected) in enumerate(TYPES):
@@ -88,35 +105,69 @@ def test_values_that_the_binlog_has_in_other_forms(mariadb: Mariadb, address: st
     """As a SELECT gives them: documents, ids and addresses as text, shapes as bytes."""
     others = "j json" if mariadb.is_mysql else "u uuid, i inet6, a inet4"
     documents = ['{"b": [1, 2.5, null, true], "ü": "x"}', "[]", '"text"', "17"]
-    ids = ["123e4567-e89b-12d3-a456-426614174000", "00000000-0000-4000-8000-000000000000", "018f3c2e-7a00-7abc-8def-0123456789ab", "6ccd780c-baba-1026-9564-5b8c656024db"]
-    rows = [f"'{each}'" for each in documents] if mariadb.is_mysql else [f"'{each}', '2001:db8::{n}00', '10.0.{n}.0'" for n, each in enumerate(ids)] + [f"'{ids[0]}', '::ffff:1.2.3.4', '0.0.0.0'"]
+    ids = [
+        "123e4567-e89b-12d3-a456-426614174000",
+        "00000000-0000-4000-8000-000000000000",
+        "018f3c2e-7a00-7abc-8def-0123456789ab",
+        "6ccd780c-baba-1026-9564-5b8c656024db",
+    ]
+    rows = (
+        [f"'{each}'" for each in documents]
+        if mariadb.is_mysql
+        else [f"'{each}', '2001:db8::{n}00', '10.0.{n}.0'" for n, each in enumerate(ids)]
+        + [f"'{ids[0]}', '::ffff:1.2.3.4', '0.0.0.0'"]
+    )
     mariadb.do(f"CREATE TABLE t (id int PRIMARY KEY, p point, {others})")
-    mariadb.do(*(f"INSERT INTO t VALUES ({n}, POINT({n}, 0.5), {row})" for n, row in enumerate(rows)))
+    mariadb.do(
+        *(f"INSERT INTO t VALUES ({n}, POINT({n}, 0.5), {row})" for n, row in enumerate(rows))
+    )
     capture = capture_of(mariadb)
     caught_up(capture, address).close()
     mariadb.do("UPDATE t SET id = id + 100")
     with caught_up(capture, address) as log:
         listed = log.read("t").to_pylist()
         names = [name for name in listed[0] if name != "id" and not name.startswith("_")]
-        before = {row["id"]: [row[name] for name in names] for row in listed if row["_transaction"] is None}
-        after = {row["id"] - 100: [row[name] for name in names] for row in listed if row["_change_type"] == "insert" and row["_transaction"] is not None}
+        before = {
+            row["id"]: [row[name] for name in names]
+            for row in listed
+            if row["_transaction"] is None
+        }
+        after = {
+            row["id"] - 100: [row[name] for name in names]
+            for row in listed
+            if row["_change_type"] == "insert" and row["_transaction"] is not None
+        }
         assert before == after
         assert len(after) == len(rows)
         assert isinstance(after[0][0], bytes)
 
 
 def test_changes_keys_transactions_and_truncation(mariadb: Mariadb, address: str) -> None:
-    mariadb.do("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE TABLE b (x int, y varchar(9), PRIMARY KEY (y, x))", "INSERT INTO b VALUES (1, 'k')")
+    mariadb.do(
+        "CREATE TABLE a (id int PRIMARY KEY, v text)",
+        "CREATE TABLE b (x int, y varchar(9), PRIMARY KEY (y, x))",
+        "INSERT INTO b VALUES (1, 'k')",
+    )
     mariadb.do(*(f"INSERT INTO a VALUES ({n}, 'v{n}')" for n in range(10)))
     capture = capture_of(mariadb, chunk_rows=4, preimages=True)
     caught_up(capture, address).close()
-    mariadb.do("INSERT INTO a VALUES (11, NULL)", "UPDATE a SET v = 'new' WHERE id = 1", "UPDATE b SET x = 2", "DELETE FROM a WHERE id = 2", "UPDATE a SET id = 30 WHERE id = 3")
+    mariadb.do(
+        "INSERT INTO a VALUES (11, NULL)",
+        "UPDATE a SET v = 'new' WHERE id = 1",
+        "UPDATE b SET x = 2",
+        "DELETE FROM a WHERE id = 2",
+        "UPDATE a SET id = 30 WHERE id = 3",
+    )
     with caught_up(capture, address) as log:
         rows = [row for row in log.read("a").to_pylist() if row["_transaction"] is not None]
         assert [(row["_change_type"], row["id"], row["v"], row["_order"]) for row in rows] == [
-            ("insert", 11, None, 0), ("update_preimage", 1, "v1", 1), ("update_postimage", 1, "new", 1), ("delete", 2, "v2", 3),
-            ("delete", 3, "v3", 4), ("insert", 30, "v3", 4),
-        ]  # fmt: skip
+            ("insert", 11, None, 0),
+            ("update_preimage", 1, "v1", 1),
+            ("update_postimage", 1, "new", 1),
+            ("delete", 2, "v2", 3),
+            ("delete", 3, "v3", 4),
+            ("insert", 30, "v3", 4),
+        ]
         moved = [row for row in log.read("b").to_pylist() if row["_transaction"] is not None]
         assert [(row["_change_type"], row["x"]) for row in moved] == [("delete", 1), ("insert", 2)]
         assert len({(row["_transaction"], row["_timestamp"]) for row in [*rows, *moved]}) == 1
@@ -131,25 +182,49 @@ def test_savepoints_do_not_cut_a_transaction(mariadb: Mariadb, address: str) -> 
     capture = capture_of(mariadb, tables=["t"])
     caught_up(capture, address).close()
     mariadb.do(
-        "INSERT INTO noise VALUES (1)", "INSERT INTO t VALUES (1)", "SAVEPOINT a", "INSERT INTO t VALUES (2)", "ROLLBACK TO SAVEPOINT a", "INSERT INTO t VALUES (3)",
-        "SAVEPOINT b", "INSERT INTO t VALUES (4)",
-    )  # fmt: skip
+        "INSERT INTO noise VALUES (1)",
+        "INSERT INTO t VALUES (1)",
+        "SAVEPOINT a",
+        "INSERT INTO t VALUES (2)",
+        "ROLLBACK TO SAVEPOINT a",
+        "INSERT INTO t VALUES (3)",
+        "SAVEPOINT b",
+        "INSERT INTO t VALUES (4)",
+    )
     with caught_up(capture, address) as log:
         rows = log.read("t").to_pylist()
-        assert [(row["id"], row["_change_type"]) for row in rows] == [(1, "insert"), (3, "insert"), (4, "insert")]
+        assert [(row["id"], row["_change_type"]) for row in rows] == [
+            (1, "insert"),
+            (3, "insert"),
+            (4, "insert"),
+        ]
         assert len({(row["_timestamp"], row["_transaction"]) for row in rows}) == 1
 
 
 def test_columns_come_go_and_change(mariadb: Mariadb, address: str) -> None:
-    mariadb.do("CREATE TABLE t (id int PRIMARY KEY, a int, b text)", *(f"INSERT INTO t VALUES ({n}, {n}, 'b')" for n in range(5)))
+    mariadb.do(
+        "CREATE TABLE t (id int PRIMARY KEY, a int, b text)",
+        *(f"INSERT INTO t VALUES ({n}, {n}, 'b')" for n in range(5)),
+    )
     capture = capture_of(mariadb)
     caught_up(capture, address).close()
-    mariadb.do("UPDATE t SET a = 10 WHERE id = 1", "ALTER TABLE t ADD COLUMN c int DEFAULT 7", "INSERT INTO t VALUES (6, 6, 'b', 8)", "ALTER TABLE t DROP COLUMN b")
+    mariadb.do(
+        "UPDATE t SET a = 10 WHERE id = 1",
+        "ALTER TABLE t ADD COLUMN c int DEFAULT 7",
+        "INSERT INTO t VALUES (6, 6, 'b', 8)",
+        "ALTER TABLE t DROP COLUMN b",
+    )
     with caught_up(capture, address) as log:
         assert folded(log, "t", "id", "a", "c") == sorted(mariadb.ask("SELECT id, a, c FROM t"))
-    mariadb.do("ALTER TABLE t CHANGE a amount int", "ALTER TABLE t MODIFY c varchar(9)", "UPDATE t SET c = 'text' WHERE id = 2")
+    mariadb.do(
+        "ALTER TABLE t CHANGE a amount int",
+        "ALTER TABLE t MODIFY c varchar(9)",
+        "UPDATE t SET c = 'text' WHERE id = 2",
+    )
     with caught_up(capture, address) as log:
-        assert folded(log, "t", "id", "amount", "c__string") == sorted(mariadb.ask("SELECT id, amount, c FROM t"))
+        assert folded(log, "t", "id", "amount", "c__string") == sorted(
+            mariadb.ask("SELECT id, amount, c FROM t")
+        )
 
 
 def test_what_cannot_be_captured_says_why(mariadb: Mariadb, address: str) -> None:
@@ -186,7 +261,9 @@ def test_a_purged_binlog_is_told_and_can_be_made_good(mariadb: Mariadb, address:
 
 
 def test_changes_that_cannot_be_read_are_not_passed_over(mariadb: Mariadb, address: str) -> None:
-    """Compressed transactions are no rows to the reader of the binlog: it must not go on as if there were none."""
+    """Compressed transactions are no rows to the reader of the binlog: it must not go on as if
+    there were none.
+    """
     setting = "binlog_transaction_compression" if mariadb.is_mysql else "log_bin_compress"
     mariadb.do("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a')")
     capture = capture_of(mariadb)
@@ -207,7 +284,9 @@ def test_changes_that_cannot_be_read_are_not_passed_over(mariadb: Mariadb, addre
 
 @pytest.mark.parametrize("kind", [MariadbServer, MysqlServer])
 @pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
-def test_killed_at_random_while_the_server_restarts(tmp_path: Path, address: str, kills: int, kind: type[MariadbServer] | type[MysqlServer]) -> None:
+def test_killed_at_random_while_the_server_restarts(
+    tmp_path: Path, address: str, kills: int, kind: type[MariadbServer] | type[MysqlServer]
+) -> None:
     import pymysql
 
     if kind is MysqlServer and mysql_program() is None:
@@ -219,7 +298,10 @@ def test_killed_at_random_while_the_server_restarts(tmp_path: Path, address: str
         database = Database(shop.connect, mark="%s")
         database.create()
         file = tmp_path / "captured.py"
-        file.write_text(f"import headrace as hr\nshop = hr.cdc.{server.kind}({server.url!r}, name='shop', chunk_rows=30)\n")
+        file.write_text(
+            f"import headrace as hr\nshop = hr.cdc.{server.kind}({server.url!r}, name='shop',"
+            " chunk_rows=30)\n"
+        )
         workload = Workload(database, seed=kills, tolerate=(pymysql.err.Error, OSError)).start()
         kill_again_and_again(file, address, kills - 1, seed=kills)
         restart_under(CaptureProcess(file, address), address, server)

@@ -1,8 +1,16 @@
-"""What the sources for MariaDB and MySQL are made of, without a server: sets of GTIDs, addresses."""
+"""What the sources for MariaDB and MySQL are made of, without a server: sets of GTIDs,
+addresses.
+"""
 
 import pytest
 
-from headrace.cdc.mysql_source.catalogue import mariadb_set, mysql_set, mysql_text, settings_of, with_transaction
+from headrace.cdc.mysql_source.catalogue import (
+    mariadb_set,
+    mysql_set,
+    mysql_text,
+    settings_of,
+    with_transaction,
+)
 from headrace.errors import ConfigurationError
 
 A, B = "3e11fa47-71ca-11e1-9e33-c80aa9429562", "4e11fa47-71ca-11e1-9e33-c80aa9429562"
@@ -18,7 +26,16 @@ def test_sets_of_gtids() -> None:
 
 @pytest.mark.parametrize(
     ("ranges", "number", "expected"),
-    [("", 1, "1"), ("1", 2, "1-2"), ("1-5", 6, "1-6"), ("1-5:7", 6, "1-7"), ("1-5:7", 8, "1-5:7-8"), ("1-5", 9, "1-5:9"), ("5-6", 1, "1:5-6"), ("1-5", 3, "1-5")],
+    [
+        ("", 1, "1"),
+        ("1", 2, "1-2"),
+        ("1-5", 6, "1-6"),
+        ("1-5:7", 6, "1-7"),
+        ("1-5:7", 8, "1-5:7-8"),
+        ("1-5", 9, "1-5:9"),
+        ("5-6", 1, "1:5-6"),
+        ("1-5", 3, "1-5"),
+    ],
 )
 def test_one_more_transaction(ranges: str, number: int, expected: str) -> None:
     assert with_transaction(ranges, number) == expected
@@ -26,9 +43,15 @@ def test_one_more_transaction(ranges: str, number: int, expected: str) -> None:
 
 def test_an_address_with_tls() -> None:
     found = settings_of("mysql://shop@db:3307/sales?ssl_ca=/etc/ca.pem&ssl_verify_identity=true")
-    assert {name: found[name] for name in ("host", "port", "database", "ssl_ca", "ssl_verify_identity")} == {
-        "host": "db", "port": 3307, "database": "sales", "ssl_ca": "/etc/ca.pem", "ssl_verify_identity": True,
-    }  # fmt: skip
+    assert {
+        name: found[name] for name in ("host", "port", "database", "ssl_ca", "ssl_verify_identity")
+    } == {
+        "host": "db",
+        "port": 3307,
+        "database": "sales",
+        "ssl_ca": "/etc/ca.pem",
+        "ssl_verify_identity": True,
+    }
     with pytest.raises(ConfigurationError, match="did you mean 'ssl_ca'"):
         settings_of("mysql://db/sales?ssl_cq=x")
     with pytest.raises(ConfigurationError, match="names no database"):

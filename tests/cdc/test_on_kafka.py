@@ -1,4 +1,6 @@
-"""The same on Kafka: rows, position and progress of a snapshot in one Kafka transaction; a newer process takes over."""
+"""The same on Kafka: rows, position and progress of a snapshot in one Kafka transaction; a newer
+process takes over.
+"""
 
 import json
 from pathlib import Path
@@ -17,13 +19,22 @@ from tests.servers.kafka_broker import KafkaBroker
 @pytest.mark.kafka
 def test_a_capture_into_kafka(tmp_path: Path, kafka_broker: KafkaBroker) -> None:
     path, address = tmp_path / "kafkashop.db", kafka_broker.address
-    do(path, "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT)", *(f"INSERT INTO items VALUES ({n}, 'item {n}')" for n in range(50)))
+    do(
+        path,
+        "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT)",
+        *(f"INSERT INTO items VALUES ({n}, 'item {n}')" for n in range(50)),
+    )
     capture = hr.cdc.sqlite(path, prefix="cdc-on-kafka.", chunk_rows=20, name="cdc-on-kafka")
     topic = "cdc-on-kafka.items"
     with caught_up(capture, address) as log:
         assert folded(log, topic) == table(path)
         older = Capturing(capture, log)
-        do(path, "UPDATE items SET name = 'new' WHERE id = 3", "DELETE FROM items WHERE id = 4", "UPDATE items SET id = 500 WHERE id = 5")
+        do(
+            path,
+            "UPDATE items SET name = 'new' WHERE id = 3",
+            "DELETE FROM items WHERE id = 4",
+            "UPDATE items SET id = 500 WHERE id = 5",
+        )
         capture.run(log=address, until_caught_up=True)
         assert folded(log, topic) == table(path)
         do(path, "DELETE FROM items WHERE id = 6")
@@ -37,7 +48,9 @@ def test_a_capture_into_kafka(tmp_path: Path, kafka_broker: KafkaBroker) -> None
 
 @pytest.mark.kafka
 def test_the_topic_of_a_real_connector(kafka_broker: KafkaBroker) -> None:
-    """Debezium knows nothing of our schemas: records are envelopes, keyed by JSON, with tombstones behind deletes."""
+    """Debezium knows nothing of our schemas: records are envelopes, keyed by JSON, with tombstones
+    behind deletes.
+    """
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
@@ -47,15 +60,33 @@ def test_the_topic_of_a_real_connector(kafka_broker: KafkaBroker) -> None:
     for made in admin.create_topics([NewTopic(topic, 1, 1)]).values():
         made.result(30)
     rows = {1: {"id": 1, "name": "Ada"}, 2: {"id": 2, "name": "Bo"}}
-    envelopes = [{"op": "r", "before": None, "after": rows[1]}, {"op": "c", "before": None, "after": rows[2]}, {"op": "d", "before": rows[1], "after": None}]
+    envelopes = [
+        {"op": "r", "before": None, "after": rows[1]},
+        {"op": "c", "before": None, "after": rows[2]},
+        {"op": "d", "before": rows[1], "after": None},
+    ]
     producer = Producer(servers)
     for number, payload in enumerate(envelopes):
-        value = {"schema": {"type": "struct"}, "payload": {**payload, "source": {"lsn": number, "txId": 1}, "ts_ms": 1}}
+        value = {
+            "schema": {"type": "struct"},
+            "payload": {**payload, "source": {"lsn": number, "txId": 1}, "ts_ms": 1},
+        }
         producer.produce(topic, json.dumps(value), key=json.dumps({"payload": {"id": 1}}))
     producer.produce(topic, None, key=json.dumps({"payload": {"id": 1}}))
     producer.produce(topic, "no envelope")
     assert producer.flush(30) == 0
-    capture = hr.cdc.debezium(topic, schema="id BIGINT, name STRING", key="id", log=kafka_broker.address, table="debezium-customers")
+    capture = hr.cdc.debezium(
+        topic,
+        schema="id BIGINT, name STRING",
+        key="id",
+        log=kafka_broker.address,
+        table="debezium-customers",
+    )
     with caught_up(capture, kafka_broker.address) as log:
-        assert [(row["id"], row["name"]) for row in hr.cdc.fold(log, "debezium-customers").to_pylist()] == [(2, "Bo")]
-        assert [(letter["source_offset"], "no envelope" in letter["row"]) for letter in letters(log, topic)] == [(4, True)]
+        assert [
+            (row["id"], row["name"]) for row in hr.cdc.fold(log, "debezium-customers").to_pylist()
+        ] == [(2, "Bo")]
+        assert [
+            (letter["source_offset"], "no envelope" in letter["row"])
+            for letter in letters(log, topic)
+        ] == [(4, True)]

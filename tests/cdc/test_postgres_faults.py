@@ -1,4 +1,6 @@
-"""Postgres as it goes wrong: settings, privileges, slots that are lost; and a capture that is killed while the server is restarted."""
+"""Postgres as it goes wrong: settings, privileges, slots that are lost; and a capture that is
+killed while the server is restarted.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,9 @@ from tests.servers.postgres_server import PostgresServer
 
 def refused(database: Postgres, address: str, url: str | None = None, **settings: Any) -> str:
     with pytest.raises(ConfigurationError) as error:
-        hr.cdc.postgres(url or database.url, name=database.name, **settings).run(log=address, until_caught_up=True)
+        hr.cdc.postgres(url or database.url, name=database.name, **settings).run(
+            log=address, until_caught_up=True
+        )
     assert error.value.fix
     return str(error.value)
 
@@ -33,34 +37,56 @@ def test_wrong_settings_say_what_to_set(address: str) -> None:
     server = started(PostgresServer({"wal_level": "replica"}))
     try:
         assert isinstance(server, PostgresServer)
-        assert "ALTER SYSTEM SET wal_level = 'logical'" in refused(Postgres(server.url, "x"), address)
+        assert "ALTER SYSTEM SET wal_level = 'logical'" in refused(
+            Postgres(server.url, "x"), address
+        )
     finally:
         server.stop()
 
 
 def test_what_is_missing_is_named(postgres: Postgres, address: str) -> None:
-    postgres.do("CREATE TABLE orders (id int PRIMARY KEY)", "CREATE TABLE keyless (a int)", "CREATE ROLE poor LOGIN", "CREATE ROLE reader LOGIN REPLICATION")
+    postgres.do(
+        "CREATE TABLE orders (id int PRIMARY KEY)",
+        "CREATE TABLE keyless (a int)",
+        "CREATE ROLE poor LOGIN",
+        "CREATE ROLE reader LOGIN REPLICATION",
+    )
     try:
         assert "did you mean 'public.orders'" in refused(postgres, address, tables=["ordres"])
         told = refused(postgres, address, tables=["keyless"])
         assert "REPLICA IDENTITY FULL" in told
-        assert postgres.ask("SELECT 1 FROM pg_publication") == []  # publishing it would have made the user's updates fail
+        assert (
+            postgres.ask("SELECT 1 FROM pg_publication") == []
+        )  # publishing it would have made the user's updates fail
         caught_up(capture_of(postgres), address).close()  # nobody named it: it is left out
-        assert "ALTER ROLE" in refused(postgres, address, postgres.url.replace("postgres@", "poor@"), tables=["orders"])
+        assert "ALTER ROLE" in refused(
+            postgres, address, postgres.url.replace("postgres@", "poor@"), tables=["orders"]
+        )
         capture_of(postgres).remove()
-        assert "CREATE PUBLICATION" in refused(postgres, address, postgres.url.replace("postgres@", "reader@"), tables=["orders"])
+        assert "CREATE PUBLICATION" in refused(
+            postgres, address, postgres.url.replace("postgres@", "reader@"), tables=["orders"]
+        )
         assert "does not exist" in refused(postgres, address, postgres.url + "_not_there")
     finally:
         postgres.do("DROP ROLE poor", "DROP ROLE reader")
 
 
-def test_a_lost_slot_is_told_and_never_made_again_in_silence(postgres: Postgres, address: str) -> None:
-    postgres.do("CREATE TABLE a (id int PRIMARY KEY, v int)", "INSERT INTO a SELECT i, i FROM generate_series(1, 5) i")
+def test_a_lost_slot_is_told_and_never_made_again_in_silence(
+    postgres: Postgres, address: str
+) -> None:
+    postgres.do(
+        "CREATE TABLE a (id int PRIMARY KEY, v int)",
+        "INSERT INTO a SELECT i, i FROM generate_series(1, 5) i",
+    )
     capture = capture_of(postgres)
     caught_up(capture, address).close()
     slot = f"headrace_{postgres.name}"
     postgres.do(f"SELECT pg_drop_replication_slot('{slot}')")
-    postgres.do("DELETE FROM a WHERE id = 1", "UPDATE a SET v = 9 WHERE id = 2", "INSERT INTO a VALUES (6, 6)")
+    postgres.do(
+        "DELETE FROM a WHERE id = 1",
+        "UPDATE a SET v = 9 WHERE id = 2",
+        "INSERT INTO a VALUES (6, 6)",
+    )
     told = refused(postgres, address)
     assert "was dropped" in told
     assert "--start-over" in told
@@ -69,16 +95,27 @@ def test_a_lost_slot_is_told_and_never_made_again_in_silence(postgres: Postgres,
     with hr.open_log(address) as log:
         assert folded(log, "a", "id", "v") == [(2, 9), (3, 3), (4, 4), (5, 5), (6, 6)]
     postgres.do(f"SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())")
-    postgres.do("INSERT INTO a VALUES (7, 7)", f"SELECT pg_replication_slot_advance('{slot}', pg_current_wal_insert_lsn())")
+    postgres.do(
+        "INSERT INTO a VALUES (7, 7)",
+        f"SELECT pg_replication_slot_advance('{slot}', pg_current_wal_insert_lsn())",
+    )
     assert "Somebody else has read" in refused(postgres, address)
 
 
-def test_a_table_that_left_the_publication_is_read_again(postgres: Postgres, address: str, caplog: pytest.LogCaptureFixture) -> None:
-    postgres.do("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE b (id int PRIMARY KEY)", "INSERT INTO a VALUES (1), (2)")
+def test_a_table_that_left_the_publication_is_read_again(
+    postgres: Postgres, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    postgres.do(
+        "CREATE TABLE a (id int PRIMARY KEY)",
+        "CREATE TABLE b (id int PRIMARY KEY)",
+        "INSERT INTO a VALUES (1), (2)",
+    )
     capture = capture_of(postgres)
     caught_up(capture, address).close()
     postgres.do(f"ALTER PUBLICATION headrace_{postgres.name} DROP TABLE a")
-    postgres.do("INSERT INTO a VALUES (3)", "DELETE FROM a WHERE id = 1", "INSERT INTO b VALUES (1)")
+    postgres.do(
+        "INSERT INTO a VALUES (3)", "DELETE FROM a WHERE id = 1", "INSERT INTO b VALUES (1)"
+    )
     with caught_up(capture, address) as log:
         assert folded(log, "a", "id") == [(2,), (3,)]
         assert folded(log, "b", "id") == [(1,)]
@@ -86,7 +123,9 @@ def test_a_table_that_left_the_publication_is_read_again(postgres: Postgres, add
     assert "public.b" not in caplog.text
 
 
-def test_a_publication_that_was_dropped_is_told_and_can_be_made_good(postgres: Postgres, address: str) -> None:
+def test_a_publication_that_was_dropped_is_told_and_can_be_made_good(
+    postgres: Postgres, address: str
+) -> None:
     postgres.do("CREATE TABLE a (id int PRIMARY KEY)", "INSERT INTO a VALUES (1), (2)")
     capture = capture_of(postgres)
     caught_up(capture, address).close()
@@ -131,7 +170,9 @@ def test_what_was_made_can_be_removed(postgres: Postgres, address: str) -> None:
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
-def test_killed_at_random_while_the_server_restarts(tmp_path: Path, address: str, kills: int) -> None:
+def test_killed_at_random_while_the_server_restarts(
+    tmp_path: Path, address: str, kills: int
+) -> None:
     import psycopg2
 
     server = started(PostgresServer())
@@ -140,7 +181,10 @@ def test_killed_at_random_while_the_server_restarts(tmp_path: Path, address: str
         database = Database(lambda: psycopg2.connect(server.url), mark="%s")
         database.create()
         file = tmp_path / "captured.py"
-        file.write_text(f"import headrace as hr\nshop = hr.cdc.postgres({server.url!r}, name='shop', chunk_rows=30, partitions=1)\n")
+        file.write_text(
+            f"import headrace as hr\nshop = hr.cdc.postgres({server.url!r}, name='shop',"
+            " chunk_rows=30, partitions=1)\n"
+        )
         workload = Workload(database, seed=kills, tolerate=(psycopg2.Error,)).start()
         kill_again_and_again(file, address, kills - 1, seed=kills)
         restart_under(CaptureProcess(file, address), address, server)

@@ -1,4 +1,6 @@
-"""A SQLite database, captured by triggers: snapshot and stream, columns that change, requests, and what is refused."""
+"""A SQLite database, captured by triggers: snapshot and stream, columns that change, requests, and
+what is refused.
+"""
 
 import sqlite3
 import time
@@ -24,8 +26,13 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "shop.db"
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA journal_mode = WAL")
-        db.execute("CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, price REAL, picture BLOB)")
-        db.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", [(n, f"item {n}", n / 3, bytes([n % 256])) for n in range(100)])
+        db.execute(
+            "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, price REAL, picture BLOB)"
+        )
+        db.executemany(
+            "INSERT INTO items VALUES (?, ?, ?, ?)",
+            [(n, f"item {n}", n / 3, bytes([n % 256])) for n in range(100)],
+        )
     db.close()
     return path
 
@@ -63,13 +70,23 @@ def test_what_is_there_and_what_comes(path: Path, address: str) -> None:
     capture = hr.cdc.sqlite(path, chunk_rows=30)
     with caught_up(capture, address) as log:
         assert folded(log) == table(path)
-    do(path, "UPDATE items SET name = 'new' WHERE id = 3", "DELETE FROM items WHERE id = 4", "UPDATE items SET id = 500 WHERE id = 5")
+    do(
+        path,
+        "UPDATE items SET name = 'new' WHERE id = 3",
+        "DELETE FROM items WHERE id = 4",
+        "UPDATE items SET id = 500 WHERE id = 5",
+    )
     with caught_up(capture, address) as log:
         assert folded(log) == table(path)
         rows = log.read("items", start=100).to_pylist()
-        assert [(row["id"], row["_change_type"], row["_position"], row["_order"]) for row in rows] == [
-            (3, "update_postimage", 1, 0), (4, "delete", 2, 1), (5, "delete", 3, 2), (500, "insert", 3, 2),
-        ]  # fmt: skip
+        assert [
+            (row["id"], row["_change_type"], row["_position"], row["_order"]) for row in rows
+        ] == [
+            (3, "update_postimage", 1, 0),
+            (4, "delete", 2, 1),
+            (5, "delete", 3, 2),
+            (500, "insert", 3, 2),
+        ]
         assert len({row["_transaction"] for row in rows}) == 1
         assert all(row["_committed_at"] is not None for row in rows)
         assert len({row["_timestamp"] for row in rows}) == 1  # one commit
@@ -81,7 +98,10 @@ def test_preimages_are_there_if_asked_for(path: Path, address: str) -> None:
     do(path, "UPDATE items SET name = 'new' WHERE id = 3")
     with caught_up(capture, address) as log:
         rows = log.read("items").to_pylist()
-        assert [(row["name"], row["_change_type"]) for row in rows] == [("item 3", "update_preimage"), ("new", "update_postimage")]
+        assert [(row["name"], row["_change_type"]) for row in rows] == [
+            ("item 3", "update_preimage"),
+            ("new", "update_postimage"),
+        ]
 
 
 def test_a_snapshot_goes_on_where_it_was(path: Path, address: str) -> None:
@@ -98,7 +118,9 @@ def test_a_snapshot_goes_on_where_it_was(path: Path, address: str) -> None:
                 stop.set()
             return part
 
-    stopping = Capture(name="shop", kind="sqlite", opener=lambda _: Stopping(str(path), "shop", ()), chunk_rows=10)
+    stopping = Capture(
+        name="shop", kind="sqlite", opener=lambda _: Stopping(str(path), "shop", ()), chunk_rows=10
+    )
     stopping.run(log=address, stop=stop)
     with hr.open_log(address) as log:
         before = sum(log.end_offsets("items").values())
@@ -106,22 +128,37 @@ def test_a_snapshot_goes_on_where_it_was(path: Path, address: str) -> None:
     do(path, "UPDATE items SET name = 'changed' WHERE id % 7 = 0")
     with caught_up(capture, address) as log:
         assert folded(log) == table(path)
-        inserted = [row["id"] for row in log.read("items").to_pylist() if row["_change_type"] == "insert"]
+        inserted = [
+            row["id"] for row in log.read("items").to_pylist() if row["_change_type"] == "insert"
+        ]
         assert inserted == list(range(100))  # each once
 
 
 def test_columns_come_are_renamed_and_are_filled(path: Path, address: str) -> None:
     capture = hr.cdc.sqlite(path)
     caught_up(capture, address).close()
-    do(path, "UPDATE items SET name = 'waits' WHERE id = 1", "ALTER TABLE items ADD COLUMN stock INTEGER DEFAULT 7", "INSERT INTO items VALUES (900, 'a', 1, NULL, 8)")
+    do(
+        path,
+        "UPDATE items SET name = 'waits' WHERE id = 1",
+        "ALTER TABLE items ADD COLUMN stock INTEGER DEFAULT 7",
+        "INSERT INTO items VALUES (900, 'a', 1, NULL, 8)",
+    )
     with caught_up(capture, address) as log:
         assert log.topic("items").arrow_schema.names[-2:] == ["stock", "_change_type"]
         columns = ["id", "name", "price", "picture", "stock"]
-        assert sorted(tuple(row[name] for name in columns) for row in fold(log, "items").to_pylist()) == table(path)
-        assert "waits" in [row["name"] for row in log.read("items").to_pylist() if row["_change_type"] == "update_postimage"]
+        assert sorted(
+            tuple(row[name] for name in columns) for row in fold(log, "items").to_pylist()
+        ) == table(path)
+        assert "waits" in [
+            row["name"]
+            for row in log.read("items").to_pylist()
+            if row["_change_type"] == "update_postimage"
+        ]
     do(path, "ALTER TABLE items RENAME COLUMN stock TO left_over")
     with caught_up(capture, address) as log:
-        assert sorted((row["id"], row["left_over"], row["stock"]) for row in fold(log, "items").to_pylist()) == [(row[0], row[4], None) for row in table(path)]
+        assert sorted(
+            (row["id"], row["left_over"], row["stock"]) for row in fold(log, "items").to_pylist()
+        ) == [(row[0], row[4], None) for row in table(path)]
 
 
 def test_a_new_table_and_a_table_again_while_it_runs(path: Path, address: str) -> None:
@@ -130,7 +167,11 @@ def test_a_new_table_and_a_table_again_while_it_runs(path: Path, address: str) -
     running.start()
     try:
         wait_until(lambda: rows_of(address, "items") == 100)
-        do(path, "CREATE TABLE more (id TEXT PRIMARY KEY, n INTEGER)", "INSERT INTO more VALUES ('a', 1), ('b', 2)")
+        do(
+            path,
+            "CREATE TABLE more (id TEXT PRIMARY KEY, n INTEGER)",
+            "INSERT INTO more VALUES ('a', 1), ('b', 2)",
+        )
         wait_until(lambda: rows_of(address, "more") == 2)
         do(path, "UPDATE more SET n = 3 WHERE id = 'a'")
         wait_until(lambda: rows_of(address, "more") == 3)
@@ -167,7 +208,12 @@ def test_what_was_lost_is_told_and_can_be_made_good(path: Path, address: str) ->
     do(path, "UPDATE items SET name = 'seen' WHERE id = 1")
     caught_up(capture, address).close()
     assert len(capture.remove()) == 7
-    do(path, "DELETE FROM items WHERE id = 2", "UPDATE items SET name = 'unseen' WHERE id = 3", "INSERT INTO items VALUES (300, 'unseen', 1, NULL)")
+    do(
+        path,
+        "DELETE FROM items WHERE id = 2",
+        "UPDATE items SET name = 'unseen' WHERE id = 3",
+        "INSERT INTO items VALUES (300, 'unseen', 1, NULL)",
+    )
     with pytest.raises(ConfigurationError, match="may be missing.*\n.*--start-over"):
         capture.run(log=address, until_caught_up=True)
     capture.run(log=address, until_caught_up=True, start_over=True)
@@ -178,18 +224,30 @@ def test_what_was_lost_is_told_and_can_be_made_good(path: Path, address: str) ->
         assert folded(log) == table(path)
 
 
-def test_a_trigger_that_was_dropped_is_noticed(path: Path, address: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_trigger_that_was_dropped_is_noticed(
+    path: Path, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
     capture = hr.cdc.sqlite(path)
     caught_up(capture, address).close()
-    do(path, "DROP TRIGGER _headrace_items_delete", "DELETE FROM items WHERE id = 2", "UPDATE items SET name = 'seen' WHERE id = 3")
+    do(
+        path,
+        "DROP TRIGGER _headrace_items_delete",
+        "DELETE FROM items WHERE id = 2",
+        "UPDATE items SET name = 'seen' WHERE id = 3",
+    )
     with caught_up(capture, address) as log:
         assert folded(log) == table(path)
     assert "Changes of items may have been missed" in caplog.text
 
 
-def test_two_captures_of_one_database_wait_for_each_other(path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_captures_of_one_database_wait_for_each_other(
+    path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.cdc.sqlite_source.PRUNE_EVERY_S", 0.0)
-    one, two = hr.cdc.sqlite(path, name="one", prefix="one."), hr.cdc.sqlite(path, name="two", prefix="two.")
+    one, two = (
+        hr.cdc.sqlite(path, name="one", prefix="one."),
+        hr.cdc.sqlite(path, name="two", prefix="two."),
+    )
     for capture in (one, two):
         caught_up(capture, address).close()
     do(path, "UPDATE items SET name = 'changed' WHERE id = 1")
@@ -200,10 +258,17 @@ def test_two_captures_of_one_database_wait_for_each_other(path: Path, address: s
         assert folded(log, "one.items") == folded(log, "two.items") == table(path)
         assert len(log.read("two.items").to_table()) == 102
     assert table(path, "_headrace_order") == []  # what both have is removed
-    do(path, "ALTER TABLE items ADD COLUMN stock INTEGER DEFAULT 4", "UPDATE items SET name = 'later' WHERE id = 5")
+    do(
+        path,
+        "ALTER TABLE items ADD COLUMN stock INTEGER DEFAULT 4",
+        "UPDATE items SET name = 'later' WHERE id = 5",
+    )
     for capture in (one, two):
         with caught_up(capture, address) as log:
-            rows = [tuple(row[name] for name in ("id", "name", "price", "picture", "stock")) for row in fold(log, capture.prefix + "items").to_pylist()]
+            rows = [
+                tuple(row[name] for name in ("id", "name", "price", "picture", "stock"))
+                for row in fold(log, capture.prefix + "items").to_pylist()
+            ]
             assert sorted(rows) == table(path)
     assert one.remove() == ["reader one"]
     assert len(two.remove()) == 7
@@ -225,7 +290,11 @@ def test_a_full_disk_is_waited_for(path: Path, tmp_path: Path, room_bytes: int) 
     disk, stop = FullDisk(1 << 30), Event()
     log = FileLog(tmp_path / "log", disk=disk)
     failures: list[int] = []
-    capturing = Capturing(hr.cdc.sqlite(path, chunk_rows=10), log, on_status=lambda status: failures.append(status.failures))
+    capturing = Capturing(
+        hr.cdc.sqlite(path, chunk_rows=10),
+        log,
+        on_status=lambda status: failures.append(status.failures),
+    )
     disk.room_bytes = room_bytes
     running = Thread(target=capturing.run, kwargs={"stop": stop})
     running.start()
@@ -233,7 +302,14 @@ def test_a_full_disk_is_waited_for(path: Path, tmp_path: Path, room_bytes: int) 
         wait_until(lambda: any(failures))
         do(path, "UPDATE items SET name = 'meanwhile' WHERE id % 3 = 0")
         disk.room_bytes = 1 << 30
-        wait_until(lambda: not capturing.status.failures and not capturing.status.snapshots and "items" in log.topics() and folded(log) == table(path))
+        wait_until(
+            lambda: (
+                not capturing.status.failures
+                and not capturing.status.snapshots
+                and "items" in log.topics()
+                and folded(log) == table(path)
+            )
+        )
     finally:
         stop.set()
         running.join(30)
@@ -241,12 +317,17 @@ def test_a_full_disk_is_waited_for(path: Path, tmp_path: Path, room_bytes: int) 
     log.close()
 
 
-def test_a_large_transaction_in_parts(path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_transaction_in_parts(
+    path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.cdc.sqlite_source.MOST_CHANGES_A_PART", 1000)
     capture = hr.cdc.sqlite(path, snapshot=False)
     caught_up(capture, address).close()
     with sqlite3.connect(path) as db:
-        db.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", [(n, "x" * 1000, 1.0, b"") for n in range(1000, 21000)])
+        db.executemany(
+            "INSERT INTO items VALUES (?, ?, ?, ?)",
+            [(n, "x" * 1000, 1.0, b"") for n in range(1000, 21000)],
+        )
     db.close()
     with caught_up(capture, address) as log:
         rows = log.read("items").to_table()
@@ -270,7 +351,9 @@ def test_what_cannot_be_captured_says_why(path: Path, address: str, make: Any, t
         make(path).run(log=address, until_caught_up=True)
 
 
-def test_a_table_that_nobody_named_and_that_has_no_key_is_left_out(path: Path, address: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_table_that_nobody_named_and_that_has_no_key_is_left_out(
+    path: Path, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
     do(path, "CREATE TABLE keyless (a, b)")
     with caught_up(hr.cdc.sqlite(path), address) as log:
         assert log.topics() == ["items"]

@@ -1,4 +1,6 @@
-"""A capture of SQLite that is killed again and again, during snapshot and stream: the topics equal the tables, and no transaction was cut or doubled."""
+"""A capture of SQLite that is killed again and again, during snapshot and stream: the topics equal
+the tables, and no transaction was cut or doubled.
+"""
 
 import sqlite3
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A random workload on two tables of any database, and the checks that hold a capture of it to its promises. Transfers keep the sum of all balances, whole or not at all."""
+"""A random workload on two tables of any database, and the checks that hold a capture of it to its
+promises. Transfers keep the sum of all balances, whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,29 @@ class Database:
     def create(self) -> None:
         connection = self.connect()
         cursor = connection.cursor()
-        self.run(cursor, f"CREATE TABLE accounts (id INTEGER PRIMARY KEY, owner {self.text}, balance INTEGER NOT NULL)")
-        self.run(cursor, f"CREATE TABLE orders (shop INTEGER NOT NULL, number INTEGER NOT NULL, note {self.text}, amount {self.double}, PRIMARY KEY (shop, number))")
+        self.run(
+            cursor,
+            f"CREATE TABLE accounts (id INTEGER PRIMARY KEY, owner {self.text}, balance INTEGER NOT"
+            " NULL)",
+        )
+        self.run(
+            cursor,
+            "CREATE TABLE orders (shop INTEGER NOT NULL, number INTEGER NOT NULL, note"
+            f" {self.text}, amount {self.double}, PRIMARY KEY (shop, number))",
+        )
         for number in range(ACCOUNTS):
-            self.run(cursor, "INSERT INTO accounts VALUES (?, ?, ?)", number, f"owner {number}", BALANCE)
+            self.run(
+                cursor, "INSERT INTO accounts VALUES (?, ?, ?)", number, f"owner {number}", BALANCE
+            )
         for number in range(200):
-            self.run(cursor, "INSERT INTO orders VALUES (?, ?, ?, ?)", number % 3, number, None if number % 5 else "noted", number / 7)
+            self.run(
+                cursor,
+                "INSERT INTO orders VALUES (?, ?, ?, ?)",
+                number % 3,
+                number,
+                None if number % 5 else "noted",
+                number / 7,
+            )
         connection.commit()
         connection.close()
 
@@ -108,21 +127,41 @@ class Workload:
             connection.commit()
         if self.ddl and self.columns < 2 and self.done > 60 * (self.columns + 1):
             self.columns += 1
-            self.database.run(cursor, f"ALTER TABLE orders ADD COLUMN extra{self.columns} INTEGER DEFAULT {self.columns}")
+            self.database.run(
+                cursor,
+                f"ALTER TABLE orders ADD COLUMN extra{self.columns} INTEGER DEFAULT {self.columns}",
+            )
             connection.commit()
 
     def _operation(self, cursor: Any, chance: random.Random) -> None:
         run, kind, number = self.database.run, chance.randint(0, 5), chance.randint(0, 199)
         if kind == 0:
             self._next += 1
-            run(cursor, "INSERT INTO orders (shop, number, note, amount) VALUES (?, ?, ?, ?)", chance.randint(0, 2), self._next, "ü'\"\\\t" * chance.randint(0, 3), 0.1)
+            run(
+                cursor,
+                "INSERT INTO orders (shop, number, note, amount) VALUES (?, ?, ?, ?)",
+                chance.randint(0, 2),
+                self._next,
+                "ü'\"\\\t" * chance.randint(0, 3),
+                0.1,
+            )
         elif kind == 1:
-            run(cursor, "UPDATE orders SET amount = amount + ?, note = NULL WHERE number = ?", chance.random(), number)
+            run(
+                cursor,
+                "UPDATE orders SET amount = amount + ?, note = NULL WHERE number = ?",
+                chance.random(),
+                number,
+            )
         elif kind == 2:
             run(cursor, "DELETE FROM orders WHERE number = ?", chance.randint(0, self._next))
         elif kind == 3:
             self._next += 1
-            run(cursor, "UPDATE orders SET number = ? WHERE shop = 1 AND number = ?", self._next, number)
+            run(
+                cursor,
+                "UPDATE orders SET number = ? WHERE shop = 1 AND number = ?",
+                self._next,
+                number,
+            )
         else:
             one, other = chance.sample(range(ACCOUNTS), 2)
             run(cursor, "UPDATE accounts SET balance = balance - 5 WHERE id = ?", one)
@@ -136,11 +175,15 @@ def ordered(rows: list[dict[str, Any]]) -> list[tuple[tuple[str, Any], ...]]:
 def assert_equal_to_tables(log: hr.Log, database: Database, prefix: str = "") -> None:
     """The folded topics are the tables, column by column."""
     for table in ("accounts", "orders"):
-        assert ordered(fold(log, prefix + table).to_pylist()) == ordered(database.rows(table)), table
+        assert ordered(fold(log, prefix + table).to_pylist()) == ordered(database.rows(table)), (
+            table
+        )
 
 
 def assert_transactions_whole(log: hr.Log, prefix: str = "") -> int:
-    """At every commit of the log, once all accounts were there, the sum of their balances is what it always was. Returns how many commits were looked at."""
+    """At every commit of the log, once all accounts were there, the sum of their balances is what
+    it always was. Returns how many commits were looked at.
+    """
     balances: dict[int, int] = {}
     looked = 0
     rows = log.read(f"{prefix}accounts").to_pylist()
@@ -150,13 +193,17 @@ def assert_transactions_whole(log: hr.Log, prefix: str = "") -> int:
         balances[row["id"]] = row["balance"]
         is_commits_last = at + 1 == len(rows) or rows[at + 1]["_timestamp"] != row["_timestamp"]
         if is_commits_last and len(balances) == ACCOUNTS:
-            assert sum(balances.values()) == ACCOUNTS * BALANCE, f"a transaction was cut at offset {row['_offset']}"
+            assert sum(balances.values()) == ACCOUNTS * BALANCE, (
+                f"a transaction was cut at offset {row['_offset']}"
+            )
             looked += 1
     return looked
 
 
 def assert_nothing_twice(log: hr.Log, topic: str) -> None:
-    """Of one position, transaction and order there is one change (two if the key changed); snapshots apart."""
+    """Of one position, transaction and order there is one change (two if the key changed);
+    snapshots apart.
+    """
     seen: dict[tuple[Any, ...], int] = {}
     for row in log.read(topic).to_pylist():
         if row["_transaction"] is not None and row["_order"] is not None:
@@ -171,7 +218,16 @@ class CaptureProcess:
     def __init__(self, file: Path, log: str, *options: str) -> None:
         self.errors = file.with_suffix(".err")
         with self.errors.open("ab") as errors:
-            command = [sys.executable, "-m", "headrace.cli", "capture", str(file), "--log", log, *options]
+            command = [
+                sys.executable,
+                "-m",
+                "headrace.cli",
+                "capture",
+                str(file),
+                "--log",
+                log,
+                *options,
+            ]
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
 
     def kill(self) -> None:
@@ -187,7 +243,9 @@ class CaptureProcess:
         assert self.process.wait(120) == 0, self.errors.read_text()
 
 
-def kill_again_and_again(file: Path, log: str, times: int, seed: int, *, longest_s: float = 0.5) -> None:
+def kill_again_and_again(
+    file: Path, log: str, times: int, seed: int, *, longest_s: float = 0.5
+) -> None:
     """Each process lives until it has brought something, and a random moment longer."""
     chance = random.Random(seed)
     for _ in range(times):
@@ -212,7 +270,9 @@ def await_rows(log: str, process: CaptureProcess, *, more_than: int) -> None:
 
 
 def restart_under(process: CaptureProcess, log: str, server: DatabaseServer) -> None:
-    """The server goes and comes back while a capture is at work, which then goes on; and is killed."""
+    """The server goes and comes back while a capture is at work, which then goes on; and is
+    killed.
+    """
     await_rows(log, process, more_than=rows_of(log, "accounts"))
     server.stop_process()
     server.start_process()

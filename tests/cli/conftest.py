@@ -47,10 +47,17 @@ def run(address: str) -> Run:
     """`run("topic", "list", "--json")`; `code` is the exit code expected."""
 
     def run_command(*arguments: object, stdin: str | bytes | None = None, code: int = 0) -> Ran:
-        done = CliRunner().invoke(app, [str(each) for each in arguments], input=stdin, env={"HEADRACE_LOG": address, "COLUMNS": "200"})
+        done = CliRunner().invoke(
+            app,
+            [str(each) for each in arguments],
+            input=stdin,
+            env={"HEADRACE_LOG": address, "COLUMNS": "200"},
+        )
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
-        assert done.exit_code == code, f"exit code {done.exit_code}, not {code}\n{done.stdout}\n{done.stderr}"
+        assert done.exit_code == code, (
+            f"exit code {done.exit_code}, not {code}\n{done.stdout}\n{done.stderr}"
+        )
         return Ran(done.exit_code, done.stdout, done.stderr)
 
     return run_command

@@ -10,14 +10,35 @@ def test_messages_are_listed(run: Run, log: Log) -> None:
     assert "No alert has told anything yet" in run("alert", "list").out
     log.create_topic(TOPIC, SCHEMA)
     with log.producer(TOPIC) as producer:
-        producer.append([message_of(f"m{i}", "shop", "spike", i, ["{}"], [], 1, is_silenced=i == 2, group={"region": f"r{i}"}).row() for i in range(3)])
-    assert [line["id"] for line in run("alert", "list", "--last", 2, "--json").lines] == ["m1", "m2"]
+        producer.append(
+            [
+                message_of(
+                    f"m{i}",
+                    "shop",
+                    "spike",
+                    i,
+                    ["{}"],
+                    [],
+                    1,
+                    is_silenced=i == 2,
+                    group={"region": f"r{i}"},
+                ).row()
+                for i in range(3)
+            ]
+        )
+    assert [line["id"] for line in run("alert", "list", "--last", 2, "--json").lines] == [
+        "m1",
+        "m2",
+    ]
     shown = run("alert", "list").out
     assert (shown.count("silenced"), "region r2" in shown) == (1, True)
 
 
 def test_an_alert_is_silenced_and_tells_again(run: Run, log: Log) -> None:
-    assert "spike is silent until" in run("alert", "silence", "spike", "--pipeline", "shop", "--for", "2 hours").out
+    assert (
+        "spike is silent until"
+        in run("alert", "silence", "spike", "--pipeline", "shop", "--for", "2 hours").out
+    )
     assert silenced_until_us(log, "shop", "spike") > 0
     assert "tells again" in run("alert", "unsilence", "spike", "--pipeline", "shop").out
     assert silenced_until_us(log, "shop", "spike") == 0

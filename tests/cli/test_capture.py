@@ -31,8 +31,12 @@ def run(*arguments: str, code: int = 0) -> str:
 
 
 def test_a_url_is_captured_asked_again_and_removed(shop: Path) -> None:
-    assert "2 rows" in run("sqlite:shop.db", "--table", "items", "--prefix", "db.", "--until-caught-up")
-    assert "Asked shop to read items again" in run("sqlite:shop.db", "--prefix", "db.", "--snapshot", "items")
+    assert "2 rows" in run(
+        "sqlite:shop.db", "--table", "items", "--prefix", "db.", "--until-caught-up"
+    )
+    assert "Asked shop to read items again" in run(
+        "sqlite:shop.db", "--prefix", "db.", "--snapshot", "items"
+    )
     run("sqlite:shop.db", "--prefix", "db.", "--until-caught-up")
     with hr.open_log("file:data") as log:
         assert log.end_offsets("db.items") == {0: 4}
@@ -41,7 +45,10 @@ def test_a_url_is_captured_asked_again_and_removed(shop: Path) -> None:
 
 
 def test_a_file_declares_captures(shop: Path) -> None:
-    Path("captures.py").write_text("import headrace as hr\none = hr.cdc.sqlite('shop.db', name='one', prefix='one.')\ntwo = hr.cdc.sqlite('shop.db', name='two', prefix='two.')\n")
+    Path("captures.py").write_text(
+        "import headrace as hr\none = hr.cdc.sqlite('shop.db', name='one', prefix='one.')\ntwo ="
+        " hr.cdc.sqlite('shop.db', name='two', prefix='two.')\n"
+    )
     told = run("captures.py", "--until-caught-up", "--name", "two")
     assert "Capturing two (sqlite) into file:data" in told
     with hr.open_log("file:data") as log:
@@ -61,14 +68,25 @@ def test_a_file_declares_captures(shop: Path) -> None:
 )
 def test_what_cannot_be_done_says_why(shop: Path, arguments: tuple[str, ...], told: str) -> None:
     Path("empty.py").write_text("")
-    Path("captures.py").write_text("import headrace as hr\ntwo = hr.cdc.sqlite('shop.db', name='two')\n")
+    Path("captures.py").write_text(
+        "import headrace as hr\ntwo = hr.cdc.sqlite('shop.db', name='two')\n"
+    )
     assert told in run(*arguments, code=1)
 
 
 def test_the_status_line_says_how_far_it_is() -> None:
-    status = CaptureStatus("shop", rows=500, changes=10, position="7", snapshots={"items": (500, 2000)}, source={"wal_status": "reserved", "retained_bytes": 5_000_000})
+    status = CaptureStatus(
+        "shop",
+        rows=500,
+        changes=10,
+        position="7",
+        snapshots={"items": (500, 2000)},
+        source={"wal_status": "reserved", "retained_bytes": 5_000_000},
+    )
     told = line(status, 100.0)
-    assert told == (
-        "shop: items [#####...............] 500 of about 2,000 rows, 15.0 s left; 10 changes, 100 rows/s, at 7; wal status: reserved; retained bytes: 5.0 MB"
+    assert (
+        told
+        == "shop: items [#####...............] 500 of about 2,000 rows, 15.0 s left; 10 changes,"
+        " 100 rows/s, at 7; wal status: reserved; retained bytes: 5.0 MB"
     )
     assert bar(3, 0) == "[" + "#" * 20 + "]"

@@ -12,13 +12,19 @@ from tests.cli.conftest import Run
 def emails(log: hr.Log) -> str:
     log.create_topic("emails", "to STRING, body BINARY")
     with log.producer("emails") as producer:
-        producer.append([{"to": f"user{n}@example.com", "body": b"hi"} for n in range(3)], headers=[None, [("trace", b"7")], None])
+        producer.append(
+            [{"to": f"user{n}@example.com", "body": b"hi"} for n in range(3)],
+            headers=[None, [("trace", b"7")], None],
+        )
     return "emails"
 
 
 def flip_a_byte(directory: Path) -> Path:
     """Change a byte in the middle of the largest data file of the log."""
-    file = max((path for path in directory.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    file = max(
+        (path for path in directory.rglob("*") if path.is_file()),
+        key=lambda path: path.stat().st_size,
+    )
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 0xFF
     file.write_bytes(data)
@@ -28,7 +34,11 @@ def flip_a_byte(directory: Path) -> Path:
 def test_verify_finds_nothing_in_a_sound_log(run: Run, emails: str) -> None:
     assert "as it was written" in run("log", "verify").out
     (told,) = run("log", "verify", emails, "--json").lines
-    assert (told["kind"], told["topic"], told["message"]) == ("ok", emails, "Everything is as it was written.")
+    assert (told["kind"], told["topic"], told["message"]) == (
+        "ok",
+        emails,
+        "Everything is as it was written.",
+    )
 
 
 def test_verify_exits_with_4_on_damage(run: Run, log: hr.Log, address: str, emails: str) -> None:
@@ -93,7 +103,9 @@ def test_no_dead_letters(run: Run, emails: str) -> None:
     assert run("dead", "list", "--json").lines == []
 
 
-def test_a_message_delivered_too_often_can_be_shown_and_replayed(run: Run, log: hr.Log, emails: str) -> None:
+def test_a_message_delivered_too_often_can_be_shown_and_replayed(
+    run: Run, log: hr.Log, emails: str
+) -> None:
     queue = emails, "--group", "mailers"
     for _ in range(5):
         for taken in run("queue", "receive", *queue, "--max", 3).lines:

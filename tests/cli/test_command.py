@@ -1,4 +1,6 @@
-"""The installed command, as a shell sees it: exit codes, pipes, signals, and what it says when something is wrong."""
+"""The installed command, as a shell sees it: exit codes, pipes, signals, and what it says when
+something is wrong.
+"""
 
 import json
 import os
@@ -21,7 +23,9 @@ COMMAND = str(Path(sys.executable).with_name("headrace"))
 
 
 def environment(address: str | None) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in {"HEADRACE_LOG", "COLUMNS"}}
+    kept = {
+        name: value for name, value in os.environ.items() if name not in {"HEADRACE_LOG", "COLUMNS"}
+    }
     return kept | ({"HEADRACE_LOG": address} if address else {})
 
 
@@ -29,7 +33,12 @@ def shell(script: str, address: str | None) -> subprocess.CompletedProcess[str]:
     """Run a line of shell in which `headrace` is the installed command."""
     path = f"{Path(COMMAND).parent}:{os.environ['PATH']}"
     return subprocess.run(
-        ["bash", "-c", script], env=environment(address) | {"PATH": path}, capture_output=True, text=True, timeout=120, check=False
+        ["bash", "-c", script],
+        env=environment(address) | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -46,7 +55,9 @@ def test_help_names_the_environment_variable(run: Run) -> None:
 def test_tables_show_times_short_and_numbers_on_the_right() -> None:
     assert cell(datetime(2026, 1, 31, 12, 0, 1, tzinfo=UTC)) == "2026-01-31 12:00:01Z"
     assert cell(datetime(2026, 1, 31, 12, 0, 1, 500, tzinfo=UTC)) == "2026-01-31 12:00:01.000500Z"
-    columns = as_table(["n", "price", "yes", "text"], [[1, Decimal("1.50"), True, "a"], [None, None, None, None]]).columns
+    columns = as_table(
+        ["n", "price", "yes", "text"], [[1, Decimal("1.50"), True, "a"], [None, None, None, None]]
+    ).columns
     assert [column.justify for column in columns] == ["right", "right", "left", "left"]
 
 
@@ -65,7 +76,10 @@ def test_every_command_helps_with_an_example(run: Run) -> None:
     }
     for group, commands in groups.items():
         for command in commands:
-            assert f"Example: headrace {group} {command}".replace("  ", " ") in run(*filter(None, [group]), command, "--help").out
+            assert (
+                f"Example: headrace {group} {command}".replace("  ", " ")
+                in run(*filter(None, [group]), command, "--help").out
+            )
 
 
 def test_no_log_is_wrong_usage_and_says_how() -> None:
@@ -78,7 +92,10 @@ def test_no_log_is_wrong_usage_and_says_how() -> None:
 
 def test_the_log_can_be_named_before_or_behind_the_command(tmp_path: Path) -> None:
     there, elsewhere = f"file:{tmp_path}/a", f"file:{tmp_path}/b"
-    script = f"headrace topic create t --schema 'n INT' --log {there} && headrace --log {there} topic list --json && headrace topic list --json --log {there}"
+    script = (
+        f"headrace topic create t --schema 'n INT' --log {there} && headrace --log {there} topic"
+        f" list --json && headrace topic list --json --log {there}"
+    )
     done = shell(script, elsewhere)
     assert [json.loads(line)["name"] for line in done.stdout.splitlines()[1:]] == ["t", "t"]
 
@@ -112,13 +129,21 @@ def test_rows_nobody_took_are_not_committed(address: str, log: hr.Log) -> None:
 
 def start(address: str, *arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [COMMAND, *arguments], env=environment(address), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [COMMAND, *arguments],
+        env=environment(address),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
 def test_follow_shows_rows_as_they_come_and_ends_on_ctrl_c(address: str, log: hr.Log) -> None:
     log.create_topic("t", "n BIGINT")
-    with start(address, "consume", "t", "--follow", "--json") as reader, log.producer("t") as producer:
+    with (
+        start(address, "consume", "t", "--follow", "--json") as reader,
+        log.producer("t") as producer,
+    ):
         assert reader.stdout is not None
         for n in range(3):
             producer.append({"n": n})
@@ -150,29 +175,53 @@ def test_a_person_who_waits_sees_progress(address: str, log: hr.Log, tmp_path: P
     file.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(1000)))
     terminal, its_end = pty.openpty()
     with os.fdopen(terminal, "rb", buffering=0) as screen:
-        done = subprocess.run([COMMAND, "produce", "t", str(file)], env=environment(address), stdout=subprocess.PIPE, stderr=its_end, timeout=60, check=True)
+        done = subprocess.run(
+            [COMMAND, "produce", "t", str(file)],
+            env=environment(address),
+            stdout=subprocess.PIPE,
+            stderr=its_end,
+            timeout=60,
+            check=True,
+        )
         os.close(its_end)
         shown = screen.read(100_000)
     assert done.stdout == b"Stored 1,000 rows in t.\n"
     assert str(file.stat().st_size).encode() in shown
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.44, "0.4 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (4 * 86400 + 3 * 3600, "4 d 3 h")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.44, "0.4 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (4 * 86400 + 3 * 3600, "4 d 3 h")],
+)
 def test_times_for_people(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
 
 
-@pytest.mark.parametrize(("count", "text"), [(999, "999 B"), (64_000_000, "64.0 MB"), (3 * 10**15, "3000.0 TB")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(999, "999 B"), (64_000_000, "64.0 MB"), (3 * 10**15, "3000.0 TB")]
+)
 def test_sizes_for_people(count: int, text: str) -> None:
     assert bytes_text(count) == text
 
 
 def test_json_has_no_numbers_that_are_none() -> None:
-    assert plain([float("nan"), float("inf"), -float("inf"), 1.5, True]) == ["NaN", "Infinity", "-Infinity", 1.5, True]
+    assert plain([float("nan"), float("inf"), -float("inf"), 1.5, True]) == [
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        1.5,
+        True,
+    ]
 
 
 def test_a_pipelines_file_is_not_its_state(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("")
-    done = subprocess.run([sys.executable, "-m", "headrace.cli", "status", "shop.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace.cli", "status", "shop.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert "No pipeline has run with the state directory shop.py" in done.stderr

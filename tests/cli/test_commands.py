@@ -1,4 +1,6 @@
-"""The list of commands: what it says of each, that a list is all that is loaded to show it, and completion in a shell."""
+"""The list of commands: what it says of each, that a list is all that is loaded to show it, and
+completion in a shell.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ def test_the_list_says_of_a_command_what_it_says_of_itself(entry: Entry) -> None
 
 def imported_by(code: str) -> set[str]:
     script = f"{code}\nimport sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    return set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split())
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
 
 
 @pytest.mark.parametrize("code", ["import headrace.cli", "import headrace"])
@@ -42,23 +48,37 @@ def seconds_of(*arguments: str) -> float:
     before = os.times()
     subprocess.run(arguments, capture_output=True, check=True)
     after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
+    return (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
 
 
 def test_help_and_import_are_quick() -> None:
     assert median(seconds_of(COMMAND, "--help") for _ in range(3)) < 0.6, "0.3 s on a quiet machine"
-    assert median(seconds_of(sys.executable, "-c", "import headrace") for _ in range(3)) < 0.3, "0.2 s on a quiet machine"
+    assert median(seconds_of(sys.executable, "-c", "import headrace") for _ in range(3)) < 0.3, (
+        "0.2 s on a quiet machine"
+    )
 
 
 def completions(words: str, at: int) -> list[str]:
     """What the shell is offered behind these words."""
-    surroundings = os.environ | {"_HEADRACE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
-    return subprocess.run([COMMAND], env=surroundings, capture_output=True, text=True, check=False).stdout.split()
+    surroundings = os.environ | {
+        "_HEADRACE_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(at),
+    }
+    return subprocess.run(
+        [COMMAND], env=surroundings, capture_output=True, text=True, check=False
+    ).stdout.split()
 
 
 @pytest.mark.parametrize(
     ("words", "at", "offered"),
-    [("headrace da", 1, "dashboard"), ("headrace topic cr", 2, "create"), ("headrace consume --fol", 2, "--follow")],
+    [
+        ("headrace da", 1, "dashboard"),
+        ("headrace topic cr", 2, "create"),
+        ("headrace consume --fol", 2, "--follow"),
+    ],
 )
 def test_a_shell_completes_commands_and_their_options(words: str, at: int, offered: str) -> None:
     assert offered in completions(words, at)

@@ -1,4 +1,6 @@
-"""`headrace consume`: where it begins and stops, what it prints, and what it commits for a group."""
+"""`headrace consume`: where it begins and stops, what it prints, and what it commits for a
+group.
+"""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,7 +18,12 @@ def six(log: hr.Log) -> str:
     """A topic with one partition and the orders 0 to 5."""
     log.create_topic("six", "order_id BIGINT, note STRING, data BINARY")
     with log.producer("six") as producer:
-        producer.append([{"order_id": n, "note": None if n == 3 else f"[n{n}]", "data": b"\x00"} for n in range(6)])
+        producer.append(
+            [
+                {"order_id": n, "note": None if n == 3 else f"[n{n}]", "data": b"\x00"}
+                for n in range(6)
+            ]
+        )
     return "six"
 
 
@@ -27,8 +34,15 @@ def ids(ran_lines: list[dict[str, Any]]) -> list[Any]:
 def test_json_lines_hold_the_row_and_its_place(run: Run, six: str) -> None:
     lines = run("consume", six, "--json").lines
     assert ids(lines) == list(range(6))
-    assert {name: lines[3][name] for name in ("note", "data", "_partition", "_offset")} == {"note": None, "data": "AA==", "_partition": 0, "_offset": 3}
-    assert abs(datetime.fromisoformat(lines[0]["_timestamp"]) - datetime.now(UTC)) < timedelta(minutes=5)
+    assert {name: lines[3][name] for name in ("note", "data", "_partition", "_offset")} == {
+        "note": None,
+        "data": "AA==",
+        "_partition": 0,
+        "_offset": 3,
+    }
+    assert abs(datetime.fromisoformat(lines[0]["_timestamp"]) - datetime.now(UTC)) < timedelta(
+        minutes=5
+    )
 
 
 def test_a_table_for_people(run: Run, six: str) -> None:
@@ -38,10 +52,15 @@ def test_a_table_for_people(run: Run, six: str) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--group", "billing")])
-def test_partitions_share_a_table(run: Run, log: hr.Log, orders: str, options: tuple[str, ...]) -> None:
+def test_partitions_share_a_table(
+    run: Run, log: hr.Log, orders: str, options: tuple[str, ...]
+) -> None:
     with log.producer(orders) as producer:
         for partition in (0, 1):
-            producer.append({"order_id": 70 + partition, "customer_id": 1, "amount": 1.0, "placed_at": AT}, partition=partition)
+            producer.append(
+                {"order_id": 70 + partition, "customer_id": 1, "amount": 1.0, "placed_at": AT},
+                partition=partition,
+            )
     said = run("consume", orders, *options).out
     assert said.count("order_id") == 1
     assert "70" in said
@@ -49,8 +68,18 @@ def test_partitions_share_a_table(run: Run, log: hr.Log, orders: str, options: t
     assert "2026-01-31 12:00:00Z" in said
 
 
-@pytest.mark.parametrize(("options", "expected"), [((), [0, 1, 2, 3, 4, 5]), (("--from", 4), [4, 5]), (("--from", "latest"), []), (("--max", 2), [0, 1])])
-def test_where_it_begins_and_stops(run: Run, six: str, options: tuple[object, ...], expected: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), [0, 1, 2, 3, 4, 5]),
+        (("--from", 4), [4, 5]),
+        (("--from", "latest"), []),
+        (("--max", 2), [0, 1]),
+    ],
+)
+def test_where_it_begins_and_stops(
+    run: Run, six: str, options: tuple[object, ...], expected: list[int]
+) -> None:
     assert ids(run("consume", six, "--json", *options).lines) == expected
 
 
@@ -67,7 +96,10 @@ def test_a_place_that_is_none_is_wrong_usage(run: Run, six: str) -> None:
 def test_one_partition(run: Run, log: hr.Log, orders: str) -> None:
     with log.producer(orders) as producer:
         for partition in (0, 1):
-            producer.append({"order_id": partition, "customer_id": 1, "amount": 1.0, "placed_at": AT}, partition=partition)
+            producer.append(
+                {"order_id": partition, "customer_id": 1, "amount": 1.0, "placed_at": AT},
+                partition=partition,
+            )
     assert ids(run("consume", orders, "--json", "--partition", 1).lines) == [1]
     run("consume", orders, "--partition", 2, code=2)
 
@@ -100,7 +132,9 @@ def test_two_groups_do_not_disturb_each_other(run: Run, six: str) -> None:
 
 def test_a_group_reads_several_partitions_to_their_ends(run: Run, log: hr.Log, orders: str) -> None:
     with log.producer(orders) as producer:
-        producer.append([{"order_id": n, "customer_id": n, "amount": 1.0, "placed_at": AT} for n in range(50)])
+        producer.append(
+            [{"order_id": n, "customer_id": n, "amount": 1.0, "placed_at": AT} for n in range(50)]
+        )
     first = ids(run("consume", orders, "--group", "g", "--json", "--max", 30).lines)
     rest = ids(run("consume", orders, "--group", "g", "--json").lines)
     assert len(first) == 30
@@ -108,7 +142,9 @@ def test_a_group_reads_several_partitions_to_their_ends(run: Run, log: hr.Log, o
 
 
 @pytest.mark.parametrize("options", [("--from", 3), ("--from", "2026-01-01"), ("--partition", 0)])
-def test_a_group_cannot_be_told_where_to_read(run: Run, six: str, options: tuple[object, ...]) -> None:
+def test_a_group_cannot_be_told_where_to_read(
+    run: Run, six: str, options: tuple[object, ...]
+) -> None:
     assert "group" in run("consume", six, "--group", "g", *options, code=2).err.lower()
 
 

@@ -1,4 +1,6 @@
-"""`headrace demo` as a newcomer starts it: it ends well, also by Ctrl-C, and says what is missing. What its summary notices is in tests/demo."""
+"""`headrace demo` as a newcomer starts it: it ends well, also by Ctrl-C, and says what is missing.
+What its summary notices is in tests/demo.
+"""
 
 import os
 import re
@@ -32,11 +34,20 @@ def taken(port: int) -> Iterator[None]:
 def test_a_bounded_demo_ends_with_a_summary_in_which_every_number_is_right(tmp_path: Path) -> None:
     require_java()
     with taken(8765):
-        done = subprocess.run([*DEMO, "--for", "4s", "--keep", tmp_path / "shop"], capture_output=True, text=True, timeout=900, check=False, env=_environment(tmp_path))
+        done = subprocess.run(
+            [*DEMO, "--for", "4s", "--keep", tmp_path / "shop"],
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+            env=_environment(tmp_path),
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "BAD" not in done.stdout
     assert "(port 8765 is taken)" in done.stdout
-    came_in, counted = re.findall(r"exactly once: ([\d,]+) orders in, ([\d,]+) counted", done.stdout)[0]
+    came_in, counted = re.findall(
+        r"exactly once: ([\d,]+) orders in, ([\d,]+) counted", done.stdout
+    )[0]
     assert came_in == counted
     assert int(came_in.replace(",", "")) > 1000
     assert re.search(r"numbers move: [\d,]+ orders are counted", done.stdout)
@@ -46,9 +57,17 @@ def test_a_bounded_demo_ends_with_a_summary_in_which_every_number_is_right(tmp_p
 
 @pytest.mark.spark
 @pytest.mark.parametrize("moment", ["the shop is open", "numbers move"])
-def test_ctrl_c_ends_it_cleanly_at_any_moment_and_leaves_nothing(tmp_path: Path, moment: str) -> None:
+def test_ctrl_c_ends_it_cleanly_at_any_moment_and_leaves_nothing(
+    tmp_path: Path, moment: str
+) -> None:
     require_java()
-    with subprocess.Popen([*DEMO, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment(tmp_path)) as running:
+    with subprocess.Popen(
+        [*DEMO, "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environment(tmp_path),
+    ) as running:
         assert running.stdout is not None
         shown = []
         for line in running.stdout:
@@ -57,14 +76,22 @@ def test_ctrl_c_ends_it_cleanly_at_any_moment_and_leaves_nothing(tmp_path: Path,
                 running.send_signal(signal.SIGINT)
                 break
         rest, complaints = running.communicate(timeout=300)
-    assert (running.returncode, rest.splitlines()[-1:]) == (0, ["The shop is closed."]), ("".join(shown), rest, complaints)
+    assert (running.returncode, rest.splitlines()[-1:]) == (0, ["The shop is closed."]), (
+        "".join(shown),
+        rest,
+        complaints,
+    )
     assert "Traceback" not in complaints
     assert [path.name for path in tmp_path.glob("headrace-demo-*")] == []
 
 
 def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
-    environment = {name: value for name, value in _environment(tmp_path).items() if name != "JAVA_HOME"} | {"PATH": str(tmp_path)}
-    done = subprocess.run(DEMO, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    environment = {
+        name: value for name, value in _environment(tmp_path).items() if name != "JAVA_HOME"
+    } | {"PATH": str(tmp_path)}
+    done = subprocess.run(
+        DEMO, capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
     assert done.returncode == 1
     assert "Spark needs Java" in done.stderr
     assert "apt-get install default-jre-headless" in done.stderr
@@ -73,24 +100,47 @@ def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["--for", "2 hours"], "from 1 second to 1 hour"), (["--for", "soon"], "--for"), (["--keep", "."], "is not empty")],
+    [
+        (["--for", "2 hours"], "from 1 second to 1 hour"),
+        (["--for", "soon"], "--for"),
+        (["--keep", "."], "is not empty"),
+    ],
     ids=["too long", "no duration", "a directory in use"],
 )
 def test_what_it_cannot_do_it_says(tmp_path: Path, arguments: list[str], said: str) -> None:
     require_java()
     (tmp_path / "something").touch()
-    done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=60, check=False, env=_environment(tmp_path), cwd=tmp_path)
+    done = subprocess.run(
+        [*DEMO, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=_environment(tmp_path),
+        cwd=tmp_path,
+    )
     assert done.returncode == 1
     assert said in done.stderr
 
 
 def _environment(tmp_path: Path) -> dict[str, str]:
     """Without a display, and with temporary files where the test can see them."""
-    return {name: value for name, value in os.environ.items() if name not in {"DISPLAY", "WAYLAND_DISPLAY", "DEMO_SECONDS"}} | {"TMPDIR": str(tmp_path)}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {"DISPLAY", "WAYLAND_DISPLAY", "DEMO_SECONDS"}
+    } | {"TMPDIR": str(tmp_path)}
 
 
 def refused(tmp_path: Path, *options: str) -> str:
-    done = subprocess.run([*DEMO, "--port", "0", *options], capture_output=True, text=True, timeout=120, check=False, env=_environment(tmp_path))
+    done = subprocess.run(
+        [*DEMO, "--port", "0", *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=_environment(tmp_path),
+    )
     assert done.returncode == 1, done.stdout
     assert "Traceback" not in done.stderr
     return done.stderr
@@ -101,7 +151,9 @@ def test_what_it_cannot_do_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
-    assert "cannot be the demo's directory: File exists" in refused(tmp_path, "--keep", str(tmp_path / "file"))
+    assert "cannot be the demo's directory: File exists" in refused(
+        tmp_path, "--keep", str(tmp_path / "file")
+    )
     assert "is not empty" in refused(tmp_path, "--keep", str(tmp_path / "full"))
     assert "not from 1 second to 1 hour" in refused(tmp_path, "--for", "7200")
 

@@ -23,10 +23,15 @@ def behind(log: hr.Log) -> str:
 
 
 def test_list_and_show(run: Run, behind: str) -> None:
-    assert run("group", "list", "--json").lines == [{"name": behind, "kind": "group", "topics": ["events"], "members": 0, "lag_rows": 6}]
+    assert run("group", "list", "--json").lines == [
+        {"name": behind, "kind": "group", "topics": ["events"], "members": 0, "lag_rows": 6}
+    ]
     (shown,) = run("group", "show", behind, "--json").lines
     assert shown["members"] == []
-    assert [(each["partition"], each["committed"], each["end"], each["rows"]) for each in shown["positions"]] == [(0, 4, 10, 6)]
+    assert [
+        (each["partition"], each["committed"], each["end"], each["rows"])
+        for each in shown["positions"]
+    ] == [(0, 4, 10, 6)]
     assert behind in run("group", "list").out
     assert "events" in run("group", "show", behind).out
 
@@ -48,10 +53,15 @@ def test_an_unknown_group_suggests_the_nearest(run: Run, behind: str) -> None:
     assert [group["name"] for group in run("group", "list", "--json").lines] == [behind]
 
 
-@pytest.mark.parametrize(("to", "after"), [("earliest", 0), ("beginning", 0), ("latest", 10), ("end", 10), ("7", 7), ("2001-01-01", 0)])
+@pytest.mark.parametrize(
+    ("to", "after"),
+    [("earliest", 0), ("beginning", 0), ("latest", 10), ("end", 10), ("7", 7), ("2001-01-01", 0)],
+)
 def test_reset_moves_the_group(run: Run, log: hr.Log, behind: str, to: str, after: int) -> None:
     moved = run("group", "reset", behind, "--topic", "events", "--to", to, "--json").lines
-    assert moved == [{"group": behind, "topic": "events", "partition": 0, "before": 4, "after": after}]
+    assert moved == [
+        {"group": behind, "topic": "events", "partition": 0, "before": 4, "after": after}
+    ]
     assert log.committed(behind)["events"] == {0: after}
 
 
@@ -61,14 +71,19 @@ def test_reset_of_one_partition_leaves_the_others(run: Run, log: hr.Log) -> None
         for partition in range(3):
             producer.append([{"n": 1}, {"n": 2}], partition=partition)
     run("group", "reset", "g", "--topic", "wide", "--to", "latest", "--new")
-    moved = run("group", "reset", "g", "--topic", "wide", "--to", "1", "--partition", 2, "--json").lines
+    moved = run(
+        "group", "reset", "g", "--topic", "wide", "--to", "1", "--partition", 2, "--json"
+    ).lines
     assert [(each["partition"], each["before"], each["after"]) for each in moved] == [(2, 2, 1)]
     assert log.committed("g")["wide"] == {0: 2, 1: 2, 2: 1}
 
 
 def test_lag_shows_rows_and_seconds(run: Run, behind: str) -> None:
     (line,) = run("lag", "--json").lines
-    assert {name: line[name] for name in ("event", "group", "topic", "partition", "committed", "end", "rows", "alert")} == {
+    assert {
+        name: line[name]
+        for name in ("event", "group", "topic", "partition", "committed", "end", "rows", "alert")
+    } == {
         "event": "lag",
         "group": behind,
         "topic": "events",
@@ -90,26 +105,53 @@ def test_a_passed_threshold_is_exit_code_3(run: Run, behind: str) -> None:
 
 
 def test_watch_prints_the_start_of_an_alert(run: Run, behind: str) -> None:
-    watched = run("lag", behind, "--watch", "--every", "50 ms", "--for", "200 ms", "--alert-rows", 5, code=3)
+    watched = run(
+        "lag", behind, "--watch", "--every", "50 ms", "--for", "200 ms", "--alert-rows", 5, code=3
+    )
     assert watched.out.count("ALERT") == 1
     assert "6 rows" in watched.out
-    events = [each["event"] for each in run("lag", "--watch", "--every", "50 ms", "--for", "200 ms", "--alert-rows", 5, "--json", code=3).lines]
+    events = [
+        each["event"]
+        for each in run(
+            "lag",
+            "--watch",
+            "--every",
+            "50 ms",
+            "--for",
+            "200 ms",
+            "--alert-rows",
+            5,
+            "--json",
+            code=3,
+        ).lines
+    ]
     assert events.count("alert_start") == 1
     assert events.count("lag") > 1
 
 
 def test_watch_without_an_alert_ends_well(run: Run, behind: str) -> None:
-    assert run("lag", behind, "--watch", "--every", "50 ms", "--for", "100 ms", "--alert-rows", 6).out == ""
+    assert (
+        run("lag", behind, "--watch", "--every", "50 ms", "--for", "100 ms", "--alert-rows", 6).out
+        == ""
+    )
 
 
 def at(rows: int, seconds: float = 0.0, partition: int = 0) -> PartitionLag:
-    return PartitionLag(group="g", topic="t", partition=partition, committed=0, end=rows, rows=rows, seconds=seconds)
+    return PartitionLag(
+        group="g", topic="t", partition=partition, committed=0, end=rows, rows=rows, seconds=seconds
+    )
 
 
 def test_alerts_start_once_and_end_once() -> None:
     alerts = Alerts(rows=5, seconds=None)
     heard = [alerts.update([at(rows)]) for rows in (5, 6, 9, 5, 7)]
-    assert [(len(started), len(ended)) for started, ended in heard] == [(0, 0), (1, 0), (0, 0), (0, 1), (1, 0)]
+    assert [(len(started), len(ended)) for started, ended in heard] == [
+        (0, 0),
+        (1, 0),
+        (0, 0),
+        (0, 1),
+        (1, 0),
+    ]
 
 
 def test_each_partition_alerts_for_itself() -> None:
@@ -121,5 +163,9 @@ def test_each_partition_alerts_for_itself() -> None:
 
 
 def test_a_group_that_has_read_everything_is_not_late() -> None:
-    assert not Alerts(rows=None, seconds=10).passed(at(0, seconds=timedelta(days=1).total_seconds()))
-    assert Alerts(rows=None, seconds=10).passed(at(1, seconds=(datetime.now(UTC) - datetime(2020, 1, 1, tzinfo=UTC)).total_seconds()))
+    assert not Alerts(rows=None, seconds=10).passed(
+        at(0, seconds=timedelta(days=1).total_seconds())
+    )
+    assert Alerts(rows=None, seconds=10).passed(
+        at(1, seconds=(datetime.now(UTC) - datetime(2020, 1, 1, tzinfo=UTC)).total_seconds())
+    )

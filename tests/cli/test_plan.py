@@ -25,12 +25,20 @@ def shop(tmp_path: Path) -> Path:
 def test_a_tree(run: Run, shop: Path) -> None:
     out = run("plan", shop).out.splitlines()
     assert out[0] == "pipeline shop"
-    assert out[2] == "   └─ revenue.aggregate  aggregate by region: revenue = sum(amount)  [keeps state]"
+    assert (
+        out[2]
+        == "   └─ revenue.aggregate  aggregate by region: revenue = sum(amount)  [keeps state]"
+    )
 
 
 def test_json_lines(run: Run, shop: Path) -> None:
     lines = run("plan", shop, "--json").lines
-    assert [each.get("step") or each["output"] for each in lines] == ["orders", "revenue.where", "revenue.aggregate", "revenue"]
+    assert [each.get("step") or each["output"] for each in lines] == [
+        "orders",
+        "revenue.where",
+        "revenue.aggregate",
+        "revenue",
+    ]
     assert lines[1]["condition"] == "amount > 0"
 
 
@@ -43,7 +51,9 @@ def test_a_picture(run: Run, shop: Path, tmp_path: Path) -> None:
     assert f"Drawn in {target}." in run("plan", shop, "--svg", target).out
     assert ET.parse(target).getroot().tag.endswith("svg")
     assert run("plan", shop, "--svg", "-").out == target.read_text()
-    assert "cannot be written" in run("plan", shop, "--svg", tmp_path / "no" / "dir.svg", code=2).err
+    assert (
+        "cannot be written" in run("plan", shop, "--svg", tmp_path / "no" / "dir.svg", code=2).err
+    )
 
 
 def test_one_form_at_a_time(run: Run, shop: Path) -> None:
@@ -66,13 +76,20 @@ def test_nothing_is_started_or_made(run: Run, shop: Path, tmp_path: Path) -> Non
 def test_the_automaton_of_a_pattern(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "bank.py"
     path.write_text(
-        "import headrace as hr\n"
-        'bank = hr.Pipeline("bank", log="file:no/such/place")\n'
-        'paid = bank.topic("paid", schema="card STRING, amount DOUBLE, at TIMESTAMP", key="card", event_time=hr.EventTime("at"))\n'
-        'bank.write("fraud", paid.match("small{2,} !x -> big", define={"small": "amount < 10", "big": "amount > 1000", "x": "amount IS NULL"}, within="1 hour"))\n'
+        'import headrace as hr\nbank = hr.Pipeline("bank", log="file:no/such/place")\npaid ='
+        ' bank.topic("paid", schema="card STRING, amount DOUBLE, at TIMESTAMP", key="card",'
+        ' event_time=hr.EventTime("at"))\nbank.write("fraud", paid.match("small{2,} !x -> big",'
+        ' define={"small": "amount < 10", "big": "amount > 1000", "x": "amount IS NULL"}, within="1'
+        ' hour"))\n'
     )
     out = [line.strip(" │") for line in run("plan", path).out.splitlines()]
     assert "begins with small.1" in out
     assert "small.2 → small.2, big (skip till next, no x between)" in out
-    (step,) = [each for each in run("plan", path, "--json").lines if each.get("operation") == "match"]
-    assert (step["pattern"], step["within"], step["after_match"]) == ("small{2,} !x -> big", "1 hour", "skip past last row")
+    (step,) = [
+        each for each in run("plan", path, "--json").lines if each.get("operation") == "match"
+    ]
+    assert (step["pattern"], step["within"], step["after_match"]) == (
+        "small{2,} !x -> big",
+        "1 hour",
+        "skip past last row",
+    )

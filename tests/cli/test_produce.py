@@ -1,4 +1,6 @@
-"""`headrace produce`: three formats and standard input, typed by the topic's schema, with errors that name the line."""
+"""`headrace produce`: three formats and standard input, typed by the topic's schema, with errors
+that name the line.
+"""
 
 import json
 from datetime import UTC, datetime
@@ -15,13 +17,19 @@ from tests.cli.conftest import Run
 AT = datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
 AT_TEXT = "2026-01-31T12:00:00.123456Z"
 EVERYTHING = (
-    "i INT, big BIGINT, d DOUBLE, f FLOAT, yes BOOLEAN, s STRING, b BINARY, price DECIMAL(10,2), day DATE, at TIMESTAMP, local TIMESTAMP_NTZ, "
-    "tags ARRAY<STRING>, place STRUCT<x: INT, at: TIMESTAMP>, props MAP<STRING, DECIMAL(5,1)>"
+    "i INT, big BIGINT, d DOUBLE, f FLOAT, yes BOOLEAN, s STRING, b BINARY, price DECIMAL(10,2),"
+    " day DATE, at TIMESTAMP, local TIMESTAMP_NTZ, tags ARRAY<STRING>, place STRUCT<x: INT, at:"
+    " TIMESTAMP>, props MAP<STRING, DECIMAL(5,1)>"
 )
 
 
 def order(number: int) -> dict[str, object]:
-    return {"order_id": number, "customer_id": number % 3, "amount": number / 2, "placed_at": AT_TEXT}
+    return {
+        "order_id": number,
+        "customer_id": number % 3,
+        "amount": number / 2,
+        "placed_at": AT_TEXT,
+    }
 
 
 def jsonl(rows: list[dict[str, object]]) -> str:
@@ -59,9 +67,19 @@ def test_every_type_can_be_written_as_json(run: Run, log: hr.Log) -> None:
     }
     run("produce", "t", stdin=jsonl([row, dict.fromkeys(row)]))
     first, second = log.read("t").to_pylist()
-    assert (first["big"], first["d"], first["b"], first["price"], first["at"]) == (9007199254740993, 1.0, b"\x00\xff", Decimal("12.30"), AT)
+    assert (first["big"], first["d"], first["b"], first["price"], first["at"]) == (
+        9007199254740993,
+        1.0,
+        b"\x00\xff",
+        Decimal("12.30"),
+        AT,
+    )
     assert first["f"] != first["f"]
-    assert (first["local"], first["tags"], first["place"]["at"]) == (datetime(2026, 1, 31, 13, 0), ["a", None], AT)  # noqa: DTZ001
+    assert (first["local"], first["tags"], first["place"]["at"]) == (
+        datetime(2026, 1, 31, 13, 0),  # noqa: DTZ001
+        ["a", None],
+        AT,
+    )
     assert dict(first["props"]) == {"w": Decimal("1.5"), "h": Decimal("2.0")}
     assert {second[name] for name in row} == {None}
 
@@ -70,18 +88,29 @@ def test_csv_with_empty_fields_and_quoted_newlines(run: Run, log: hr.Log, tmp_pa
     log.create_topic("t", EVERYTHING)
     file = tmp_path / "rows.csv"
     file.write_text(
-        "\ufeffs,i,big,d,f,yes,b,price,day,at,local,tags,place,props\n"
-        '"two\nlines",1,2,3.5,4.5,TRUE,AA==,5.50,2026-01-31,2026-01-31T12:00:00.123456,2026-01-31T13:00:00,"[""x""]","{""x"": 1, ""at"": null}","{""w"": 1.5}"\n'
-        ",,,,,,,,,,,,,\n"
+        '\ufeffs,i,big,d,f,yes,b,price,day,at,local,tags,place,props\n"two\nlines",1,2,3.5,4.5,TRUE,AA==,5.50,2026-01-31,2026-01-31T12:00:00.123456,2026-01-31T13:00:00,"[""x""]","{""x"":'
+        ' 1, ""at"": null}","{""w"": 1.5}"\n,,,,,,,,,,,,,\n'
     )
     run("produce", "t", file)
     first, second = log.read("t").to_pylist()
-    assert (first["s"], first["i"], first["yes"], first["price"], first["at"]) == ("two\nlines", 1, True, Decimal("5.50"), AT)
-    assert (first["tags"], first["place"], dict(first["props"])) == (["x"], {"x": 1, "at": None}, {"w": Decimal("1.5")})
+    assert (first["s"], first["i"], first["yes"], first["price"], first["at"]) == (
+        "two\nlines",
+        1,
+        True,
+        Decimal("5.50"),
+        AT,
+    )
+    assert (first["tags"], first["place"], dict(first["props"])) == (
+        ["x"],
+        {"x": 1, "at": None},
+        {"w": Decimal("1.5")},
+    )
     assert second["s"] is None
 
 
-def test_parquet_files_with_wider_and_narrower_types(run: Run, log: hr.Log, orders: str, tmp_path: Path) -> None:
+def test_parquet_files_with_wider_and_narrower_types(
+    run: Run, log: hr.Log, orders: str, tmp_path: Path
+) -> None:
     rows = pa.table(
         {
             "placed_at": pa.array([AT, AT], pa.timestamp("ns", tz="UTC")),
@@ -113,19 +142,31 @@ def test_what_consume_prints_can_be_produced_again(run: Run, log: hr.Log, orders
         (json.dumps({**order(1), "amount": "much"}), "column 'amount': 'much' is not a number"),
         (json.dumps({**order(1), "order_id": 1.5}), "column 'order_id'"),
         (json.dumps({**order(1), "order_id": 1 << 70}), "column 'order_id'"),
-        (json.dumps({**order(1), "placed_at": "yesterday"}), "column 'placed_at': 'yesterday' is not a time such as"),
-        (json.dumps({**order(1), "placed_at": "2026-01-31T12:00:00.1234567Z"}), "column 'placed_at'"),
+        (
+            json.dumps({**order(1), "placed_at": "yesterday"}),
+            "column 'placed_at': 'yesterday' is not a time such as",
+        ),
+        (
+            json.dumps({**order(1), "placed_at": "2026-01-31T12:00:00.1234567Z"}),
+            "column 'placed_at'",
+        ),
     ],
 )
-def test_a_bad_line_is_named_and_nothing_of_its_append_is_stored(run: Run, log: hr.Log, orders: str, line: str, expected: str) -> None:
-    failed = run("produce", orders, stdin=jsonl([order(0)]) + "\n" + line + "\n" + jsonl([order(2)]), code=1)
+def test_a_bad_line_is_named_and_nothing_of_its_append_is_stored(
+    run: Run, log: hr.Log, orders: str, line: str, expected: str
+) -> None:
+    failed = run(
+        "produce", orders, stdin=jsonl([order(0)]) + "\n" + line + "\n" + jsonl([order(2)]), code=1
+    )
     assert "standard input, line 3" in failed.err
     assert expected in failed.err
     assert "Nothing was stored." in failed.err
     assert stored(log) == []
 
 
-def test_a_bad_line_says_what_was_stored_before_it(run: Run, log: hr.Log, orders: str, tmp_path: Path) -> None:
+def test_a_bad_line_says_what_was_stored_before_it(
+    run: Run, log: hr.Log, orders: str, tmp_path: Path
+) -> None:
     file = tmp_path / "orders.jsonl"
     file.write_text(jsonl([order(n) for n in range(6)]) + "oops\n")
     failed = run("produce", orders, file, "--batch-rows", 2, code=1)
@@ -138,12 +179,20 @@ def test_a_bad_line_says_what_was_stored_before_it(run: Run, log: hr.Log, orders
     ("text", "expected"),
     [
         ("order_id,customer_id,amount\n1,2,3\n", "line 2: the column 'placed_at' is missing"),
-        ("order_id,customer_id,amount,placed_at\n1,2\n", "line 2 has 2 fields, but the heading has 4"),
+        (
+            "order_id,customer_id,amount,placed_at\n1,2\n",
+            "line 2 has 2 fields, but the heading has 4",
+        ),
         ("order_id,order_id\n1,2\n", "names the column 'order_id' twice"),
-        ('order_id,customer_id,amount,placed_at\n1,2,3,\n"a\nb",2,3,\n', "line 4, column 'order_id'"),
+        (
+            'order_id,customer_id,amount,placed_at\n1,2,3,\n"a\nb",2,3,\n',
+            "line 4, column 'order_id'",
+        ),
     ],
 )
-def test_bad_csv_is_named(run: Run, log: hr.Log, orders: str, tmp_path: Path, text: str, expected: str) -> None:
+def test_bad_csv_is_named(
+    run: Run, log: hr.Log, orders: str, tmp_path: Path, text: str, expected: str
+) -> None:
     file = tmp_path / "orders.csv"
     file.write_text(text)
     assert expected in run("produce", orders, file, code=1).err
@@ -153,7 +202,9 @@ def test_bad_csv_is_named(run: Run, log: hr.Log, orders: str, tmp_path: Path, te
 def test_files_that_cannot_be_read(run: Run, orders: str, tmp_path: Path) -> None:
     (tmp_path / "orders.csv").write_text("")
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
-    assert "did you mean 'orders.csv'?" in run("produce", orders, tmp_path / "order.csv", code=1).err
+    assert (
+        "did you mean 'orders.csv'?" in run("produce", orders, tmp_path / "order.csv", code=1).err
+    )
     assert "--format" in run("produce", orders, tmp_path / "orders.txt", code=1).err
     assert "Parquet" in run("produce", orders, tmp_path / "broken.parquet", code=1).err
     assert "standard input" in run("produce", orders, "--format", "parquet", code=1).err
@@ -168,7 +219,10 @@ def test_numbered_appends_can_be_repeated(run: Run, log: hr.Log, orders: str) ->
     assert (again["rows"], again["appends"], again["duplicates"]) == (0, 3, 3)
     assert stored(log) == list(range(10))
     assert sum(each["stop"] - each["start"] for each in first["partitions"].values()) == 10
-    assert first["position"] == ",".join(f"{first['topic']}:{number}:{each['stop']}" for number, each in sorted(first["partitions"].items()))
+    assert first["position"] == ",".join(
+        f"{first['topic']}:{number}:{each['stop']}"
+        for number, each in sorted(first["partitions"].items())
+    )
 
 
 def test_without_a_number_the_next_one_is_used(run: Run, log: hr.Log, orders: str) -> None:
@@ -189,16 +243,35 @@ def test_a_chosen_partition(run: Run, log: hr.Log, orders: str) -> None:
 
 
 def test_rows_of_a_table_are_upserts_unless_they_say_otherwise(run: Run, log: hr.Log) -> None:
-    log.create_table("customers", "customer_id BIGINT, name STRING NOT NULL", primary_key="customer_id")
+    log.create_table(
+        "customers", "customer_id BIGINT, name STRING NOT NULL", primary_key="customer_id"
+    )
     run("produce", "customers", stdin=jsonl([{"customer_id": 1, "name": "a"}]))
-    run("produce", "customers", stdin=jsonl([{"customer_id": 2, "name": "b", "_change_type": "insert"}, {"customer_id": 1, "_change_type": "delete"}]))
-    changes = [(row["customer_id"], row["name"], row["_change_type"]) for row in log.read("customers").to_pylist()]
+    run(
+        "produce",
+        "customers",
+        stdin=jsonl(
+            [
+                {"customer_id": 2, "name": "b", "_change_type": "insert"},
+                {"customer_id": 1, "_change_type": "delete"},
+            ]
+        ),
+    )
+    changes = [
+        (row["customer_id"], row["name"], row["_change_type"])
+        for row in log.read("customers").to_pylist()
+    ]
     assert changes == [(1, "a", "update_postimage"), (2, "b", "insert"), (1, None, "delete")]
 
 
 def test_a_wrong_change_type_is_refused(run: Run, log: hr.Log) -> None:
     log.create_table("customers", "customer_id BIGINT, name STRING", primary_key="customer_id")
-    failed = run("produce", "customers", stdin=jsonl([{"customer_id": 1, "name": "a", "_change_type": "delet"}]), code=1)
+    failed = run(
+        "produce",
+        "customers",
+        stdin=jsonl([{"customer_id": 1, "name": "a", "_change_type": "delet"}]),
+        code=1,
+    )
     assert "did you mean 'delete'?" in failed.err
     assert log.read("customers").to_pylist() == []
 

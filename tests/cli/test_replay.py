@@ -1,4 +1,6 @@
-"""`headrace replay` and `headrace rescale`: beside the old, from where one says, with as many shards as one says."""
+"""`headrace replay` and `headrace rescale`: beside the old, from where one says, with as many
+shards as one says.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def total(state: Path, view: str = "totals") -> int:
 
 
 @pytest.mark.spark
-def test_a_version_is_built_beside_the_old_one(run: Run, log: hr.Log, file: Path, spark: SparkSession) -> None:
+def test_a_version_is_built_beside_the_old_one(
+    run: Run, log: hr.Log, file: Path, spark: SparkSession
+) -> None:
     log.create_topic("orders", "k BIGINT, v BIGINT", key="k")
     state = file.parent / "shop.state"
     run("rescale", file, "--shards", 3)
@@ -61,8 +65,24 @@ def test_a_version_is_built_beside_the_old_one(run: Run, log: hr.Log, file: Path
     assert done.out.splitlines()[-1].startswith("Caught up at tick 3: 3 rows")
     assert total(state / "versions" / "v2", "totals.v2") == 111
     columns = ["k", "s", "_change_type"]
-    assert log.read("changes.v2", columns=columns).to_table().equals(log.read("changes", columns=columns).to_table())
-    run("replay", file, "--as", "late", "--from", 3, "--shards", 1, "--until-caught-up", "--master", "local[2]")
+    assert (
+        log.read("changes.v2", columns=columns)
+        .to_table()
+        .equals(log.read("changes", columns=columns).to_table())
+    )
+    run(
+        "replay",
+        file,
+        "--as",
+        "late",
+        "--from",
+        3,
+        "--shards",
+        1,
+        "--until-caught-up",
+        "--master",
+        "local[2]",
+    )
     late = state / "versions" / "late"
     assert (total(late, "totals.late"), read_status(late).shards) == (100, 1)
     again = run("replay", file, "--as", "late", "--from", 2, code=1)
@@ -73,7 +93,11 @@ def test_a_version_is_built_beside_the_old_one(run: Run, log: hr.Log, file: Path
 def test_rescaling_is_remembered(run: Run, log: hr.Log, file: Path) -> None:
     assert run("rescale", file, "--shards", 8).out == "shop will run with 8 shards.\n"
     run("rescale", file, "--shards", 2, "--as", "v2")
-    assert (remembered_shards(log, "shop"), remembered_shards(log, "shop.v2"), remembered_shards(log, "other")) == (8, 2, None)
+    assert (
+        remembered_shards(log, "shop"),
+        remembered_shards(log, "shop.v2"),
+        remembered_shards(log, "other"),
+    ) == (8, 2, None)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +105,11 @@ def test_rescaling_is_remembered(run: Run, log: hr.Log, file: Path) -> None:
     [
         (("replay", "--as", "v2"), 1, "has never run on this log"),
         (("replay", "--as", "v 2"), 1, "cannot be a version"),
-        (("replay", "--as", "v2", "--from", "yesterday-ish"), 2, "neither a tick's number nor a time"),
+        (
+            ("replay", "--as", "v2", "--from", "yesterday-ish"),
+            2,
+            "neither a tick's number nor a time",
+        ),
         (("replay",), 2, "--as"),
         (("rescale", "--shards", "129"), 2, "--shards"),
         (("rescale",), 2, "--shards"),

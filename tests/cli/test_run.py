@@ -1,4 +1,6 @@
-"""`headrace run` as a real process: stopped by signals in the middle of a batch, failing and going on; and what it tells the person who waits."""
+"""`headrace run` as a real process: stopped by signals in the middle of a batch, failing and going
+on; and what it tells the person who waits.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +80,24 @@ class Shop:
         self.fed += count
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "headrace.cli", "run", str(self.file), "--master", "local[2]"]
+        command = [
+            sys.executable,
+            "-m",
+            "headrace.cli",
+            "run",
+            str(self.file),
+            "--master",
+            "local[2]",
+        ]
         environment = {name: value for name, value in os.environ.items() if name != "HEADRACE_LOG"}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
 
     def status(self) -> dict[str, Any]:
         try:
@@ -105,9 +122,14 @@ class Shop:
 
     def check_totals(self) -> None:
         """That every row counts exactly once, in the view and in the topic."""
-        expected = {k: (len(values := [n for n in range(self.fed) if n % 7 == k]), sum(values)) for k in range(7)}
+        expected = {
+            k: (len(values := [n for n in range(self.fed) if n % 7 == k]), sum(values))
+            for k in range(7)
+        }
         with ViewReader(self.state / "views.db") as views:
-            assert {row["k"]: (row["n"], row["s"]) for row in views.table("totals").to_pylist()} == expected
+            assert {
+                row["k"]: (row["n"], row["s"]) for row in views.table("totals").to_pylist()
+            } == expected
         newest: dict[int, tuple[int, int]] = {}
         for row in self.log.read("changes").to_pylist():
             if row["_change_type"] == "update_preimage":
@@ -132,8 +154,12 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(("number", "group"), [(signal.SIGTERM, False), (signal.SIGINT, True)], ids=["SIGTERM", "Ctrl-C"])
-def test_a_run_that_is_stopped_in_the_middle_of_a_batch_ends_cleanly(shop: Shop, spark: SparkSession, number: int, group: bool) -> None:
+@pytest.mark.parametrize(
+    ("number", "group"), [(signal.SIGTERM, False), (signal.SIGINT, True)], ids=["SIGTERM", "Ctrl-C"]
+)
+def test_a_run_that_is_stopped_in_the_middle_of_a_batch_ends_cleanly(
+    shop: Shop, spark: SparkSession, number: int, group: bool
+) -> None:
     """Ctrl-C in a terminal reaches Spark's workers too."""
     shop.feed()
     shop.start()
@@ -151,12 +177,16 @@ def test_a_run_that_is_stopped_in_the_middle_of_a_batch_ends_cleanly(shop: Shop,
 
 
 @pytest.mark.spark
-def test_a_batch_that_does_not_finish_in_time_is_given_up_without_harm(shop: Shop, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_does_not_finish_in_time_is_given_up_without_harm(
+    shop: Shop, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.runtime.run.PATIENCE_S", 0.5)
     (shop.root / "slow").write_text("600")
     shop.feed()
     stop = Event()
-    running = Thread(target=load(shop.file).run, kwargs={"state": shop.state, "stop": stop, "master": "local[2]"})
+    running = Thread(
+        target=load(shop.file).run, kwargs={"state": shop.state, "stop": stop, "master": "local[2]"}
+    )
     running.start()
     end = time.monotonic() + 120
     while not (shop.root / "busy").exists():
@@ -192,10 +222,15 @@ def test_a_batch_that_fails_is_tried_again_and_says_why(shop: Shop, run: Run) ->
 @pytest.mark.spark
 def test_a_run_until_caught_up_tells_what_it_did(shop: Shop, run: Run, spark: SparkSession) -> None:
     shop.feed(200)
-    done = run("run", shop.file, "--until-caught-up", "--master", "local[2]", "--log", shop.log.address)
+    done = run(
+        "run", shop.file, "--until-caught-up", "--master", "local[2]", "--log", shop.log.address
+    )
     assert done.out.splitlines()[-1].startswith("Caught up at tick 1: 200 rows in ")
     shop.check_totals()
-    assert run("run", shop.file, "--until-caught-up", "--log", shop.log.address).out.splitlines()[-1] == "There was nothing to take in."
+    assert (
+        run("run", shop.file, "--until-caught-up", "--log", shop.log.address).out.splitlines()[-1]
+        == "There was nothing to take in."
+    )
 
 
 STATUS = Status("shop", 1, 1, 2, 0.0, 0.0, 0, 0, 1.0, 0, 0.0, 0, 0, 0)
@@ -205,7 +240,11 @@ def test_progress_is_told_while_there_are_ticks_to_do(capsys: pytest.CaptureFixt
     progress = Progress(every_s=0)
     progress(replace(STATUS, tick=1, newest_tick=1, batch_rows=10, batches=1))
     assert capsys.readouterr().err == ""
-    progress(replace(STATUS, tick=5, newest_tick=40, batch_rows=1_000_000, rows_behind=8_000_000, batches=2))
+    progress(
+        replace(
+            STATUS, tick=5, newest_tick=40, batch_rows=1_000_000, rows_behind=8_000_000, batches=2
+        )
+    )
     line = capsys.readouterr().err
     assert line.startswith("tick 5 of 40, 8,000,000 rows behind, ")
     assert " rows/s, about " in line
@@ -223,5 +262,11 @@ def test_time_left_follows_from_the_rows_behind() -> None:
     progress = Progress()
     progress(replace(STATUS, tick=1, newest_tick=3, batch_rows=500, batches=1))
     status = replace(STATUS, tick=1, newest_tick=3, rows_behind=3_000)
-    assert progress.line(status, 5.0) == "tick 1 of 3, 3,000 rows behind, 100 rows/s, about 30.0 s left"
-    assert Progress().line(status, 5.0) == "tick 1 of 3, 3,000 rows behind, 0 rows/s, time left not known"
+    assert (
+        progress.line(status, 5.0)
+        == "tick 1 of 3, 3,000 rows behind, 100 rows/s, about 30.0 s left"
+    )
+    assert (
+        Progress().line(status, 5.0)
+        == "tick 1 of 3, 3,000 rows behind, 0 rows/s, time left not known"
+    )

@@ -17,7 +17,9 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         store.declare("counts", COUNTS, ("k",))
         store.commit(1, 1, {"counts": inserts(1, (1, 10))})
         command = [sys.executable, "-m", "headrace.cli", "serve", str(tmp_path), "--port", "0"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
             assert process.stdout is not None
             address = process.stdout.readline().partition(" at ")[2].split()[0].rstrip(".")
             with urllib.request.urlopen(f"{address}/views/counts?key=1", timeout=20) as answer:
@@ -35,7 +37,10 @@ def test_a_directory_without_views_is_refused(run: Run, tmp_path: Path) -> None:
 
 def test_a_pipeline_s_file_is_no_state_directory(run: Run, tmp_path: Path) -> None:
     (tmp_path / "shop.py").touch()
-    for command in (("serve", tmp_path / "shop.py"), ("view", "list", "--state", tmp_path / "shop.py")):
+    for command in (
+        ("serve", tmp_path / "shop.py"),
+        ("view", "list", "--state", tmp_path / "shop.py"),
+    ):
         assert "name its state directory" in run(*command, code=1).err
 
 
@@ -45,4 +50,7 @@ def test_what_it_refuses(run: Run, tmp_path: Path) -> None:
     short = tmp_path / "token"
     short.write_text("short")
     assert "16 or more" in run("serve", tmp_path, "--token-file", short, code=1).err
-    assert "There is no log in" in run("serve", tmp_path, "--log", f"file:{tmp_path / 'none'}", "--port", 0, code=1).err
+    assert (
+        "There is no log in"
+        in run("serve", tmp_path, "--log", f"file:{tmp_path / 'none'}", "--port", 0, code=1).err
+    )

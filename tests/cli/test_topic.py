@@ -9,22 +9,59 @@ from tests.cli.conftest import ORDERS, Run
 
 
 def test_create_makes_the_topic_as_described(run: Run, log: hr.Log) -> None:
-    said = run("topic", "create", "orders", "--schema", ORDERS, "--key", "customer_id", "--partitions", 4, "--retention", "7 days", "--segment-bytes", 1 << 20)
+    said = run(
+        "topic",
+        "create",
+        "orders",
+        "--schema",
+        ORDERS,
+        "--key",
+        "customer_id",
+        "--partitions",
+        4,
+        "--retention",
+        "7 days",
+        "--segment-bytes",
+        1 << 20,
+    )
     info = log.topic("orders")
-    assert (info.key, info.partitions, info.retention_us, info.segment_bytes) == (("customer_id",), 4, 7 * 86_400_000_000, 1 << 20)
+    assert (info.key, info.partitions, info.retention_us, info.segment_bytes) == (
+        ("customer_id",),
+        4,
+        7 * 86_400_000_000,
+        1 << 20,
+    )
     assert "Created topic orders" in said.out
 
 
 def test_create_makes_a_table_with_a_primary_key(run: Run, log: hr.Log) -> None:
-    (shown,) = run("topic", "create", "prices", "--schema", "shop STRING, item STRING, price DECIMAL(9,2)", "--primary-key", "shop, item", "--json").lines
+    (shown,) = run(
+        "topic",
+        "create",
+        "prices",
+        "--schema",
+        "shop STRING, item STRING, price DECIMAL(9,2)",
+        "--primary-key",
+        "shop, item",
+        "--json",
+    ).lines
     info = log.topic("prices")
     assert info.is_table
     assert info.key == ("shop", "item")
     assert (shown["kind"], shown["key"], shown["history_us"]) == ("table", ["shop", "item"], None)
 
 
-@pytest.mark.parametrize("options", [("--history", "1 day"), ("--primary-key", "id", "--key", "id"), ("--primary-key", "id", "--retention", "1 day")])
-def test_options_that_contradict_each_other_are_wrong_usage(run: Run, log: hr.Log, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--history", "1 day"),
+        ("--primary-key", "id", "--key", "id"),
+        ("--primary-key", "id", "--retention", "1 day"),
+    ],
+)
+def test_options_that_contradict_each_other_are_wrong_usage(
+    run: Run, log: hr.Log, options: tuple[str, ...]
+) -> None:
     run("topic", "create", "t", "--schema", "id BIGINT", *options, code=2)
     assert log.topics() == []
 
@@ -33,7 +70,18 @@ def test_creating_it_twice_is_an_error_unless_missing_is_what_counts(run: Run, o
     again = run("topic", "create", orders, "--schema", ORDERS, code=1)
     assert "Error:" in again.err
     assert "Traceback" not in again.err
-    run("topic", "create", orders, "--schema", ORDERS, "--key", "customer_id", "--partitions", 2, "--if-missing")
+    run(
+        "topic",
+        "create",
+        orders,
+        "--schema",
+        ORDERS,
+        "--key",
+        "customer_id",
+        "--partitions",
+        2,
+        "--if-missing",
+    )
 
 
 def test_list_shows_topics_but_not_internal_ones(run: Run, log: hr.Log, orders: str) -> None:
@@ -41,7 +89,10 @@ def test_list_shows_topics_but_not_internal_ones(run: Run, log: hr.Log, orders: 
     with log.producer(orders) as producer:
         producer.append({"order_id": 1, "customer_id": 1, "amount": 1.0, "placed_at": None})
     listed = run("topic", "list", "--json").lines
-    assert [(each["name"], each["kind"], each["offsets"]) for each in listed] == [("customers", "table", 0), ("orders", "topic", 1)]
+    assert [(each["name"], each["kind"], each["offsets"]) for each in listed] == [
+        ("customers", "table", 0),
+        ("orders", "topic", 1),
+    ]
     assert "customers" in run("topic", "list").out
 
 
@@ -65,7 +116,10 @@ def test_a_topic_that_is_there_says_which_option_helps(run: Run, orders: str) ->
 
 def test_show_names_columns_settings_and_offsets(run: Run, orders: str) -> None:
     (shown,) = run("topic", "show", orders, "--json").lines
-    assert shown["offsets"] == [{"partition": 0, "earliest": 0, "end": 0}, {"partition": 1, "earliest": 0, "end": 0}]
+    assert shown["offsets"] == [
+        {"partition": 0, "earliest": 0, "end": 0},
+        {"partition": 1, "earliest": 0, "end": 0},
+    ]
     said = run("topic", "show", orders).out
     for expected in ("placed_at", "customer_id", "TIMESTAMP", "retention", "for ever", "earliest"):
         assert expected in said
@@ -79,7 +133,17 @@ def test_an_unknown_topic_suggests_the_nearest(run: Run, orders: str) -> None:
 
 
 def test_alter_adds_columns_and_changes_retention(run: Run, log: hr.Log, orders: str) -> None:
-    run("topic", "alter", orders, "--add-columns", "note STRING", "--retention", "30 days", "--retention-bytes", 1000)
+    run(
+        "topic",
+        "alter",
+        orders,
+        "--add-columns",
+        "note STRING",
+        "--retention",
+        "30 days",
+        "--retention-bytes",
+        1000,
+    )
     info = log.topic(orders)
     assert info.columns[-1] == "note"
     assert (info.retention_us, info.retention_bytes) == (30 * 86_400_000_000, 1000)
@@ -88,7 +152,9 @@ def test_alter_adds_columns_and_changes_retention(run: Run, log: hr.Log, orders:
     assert (info.retention_us, info.retention_bytes) == (None, None)
 
 
-def test_adding_partitions_to_a_keyed_topic_must_be_asked_for_by_name(run: Run, log: hr.Log, orders: str) -> None:
+def test_adding_partitions_to_a_keyed_topic_must_be_asked_for_by_name(
+    run: Run, log: hr.Log, orders: str
+) -> None:
     run("topic", "alter", orders, "--partitions", 4, code=1)
     assert log.topic(orders).partitions == 2
     run("topic", "alter", orders, "--partitions", 4, "--allow-moving-keys")

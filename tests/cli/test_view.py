@@ -1,4 +1,6 @@
-"""`headrace view`: list, show by key, by SQL and as it changes, and what a person is told when it cannot be."""
+"""`headrace view`: list, show by key, by SQL and as it changes, and what a person is told when it
+cannot be.
+"""
 
 import os
 import signal
@@ -35,16 +37,40 @@ def store(state: Path) -> Iterator[ViewStore]:
         store.declare("revenue", REVENUE, ("region", "day"))
         store.declare("counts", COUNTS, ("k",))
         store.declare("events", COUNTS)
-        sold = [("eu", AT.date(), 1.5, Decimal("0.30"), AT), ("us", AT.date(), float("nan"), None, None)]
-        store.commit(4, 1, {"revenue": inserts(4, *sold, schema=REVENUE), "counts": inserts(4, (1, 10), (2, 20), (3, 30))})
+        sold = [
+            ("eu", AT.date(), 1.5, Decimal("0.30"), AT),
+            ("us", AT.date(), float("nan"), None, None),
+        ]
+        store.commit(
+            4,
+            1,
+            {
+                "revenue": inserts(4, *sold, schema=REVENUE),
+                "counts": inserts(4, (1, 10), (2, 20), (3, 30)),
+            },
+        )
         store.commit(5, 1, {"events": inserts(5, *((n, n) for n in range(5)))})
         yield store
 
 
 def test_list(run: Run, store: ViewStore, state: Path) -> None:
     assert run("view", "list", "--state", state, "--json").lines == [
-        {"name": "counts", "version": None, "key": ["k"], "rows": 3, "tick": 5, "schema": "k BIGINT, n BIGINT"},
-        {"name": "events", "version": None, "key": [], "rows": 5, "tick": 5, "schema": "k BIGINT, n BIGINT"},
+        {
+            "name": "counts",
+            "version": None,
+            "key": ["k"],
+            "rows": 3,
+            "tick": 5,
+            "schema": "k BIGINT, n BIGINT",
+        },
+        {
+            "name": "events",
+            "version": None,
+            "key": [],
+            "rows": 5,
+            "tick": 5,
+            "schema": "k BIGINT, n BIGINT",
+        },
         {
             "name": "revenue",
             "version": None,
@@ -61,25 +87,57 @@ def test_list(run: Run, store: ViewStore, state: Path) -> None:
 
 def test_show_all_rows_with_the_tick(run: Run, store: ViewStore, state: Path) -> None:
     assert run("view", "show", "revenue", "--state", state, "--json").lines == [
-        {"_tick": 5, "region": "eu", "day": "2026-01-31", "revenue": 1.5, "tax": "0.30", "at": "2026-01-31T12:00:00.000000Z"},
-        {"_tick": 5, "region": "us", "day": "2026-01-31", "revenue": "NaN", "tax": None, "at": None},
+        {
+            "_tick": 5,
+            "region": "eu",
+            "day": "2026-01-31",
+            "revenue": 1.5,
+            "tax": "0.30",
+            "at": "2026-01-31T12:00:00.000000Z",
+        },
+        {
+            "_tick": 5,
+            "region": "us",
+            "day": "2026-01-31",
+            "revenue": "NaN",
+            "tax": None,
+            "at": None,
+        },
     ]
     out = run("view", "show", "counts", "--state", state).out
     assert "counts at tick 5: 3 rows" in out
-    assert [line.split() for line in out.splitlines() if line.strip() and line.split()[0].isdigit()] == [["1", "10"], ["2", "20"], ["3", "30"]]
+    assert [
+        line.split() for line in out.splitlines() if line.strip() and line.split()[0].isdigit()
+    ] == [["1", "10"], ["2", "20"], ["3", "30"]]
 
 
 def test_show_some_rows(run: Run, store: ViewStore, state: Path) -> None:
     out = run("view", "show", "counts", "--max", 2, "--state", state).out
     assert "1 more not shown; --max shows more." in out
-    assert [row["k"] for row in run("view", "show", "counts", "--max", 2, "--state", state, "--json").lines] == [1, 2]
-    assert run("view", "show", "events", "--max", 2, "--state", state, "--json").lines == [{"k": n, "n": n, "_tick": 5} for n in (3, 4)]
+    assert [
+        row["k"]
+        for row in run("view", "show", "counts", "--max", 2, "--state", state, "--json").lines
+    ] == [1, 2]
+    assert run("view", "show", "events", "--max", 2, "--state", state, "--json").lines == [
+        {"k": n, "n": n, "_tick": 5} for n in (3, 4)
+    ]
     assert "3 older not shown" in run("view", "show", "events", "--max", 2, "--state", state).out
 
 
 def test_show_by_key(run: Run, store: ViewStore, state: Path) -> None:
-    found = run("view", "show", "revenue", "--key", "eu", "--key", "2026-01-31", "--state", state, "--json").lines
-    assert found == [{"_tick": 5, "region": "eu", "day": "2026-01-31", "revenue": 1.5, "tax": "0.30", "at": "2026-01-31T12:00:00.000000Z"}]
+    found = run(
+        "view", "show", "revenue", "--key", "eu", "--key", "2026-01-31", "--state", state, "--json"
+    ).lines
+    assert found == [
+        {
+            "_tick": 5,
+            "region": "eu",
+            "day": "2026-01-31",
+            "revenue": 1.5,
+            "tax": "0.30",
+            "at": "2026-01-31T12:00:00.000000Z",
+        }
+    ]
     shown = run("view", "show", "counts", "--key", 2, "--state", state).out
     assert "counts at tick 5" in shown
     assert "20" in shown
@@ -98,16 +156,30 @@ def test_show_by_key(run: Run, store: ViewStore, state: Path) -> None:
         (["--sql", "SELECT 1", "--timeout", "soon"], "soon"),
     ],
 )
-def test_wrong_usage_is_exit_code_2(run: Run, store: ViewStore, state: Path, arguments: list[str], why: str) -> None:
+def test_wrong_usage_is_exit_code_2(
+    run: Run, store: ViewStore, state: Path, arguments: list[str], why: str
+) -> None:
     done = run("view", "show", *arguments, "--state", state, code=2)
     assert why in " ".join(done.err.replace("│", " ").split())
 
 
 def test_sql(run: Run, store: ViewStore, state: Path) -> None:
     query = "SELECT sum(n) AS total, count(*) AS rows FROM counts"
-    assert run("view", "show", "--sql", query, "--state", state, "--json").lines == [{"total": 60, "rows": 3}]
+    assert run("view", "show", "--sql", query, "--state", state, "--json").lines == [
+        {"total": 60, "rows": 3}
+    ]
     assert "total" in run("view", "show", "counts", "--sql", query, "--state", state).out
-    assert run("view", "show", "--sql", "SELECT k FROM counts ORDER BY k DESC", "--max", 1, "--state", state, "--json").lines == [{"k": 3}]
+    assert run(
+        "view",
+        "show",
+        "--sql",
+        "SELECT k FROM counts ORDER BY k DESC",
+        "--max",
+        1,
+        "--state",
+        state,
+        "--json",
+    ).lines == [{"k": 3}]
 
 
 @pytest.mark.parametrize(
@@ -120,17 +192,23 @@ def test_sql(run: Run, store: ViewStore, state: Path) -> None:
         (["events", "--key", "1"], "The view 'events' is a stream"),
     ],
 )
-def test_what_cannot_be_shown_is_exit_code_1(run: Run, store: ViewStore, state: Path, arguments: list[str], why: str) -> None:
+def test_what_cannot_be_shown_is_exit_code_1(
+    run: Run, store: ViewStore, state: Path, arguments: list[str], why: str
+) -> None:
     assert why in run("view", "show", *arguments, "--state", state, code=1).err
 
 
-def test_the_state_directory_is_found(run: Run, store: ViewStore, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_directory_is_found(
+    run: Run, store: ViewStore, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(state.parent)
     assert len(run("view", "list", "--json").lines) == 3
     other = state.parent / "other.state"
     other.mkdir()
     (other / "views.db").touch()
-    assert "Here are other.state, shop.state" in " ".join(run("view", "list", code=2).err.replace("│", " ").split())
+    assert "Here are other.state, shop.state" in " ".join(
+        run("view", "list", code=2).err.replace("│", " ").split()
+    )
     monkeypatch.setenv("HEADRACE_STATE", str(state))
     assert len(run("view", "list", "--json").lines) == 3
     assert "run the pipeline first" in run("view", "list", "--state", state.parent, code=1).err
@@ -142,12 +220,27 @@ def next_lines(stream: IO[str], count: int) -> list[str]:
 
 @pytest.mark.parametrize("json", [False, True])
 def test_follow(store: ViewStore, state: Path, json: bool) -> None:
-    command = [sys.executable, "-m", "headrace.cli", "view", "show", "counts", "--follow", "--state", str(state), *(["--json"] if json else [])]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "headrace.cli",
+        "view",
+        "show",
+        "counts",
+        "--follow",
+        "--state",
+        str(state),
+        *(["--json"] if json else []),
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
     assert process.stdout is not None
     try:
         first = next_lines(process.stdout, 3)
-        store.commit(6, 1, {"counts": changes(*update(6, (1, 10), (1, 11)), (6, "delete", (2, 20)))})
+        store.commit(
+            6, 1, {"counts": changes(*update(6, (1, 10), (1, 11)), (6, "delete", (2, 20)))}
+        )
         store.commit(7, 1, {})
         time.sleep(0.5)
         store.commit(8, 1, {"counts": inserts(8, (9, 90))})
@@ -167,6 +260,6 @@ def test_follow(store: ViewStore, state: Path, json: bool) -> None:
 
 
 def test_follow_ends_after_so_many_rows(run: Run, store: ViewStore, state: Path) -> None:
-    assert run("view", "show", "events", "--follow", "--max", 2, "--state", state, "--json").lines == [
-        {"_tick": 5, "_change_type": "insert", "k": n, "n": n} for n in (0, 1)
-    ]
+    assert run(
+        "view", "show", "events", "--follow", "--max", 2, "--state", state, "--json"
+    ).lines == [{"_tick": 5, "_change_type": "insert", "k": n, "n": n} for n in (0, 1)]

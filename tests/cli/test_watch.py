@@ -15,12 +15,26 @@ from tests.cli.conftest import Run
 def test_a_look_says_what_passes_its_limit(run: Run, log: Log, orders: str) -> None:
     assert run("watch", "--once", "--rule", "dead letters > 0").out == ""
     dead.divert(log, "orders", [dead.DeadLetter("here", "because")])
-    assert run("watch", "--once", "--rule", "dead letters > 0 of orders", code=3).out == "dead letters > 0 of orders: orders has 1\n"
+    assert (
+        run("watch", "--once", "--rule", "dead letters > 0 of orders", code=3).out
+        == "dead letters > 0 of orders: orders has 1\n"
+    )
     assert "There is no rule" in run("watch", code=2).err
 
 
 def test_it_tells_until_it_is_stopped(log: Log, address: str, orders: str) -> None:
-    command = [sys.executable, "-m", "headrace.cli", "watch", "--rule", "dead letters > 0 for 0 seconds", "--every", "100 ms", "--log", address]
+    command = [
+        sys.executable,
+        "-m",
+        "headrace.cli",
+        "watch",
+        "--rule",
+        "dead letters > 0 for 0 seconds",
+        "--every",
+        "100 ms",
+        "--log",
+        address,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     dead.divert(log, "orders", [dead.DeadLetter("here", "because")])
@@ -33,7 +47,11 @@ def test_it_tells_until_it_is_stopped(log: Log, address: str, orders: str) -> No
 
 def test_others_are_named_in_a_word() -> None:
     mail = way_of("smtp://mail.example.com:25?to=ops@example.com&sender=us@example.com")
-    assert (getattr(mail, "url", ""), getattr(mail, "to", ()), getattr(mail, "sender", "")) == ("smtp://mail.example.com:25", ("ops@example.com",), "us@example.com")
+    assert (getattr(mail, "url", ""), getattr(mail, "to", ()), getattr(mail, "sender", "")) == (
+        "smtp://mail.example.com:25",
+        ("ops@example.com",),
+        "us@example.com",
+    )
     assert getattr(way_of("webhook:https://example.com/hook"), "kind", "") == "webhook"
     with pytest.raises(Exception, match="no one who can be told"):
         way_of("ops@example.com")

@@ -1,4 +1,6 @@
-"""What all parts of the log's contract share: an open log, fresh names, and what differs between backends by declaration."""
+"""What all parts of the log's contract share: an open log, fresh names, and what differs between
+backends by declaration.
+"""
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -88,7 +90,9 @@ def rows_of(log: hr.Log, topic: str, **options: Any) -> list[dict[str, Any]]:
 def user_rows(batches: Any) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for batch in batches:
-        rows += batch.drop_columns([name for name in SYSTEM_COLUMNS if name in batch.schema.names]).to_pylist()
+        rows += batch.drop_columns(
+            [name for name in SYSTEM_COLUMNS if name in batch.schema.names]
+        ).to_pylist()
     return rows
 
 

@@ -15,7 +15,9 @@ PATIENCE_SECONDS = 40.0
 
 
 class GroupsContract(ContractBase):
-    def test_a_group_goes_on_where_it_committed(self, log: hr.Log, other: hr.Log, events: str, name: MakeName) -> None:
+    def test_a_group_goes_on_where_it_committed(
+        self, log: hr.Log, other: hr.Log, events: str, name: MakeName
+    ) -> None:
         append(log, events, [event(n) for n in range(10)])
         with log.consumer(events, group=name("g")) as consumer:
             assert drain(consumer, 10) == list(range(10))
@@ -27,7 +29,9 @@ class GroupsContract(ContractBase):
         with other.consumer(events, group=name("another")) as consumer:
             assert drain(consumer, 12) == list(range(12)), "groups do not know of each other"
 
-    def test_a_poll_returns_when_rows_come_or_time_is_up(self, log: hr.Log, events: str, name: MakeName) -> None:
+    def test_a_poll_returns_when_rows_come_or_time_is_up(
+        self, log: hr.Log, events: str, name: MakeName
+    ) -> None:
         with log.consumer(events, group=name("g")) as consumer:
             begun = time.monotonic()
             assert consumer.poll(timeout="300 milliseconds") == []
@@ -37,7 +41,9 @@ class GroupsContract(ContractBase):
             assert numbers(consumer.poll(timeout="20 seconds")) == [1]
             assert time.monotonic() - begun < 5
 
-    def test_batches_come_by_partition_with_their_places(self, log: hr.Log, orders: str, name: MakeName) -> None:
+    def test_batches_come_by_partition_with_their_places(
+        self, log: hr.Log, orders: str, name: MakeName
+    ) -> None:
         append(log, orders, [order(n, customer=n) for n in range(40)])
         with log.consumer(orders, group=name("g")) as consumer:
             found: list[dict[str, Any]] = []
@@ -50,7 +56,9 @@ class GroupsContract(ContractBase):
             assert consumer.assignment() == {orders: (0, 1, 2, 3)}
             positions = consumer.positions()
             for partition in range(4):
-                last = max((row["_offset"] for row in found if row["_partition"] == partition), default=-1)
+                last = max(
+                    (row["_offset"] for row in found if row["_partition"] == partition), default=-1
+                )
                 assert positions[orders][partition] >= last + 1
 
     def test_max_rows_bounds_a_poll(self, log: hr.Log, events: str, name: MakeName) -> None:
@@ -64,7 +72,9 @@ class GroupsContract(ContractBase):
                 found += polled
             assert found == list(range(25))
 
-    def test_start_latest_skips_what_was_there(self, log: hr.Log, events: str, name: MakeName) -> None:
+    def test_start_latest_skips_what_was_there(
+        self, log: hr.Log, events: str, name: MakeName
+    ) -> None:
         append(log, events, event(1))
         with log.consumer(events, group=name("g"), start="latest") as consumer:
             append(log, events, event(2))
@@ -74,7 +84,9 @@ class GroupsContract(ContractBase):
         with pytest.raises(errors.BadName):
             log.consumer(events, group="not a name")
 
-    def test_several_topics_in_one_group(self, log: hr.Log, events: str, orders: str, name: MakeName) -> None:
+    def test_several_topics_in_one_group(
+        self, log: hr.Log, events: str, orders: str, name: MakeName
+    ) -> None:
         append(log, events, event(1))
         append(log, orders, order(2))
         with log.consumer([events, orders], group=name("g"), headers=True) as consumer:
@@ -87,7 +99,9 @@ class GroupsContract(ContractBase):
             consumer.commit()
         assert set(log.committed(name("g"))) == {events, orders}
 
-    def test_explicit_positions_are_committed(self, log: hr.Log, events: str, name: MakeName) -> None:
+    def test_explicit_positions_are_committed(
+        self, log: hr.Log, events: str, name: MakeName
+    ) -> None:
         append(log, events, [event(n) for n in range(10)])
         with log.consumer(events, group=name("g")) as consumer:
             drain(consumer, 10)
@@ -120,7 +134,9 @@ class GroupsContract(ContractBase):
 
     # Sharing
 
-    def test_members_share_partitions_and_a_lost_one_cannot_be_committed(self, log: hr.Log, other: hr.Log, orders: str, name: MakeName) -> None:
+    def test_members_share_partitions_and_a_lost_one_cannot_be_committed(
+        self, log: hr.Log, other: hr.Log, orders: str, name: MakeName
+    ) -> None:
         append(log, orders, [order(n, customer=n) for n in range(40)])
         first = log.consumer(orders, group=name("g"))
         drain(first, 40, column="order_id")
@@ -128,7 +144,12 @@ class GroupsContract(ContractBase):
         first.commit()
         second = other.consumer(orders, group=name("g"))
         _poll_until(
-            lambda: _partitions(first, orders) | _partitions(second, orders) == {0, 1, 2, 3} and len(_partitions(second, orders)) == 2, first, second
+            lambda: (
+                _partitions(first, orders) | _partitions(second, orders) == {0, 1, 2, 3}
+                and len(_partitions(second, orders)) == 2
+            ),
+            first,
+            second,
         )
         assert len(_partitions(first, orders)) == 2
         assert not _partitions(first, orders) & _partitions(second, orders)
@@ -139,14 +160,18 @@ class GroupsContract(ContractBase):
         assert sorted(found) == list(range(40, 80))
         info = log.group(name("g"))
         assert (info.kind, len(info.members)) == ("group", 2)
-        assert {place for member in info.members for place in member.partitions} == {(orders, partition) for partition in range(4)}
+        assert {place for member in info.members for place in member.partitions} == {
+            (orders, partition) for partition in range(4)
+        }
         first.commit()
         second.commit()
         first.close()
         _poll_until(lambda: _partitions(second, orders) == {0, 1, 2, 3}, second)
         second.close()
 
-    def test_a_silent_member_loses_its_partitions(self, log: hr.Log, other: hr.Log, events: str, name: MakeName) -> None:
+    def test_a_silent_member_loses_its_partitions(
+        self, log: hr.Log, other: hr.Log, events: str, name: MakeName
+    ) -> None:
         """A real process takes part, reads, and is killed without a word."""
         import signal
         import subprocess
@@ -154,14 +179,14 @@ class GroupsContract(ContractBase):
 
         append(log, events, [event(n) for n in range(3)])
         script = (
-            "import sys, headrace as hr\n"
-            f"consumer = hr.open_log({log.address!r}).consumer({events!r}, group={name('g')!r}, session_timeout='1 second')\n"
-            "rows = 0\n"
-            "while rows < 3: rows += sum(batch.num_rows for batch in consumer.poll())\n"
-            "print('read', flush=True)\n"
-            "sys.stdin.read()\n"
+            "import sys, headrace as hr\nconsumer ="
+            f" hr.open_log({log.address!r}).consumer({events!r}, group={name('g')!r},"
+            " session_timeout='1 second')\nrows = 0\nwhile rows < 3: rows += sum(batch.num_rows"
+            " for batch in consumer.poll())\nprint('read', flush=True)\nsys.stdin.read()\n"
         )
-        process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert process.stdout is not None
         assert process.stdout.readline().strip() == "read"
         process.send_signal(signal.SIGKILL)
@@ -172,8 +197,12 @@ class GroupsContract(ContractBase):
     # Retention
 
     @pytest.mark.parametrize("on_lost", ["raise", "earliest", "latest"])
-    def test_a_group_that_falls_behind_retention(self, log: hr.Log, name: MakeName, on_lost: str) -> None:
-        topic = log.create_topic(name("kept"), "n BIGINT, text STRING", segment_bytes=self.smallest_segment_bytes).name
+    def test_a_group_that_falls_behind_retention(
+        self, log: hr.Log, name: MakeName, on_lost: str
+    ) -> None:
+        topic = log.create_topic(
+            name("kept"), "n BIGINT, text STRING", segment_bytes=self.smallest_segment_bytes
+        ).name
         for n in range(10):
             append(log, topic, event(n))
         log.reset_group(name("g"), topic, 2)
@@ -197,7 +226,9 @@ class GroupsContract(ContractBase):
 
     # Looking and moving
 
-    def test_unknown_groups_name_the_nearest(self, log: hr.Log, events: str, name: MakeName) -> None:
+    def test_unknown_groups_name_the_nearest(
+        self, log: hr.Log, events: str, name: MakeName
+    ) -> None:
         append(log, events, event(1))
         with log.consumer(events, group=name("billing")) as consumer:
             drain(consumer, 1)
@@ -221,7 +252,9 @@ class GroupsContract(ContractBase):
         assert log.reset_group(group, orders, "earliest") == {orders: dict.fromkeys(range(4), 0)}
         assert log.reset_group(group, orders, 2, partitions=[1, 3]) == {orders: {1: 2, 3: 2}}
         assert log.committed(group) == {orders: {0: 0, 1: 2, 2: 0, 3: 2}}
-        assert log.reset_group(group, orders, 10**6, partitions=[0]) == {orders: {0: log.end_offsets(orders)[0]}}
+        assert log.reset_group(group, orders, 10**6, partitions=[0]) == {
+            orders: {0: log.end_offsets(orders)[0]}
+        }
         for moment in (between, between.isoformat()):
             found = log.reset_group(group, orders, moment)[orders]
             assert found == ends == log.offsets_at(orders, between)
@@ -242,7 +275,14 @@ class GroupsContract(ContractBase):
             consumer.commit({events: {0: 4}})
             time.sleep(0.2)
             (lag,) = log.lag(group)
-            assert (lag.group, lag.topic, lag.partition, lag.committed, lag.end, lag.rows) == (group, events, 0, 4, 10, 6)
+            assert (lag.group, lag.topic, lag.partition, lag.committed, lag.end, lag.rows) == (
+                group,
+                events,
+                0,
+                4,
+                10,
+                6,
+            )
             assert 0.2 <= lag.seconds < 60
             consumer.commit()
             (lag,) = log.lag(group)
@@ -268,7 +308,10 @@ class GroupsContract(ContractBase):
         append(log, topic, order(1), partition=0)
         with log.consumer(topic, group=name("g")) as consumer:
             drain(consumer, 1, column="order_id")
-            assert [(lag.partition, lag.committed, lag.rows) for lag in log.lag(name("g"))] == [(0, None, 1), (1, None, 0)]
+            assert [(lag.partition, lag.committed, lag.rows) for lag in log.lag(name("g"))] == [
+                (0, None, 1),
+                (1, None, 0),
+            ]
 
 
 def _partitions(consumer: hr.Consumer, topic: str) -> set[int]:

@@ -1,6 +1,7 @@
 """The contract of a log, whichever backend keeps it: every promise of `headrace.log.api`, as tests.
 
-A backend subclasses `LogContract`, gives an `address` fixture, and declares by attribute where it differs.
+A backend subclasses `LogContract`, gives an `address` fixture, and declares by attribute where it
+differs.
 """
 
 from tests.contract.groups_contract import GroupsContract
@@ -11,5 +12,12 @@ from tests.contract.transactions_contract import TransactionsContract
 from tests.contract.writing_contract import WritingContract
 
 
-class LogContract(TopicsContract, WritingContract, ReadingContract, TransactionsContract, GroupsContract, QueuesContract):
+class LogContract(
+    TopicsContract,
+    WritingContract,
+    ReadingContract,
+    TransactionsContract,
+    GroupsContract,
+    QueuesContract,
+):
     """All of it."""

@@ -1,4 +1,6 @@
-"""Queues: acknowledged one by one, redelivered, given back, and put aside after too many deliveries."""
+"""Queues: acknowledged one by one, redelivered, given back, and put aside after too many
+deliveries.
+"""
 
 import time
 from collections.abc import Sequence
@@ -14,14 +16,21 @@ PATIENCE_SECONDS = 30.0
 
 
 class QueuesContract(ContractBase):
-    def test_messages_are_received_and_acknowledged(self, log: hr.Log, events: str, name: MakeName) -> None:
+    def test_messages_are_received_and_acknowledged(
+        self, log: hr.Log, events: str, name: MakeName
+    ) -> None:
         with log.producer(events) as producer:
             producer.append(event(1, "a"), headers=[{"h": b"1"}])
             producer.append(event(2, "b"))
         with log.queue(events, group=name("q")) as queue:
             messages = _receive(queue, 2)
             first = min(messages, key=lambda message: message.offset)
-            assert (first.topic, first.partition, first.offset, first.deliveries) == (events, 0, 0, 1)
+            assert (first.topic, first.partition, first.offset, first.deliveries) == (
+                events,
+                0,
+                0,
+                1,
+            )
             assert (first.row, first.headers) == (event(1, "a"), [("h", b"1")])
             assert abs(first.timestamp.timestamp() - time.time()) < 60
             for message in messages:
@@ -32,7 +41,9 @@ class QueuesContract(ContractBase):
         with log.queue(events, group=name("another")) as queue:
             assert len(_receive(queue, 2)) == 2
 
-    def test_a_message_comes_again_when_its_visibility_ends(self, log: hr.Log, events: str, name: MakeName) -> None:
+    def test_a_message_comes_again_when_its_visibility_ends(
+        self, log: hr.Log, events: str, name: MakeName
+    ) -> None:
         append(log, events, event(1))
         with log.queue(events, group=name("q")) as queue:
             (message,) = _receive(queue, 1, visibility=self.shortest_visibility)
@@ -45,7 +56,9 @@ class QueuesContract(ContractBase):
             with pytest.raises(errors.LeaseLost):
                 again.ack()
 
-    def test_a_message_that_is_given_back_comes_at_once(self, log: hr.Log, events: str, name: MakeName) -> None:
+    def test_a_message_that_is_given_back_comes_at_once(
+        self, log: hr.Log, events: str, name: MakeName
+    ) -> None:
         append(log, events, event(1))
         with log.queue(events, group=name("q")) as queue:
             (message,) = _receive(queue, 1)
@@ -56,7 +69,9 @@ class QueuesContract(ContractBase):
                 message.nack()
             again.ack()
 
-    def test_a_message_can_be_given_back_with_a_delay(self, log: hr.Log, events: str, name: MakeName) -> None:
+    def test_a_message_can_be_given_back_with_a_delay(
+        self, log: hr.Log, events: str, name: MakeName
+    ) -> None:
         append(log, events, event(1))
         with log.queue(events, group=name("q")) as queue:
             (message,) = _receive(queue, 1)
@@ -91,7 +106,9 @@ class QueuesContract(ContractBase):
             assert queue.receive(1) == []
             message.ack()
 
-    def test_too_many_deliveries_end_in_dead_letters(self, log: hr.Log, events: str, name: MakeName) -> None:
+    def test_too_many_deliveries_end_in_dead_letters(
+        self, log: hr.Log, events: str, name: MakeName
+    ) -> None:
         append(log, events, event(7, "poison"))
         append(log, events, event(8, "fine"))
         with log.queue(events, group=name("q"), delivery_limit=2) as queue:
@@ -108,18 +125,26 @@ class QueuesContract(ContractBase):
                         message.ack()
             assert sorted(seen) == [(7, 1), (7, 2), (8, 1)]
             (letter,) = letters(log, events)
-            assert (letter["source_partition"], letter["source_offset"], letter["place"]) == (0, 0, f"queue {name('q')}")
+            assert (letter["source_partition"], letter["source_offset"], letter["place"]) == (
+                0,
+                0,
+                f"queue {name('q')}",
+            )
             assert "2 times" in letter["reason"]
             assert "poison" in letter["row"]
             assert queue.receive(1) == []
 
-    def test_two_receivers_share_the_messages(self, log: hr.Log, other: hr.Log, name: MakeName) -> None:
+    def test_two_receivers_share_the_messages(
+        self, log: hr.Log, other: hr.Log, name: MakeName
+    ) -> None:
         topic = log.create_topic(name("jobs"), "n BIGINT, text STRING", partitions=2).name
         with log.queue(topic, group=name("q")) as one, other.queue(topic, group=name("q")) as two:
             found: dict[int, list[int]] = {1: [], 2: []}
             deadline = time.monotonic() + PATIENCE_SECONDS
             sent = 0
-            while (not found[1] or not found[2] or sum(map(len, found.values())) < sent) and time.monotonic() < deadline:
+            while (
+                not found[1] or not found[2] or sum(map(len, found.values())) < sent
+            ) and time.monotonic() < deadline:
                 if sent < 40:
                     for _ in range(4):
                         append(log, topic, event(sent), partition=sent % 2)
@@ -134,7 +159,10 @@ class QueuesContract(ContractBase):
     def test_receipts(self, log: hr.Log, other: hr.Log, events: str, name: MakeName) -> None:
         for n in range(3):
             append(log, events, event(n))
-        with log.queue(events, group=name("q")) as queue, other.queue(events, group=name("q")) as elsewhere:
+        with (
+            log.queue(events, group=name("q")) as queue,
+            other.queue(events, group=name("q")) as elsewhere,
+        ):
             messages = _receive(queue, 3)
             queue.ack([messages[0].receipt])
             with pytest.raises(errors.InputError, match="receipt"):
@@ -150,7 +178,9 @@ class QueuesContract(ContractBase):
             assert again.offset == messages[2].offset
             again.ack()
 
-    def test_a_queue_takes_committed_rows_only(self, log: hr.Log, events: str, name: MakeName) -> None:
+    def test_a_queue_takes_committed_rows_only(
+        self, log: hr.Log, events: str, name: MakeName
+    ) -> None:
         with log.queue(events, group=name("q")) as queue:
             tx = log.transaction(name("job"))
             tx.append(events, event(1, "aborted"))
@@ -162,7 +192,9 @@ class QueuesContract(ContractBase):
             assert message.row == event(2)
             message.ack()
 
-    def test_a_queue_is_a_group_of_its_own_kind(self, log: hr.Log, events: str, name: MakeName) -> None:
+    def test_a_queue_is_a_group_of_its_own_kind(
+        self, log: hr.Log, events: str, name: MakeName
+    ) -> None:
         append(log, events, event(1))
         with log.queue(events, group=name("mailers")) as queue:
             (message,) = _receive(queue, 1)
@@ -177,7 +209,9 @@ class QueuesContract(ContractBase):
             log.queue("no-such-topic", group=name("q"))
 
 
-def _receive(queue: hr.Queue, count: int, *, visibility: str = "10 seconds") -> Sequence[hr.Message]:
+def _receive(
+    queue: hr.Queue, count: int, *, visibility: str = "10 seconds"
+) -> Sequence[hr.Message]:
     """So many messages, however many calls it takes."""
     messages: list[hr.Message] = []
     deadline = time.monotonic() + PATIENCE_SECONDS

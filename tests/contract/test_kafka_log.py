@@ -29,5 +29,7 @@ class TestKafkaLog(LogContract):
     def forget_old_rows(self, log: hr.Log, topic: str) -> None:
         """What a broker's retention does, without waiting for it."""
         admin = AdminClient({"bootstrap.servers": log.address.removeprefix("kafka://")})
-        for future in admin.delete_records([TopicPartition(topic, 0, log.end_offsets(topic)[0] - 4)]).values():
+        for future in admin.delete_records(
+            [TopicPartition(topic, 0, log.end_offsets(topic)[0] - 4)]
+        ).values():
             future.result(timeout=20)

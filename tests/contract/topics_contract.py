@@ -1,4 +1,6 @@
-"""Topics: created, listed, changed, deleted; schemas of every type; names and changes that are refused."""
+"""Topics: created, listed, changed, deleted; schemas of every type; names and changes that are
+refused.
+"""
 
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -33,37 +35,71 @@ FULL_ROW: dict[str, Any] = {
     "wall": datetime.fromisoformat("0001-01-01T00:00:00.000001"),
     "span": timedelta(days=-3, microseconds=5),
     "list": ["a", None, ""],
-    "nested": {"id": 7, "tags": [{"name": "x", "at": datetime(2026, 1, 1, tzinfo=UTC)}, {"name": None, "at": None}, None], "price": Decimal("1.50")},
+    "nested": {
+        "id": 7,
+        "tags": [
+            {"name": "x", "at": datetime(2026, 1, 1, tzinfo=UTC)},
+            {"name": None, "at": None},
+            None,
+        ],
+        "price": Decimal("1.50"),
+    },
     "by_name": [("one", 1.0), ("none", None)],
     "by_number": [(1, b"\x00\xff"), (2, None)],
 }
 
 
 class TopicsContract(ContractBase):
-    def test_a_topic_is_as_it_was_declared(self, log: hr.Log, other: hr.Log, name: MakeName) -> None:
+    def test_a_topic_is_as_it_was_declared(
+        self, log: hr.Log, other: hr.Log, name: MakeName
+    ) -> None:
         topic = name("declared")
-        made = log.create_topic(topic, ORDERS, key="customer_id", partitions=3, retention="7 days", retention_bytes=1 << 30)
+        made = log.create_topic(
+            topic,
+            ORDERS,
+            key="customer_id",
+            partitions=3,
+            retention="7 days",
+            retention_bytes=1 << 30,
+        )
         assert made == log.topic(topic) == other.topic(topic)
-        assert (made.schema, made.key, made.partitions, made.is_table) == (ORDERS, ("customer_id",), 3, False)
-        assert (made.retention_us, made.retention_bytes, made.compact) == (7 * 24 * 3600 * 1_000_000, 1 << 30, False)
+        assert (made.schema, made.key, made.partitions, made.is_table) == (
+            ORDERS,
+            ("customer_id",),
+            3,
+            False,
+        )
+        assert (made.retention_us, made.retention_bytes, made.compact) == (
+            7 * 24 * 3600 * 1_000_000,
+            1 << 30,
+            False,
+        )
         assert made.arrow_schema.types == [pa.int64(), pa.int64(), pa.float64()]
         assert topic in log.topics()
         assert topic in other.topics()
         assert log.start_offsets(topic) == log.end_offsets(topic) == {0: 0, 1: 0, 2: 0}
         assert rows_of(log, topic) == []
 
-    def test_a_topic_that_is_made_again_is_another(self, log: hr.Log, other: hr.Log, name: MakeName) -> None:
+    def test_a_topic_that_is_made_again_is_another(
+        self, log: hr.Log, other: hr.Log, name: MakeName
+    ) -> None:
         topic = name("again")
         first = log.create_topic(topic, ORDERS).id
         assert first
-        assert log.alter_topic(topic, add_columns="note STRING").id == first == other.topic(topic).id
+        assert (
+            log.alter_topic(topic, add_columns="note STRING").id == first == other.topic(topic).id
+        )
         log.delete_topic(topic)
         assert log.create_topic(topic, ORDERS).id != first
 
-    def test_creating_twice_is_refused_unless_it_is_the_same(self, log: hr.Log, orders: str) -> None:
+    def test_creating_twice_is_refused_unless_it_is_the_same(
+        self, log: hr.Log, orders: str
+    ) -> None:
         with pytest.raises(errors.TopicExists, match="exist_ok"):
             log.create_topic(orders, ORDERS, key="customer_id", partitions=4)
-        assert log.create_topic(orders, ORDERS, key="customer_id", partitions=4, exist_ok=True) == log.topic(orders)
+        assert log.create_topic(
+            orders, ORDERS, key="customer_id", partitions=4, exist_ok=True
+        ) == log.topic(orders)
         with pytest.raises(errors.TopicExists, match="another schema"):
             log.create_topic(orders, "something_else STRING", exist_ok=True)
         with pytest.raises(errors.TopicExists, match="another schema or key"):
@@ -87,7 +123,14 @@ class TopicsContract(ContractBase):
 
     def test_an_unknown_topic_names_the_nearest(self, log: hr.Log, orders: str) -> None:
         wrong = orders.replace("orders", "ordres")
-        for use in (log.topic, log.read, log.producer, log.end_offsets, log.delete_topic, lambda topic: log.consumer(topic, group="g")):
+        for use in (
+            log.topic,
+            log.read,
+            log.producer,
+            log.end_offsets,
+            log.delete_topic,
+            lambda topic: log.consumer(topic, group="g"),
+        ):
             with pytest.raises(errors.UnknownTopic, match=f"did you mean '{orders}'"):
                 use(wrong)
 
@@ -117,7 +160,12 @@ class TopicsContract(ContractBase):
     def test_every_type_survives(self, log: hr.Log, name: MakeName) -> None:
         info = log.create_topic(name("types"), EVERY_TYPE)
         empty = dict.fromkeys(FULL_ROW)
-        lists = empty | {"list": [], "nested": {"id": 1, "tags": [], "price": None}, "by_name": [], "by_number": []}
+        lists = empty | {
+            "list": [],
+            "nested": {"id": 1, "tags": [], "price": None},
+            "by_name": [],
+            "by_number": [],
+        }
         append(log, info.name, [FULL_ROW, empty, lists])
         table = log.read(info.name, columns=info.columns).to_table()
         assert table.schema.equals(info.arrow_schema, check_metadata=True)
@@ -125,9 +173,22 @@ class TopicsContract(ContractBase):
 
     def test_numbers_that_are_none(self, log: hr.Log, name: MakeName) -> None:
         info = log.create_topic(name("floats"), "d DOUBLE, f FLOAT, l ARRAY<DOUBLE>")
-        append(log, info.name, [{"d": nan, "f": nan, "l": [nan, inf]}, {"d": inf, "f": -inf, "l": None}, {"d": -0.0, "f": 5e-324, "l": [1e308]}])
+        append(
+            log,
+            info.name,
+            [
+                {"d": nan, "f": nan, "l": [nan, inf]},
+                {"d": inf, "f": -inf, "l": None},
+                {"d": -0.0, "f": 5e-324, "l": [1e308]},
+            ],
+        )
         first, second, third = rows_of(log, info.name)
-        assert [isnan(value) for value in (first["d"], first["f"], *first["l"])] == [True, True, True, False]
+        assert [isnan(value) for value in (first["d"], first["f"], *first["l"])] == [
+            True,
+            True,
+            True,
+            False,
+        ]
         assert (second["d"], second["f"], second["l"]) == (inf, -inf, None)
         assert (str(third["d"]), third["f"], third["l"]) == ("-0.0", 0.0, [1e308])
 
@@ -142,22 +203,31 @@ class TopicsContract(ContractBase):
 
     # Changes
 
-    def test_added_columns_are_null_in_old_rows(self, log: hr.Log, other: hr.Log, events: str) -> None:
+    def test_added_columns_are_null_in_old_rows(
+        self, log: hr.Log, other: hr.Log, events: str
+    ) -> None:
         append(log, events, event(1))
         changed = log.alter_topic(events, add_columns="extra DOUBLE, more STRUCT<a: INT>")
         assert changed.columns == ["n", "text", "extra", "more"]
         append(other, events, event(2) | {"extra": 2.5, "more": {"a": 1}})
-        expected = [event(1) | {"extra": None, "more": None}, event(2) | {"extra": 2.5, "more": {"a": 1}}]
+        expected = [
+            event(1) | {"extra": None, "more": None},
+            event(2) | {"extra": 2.5, "more": {"a": 1}},
+        ]
         assert rows_of(log, events) == rows_of(other, events) == expected
 
-    def test_an_open_producer_learns_of_added_columns(self, log: hr.Log, other: hr.Log, events: str) -> None:
+    def test_an_open_producer_learns_of_added_columns(
+        self, log: hr.Log, other: hr.Log, events: str
+    ) -> None:
         with log.producer(events) as producer:
             producer.append(event(1))
             other.alter_topic(events, add_columns="extra BIGINT")
             producer.append(event(2) | {"extra": 7})
         assert rows_of(log, events)[-1] == event(2) | {"extra": 7}
 
-    def test_an_open_consumer_goes_on_after_a_column_was_added(self, log: hr.Log, other: hr.Log, events: str, name: MakeName) -> None:
+    def test_an_open_consumer_goes_on_after_a_column_was_added(
+        self, log: hr.Log, other: hr.Log, events: str, name: MakeName
+    ) -> None:
         append(log, events, event(1))
         with log.consumer(events, group=name("g")) as consumer:
             assert sum(batch.num_rows for batch in consumer.poll(timeout="10 seconds")) == 1
@@ -177,7 +247,9 @@ class TopicsContract(ContractBase):
             log.alter_topic(events, retension="1 day")
         assert log.topic(events).columns == ["n", "text"]
 
-    def test_partitions_are_added_to_a_keyed_topic_only_by_name(self, log: hr.Log, orders: str, events: str) -> None:
+    def test_partitions_are_added_to_a_keyed_topic_only_by_name(
+        self, log: hr.Log, orders: str, events: str
+    ) -> None:
         assert log.alter_topic(events, partitions=3).partitions == 3
         assert log.end_offsets(events) == {0: 0, 1: 0, 2: 0}
         with pytest.raises(errors.IncompatibleChange, match="allow_moving_keys"):
@@ -187,9 +259,16 @@ class TopicsContract(ContractBase):
         assert len({row["_partition"] for row in log.read(orders).to_pylist()}) > 4
 
     def test_settings_can_be_changed(self, log: hr.Log, other: hr.Log, orders: str) -> None:
-        log.alter_topic(orders, retention="2 days", retention_bytes=5 << 20, compact=True, tombstones="1 hour")
+        log.alter_topic(
+            orders, retention="2 days", retention_bytes=5 << 20, compact=True, tombstones="1 hour"
+        )
         info = other.topic(orders)
-        assert (info.retention_us, info.retention_bytes, info.compact, info.tombstone_us) == (172_800_000_000, 5 << 20, True, 3_600_000_000)
+        assert (info.retention_us, info.retention_bytes, info.compact, info.tombstone_us) == (
+            172_800_000_000,
+            5 << 20,
+            True,
+            3_600_000_000,
+        )
         assert log.alter_topic(orders, retention=None, compact=False).retention_us is None
 
     def test_stats_and_verify(self, log: hr.Log, orders: str) -> None:

@@ -1,4 +1,6 @@
-"""What every view store promises, whatever keeps its rows. A store's test class gives an `open_store` fixture and inherits the tests."""
+"""What every view store promises, whatever keeps its rows. A store's test class gives an
+`open_store` fixture and inherits the tests.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,7 +11,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.errors import BadName, BadSchema, BugError, ChangesGone, FencedError, IncompatibleChange, InputError, UnknownColumn, UnknownView
+from headrace.errors import (
+    BadName,
+    BadSchema,
+    BugError,
+    ChangesGone,
+    FencedError,
+    IncompatibleChange,
+    InputError,
+    UnknownColumn,
+    UnknownView,
+)
 from headrace.operators.changelog import fold
 from headrace.types.schema import parse_schema
 from headrace.views.store import ViewStore
@@ -21,8 +33,12 @@ Change = tuple[int, str, tuple[Any, ...]]
 
 def changes(*rows: Change, schema: pa.Schema = COUNTS) -> pa.Table:
     """Changes as the engine gives them: (tick, change, row)."""
-    full = schema.append(pa.field("_tick", pa.int64())).append(pa.field("_change_type", pa.string()))
-    listed = [dict(zip(full.names, (*values, tick, kind), strict=True)) for tick, kind, values in rows]
+    full = schema.append(pa.field("_tick", pa.int64())).append(
+        pa.field("_change_type", pa.string())
+    )
+    listed = [
+        dict(zip(full.names, (*values, tick, kind), strict=True)) for tick, kind, values in rows
+    ]
     return pa.Table.from_pylist(listed, full)
 
 
@@ -39,7 +55,9 @@ def rows(store: ViewStore, view: str = "counts") -> list[tuple[Any, ...]]:
 
 
 class ViewContract:
-    """`open_store()` opens the same store each time, as a process that starts again would; `open_store(most_changes=…)` bounds what it keeps for followers."""
+    """`open_store()` opens the same store each time, as a process that starts again would;
+    `open_store(most_changes=…)` bounds what it keeps for followers.
+    """
 
     @pytest.fixture
     def store(self, open_store: OpenStore) -> ViewStore:
@@ -57,7 +75,9 @@ class ViewContract:
 
     def test_changes_fold_into_rows(self, store: ViewStore) -> None:
         store.commit(1, 1, {"counts": inserts(1, (1, 10), (2, 20), (3, 30))})
-        store.commit(2, 1, {"counts": changes(*update(2, (1, 10), (1, 11)), (2, "delete", (2, 20)))})
+        store.commit(
+            2, 1, {"counts": changes(*update(2, (1, 10), (1, 11)), (2, "delete", (2, 20)))}
+        )
         assert rows(store) == [(1, 11), (3, 30)]
         assert store.reader.tick("counts") == 2
 
@@ -79,18 +99,42 @@ class ViewContract:
         assert rows(store) == [(1, 2)]
 
     @pytest.mark.parametrize("odd", [math.nan, None, 0.0])
-    def test_the_last_change_of_an_odd_key_counts_too(self, store: ViewStore, odd: float | None) -> None:
+    def test_the_last_change_of_an_odd_key_counts_too(
+        self, store: ViewStore, odd: float | None
+    ) -> None:
         schema = parse_schema("k DOUBLE, n BIGINT")
         store.declare("odd", schema, ("k",))
         same_key = -0.0 if odd == 0 else odd
-        store.commit(2, 1, {"odd": changes((1, "insert", (odd, 1)), (2, "delete", (same_key, 1)), schema=schema)})
+        store.commit(
+            2,
+            1,
+            {"odd": changes((1, "insert", (odd, 1)), (2, "delete", (same_key, 1)), schema=schema)},
+        )
         assert rows(store, "odd") == []
-        store.commit(4, 1, {"odd": changes((3, "insert", (odd, 1)), (4, "delete", (odd, 1)), (4, "insert", (same_key, 2)), schema=schema)})
+        store.commit(
+            4,
+            1,
+            {
+                "odd": changes(
+                    (3, "insert", (odd, 1)),
+                    (4, "delete", (odd, 1)),
+                    (4, "insert", (same_key, 2)),
+                    schema=schema,
+                )
+            },
+        )
         assert [n for _, n in rows(store, "odd")] == [2]
 
     def test_many_rows_in_one_commit(self, store: ViewStore) -> None:
         count = 150_001
-        table = pa.table({"k": range(count), "n": range(count), "_tick": [1] * count, "_change_type": ["insert"] * count})
+        table = pa.table(
+            {
+                "k": range(count),
+                "n": range(count),
+                "_tick": [1] * count,
+                "_change_type": ["insert"] * count,
+            }
+        )
         store.commit(1, 1, {"counts": table})
         assert store.reader.table("counts").equals(table.select(["k", "n"]).cast(COUNTS))
 
@@ -102,7 +146,12 @@ class ViewContract:
         store.commit(2, 1, {"counts": first})
         store.commit(1, 1, {"counts": inserts(1, (1, 1))})
         assert (rows(store), store.reader.tick("counts")) == ([(1, 2)], 2)
-        longer = changes((1, "insert", (1, 1)), *update(2, (1, 1), (1, 2)), *update(3, (1, 2), (1, 3)), (3, "insert", (9, 9)))
+        longer = changes(
+            (1, "insert", (1, 1)),
+            *update(2, (1, 1), (1, 2)),
+            *update(3, (1, 2), (1, 3)),
+            (3, "insert", (9, 9)),
+        )
         store.commit(3, 1, {"counts": longer})
         assert (rows(store), store.reader.tick("counts")) == ([(1, 3), (9, 9)], 3)
         assert [tick for tick, _ in store.reader.changes_since("counts", 0)] == [1, 2, 3]
@@ -123,14 +172,18 @@ class ViewContract:
         with pytest.raises(BugError, match="'behind'"):
             store.commit(6, 1, {"behind": inserts(6, (2, 1))}, views=["counts"])
 
-    def test_a_view_that_nobody_declared_this_time_stays_where_it_is(self, store: ViewStore, open_store: OpenStore) -> None:
+    def test_a_view_that_nobody_declared_this_time_stays_where_it_is(
+        self, store: ViewStore, open_store: OpenStore
+    ) -> None:
         store.commit(1, 1, {"counts": inserts(1, (1, 1))})
         other = open_store()
         other.declare("new", COUNTS, ("k",))
         other.commit(2, 1, {})
         assert [other.reader.tick(name) for name in ("counts", "new")] == [1, 2]
 
-    def test_an_older_epoch_is_refused_and_changes_nothing(self, store: ViewStore, open_store: OpenStore) -> None:
+    def test_an_older_epoch_is_refused_and_changes_nothing(
+        self, store: ViewStore, open_store: OpenStore
+    ) -> None:
         store.commit(1, 5, {"counts": inserts(1, (1, 1))})
         with pytest.raises(FencedError, match="epoch 5.*epoch 4") as caught:
             store.commit(2, 4, {"counts": inserts(2, (2, 2))})
@@ -144,7 +197,9 @@ class ViewContract:
         newer.commit(2, 6, {})
         assert store.reader.tick("counts") == 2
 
-    def test_what_was_committed_is_there_after_a_restart(self, store: ViewStore, open_store: OpenStore) -> None:
+    def test_what_was_committed_is_there_after_a_restart(
+        self, store: ViewStore, open_store: OpenStore
+    ) -> None:
         store.commit(3, 2, {"counts": inserts(3, (1, 1))})
         store.close()
         again = open_store()
@@ -159,13 +214,18 @@ class ViewContract:
             (pa.table({"k": [1], "_tick": [2], "_change_type": ["insert"]}), "lack the column 'n'"),
             (pa.table({"k": [1], "n": [1], "_tick": [2]}), "lack the column '_change_type'"),
             (pa.table({"k": [1], "n": [1], "_change_type": ["insert"]}), "lack the column '_tick'"),
-            (pa.table({"k": [1], "n": [1.5], "_tick": [2], "_change_type": ["insert"]}), "n: double"),
+            (
+                pa.table({"k": [1], "n": [1.5], "_tick": [2], "_change_type": ["insert"]}),
+                "n: double",
+            ),
             (changes((2, "upsert", (1, 1))), "the change 'upsert'"),
             (changes((3, "insert", (1, 1))), "beyond tick 2"),
             (changes((2, "insert", (1, 1)), (1, "insert", (2, 1))), "order"),
         ],
     )
-    def test_changes_that_are_not_as_promised_store_nothing(self, store: ViewStore, bad: pa.Table, why: str) -> None:
+    def test_changes_that_are_not_as_promised_store_nothing(
+        self, store: ViewStore, bad: pa.Table, why: str
+    ) -> None:
         store.declare("other", COUNTS, ("k",))
         with pytest.raises(BugError, match=why):
             store.commit(2, 1, {"other": inserts(2, (1, 1)), "counts": bad})
@@ -198,7 +258,9 @@ class ViewContract:
             ("n BIGINT, k BIGINT", ("k",), "the order of the columns was k, n"),
         ],
     )
-    def test_a_view_with_other_columns_or_key_is_refused(self, store: ViewStore, ddl: str, key: tuple[str, ...], why: str) -> None:
+    def test_a_view_with_other_columns_or_key_is_refused(
+        self, store: ViewStore, ddl: str, key: tuple[str, ...], why: str
+    ) -> None:
         store.commit(1, 1, {"counts": inserts(1, (1, 1))})
         with pytest.raises(IncompatibleChange, match=why) as caught:
             store.declare("counts", parse_schema(ddl), key)
@@ -234,42 +296,92 @@ class ViewContract:
             ("DOUBLE", [-1.5, 0.0, 3.0, math.inf, math.nan, None]),
             ("DECIMAL(10, 2)", [Decimal("1.50"), Decimal("2.00"), None]),
             ("BOOLEAN", [False, True, None]),
-            ("TIMESTAMP", [datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=UTC), None]),
+            (
+                "TIMESTAMP",
+                [
+                    datetime(2026, 1, 1, tzinfo=UTC),
+                    datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=UTC),
+                    None,
+                ],
+            ),
         ],
     )
-    def test_a_key_of_any_type_finds_changes_and_deletes_its_row(self, store: ViewStore, ddl: str, keys: list[Any]) -> None:
+    def test_a_key_of_any_type_finds_changes_and_deletes_its_row(
+        self, store: ViewStore, ddl: str, keys: list[Any]
+    ) -> None:
         schema = parse_schema(f"k {ddl}, n BIGINT")
         store.declare("typed", schema, ("k",))
         store.commit(1, 1, {"typed": inserts(1, *((key, 1) for key in keys), schema=schema)})
-        store.commit(2, 1, {"typed": changes(*((2, "update_postimage", (key, 2)) for key in keys), schema=schema)})
+        store.commit(
+            2,
+            1,
+            {"typed": changes(*((2, "update_postimage", (key, 2)) for key in keys), schema=schema)},
+        )
         in_order = pa.array(keys, schema.field("k").type, from_pandas=False).to_pylist()
         assert repr(rows(store, "typed")) == repr([(key, 2) for key in in_order])
         for number, key in enumerate(in_order):
             assert repr(store.reader.get("typed", (key,))) == repr({"k": key, "n": 2})
-            store.commit(3 + number, 1, {"typed": changes((3 + number, "delete", (key, 2)), schema=schema)})
+            store.commit(
+                3 + number, 1, {"typed": changes((3 + number, "delete", (key, 2)), schema=schema)}
+            )
             assert store.reader.get("typed", (key,)) is None
         assert rows(store, "typed") == []
 
     def test_keys_are_told_apart_by_all_their_columns(self, store: ViewStore) -> None:
         schema = parse_schema("region STRING, k BIGINT, n DOUBLE")
         store.declare("two", schema, ("region", "k"))
-        given = [("eu", 1, 0.5), ("eu", None, 1.5), ("us", 1, math.nan), (None, 1, None), (None, None, 2.5)]
+        given = [
+            ("eu", 1, 0.5),
+            ("eu", None, 1.5),
+            ("us", 1, math.nan),
+            (None, 1, None),
+            (None, None, 2.5),
+        ]
         store.commit(1, 1, {"two": inserts(1, *given, schema=schema)})
         assert repr(rows(store, "two")) == repr(given)
-        assert store.reader.get("two", ("eu", 1)) == store.reader.get("two", {"k": 1, "region": "eu"}) == {"region": "eu", "k": 1, "n": 0.5}
+        assert (
+            store.reader.get("two", ("eu", 1))
+            == store.reader.get("two", {"k": 1, "region": "eu"})
+            == {"region": "eu", "k": 1, "n": 0.5}
+        )
         assert store.reader.get("two", ("us", 2)) is None
-        store.commit(2, 1, {"two": changes((2, "delete", (None, None, 2.5)), (2, "delete", ("eu", 1, 0.5)), schema=schema)})
+        store.commit(
+            2,
+            1,
+            {
+                "two": changes(
+                    (2, "delete", (None, None, 2.5)), (2, "delete", ("eu", 1, 0.5)), schema=schema
+                )
+            },
+        )
         assert [row[:2] for row in rows(store, "two")] == [("eu", None), ("us", 1), (None, 1)]
 
     def test_scanning_by_key(self, store: ViewStore) -> None:
         schema = parse_schema("region STRING, k BIGINT, n BIGINT")
         store.declare("two", schema, ("region", "k"))
-        store.commit(1, 1, {"two": inserts(1, *((region, k, 0) for region in ("ap", "eu", "us") for k in range(4)), schema=schema)})
+        store.commit(
+            1,
+            1,
+            {
+                "two": inserts(
+                    1,
+                    *((region, k, 0) for region in ("ap", "eu", "us") for k in range(4)),
+                    schema=schema,
+                )
+            },
+        )
 
         def found(**bounds: Any) -> list[str]:
-            return [f"{row['region']}{row['k']}" for row in store.reader.scan("two", **bounds).to_pylist()]
+            return [
+                f"{row['region']}{row['k']}"
+                for row in store.reader.scan("two", **bounds).to_pylist()
+            ]
 
-        assert found(start="eu", stop="us") == found(start=("eu",), stop=("us", 0)) == ["eu0", "eu1", "eu2", "eu3"]
+        assert (
+            found(start="eu", stop="us")
+            == found(start=("eu",), stop=("us", 0))
+            == ["eu0", "eu1", "eu2", "eu3"]
+        )
         assert found(start=("eu", 2), limit=3) == ["eu2", "eu3", "us0"]
         assert found(stop=("ap", 1)) == ["ap0"]
         assert found(start="us", reverse=True) == ["us3", "us2", "us1", "us0"]
@@ -282,25 +394,37 @@ class ViewContract:
             store.reader.get("counts", key)
 
     def test_an_unknown_view_names_the_nearest(self, store: ViewStore) -> None:
-        for read in (store.reader.tick, store.reader.table, lambda name: store.reader.get(name, 1), lambda name: store.reader.changes_since(name, 0)):
+        for read in (
+            store.reader.tick,
+            store.reader.table,
+            lambda name: store.reader.get(name, 1),
+            lambda name: store.reader.changes_since(name, 0),
+        ):
             with pytest.raises(UnknownView, match="did you mean 'counts'"):
                 read("count")
 
     # Following
 
     def test_changes_can_be_followed_from_any_tick(self, store: ViewStore) -> None:
-        steps = [changes((1, "insert", (1, 1)), (1, "insert", (2, 2))), changes(*update(3, (1, 1), (1, 5)), (4, "delete", (2, 2)))]
+        steps = [
+            changes((1, "insert", (1, 1)), (1, "insert", (2, 2))),
+            changes(*update(3, (1, 1), (1, 5)), (4, "delete", (2, 2))),
+        ]
         store.commit(2, 1, {"counts": steps[0]})
         store.commit(5, 1, {"counts": steps[1]})
         followed = list(store.reader.changes_since("counts", 0))
         assert [tick for tick, _ in followed] == [1, 3, 4]
-        assert [row for _, table in followed for row in table.to_pylist()] == pa.concat_tables(steps).drop_columns(["_tick"]).to_pylist()
+        assert [row for _, table in followed for row in table.to_pylist()] == pa.concat_tables(
+            steps
+        ).drop_columns(["_tick"]).to_pylist()
         assert followed[0][1].schema.names == ["k", "n", "_change_type"]
         assert [tick for tick, _ in store.reader.changes_since("counts", 3)] == [4]
         assert list(store.reader.changes_since("counts", 5)) == []
 
     def test_types_survive_in_changes(self, store: ViewStore) -> None:
-        schema = parse_schema("k VARCHAR(3), d DECIMAL(10, 2), m MAP<STRING, ARRAY<TIMESTAMP>>, x DOUBLE")
+        schema = parse_schema(
+            "k VARCHAR(3), d DECIMAL(10, 2), m MAP<STRING, ARRAY<TIMESTAMP>>, x DOUBLE"
+        )
         store.declare("typed", schema, ("k",))
         row = ("a", Decimal("1.50"), [("t", [datetime(2026, 1, 1, tzinfo=UTC), None])], -math.inf)
         store.commit(1, 1, {"typed": inserts(1, row, schema=schema)})
@@ -316,7 +440,9 @@ class ViewContract:
             store.commit(tick, 1, {"counts": inserts(tick, (tick, tick))})
         kept = [tick for tick, _ in store.reader.changes_since("counts", 20)]
         assert kept == list(range(21, 31))
-        with pytest.raises(ChangesGone, match="since tick 19.*after tick 20.*shows tick 30") as caught:
+        with pytest.raises(
+            ChangesGone, match="since tick 19.*after tick 20.*shows tick 30"
+        ) as caught:
             store.reader.changes_since("counts", 19)
         assert "read the whole view" in caught.value.fix
         assert (caught.value.kept_after, caught.value.tick) == (20, 30)
@@ -328,14 +454,22 @@ class ViewContract:
         for view, kept in (("counts", 4), ("more", 30), ("usual", None)):
             store.declare(view, COUNTS, ("k",), most_changes=kept)
         for tick in range(1, 31):
-            store.commit(tick, 1, {view: inserts(tick, (tick, tick)) for view in ("counts", "more", "usual")})
+            store.commit(
+                tick, 1, {view: inserts(tick, (tick, tick)) for view in ("counts", "more", "usual")}
+            )
         assert [store.reader.views()[at].kept_after for at in range(3)] == [26, 0, 20]
 
-    def test_of_a_commit_beyond_the_bound_the_newest_whole_ticks_are_kept(self, open_store: OpenStore) -> None:
+    def test_of_a_commit_beyond_the_bound_the_newest_whole_ticks_are_kept(
+        self, open_store: OpenStore
+    ) -> None:
         store = open_store(most_changes=10)
         store.declare("counts", COUNTS, ("k",))
         store.commit(1, 1, {"counts": inserts(1, (1, 1))})
-        big = changes(*((2, "insert", (k, 0)) for k in range(100, 111)), (3, "insert", (3, 3)), (4, "insert", (4, 4)))
+        big = changes(
+            *((2, "insert", (k, 0)) for k in range(100, 111)),
+            (3, "insert", (3, 3)),
+            (4, "insert", (4, 4)),
+        )
         store.commit(4, 1, {"counts": big})
         assert [tick for tick, _ in store.reader.changes_since("counts", 2)] == [3, 4]
         for before in (0, 1):
@@ -361,8 +495,12 @@ class ViewContract:
         assert [tick for tick, _ in store.reader.changes_since("events", 0)] == [1, 3, 4, 5]
         store.commit(6, 1, {"events": inserts(6, (0, 0))})
         assert rows(store, "events") == [(8, 8, 5), (9, 9, 5), (0, 0, 6)]
-        assert [row["n"] for row in store.reader.scan("events", start=5, stop=6, limit=1).to_pylist()] == [8]
-        assert [row["n"] for row in store.reader.scan("events", limit=2, reverse=True).to_pylist()] == [0, 9]
+        assert [
+            row["n"] for row in store.reader.scan("events", start=5, stop=6, limit=1).to_pylist()
+        ] == [8]
+        assert [
+            row["n"] for row in store.reader.scan("events", limit=2, reverse=True).to_pylist()
+        ] == [0, 9]
 
     def test_a_streams_bound_can_be_changed(self, open_store: OpenStore) -> None:
         store = open_store()
@@ -397,7 +535,9 @@ class ViewContract:
         assert store.reader.table("other").num_rows == 2
 
 
-def followed(store: ViewStore, view: str, tick: int, into: dict[tuple[Any, ...], Any]) -> Iterator[tuple[int, dict[tuple[Any, ...], Any]]]:
+def followed(
+    store: ViewStore, view: str, tick: int, into: dict[tuple[Any, ...], Any]
+) -> Iterator[tuple[int, dict[tuple[Any, ...], Any]]]:
     """The table after each tick that changed it, from what a follower had."""
     key = store.reader.views()[0].key
     for number, table in store.reader.changes_since(view, tick):

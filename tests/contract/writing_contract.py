@@ -1,4 +1,6 @@
-"""Appending: what is refused, where rows go, headers, control batches, idempotent producers, tables."""
+"""Appending: what is refused, where rows go, headers, control batches, idempotent producers,
+tables.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +15,18 @@ from headrace.log.partitioning import partitions_by_key
 from tests.contract.base import ORDERS, ContractBase, MakeName, append, event, order, rows_of
 
 # From Kafka 4.3's Java client: Utils.toPositive(Utils.murmur2(key)) % 7.
-JAVA_PARTITIONS = {"a": 5, "customer-7": 6, "42": 3, "-1": 6, '[1,"x"]': 1, "true": 6, "äöü": 5, "2024-01-01": 2, "1.5": 1, "": 2}
+JAVA_PARTITIONS = {
+    "a": 5,
+    "customer-7": 6,
+    "42": 3,
+    "-1": 6,
+    '[1,"x"]': 1,
+    "true": 6,
+    "äöü": 5,
+    "2024-01-01": 2,
+    "1.5": 1,
+    "": 2,
+}
 
 
 class WritingContract(ContractBase):
@@ -27,7 +40,9 @@ class WritingContract(ContractBase):
             ({"n": 1, "text": 5}, "column 'text'"),
         ],
     )
-    def test_rows_that_do_not_fit_are_refused_whole(self, log: hr.Log, events: str, bad: dict[str, Any], words: str) -> None:
+    def test_rows_that_do_not_fit_are_refused_whole(
+        self, log: hr.Log, events: str, bad: dict[str, Any], words: str
+    ) -> None:
         with pytest.raises(errors.BadRows, match="ow 2") as refused:
             append(log, events, [event(0), event(1), bad])
         assert words in str(refused.value)
@@ -77,7 +92,11 @@ class WritingContract(ContractBase):
     @pytest.mark.parametrize(
         ("schema", "key", "keys"),
         [
-            ("k STRING", "k", [{"k": text} for text in JAVA_PARTITIONS if not text.startswith("[")]),
+            (
+                "k STRING",
+                "k",
+                [{"k": text} for text in JAVA_PARTITIONS if not text.startswith("[")],
+            ),
             ("k BIGINT", "k", [{"k": 42}, {"k": -1}]),
             ("k BOOLEAN", "k", [{"k": True}]),
             ("k DOUBLE", "k", [{"k": 1.5}]),
@@ -98,7 +117,10 @@ class WritingContract(ContractBase):
         append(log, orders, rows)
         table = log.read(orders).to_table()
         batch = table.select(["order_id", "customer_id", "amount"]).combine_chunks().to_batches()[0]
-        assert partitions_by_key(batch, ("customer_id",), 4).tolist() == table.column("_partition").to_pylist()
+        assert (
+            partitions_by_key(batch, ("customer_id",), 4).tolist()
+            == table.column("_partition").to_pylist()
+        )
         assert sorted(table.column("order_id").to_pylist()) == list(range(500))
 
     def test_without_a_key_rows_go_round(self, log: hr.Log, name: MakeName) -> None:
@@ -108,7 +130,11 @@ class WritingContract(ContractBase):
                 producer.append(event(n))
             producer.append([event(n) for n in range(3, 9)])
         found = {row["n"]: row["_partition"] for row in log.read(topic).to_pylist()}
-        assert [sorted(n for n in found if found[n] == found[first]) for first in range(3)] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+        assert [sorted(n for n in found if found[n] == found[first]) for first in range(3)] == [
+            [0, 3, 6],
+            [1, 4, 7],
+            [2, 5, 8],
+        ]
 
     def test_a_function_or_a_number_chooses_the_partition(self, log: hr.Log, orders: str) -> None:
         def by_amount(batch: pa.RecordBatch, partitions: int) -> Any:
@@ -126,7 +152,10 @@ class WritingContract(ContractBase):
         with pytest.raises(errors.BadPartition):
             log.read(orders, 9)
         for wrong in ([7], [0, 0], [-1]):
-            with log.producer(orders, partitioner=_always(wrong)) as producer, pytest.raises(errors.BadPartition):
+            with (
+                log.producer(orders, partitioner=_always(wrong)) as producer,
+                pytest.raises(errors.BadPartition),
+            ):
                 producer.append(order(1))
         assert sum(log.end_offsets(orders).values()) == 0
 
@@ -137,13 +166,23 @@ class WritingContract(ContractBase):
         append(log, events, [event(n) for n in range(3)], headers=headers)
         append(log, events, event(3))
         table = log.read(events, headers=True).to_table()
-        shown = [[(pair["key"], pair["value"]) for pair in pairs or []] for pairs in table.column("_headers").to_pylist()]
-        assert shown == [[("trace", b"7"), ("trace", b"8"), ("empty", None)], [], [("one", b"")], []]
+        shown = [
+            [(pair["key"], pair["value"]) for pair in pairs or []]
+            for pairs in table.column("_headers").to_pylist()
+        ]
+        assert shown == [
+            [("trace", b"7"), ("trace", b"8"), ("empty", None)],
+            [],
+            [("one", b"")],
+            [],
+        ]
         assert "_headers" not in log.read(events).schema.names
         with pytest.raises(errors.BadRows, match="headers"):
             append(log, events, event(1), headers=[None, None])
 
-    def test_control_batches_take_an_offset_and_are_skipped(self, log: hr.Log, other: hr.Log, events: str, name: MakeName) -> None:
+    def test_control_batches_take_an_offset_and_are_skipped(
+        self, log: hr.Log, other: hr.Log, events: str, name: MakeName
+    ) -> None:
         append(log, events, event(0))
         first = log.append_control(events, 0, b"tick 1").partitions(events)[0]
         append(log, events, event(1))
@@ -156,16 +195,24 @@ class WritingContract(ContractBase):
             (0, first.start, b"tick 1"),
             (0, second.start, b"\x00\xff"),
         ]
-        assert [control.payload for control in log.read_control(events, 0, first.stop)] == [b"\x00\xff"]
+        assert [control.payload for control in log.read_control(events, 0, first.stop)] == [
+            b"\x00\xff"
+        ]
         assert log.read_control(events, 0, 0, first.start) == []
         with log.consumer(events, group=name("g")) as consumer:
-            assert [n for batch in consumer.poll(timeout="5 seconds") for n in batch.column("n").to_pylist()] == [0, 1]
+            assert [
+                n
+                for batch in consumer.poll(timeout="5 seconds")
+                for n in batch.column("n").to_pylist()
+            ] == [0, 1]
         with pytest.raises(errors.BadPartition):
             log.append_control(events, 5, b"")
 
     # Idempotent producers
 
-    def test_a_repeated_number_is_acknowledged_and_not_stored(self, log: hr.Log, orders: str) -> None:
+    def test_a_repeated_number_is_acknowledged_and_not_stored(
+        self, log: hr.Log, orders: str
+    ) -> None:
         rows = [order(n, customer=n) for n in range(10)]
         with log.producer(orders, id="till-7") as producer:
             assert producer.last_sequence == -1
@@ -191,7 +238,11 @@ class WritingContract(ContractBase):
         assert [row["n"] for row in rows_of(log, events)] == [1, 2, 3]
 
     def test_ids_do_not_mix(self, log: hr.Log, events: str, orders: str) -> None:
-        with log.producer(events, id="a") as one, log.producer(events, id="b") as two, log.producer(orders, id="a") as three:
+        with (
+            log.producer(events, id="a") as one,
+            log.producer(events, id="b") as two,
+            log.producer(orders, id="a") as three,
+        ):
             one.append(event(1), sequence=0)
             two.append(event(2), sequence=0)
             three.append(order(3), sequence=0)
@@ -236,14 +287,18 @@ class WritingContract(ContractBase):
     # Tables
 
     def test_a_table_stores_changes(self, log: hr.Log, name: MakeName) -> None:
-        info = log.create_table(name("customers"), "id BIGINT, name STRING NOT NULL", primary_key="id", partitions=2)
+        info = log.create_table(
+            name("customers"), "id BIGINT, name STRING NOT NULL", primary_key="id", partitions=2
+        )
         assert (info.is_table, info.key, info.history_us) == (True, ("id",), None)
         with log.producer(info.name) as producer:
             producer.upsert([{"id": 1, "name": "Ada"}, {"id": 2, "name": "Bob"}])
             producer.upsert({"id": 1, "name": "Ada L."}, headers=[{"by": b"me"}])
             producer.delete(2)
             producer.delete([{"id": 3}])
-        changes = [(row["id"], row["name"], row["_change_type"]) for row in log.read(info.name).to_pylist()]
+        changes = [
+            (row["id"], row["name"], row["_change_type"]) for row in log.read(info.name).to_pylist()
+        ]
         by_key = {key: [change for change in changes if change[0] == key] for key in (1, 2, 3)}
         assert by_key[1] == [(1, "Ada", "update_postimage"), (1, "Ada L.", "update_postimage")]
         assert by_key[2] == [(2, "Bob", "update_postimage"), (2, None, "delete")]
@@ -252,11 +307,21 @@ class WritingContract(ContractBase):
     def test_every_kind_of_change_survives(self, log: hr.Log, name: MakeName) -> None:
         info = log.create_table(name("wide"), "a STRING, b INT, v DOUBLE", primary_key=("a", "b"))
         kinds = ["insert", "update_preimage", "update_postimage"]
-        append(log, info.name, [{"a": "x", "b": 1, "v": float(n), "_change_type": kind} for n, kind in enumerate(kinds)])
+        append(
+            log,
+            info.name,
+            [
+                {"a": "x", "b": 1, "v": float(n), "_change_type": kind}
+                for n, kind in enumerate(kinds)
+            ],
+        )
         with log.producer(info.name) as producer:
             producer.delete(("x", 1))
         rows = rows_of(log, info.name)
-        assert [(row["_change_type"], row["v"]) for row in rows] == [*((kind, float(n)) for n, kind in enumerate(kinds)), ("delete", None)]
+        assert [(row["_change_type"], row["v"]) for row in rows] == [
+            *((kind, float(n)) for n, kind in enumerate(kinds)),
+            ("delete", None),
+        ]
         assert all((row["a"], row["b"]) == ("x", 1) for row in rows)
 
     def test_a_deletion_may_come_as_a_row(self, log: hr.Log, name: MakeName) -> None:
@@ -267,14 +332,25 @@ class WritingContract(ContractBase):
 
     @pytest.mark.parametrize(
         ("kind", "key"),
-        [("STRING", "ä/1"), ("BINARY", b"\x00\xff"), ("INT", -5), ("DATE", "2026-01-31"), ("DECIMAL(10,2)", "1.50"), ("BOOLEAN", False)],
+        [
+            ("STRING", "ä/1"),
+            ("BINARY", b"\x00\xff"),
+            ("INT", -5),
+            ("DATE", "2026-01-31"),
+            ("DECIMAL(10,2)", "1.50"),
+            ("BOOLEAN", False),
+        ],
     )
-    def test_a_tombstone_keeps_its_key(self, log: hr.Log, name: MakeName, kind: str, key: Any) -> None:
+    def test_a_tombstone_keeps_its_key(
+        self, log: hr.Log, name: MakeName, kind: str, key: Any
+    ) -> None:
         info = log.create_table(name("keys"), f"k {kind}, v STRING", primary_key="k")
         value = pa.array([key]).cast(info.arrow_schema.field("k").type)
         with log.producer(info.name) as producer:
             producer.delete(value)
-        assert rows_of(log, info.name) == [{"k": value[0].as_py(), "v": None, "_change_type": "delete"}]
+        assert rows_of(log, info.name) == [
+            {"k": value[0].as_py(), "v": None, "_change_type": "delete"}
+        ]
 
     def test_what_a_table_refuses(self, log: hr.Log, name: MakeName, events: str) -> None:
         info = log.create_table(name("strict"), "id BIGINT, name STRING NOT NULL", primary_key="id")
@@ -284,7 +360,10 @@ class WritingContract(ContractBase):
                     producer.upsert([{"id": 9, "name": "fine"}, wrong])
             with pytest.raises(errors.BadRows, match="did you mean 'insert'"):
                 producer.append({"id": 1, "name": "x", "_change_type": "insrt"})
-        with log.producer(events) as producer, pytest.raises(errors.InputError, match="create_table"):
+        with (
+            log.producer(events) as producer,
+            pytest.raises(errors.InputError, match="create_table"),
+        ):
             producer.upsert(event(1))
         assert rows_of(log, info.name) == []
         with pytest.raises(errors.InputError):

@@ -1,7 +1,9 @@
-"""A runner of a pipeline in a process of its own, to be killed. Run as a program: it goes on where the ledger says, one tick a batch, until all ticks are done.
+"""A runner of a pipeline in a process of its own, to be killed. Run as a program: it goes on where
+the ledger says, one tick a batch, until all ticks are done.
 
-The plan says for some ticks at which point (`headrace/testing/pipelines.py`) which process is to be killed: the worker or driver that passes it ("self"), or the driver while
-a worker passes it ("driver"). Each is done once, however often the program is started.
+The plan says for some ticks at which point (`headrace/testing/pipelines.py`) which process is to be
+killed: the worker or driver that passes it ("self"), or the driver while a worker passes it
+("driver"). Each is done once, however often the program is started.
 """
 
 from __future__ import annotations
@@ -24,9 +26,13 @@ GROUPS = 500
 
 
 def numbers(name: str) -> hr.Pipeline:
-    """Numbered rows: all of them again in a topic and in a view, and totals of them in both. `name` keeps runs on one broker apart."""
+    """Numbered rows: all of them again in a topic and in a view, and totals of them in both. `name`
+    keeps runs on one broker apart.
+    """
     pipeline = hr.Pipeline(name)
-    rows = pipeline.topic(f"{name}.numbers", schema="n BIGINT, k BIGINT, v BIGINT", key="n", partitions=2)
+    rows = pipeline.topic(
+        f"{name}.numbers", schema="n BIGINT, k BIGINT, v BIGINT", key="n", partitions=2
+    )
     totals = rows.group_by("k").aggregate(n=hr.agg.count(), s=hr.agg.sum("v"), name="totals")
     pipeline.write(f"{name}.totals", totals, partitions=2)
     pipeline.view("totals", totals)
@@ -36,25 +42,51 @@ def numbers(name: str) -> hr.Pipeline:
 
 
 def windows(name: str) -> hr.Pipeline:
-    """Minutes that late rows correct, hours made of them, and rows that are too late for five-minute windows in a topic of their own."""
+    """Minutes that late rows correct, hours made of them, and rows that are too late for
+    five-minute windows in a topic of their own.
+    """
     pipeline = hr.Pipeline(name)
     times = hr.EventTime("at", delay="5 seconds", producer="device", idle="1 day")
-    rows = pipeline.topic(f"{name}.rows", schema="n BIGINT, k BIGINT, device STRING, at TIMESTAMP", key="n", event_time=times, partitions=2)
-    minutes = rows.window(hr.tumbling("1 minute"), late=hr.correct("1 hour")).group_by("k").aggregate(n=hr.agg.count(), s=hr.agg.sum("n"), name="minutes")
+    rows = pipeline.topic(
+        f"{name}.rows",
+        schema="n BIGINT, k BIGINT, device STRING, at TIMESTAMP",
+        key="n",
+        event_time=times,
+        partitions=2,
+    )
+    minutes = (
+        rows.window(hr.tumbling("1 minute"), late=hr.correct("1 hour"))
+        .group_by("k")
+        .aggregate(n=hr.agg.count(), s=hr.agg.sum("n"), name="minutes")
+    )
     pipeline.view("minutes", minutes)
     pipeline.write(f"{name}.minutes", minutes, partitions=2)
-    hours = minutes.window(hr.tumbling("1 hour"), late=hr.correct("1 day"), emit="changes").aggregate(n=hr.agg.sum("n"), s=hr.agg.sum("s"), name="hours")
+    hours = minutes.window(
+        hr.tumbling("1 hour"), late=hr.correct("1 day"), emit="changes"
+    ).aggregate(n=hr.agg.sum("n"), s=hr.agg.sum("s"), name="hours")
     pipeline.view("hours", hours)
-    visits = rows.window(hr.session("2 seconds"), late=hr.divert(f"{name}.late")).group_by("device").aggregate(n=hr.agg.count(), name="visits")
+    visits = (
+        rows.window(hr.session("2 seconds"), late=hr.divert(f"{name}.late"))
+        .group_by("device")
+        .aggregate(n=hr.agg.count(), name="visits")
+    )
     pipeline.view("visits", visits)
     return pipeline
 
 
-PIPELINES: dict[str, Callable[[str], hr.Pipeline]] = {"numbers": numbers, "windows": windows, "joined": joined, "patterned": patterned, "searched": searched}
+PIPELINES: dict[str, Callable[[str], hr.Pipeline]] = {
+    "numbers": numbers,
+    "windows": windows,
+    "joined": joined,
+    "patterned": patterned,
+    "searched": searched,
+}
 
 
 def run(kind: str, name: str, log: str, state: Path, plan: Plan) -> None:
-    spark = hr.spark("crash", master="local[2,4]", driver_memory="512m")  # a task may fail three times
+    spark = hr.spark(
+        "crash", master="local[2,4]", driver_memory="512m"
+    )  # a task may fail three times
     with hr.open_log(log) as opened:
         runner = Runner(PIPELINES[kind](name).plan(), opened, spark, state, shards=2)
         while True:
@@ -80,7 +112,13 @@ def main() -> None:
     parser.add_argument("plan", type=json.loads)
     chosen = parser.parse_args()
     os.environ["HEADRACE_DRIVER"] = str(os.getpid())
-    run(chosen.kind, chosen.name, chosen.log, chosen.state, {int(tick): tuple(each) for tick, each in chosen.plan.items()})
+    run(
+        chosen.kind,
+        chosen.name,
+        chosen.log,
+        chosen.state,
+        {int(tick): tuple(each) for tick, each in chosen.plan.items()},
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Processes that work on one log until they are killed. What each has done it also writes down in a file of its own, to be compared later."""
+"""Processes that work on one log until they are killed. What each has done it also writes down in a
+file of its own, to be compared later.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ class Diary:
 
 
 def read_diary(path: Path) -> list[list[int]]:
-    return [[int(word) for word in line.split()] for line in path.read_text().splitlines()] if path.exists() else []
+    return (
+        [[int(word) for word in line.split()] for line in path.read_text().splitlines()]
+        if path.exists()
+        else []
+    )
 
 
 def rows_of_append(who: int, sequence: int) -> list[dict[str, int]]:
@@ -35,10 +41,14 @@ def rows_of_append(who: int, sequence: int) -> list[dict[str, int]]:
 
 
 def write(log: FileLog, diary: Diary, going: Callable[[], bool], who: int) -> None:
-    """Numbered appends. After a restart it goes on behind the last number stored; now and then it repeats one."""
+    """Numbered appends. After a restart it goes on behind the last number stored; now and then it
+    repeats one.
+    """
     with log.producer("in", id=f"writer-{who}") as producer:
         while going():
-            sequence = producer.last_sequence + (0 if producer.last_sequence % 7 == 3 and producer.last_sequence >= 0 else 1)
+            sequence = producer.last_sequence + (
+                0 if producer.last_sequence % 7 == 3 and producer.last_sequence >= 0 else 1
+            )
             producer.append(rows_of_append(who, sequence), sequence=sequence)
             if producer.last_sequence % 7 == 3:  # behind the repeat
                 producer.append(rows_of_append(who, sequence + 1), sequence=sequence + 1)
@@ -46,14 +56,23 @@ def write(log: FileLog, diary: Diary, going: Callable[[], bool], who: int) -> No
 
 
 def copy(log: FileLog, diary: Diary, going: Callable[[], bool], _: int) -> None:
-    """Exactly once from one topic to another: rows, how far they were read, and a count, all in one transaction."""
+    """Exactly once from one topic to another: rows, how far they were read, and a count, all in one
+    transaction.
+    """
     with log.consumer("in", "copiers", session_timeout=SESSION, max_rows=50) as consumer:
         while going() or _rows_left(log, "copiers"):
             batches = consumer.poll("50 milliseconds")
-            rows = [{"who": row["who"], "n": row["n"], "source": row["_offset"]} for batch in batches for row in batch.to_pylist()]
+            rows = [
+                {"who": row["who"], "n": row["n"], "source": row["_offset"]}
+                for batch in batches
+                for row in batch.to_pylist()
+            ]
             if rows:
                 copied = int(log.note("copied") or 0)
-                with suppress(MemberFenced), log.transaction("copier") as tx:  # on a busy machine one may seem dead; then nothing is stored
+                with (
+                    suppress(MemberFenced),
+                    log.transaction("copier") as tx,
+                ):  # on a busy machine one may seem dead; then nothing is stored
                     tx.append("out", rows)
                     tx.commit_offsets("copiers", consumer.positions())
                     tx.set_note("copied", str(copied + len(rows)), expect=log.note("copied"))
@@ -93,11 +112,19 @@ def _rows_left(log: FileLog, group: str) -> bool:
     return any(lag.rows for lag in log.lag(group))
 
 
-ROLES: dict[str, Callable[[FileLog, Diary, Callable[[], bool], int], Any]] = {"write": write, "copy": copy, "consume": consume, "work": work, "keep": keep}
+ROLES: dict[str, Callable[[FileLog, Diary, Callable[[], bool], int], Any]] = {
+    "write": write,
+    "copy": copy,
+    "consume": consume,
+    "work": work,
+    "keep": keep,
+}
 
 
 def run(root: Path, role: str, number: int) -> None:
-    """The life of a process. It ends when a file `stop-ROLE` is there and its work is done, unless it is killed."""
+    """The life of a process. It ends when a file `stop-ROLE` is there and its work is done, unless
+    it is killed.
+    """
     name = f"{role}-{number}"
     going = _going(root.parent / f"stop-{role}")
     with FileLog(root) as log:

@@ -1,7 +1,9 @@
-"""Runs a workload on a recorded disk, cuts the power anywhere in it, and says what must be true afterwards.
+"""Runs a workload on a recorded disk, cuts the power anywhere in it, and says what must be true
+afterwards.
 
-Whatever the log's journal says is compared with what the healthy log said at the same commit, and every row with what was read when it was
-stored. So a lost, doubled, invented, reordered or half-done thing of any kind is noticed, not only those that somebody thought of.
+Whatever the log's journal says is compared with what the healthy log said at the same commit, and
+every row with what was read when it was stored. So a lost, doubled, invented, reordered or
+half-done thing of any kind is noticed, not only those that somebody thought of.
 """
 
 from __future__ import annotations
@@ -29,17 +31,31 @@ def described(state: State) -> str:
 
 
 class Run:
-    """A log being worked on. Remembers what was true at each commit, and every row that was ever readable."""
+    """A log being worked on. Remembers what was true at each commit, and every row that was ever
+    readable.
+    """
 
     def __init__(
-        self, directory: Path, *, before: Run | None = None, acknowledged: int = 0, durability: str = "disk", **options: Any
+        self,
+        directory: Path,
+        *,
+        before: Run | None = None,
+        acknowledged: int = 0,
+        durability: str = "disk",
+        **options: Any,
     ) -> None:
-        """With `before`, a directory that its crash left, `acknowledged` being the last commit that must be there."""
+        """With `before`, a directory that its crash left, `acknowledged` being the last commit that
+        must be there.
+        """
         self.directory, self.durability = directory, durability
         self.disk = RecordingDisk(directory, **options)
-        self.states: dict[int, str] = {0: described(State())} if before is None else dict(before.states)
+        self.states: dict[int, str] = (
+            {0: described(State())} if before is None else dict(before.states)
+        )
         self.rows: dict[tuple[str, int, int], Row] = {} if before is None else dict(before.rows)
-        self.controls: dict[tuple[str, int, int], bytes] = {} if before is None else dict(before.controls)
+        self.controls: dict[tuple[str, int, int], bytes] = (
+            {} if before is None else dict(before.controls)
+        )
         self.disk.mark(acknowledged)
         try:
             self.log = self._open()
@@ -50,10 +66,22 @@ class Run:
     def _forget_future(self) -> None:
         """What the crash undid may now come otherwise."""
         state = self.log.store.view()
-        ends = {(topic.directory, number): part.end for topic in state.topics.values() for number, part in enumerate(topic.partitions)}
-        self.states = {commit: text for commit, text in self.states.items() if commit <= state.commit}
-        self.rows = {place: row for place, row in self.rows.items() if place[2] < ends.get(place[:2], 0)}
-        self.controls = {place: payload for place, payload in self.controls.items() if place[2] < ends.get(place[:2], 0)}
+        ends = {
+            (topic.directory, number): part.end
+            for topic in state.topics.values()
+            for number, part in enumerate(topic.partitions)
+        }
+        self.states = {
+            commit: text for commit, text in self.states.items() if commit <= state.commit
+        }
+        self.rows = {
+            place: row for place, row in self.rows.items() if place[2] < ends.get(place[:2], 0)
+        }
+        self.controls = {
+            place: payload
+            for place, payload in self.controls.items()
+            if place[2] < ends.get(place[:2], 0)
+        }
 
     def _open(self) -> FileLog:
         log = FileLog(self.directory / "log", disk=self.disk, durability=self.durability)
@@ -92,7 +120,12 @@ class Run:
                 assert without_nulls(self.rows.setdefault(place, row)) == without_nulls(row)
             for number in range(len(topic.partitions)):
                 for control in self.log.read_control(topic.name, number):
-                    assert self.controls.setdefault((topic.directory, number, control.offset), control.payload) == control.payload
+                    assert (
+                        self.controls.setdefault(
+                            (topic.directory, number, control.offset), control.payload
+                        )
+                        == control.payload
+                    )
         self.disk.mark(state.commit)
 
     def finish(self) -> Trace:
@@ -108,7 +141,9 @@ def without_nulls(row: Row) -> Row:
 
 
 def rows_of(log: FileLog, topic: str) -> list[Row]:
-    return [{k: v for k, v in row.items() if k != "_timestamp"} for row in log.read(topic).to_pylist()]
+    return [
+        {k: v for k, v in row.items() if k != "_timestamp"} for row in log.read(topic).to_pylist()
+    ]
 
 
 class Survivor:
@@ -124,21 +159,32 @@ class Survivor:
             self._check_truth(log)
             self._check_use(log)
             log.maintain()
-            before = described(log.store.view()), {topic: rows_of(log, topic) for topic in log.topics()}
+            before = (
+                described(log.store.view()),
+                {topic: rows_of(log, topic) for topic in log.topics()},
+            )
         finally:
             log.close()
         log = FileLog(root, disk=disk())
         try:
-            assert before[0] == described(log.store.view()), "opened again, the state is another one"
-            assert before[1] == {topic: rows_of(log, topic) for topic in log.topics()}, "opened again, the rows are others"
+            assert before[0] == described(log.store.view()), (
+                "opened again, the state is another one"
+            )
+            assert before[1] == {topic: rows_of(log, topic) for topic in log.topics()}, (
+                "opened again, the rows are others"
+            )
             assert_sound(log)
         finally:
             log.close()
 
     def _check_truth(self, log: FileLog) -> None:
         state = log.store.view()
-        assert state.commit >= self.acknowledged, f"commit {self.acknowledged} was acknowledged; {state.commit} is the last one left"
-        assert described(state) == self.run.states[state.commit], f"commit {state.commit} is not what it was"
+        assert state.commit >= self.acknowledged, (
+            f"commit {self.acknowledged} was acknowledged; {state.commit} is the last one left"
+        )
+        assert described(state) == self.run.states[state.commit], (
+            f"commit {state.commit} is not what it was"
+        )
         for topic in state.topics.values():
             self._check_rows(log, topic)
         assert_sound(log)
@@ -148,21 +194,43 @@ class Survivor:
             wanted = {
                 offset: without_nulls(row)
                 for (directory, part, offset), row in self.run.rows.items()
-                if (directory, part) == (topic.directory, number) and partition.start <= offset < partition.end
+                if (directory, part) == (topic.directory, number)
+                and partition.start <= offset < partition.end
             }
-            found = [(row.pop(OFFSET_COLUMN), row) for row in rows_of(log, topic.name) if row.pop(PARTITION_COLUMN) == number]
-            assert [offset for offset, _ in found] == sorted({offset for offset, _ in found}), "rows are doubled or out of order"
-            assert all(wanted.get(offset) == without_nulls(row) for offset, row in found), "a row was invented or changed"
+            found = [
+                (row.pop(OFFSET_COLUMN), row)
+                for row in rows_of(log, topic.name)
+                if row.pop(PARTITION_COLUMN) == number
+            ]
+            assert [offset for offset, _ in found] == sorted({offset for offset, _ in found}), (
+                "rows are doubled or out of order"
+            )
+            assert all(wanted.get(offset) == without_nulls(row) for offset, row in found), (
+                "a row was invented or changed"
+            )
             missing = set(wanted) - {offset for offset, _ in found}
             if topic.info.compact or topic.info.history_us is not None:
                 missing &= newest_of_each_key(wanted, topic.info.key)
             assert not missing, f"rows {sorted(missing)} of {topic.name}[{number}] are gone"
-            controls = {(topic.directory, number, c.offset): c.payload for c in log.read_control(topic.name, number)}
-            known = {place: payload for place, payload in self.run.controls.items() if place[:2] == (topic.directory, number)}
-            assert controls == {place: payload for place, payload in known.items() if partition.start <= place[2] < partition.end}
+            controls = {
+                (topic.directory, number, c.offset): c.payload
+                for c in log.read_control(topic.name, number)
+            }
+            known = {
+                place: payload
+                for place, payload in self.run.controls.items()
+                if place[:2] == (topic.directory, number)
+            }
+            assert controls == {
+                place: payload
+                for place, payload in known.items()
+                if partition.start <= place[2] < partition.end
+            }
 
     def _check_use(self, log: FileLog) -> None:
-        """The log works: what is appended now is read again, behind everything else, also when its segment is ended."""
+        """The log works: what is appended now is read again, behind everything else, also when its
+        segment is ended.
+        """
         for name in log.topics():
             if not name.endswith(".dead"):
                 before = rows_of(log, name)
@@ -171,7 +239,9 @@ class Survivor:
                 self._append(log, name)
                 after = rows_of(log, name)
                 assert sum(row["n"] == 999 for row in after) == 2
-                assert [without_nulls(row) for row in after if row["n"] != 999] == [without_nulls(row) for row in before], "rows changed"
+                assert [without_nulls(row) for row in after if row["n"] != 999] == [
+                    without_nulls(row) for row in before
+                ], "rows changed"
 
     @staticmethod
     def _append(log: FileLog, name: str) -> None:
@@ -188,7 +258,9 @@ def newest_of_each_key(rows: dict[int, Row], key: tuple[str, ...]) -> set[int]:
 
 
 def assert_sound(log: FileLog) -> None:
-    """`verify` finds nothing. An index is a cache and never synced: one that was torn is noticed and built again."""
+    """`verify` finds nothing. An index is a cache and never synced: one that was torn is noticed
+    and built again.
+    """
     findings = [finding for finding in log.verify() if finding.kind != "stale"]
     assert not findings, findings
 
@@ -203,11 +275,16 @@ def crashed(trace: Trace, after: int, into: Path, *, mode: str, seed: int = 0) -
         shutil.rmtree(into)
 
 
-def check_crash(run: Run, trace: Trace, after: int, into: Path, *, mode: str, seed: int = 0) -> None:
+def check_crash(
+    run: Run, trace: Trace, after: int, into: Path, *, mode: str, seed: int = 0
+) -> None:
     with crashed(trace, after, into, mode=mode, seed=seed) as root:
         try:
             Survivor(run, trace, after).check(root)
         except BaseException as error:
             change = trace.changes[after - 1] if after else None
-            where = f"power lost behind change {after} of {len(trace.changes)} ({change and (change.kind, change.path)}), mode {mode!r}, seed {seed}"
+            where = (
+                f"power lost behind change {after} of {len(trace.changes)}"
+                f" ({change and (change.kind, change.path)}), mode {mode!r}, seed {seed}"
+            )
             raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error

@@ -1,4 +1,6 @@
-"""A checkpoint is written while others commit: what it holds must be the state as of its place in the journal, and nothing later."""
+"""A checkpoint is written while others commit: what it holds must be the state as of its place in
+the journal, and nothing later.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.crash.workloads import WORKLOADS, Workload, shrink
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
-def test_a_dump_stays_as_it_was_when_the_state_moves_on(workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dump_stays_as_it_was_when_the_state_moves_on(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shrink(monkeypatch)
     taken: list[tuple[dict[str, Any], str]] = []
     apply = State.apply

@@ -1,4 +1,6 @@
-"""Kill -9 of the driver and of Spark's Python workers, at every point of a batch: the same rows and totals as without, none lost, none doubled, and in the same order."""
+"""Kill -9 of the driver and of Spark's Python workers, at every point of a batch: the same rows and
+totals as without, none lost, none doubled, and in the same order.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ import pytest
 
 import headrace as hr
 from headrace.log.api import Log
-from headrace.testing.pipelines import IN_TASKS, KAFKA_IN_TASKS, KAFKA_ON_THE_DRIVER, ON_THE_DRIVER, PipelineTest, on_kafka
+from headrace.testing.pipelines import (
+    IN_TASKS,
+    KAFKA_IN_TASKS,
+    KAFKA_ON_THE_DRIVER,
+    ON_THE_DRIVER,
+    PipelineTest,
+    on_kafka,
+)
 from headrace.testing.plain_spark import PlainSpark
 from headrace.views.reader import ViewReader
 from tests.crash.engine_child import GROUPS, Plan, numbers
@@ -28,7 +37,12 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 WORKER, DRIVER = "self", "driver"
 PATIENCE_S = 1800
-SOME_POINTS = ("in the kernel", "files were written", "the store was committed", "a topic's rows were staged")
+SOME_POINTS = (
+    "in the kernel",
+    "files were written",
+    "the store was committed",
+    "a topic's rows were staged",
+)
 
 
 def prepared(root: Path, address: str, name: str, rows: int, ticks: int) -> None:
@@ -38,23 +52,53 @@ def prepared(root: Path, address: str, name: str, rows: int, ticks: int) -> None
     with hr.open_log(address) as log, PipelineTest(numbers(name), root, session, log=log) as test:
         for tick in range(ticks):
             first, stop = rows * tick // ticks, rows * (tick + 1) // ticks
-            test.feed(f"{name}.numbers", [{"n": n, "k": n * n % GROUPS, "v": n % 1000 - 300} for n in range(first, stop)])
+            test.feed(
+                f"{name}.numbers",
+                [{"n": n, "k": n * n % GROUPS, "v": n % 1000 - 300} for n in range(first, stop)],
+            )
             assert test.cut() == 1
 
 
-def run_through(root: Path, address: str, name: str, plan: Plan, *, deaths: int, kind: str = "numbers") -> None:
-    """Start the program until it comes to its end; it must have died so many times, of nothing else but SIGKILL."""
+def run_through(
+    root: Path, address: str, name: str, plan: Plan, *, deaths: int, kind: str = "numbers"
+) -> None:
+    """Start the program until it comes to its end; it must have died so many times, of nothing else
+    but SIGKILL.
+    """
     armed = root / "armed"
     armed.mkdir()
     places = [str(HERE / "inject"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "HEADRACE_ARMED": str(armed)}
-    command = [sys.executable, "-m", "tests.crash.engine_child", kind, name, address, str(root / "state"), json.dumps(plan)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(places),
+        "HEADRACE_ARMED": str(armed),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "tests.crash.engine_child",
+        kind,
+        name,
+        address,
+        str(root / "state"),
+        json.dumps(plan),
+    ]
     for ending in [*[-signal.SIGKILL] * deaths, 0]:
         said = root / "said"  # no pipe: what a killed driver started would hold it open
         with said.open("w") as output:
-            done = subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=output, timeout=PATIENCE_S, check=False)
+            done = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                timeout=PATIENCE_S,
+                check=False,
+            )
         assert done.returncode == ending, said.read_text()
-    assert {path.stem for path in armed.iterdir()} == {point.replace(" ", "_") for point, _ in plan.values()}
+    assert {path.stem for path in armed.iterdir()} == {
+        point.replace(" ", "_") for point, _ in plan.values()
+    }
     assert {path.suffix for path in armed.iterdir()} == {".struck"}
 
 
@@ -65,7 +109,12 @@ class Outcome:
         self.topics = {topic: in_order(log, f"{name}.{topic}") for topic in ("totals", "copy")}
         with ViewReader(state / "views.db") as reader:
             self.views = {view.name: reader.table(view.name).to_pylist() for view in reader.views()}
-            self.changes = {view.name: [(tick, rows.to_pylist()) for tick, rows in reader.changes_since(view.name, 0)] for view in reader.views()}
+            self.changes = {
+                view.name: [
+                    (tick, rows.to_pylist()) for tick, rows in reader.changes_since(view.name, 0)
+                ]
+                for view in reader.views()
+            }
 
     def check(self, rows: int) -> None:
         """Against plain arithmetic."""
@@ -74,7 +123,9 @@ class Outcome:
         assert all(v == n % 1000 - 300 for _, n, _, v in copied)
         assert [row["n"] for row in self.views["numbers"]] == list(range(rows))
         assert sum(row["n"] for row in self.views["totals"]) == rows
-        assert sum(row["s"] for row in self.views["totals"]) == sum(n % 1000 - 300 for n in range(rows))
+        assert sum(row["s"] for row in self.views["totals"]) == sum(
+            n % 1000 - 300 for n in range(rows)
+        )
 
 
 def in_order(log: Log, topic: str) -> list[list[tuple[Any, ...]]]:
@@ -83,8 +134,19 @@ def in_order(log: Log, topic: str) -> list[list[tuple[Any, ...]]]:
     found = []
     for partition in range(2):
         table = log.read(topic, partition).to_table()
-        kinds = [table["_change_type"]] if "_change_type" in table.column_names else [table["_partition"]]
-        found.append(list(zip(*(column.to_pylist() for column in [*kinds, *(table[name] for name in names)]), strict=True)))
+        kinds = (
+            [table["_change_type"]]
+            if "_change_type" in table.column_names
+            else [table["_partition"]]
+        )
+        found.append(
+            list(
+                zip(
+                    *(column.to_pylist() for column in [*kinds, *(table[name] for name in names)]),
+                    strict=True,
+                )
+            )
+        )
     return found
 
 
@@ -97,7 +159,14 @@ def undisturbed(root: Path, address: str, name: str) -> Outcome:
         return Outcome(log, name, root / "state")
 
 
-def check_killed(tmp_path: Path, plans: Sequence[Plan], *, rows: int, deaths: Sequence[int], address: str | None = None) -> None:
+def check_killed(
+    tmp_path: Path,
+    plans: Sequence[Plan],
+    *,
+    rows: int,
+    deaths: Sequence[int],
+    address: str | None = None,
+) -> None:
     ticks = max(tick for plan in plans for tick in plan) + 1
     root, name = tmp_path / "calm", f"calm-{uuid.uuid4().hex[:8]}"  # a broker outlives a test
     prepared(root, address or f"file:{root / 'log'}", name, rows, ticks)
@@ -134,13 +203,27 @@ def test_the_driver_killed_at_every_point_and_workers_too_with_100_000_rows(tmp_
     workers = in_turn(*((point, WORKER) for point in IN_TASKS))
     drivers_from_workers = in_turn(*((point, DRIVER) for point in IN_TASKS))
     drivers = in_turn(*((point, DRIVER) for point in ON_THE_DRIVER))
-    check_killed(tmp_path, [workers, drivers_from_workers, drivers], rows=100_000, deaths=[0, len(drivers_from_workers), len(drivers)])
+    check_killed(
+        tmp_path,
+        [workers, drivers_from_workers, drivers],
+        rows=100_000,
+        deaths=[0, len(drivers_from_workers), len(drivers)],
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.kafka
 def test_the_same_from_kafka_to_kafka(tmp_path: Path, kafka_broker: KafkaBroker) -> None:
-    tasks, on_the_driver = on_kafka([*IN_TASKS, *KAFKA_IN_TASKS]), on_kafka([*ON_THE_DRIVER, *KAFKA_ON_THE_DRIVER])
+    tasks, on_the_driver = (
+        on_kafka([*IN_TASKS, *KAFKA_IN_TASKS]),
+        on_kafka([*ON_THE_DRIVER, *KAFKA_ON_THE_DRIVER]),
+    )
     workers = in_turn(*((point, WORKER) for point in tasks))
     drivers = in_turn(*((point, DRIVER) for point in on_the_driver))
-    check_killed(tmp_path, [workers, drivers], rows=100_000, deaths=[0, len(drivers)], address=kafka_broker.address)
+    check_killed(
+        tmp_path,
+        [workers, drivers],
+        rows=100_000,
+        deaths=[0, len(drivers)],
+        address=kafka_broker.address,
+    )

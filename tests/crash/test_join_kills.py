@@ -1,4 +1,6 @@
-"""Kill -9 of the driver and of Spark's Python workers while a pipeline with every kind of join runs: the same rows, changes and ticks as without."""
+"""Kill -9 of the driver and of Spark's Python workers while a pipeline with every kind of join
+runs: the same rows, changes and ticks as without.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Prepared:
         with PipelineTest(joined(NAME), root, session) as test:
             for number in range(ticks):
                 self.feed.tick(test)
-                test.runner.now_us = repeat(TICKS_FROM_US + number * 60_000_000).__next__  # a delete ends a version at its tick's time
+                test.runner.now_us = repeat(
+                    TICKS_FROM_US + number * 60_000_000
+                ).__next__  # a delete ends a version at its tick's time
                 assert test.cut(forced=True) == 1
 
     @property
@@ -53,10 +57,26 @@ class Prepared:
     def outcome(self) -> dict[str, Any]:
         """Topics in their order, and views with all their changes."""
         hidden = {"_offset", "_timestamp"}
-        with hr.open_log(self.address) as log, ViewReader(self.root / "state" / "views.db") as reader:
-            topics = {topic: [{k: v for k, v in row.items() if k not in hidden} for row in log.read(topic).to_pylist()] for topic in TOPICS}
-            changes = {view: [(tick, rows.to_pylist()) for tick, rows in reader.changes_since(view, 0)] for view in VIEWS}
-            return {**topics, **changes, **{f"{view} in the end": reader.table(view).to_pylist() for view in VIEWS}}
+        with (
+            hr.open_log(self.address) as log,
+            ViewReader(self.root / "state" / "views.db") as reader,
+        ):
+            topics = {
+                topic: [
+                    {k: v for k, v in row.items() if k not in hidden}
+                    for row in log.read(topic).to_pylist()
+                ]
+                for topic in TOPICS
+            }
+            changes = {
+                view: [(tick, rows.to_pylist()) for tick, rows in reader.changes_since(view, 0)]
+                for view in VIEWS
+            }
+            return {
+                **topics,
+                **changes,
+                **{f"{view} in the end": reader.table(view).to_pylist() for view in VIEWS},
+            }
 
 
 def check_killed(tmp_path: Path, plans: Sequence[Plan], deaths: Sequence[int]) -> None:
@@ -70,9 +90,15 @@ def check_killed(tmp_path: Path, plans: Sequence[Plan], deaths: Sequence[int]) -
             assert rows == calm[output], output
 
 
-@pytest.mark.slow  # minutes; faults without Spark are in test_join_properties.py, kills with Spark in test_engine_kills.py
+# minutes; faults without Spark are in test_join_properties.py, kills with Spark in
+# test_engine_kills.py
+@pytest.mark.slow
 def test_joins_with_workers_and_a_driver_killed(tmp_path: Path) -> None:
-    kills = [("in the kernel", WORKER), ("between views and log", DRIVER), ("the store was committed", WORKER)]
+    kills = [
+        ("in the kernel", WORKER),
+        ("between views and log", DRIVER),
+        ("the store was committed", WORKER),
+    ]
     check_killed(tmp_path, [in_turn(*kills)], deaths=[1])
 
 
@@ -81,4 +107,8 @@ def test_joins_killed_at_every_point(tmp_path: Path) -> None:
     workers = in_turn(*((point, WORKER) for point in IN_TASKS))
     drivers_from_workers = in_turn(*((point, DRIVER) for point in IN_TASKS))
     drivers = in_turn(*((point, DRIVER) for point in ON_THE_DRIVER))
-    check_killed(tmp_path, [workers, drivers_from_workers, drivers], deaths=[0, len(drivers_from_workers), len(drivers)])
+    check_killed(
+        tmp_path,
+        [workers, drivers_from_workers, drivers],
+        deaths=[0, len(drivers_from_workers), len(drivers)],
+    )

@@ -1,4 +1,6 @@
-"""Real processes, killed again and again while they write, copy, consume and work off a queue. Nothing is lost, doubled or out of order."""
+"""Real processes, killed again and again while they write, copy, consume and work off a queue.
+Nothing is lost, doubled or out of order.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from headrace.log.file.log import FileLog
 from tests.crash.kill_workers import read_diary, rows_of_append, run
 
 WRITERS = 2
-CAST = [*(("write", who) for who in range(WRITERS)), ("copy", 0), ("consume", 0), ("work", 0), ("work", 1), ("keep", 0)]
+CAST = [
+    *(("write", who) for who in range(WRITERS)),
+    ("copy", 0),
+    ("consume", 0),
+    ("work", 0),
+    ("work", 1),
+    ("keep", 0),
+]
 Seen = dict[tuple[str, int, int], tuple[int, int]]
 
 
@@ -24,7 +33,9 @@ Seen = dict[tuple[str, int, int], tuple[int, int]]
 def root(tmp_path: Path) -> Path:
     with FileLog(tmp_path / "log") as log:
         log.create_topic("in", "who INT, n BIGINT", key="who", partitions=2, segment_bytes=20_000)
-        log.create_topic("out", "who INT, n BIGINT, source BIGINT", key="who", partitions=2, segment_bytes=20_000)
+        log.create_topic(
+            "out", "who INT, n BIGINT, source BIGINT", key="who", partitions=2, segment_bytes=20_000
+        )
         log.create_topic("jobs", "n BIGINT", partitions=2)
         log.producer("jobs").append([{"n": n} for n in range(2000)])
     return tmp_path / "log"
@@ -35,9 +46,13 @@ class Troupe:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.context = multiprocessing.get_context("forkserver")  # so that no process inherits another one's open files
+        self.context = multiprocessing.get_context(
+            "forkserver"
+        )  # so that no process inherits another one's open files
         self.context.set_forkserver_preload(["tests.crash.kill_workers"])
-        self.processes: dict[tuple[str, int], BaseProcess] = {part: self.started(part) for part in CAST}
+        self.processes: dict[tuple[str, int], BaseProcess] = {
+            part: self.started(part) for part in CAST
+        }
 
     def started(self, part: tuple[str, int]) -> BaseProcess:
         process = self.context.Process(target=run, args=(self.root, *part), daemon=True)
@@ -52,12 +67,16 @@ class Troupe:
 
     def wait_until_all_have_done_something(self) -> None:
         deadline = time.monotonic() + 60
-        while not all(read_diary(self.root.parent / f"{role}-{number}.diary") for role, number in CAST):
+        while not all(
+            read_diary(self.root.parent / f"{role}-{number}.diary") for role, number in CAST
+        ):
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
     def finish(self) -> None:
-        """Let everybody come to an end of their own; the writers first, so that the others find all rows there."""
+        """Let everybody come to an end of their own; the writers first, so that the others find all
+        rows there.
+        """
         for part, process in self.processes.items():  # in the order of the cast
             (self.root.parent / f"stop-{part[0]}").touch()
             process.join(timeout=60)
@@ -108,7 +127,9 @@ class Onlooker:
 def later(root: Path) -> Seen:
     with FileLog(root) as log:
         return {
-            (topic, row["_partition"], row["_offset"]): (row["who"], row["n"]) for topic in ("in", "out") for row in log.read(topic).to_pylist()
+            (topic, row["_partition"], row["_offset"]): (row["who"], row["n"])
+            for topic in ("in", "out")
+            for row in log.read(topic).to_pylist()
         }
 
 
@@ -117,8 +138,14 @@ def check_writers(root: Path, seen: Seen) -> None:
     with FileLog(root) as log:
         for who in range(WRITERS):
             last = log.producer("in", id=f"writer-{who}").last_sequence
-            wanted = [(who, row["n"]) for sequence in range(last + 1) for row in rows_of_append(who, sequence)]
-            assert [row for row in stored if row[0] == who] == wanted, "rows of a writer are lost, doubled or out of order"
+            wanted = [
+                (who, row["n"])
+                for sequence in range(last + 1)
+                for row in rows_of_append(who, sequence)
+            ]
+            assert [row for row in stored if row[0] == who] == wanted, (
+                "rows of a writer are lost, doubled or out of order"
+            )
             acknowledged = read_diary(root.parent / f"write-{who}.diary")
             assert acknowledged
             assert max(acknowledged) <= [last]
@@ -128,20 +155,26 @@ def check_copy(root: Path, seen: Seen) -> None:
     original = [row for (topic, *_), row in sorted(seen.items()) if topic == "in"]
     copied = [row for (topic, *_), row in sorted(seen.items()) if topic == "out"]
     for who in range(WRITERS):
-        assert [row for row in copied if row[0] == who] == [row for row in original if row[0] == who], "the copy is another one"
+        assert [row for row in copied if row[0] == who] == [
+            row for row in original if row[0] == who
+        ], "the copy is another one"
     with FileLog(root) as log:
         assert log.note("copied") == str(len(original))
 
 
 def check_consumer(root: Path, seen: Seen) -> None:
-    noted = {(partition, offset) for partition, offset in read_diary(root.parent / "consume-0.diary")}
+    noted = {
+        (partition, offset) for partition, offset in read_diary(root.parent / "consume-0.diary")
+    }
     assert noted == {(partition, offset) for topic, partition, offset in seen if topic == "in"}
     with FileLog(root) as log:
         assert log.committed("readers")["in"] == log.end_offsets("in")
 
 
 def check_queue(root: Path) -> None:
-    deeds = [deed for number in range(2) for deed in read_diary(root.parent / f"work-{number}.diary")]
+    deeds = [
+        deed for number in range(2) for deed in read_diary(root.parent / f"work-{number}.diary")
+    ]
     acknowledged = Counter(n for kind, n in deeds if kind == 1)
     assert {n for _, n in deeds} == set(range(2000))
     assert max(acknowledged.values()) == 1, "a message was acknowledged twice"

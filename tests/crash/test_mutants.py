@@ -1,4 +1,6 @@
-"""The log, broken on purpose. A harness that does not notice proves nothing: each mutant must be caught, and the healthy log must pass the same."""
+"""The log, broken on purpose. A harness that does not notice proves nothing: each mutant must be
+caught, and the healthy log must pass the same.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,16 @@ from headrace.log.file.producer import FileProducer
 from headrace.log.file.recovery import _Redo
 from headrace.log.file.transaction import FileTransaction
 from tests.crash.power import Run, check_crash
-from tests.crash.workloads import SCHEMA, Workload, checkpoints, compaction, large_appends, segment_rolls, shrink, small_appends
+from tests.crash.workloads import (
+    SCHEMA,
+    Workload,
+    checkpoints,
+    compaction,
+    large_appends,
+    segment_rolls,
+    shrink,
+    small_appends,
+)
 from tests.log.file.test_damage import flip_segments, make_original, rows_of, settle
 
 Mutate = Callable[[pytest.MonkeyPatch], dict[str, Any]]
@@ -32,7 +43,9 @@ def _small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     shrink(monkeypatch)
 
 
-def first_failure(workload: Workload, tmp_path: Path, *, step: int = 1, **options: Any) -> AssertionError | None:
+def first_failure(
+    workload: Workload, tmp_path: Path, *, step: int = 1, **options: Any
+) -> AssertionError | None:
     """Cut the power here and there; the first thing that is wrong afterwards."""
     run = Run(tmp_path / "healthy", **options)
     workload(run)
@@ -149,12 +162,18 @@ MUTANTS: list[tuple[Mutate, Workload]] = [
 ]
 
 
-@pytest.mark.parametrize(("mutate", "workload"), MUTANTS, ids=[mutate.__name__ for mutate, _ in MUTANTS])
-def test_a_power_loss_catches(mutate: Mutate, workload: Workload, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mutate", "workload"), MUTANTS, ids=[mutate.__name__ for mutate, _ in MUTANTS]
+)
+def test_a_power_loss_catches(
+    mutate: Mutate, workload: Workload, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert first_failure(workload, tmp_path, **mutate(monkeypatch)) is not None
 
 
-@pytest.mark.parametrize("workload", [small_appends, large_appends, segment_rolls, checkpoints, compaction])
+@pytest.mark.parametrize(
+    "workload", [small_appends, large_appends, segment_rolls, checkpoints, compaction]
+)
 def test_a_power_loss_does_not_catch_the_healthy_log(workload: Workload, tmp_path: Path) -> None:
     assert first_failure(workload, tmp_path, step=17) is None
 
@@ -162,7 +181,9 @@ def test_a_power_loss_does_not_catch_the_healthy_log(workload: Workload, tmp_pat
 # Mutants of reading.
 
 
-def test_flipped_bytes_catch_a_reader_that_checks_no_checksums(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_flipped_bytes_catch_a_reader_that_checks_no_checksums(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     original = make_original(tmp_path / "original")
     settled = settle(original, tmp_path / "settled")
     with FileLog(settled) as log:
@@ -247,12 +268,21 @@ def no_ownership(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.log.file.transaction.check_owner", lambda *_: None)
 
 
-FENCES = [(old_producer, no_producer_epoch), (old_transaction, no_transaction_epoch), (old_member, no_ownership)]
+FENCES = [
+    (old_producer, no_producer_epoch),
+    (old_transaction, no_transaction_epoch),
+    (old_member, no_ownership),
+]
 
 
-@pytest.mark.parametrize(("zombie", "mutate"), FENCES, ids=[mutate.__name__ for _, mutate in FENCES])
+@pytest.mark.parametrize(
+    ("zombie", "mutate"), FENCES, ids=[mutate.__name__ for _, mutate in FENCES]
+)
 def test_a_zombie_catches(
-    zombie: Callable[[FileLog], None], mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    zombie: Callable[[FileLog], None],
+    mutate: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     with FileLog(tmp_path / "healthy") as log:
         log.create_topic("a", SCHEMA)

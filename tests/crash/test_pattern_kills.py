@@ -1,4 +1,6 @@
-"""Kill -9 of the driver and of Spark's Python workers while a pipeline with patterns and rules runs: the same matches, time-outs, late rows and dead letters as without."""
+"""Kill -9 of the driver and of Spark's Python workers while a pipeline with patterns and rules
+runs: the same matches, time-outs, late rows and dead letters as without.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ class Prepared:
             for number, rows in enumerate(disordered(7, ticks, rows=60, cards=9)):
                 test.runner.now_us = repeat(TICKS_FROM_US + number * 60_000_000).__next__
                 feed_tick(test, number, rows)
-            last = [{"card": card, "amount": 50.0, "kind": "d", "paid_at": START + timedelta(hours=1)} for card in range(9)]
+            last = [
+                {"card": card, "amount": 50.0, "kind": "d", "paid_at": START + timedelta(hours=1)}
+                for card in range(9)
+            ]
             feed_tick(test, ticks, last)  # by which the time of what is still open runs out
 
     @property
@@ -51,10 +56,30 @@ class Prepared:
 
     def outcome(self) -> dict[str, Any]:
         """Topics in their order; dead letters without the time at which they were written."""
-        with hr.open_log(self.address) as log, ViewReader(self.root / "state" / "views.db") as reader:
+        with (
+            hr.open_log(self.address) as log,
+            ViewReader(self.root / "state" / "views.db") as reader,
+        ):
             view = {"frauds": reader.table("frauds").to_pylist()}
-            told = {name: [{key: value for key, value in row.items() if key not in {"_offset", "_timestamp"}} for row in log.read(name).to_pylist()] for name in OUTPUTS}
-            return {**told, **view, "refused": [(row["tick"], row["row"], row["reason"]) for row in log.read("alerts.match.dead").to_pylist()]}
+            told = {
+                name: [
+                    {
+                        key: value
+                        for key, value in row.items()
+                        if key not in {"_offset", "_timestamp"}
+                    }
+                    for row in log.read(name).to_pylist()
+                ]
+                for name in OUTPUTS
+            }
+            return {
+                **told,
+                **view,
+                "refused": [
+                    (row["tick"], row["row"], row["reason"])
+                    for row in log.read("alerts.match.dead").to_pylist()
+                ],
+            }
 
 
 def check_killed(tmp_path: Path, plans: Sequence[Plan], deaths: Sequence[int]) -> None:
@@ -68,15 +93,28 @@ def check_killed(tmp_path: Path, plans: Sequence[Plan], deaths: Sequence[int]) -
             assert rows == calm[output], output
 
 
-@pytest.mark.slow  # minutes; faults without Spark are in e2e/test_patterns.py and e2e/test_rules.py, kills with Spark in test_engine_kills.py
+# minutes; faults without Spark are in e2e/test_patterns.py and e2e/test_rules.py, kills with Spark
+# in test_engine_kills.py
+@pytest.mark.slow
 def test_patterns_with_workers_and_a_driver_killed(tmp_path: Path) -> None:
-    kills = [("in the kernel", WORKER), ("between views and log", DRIVER), ("the store was committed", WORKER), ("files were written", WORKER)]
+    kills = [
+        ("in the kernel", WORKER),
+        ("between views and log", DRIVER),
+        ("the store was committed", WORKER),
+        ("files were written", WORKER),
+    ]
     check_killed(tmp_path, [in_turn(*kills)], deaths=[1])
 
 
 @pytest.mark.slow
 def test_patterns_killed_at_every_point(tmp_path: Path) -> None:
     tasks = [point for point in IN_TASKS if point not in NOT_PASSED]
-    workers, drivers_from_workers = (in_turn(*((point, whom) for point in tasks)) for whom in (WORKER, DRIVER))
+    workers, drivers_from_workers = (
+        in_turn(*((point, whom) for point in tasks)) for whom in (WORKER, DRIVER)
+    )
     drivers = in_turn(*((point, DRIVER) for point in ON_THE_DRIVER))
-    check_killed(tmp_path, [workers, drivers_from_workers, drivers], deaths=[0, len(drivers_from_workers), len(drivers)])
+    check_killed(
+        tmp_path,
+        [workers, drivers_from_workers, drivers],
+        deaths=[0, len(drivers_from_workers), len(drivers)],
+    )

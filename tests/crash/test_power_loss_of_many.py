@@ -64,9 +64,13 @@ def check(trace: Trace, after: int, into: Path, mode: str) -> None:
         for who in range(THREADS):
             mine = [row for row in rows if row["n"] // 100 == who]
             last = len(mine) // 2 - 1
-            assert [row["n"] % 100 for row in mine] == [n for n in range(last + 1) for _ in range(2)], "doubled, out of order, or half an append"
+            assert [row["n"] % 100 for row in mine] == [
+                n for n in range(last + 1) for _ in range(2)
+            ], "doubled, out of order, or half an append"
             assert all(row["text"] == text(row["n"] % 100) for row in mine)
-            assert last >= acknowledged[who], f"append {acknowledged[who]} of {who} was acknowledged; {last} is the last one left"
+            assert last >= acknowledged[who], (
+                f"append {acknowledged[who]} of {who} was acknowledged; {last} is the last one left"
+            )
             if log.topics():
                 assert log.producer("a", id=f"writer-{who}").last_sequence == last
         assert_sound(log)

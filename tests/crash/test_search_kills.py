@@ -1,4 +1,6 @@
-"""Kill -9 of the driver and of Spark's Python workers while a pipeline that searches runs: the same matches, lists and dead letters as without."""
+"""Kill -9 of the driver and of Spark's Python workers while a pipeline that searches runs: the same
+matches, lists and dead letters as without.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ NAME = "searched"
 
 
 def prepared(root: Path, ticks: int) -> str:
-    """Rows in ticks, recorded, and nothing done yet; the same ones in every directory. The log's address."""
+    """Rows in ticks, recorded, and nothing done yet; the same ones in every directory. The log's
+    address.
+    """
     session: Any = PlainSpark()
     with PipelineTest(searched(NAME), root, session) as test:
         for number, given in enumerate(history(9, ticks)):
@@ -28,7 +32,9 @@ def prepared(root: Path, ticks: int) -> str:
 
 
 def outcome(root: Path, ticks: int) -> dict[str, Any]:
-    """What came out, also against every query with every document. What is not done yet is done without Spark: that its rows are the same is part of what is to be shown."""
+    """What came out, also against every query with every document. What is not done yet is done
+    without Spark: that its rows are the same is part of what is to be shown.
+    """
     session: Any = PlainSpark()
     with PipelineTest(searched(NAME), root, session) as test:
         while test.step(1):
@@ -49,11 +55,21 @@ def check_killed(tmp_path: Path, plans: Sequence[Plan], deaths: Sequence[int]) -
 
 
 def test_search_with_a_worker_and_the_driver_killed(tmp_path: Path) -> None:
-    check_killed(tmp_path, [in_turn(("in the kernel", WORKER), ("between views and log", DRIVER))], deaths=[1])
+    check_killed(
+        tmp_path,
+        [in_turn(("in the kernel", WORKER), ("between views and log", DRIVER))],
+        deaths=[1],
+    )
 
 
 @pytest.mark.slow  # minutes
 def test_search_killed_at_every_point(tmp_path: Path) -> None:
-    workers, drivers_from_workers = (in_turn(*((point, whom) for point in IN_TASKS)) for whom in (WORKER, DRIVER))
+    workers, drivers_from_workers = (
+        in_turn(*((point, whom) for point in IN_TASKS)) for whom in (WORKER, DRIVER)
+    )
     drivers = in_turn(*((point, DRIVER) for point in ON_THE_DRIVER))
-    check_killed(tmp_path, [workers, drivers_from_workers, drivers], deaths=[0, len(drivers_from_workers), len(drivers)])
+    check_killed(
+        tmp_path,
+        [workers, drivers_from_workers, drivers],
+        deaths=[0, len(drivers_from_workers), len(drivers)],
+    )

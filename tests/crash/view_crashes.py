@@ -1,7 +1,9 @@
-"""Kills processes that commit to a view store, and looks at what they left. Run as a program, because it forks.
+"""Kills processes that commit to a view store, and looks at what they left. Run as a program,
+because it forks.
 
-Each tick counts one up in one of seven rows, in two views, and adds a row to a stream. So at tick t the counts sum to t in each view, the stream has t rows, and the
-kept changes fold to the rows. Whatever was killed, and when: a reader that finds anything else is told of in `disagreements`.
+Each tick counts one up in one of seven rows, in two views, and adds a row to a stream. So at tick t
+the counts sum to t in each view, the stream has t rows, and the kept changes fold to the rows.
+Whatever was killed, and when: a reader that finds anything else is told of in `disagreements`.
 """
 
 import argparse
@@ -30,7 +32,9 @@ MOST_ROWS = 1_000_000
 
 
 class TornStore(ViewStore):
-    """A store that is wrong on purpose: a view's rows and its tick are committed one after the other."""
+    """A store that is wrong on purpose: a view's rows and its tick are committed one after the
+    other.
+    """
 
     def _write(self, db, info, rows):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         super()._write(db, info, rows)
@@ -45,7 +49,14 @@ def counted(after: int, up_to: int) -> dict[str, pa.Table]:
         k, n = tick % ROWS, (tick + ROWS - 1) // ROWS if tick % ROWS else tick // ROWS
         if n > 1:
             rows.append({"k": k, "n": n - 1, "_tick": tick, "_change_type": "update_preimage"})
-        rows.append({"k": k, "n": n, "_tick": tick, "_change_type": "insert" if n == 1 else "update_postimage"})
+        rows.append(
+            {
+                "k": k,
+                "n": n,
+                "_tick": tick,
+                "_change_type": "insert" if n == 1 else "update_postimage",
+            }
+        )
         events.append({"k": k, "n": n, "_tick": tick, "_change_type": "insert"})
     changes = pa.Table.from_pylist(rows, CHANGES)
     return {"first": changes, "second": changes, "events": pa.Table.from_pylist(events, CHANGES)}
@@ -67,13 +78,22 @@ def disagreement(path: Path) -> str | None:
         ticks = {view: snap.tick(view) for view in expected}
         counts = {view: sum(snap.table(view)["n"].to_pylist()) for view in ("first", "second")}
         counts["events"] = snap.table("events").num_rows
-        changes = pa.concat_tables([CHANGES.empty_table().drop_columns(["_tick"]), *(table for _, table in snap.changes_since("second", 0))])
+        changes = pa.concat_tables(
+            [
+                CHANGES.empty_table().drop_columns(["_tick"]),
+                *(table for _, table in snap.changes_since("second", 0)),
+            ]
+        )
         try:
             folded = {row["k"]: row["n"] for row in fold(changes, ("k",)).values()}
         except MalformedChangelog as error:
             return str(error)
         stored = {row["k"]: row["n"] for row in snap.table("second").to_pylist()}
-    return None if ticks == counts == expected and folded == stored else f"ticks {ticks}, counts {counts}, folded {folded}, stored {stored}"
+    return (
+        None
+        if ticks == counts == expected and folded == stored
+        else f"ticks {ticks}, counts {counts}, folded {folded}, stored {stored}"
+    )
 
 
 def forked(work: Callable[[], object]) -> int:
@@ -111,7 +131,9 @@ def commit_and_die(path: Path, kind: type[ViewStore], at_statement: int) -> None
 
 
 def every_statement(directory: Path, kind: type[ViewStore]) -> dict[str, object]:
-    """One commit after the other, each killed one statement later than the one before, until one survives."""
+    """One commit after the other, each killed one statement later than the one before, until one
+    survives.
+    """
     path, kills, wrong = directory / "views.db", 0, []
     opened(path, kind).close()
     while killed(forked(partial(commit_and_die, path, kind, kills))):

@@ -1,4 +1,6 @@
-"""What is being done to a log while its power is cut. Each workload is small, and changes the disk in ways that another one does not."""
+"""What is being done to a log while its power is cut. Each workload is small, and changes the disk
+in ways that another one does not.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def idempotent_producers(run: Run) -> None:
 
 
 def transactions(run: Run) -> None:
-    """Topics, offsets and notes together, also staged ones, adopted ones, and one that is given up."""
+    """Topics, offsets and notes together, also staged ones, adopted ones, and one that is given
+    up.
+    """
     log = run.log
     log.create_topic("a", SCHEMA, partitions=2)
     log.create_topic("b", SCHEMA)
@@ -69,7 +73,9 @@ def transactions(run: Run) -> None:
             tx.append("b", rows(10 * n, 1))
             tx.commit_offsets("readers", {"a": {0: n, 1: n}})
             tx.set_note("last", str(n))
-    staged = log.stage("b", [log.read("a", columns=["n", "text"]).to_table().combine_chunks().to_batches()[0]])
+    staged = log.stage(
+        "b", [log.read("a", columns=["n", "text"]).to_table().combine_chunks().to_batches()[0]]
+    )
     with log.transaction("job") as tx:
         tx.append("a", rows(100, 8, 1500))
         tx.append("b", rows(100, 1))
@@ -135,7 +141,14 @@ def retention_between_checkpoints(run: Run) -> None:
 
 def compaction(run: Run) -> None:
     run.log.create_topic("a", SCHEMA, key="n", compact=True, segment_bytes=2000)
-    run.log.create_table("t", SCHEMA, primary_key="n", history="0 seconds", tombstones="0 seconds", segment_bytes=2000)
+    run.log.create_table(
+        "t",
+        SCHEMA,
+        primary_key="n",
+        history="0 seconds",
+        tombstones="0 seconds",
+        segment_bytes=2000,
+    )
     for n in range(8):
         run.log.producer("a").append([{"n": n % 3, "text": f"{n}" * 100}])
         with run.log.producer("t") as table:
@@ -195,6 +208,16 @@ def everything(run: Run) -> None:
 
 
 WORKLOADS: tuple[Workload, ...] = (
-    small_appends, large_appends, idempotent_producers, transactions, segment_rolls, checkpoints, retention,
-    retention_between_checkpoints, compaction, queues, groups, everything,
-)  # fmt: skip
+    small_appends,
+    large_appends,
+    idempotent_producers,
+    transactions,
+    segment_rolls,
+    checkpoints,
+    retention,
+    retention_between_checkpoints,
+    compaction,
+    queues,
+    groups,
+    everything,
+)

@@ -1,4 +1,6 @@
-"""A day in the demo's shop, without Spark and in a time of its own: the real pipeline of examples/shop.py, the real world around it, and all that came out."""
+"""A day in the demo's shop, without Spark and in a time of its own: the real pipeline of
+examples/shop.py, the real world around it, and all that came out.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,10 @@ def copy(day: Day, tmp_path: Path) -> Iterator[Day]:
 
 def lines(day: Day) -> dict[str, bool]:
     """What each line of the summary is about, and whether it is good."""
-    return {check.text.partition(":")[0]: check.good for check in Summary(day.log, day.state, day.home, day.sent).checks()}
+    return {
+        check.text.partition(":")[0]: check.good
+        for check in Summary(day.log, day.state, day.home, day.sent).checks()
+    }
 
 
 def wrong(day: Day) -> set[str]:
@@ -41,7 +44,10 @@ def wrong(day: Day) -> set[str]:
 def test_on_a_good_day_every_line_is_good(day: Day) -> None:
     checks = list(Summary(day.log, day.state, day.home, day.sent).checks())
     assert [check.text for check in checks if not check.good] == []
-    assert checks[0].text == f"exactly once: {day.sent.orders:,} orders in, {day.sent.orders:,} counted"
+    assert (
+        checks[0].text
+        == f"exactly once: {day.sent.orders:,} orders in, {day.sent.orders:,} counted"
+    )
     assert day.sent.orders > 1000
     assert day.sent.repeats > 0
     told = "\n".join(check.text for check in checks)
@@ -49,8 +55,14 @@ def test_on_a_good_day_every_line_is_good(day: Day) -> None:
     assert "pattern: 0 stolen" not in told
 
 
-VIEWS = [("revenue", "orders", "windows"), ("revenue", "tax", "windows"), ("sales", "revenue", "tables joined"), ("bestsellers", "price", "leaderboard"),
-         ("click_through", "clicks", "streams joined"), ("hesitated", "times", "carts")]  # fmt: skip
+VIEWS = [
+    ("revenue", "orders", "windows"),
+    ("revenue", "tax", "windows"),
+    ("sales", "revenue", "tables joined"),
+    ("bestsellers", "price", "leaderboard"),
+    ("click_through", "clicks", "streams joined"),
+    ("hesitated", "times", "carts"),
+]
 
 
 @pytest.mark.parametrize(("view", "column", "about"), VIEWS, ids=lambda value: value)
@@ -70,7 +82,16 @@ def test_orders_that_nobody_counted_or_placed_are_noticed(copy: Day) -> None:
     assert {"exactly once", "repeated", "transactions", "windows", "tables joined"} <= wrong(copy)
 
 
-@pytest.mark.parametrize(("topic", "about"), [("parcels", "transactions"), ("alert.fraud", "pattern"), ("matches", "stored searches"), ("carts", "event sourcing"), ("alerts", "alerts")])
+@pytest.mark.parametrize(
+    ("topic", "about"),
+    [
+        ("parcels", "transactions"),
+        ("alert.fraud", "pattern"),
+        ("matches", "stored searches"),
+        ("carts", "event sourcing"),
+        ("alerts", "alerts"),
+    ],
+)
 def test_a_row_too_many_is_noticed(copy: Day, topic: str, about: str) -> None:
     _append_again(copy.log, topic)
     assert about in wrong(copy)
@@ -95,7 +116,11 @@ def _append_again(log: Log, topic: str) -> None:
     """The first row of a topic a second time."""
     rows = log.read(topic).to_table()
     with log.producer(topic) as producer:
-        producer.append(rows.select([name for name in rows.schema.names if not name.startswith("_")]).slice(0, 1))
+        producer.append(
+            rows.select([name for name in rows.schema.names if not name.startswith("_")]).slice(
+                0, 1
+            )
+        )
 
 
 # The second computation itself
@@ -112,7 +137,17 @@ def test_differences_are_rows_that_miss_are_too_many_or_have_other_values() -> N
 
 
 @pytest.mark.parametrize(
-    ("query", "fits"), [("a", True), ("x", False), ("a AND b", True), ("a AND x", False), ("x OR b", True), ("a AND NOT b", False), ("a AND NOT x", True), ("x OR a AND NOT x", True)]
+    ("query", "fits"),
+    [
+        ("a", True),
+        ("x", False),
+        ("a AND b", True),
+        ("a AND x", False),
+        ("x OR b", True),
+        ("a AND NOT b", False),
+        ("a AND NOT x", True),
+        ("x OR a AND NOT x", True),
+    ],
 )
 def test_stored_searches_are_read_as_they_are_meant(query: str, fits: bool) -> None:
     assert recomputed.fits(query, {"a", "b"}) == fits
@@ -125,7 +160,10 @@ class Payments:
         self._payments = payments
 
     def rows(self, _topic: str) -> pd.DataFrame:
-        rows = [(card, amount, datetime.fromtimestamp(second, UTC), 1, at) for at, (card, amount, second) in enumerate(self._payments)]
+        rows = [
+            (card, amount, datetime.fromtimestamp(second, UTC), 1, at)
+            for at, (card, amount, second) in enumerate(self._payments)
+        ]
         return pd.DataFrame(rows, columns=["card", "amount", "paid_at", "tick", "_offset"])
 
 
@@ -140,7 +178,17 @@ class Payments:
         ([("a", 1, 1), ("a", 1, 50), ("a", 1, 51), ("a", 1, 52), ("a", 900, 62)], [("a", 3, 903)]),
         ([("a", 1, 1), ("a", 1, 2), ("a", 1, 3), ("a", 900, 62)], []),
     ],
-    ids=["a match", "out of order", "two are not enough", "something between", "another card between", "the first is too old", "too late"],
+    ids=[
+        "a match",
+        "out of order",
+        "two are not enough",
+        "something between",
+        "another card between",
+        "the first is too old",
+        "too late",
+    ],
 )
-def test_stolen_cards_are_found_by_looking(payments: list[tuple[str, float, int]], found: list[tuple[str, int, float]]) -> None:
+def test_stolen_cards_are_found_by_looking(
+    payments: list[tuple[str, float, int]], found: list[tuple[str, int, float]]
+) -> None:
     assert recomputed.fraud(Payments(*payments)) == found  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""A showing of the demo, from opening to closing, without a JVM: it ends when it is told to, at any moment, and whatever fails in its world is its error."""
+"""A showing of the demo, from opening to closing, without a JVM: it ends when it is told to, at any
+moment, and whatever fails in its world is its error.
+"""
 
 import json
 import threading
@@ -18,17 +20,24 @@ from headrace.testing.plain_spark import PlainSpark
 @pytest.fixture(autouse=True)
 def no_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_session", lambda _options: PlainSpark())
-    monkeypatch.setenv("SHOP_HOME", "nowhere")  # a showing says where, for its process: here that is undone
+    monkeypatch.setenv(
+        "SHOP_HOME", "nowhere"
+    )  # a showing says where, for its process: here that is undone
 
 
 def shown(tmp_path: Path, said: Callable[[Showing, str], None]) -> Showing:
     """A showing that hears what it says itself."""
-    showing = Showing(tmp_path / "shop", lambda text: said(showing, text), port=0, orders_a_second=50)
+    showing = Showing(
+        tmp_path / "shop", lambda text: said(showing, text), port=0, orders_a_second=50
+    )
     assert showing.show() == []
     return showing
 
 
-@pytest.mark.parametrize("moment", ["a log at", "the dashboard is at", "the shop is open", "the pipeline runs", "numbers move"])
+@pytest.mark.parametrize(
+    "moment",
+    ["a log at", "the dashboard is at", "the shop is open", "the pipeline runs", "numbers move"],
+)
 def test_it_ends_when_it_is_told_to_at_any_moment(tmp_path: Path, moment: str) -> None:
     before = threading.active_count()
 
@@ -37,7 +46,9 @@ def test_it_ends_when_it_is_told_to_at_any_moment(tmp_path: Path, moment: str) -
             showing.stop.set()
 
     assert not shown(tmp_path, stop_then).is_over
-    assert threading.active_count() <= before + 1  # a thread that gives up late batches ends by itself
+    assert (
+        threading.active_count() <= before + 1
+    )  # a thread that gives up late batches ends by itself
 
 
 def test_the_dashboard_is_there_before_spark_is(tmp_path: Path) -> None:
@@ -51,10 +62,14 @@ def test_the_dashboard_is_there_before_spark_is(tmp_path: Path) -> None:
     showing = Showing(tmp_path / "shop", lambda _text: None, port=0, on_serving=look)
     assert showing.show() == []
     assert found[0]["run"] is None
-    assert {"orders", "view revenue", "with_tax_rate"} <= {node["id"] for node in found[0]["plan"]["nodes"]}
+    assert {"orders", "view revenue", "with_tax_rate"} <= {
+        node["id"] for node in found[0]["plan"]["nodes"]
+    }
 
 
-def test_what_fails_in_its_world_ends_it_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_in_its_world_ends_it_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(_bank: Bank, _now_us: int) -> None:
         raise RuntimeError("the bank is closed")
 
@@ -63,7 +78,9 @@ def test_what_fails_in_its_world_ends_it_and_is_told(tmp_path: Path, monkeypatch
         shown(tmp_path, lambda _showing, _text: None)
 
 
-def test_what_is_missing_in_the_end_is_wrong_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_in_the_end_is_wrong_in_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An office that says it changed something, and did not."""
     monkeypatch.setattr("shop_demo.showing.PATIENCE_S", 1.0)
 
@@ -75,4 +92,8 @@ def test_what_is_missing_in_the_end_is_wrong_in_the_summary(tmp_path: Path, monk
     checks = showing.show()
     wrong = {check.text.partition(":")[0] for check in checks if not check.good}
     assert "captured" in wrong
-    assert not wrong & {"repeated", "transactions", "event sourcing"}  # these do not wait for the pipeline
+    assert not wrong & {
+        "repeated",
+        "transactions",
+        "event sourcing",
+    }  # these do not wait for the pipeline

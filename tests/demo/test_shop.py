@@ -23,20 +23,33 @@ def test_it_shows_every_family() -> None:
     plan = shop.plan()
     operations = {step.operation for step in plan.steps()}
     assert operations >= {"window", "join", "match", "search", "top", "aggregate"}
-    joins = [(step.is_table, step.inputs[1].is_table, "as of" in step.summary()) for step in plan.steps() if isinstance(step, JoinStep)]
-    assert sorted(joins) == [(False, False, False), (False, True, False), (False, True, True), (True, True, False)]
+    joins = [
+        (step.is_table, step.inputs[1].is_table, "as of" in step.summary())
+        for step in plan.steps()
+        if isinstance(step, JoinStep)
+    ]
+    assert sorted(joins) == [
+        (False, False, False),
+        (False, True, False),
+        (False, True, True),
+        (True, True, False),
+    ]
     assert {step.captured_by for step in plan.inputs if step.captured_by} == {"shop"}
     assert {*shop.alerts} == {"fraud"}
     assert any(step.device_time is not None for step in plan.inputs)
 
 
 def test_run_alone_it_prints_its_plan() -> None:
-    done = subprocess.run([sys.executable, shop_file()], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, shop_file()], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.startswith("pipeline shop\n├─ view revenue\n")
 
 
 def test_it_is_part_of_the_wheel() -> None:
-    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
+        "targets"
+    ]["wheel"]["force-include"]
     assert included == {
         "examples/shop.py": "headrace/examples/shop.py",
         "examples/shop_demo": "headrace/examples/shop_demo",

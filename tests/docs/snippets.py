@@ -1,12 +1,15 @@
-"""The snippets of the README and of the guide, found and run: the blocks of a page one after the other, in an empty directory, Python sharing its names.
+"""The snippets of the README and of the guide, found and run: the blocks of a page one after the
+other, in an empty directory, Python sharing its names.
 
     ```python                    runs; a comment behind print() says what is printed, an ellipsis at its end stands for more
     ```python title="shop.py"    is saved under that name (any language)
     ```bash                      runs, a command at a time. Behind a command, `# exits with 3` and `# until Ctrl-C` are taken at their word: the
                                  latter is started, and interrupted at the end of the page, where it must end well
-    ```console                   `$ command`, and below it exactly what it prints; … stands for anything
+    ```console                   `$ command`, and below it exactly what it prints; … stands for
+    anything
 
-Commands of ours run in this process, where nothing of the shell is needed: they are quick so, and share a Spark session that is there.
+Commands of ours run in this process, where nothing of the shell is needed: they are quick so, and
+share a Spark session that is there.
 """
 
 import io
@@ -28,7 +31,10 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 
-FENCE = re.compile(r'^```(\w*)(?: (?:title="|file=)([\w./-]+)"?)?\n(.*?)^```$|^## ([^\n]+)$', re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r'^```(\w*)(?: (?:title="|file=)([\w./-]+)"?)?\n(.*?)^```$|^## ([^\n]+)$',
+    re.MULTILINE | re.DOTALL,
+)
 PROMISES = re.compile(r"print\(.*\) +# (.+)$", re.MULTILINE)
 SHELL_SIGNS = re.compile(r"[|<>&;$`*]")
 EXITS = re.compile(r"# exits with (\d+)")
@@ -38,7 +44,9 @@ FILE = "file="
 
 @dataclass(frozen=True)
 class Snippet:
-    """A block: what it is (`python`, `bash`, `console`, or `file=NAME`), its first line in the page, and the section it stands in."""
+    """A block: what it is (`python`, `bash`, `console`, or `file=NAME`), its first line in the
+    page, and the section it stands in.
+    """
 
     kind: str
     line: int
@@ -53,7 +61,14 @@ def snippets(page: str) -> list[Snippet]:
         language, file, text, heading = match.groups()
         section = heading or section
         if file or language in {"python", "bash", "console"}:
-            found.append(Snippet(f"{FILE}{file}" if file else language, page.count("\n", 0, match.start()) + 1, text, section))
+            found.append(
+                Snippet(
+                    f"{FILE}{file}" if file else language,
+                    page.count("\n", 0, match.start()) + 1,
+                    text,
+                    section,
+                )
+            )
     return found
 
 
@@ -77,7 +92,9 @@ def _is_whole(command: str) -> bool:
 
 @dataclass
 class Page:
-    """A page on its run. `places` are what stands in the page and what it is here: an address, a port."""
+    """A page on its run. `places` are what stands in the page and what it is here: an address, a
+    port.
+    """
 
     name: str
     places: Mapping[str, str] = field(default_factory=dict)
@@ -86,7 +103,9 @@ class Page:
     started: list[tuple[str, subprocess.Popen[str]]] = field(default_factory=list)
 
     def run(self, blocks: list[Snippet]) -> dict[str, Any]:
-        """All of it, in the current directory. What Python and commands say is printed; the names that Python left are returned."""
+        """All of it, in the current directory. What Python and commands say is printed; the names
+        that Python left are returned.
+        """
         with self._interrupted_at_the_end():
             for block in blocks:
                 self._run(block, self._placed(block.text))
@@ -116,14 +135,21 @@ class Page:
         printed = said.getvalue()
         print(printed, end="")
         for promised in PROMISES.findall(text):
-            assert any(_is_kept(promised, line) for line in printed.splitlines()), f"{self.name}:{block.line}: {promised!r} is not in what was printed: {printed}"
+            assert any(_is_kept(promised, line) for line in printed.splitlines()), (
+                f"{self.name}:{block.line}: {promised!r} is not in what was printed: {printed}"
+            )
 
     def _console(self, text: str) -> None:
         for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
             command, _, expected = part.partition("\n")
-            fits = "".join(".*" if each == "…" else re.escape(each) for each in re.split("(…)", _trimmed(expected)))
+            fits = "".join(
+                ".*" if each == "…" else re.escape(each)
+                for each in re.split("(…)", _trimmed(expected))
+            )
             printed = _trimmed(self._said_by(command))
-            assert re.fullmatch(fits, printed, re.DOTALL), f"{self.name}: {command}\nprinted:\n{printed}\nand not:\n{expected}"
+            assert re.fullmatch(fits, printed, re.DOTALL), (
+                f"{self.name}: {command}\nprinted:\n{printed}\nand not:\n{expected}"
+            )
 
     def _said_by(self, command: str) -> str:
         if UNTIL in command:
@@ -136,7 +162,9 @@ class Page:
         in_process = words[0] == "headrace" and not SHELL_SIGNS.search(_unquoted(command))
         said, got, error = self._ours(words[1:]) if in_process else self._shell(command)
         print(said, end="")
-        assert got == code, f"{self.name}: {command}\nended with {got}, not {code}:\n{said}\n{error}"
+        assert got == code, (
+            f"{self.name}: {command}\nended with {got}, not {code}:\n{said}\n{error}"
+        )
         return said
 
     def _ours(self, words: list[str]) -> tuple[str, int, str]:
@@ -146,12 +174,25 @@ class Page:
         return done.stdout, done.exit_code, done.stderr
 
     def _shell(self, command: str) -> tuple[str, int, str]:
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], capture_output=True, text=True, timeout=300, env=self._whole_environment(), check=False)
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env=self._whole_environment(),
+            check=False,
+        )
         return done.stdout, done.returncode, done.stderr
 
     def _start(self, command: str) -> str:
         """A command that runs until it is interrupted; it is waited for until it says something."""
-        process = subprocess.Popen(["bash", "-c", f"exec {command}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self._whole_environment())
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=self._whole_environment(),
+        )
         self.started.append((command, process))
         assert process.stdout is not None
         first = process.stdout.readline()
@@ -163,7 +204,11 @@ class Page:
     def _whole_environment(self) -> dict[str, str]:
         """With this interpreter's `headrace` before others, and no log but the page's own."""
         inherited = {name: value for name, value in os.environ.items() if name != "HEADRACE_LOG"}
-        return {**inherited, "PATH": f"{Path(sys.executable).parent}:{inherited['PATH']}", **self.environment}
+        return {
+            **inherited,
+            "PATH": f"{Path(sys.executable).parent}:{inherited['PATH']}",
+            **self.environment,
+        }
 
     @contextmanager
     def _interrupted_at_the_end(self) -> Iterator[None]:
@@ -172,7 +217,10 @@ class Page:
         finally:
             said = [(command, process, _interrupted(process)) for command, process in self.started]
         for command, process, text in said:
-            assert process.returncode in {0, 130}, f"{self.name}: {command}\nended with {process.returncode}:\n{text}"
+            assert process.returncode in {
+                0,
+                130,
+            }, f"{self.name}: {command}\nended with {process.returncode}:\n{text}"
 
 
 def _wait_for(port: int, patience_s: float = 30) -> None:
@@ -197,7 +245,11 @@ def _interrupted(process: subprocess.Popen[str]) -> str:
 
 def _is_kept(promised: str, line: str) -> bool:
     """An ellipsis at the end of what a comment promises stands for more."""
-    return line.startswith(promised.removesuffix("…").rstrip()) if promised.endswith("…") else line == promised
+    return (
+        line.startswith(promised.removesuffix("…").rstrip())
+        if promised.endswith("…")
+        else line == promised
+    )
 
 
 def _trimmed(text: str) -> str:

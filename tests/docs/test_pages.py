@@ -1,4 +1,6 @@
-"""Every snippet of the guide runs, a page at a time; here the pages that need nothing but Python. Some pages are looked at more closely."""
+"""Every snippet of the guide runs, a page at a time; here the pages that need nothing but Python.
+Some pages are looked at more closely.
+"""
 
 import re
 from collections.abc import Callable
@@ -15,11 +17,29 @@ from tests.docs.snippets import snippets
 
 
 def the_joins_are_what_the_page_says(names: dict[str, Any]) -> None:
-    kinds = {name: type(names[name]).__name__ for name in ("paid", "enriched", "taxed", "corrected", "placed", "timeline", "mutual", "versions")}
+    kinds = {
+        name: type(names[name]).__name__
+        for name in (
+            "paid",
+            "enriched",
+            "taxed",
+            "corrected",
+            "placed",
+            "timeline",
+            "mutual",
+            "versions",
+        )
+    }
     assert kinds == {
-        "paid": "Stream", "enriched": "Stream", "taxed": "Stream", "corrected": "Table", "placed": "Table", "timeline": "Table", "mutual": "Table",
+        "paid": "Stream",
+        "enriched": "Stream",
+        "taxed": "Stream",
+        "corrected": "Table",
+        "placed": "Table",
+        "timeline": "Table",
+        "mutual": "Table",
         "versions": "Table",
-    }  # fmt: skip
+    }
     assert names["corrected"].key == ("order_id",)
     assert names["placed"].key == ("order_id",)
     assert set(names["timeline"].key) == {"post", "follower", "author"}
@@ -28,8 +48,23 @@ def the_joins_are_what_the_page_says(names: dict[str, Any]) -> None:
 
 def the_windows_are_what_the_page_says(names: dict[str, Any]) -> None:
     tables = {name: value for name, value in names.items() if isinstance(value, Table)}
-    assert {*tables} >= {"revenue", "days", "visits", "every_minute", "hours", "metrics", "moving", "best", "weeks"}
-    assert tables["weeks"].schema.names[3:] == ["revenue", "orders", "previous_revenue", "previous_orders"]
+    assert {*tables} >= {
+        "revenue",
+        "days",
+        "visits",
+        "every_minute",
+        "hours",
+        "metrics",
+        "moving",
+        "best",
+        "weeks",
+    }
+    assert tables["weeks"].schema.names[3:] == [
+        "revenue",
+        "orders",
+        "previous_revenue",
+        "previous_orders",
+    ]
     for name in tables.keys() - {output.name for output in names["shop"].plan().outputs}:
         names["shop"].view(name, tables[name])
     names["shop"].plan().check_kernels()
@@ -42,7 +77,11 @@ def a_pipeline_is_tested_as_the_page_says(names: dict[str, Any]) -> None:
 
 
 def the_captures_are_what_the_page_says(names: dict[str, Any]) -> None:
-    assert (names["shop"].kind, names["shop"].tables, names["events"].outbox) == ("sqlite", ("customers", "orders"), "outbox")
+    assert (names["shop"].kind, names["shop"].tables, names["events"].outbox) == (
+        "sqlite",
+        ("customers", "orders"),
+        "outbox",
+    )
     assert [step.captured_by for step in names["pipeline"].plan().inputs] == ["shop", "shop"]
     names["pipeline"].plan().check_kernels()
 
@@ -55,7 +94,11 @@ def the_sinks_are_what_the_page_says(names: dict[str, Any]) -> None:
 
 def events_are_what_the_page_says(names: dict[str, Any]) -> None:
     assert (names["now"].balance, names["first"].balance, names["before"].balance) == (100, 100, 0)
-    assert (names["current"], [event.type for event in names["history"]], len(names["everything"])) == (2, ["Opened", "Closed"], 4)
+    assert (
+        names["current"],
+        [event.type for event in names["history"]],
+        len(names["everything"]),
+    ) == (2, ["Opened", "Closed"], 4)
     assert names["surname"] == "Lovelace"
     assert names["read_my_write"] == "bank:0:1"
     assert [output.name for output in names["pipeline"].plan().outputs] == ["balances"]
@@ -64,7 +107,17 @@ def events_are_what_the_page_says(names: dict[str, Any]) -> None:
 
 def the_patterns_are_what_the_page_says(names: dict[str, Any]) -> None:
     assert names["fraud"].schema.names == ["card", "first_at", "total", "n", "matched_at"]
-    assert names["steps"].schema.names == ["card", "amount", "shop", "paid_at", "classifier", "match_number", "so_far", "all", "matched_at"]
+    assert names["steps"].schema.names == [
+        "card",
+        "amount",
+        "shop",
+        "paid_at",
+        "classifier",
+        "match_number",
+        "so_far",
+        "all",
+        "matched_at",
+    ]
     assert names["alerts"].schema.names == ["card", "pattern", "total", "matched_at"]
     names["bank"].plan().check_kernels()
 
@@ -78,13 +131,20 @@ def the_searches_are_what_the_page_says(names: dict[str, Any]) -> None:
 
 def the_gateways_are_what_the_page_says(names: dict[str, Any]) -> None:
     assert (names["door"].kind, names["door"].topics) == ("http", ("orders", "pushes"))
-    assert [(each.name, each.policy.name, each.policy.rows) for each in names["shop"].gateways.values()] == [("http.8766", "buffer", 50_000)]
+    assert [
+        (each.name, each.policy.name, each.policy.rows) for each in names["shop"].gateways.values()
+    ] == [("http.8766", "buffer", 50_000)]
     names["shop"].plan().check_kernels()
 
 
 def the_alerts_are_what_the_page_says(names: dict[str, Any]) -> None:
     (alert,) = names["shop"].alerts.values()
-    assert (alert.name, alert.topic, alert.every_us, len(alert.to)) == ("spike", "alert.spike", 300_000_000, 2)
+    assert (alert.name, alert.topic, alert.every_us, len(alert.to)) == (
+        "spike",
+        "alert.spike",
+        300_000_000,
+        2,
+    )
     names["shop"].plan().check_kernels()
 
 
@@ -108,12 +168,20 @@ def test_pages_that_are_looked_at_are_there() -> None:
 
 def test_every_page_with_snippets_is_run_somewhere() -> None:
     elsewhere = [*pages(spark=True), *pages(spark=True, server=KAFKA), *pages(server=POSTGRES)]
-    with_snippets = [path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md")) if snippets(path.read_text())]
+    with_snippets = [
+        path.relative_to(DOCS).as_posix()
+        for path in sorted(DOCS.rglob("*.md"))
+        if snippets(path.read_text())
+    ]
     assert sorted([*pages(), *elsewhere, NEEDS_A_CLUSTER]) == with_snippets
 
 
 def test_commands_for_a_cluster_have_options_that_there_are() -> None:
-    lines = [line.removeprefix("$ ").split() for each in snippets((DOCS / NEEDS_A_CLUSTER).read_text()) for line in each.text.splitlines()]
+    lines = [
+        line.removeprefix("$ ").split()
+        for each in snippets((DOCS / NEEDS_A_CLUSTER).read_text())
+        for line in each.text.splitlines()
+    ]
     ours = [words[1:] for words in lines if words[0] == "headrace"]
     assert [words[0] for words in ours] == ["demo", "run", "status", "top"]
     for command, *words in ours:
@@ -123,10 +191,19 @@ def test_commands_for_a_cluster_have_options_that_there_are() -> None:
 
 def test_no_command_is_shown_that_is_not_run() -> None:
     fences = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-    shown = [(path.name, language, text) for path in DOCS.rglob("*.md") for language, text in fences.findall(path.read_text())]
+    shown = [
+        (path.name, language, text)
+        for path in DOCS.rglob("*.md")
+        for language, text in fences.findall(path.read_text())
+    ]
     assert len(shown) > 100
     not_run = [each for each in shown if each[1] not in {"bash", "console", "python"}]
-    assert [each for each in not_run if each[1] in {"sh", "shell", "zsh"} or re.search(r"^\s*(\$|headrace|curl|python|pip) ", each[2], re.MULTILINE)] == []
+    assert [
+        each
+        for each in not_run
+        if each[1] in {"sh", "shell", "zsh"}
+        or re.search(r"^\s*(\$|headrace|curl|python|pip) ", each[2], re.MULTILINE)
+    ] == []
 
 
 @pytest.mark.parametrize("name", pages())

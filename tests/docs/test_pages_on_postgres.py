@@ -19,5 +19,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.mark.parametrize("name", pages(server=POSTGRES))
-def test_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres: PostgresServer) -> None:
+def test_a_page_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres: PostgresServer
+) -> None:
     run_page(name, tmp_path, monkeypatch, {POSTGRES: postgres.url})

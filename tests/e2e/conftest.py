@@ -12,13 +12,17 @@ from tests.sinks.webhook_receiver import WebhookReceiver
 
 @pytest.fixture
 def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power is lost in a test that takes this: waiting for the disk would prove nothing, and it is most of the time such a test takes."""
+    """No power is lost in a test that takes this: waiting for the disk would prove nothing, and it
+    is most of the time such a test takes.
+    """
     monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
 
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> list[Faults]:
-    """The faults that happen just now, in a list of one: put others in their place, and those happen."""
+    """The faults that happen just now, in a list of one: put others in their place, and those
+    happen.
+    """
     current = [Faults(frozenset())]
 
     def strike(point: str) -> None:

@@ -1,4 +1,6 @@
-"""A pipeline with a bit of everything that runs without Spark SQL, and what must come out of it, computed the obvious way from the log and the recorded ticks."""
+"""A pipeline with a bit of everything that runs without Spark SQL, and what must come out of it,
+computed the obvious way from the log and the recorded ticks.
+"""
 
 from __future__ import annotations
 
@@ -43,32 +45,70 @@ class Some(hr.Pipeline):
 
 
 def everything(without: Collection[str] = ()) -> hr.Pipeline:
-    """Two inputs of one kind and a table; a stage behind a stage; a stage with several consumers; unions; aggregates that see the order of rows."""
+    """Two inputs of one kind and a table; a stage behind a stage; a stage with several consumers;
+    unions; aggregates that see the order of rows.
+    """
     pipeline = Some("all", without)
     orders = pipeline.topic("orders", schema=ORDERS, partitions=2)
     late_orders = pipeline.topic("late_orders", schema=ORDERS)
     people = pipeline.table("people", schema=PEOPLE, key="id", partitions=2)
     totals = orders.group_by("k").aggregate(
-        n=hr.agg.count(), s=hr.agg.sum("v"), first=hr.agg.first("v"), last=hr.agg.last("note"), all=hr.agg.collect("v", most=1000), name="totals"
+        n=hr.agg.count(),
+        s=hr.agg.sum("v"),
+        first=hr.agg.first("v"),
+        last=hr.agg.last("note"),
+        all=hr.agg.collect("v", most=1000),
+        name="totals",
     )
     pipeline.write("totals", totals, partitions=3)
     pipeline.view("by_key", totals)
-    pipeline.view("by_count", totals.group_by("n").aggregate(keys=hr.agg.count(), most=hr.agg.max("s"), name="by_count"))
-    pipeline.write("counted", orders.group_by("note").aggregate(n=hr.agg.count(), least=hr.agg.min("v"), name="counted"), partitions=2)
-    pipeline.view("cities", people.group_by("city").aggregate(n=hr.agg.count(), oldest=hr.agg.max("age"), name="cities"))
+    pipeline.view(
+        "by_count",
+        totals.group_by("n").aggregate(keys=hr.agg.count(), most=hr.agg.max("s"), name="by_count"),
+    )
+    pipeline.write(
+        "counted",
+        orders.group_by("note").aggregate(n=hr.agg.count(), least=hr.agg.min("v"), name="counted"),
+        partitions=2,
+    )
+    pipeline.view(
+        "cities",
+        people.group_by("city").aggregate(
+            n=hr.agg.count(), oldest=hr.agg.max("age"), name="cities"
+        ),
+    )
     pipeline.view("newest", orders.union(late_orders).to_table("k", name="newest"))
-    both = [each.group_by("k").aggregate(n=hr.agg.count(), name=name).changes() for name, each in (("first", orders), ("second", late_orders))]
-    pipeline.view("story", both[0].union(both[1]).group_by("k").aggregate(told=hr.agg.collect("n", most=1000), name="story"))
+    both = [
+        each.group_by("k").aggregate(n=hr.agg.count(), name=name).changes()
+        for name, each in (("first", orders), ("second", late_orders))
+    ]
+    pipeline.view(
+        "story",
+        both[0]
+        .union(both[1])
+        .group_by("k")
+        .aggregate(told=hr.agg.collect("n", most=1000), name="story"),
+    )
     return pipeline
 
 
-KEYS = {"totals": "k", "by_key": "k", "by_count": "n", "counted": "note", "cities": "city", "newest": "k", "story": "k"}
+KEYS = {
+    "totals": "k",
+    "by_key": "k",
+    "by_count": "n",
+    "counted": "note",
+    "cities": "city",
+    "newest": "k",
+    "story": "k",
+}
 VIEWS, TOPICS = ("by_key", "by_count", "cities", "newest", "story"), ("totals", "counted")
 
 
 @dataclass
 class Expected:
-    """What each output must tell, tick by tick, and which rows of which step must become dead letters."""
+    """What each output must tell, tick by tick, and which rows of which step must become dead
+    letters.
+    """
 
     told: dict[str, Changes]
     diverted: dict[str, list[Place]]
@@ -82,7 +122,12 @@ def expected(log: Log, ticks: Iterable[Tick]) -> Expected:
         step: Any = steps[name]
         return Oracle(step.input.schema, step.by, step.aggregates, **options)
 
-    totals, counted, by_count, cities = oracle("totals"), oracle("counted"), oracle("by_count", row_key=["k"]), oracle("cities", row_key=["id"])
+    totals, counted, by_count, cities = (
+        oracle("totals"),
+        oracle("counted"),
+        oracle("by_count", row_key=["k"]),
+        oracle("cities", row_key=["id"]),
+    )
     first, second, story = oracle("first"), oracle("second"), oracle("story")
     people, newest = Latest("id"), Latest("k")
     told: dict[str, Changes] = defaultdict(list)
@@ -95,22 +140,33 @@ def expected(log: Log, ticks: Iterable[Tick]) -> Expected:
             "by_key": changed,
             "by_count": by_count.tick(number, changed),
             "counted": counted.tick(number, with_key(orders, "note", diverted["counted"])),
-            "cities": cities.tick(number, with_key(people.tick(rows["people"]), "city", diverted["cities"])),
+            "cities": cities.tick(
+                number, with_key(people.tick(rows["people"]), "city", diverted["cities"])
+            ),
             "newest": newest.tick(with_key([*late, *orders], "k", diverted["newest"])),
             "story": story.tick(
                 number,
                 as_rows(
-                    [*first.tick(number, with_key(orders, "k", diverted["first"])), *second.tick(number, with_key(late, "k", diverted["second"]))]
+                    [
+                        *first.tick(number, with_key(orders, "k", diverted["first"])),
+                        *second.tick(number, with_key(late, "k", diverted["second"])),
+                    ]
                 ),
             ),
         }.items():
-            told[name] += [(number, {column: value for column, value in row.items() if column != "_tick"}) for row in made]
+            told[name] += [
+                (number, {column: value for column, value in row.items() if column != "_tick"})
+                for row in made
+            ]
     return Expected(told, diverted)
 
 
 def as_rows(changes: list[Row]) -> list[Row]:
     """What `changes()` makes of a table."""
-    return [{"k": change["k"], "n": change["n"], "change_type": change[CHANGE_TYPE]} for change in changes]
+    return [
+        {"k": change["k"], "n": change["n"], "change_type": change[CHANGE_TYPE]}
+        for change in changes
+    ]
 
 
 def with_key(rows: list[Row], key: str, without: list[Place]) -> list[Row]:
@@ -135,24 +191,43 @@ class Latest:
             else:
                 self.rows[row[self.key]] = plain
         touched = sorted({row[self.key] for row in rows})
-        return [change for key in touched for change in self._told(before.get(key), self.rows.get(key))]
+        return [
+            change for key in touched for change in self._told(before.get(key), self.rows.get(key))
+        ]
 
     @staticmethod
     def _told(was: Row | None, now: Row | None) -> list[Row]:
         if was == now:
             return []
         if was is None or now is None:
-            return [{**now, CHANGE_TYPE: "insert"}] if now else [{**(was or {}), CHANGE_TYPE: "delete"}]
+            return (
+                [{**now, CHANGE_TYPE: "insert"}]
+                if now
+                else [{**(was or {}), CHANGE_TYPE: "delete"}]
+            )
         return [{**was, CHANGE_TYPE: "update_preimage"}, {**now, CHANGE_TYPE: "update_postimage"}]
 
 
-def rows_by_tick(log: Log, topics: Iterable[str], ticks: Iterable[Tick]) -> Iterator[tuple[int, dict[str, list[Row]]]]:
+def rows_by_tick(
+    log: Log, topics: Iterable[str], ticks: Iterable[Tick]
+) -> Iterator[tuple[int, dict[str, list[Row]]]]:
     """Rows in the pipeline's order: tick, topic, partition, offset."""
-    found = {topic: sorted(log.read(topic).to_pylist(), key=lambda row: (row["_partition"], row["_offset"])) for topic in topics}
+    found = {
+        topic: sorted(
+            log.read(topic).to_pylist(), key=lambda row: (row["_partition"], row["_offset"])
+        )
+        for topic in topics
+    }
     before = Tick(0, 0, {})
     for tick in ticks:
         inside = {
-            topic: [row for row in rows if before.end(topic, row["_partition"]) <= row["_offset"] < tick.end(topic, row["_partition"])]
+            topic: [
+                row
+                for row in rows
+                if before.end(topic, row["_partition"])
+                <= row["_offset"]
+                < tick.end(topic, row["_partition"])
+            ]
             for topic, rows in found.items()
         }
         yield tick.number, inside
@@ -170,36 +245,69 @@ def check(test: PipelineTest) -> None:
         check_topic(test, topic, right.told[topic])
     with ViewReader(test.root / "state" / "views.db") as reader:
         for view in VIEWS:
-            told = [(tick, row) for tick, table in reader.changes_since(view, 0) for row in table.to_pylist()]
+            told = [
+                (tick, row)
+                for tick, table in reader.changes_since(view, 0)
+                for row in table.to_pylist()
+            ]
             assert told == in_groups(right.told[view], view), f"the view {view}"
-            assert {row[KEYS[view]]: row for row in reader.table(view).to_pylist()} == folded(right.told[view], KEYS[view])
+            assert {row[KEYS[view]]: row for row in reader.table(view).to_pylist()} == folded(
+                right.told[view], KEYS[view]
+            )
     for step, places in right.diverted.items():
         found = letters(test.log, step) if places else []
-        assert Counter((letter["source_partition"], letter["source_offset"]) for letter in found) == Counter(places), f"dead letters of {step}"
+        assert Counter(
+            (letter["source_partition"], letter["source_offset"]) for letter in found
+        ) == Counter(places), f"dead letters of {step}"
     check_counts(test, right.diverted)
 
 
-READS = {"totals": ["orders"], "counted": ["orders"], "newest": ["orders", "late_orders"], "first": ["orders"], "second": ["late_orders"]}
+READS = {
+    "totals": ["orders"],
+    "counted": ["orders"],
+    "newest": ["orders", "late_orders"],
+    "first": ["orders"],
+    "second": ["late_orders"],
+}
 
 
 def check_counts(test: PipelineTest, diverted: dict[str, list[Place]]) -> None:
-    """Rows in are rows used and rows diverted, exactly, as the ledger has counted them since the beginning."""
+    """Rows in are rows used and rows diverted, exactly, as the ledger has counted them since the
+    beginning.
+    """
     counts = test.runner.leading.entry.counts
     for step, topics in READS.items():
         rows = sum(sum(test.log.end_offsets(topic).values()) for topic in topics)
-        assert counts.get(f"{step}.diverted", 0) == len(diverted[step]), f"rows diverted from {step}"
-        assert counts.get(f"{step}.rows_in", 0) + counts.get(f"{step}.diverted", 0) == rows, f"rows of {step}"
+        assert counts.get(f"{step}.diverted", 0) == len(diverted[step]), (
+            f"rows diverted from {step}"
+        )
+        assert counts.get(f"{step}.rows_in", 0) + counts.get(f"{step}.diverted", 0) == rows, (
+            f"rows of {step}"
+        )
 
 
 def check_topic(test: PipelineTest, topic: str, told: Changes) -> None:
-    """A topic's rows in each partition are those of the oracle in their order; and the partition is the key's."""
+    """A topic's rows in each partition are those of the oracle in their order; and the partition is
+    the key's.
+    """
     info, key = test.log.topic(topic), KEYS[topic]
     rows = test.log.read(topic).to_pylist()
     place = {row[key]: row["_partition"] for row in rows}
     for partition in range(info.partitions):
-        inside = sorted((row for row in rows if row["_partition"] == partition), key=lambda row: row["_offset"])
-        plain = [{name: value for name, value in row.items() if name in {*info.arrow_schema.names, CHANGE_TYPE}} for row in inside]
-        assert plain == [row for _, row in told if place.get(row[key], 0) == partition], f"{topic}[{partition}]"
+        inside = sorted(
+            (row for row in rows if row["_partition"] == partition), key=lambda row: row["_offset"]
+        )
+        plain = [
+            {
+                name: value
+                for name, value in row.items()
+                if name in {*info.arrow_schema.names, CHANGE_TYPE}
+            }
+            for row in inside
+        ]
+        assert plain == [row for _, row in told if place.get(row[key], 0) == partition], (
+            f"{topic}[{partition}]"
+        )
 
 
 def in_groups(told: Changes, view: str) -> Changes:
@@ -209,12 +317,18 @@ def in_groups(told: Changes, view: str) -> Changes:
     key = pa.array([row[KEYS[view]] for _, row in told])
     groups = key_groups(encode_keys(pa.table({"key": key}), ["key"])).tolist()
     return [
-        change for _, _, change in sorted(((change[0], group, change) for change, group in zip(told, groups, strict=True)), key=lambda each: each[:2])
+        change
+        for _, _, change in sorted(
+            ((change[0], group, change) for change, group in zip(told, groups, strict=True)),
+            key=lambda each: each[:2],
+        )
     ]
 
 
 def folded(told: Changes, key: str) -> dict[Any, Row]:
-    """What changes amount to. No row is taken back that is not there, and there are never two for a key."""
+    """What changes amount to. No row is taken back that is not there, and there are never two for a
+    key.
+    """
     state: dict[Any, Row] = {}
     for _, change in told:
         row = {name: value for name, value in change.items() if name != CHANGE_TYPE}

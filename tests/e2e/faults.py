@@ -1,4 +1,6 @@
-"""Faults at chosen points of the engine, in this process: an error is raised there, as if something had broken."""
+"""Faults at chosen points of the engine, in this process: an error is raised there, as if something
+had broken.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from headrace.testing.plain_spark import Fault
 
 @dataclass
 class Faults:
-    """Strikes at some of the points that are passed, by their number, or the first time, by their name. None for now if it is told to rest."""
+    """Strikes at some of the points that are passed, by their number, or the first time, by their
+    name. None for now if it is told to rest.
+    """
 
     at: frozenset[int | str]
     passed: int = 0

@@ -1,4 +1,6 @@
-"""An alert of a pipeline: told when a row of a table comes and when it goes, once, also when the runner starts again."""
+"""An alert of a pipeline: told when a row of a table comes and when it goes, once, also when the
+runner starts again.
+"""
 
 import threading
 import time
@@ -18,14 +20,21 @@ def declared(log: str, receiver: WebhookReceiver) -> hr.Pipeline:
     shop = hr.Pipeline("shop", log=log)
     orders = shop.topic("orders", schema="id BIGINT, region STRING, amount BIGINT")
     revenue = orders.group_by("region").aggregate(revenue=hr.agg.sum("amount"))
-    shop.alert("rich", revenue.where("revenue > 10"), to=hr.sinks.webhook(receiver.url, table="alerts", internal=["127.0.0.0/8"]))
+    shop.alert(
+        "rich",
+        revenue.where("revenue > 10"),
+        to=hr.sinks.webhook(receiver.url, table="alerts", internal=["127.0.0.0/8"]),
+    )
     return shop
 
 
 @contextmanager
 def running(shop: hr.Pipeline, tmp_path: Path) -> Iterator[list[AlertMessage]]:
     stop, heard = threading.Event(), list[AlertMessage]()
-    thread = threading.Thread(target=shop.run, kwargs={"state": tmp_path / "state", "stop": stop, "on_alert": heard.append})
+    thread = threading.Thread(
+        target=shop.run,
+        kwargs={"state": tmp_path / "state", "stop": stop, "on_alert": heard.append},
+    )
     thread.start()
     try:
         yield heard
@@ -41,7 +50,9 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_an_alert_fires_and_resolves_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: WebhookReceiver) -> None:
+def test_an_alert_fires_and_resolves_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: WebhookReceiver
+) -> None:
     monkeypatch.setattr("headrace.runtime.run._session", lambda _options: PlainSpark())
     shop = declared(f"file:{tmp_path / 'log'}", receiver)
 
@@ -57,5 +68,10 @@ def test_an_alert_fires_and_resolves_once(tmp_path: Path, monkeypatch: pytest.Mo
         time.sleep(0.5)
         sell(-15)
         until(lambda: len(receiver.requests) == 2)
-    assert [(each.state, each.fired, each.resolved) for each in heard + later] == [("firing", 1, 0), ("resolved", 0, 1)]
-    assert [request["Idempotency-Key"] for request in receiver.requests] == [each.id for each in heard + later]
+    assert [(each.state, each.fired, each.resolved) for each in heard + later] == [
+        ("firing", 1, 0),
+        ("resolved", 0, 1),
+    ]
+    assert [request["Idempotency-Key"] for request in receiver.requests] == [
+        each.id for each in heard + later
+    ]

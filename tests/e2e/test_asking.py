@@ -1,4 +1,6 @@
-"""Questions to the stream: each meets the table as of its tick; over HTTP the answer comes back to who asked, or that there was none in time."""
+"""Questions to the stream: each meets the table as of its tick; over HTTP the answer comes back to
+who asked, or that there was none in time.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ pytestmark = pytest.mark.usefixtures("no_syncs")
 def network() -> hr.Pipeline:
     pipeline = hr.Pipeline("network")
     posts = pipeline.table("posts", schema="url STRING, poster STRING", key=["url", "poster"])
-    follows = pipeline.table("follows", schema="poster STRING, follower STRING", key=["poster", "follower"])
+    follows = pipeline.table(
+        "follows", schema="poster STRING, follower STRING", key=["poster", "follower"]
+    )
     seen = posts.join(follows, on="poster")
     reach = seen.group_by("url").aggregate(reach=hr.agg.count_distinct("follower"))
     pipeline.ask("reach", using=reach, question="why STRING")
@@ -33,8 +37,18 @@ def network() -> hr.Pipeline:
 
 
 def fed(test: PipelineTest) -> None:
-    test.feed("posts", [{"url": "a", "poster": "p1"}, {"url": "a", "poster": "p2"}, {"url": "b", "poster": "p2"}])
-    test.feed("follows", [{"poster": "p1", "follower": "x"}, {"poster": "p1", "follower": "y"}, {"poster": "p2", "follower": "y"}])
+    test.feed(
+        "posts",
+        [{"url": "a", "poster": "p1"}, {"url": "a", "poster": "p2"}, {"url": "b", "poster": "p2"}],
+    )
+    test.feed(
+        "follows",
+        [
+            {"poster": "p1", "follower": "x"},
+            {"poster": "p1", "follower": "y"},
+            {"poster": "p2", "follower": "y"},
+        ],
+    )
     test.settle()
 
 
@@ -58,21 +72,37 @@ def running(test: PipelineTest) -> Iterator[None]:
 
 
 def asked(client: Client, question: Any, **query: Any) -> tuple[int, Any]:
-    answer = client.ask("POST", "/ask/reach", json.dumps(question).encode(), {"Content-Type": "application/json"}, **query)
+    answer = client.ask(
+        "POST",
+        "/ask/reach",
+        json.dumps(question).encode(),
+        {"Content-Type": "application/json"},
+        **query,
+    )
     return answer.status, answer.json
 
 
 def test_a_question_meets_the_table_as_of_its_tick(tmp_path: Path) -> None:
     with PipelineTest(network(), tmp_path) as test:
         fed(test)
-        test.feed("ask.reach", [{"ask_id": "1", "url": "a", "why": "x"}, {"ask_id": "2", "url": "none", "why": None}])
+        test.feed(
+            "ask.reach",
+            [{"ask_id": "1", "url": "a", "why": "x"}, {"ask_id": "2", "url": "none", "why": None}],
+        )
         test.settle()
         test.feed("follows", [{"poster": "p2", "follower": "z"}])
         test.settle()
         test.feed("ask.reach", [{"ask_id": "3", "url": "a", "why": None}])
         test.settle()
-        answers = {row["ask_id"]: (row["url"], row["why"], row["reach"], row["found"]) for row in test.log.read("ask.reach.answers").to_pylist()}
-        assert answers == {"1": ("a", "x", 2, True), "2": ("none", None, None, None), "3": ("a", None, 3, True)}
+        answers = {
+            row["ask_id"]: (row["url"], row["why"], row["reach"], row["found"])
+            for row in test.log.read("ask.reach.answers").to_pylist()
+        }
+        assert answers == {
+            "1": ("a", "x", 2, True),
+            "2": ("none", None, None, None),
+            "3": ("a", None, 3, True),
+        }
 
 
 def test_an_answer_comes_back_to_who_asked(tmp_path: Path) -> None:
@@ -81,9 +111,17 @@ def test_an_answer_comes_back_to_who_asked(tmp_path: Path) -> None:
         client = Client(server.port)
         with running(test), ThreadPoolExecutor(8) as many:
             urls = ["a", "b", "none"] * 8
-            told = list(many.map(lambda url: asked(client, {"url": url, "why": url}, wait="60s"), urls))
+            told = list(
+                many.map(lambda url: asked(client, {"url": url, "why": url}, wait="60s"), urls)
+            )
             expected = {"a": (2, True), "b": (1, True), "none": (None, None)}
-            assert told == [(200, {"url": url, "why": url, "reach": expected[url][0], "found": expected[url][1]}) for url in urls]
+            assert told == [
+                (
+                    200,
+                    {"url": url, "why": url, "reach": expected[url][0], "found": expected[url][1]},
+                )
+                for url in urls
+            ]
         assert len(test.log.read("ask.reach").to_pylist()) == len(urls), "each question is one row"
 
 
@@ -92,12 +130,23 @@ def test_what_cannot_be_answered_is_said(tmp_path: Path) -> None:
         fed(test)
         client = Client(server.port)
         status, told = asked(client, {"url": "a"}, wait="100ms")
-        assert (status, "not answered within 0.1 seconds" in told["message"]) == (503, True), "nothing runs"
+        assert (status, "not answered within 0.1 seconds" in told["message"]) == (
+            503,
+            True,
+        ), "nothing runs"
         assert asked(client, {"uri": "a"})[0] == 400
         assert asked(client, ["a"])[0] == 400
-        assert client.ask("POST", "/ask/reach", b"{", {"Content-Type": "application/json"}).status == 400
+        assert (
+            client.ask("POST", "/ask/reach", b"{", {"Content-Type": "application/json"}).status
+            == 400
+        )
         assert client.ask("POST", "/ask/reach", b"{}", {"Content-Type": "text/plain"}).status == 415
-        assert client.ask("POST", "/ask/reach", b" " * 2_000_000, {"Content-Type": "application/json"}).status == 413
+        assert (
+            client.ask(
+                "POST", "/ask/reach", b" " * 2_000_000, {"Content-Type": "application/json"}
+            ).status
+            == 413
+        )
         unknown = client.ask("POST", "/ask/raech", b"{}", {"Content-Type": "application/json"})
         assert (unknown.status, "did you mean 'reach'" in unknown.json["message"]) == (404, True)
     with PipelineTest(network(), tmp_path / "other") as test, start(test.state, None, 0) as server:

@@ -1,4 +1,6 @@
-"""Outputs that come, go, come back as something else, and are lost, while rows go on coming: each shows what it would if it had always been there."""
+"""Outputs that come, go, come back as something else, and are lost, while rows go on coming: each
+shows what it would if it had always been there.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,34 @@ LARGEST = hr.agg.max("v")
 
 def shop(*outputs: str, totals: Any = None, retention_bytes: int | None = None) -> hr.Pipeline:
     pipeline = hr.Pipeline("shop")
-    limits: dict[str, Any] = {"retention_bytes": retention_bytes, "segment_bytes": retention_bytes // 4} if retention_bytes else {}
+    limits: dict[str, Any] = (
+        {"retention_bytes": retention_bytes, "segment_bytes": retention_bytes // 4}
+        if retention_bytes
+        else {}
+    )
     orders = pipeline.topic("orders", schema="k BIGINT, v BIGINT", **limits)
-    clicks = pipeline.topic("clicks", schema="k BIGINT, at TIMESTAMP", event_time=hr.EventTime("at"))
+    clicks = pipeline.topic(
+        "clicks", schema="k BIGINT, at TIMESTAMP", event_time=hr.EventTime("at")
+    )
     counts = orders.group_by("k").aggregate(n=hr.agg.count(), name="counts")
     if "counts" in outputs:
         pipeline.view("counts", counts)
     if "told" in outputs:
         pipeline.write("told", counts)
     if "totals" in outputs:
-        pipeline.view("totals", orders.group_by("k").aggregate(s=totals or hr.agg.sum("v"), name="totals" if totals is None else "others"))
+        pipeline.view(
+            "totals",
+            orders.group_by("k").aggregate(
+                s=totals or hr.agg.sum("v"), name="totals" if totals is None else "others"
+            ),
+        )
     if "minutes" in outputs:
-        pipeline.view("minutes", clicks.window(hr.tumbling("1 minute")).group_by("k").aggregate(n=hr.agg.count(), name="minutes"))
+        pipeline.view(
+            "minutes",
+            clicks.window(hr.tumbling("1 minute"))
+            .group_by("k")
+            .aggregate(n=hr.agg.count(), name="minutes"),
+        )
     return pipeline
 
 
@@ -157,7 +175,9 @@ def test_a_plan_that_does_not_fit_leaves_the_runner_at_work_alone(tmp_path: Path
         assert values(test, "counts") == {0: 2}
 
 
-def test_an_output_that_cannot_be_built_from_the_beginning_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_built_from_the_beginning_is_refused_at_the_start(
+    tmp_path: Path,
+) -> None:
     with started(tmp_path, shop("counts", retention_bytes=4_000)) as test:
         for _ in range(20):
             test.feed("orders", [{"k": 0, "v": number} for number in range(50)])
@@ -165,14 +185,19 @@ def test_an_output_that_cannot_be_built_from_the_beginning_is_refused_at_the_sta
         test.log.maintain()
         assert test.log.start_offsets("orders")[0] > 0
         test.pipeline = shop("counts", "totals", retention_bytes=4_000)
-        with pytest.raises(PlanChanged, match=r"totals must be built from the first tick(.|\n)*replay FILE --as v2 --retick"):
+        with pytest.raises(
+            PlanChanged,
+            match=r"totals must be built from the first tick(.|\n)*replay FILE --as v2 --retick",
+        ):
             test.restart()
         edit(test, shop("counts", retention_bytes=4_000))
         feed(test)
         assert values(test, "counts") == {0: 1001}
 
 
-def test_a_log_that_is_away_for_a_moment_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_away_for_a_moment_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.runtime.runner.LONGEST_PAUSE_S", 0.01)
     with started(tmp_path, shop("counts")) as test:
         feed(test)

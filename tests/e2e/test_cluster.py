@@ -1,4 +1,6 @@
-"""The shop of the demo on real Kafka and a Spark cluster of two workers: the same file, and the same numbers, computed a second time from the log."""
+"""The shop of the demo on real Kafka and a Spark cluster of two workers: the same file, and the
+same numbers, computed a second time from the log.
+"""
 
 import os
 import re
@@ -19,9 +21,13 @@ from tests.servers.spark_cluster import ClusterUnavailable, SparkCluster
 pytestmark = pytest.mark.kafka
 # What a cluster on loopback with little memory needs to be told.
 DEFAULTS = {
-    "spark.executor.memory": "512m", "spark.driver.memory": "1g", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-    "spark.network.timeout": "600s", "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-}  # fmt: skip
+    "spark.executor.memory": "512m",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.network.timeout": "600s",
+    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+}
 PATIENT = {"broker.session.timeout.ms": "120000"}
 
 
@@ -60,14 +66,39 @@ def test_the_shop_gives_checked_numbers_on_kafka(broker: KafkaBroker, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_the_shop_gives_the_same_checked_numbers_on_kafka_and_a_cluster(broker: KafkaBroker, cluster: SparkCluster, tmp_path: Path) -> None:
-    (tmp_path / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in DEFAULTS.items()))
+def test_the_shop_gives_the_same_checked_numbers_on_kafka_and_a_cluster(
+    broker: KafkaBroker, cluster: SparkCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(
+        "".join(f"{name} {value}\n" for name, value in DEFAULTS.items())
+    )
     environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path), "SPARK_LOCAL_IP": "127.0.0.1"}
-    demo = [sys.executable, "-m", "headrace.cli", "demo", "--for", "15s", "--port", "0", "--no-open"]
-    places = ["--log", broker.address, "--master", cluster.master, "--keep", str(tmp_path / "shared")]
-    done = subprocess.run([*demo, *places], capture_output=True, text=True, timeout=900, check=False, env=environment)
+    demo = [
+        sys.executable,
+        "-m",
+        "headrace.cli",
+        "demo",
+        "--for",
+        "15s",
+        "--port",
+        "0",
+        "--no-open",
+    ]
+    places = [
+        "--log",
+        broker.address,
+        "--master",
+        cluster.master,
+        "--keep",
+        str(tmp_path / "shared"),
+    ]
+    done = subprocess.run(
+        [*demo, *places], capture_output=True, text=True, timeout=900, check=False, env=environment
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    came_in, counted = re.findall(r"exactly once: ([\d,]+) orders in, ([\d,]+) counted", done.stdout)[0]
+    came_in, counted = re.findall(
+        r"exactly once: ([\d,]+) orders in, ([\d,]+) counted", done.stdout
+    )[0]
     assert came_in == counted
     assert "BAD" not in done.stdout
     assert "All 14 as it should be" in done.stdout

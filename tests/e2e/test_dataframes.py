@@ -1,4 +1,6 @@
-"""Streams and tables of a pipeline as streaming DataFrames: what they have, and what has to be written to a topic first."""
+"""Streams and tables of a pipeline as streaming DataFrames: what they have, and what has to be
+written to a topic first.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class Shop:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.pipeline = hr.Pipeline("shop", log=f"file:{root / 'log'}")
-        self.orders = self.pipeline.topic("orders", schema="k BIGINT, v BIGINT", key="k", partitions=2)
+        self.orders = self.pipeline.topic(
+            "orders", schema="k BIGINT, v BIGINT", key="k", partitions=2
+        )
         self.returns = self.pipeline.topic("returns", schema="v BIGINT, k BIGINT", key="k")
         self.people = self.pipeline.table("people", schema="k BIGINT, city STRING", key="k")
         self.totals = self.orders.group_by("k").aggregate(s=hr.agg.sum("v"))
@@ -28,7 +32,11 @@ class Shop:
 
     def feed(self, topic: str, *rows: dict[str, Any]) -> None:
         with hr.open_log(f"file:{self.root / 'log'}") as log, log.producer(topic) as producer:
-            producer.upsert(list(rows)) if log.topic(topic).is_table else producer.append(list(rows))
+            (
+                producer.upsert(list(rows))
+                if log.topic(topic).is_table
+                else producer.append(list(rows))
+            )
 
     def collected(self, rows: DataFrame, name: str) -> list[dict[str, Any]]:
         """What a stream has now, by way of Spark's own memory sink."""
@@ -45,14 +53,26 @@ def shop(tmp_path: Path) -> Shop:
 
 
 def test_a_topic_and_the_steps_on_it(shop: Shop, spark: SparkSession) -> None:
-    large = shop.orders.where("v > 1").with_columns(half="v / 2", part="10 / (v - 2)").select("k", "half", "part").key_by("half")
+    large = (
+        shop.orders.where("v > 1")
+        .with_columns(half="v / 2", part="10 / (v - 2)")
+        .select("k", "half", "part")
+        .key_by("half")
+    )
     both = shop.orders.union(shop.returns)
     frames = shop.orders.df(spark), large.df(spark), both.df(spark, startingOffsets="earliest")
     shop.feed("orders", {"k": 1, "v": 1}, {"k": 2, "v": 2}, {"k": 3, "v": 12})
     shop.feed("returns", {"k": 4, "v": 4})
     assert frames[0].columns == ["k", "v"]
-    assert shop.collected(frames[0], "plain") == [{"k": 1, "v": 1}, {"k": 3, "v": 12}, {"k": 2, "v": 2}]
-    assert shop.collected(frames[1], "derived") == [{"k": 2, "half": 1.0, "part": None}, {"k": 3, "half": 6.0, "part": 1.0}]
+    assert shop.collected(frames[0], "plain") == [
+        {"k": 1, "v": 1},
+        {"k": 3, "v": 12},
+        {"k": 2, "v": 2},
+    ]
+    assert shop.collected(frames[1], "derived") == [
+        {"k": 2, "half": 1.0, "part": None},
+        {"k": 3, "half": 6.0, "part": 1.0},
+    ]
     assert [row["k"] for row in shop.collected(frames[2], "united")] == [1, 3, 2, 4]
 
 
@@ -66,7 +86,9 @@ def test_a_table_comes_as_its_changes(shop: Shop, spark: SparkSession) -> None:
     assert [row["town"] for row in found if row["_change_type"] == "update_postimage"] == ["OSLO"]
 
 
-def test_what_keeps_state_is_read_from_the_topic_it_is_written_to(shop: Shop, spark: SparkSession) -> None:
+def test_what_keeps_state_is_read_from_the_topic_it_is_written_to(
+    shop: Shop, spark: SparkSession
+) -> None:
     large = shop.totals.where("s > 1")
     for rows in (shop.totals, shop.totals.changes(), shop.people.where("k > 1"), large):
         with pytest.raises(hr.errors.NotSupported, match="has to remember rows") as refused:
@@ -74,16 +96,22 @@ def test_what_keeps_state_is_read_from_the_topic_it_is_written_to(shop: Shop, sp
         assert "shop.write('changes', …)" in refused.value.fix
     shop.pipeline.write("large", large)
     frame = large.with_columns(twice="2 * s").df(spark)
-    with PipelineTest(shop.pipeline, shop.root / "run", spark, log=f"file:{shop.root / 'log'}") as test:
+    with PipelineTest(
+        shop.pipeline, shop.root / "run", spark, log=f"file:{shop.root / 'log'}"
+    ) as test:
         test.feed("orders", [{"k": 1, "v": 5}, {"k": 2, "v": 1}])
         test.settle()
-    assert shop.collected(frame, "from_topic") == [{"k": 1, "s": 5, "twice": 10, "_change_type": "insert"}]
+    assert shop.collected(frame, "from_topic") == [
+        {"k": 1, "s": 5, "twice": 10, "_change_type": "insert"}
+    ]
 
 
 def test_a_dataframe_of_a_pipeline_can_be_brought_in_again(shop: Shop, spark: SparkSession) -> None:
     counts = shop.pipeline.topic("counts", schema="k BIGINT, n BIGINT", key="k")
     shop.pipeline.view("last", counts.to_table("k"))
-    shop.pipeline.ingest(lambda session: shop.orders.df(session).selectExpr("k", "v * 100 AS n"), counts)
+    shop.pipeline.ingest(
+        lambda session: shop.orders.df(session).selectExpr("k", "v * 100 AS n"), counts
+    )
     shop.pipeline.run(state=shop.root / "state", until_caught_up=True, master="local[2]")
     shop.feed("orders", {"k": 1, "v": 5})
     shop.pipeline.run(state=shop.root / "state", until_caught_up=True, master="local[2]")

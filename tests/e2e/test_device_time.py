@@ -1,4 +1,5 @@
-"""Devices whose clocks are wrong, through a pipeline: corrected times move the clock and fill the windows, whatever the batches, shards and restarts.
+"""Devices whose clocks are wrong, through a pipeline: corrected times move the clock and fill the
+windows, whatever the batches, shards and restarts.
 
 The jobs run in this process, but for the one that says otherwise.
 """
@@ -16,7 +17,14 @@ import pyarrow as pa
 import pytest
 
 import headrace as hr
-from headrace.errors import BadDuration, NotSupported, PlanChanged, PlanError, StreamOnly, UnknownColumn
+from headrace.errors import (
+    BadDuration,
+    NotSupported,
+    PlanChanged,
+    PlanError,
+    StreamOnly,
+    UnknownColumn,
+)
 from headrace.runtime.explain import explain
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
@@ -32,25 +40,50 @@ YEARS = 10 * 365 * 86_400.0
 
 
 def times(**more: Any) -> Any:
-    return hr.device_time(**{"event": "happened", "sent": "sent", "received": "received", "device": "device", "idle": "1000 days", **more})
+    return hr.device_time(
+        **{
+            "event": "happened",
+            "sent": "sent",
+            "received": "received",
+            "device": "device",
+            "idle": "1000 days",
+            **more,
+        }
+    )
 
 
 def readings(pipeline: hr.Pipeline, **more: Any) -> hr.Stream:
-    return pipeline.topic("readings", schema=SCHEMA, key="device", event_time=times(**more), partitions=2)
+    return pipeline.topic(
+        "readings", schema=SCHEMA, key="device", event_time=times(**more), partitions=2
+    )
 
 
 def plant() -> hr.Pipeline:
-    """Minutes by device, which is the key that corrections go by too; and the rows themselves, as they were corrected."""
+    """Minutes by device, which is the key that corrections go by too; and the rows themselves, as
+    they were corrected.
+    """
     pipeline = hr.Pipeline("plant")
     rows = readings(pipeline, delay="5 seconds")
     pipeline.write("corrected", rows)
-    pipeline.view("minutes", rows.window(hr.tumbling("1 minute"), late=hr.correct("1 hour")).group_by("device").aggregate(n=hr.agg.count()))
-    pipeline.view("all_minutes", rows.window(hr.tumbling("1 minute"), late=hr.correct("1 hour"), emit="changes").aggregate(n=hr.agg.count()))
+    pipeline.view(
+        "minutes",
+        rows.window(hr.tumbling("1 minute"), late=hr.correct("1 hour"))
+        .group_by("device")
+        .aggregate(n=hr.agg.count()),
+    )
+    pipeline.view(
+        "all_minutes",
+        rows.window(hr.tumbling("1 minute"), late=hr.correct("1 hour"), emit="changes").aggregate(
+            n=hr.agg.count()
+        ),
+    )
     return pipeline
 
 
 def disordered(seed: int, ticks: int = 8) -> list[list[Row]]:
-    """Three devices, whose clocks are ten years slow, an hour fast and right, and now and then somewhere else."""
+    """Three devices, whose clocks are ten years slow, an hour fast and right, and now and then
+    somewhere else.
+    """
     chance = Random(seed)
     off = {"a": -YEARS, "b": 3600.0, "c": 0.0}
     found: list[list[Row]] = []
@@ -59,7 +92,9 @@ def disordered(seed: int, ticks: int = 8) -> list[list[Row]]:
         for device in chance.choices("abc", k=7):
             real = tick * 40 + chance.randrange(40)
             wrong = off[device] + (chance.choice([500, -900]) if chance.random() < 0.1 else 0)
-            found[-1].append(row(real + wrong, real + wrong + 2, real + 2 + chance.random(), device))
+            found[-1].append(
+                row(real + wrong, real + wrong + 2, real + 2 + chance.random(), device)
+            )
     return found
 
 
@@ -70,10 +105,15 @@ def feed(test: PipelineTest, ticks: list[list[Row]]) -> None:
 
 
 def corrected(test: PipelineTest) -> list[tuple[Any, ...]]:
-    return [tuple(each[name] for name in ("device", "happened", "event_time", "time_flag")) for each in test.log.read("corrected").to_pylist()]
+    return [
+        tuple(each[name] for name in ("device", "happened", "event_time", "time_flag"))
+        for each in test.log.read("corrected").to_pylist()
+    ]
 
 
-def test_times_are_corrected_as_the_obvious_computation_has_them_whatever_the_batches(tmp_path: Path) -> None:
+def test_times_are_corrected_as_the_obvious_computation_has_them_whatever_the_batches(
+    tmp_path: Path,
+) -> None:
     ticks = disordered(3)
     answers = []
     for most_ticks, shards in ((100, 2), (1, 3), (3, 1)):
@@ -84,15 +124,27 @@ def test_times_are_corrected_as_the_obvious_computation_has_them_whatever_the_ba
             feed(test, [*ticks[5:], [row(10_000, 10_000, 10_000, device) for device in "c"]])
             while test.step(most_ticks):
                 continue
-            answers.append((corrected(test), test.view("minutes"), test.changes("minutes"), test.changes("all_minutes")))
+            answers.append(
+                (
+                    corrected(test),
+                    test.view("minutes"),
+                    test.changes("minutes"),
+                    test.changes("all_minutes"),
+                )
+            )
             flagged = test.runner.leading.entry.counts["readings.flagged"]
     assert answers[0] == answers[1] == answers[2]
     rows, minutes, _, _ = answers[0]
     given = [each for tick in ticks for each in tick]
-    wanted = Counter((each["device"], each["happened"], time) for each, time in zip(given, obvious(ticks), strict=True))
+    wanted = Counter(
+        (each["device"], each["happened"], time)
+        for each, time in zip(given, obvious(ticks), strict=True)
+    )
     assert Counter(each[:3] for each in rows if each[1] < at(10_000)) == wanted
     assert flagged == sum(1 for each in rows if each[3] is not None) > 0
-    real = Counter((device, minute(time)) for device, _, time in wanted.elements() if time is not None)
+    real = Counter(
+        (device, minute(time)) for device, _, time in wanted.elements() if time is not None
+    )
     assert {(each["device"], each["window_start"]): each["n"] for each in minutes} == {
         key: count for key, count in real.items() if key[1] < minute(slowest(rows))
     }
@@ -104,7 +156,9 @@ def minute(time: datetime) -> datetime:
 
 def slowest(rows: list[tuple[Any, ...]]) -> datetime:
     """How far the clock has come: devices a and b hold it back."""
-    newest: list[datetime] = [max(each[2] for each in rows if each[0] == device) for device in "abc"]
+    newest: list[datetime] = [
+        max(each[2] for each in rows if each[0] == device) for device in "abc"
+    ]
     return min(newest) - timedelta(seconds=5)
 
 
@@ -121,30 +175,56 @@ def test_rows_stay_in_the_order_of_their_topic(tmp_path: Path) -> None:
 
 def test_a_device_that_is_years_off_holds_nothing_back_and_is_never_late(tmp_path: Path) -> None:
     with PipelineTest(plant(), tmp_path, PLAIN) as test:
-        feed(test, [[row(10, 10, 11, "right"), row(-YEARS + 10, -YEARS + 10, 11, "slow"), row(YEARS + 10, YEARS + 10, 11, "fast")]])
+        feed(
+            test,
+            [
+                [
+                    row(10, 10, 11, "right"),
+                    row(-YEARS + 10, -YEARS + 10, 11, "slow"),
+                    row(YEARS + 10, YEARS + 10, 11, "fast"),
+                ]
+            ],
+        )
         feed(test, [[row(90, 90, 91, "right"), row(-YEARS + 90, -YEARS + 90, 91, "slow")]])
         test.settle()
         assert test.view("minutes") == []
         why = explain(test.pipeline.plan(), test.log, tmp_path / "state", "minutes.window")
-        assert [each.producer for each in why.held_by] == ["fast"], "who has said nothing of the second minute"
+        assert [each.producer for each in why.held_by] == ["fast"], (
+            "who has said nothing of the second minute"
+        )
         feed(test, [[row(YEARS + 80, YEARS + 80, 81, "fast")]])
         test.settle()
-        assert {each["device"]: (each["window_start"], each["n"]) for each in test.view("minutes")} == dict.fromkeys(("right", "slow", "fast"), (EPOCH, 1))
+        assert {
+            each["device"]: (each["window_start"], each["n"]) for each in test.view("minutes")
+        } == dict.fromkeys(("right", "slow", "fast"), (EPOCH, 1))
         assert "readings.flagged" not in test.runner.leading.entry.counts
         assert "minutes.window.late" not in test.runner.leading.entry.counts
 
 
 def test_rows_without_a_usable_time_are_put_aside_and_counted_once(tmp_path: Path) -> None:
     with PipelineTest(plant(), tmp_path, PLAIN) as test:
-        ahead = {"device": "b", "happened": datetime.now(EPOCH.tzinfo) + timedelta(days=700), "sent": None, "received": None}
+        ahead = {
+            "device": "b",
+            "happened": datetime.now(EPOCH.tzinfo) + timedelta(days=700),
+            "sent": None,
+            "received": None,
+        }
         feed(test, [[row(None, 1, 2, "a"), ahead, row(1, 1, 2, None), row(5, 5, 6, "a")]])
         test.settle()
         assert [each[0] for each in corrected(test)] == ["a"]
-        letters = {each["reason"]: (each["source_partition"], each["source_offset"]) for each in test.log.read("readings.dead").to_pylist()}
-        places = {each["happened"]: (each["_partition"], each["_offset"]) for each in test.log.read("readings").to_pylist()}
+        letters = {
+            each["reason"]: (each["source_partition"], each["source_offset"])
+            for each in test.log.read("readings.dead").to_pylist()
+        }
+        places = {
+            each["happened"]: (each["_partition"], each["_offset"])
+            for each in test.log.read("readings").to_pylist()
+        }
         assert letters == {
-            "its event time is null": places[None], "its event time is more than 1 day ahead": places[ahead["happened"]], "its key is null": places[at(1)]
-        }  # fmt: skip
+            "its event time is null": places[None],
+            "its event time is more than 1 day ahead": places[ahead["happened"]],
+            "its key is null": places[at(1)],
+        }
         assert test.runner.leading.entry.counts["readings.diverted"] == 3
 
 
@@ -162,15 +242,26 @@ def test_other_columns_for_the_offset_are_another_state(tmp_path: Path) -> None:
 @pytest.mark.spark
 def test_on_spark_with_a_condition_between(tmp_path: Path, spark: SparkSession) -> None:
     pipeline = hr.Pipeline("plant")
-    fine = readings(pipeline, delay="5 seconds").where("time_flag IS NULL").with_columns(late_by="received - event_time")
-    pipeline.view("minutes", fine.window(hr.tumbling("1 minute")).group_by("device").aggregate(n=hr.agg.count(), most=hr.agg.max("late_by")))
+    fine = (
+        readings(pipeline, delay="5 seconds")
+        .where("time_flag IS NULL")
+        .with_columns(late_by="received - event_time")
+    )
+    pipeline.view(
+        "minutes",
+        fine.window(hr.tumbling("1 minute"))
+        .group_by("device")
+        .aggregate(n=hr.agg.count(), most=hr.agg.max("late_by")),
+    )
     with PipelineTest(pipeline, tmp_path, spark) as test:
         test.feed("readings", [row(-YEARS + n, -YEARS + n + 2, n + 3, "a") for n in range(5)])
         test.feed("readings", [row(None, 4, 5, "a"), row(7, None, None, "b")])
         test.settle()
         test.feed("readings", [row(-YEARS + 100, -YEARS + 100, 101, "a"), row(100, 100, 101, "b")])
         test.settle()
-        assert [(each["device"], each["n"], each["most"]) for each in test.view("minutes")] == [("a", 5, timedelta(seconds=2))]
+        assert [(each["device"], each["n"], each["most"]) for each in test.view("minutes")] == [
+            ("a", 5, timedelta(seconds=2))
+        ]
 
 
 def test_what_cannot_be_declared(tmp_path: Path) -> None:
@@ -197,26 +288,54 @@ def test_what_cannot_be_declared(tmp_path: Path) -> None:
 def test_clocks_that_are_thousands_of_years_apart_are_dead_letters(tmp_path: Path) -> None:
     first, last = (datetime(year, 1, 2, tzinfo=EPOCH.tzinfo) for year in (1, 9999))
     with PipelineTest(plant(), tmp_path, PLAIN) as test:
-        feed(test, [[{"device": "b", "happened": first, "sent": last, "received": at(2)}, row(5, 5, 6, "a")]])
+        feed(
+            test,
+            [
+                [
+                    {"device": "b", "happened": first, "sent": last, "received": at(2)},
+                    row(5, 5, 6, "a"),
+                ]
+            ],
+        )
         test.settle()
         assert [each[0] for each in corrected(test)] == ["a"]
-        assert [each["reason"] for each in test.log.read("readings.dead").to_pylist()] == ["its event time is null"]
+        assert [each["reason"] for each in test.log.read("readings.dead").to_pylist()] == [
+            "its event time is null"
+        ]
         assert test.runner.leading.entry.counts["readings.flagged"] == 1
         assert sum(each["n"] for each in test.view("all_minutes")) == 1
 
 
 FAR_US = 600_000_000_000_000_000
-"""The year 20983, as of a device that counts in other units; as many years before 1970 there was no year."""
+"""The year 20983, as of a device that counts in other units; as many years before 1970 there was no
+year.
+"""
 
 
-@pytest.mark.parametrize(("time_us", "reason"), [(FAR_US, "its event time is more than 1 day ahead"), (-FAR_US, "its event time is before the year 1")])
-def test_a_time_in_a_year_that_no_text_has_is_a_dead_letter_like_any_other(tmp_path: Path, time_us: int, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("time_us", "reason"),
+    [
+        (FAR_US, "its event time is more than 1 day ahead"),
+        (-FAR_US, "its event time is before the year 1"),
+    ],
+)
+def test_a_time_in_a_year_that_no_text_has_is_a_dead_letter_like_any_other(
+    tmp_path: Path, time_us: int, reason: str
+) -> None:
     shop = hr.Pipeline("shop")
     clicks = shop.topic("clicks", schema="k STRING, at TIMESTAMP", event_time=hr.EventTime("at"))
-    shop.view("minutes", clicks.window(hr.tumbling("1 minute"), emit="changes").group_by("k").aggregate(n=hr.agg.count()))
+    shop.view(
+        "minutes",
+        clicks.window(hr.tumbling("1 minute"), emit="changes")
+        .group_by("k")
+        .aggregate(n=hr.agg.count()),
+    )
     with PipelineTest(shop, tmp_path, PLAIN) as test:
         times_us = pa.array([time_us, 0])
-        test.feed("clicks", pa.table({"k": ["far", "near"], "at": times_us.cast(pa.timestamp("us", "UTC"))}))
+        test.feed(
+            "clicks",
+            pa.table({"k": ["far", "near"], "at": times_us.cast(pa.timestamp("us", "UTC"))}),
+        )
         test.settle()
         assert [each["k"] for each in test.view("minutes")] == ["near"]
         (letter,) = test.log.read("clicks.dead").to_pylist()

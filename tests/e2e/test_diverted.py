@@ -1,4 +1,6 @@
-"""Rows that are put aside: each is told once, in time and space that are bounded, and what is left is a table as any other."""
+"""Rows that are put aside: each is told once, in time and space that are bounded, and what is left
+is a table as any other.
+"""
 
 from __future__ import annotations
 
@@ -29,25 +31,33 @@ def _works(batch: pa.RecordBatch) -> pa.Array:
 
 def spark_with_quotients() -> Any:
     """`100 / v` fails where v is 0."""
-    return PlainSpark(sql={
-        f"NOT coalesce(((`v` IS NOT NULL AND {QUOTIENT} IS NULL)), false)": _works,
-        QUOTIENT: lambda batch: pc.divide(100.0, batch.column("v").cast(pa.float64())),
-        "(`x` > 10)": lambda batch: pc.greater(batch.column("x"), 10),
-    })  # fmt: skip
+    return PlainSpark(
+        sql={
+            f"NOT coalesce(((`v` IS NOT NULL AND {QUOTIENT} IS NULL)), false)": _works,
+            QUOTIENT: lambda batch: pc.divide(100.0, batch.column("v").cast(pa.float64())),
+            "(`x` > 10)": lambda batch: pc.greater(batch.column("x"), 10),
+        }
+    )
 
 
 def quotients(*, where: bool) -> hr.Pipeline:
     pipeline = hr.Pipeline("shop")
-    table = pipeline.table("items", schema="id BIGINT, v BIGINT", key="id").with_columns(x="100 / v", errors="divert", name="quotient")
+    table = pipeline.table("items", schema="id BIGINT, v BIGINT", key="id").with_columns(
+        x="100 / v", errors="divert", name="quotient"
+    )
     if where:
-        table = table.union(pipeline.table("others", schema="id BIGINT, v BIGINT, x DOUBLE", key="id"), name="both").where("x > 10", name="large")
+        table = table.union(
+            pipeline.table("others", schema="id BIGINT, v BIGINT, x DOUBLE", key="id"), name="both"
+        ).where("x > 10", name="large")
     pipeline.view("view", table)
     pipeline.write("topic", table)
     return pipeline
 
 
 @pytest.mark.parametrize("where", [False, True])
-def test_a_row_of_a_table_that_can_no_longer_be_computed_goes_and_comes_again(where: bool, tmp_path: Path) -> None:
+def test_a_row_of_a_table_that_can_no_longer_be_computed_goes_and_comes_again(
+    where: bool, tmp_path: Path
+) -> None:
     check_quotients(tmp_path, spark_with_quotients(), where=where)
 
 
@@ -65,11 +75,15 @@ def check_quotients(root: Path, spark: SparkSession, *, where: bool) -> None:
             seen.append([row["x"] for row in test.view("view")])
             assert list(test.folded("topic", "id").values()) == test.view("view")
         assert seen == [[20.0], [], [], [25.0], [50.0]]
-        assert [letter["row"] for letter in letters(test.log, "quotient")] == ['{"id":1,"v":0,"_change_type":"update_postimage"}'], "it is told once"
+        assert [letter["row"] for letter in letters(test.log, "quotient")] == [
+            '{"id":1,"v":0,"_change_type":"update_postimage"}'
+        ], "it is told once"
         assert test.runner.leading.entry.counts["quotient.diverted"] == 1
 
 
-def test_a_stage_before_a_step_that_diverts_runs_once_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_before_a_step_that_diverts_runs_once_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs: Counter[tuple[str, int]] = Counter()
     real = ShardFunction._run
 
@@ -115,7 +129,12 @@ def test_letters_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.Monke
     pipeline.view("counts", items.group_by("k").aggregate(n=hr.agg.count(), name="counted"))
     with PipelineTest(pipeline, tmp_path, spark) as test:
         keys = pa.array([None if number % 2 else 1 for number in range(2_000)], pa.int64())
-        test.feed("items", pa.table({"k": keys, "v": pa.array(range(2_000)), "text": pa.array(["x" * 100] * 2_000)}))
+        test.feed(
+            "items",
+            pa.table(
+                {"k": keys, "v": pa.array(range(2_000)), "text": pa.array(["x" * 100] * 2_000)}
+            ),
+        )
         test.settle()
         assert test.view("counts") == [{"k": 1, "n": 1_000}]
         found = letters(test.log, "counted")

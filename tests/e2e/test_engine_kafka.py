@@ -64,7 +64,10 @@ class Shop:
 
 def ticks_of_rows(ticks: int = 5, rows: int = 40) -> Fed:
     rng = random.Random(3)
-    return [[{"k": rng.randrange(12), "v": rng.randrange(100)} for _ in range(rng.randrange(1, rows))] for _ in range(ticks)]
+    return [
+        [{"k": rng.randrange(12), "v": rng.randrange(100)} for _ in range(rng.randrange(1, rows))]
+        for _ in range(ticks)
+    ]
 
 
 def expected(fed: Fed) -> dict[int, dict[str, int]]:
@@ -86,12 +89,16 @@ def by_key(test: PipelineTest) -> dict[int, dict[str, Any]]:
     return {row["k"]: row for row in test.view("by_key")}
 
 
-def test_rows_do_not_depend_on_batches_shards_or_restarts(tmp_path: Path, spark: SparkSession, log: hr.Log) -> None:
+def test_rows_do_not_depend_on_batches_shards_or_restarts(
+    tmp_path: Path, spark: SparkSession, log: hr.Log
+) -> None:
     fed = ticks_of_rows()
     answers = []
     for number, (most_ticks, shards) in enumerate([(100, 2), (2, 1)]):
         shop = Shop()
-        with PipelineTest(shop.pipeline(), tmp_path / str(number), spark, shards=shards, log=log) as test:
+        with PipelineTest(
+            shop.pipeline(), tmp_path / str(number), spark, shards=shards, log=log
+        ) as test:
             feed_ticks(test, shop.orders, fed)
             test.step(most_ticks)
             test.restart(shards=3 if number else shards, lose_local_store=number == 1)
@@ -102,7 +109,9 @@ def test_rows_do_not_depend_on_batches_shards_or_restarts(tmp_path: Path, spark:
     assert answers[0] == answers[1]
 
 
-def test_a_replay_gives_the_same_rows_under_the_same_ticks(tmp_path: Path, spark: SparkSession, log: hr.Log) -> None:
+def test_a_replay_gives_the_same_rows_under_the_same_ticks(
+    tmp_path: Path, spark: SparkSession, log: hr.Log
+) -> None:
     fed, shop = ticks_of_rows(), Shop()
     with PipelineTest(shop.pipeline(), tmp_path, spark, log=log) as test:
         feed_ticks(test, shop.orders, fed)
@@ -114,9 +123,18 @@ def test_a_replay_gives_the_same_rows_under_the_same_ticks(tmp_path: Path, spark
             assert again.rows(f"{shop.totals}.v2") == test.rows(shop.totals)
             assert {row["k"]: row for row in again.view("by_key.v2")} == expected(fed)
         for partition in range(2):
-            rows = [[row["_offset"] for row in log.read(topic, partition).to_pylist()] for topic in (shop.totals, f"{shop.totals}.v2")]
-            carried = [{tick.tick: tick.end for tick in carried_ticks(log, topic, partition)} for topic in (shop.totals, f"{shop.totals}.v2")]
-            ends = [[sum(at < found[tick] for at in offsets) for tick in sorted(carried[0])] for offsets, found in zip(rows, carried, strict=True)]
+            rows = [
+                [row["_offset"] for row in log.read(topic, partition).to_pylist()]
+                for topic in (shop.totals, f"{shop.totals}.v2")
+            ]
+            carried = [
+                {tick.tick: tick.end for tick in carried_ticks(log, topic, partition)}
+                for topic in (shop.totals, f"{shop.totals}.v2")
+            ]
+            ends = [
+                [sum(at < found[tick] for at in offsets) for tick in sorted(carried[0])]
+                for offsets, found in zip(rows, carried, strict=True)
+            ]
             assert ends[0] == ends[1], "as many rows up to each tick that both tell of"
             assert ends[0][-1] == len(rows[0])
 
@@ -149,7 +167,9 @@ def test_a_batch_that_fails_between_the_views_and_the_log_is_done_once(
         assert test.folded(shop.totals, "k") == expected(fed) == by_key(test)
 
 
-def test_the_older_of_two_runners_is_fenced_and_does_not_disturb_the_newer(tmp_path: Path, spark: SparkSession, log: hr.Log, other: hr.Log) -> None:
+def test_the_older_of_two_runners_is_fenced_and_does_not_disturb_the_newer(
+    tmp_path: Path, spark: SparkSession, log: hr.Log, other: hr.Log
+) -> None:
     shop = Shop()
     with PipelineTest(shop.pipeline(), tmp_path / "older", spark, log=log) as older:
         older.feed(shop.orders, [{"k": 1, "v": 1}])
@@ -163,11 +183,19 @@ def test_the_older_of_two_runners_is_fenced_and_does_not_disturb_the_newer(tmp_p
             newer.feed(shop.orders, [{"k": 1, "v": 2}])
             newer.settle()
             assert by_key(newer) == {1: {"k": 1, "n": 2, "s": 3}}
-            assert [row[1:] for row in newer.rows(shop.totals)] == [(1, 1, 1, "insert"), (1, 1, 1, "update_preimage"), (1, 2, 3, "update_postimage")]
+            assert [row[1:] for row in newer.rows(shop.totals)] == [
+                (1, 1, 1, "insert"),
+                (1, 1, 1, "update_preimage"),
+                (1, 2, 3, "update_postimage"),
+            ]
 
 
-def test_an_open_transaction_of_a_runner_that_is_gone_is_rolled_back(tmp_path: Path, spark: SparkSession, log: hr.Log, other: hr.Log) -> None:
-    """Rows that a killed runner had sent already must not hold up readers until the transaction's time is up."""
+def test_an_open_transaction_of_a_runner_that_is_gone_is_rolled_back(
+    tmp_path: Path, spark: SparkSession, log: hr.Log, other: hr.Log
+) -> None:
+    """Rows that a killed runner had sent already must not hold up readers until the transaction's
+    time is up.
+    """
     shop = Shop()
     with PipelineTest(shop.pipeline(), tmp_path / "killed", spark, log=log) as killed:
         killed.feed(shop.orders, [{"k": 1, "v": 1}])
@@ -180,8 +208,12 @@ def test_an_open_transaction_of_a_runner_that_is_gone_is_rolled_back(tmp_path: P
             assert test.folded(shop.totals, "k") == {1: {"k": 1, "n": 1, "s": 1}}
 
 
-def test_rows_without_a_key_are_diverted_and_others_derived(tmp_path: Path, spark: SparkSession, log: hr.Log) -> None:
-    """Row-local steps and a stage over one topic, dead letters and a derived topic in one commit."""
+def test_rows_without_a_key_are_diverted_and_others_derived(
+    tmp_path: Path, spark: SparkSession, log: hr.Log
+) -> None:
+    """Row-local steps and a stage over one topic, dead letters and a derived topic in one
+    commit.
+    """
     orders, taxed, name = fresh("orders"), fresh("taxed"), fresh("care")
     pipeline = hr.Pipeline(name)
     rows = pipeline.topic(orders, schema="k STRING, v BIGINT")
@@ -191,34 +223,63 @@ def test_rows_without_a_key_are_diverted_and_others_derived(tmp_path: Path, spar
         test.feed(orders, [{"k": "a", "v": 10}, {"k": None, "v": 20}, {"k": "a", "v": 30}])
         test.settle()
         assert test.view("n") == [{"k": "a", "n": 2}]
-        assert [row[1:] for row in test.rows(taxed)] == [("a", 10, 1.0), (None, 20, 2.0), ("a", 30, 3.0)]
+        assert [row[1:] for row in test.rows(taxed)] == [
+            ("a", 10, 1.0),
+            (None, 20, 2.0),
+            ("a", 30, 3.0),
+        ]
         (letter,) = letters_of(test.log, "n.aggregate")
         assert (letter["reason"], letter["source_offset"]) == ("its key is null", 1)
         ticks = [json.loads(control.payload)["tick"] for control in test.log.read_control(taxed, 0)]
         assert ticks == [test.runner.tick] == [1]
 
 
-def test_tables_are_correct_under_updates_and_tombstones(tmp_path: Path, spark: SparkSession, log: hr.Log, kafka_broker: KafkaBroker) -> None:
+def test_tables_are_correct_under_updates_and_tombstones(
+    tmp_path: Path, spark: SparkSession, log: hr.Log, kafka_broker: KafkaBroker
+) -> None:
     """Also of somebody who knows only Kafka: a null value is a deletion."""
     people, adults = fresh("people"), fresh("adults")
     pipeline = hr.Pipeline(fresh("people"))
     table = pipeline.table(people, schema="id BIGINT, city STRING, age INT", key="id", partitions=2)
-    pipeline.view("cities", table.group_by("city").aggregate(n=hr.agg.count(), oldest=hr.agg.max("age")))
+    pipeline.view(
+        "cities", table.group_by("city").aggregate(n=hr.agg.count(), oldest=hr.agg.max("age"))
+    )
     pipeline.write(adults, table.where("age >= 18"))
     with PipelineTest(pipeline, tmp_path, spark, log=log) as test:
-        test.feed(people, [{"id": 1, "city": "Oslo", "age": 40}, {"id": 2, "city": "Oslo", "age": 17}, {"id": 3, "city": "Rome", "age": 70}])
+        test.feed(
+            people,
+            [
+                {"id": 1, "city": "Oslo", "age": 40},
+                {"id": 2, "city": "Oslo", "age": 17},
+                {"id": 3, "city": "Rome", "age": 70},
+            ],
+        )
         test.settle()
-        test.feed(people, [{"id": 1, "city": "Rome", "age": 40}, {"id": 2, "city": "Oslo", "age": 18}])
-        stranger = Producer({"bootstrap.servers": kafka_broker.bootstrap, "partitioner": "murmur2_random"})
+        test.feed(
+            people, [{"id": 1, "city": "Rome", "age": 40}, {"id": 2, "city": "Oslo", "age": 18}]
+        )
+        stranger = Producer(
+            {"bootstrap.servers": kafka_broker.bootstrap, "partitioner": "murmur2_random"}
+        )
         stranger.produce(people, None, b"3")
         assert stranger.flush(20) == 0
         test.settle()
-        assert {row["city"]: (row["n"], row["oldest"]) for row in test.view("cities")} == {"Oslo": (1, 18), "Rome": (1, 40)}
-        assert test.folded(adults, "id") == {1: {"id": 1, "city": "Rome", "age": 40}, 2: {"id": 2, "city": "Oslo", "age": 18}}
+        assert {row["city"]: (row["n"], row["oldest"]) for row in test.view("cities")} == {
+            "Oslo": (1, 18),
+            "Rome": (1, 40),
+        }
+        assert test.folded(adults, "id") == {
+            1: {"id": 1, "city": "Rome", "age": 40},
+            2: {"id": 2, "city": "Oslo", "age": 18},
+        }
 
 
-def test_markers_of_transactions_take_offsets_and_are_no_rows(tmp_path: Path, spark: SparkSession, log: hr.Log) -> None:
-    """Ticks end behind markers, in the middle of aborted rows, and at control records; every row is taken in once."""
+def test_markers_of_transactions_take_offsets_and_are_no_rows(
+    tmp_path: Path, spark: SparkSession, log: hr.Log
+) -> None:
+    """Ticks end behind markers, in the middle of aborted rows, and at control records; every row is
+    taken in once.
+    """
     shop = Shop()
     with PipelineTest(shop.pipeline(), tmp_path, spark, log=log) as test:
         fed: Fed = []
@@ -238,11 +299,15 @@ def test_markers_of_transactions_take_offsets_and_are_no_rows(tmp_path: Path, sp
         assert test.folded(shop.totals, "k") == expected(fed) == by_key(test)
         last = test.runner.journal.last
         assert last is not None
-        assert rows_between({}, last.ends) > sum(map(len, fed)), "there are offsets that are no rows"
+        assert rows_between({}, last.ends) > sum(map(len, fed)), (
+            "there are offsets that are no rows"
+        )
 
 
 def test_a_backlog_is_cut_by_append_time(log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In ticks of bounded size, in order of time over all partitions and topics, with a bounded number of questions to the cluster."""
+    """In ticks of bounded size, in order of time over all partitions and topics, with a bounded
+    number of questions to the cluster.
+    """
     a, b = fresh("a"), fresh("b")
     log.create_topic(a, "n BIGINT", partitions=2)
     log.create_topic(b, "n BIGINT")
@@ -258,17 +323,29 @@ def test_a_backlog_is_cut_by_append_time(log: hr.Log, monkeypatch: pytest.Monkey
     ticks = next_ticks(log, [a, b], start, time.time_ns() // 1000, most_rows=100)
     assert [tick.number for tick in ticks] == list(range(1, len(ticks) + 1))
     assert [tick.time_us for tick in ticks] == sorted(tick.time_us for tick in ticks)
-    sizes = [rows_between(before.ends, tick.ends) for before, tick in zip([start, *ticks], ticks, strict=False)]
+    sizes = [
+        rows_between(before.ends, tick.ends)
+        for before, tick in zip([start, *ticks], ticks, strict=False)
+    ]
     assert sum(sizes) >= 480
     assert max(sizes) <= 110, "at most a marker or two beyond the bound"
     assert 5 <= len(ticks) <= 12
     assert asked.call_count <= 8 * len(ticks) + 40
     for tick in ticks[:-1]:
-        seen = {topic: {row["n"] for p, end in tick.ends[topic].items() for row in log.read(topic, p, 0, end).to_pylist()} for topic in (a, b)}
+        seen = {
+            topic: {
+                row["n"]
+                for p, end in tick.ends[topic].items()
+                for row in log.read(topic, p, 0, end).to_pylist()
+            }
+            for topic in (a, b)
+        }
         assert abs(len(seen[a]) - len(seen[b])) <= 1, "both topics have come equally far"
 
 
-def test_a_pipeline_runs_by_its_address(tmp_path: Path, spark: SparkSession, kafka_broker: KafkaBroker) -> None:
+def test_a_pipeline_runs_by_its_address(
+    tmp_path: Path, spark: SparkSession, kafka_broker: KafkaBroker
+) -> None:
     """As `headrace run` does it: the log by its address, until caught up."""
     shop = Shop()
     pipeline = shop.pipeline()

@@ -1,4 +1,6 @@
-"""Engines that are wrong on purpose, each in one way that a fault brings to light: the property must fail on every one of them, or it proves nothing."""
+"""Engines that are wrong on purpose, each in one way that a fault brings to light: the property
+must fail on every one of them, or it proves nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,43 @@ Patch = Callable[[Any, str, Any], None]
 
 
 def lives() -> list[Life]:
-    """Some rows, tasks that are run twice, and a fault at every point once: of those in tasks, of those on the driver, and here and there."""
+    """Some rows, tasks that are run twice, and a fault at every point once: of those in tasks, of
+    those on the driver, and here and there.
+    """
     rng = Random(11)
     ticks: list[TickRows] = [
         {
-            "orders": [{"k": rng.choice([None, 0, 1, 2]), "v": rng.randrange(5), "note": rng.choice("ab")} for _ in range(6)], "late_orders": [],
-            "people": [{"id": rng.randrange(3), "city": rng.choice(["Oslo", "Rome"]), "age": rng.randrange(80), "_change_type": "insert"} for _ in range(3)],
+            "orders": [
+                {"k": rng.choice([None, 0, 1, 2]), "v": rng.randrange(5), "note": rng.choice("ab")}
+                for _ in range(6)
+            ],
+            "late_orders": [],
+            "people": [
+                {
+                    "id": rng.randrange(3),
+                    "city": rng.choice(["Oslo", "Rome"]),
+                    "age": rng.randrange(80),
+                    "_change_type": "insert",
+                }
+                for _ in range(3)
+            ],
         }
         for _ in range(4)
-    ]  # fmt: skip
-    moves = [Move(1, restart=number % 2 == 1, shards=1 + number % 3, lose_store=False, late_tasks=0) for number in range(4)]
-    strikes: list[frozenset[int | str]] = [frozenset(), frozenset(ON_THE_DRIVER), frozenset(IN_TASKS), frozenset(range(5, 400, 37))]
-    return [Life(ticks, 1, moves, strike, 0.3, number, frozenset()) for number, strike in enumerate(strikes)]
+    ]
+    moves = [
+        Move(1, restart=number % 2 == 1, shards=1 + number % 3, lose_store=False, late_tasks=0)
+        for number in range(4)
+    ]
+    strikes: list[frozenset[int | str]] = [
+        frozenset(),
+        frozenset(ON_THE_DRIVER),
+        frozenset(IN_TASKS),
+        frozenset(range(5, 400, 37)),
+    ]
+    return [
+        Life(ticks, 1, moves, strike, 0.3, number, frozenset())
+        for number, strike in enumerate(strikes)
+    ]
 
 
 def takes_ticks_again(patch: Patch) -> None:
@@ -45,7 +72,9 @@ def takes_ticks_again(patch: Patch) -> None:
         info = read_view(db, name)
         if changes is not None and changes.num_rows:
             store._write(db, info, changes)
-        db.execute("UPDATE _views SET tick = ? WHERE number = ?", (max(tick, info.tick), info.number))
+        db.execute(
+            "UPDATE _views SET tick = ? WHERE number = ?", (max(tick, info.tick), info.number)
+        )
 
     patch(ViewStore, "_advance", advance)
 
@@ -92,10 +121,21 @@ def adds_up_attempts(patch: Patch) -> None:
         real(directory, f"{name}-{os.urandom(4).hex()}", report)
 
     for module in ("diverting", "job", "shard", "writing"):
-        patch(__import__(f"headrace.engine.{module}", fromlist=["write_report"]), "write_report", write_report)
+        patch(
+            __import__(f"headrace.engine.{module}", fromlist=["write_report"]),
+            "write_report",
+            write_report,
+        )
 
 
-MUTANTS = [takes_ticks_again, believes_its_store, undoes_nothing, keeps_older_ids, commits_nothing_with_the_rows, adds_up_attempts]
+MUTANTS = [
+    takes_ticks_again,
+    believes_its_store,
+    undoes_nothing,
+    keeps_older_ids,
+    commits_nothing_with_the_rows,
+    adds_up_attempts,
+]
 
 
 def lived(life: Life, faults: list[Faults], root: Path) -> bool:
@@ -112,6 +152,13 @@ def test_the_engine_itself_lives_through_all_of_it(tmp_path: Path, faults: list[
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_mutant_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[Faults], mutant: Callable[[Patch], None]) -> None:
+def test_a_mutant_does_not(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    faults: list[Faults],
+    mutant: Callable[[Patch], None],
+) -> None:
     mutant(monkeypatch.setattr)
-    assert not all(lived(life, faults, tmp_path / str(number)) for number, life in enumerate(lives()))
+    assert not all(
+        lived(life, faults, tmp_path / str(number)) for number, life in enumerate(lives())
+    )

@@ -1,6 +1,8 @@
-"""Any split of ticks into batches, any number of shards, restarts, failures anywhere, tasks that run twice or far too late: the same rows with the same ticks.
+"""Any split of ticks into batches, any number of shards, restarts, failures anywhere, tasks that
+run twice or far too late: the same rows with the same ticks.
 
-The jobs run in this process (`headrace/testing/plain_spark.py`), so that there can be many; what they run is the engine. `test_engine.py` has a few through Spark.
+The jobs run in this process (`headrace/testing/plain_spark.py`), so that there can be many; what
+they run is the engine. `test_engine.py` has a few through Spark.
 """
 
 from __future__ import annotations
@@ -28,17 +30,25 @@ MOST_TRIES = 40
 TickRows = dict[str, list[dict[str, Any]]]
 orders = st.lists(
     st.fixed_dictionaries(
-        {"k": st.none() | st.integers(0, 5), "v": st.none() | st.integers(-3, 3), "note": st.none() | st.sampled_from(["a", "b", "ünï", ""])}
+        {
+            "k": st.none() | st.integers(0, 5),
+            "v": st.none() | st.integers(-3, 3),
+            "note": st.none() | st.sampled_from(["a", "b", "ünï", ""]),
+        }
     ),
     max_size=8,
 )
 people = st.lists(
-    st.fixed_dictionaries({
-        "id": st.integers(0, 4), "city": st.none() | st.sampled_from(["Oslo", "Rome"]), "age": st.none() | st.integers(1, 90),
-        "_change_type": st.sampled_from(["insert", "update_postimage", "delete"]),
-    }),
+    st.fixed_dictionaries(
+        {
+            "id": st.integers(0, 4),
+            "city": st.none() | st.sampled_from(["Oslo", "Rome"]),
+            "age": st.none() | st.integers(1, 90),
+            "_change_type": st.sampled_from(["insert", "update_postimage", "delete"]),
+        }
+    ),
     max_size=5,
-)  # fmt: skip
+)
 tick_rows = st.fixed_dictionaries({"orders": orders, "late_orders": orders, "people": people})
 
 
@@ -54,9 +64,13 @@ class Move:
 
 
 moves = st.builds(
-    Move, most_ticks=st.integers(1, 5), restart=st.booleans(), shards=st.integers(1, 4), lose_store=st.integers(0, 4).map(lambda n: n == 0),
+    Move,
+    most_ticks=st.integers(1, 5),
+    restart=st.booleans(),
+    shards=st.integers(1, 4),
+    lose_store=st.integers(0, 4).map(lambda n: n == 0),
     late_tasks=st.integers(0, 3),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +94,8 @@ lives = st.builds(
     faults=st.frozensets(st.integers(1, 200), max_size=6),
     repeats=st.sampled_from([0.0, 0.3]),
     seed=st.integers(0, 3),
-    added_later=st.just(frozenset[str]()) | st.frozensets(st.sampled_from([*VIEWS, *TOPICS]), max_size=3),
+    added_later=st.just(frozenset[str]())
+    | st.frozensets(st.sampled_from([*VIEWS, *TOPICS]), max_size=3),
 )
 
 
@@ -104,7 +119,9 @@ def live(life: Life, faults: Faults, root: Path) -> None:
 
 
 def take_in(test: PipelineTest, waiting: list[TickRows], faults: Faults) -> None:
-    """Feed the rows of a tick and cut it. If that fails, it may have happened, or the rows belong to the next one."""
+    """Feed the rows of a tick and cut it. If that fails, it may have happened, or the rows belong
+    to the next one.
+    """
     for topic, fed in waiting.pop().items() if waiting else ():
         if fed:
             test.feed(topic, fed)
@@ -114,7 +131,13 @@ def take_in(test: PipelineTest, waiting: list[TickRows], faults: Faults) -> None
     faults.resting = True
 
 
-def advance(test: PipelineTest, move: Move, faults: Faults, spark: PlainSpark, pipeline: hr.Pipeline | None = None) -> None:
+def advance(
+    test: PipelineTest,
+    move: Move,
+    faults: Faults,
+    spark: PlainSpark,
+    pipeline: hr.Pipeline | None = None,
+) -> None:
     """What happens before a batch, and the batch. A restart may bring an edited pipeline."""
     if move.restart:
         test.pipeline = pipeline or test.pipeline
@@ -150,13 +173,21 @@ def lived(life: Life, faults: list[Faults]) -> None:
 
 
 @given(life=lives)
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_whatever_happens_the_rows_and_their_ticks_are_the_same(life: Life, faults: list[Faults]) -> None:
+@settings(
+    max_examples=15,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_whatever_happens_the_rows_and_their_ticks_are_the_same(
+    life: Life, faults: list[Faults]
+) -> None:
     lived(life, faults)
 
 
 @pytest.mark.slow
 @given(life=lives)
-@settings(max_examples=1000, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=1000,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_the_same_a_thousand_times(life: Life, faults: list[Faults]) -> None:
     lived(life, faults)

@@ -26,9 +26,13 @@ def at(seconds: float) -> datetime:
 def clicks() -> hr.Pipeline:
     pipeline = hr.Pipeline("clicks")
     rows = pipeline.topic(
-        "clicks", schema="id BIGINT, device STRING, at TIMESTAMP", partitions=2,
-        event_time=hr.EventTime("at", delay="5 seconds", producer="device", idle="1 minute", most_ahead="1 day"),
-    )  # fmt: skip
+        "clicks",
+        schema="id BIGINT, device STRING, at TIMESTAMP",
+        partitions=2,
+        event_time=hr.EventTime(
+            "at", delay="5 seconds", producer="device", idle="1 minute", most_ahead="1 day"
+        ),
+    )
     pipeline.write("once", rows.dedupe(on="id", within="1 minute").key_by("id"), partitions=2)
     return pipeline
 
@@ -52,18 +56,34 @@ def test_repeats_are_left_out_whatever_the_batches(tmp_path: Path, spark: SparkS
             while test.step(most_ticks):
                 continue
             answers.append(sorted(test.rows("once")))
-            assert test.runner.clock_state.inputs["clicks"].complete_us == int(at(65).timestamp() * 1e6), "held back by b"
+            assert test.runner.clock_state.inputs["clicks"].complete_us == int(
+                at(65).timestamp() * 1e6
+            ), "held back by b"
             assert test.runner.clock_state.inputs["clicks"].holding(1)[0][0] == "b"
     assert answers[0] == answers[1]
-    assert sorted((found[1], found[3]) for found in answers[0]) == [(1, at(0)), (1, at(110)), (2, at(10)), (2, at(75)), (3, at(70))]
+    assert sorted((found[1], found[3]) for found in answers[0]) == [
+        (1, at(0)),
+        (1, at(110)),
+        (2, at(10)),
+        (2, at(75)),
+        (3, at(70)),
+    ]
 
 
-def test_times_that_cannot_be_are_dead_letters_and_do_not_move_the_clock(tmp_path: Path, spark: SparkSession) -> None:
+def test_times_that_cannot_be_are_dead_letters_and_do_not_move_the_clock(
+    tmp_path: Path, spark: SparkSession
+) -> None:
     with PipelineTest(clicks(), tmp_path, spark) as test:
-        test.feed("clicks", [row(1, "a", at(0)), row(2, "a", None), row(3, "b", datetime(2999, 1, 1, tzinfo=UTC))])
+        test.feed(
+            "clicks",
+            [row(1, "a", at(0)), row(2, "a", None), row(3, "b", datetime(2999, 1, 1, tzinfo=UTC))],
+        )
         test.settle()
         assert [found[1] for found in test.rows("once")] == [1]
-        assert {letter["reason"] for letter in letters_of(test.log, "clicks")} == {"its event time is null", "its event time is more than 1 day ahead"}
+        assert {letter["reason"] for letter in letters_of(test.log, "clicks")} == {
+            "its event time is null",
+            "its event time is more than 1 day ahead",
+        }
         assert test.runner.clock_state.inputs["clicks"].complete_us == int(at(-5).timestamp() * 1e6)
         assert test.runner.last_result is not None
         assert test.runner.last_result.counts["clicks.diverted"] == 2

@@ -1,4 +1,6 @@
-"""Gateways declared in a pipeline: a row that is posted is in the view that its sender asks for next, and a metric that is sent is in a view soon."""
+"""Gateways declared in a pipeline: a row that is posted is in the view that its sender asks for
+next, and a metric that is sent is in a view soon.
+"""
 
 import json
 import queue
@@ -24,7 +26,9 @@ METRICS = "metric STRING, kind STRING, tags STRING, value DOUBLE, received_at TI
 
 def declared(log: str) -> hr.Pipeline:
     shop = hr.Pipeline("shop", log=log)
-    orders = shop.topic("orders", schema="order_id BIGINT, region STRING, amount BIGINT, received_at TIMESTAMP")
+    orders = shop.topic(
+        "orders", schema="order_id BIGINT, region STRING, amount BIGINT, received_at TIMESTAMP"
+    )
     metrics = shop.topic("metrics", schema=METRICS)
     shop.view("revenue", orders.group_by("region").aggregate(revenue=hr.agg.sum("amount")))
     shop.view("totals", metrics.group_by("metric").aggregate(total=hr.agg.sum("value")))
@@ -38,9 +42,13 @@ def running(shop: hr.Pipeline, tmp_path: Path) -> Iterator[dict[str, str]]:
     """Where everything listens."""
     stop, places = threading.Event(), queue.Queue[tuple[str, str]]()
     options: dict[str, Any] = {
-        "state": tmp_path / "state", "stop": stop, "serve": True, "port": 0,
-        "on_serving": lambda server: places.put(("serve", server.address)), "on_gateway": lambda gateway, address: places.put((gateway.kind, address)),
-    }  # fmt: skip
+        "state": tmp_path / "state",
+        "stop": stop,
+        "serve": True,
+        "port": 0,
+        "on_serving": lambda server: places.put(("serve", server.address)),
+        "on_gateway": lambda gateway, address: places.put((gateway.kind, address)),
+    }
     thread = threading.Thread(target=shop.run, kwargs=options)
     thread.start()
     try:
@@ -51,7 +59,9 @@ def running(shop: hr.Pipeline, tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def asked(place: str, **parameters: str) -> Any:
-    with urllib.request.urlopen(f"{place}?{urllib.parse.urlencode(parameters)}", timeout=30) as answer:
+    with urllib.request.urlopen(
+        f"{place}?{urllib.parse.urlencode(parameters)}", timeout=30
+    ) as answer:
         return json.loads(answer.read())
 
 
@@ -59,18 +69,26 @@ def test_senders_see_what_they_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("headrace.runtime.run._session", lambda _options: PlainSpark())
     with running(declared(f"file:{tmp_path / 'log'}"), tmp_path) as places:
         for expected in (5, 10):
-            _, answer = post(places["http"], "/topics/orders", b'{"order_id": 1, "region": "eu", "amount": 5}')
+            _, answer = post(
+                places["http"], "/topics/orders", b'{"order_id": 1, "region": "eu", "amount": 5}'
+            )
             shown = asked(f"{places['serve']}/views/revenue", key="eu", at_least=answer["position"])
             assert shown["row"]["revenue"] == expected
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-            sender.sendto(b"hits:3|c\nhits:4|c", ("127.0.0.1", int(places["statsd"].rpartition(":")[2])))
+            sender.sendto(
+                b"hits:3|c\nhits:4|c", ("127.0.0.1", int(places["statsd"].rpartition(":")[2]))
+            )
         deadline = time.monotonic() + 20
-        while (rows := asked(f"{places['serve']}/views/totals")["rows"]) != [{"metric": "hits", "total": 7.0}]:
+        while (rows := asked(f"{places['serve']}/views/totals")["rows"]) != [
+            {"metric": "hits", "total": 7.0}
+        ]:
             assert time.monotonic() < deadline, rows
             time.sleep(0.05)
 
 
-def test_a_gateway_that_cannot_listen_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_that_cannot_listen_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.runtime.run._session", lambda _options: PlainSpark())
     shop = hr.Pipeline("shop", log=f"file:{tmp_path / 'log'}")
     orders = shop.topic("orders", schema="order_id BIGINT")

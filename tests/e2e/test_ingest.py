@@ -1,4 +1,6 @@
-"""Streaming DataFrames brought into a pipeline: every row once, over runs and failures, and a status that says how it goes."""
+"""Streaming DataFrames brought into a pipeline: every row once, over runs and failures, and a
+status that says how it goes.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,16 @@ class Shop:
                 raise ValueError("broken on purpose")
             yield from batches
 
-        return spark.readStream.schema("k BIGINT, v STRING").json(str(self.files)).mapInArrow(checked, "k BIGINT, v STRING")
+        return (
+            spark.readStream.schema("k BIGINT, v STRING")
+            .json(str(self.files))
+            .mapInArrow(checked, "k BIGINT, v STRING")
+        )
 
     def add_file(self, name: str, count: int) -> None:
-        (self.files / name).write_text("\n".join(json.dumps({"k": n % 3, "v": f"{name}-{n}"}) for n in range(count)))
+        (self.files / name).write_text(
+            "\n".join(json.dumps({"k": n % 3, "v": f"{name}-{n}"}) for n in range(count))
+        )
 
     def run(self, **options: Any) -> None:
         self.pipeline.run(state=self.state, master="local[2]", **options)
@@ -59,7 +67,9 @@ class Shop:
 
     def told(self) -> str:
         try:
-            found: str = json.loads((self.state / "status.json").read_text())["ingests"].get("orders.ingest", "")
+            found: str = json.loads((self.state / "status.json").read_text())["ingests"].get(
+                "orders.ingest", ""
+            )
         except FileNotFoundError:
             return ""
         return found
@@ -91,7 +101,9 @@ def test_what_is_there_comes_in_once_over_several_runs(shop: Shop, spark: SparkS
         assert (shop.rows(), shop.counted()) == (sorted([*names("a", 30), *names("b", 5)]), 35)
 
 
-def test_one_that_fails_is_started_again_and_the_status_says_why(shop: Shop, spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_fails_is_started_again_and_the_status_says_why(
+    shop: Shop, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
     (shop.root / "broken").touch()
     shop.add_file("a", 10)
     stop = Event()

@@ -1,4 +1,5 @@
-"""Every kind of join under faults, restarts and rescaling, against an undisturbed replay of the same ticks; and tables that are joined against the query, tick by tick.
+"""Every kind of join under faults, restarts and rescaling, against an undisturbed replay of the
+same ticks; and tables that are joined against the query, tick by tick.
 
 As in `test_engine_properties.py` the jobs run in this process, so that there can be many.
 """
@@ -29,15 +30,24 @@ pytestmark = pytest.mark.usefixtures("no_syncs")
 SETTINGS = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     deadline=None,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # rows come by chance, from a seed: there is nothing to shrink
+    phases=[
+        Phase.explicit,
+        Phase.reuse,
+        Phase.generate,
+    ],  # rows come by chance, from a seed: there is nothing to shrink
 )
 LIFE = {
-    "seed": st.integers(0, 2**32), "ticks": st.integers(1, 7), "happening": st.lists(moves, max_size=7),
-    "strikes": st.frozensets(st.integers(1, 400), max_size=5), "repeats": st.sampled_from([0.0, 0.3]),
-}  # fmt: skip
+    "seed": st.integers(0, 2**32),
+    "ticks": st.integers(1, 7),
+    "happening": st.lists(moves, max_size=7),
+    "strikes": st.frozensets(st.integers(1, 400), max_size=5),
+    "repeats": st.sampled_from([0.0, 0.3]),
+}
 
 
-def live(root: Path, seed: int, ticks: int, happening: list[Move], faults: Faults, repeats: float) -> None:
+def live(
+    root: Path, seed: int, ticks: int, happening: list[Move], faults: Faults, repeats: float
+) -> None:
     spark: Any = PlainSpark(chance=Random(1), repeats=repeats)
     feed = Feed(Random(seed))
     with PipelineTest(joined(), root, spark, shards=1) as test:
@@ -57,8 +67,13 @@ def live(root: Path, seed: int, ticks: int, happening: list[Move], faults: Fault
 
 
 def check_against_a_replay(test: PipelineTest) -> None:
-    """The same ticks in one batch, on one shard, without a fault: the same rows in the same order, with the same ticks."""
-    plan, state = begin(test.log, test.pipeline.plan(), VERSION), version_state(test.root / "state", VERSION)
+    """The same ticks in one batch, on one shard, without a fault: the same rows in the same order,
+    with the same ticks.
+    """
+    plan, state = (
+        begin(test.log, test.pipeline.plan(), VERSION),
+        version_state(test.root / "state", VERSION),
+    )
     session: Any = PlainSpark()
     calm, up_to = Runner(plan, test.log, session, state, shards=1), test.runner.tick
     while calm.tick < up_to:
@@ -66,12 +81,22 @@ def check_against_a_replay(test: PipelineTest) -> None:
     calm.close()
     for topic in TOPICS:
         assert test.rows(topic) == test.rows(f"{topic}.{VERSION}"), topic
-    with ViewReader(test.root / "state" / "views.db") as mine, ViewReader(state / "views.db") as theirs:
+    with (
+        ViewReader(test.root / "state" / "views.db") as mine,
+        ViewReader(state / "views.db") as theirs,
+    ):
         for view in VIEWS:
             assert told(mine, view) == told(theirs, f"{view}.{VERSION}"), view
 
 
-def lived(seed: int, ticks: int, happening: list[Move], strikes: frozenset[int], repeats: float, faults: list[Faults]) -> None:
+def lived(
+    seed: int,
+    ticks: int,
+    happening: list[Move],
+    strikes: frozenset[int],
+    repeats: float,
+    faults: list[Faults],
+) -> None:
     faults[0] = Faults(strikes)
     with TemporaryDirectory() as root:
         live(Path(root), seed, ticks, happening, faults[0], repeats)
@@ -80,7 +105,12 @@ def lived(seed: int, ticks: int, happening: list[Move], strikes: frozenset[int],
 @given(**LIFE)
 @settings(SETTINGS, max_examples=6)
 def test_joins_go_the_same_way_whatever_happens(
-    seed: int, ticks: int, happening: list[Move], strikes: frozenset[int], repeats: float, faults: list[Faults]
+    seed: int,
+    ticks: int,
+    happening: list[Move],
+    strikes: frozenset[int],
+    repeats: float,
+    faults: list[Faults],
 ) -> None:
     lived(seed, ticks, happening, strikes, repeats, faults)
 
@@ -88,11 +118,20 @@ def test_joins_go_the_same_way_whatever_happens(
 @pytest.mark.slow
 @given(**LIFE)
 @settings(SETTINGS, max_examples=300)
-def test_three_hundred_times(seed: int, ticks: int, happening: list[Move], strikes: frozenset[int], repeats: float, faults: list[Faults]) -> None:
+def test_three_hundred_times(
+    seed: int,
+    ticks: int,
+    happening: list[Move],
+    strikes: frozenset[int],
+    repeats: float,
+    faults: list[Faults],
+) -> None:
     lived(seed, ticks, happening, strikes, repeats, faults)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 9575])  # the last: a row without a partner that moves from one join key to another
+@pytest.mark.parametrize(
+    "seed", [0, 1, 9575]
+)  # the last: a row without a partner that moves from one join key to another
 def test_views_show_the_query_over_the_tables_at_every_tick(seed: int, tmp_path: Path) -> None:
     session: Any = PlainSpark()
     feed = Feed(Random(seed))

@@ -25,9 +25,15 @@ def at(seconds: float) -> datetime:
 
 
 def both_ways(
-    pipeline: Callable[[], hr.Pipeline], feed: Callable[[PipelineTest], None], topic: str, root: Path, spark: SparkSession
+    pipeline: Callable[[], hr.Pipeline],
+    feed: Callable[[PipelineTest], None],
+    topic: str,
+    root: Path,
+    spark: SparkSession,
 ) -> list[tuple[Any, ...]]:
-    """A derived topic's rows, which must be the same in one batch on two shards and tick by tick on three."""
+    """A derived topic's rows, which must be the same in one batch on two shards and tick by tick on
+    three.
+    """
     answers = []
     for number, (most_ticks, shards) in enumerate([(100, 2), (1, 3)]):
         with PipelineTest(pipeline(), root / str(number), spark, shards=shards) as test:
@@ -51,7 +57,10 @@ def test_a_stream_meets_a_table_as_of_its_tick(tmp_path: Path, spark: SparkSessi
         test.feed("orders", [{"id": 1, "customer": 7}])
         test.feed("customers", [{"customer": 7, "tier": "gold"}])
         test.cut()
-        test.feed("orders", [{"id": 2, "customer": 7}, {"id": 3, "customer": 8}, {"id": 4, "customer": None}])
+        test.feed(
+            "orders",
+            [{"id": 2, "customer": 7}, {"id": 3, "customer": 8}, {"id": 4, "customer": None}],
+        )
         test.cut()
         test.feed("customers", [{"customer": 7, "tier": "lead"}, {"customer": 8, "tier": "tin"}])
         test.cut()
@@ -60,25 +69,56 @@ def test_a_stream_meets_a_table_as_of_its_tick(tmp_path: Path, spark: SparkSessi
 
     rows = both_ways(pipeline, feed, "enriched", tmp_path, spark)
     assert sorted(row[1:] for row in rows) == [
-        (1, 7, "gold"), (2, 7, "gold"), (3, 8, None), (4, None, None), (5, 7, "lead"), (6, 8, "tin"),
-    ]  # fmt: skip
+        (1, 7, "gold"),
+        (2, 7, "gold"),
+        (3, 8, None),
+        (4, None, None),
+        (5, 7, "lead"),
+        (6, 8, "tin"),
+    ]
 
 
-def test_streams_meet_within_a_time_and_the_unmatched_are_told_once(tmp_path: Path, spark: SparkSession) -> None:
+def test_streams_meet_within_a_time_and_the_unmatched_are_told_once(
+    tmp_path: Path, spark: SparkSession
+) -> None:
     rng = random.Random(8)
     searches: list[list[dict[str, Any]]] = [
-        [{"id": tick * 10 + n, "who": rng.randrange(4), "at": at(tick * 30 + rng.randrange(30))} for n in range(4)] for tick in range(4)
+        [
+            {"id": tick * 10 + n, "who": rng.randrange(4), "at": at(tick * 30 + rng.randrange(30))}
+            for n in range(4)
+        ]
+        for tick in range(4)
     ]
     clicks: list[list[dict[str, Any]]] = [
-        [{"page": tick * 10 + n, "who": rng.randrange(4), "at": at(tick * 30 + rng.randrange(30))} for n in range(3)] for tick in range(4)
+        [
+            {
+                "page": tick * 10 + n,
+                "who": rng.randrange(4),
+                "at": at(tick * 30 + rng.randrange(30)),
+            }
+            for n in range(3)
+        ]
+        for tick in range(4)
     ]
 
     def pipeline() -> hr.Pipeline:
         shop = hr.Pipeline("shop")
         time = hr.EventTime("at", delay="1 minute")
         left = shop.topic("searches", schema="id BIGINT, who BIGINT, at TIMESTAMP", event_time=time)
-        right = shop.topic("clicks", schema="page BIGINT, who BIGINT, at TIMESTAMP", event_time=time)
-        shop.write("found", left.join(right, on="who", before="0 seconds", after="20 seconds", how="left", suffix="_clicked").key_by("id"))
+        right = shop.topic(
+            "clicks", schema="page BIGINT, who BIGINT, at TIMESTAMP", event_time=time
+        )
+        shop.write(
+            "found",
+            left.join(
+                right,
+                on="who",
+                before="0 seconds",
+                after="20 seconds",
+                how="left",
+                suffix="_clicked",
+            ).key_by("id"),
+        )
         return shop
 
     def feed(test: PipelineTest) -> None:
@@ -97,19 +137,26 @@ def test_streams_meet_within_a_time_and_the_unmatched_are_told_once(tmp_path: Pa
             c["page"]
             for tick in clicks
             for c in tick
-            if c["who"] == search["who"] and timedelta(0) <= c["at"] - search["at"] <= timedelta(seconds=20)
+            if c["who"] == search["who"]
+            and timedelta(0) <= c["at"] - search["at"] <= timedelta(seconds=20)
         ]
         expected += [(search["id"], page) for page in met] or [(search["id"], None)]
     names = ["partition", "id", "who", "at", "page", "at_clicked"]
     found = [dict(zip(names, row, strict=True)) for row in rows]
-    assert sorted(((row["id"], row["page"]) for row in found if row["id"] != -1), key=str) == sorted(expected, key=str)
+    assert sorted(
+        ((row["id"], row["page"]) for row in found if row["id"] != -1), key=str
+    ) == sorted(expected, key=str)
 
 
 def test_tables_meet_and_the_result_changes_with_both(tmp_path: Path, spark: SparkSession) -> None:
     def pipeline() -> hr.Pipeline:
         social = hr.Pipeline("social")
-        tweets = social.table("tweets", schema="tweet BIGINT, author BIGINT, text STRING", key="tweet")
-        follows = social.table("follows", schema="follower BIGINT, author BIGINT", key=["follower", "author"])
+        tweets = social.table(
+            "tweets", schema="tweet BIGINT, author BIGINT, text STRING", key="tweet"
+        )
+        follows = social.table(
+            "follows", schema="follower BIGINT, author BIGINT", key=["follower", "author"]
+        )
         timeline = tweets.join(follows, on="author")
         social.write("timeline", timeline)
         social.view("timelines", timeline)
@@ -117,7 +164,10 @@ def test_tables_meet_and_the_result_changes_with_both(tmp_path: Path, spark: Spa
         return social
 
     def feed(test: PipelineTest) -> None:
-        test.feed("tweets", [{"tweet": 1, "author": 5, "text": "a"}, {"tweet": 2, "author": 6, "text": "b"}])
+        test.feed(
+            "tweets",
+            [{"tweet": 1, "author": 5, "text": "a"}, {"tweet": 2, "author": 6, "text": "b"}],
+        )
         test.feed("follows", [{"follower": 9, "author": 5}, {"follower": 8, "author": 5}])
         test.cut()
         test.feed("follows", [{"follower": 9, "author": 6}])
@@ -132,13 +182,21 @@ def test_tables_meet_and_the_result_changes_with_both(tmp_path: Path, spark: Spa
     with PipelineTest(pipeline(), tmp_path / "views", spark) as test:
         feed(test)
         test.settle(2)
-        assert sorted((row["follower"], row["tweet"], row["text"]) for row in test.view("timelines")) == [(9, 1, "a2"), (9, 2, "moved")]
+        assert sorted(
+            (row["follower"], row["tweet"], row["text"]) for row in test.view("timelines")
+        ) == [(9, 1, "a2"), (9, 2, "moved")]
         assert [(row["follower"], row["n"]) for row in test.view("sizes")] == [(9, 2)]
 
 
 def rates(pipeline: hr.Pipeline) -> hr.Table:
     schema = "region STRING, rate DOUBLE, valid_from TIMESTAMP"
-    return pipeline.table("rates", schema=schema, key="region", event_time=hr.EventTime("valid_from"), history="30 days")
+    return pipeline.table(
+        "rates",
+        schema=schema,
+        key="region",
+        event_time=hr.EventTime("valid_from"),
+        history="30 days",
+    )
 
 
 def orders_with_time(pipeline: hr.Pipeline) -> hr.Stream:
@@ -148,8 +206,20 @@ def orders_with_time(pipeline: hr.Pipeline) -> hr.Stream:
 
 def feed_rates(test: PipelineTest) -> None:
     """All in the first tick, with two versions of one region among them; one more comes late."""
-    test.feed("rates", [{"region": "a", "rate": 1.0, "valid_from": at(0)}, {"region": "a", "rate": 2.0, "valid_from": at(100)}])
-    test.feed("orders", [{"id": n, "region": region, "placed_at": at(seconds)} for n, region, seconds in ((1, "a", 50), (2, "a", 150), (3, "b", 150))])
+    test.feed(
+        "rates",
+        [
+            {"region": "a", "rate": 1.0, "valid_from": at(0)},
+            {"region": "a", "rate": 2.0, "valid_from": at(100)},
+        ],
+    )
+    test.feed(
+        "orders",
+        [
+            {"id": n, "region": region, "placed_at": at(seconds)}
+            for n, region, seconds in ((1, "a", 50), (2, "a", 150), (3, "b", 150))
+        ],
+    )
     test.cut()
     test.feed("rates", [{"region": "a", "rate": 1.5, "valid_from": at(40)}])
     test.cut()
@@ -160,23 +230,39 @@ def feed_rates(test: PipelineTest) -> None:
 def test_a_row_meets_the_version_valid_at_its_time(tmp_path: Path, spark: SparkSession) -> None:
     def pipeline() -> hr.Pipeline:
         shop = hr.Pipeline("shop")
-        shop.write("taxed", orders_with_time(shop).join(rates(shop).as_of("placed_at"), on="region", how="left"))
+        shop.write(
+            "taxed",
+            orders_with_time(shop).join(rates(shop).as_of("placed_at"), on="region", how="left"),
+        )
         return shop
 
     rows = both_ways(pipeline, feed_rates, "taxed", tmp_path, spark)
-    assert sorted((row[1], row[4]) for row in rows) == [(1, 1.0), (2, 2.0), (3, None), (4, 1.5)], "the past is let be, and what comes sees all that is known"
+    assert sorted((row[1], row[4]) for row in rows) == [
+        (1, 1.0),
+        (2, 2.0),
+        (3, None),
+        (4, 1.5),
+    ], "the past is let be, and what comes sees all that is known"
 
 
 def test_late_versions_correct_what_was_told(tmp_path: Path, spark: SparkSession) -> None:
     def pipeline() -> hr.Pipeline:
         shop = hr.Pipeline("shop")
-        taxed = orders_with_time(shop).join(rates(shop).as_of("placed_at"), on="region", how="left", late_versions="correct")
+        taxed = orders_with_time(shop).join(
+            rates(shop).as_of("placed_at"), on="region", how="left", late_versions="correct"
+        )
         shop.write("taxed", taxed)
         shop.view("versions", rates_history(shop))
         return shop
 
     def rates_history(shop: hr.Pipeline) -> hr.Table:
-        table = shop.table("other", schema="k BIGINT, v BIGINT, since TIMESTAMP", key="k", event_time=hr.EventTime("since"), history="30 days")
+        table = shop.table(
+            "other",
+            schema="k BIGINT, v BIGINT, since TIMESTAMP",
+            key="k",
+            event_time=hr.EventTime("since"),
+            history="30 days",
+        )
         return table.history()
 
     def feed(test: PipelineTest) -> None:
@@ -185,24 +271,54 @@ def test_late_versions_correct_what_was_told(tmp_path: Path, spark: SparkSession
         test.cut()
 
     rows = both_ways(pipeline, feed, "taxed", tmp_path, spark)
-    assert [(row[-1], row[4]) for row in rows if row[1] == 1] == [("insert", 1.0), ("update_preimage", 1.0), ("update_postimage", 1.5)]
+    assert [(row[-1], row[4]) for row in rows if row[1] == 1] == [
+        ("insert", 1.0),
+        ("update_preimage", 1.0),
+        ("update_postimage", 1.5),
+    ]
     with PipelineTest(pipeline(), tmp_path / "views", spark) as test:
         feed(test)
         test.settle()
-        assert [(row["v"], row["since"], row["valid_to"]) for row in test.view("versions")] == [(1, at(0), at(10)), (2, at(10), None)]
+        assert [(row["v"], row["since"], row["valid_to"]) for row in test.view("versions")] == [
+            (1, at(0), at(10)),
+            (2, at(10), None),
+        ]
 
 
 def test_what_cannot_be_joined_is_refused_with_what_to_do() -> None:
     shop = hr.Pipeline("shop")
     orders, table = orders_with_time(shop), rates(shop)
-    other = shop.topic("other", schema="id BIGINT, region BIGINT, placed_at TIMESTAMP", event_time=hr.EventTime("placed_at"))
-    endless = shop.table("endless", schema="region STRING, since TIMESTAMP", key="region", event_time=hr.EventTime("since"))
-    tall, wide = shop.table("tall", schema="a BIGINT, k BIGINT, Name STRING", key="a"), shop.table("wide", schema="b BIGINT, k BIGINT, name STRING", key="b")
+    other = shop.topic(
+        "other",
+        schema="id BIGINT, region BIGINT, placed_at TIMESTAMP",
+        event_time=hr.EventTime("placed_at"),
+    )
+    endless = shop.table(
+        "endless",
+        schema="region STRING, since TIMESTAMP",
+        key="region",
+        event_time=hr.EventTime("since"),
+    )
+    tall, wide = (
+        shop.table("tall", schema="a BIGINT, k BIGINT, Name STRING", key="a"),
+        shop.table("wide", schema="b BIGINT, k BIGINT, name STRING", key="b"),
+    )
     timeless = shop.topic("timeless", schema="id BIGINT, region STRING", key="id")
     outer = tall.select("a", "k").join(wide.select("b", "k"), on="k", how="full")
-    assert tall.join(wide, on="k", suffix="_wide").schema.names == ["a", "k", "Name", "b", "name_wide"]
-    assert outer.join(tall, on="a", how="full", suffix="_tall").key == ("a", "b"), "a table without nulls in its key can be joined so"
-    delayed = orders.join(other, on="id", before="-5 minutes", after=timedelta(hours=1), suffix="_2").step
+    assert tall.join(wide, on="k", suffix="_wide").schema.names == [
+        "a",
+        "k",
+        "Name",
+        "b",
+        "name_wide",
+    ]
+    assert outer.join(tall, on="a", how="full", suffix="_tall").key == (
+        "a",
+        "b",
+    ), "a table without nulls in its key can be joined so"
+    delayed = orders.join(
+        other, on="id", before="-5 minutes", after=timedelta(hours=1), suffix="_2"
+    ).step
     assert (delayed.before_us, delayed.after_us) == (-300_000_000, 3_600_000_000)
     assert delayed.summary() == "inner on id, from -5 minutes before to 1 hour after"
     refused: list[tuple[Callable[[], object], str]] = [
@@ -211,21 +327,45 @@ def test_what_cannot_be_joined_is_refused_with_what_to_do() -> None:
         (lambda: orders.join(other, on="id", within="1 hour"), "suffix="),
         (lambda: orders.join(endless.as_of("placed_at"), on="region"), 'history="30 days"'),
         (lambda: orders.join(table.as_of("id"), on="region"), "event time"),
-        (lambda: orders.join(table.select("region", "valid_from").as_of("placed_at", history="1 day"), on="region"), "needs every version(.|\n)*behind this step"),
-        (lambda: orders.to_table("region").history(kept="1 day"), "orders.to_table has only what each tick left"),
+        (
+            lambda: orders.join(
+                table.select("region", "valid_from").as_of("placed_at", history="1 day"),
+                on="region",
+            ),
+            "needs every version(.|\n)*behind this step",
+        ),
+        (
+            lambda: orders.to_table("region").history(kept="1 day"),
+            "orders.to_table has only what each tick left",
+        ),
         (lambda: table.join(orders, on="region"), "turn it round"),
         (lambda: orders.join(table, on="regoin"), "region"),
         (lambda: orders.join(table), "on="),
         (lambda: orders.join(table, on="region", how="full"), "left"),
         (lambda: orders.join(table, on="region", within="1 hour"), "leave out within="),
         (lambda: orders.join(table, on="region", late_versions="correct"), "as_of"),
-        (lambda: orders.join(timeless, on="id", within="1 hour", suffix="_2"), "timeless has no event time"),
-        (lambda: orders.join(other, on="id", before="1 hour", after="-2 hours", suffix="_2"), "no two are"),
+        (
+            lambda: orders.join(timeless, on="id", within="1 hour", suffix="_2"),
+            "timeless has no event time",
+        ),
+        (
+            lambda: orders.join(other, on="id", before="1 hour", after="-2 hours", suffix="_2"),
+            "no two are",
+        ),
         (lambda: orders.join(other, on="id", within="-1 hour", suffix="_2"), "is negative"),
-        (lambda: tall.join(wide, on="k"), r"Both sides of the step tall.join have a column 'name'(.|\n)*suffix="),
+        (
+            lambda: tall.join(wide, on="k"),
+            r"Both sides of the step tall.join have a column 'name'(.|\n)*suffix=",
+        ),
         (lambda: tall.join(wide, on="k", suffix=""), "two columns 'name'(.|\n)*another suffix="),
-        (lambda: tall.distinct("k").join(wide.distinct("k"), on="k", how="full"), 'there can be nulls(.|\n)*how="left"'),
-        (lambda: outer.join(outer.select("a", "b", "k AS k2"), on=["a", "b"], how="full"), "The step tall.select.join.join joins tables in whose keys there can be nulls"),
+        (
+            lambda: tall.distinct("k").join(wide.distinct("k"), on="k", how="full"),
+            'there can be nulls(.|\n)*how="left"',
+        ),
+        (
+            lambda: outer.join(outer.select("a", "b", "k AS k2"), on=["a", "b"], how="full"),
+            "The step tall.select.join.join joins tables in whose keys there can be nulls",
+        ),
         (lambda: tall.top(3, by=""), 'by="revenue"'),
         (lambda: tall.distinct("nme"), "did you mean 'Name'"),
     ]
@@ -234,7 +374,9 @@ def test_what_cannot_be_joined_is_refused_with_what_to_do() -> None:
             declare()
 
 
-def test_rows_that_change_their_join_key_and_the_first_of_each_group(tmp_path: Path, spark: SparkSession) -> None:
+def test_rows_that_change_their_join_key_and_the_first_of_each_group(
+    tmp_path: Path, spark: SparkSession
+) -> None:
     """An update that moves a row to another customer comes from two shards, and is one change."""
 
     def pipeline() -> hr.Pipeline:
@@ -244,16 +386,30 @@ def test_rows_that_change_their_join_key_and_the_first_of_each_group(tmp_path: P
         told = orders.join(customers, on="customer", how="left")
         shop.write("told", told)
         shop.view("best", told.top(2, by="amount", per="city"))
-        shop.view("cities", told.select("id", "city").select("id", "city").group_by("city").aggregate(n=hr.agg.count()))
+        shop.view(
+            "cities",
+            told.select("id", "city")
+            .select("id", "city")
+            .group_by("city")
+            .aggregate(n=hr.agg.count()),
+        )
         shop.view("leaders", told.top(1, by=["amount DESC", "id ASC"]))
         return shop
 
     rng = random.Random(2)
-    ticks = [[{"id": rng.randrange(12), "customer": rng.randrange(5), "amount": rng.randrange(50)} for _ in range(6)] for _ in range(6)]
+    ticks = [
+        [
+            {"id": rng.randrange(12), "customer": rng.randrange(5), "amount": rng.randrange(50)}
+            for _ in range(6)
+        ]
+        for _ in range(6)
+    ]
     cities = {0: "a", 1: "b", 2: "a", 3: "b"}
 
     def feed(test: PipelineTest) -> None:
-        test.feed("customers", [{"customer": number, "city": city} for number, city in cities.items()])
+        test.feed(
+            "customers", [{"customer": number, "city": city} for number, city in cities.items()]
+        )
         for rows in ticks:
             test.feed("orders", rows)
             test.cut()
@@ -263,12 +419,14 @@ def test_rows_that_change_their_join_key_and_the_first_of_each_group(tmp_path: P
     with PipelineTest(pipeline(), tmp_path / "views", spark, shards=3) as test:
         feed(test)
         test.settle(2)
-        assert {key: (row["customer"], row["city"]) for key, row in test.folded("told", "id").items()} == {
-            key: (row["customer"], cities.get(row["customer"])) for key, row in newest.items()
-        }
+        assert {
+            key: (row["customer"], row["city"]) for key, row in test.folded("told", "id").items()
+        } == {key: (row["customer"], cities.get(row["customer"])) for key, row in newest.items()}
         best: dict[Any, list[tuple[int, int]]] = {}
         for row in newest.values():
             best.setdefault(cities.get(row["customer"]), []).append((-row["amount"], row["id"]))
         expected = sorted(number for ranked in best.values() for _, number in sorted(ranked)[:2])
         assert sorted(row["id"] for row in test.view("best")) == expected
-        assert [row["id"] for row in test.view("leaders")] == [min((-row["amount"], row["id"]) for row in newest.values())[1]]
+        assert [row["id"] for row in test.view("leaders")] == [
+            min((-row["amount"], row["id"]) for row in newest.values())[1]
+        ]

@@ -1,4 +1,6 @@
-"""Whatever becomes of the local stores: they are filled again from files, and hold key by key what they held before."""
+"""Whatever becomes of the local stores: they are filled again from files, and hold key by key what
+they held before.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,39 @@ Contents = dict[str, dict[bytes, bytes]]
 def feed_some(test: PipelineTest, seed: int, *, ticks: int = 2) -> None:
     rng = random.Random(seed)
     for _ in range(ticks):
-        test.feed("orders", [{"k": rng.randrange(40), "v": rng.randrange(9), "note": rng.choice("abc")} for _ in range(60)])
-        test.feed("people", [{"id": rng.randrange(30), "city": rng.choice(["Oslo", "Rome"]), "age": rng.randrange(90)} for _ in range(20)])
+        test.feed(
+            "orders",
+            [
+                {"k": rng.randrange(40), "v": rng.randrange(9), "note": rng.choice("abc")}
+                for _ in range(60)
+            ],
+        )
+        test.feed(
+            "people",
+            [
+                {
+                    "id": rng.randrange(30),
+                    "city": rng.choice(["Oslo", "Rome"]),
+                    "age": rng.randrange(90),
+                }
+                for _ in range(20)
+            ],
+        )
         test.cut(forced=True)
 
 
 def contents(test: PipelineTest) -> Contents:
-    """Every local store's keys and values, without what it says of itself; from copies, since a process may have a store open only once."""
+    """Every local store's keys and values, without what it says of itself; from copies, since a
+    process may have a store open only once.
+    """
     found = {}
     for data in sorted((test.root / "state" / "local").rglob("data.mdb")):
         with TemporaryDirectory() as copy:
             shutil.copy(data, copy)
             with lmdb.open(copy, readonly=True, lock=False) as store, store.begin() as txn:
-                found[str(data.parent.relative_to(test.root))] = {key: value for key, value in txn.cursor() if not key.startswith(b"\x00")}
+                found[str(data.parent.relative_to(test.root))] = {
+                    key: value for key, value in txn.cursor() if not key.startswith(b"\x00")
+                }
     return found
 
 
@@ -75,9 +97,14 @@ def swapped(local: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    "deleted": each(shutil.rmtree), "no data": each(lambda store: (store / "data.mdb").unlink()), "cut short": each(cut_short),
-    "cut short, nothing said": each(without_about), "garbage": each(garbage), "foreign": swapped, "the whole directory": shutil.rmtree,
-}  # fmt: skip
+    "deleted": each(shutil.rmtree),
+    "no data": each(lambda store: (store / "data.mdb").unlink()),
+    "cut short": each(cut_short),
+    "cut short, nothing said": each(without_about),
+    "garbage": each(garbage),
+    "foreign": swapped,
+    "the whole directory": shutil.rmtree,
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -100,7 +127,9 @@ def test_a_lost_store_is_filled_again_key_by_key(tmp_path: Path, damage: str) ->
         check(test)
 
 
-def test_a_store_that_is_lost_in_the_middle_of_a_batch_is_filled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_lost_in_the_middle_of_a_batch_is_filled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One shard has done its part of a batch when all stores go, and then the batch fails."""
     spark: Any = PlainSpark()
     with PipelineTest(everything(), tmp_path, spark) as test:
@@ -136,7 +165,11 @@ def test_other_shards_hold_the_same_state(tmp_path: Path) -> None:
 
 def merged(found: Contents, shards: int) -> dict[tuple[str, bytes], bytes]:
     """By stage and key, of the stores of so many shards."""
-    parts = [(Path(name).parent.name, content) for name, content in found.items() if name.endswith(f"-of-{shards}")]
+    parts = [
+        (Path(name).parent.name, content)
+        for name, content in found.items()
+        if name.endswith(f"-of-{shards}")
+    ]
     keys = [(stage, key) for stage, content in parts for key in content]
     assert len(keys) == len(set(keys)), "a key is in two shards"
     return {(stage, key): value for stage, content in parts for key, value in content.items()}

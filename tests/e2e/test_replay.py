@@ -1,4 +1,6 @@
-"""Replaying on Spark: the same ticks give the same rows, byte for byte, beside the old ones; a changed pipeline gives its own."""
+"""Replaying on Spark: the same ticks give the same rows, byte for byte, beside the old ones; a
+changed pipeline gives its own.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,28 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 def shop(aggregate: str = "sum") -> hr.Pipeline:
-    """A stream, a table, row-local steps that divert, a stage for each of several keys, a window that waits for its producers, a view and topics."""
+    """A stream, a table, row-local steps that divert, a stage for each of several keys, a window
+    that waits for its producers, a view and topics.
+    """
     pipeline = hr.Pipeline("shop")
-    orders = pipeline.topic("orders", schema="k BIGINT, v BIGINT, d BIGINT, at TIMESTAMP", key="k", partitions=2, event_time=TIMES)
+    orders = pipeline.topic(
+        "orders",
+        schema="k BIGINT, v BIGINT, d BIGINT, at TIMESTAMP",
+        key="k",
+        partitions=2,
+        event_time=TIMES,
+    )
     people = pipeline.table("people", schema="k BIGINT, city STRING", key="k")
     parts = orders.with_columns(part="v / d", errors="divert", name="part")
     by_key = parts.group_by("k").aggregate(n=hr.agg.count(), s=getattr(hr.agg, aggregate)("part"))
     pipeline.write("totals", by_key, partitions=2)
     pipeline.view("by_key", by_key)
-    pipeline.write("minutes", orders.window(hr.tumbling("1 minute"), late=hr.divert("late")).group_by("k").aggregate(n=hr.agg.count()))
+    pipeline.write(
+        "minutes",
+        orders.window(hr.tumbling("1 minute"), late=hr.divert("late"))
+        .group_by("k")
+        .aggregate(n=hr.agg.count()),
+    )
     pipeline.write("cities", people.group_by("city").aggregate(n=hr.agg.count()))
     return pipeline
 
@@ -41,11 +56,22 @@ def shop(aggregate: str = "sum") -> hr.Pipeline:
 def feed(test: PipelineTest, ticks: int, seed: int = 1) -> None:
     rng = random.Random(seed)
     for tick in range(ticks):
-        times = [NOON + timedelta(seconds=40 * tick + rng.randrange(-90, 30)) for _ in range(rng.randrange(5, 20))]
+        times = [
+            NOON + timedelta(seconds=40 * tick + rng.randrange(-90, 30))
+            for _ in range(rng.randrange(5, 20))
+        ]
         times += [NOON - timedelta(hours=1)] * (tick == 5)  # too late by then
-        test.feed("orders", [{"k": rng.randrange(6), "v": rng.randrange(50), "d": rng.randrange(4), "at": at} for at in times])
+        test.feed(
+            "orders",
+            [
+                {"k": rng.randrange(6), "v": rng.randrange(50), "d": rng.randrange(4), "at": at}
+                for at in times
+            ],
+        )
         if rng.random() < 0.7:
-            test.feed("people", [{"k": rng.randrange(5), "city": rng.choice(["Oslo", "Rome", "Bonn"])}])
+            test.feed(
+                "people", [{"k": rng.randrange(5), "city": rng.choice(["Oslo", "Rome", "Bonn"])}]
+            )
         test.cut(forced=True)
 
 
@@ -65,7 +91,9 @@ def dead(test: PipelineTest, step: str) -> list[tuple[Any, ...]]:
     return sorted((row["row"], row["tick"], row["reason"], row["source_offset"]) for row in rows)
 
 
-def test_an_unchanged_pipeline_gives_the_same_rows_at_every_tick(tmp_path: Path, spark: SparkSession) -> None:
+def test_an_unchanged_pipeline_gives_the_same_rows_at_every_tick(
+    tmp_path: Path, spark: SparkSession
+) -> None:
     with PipelineTest(shop(), tmp_path, spark) as test:
         feed(test, 7)
         run(test, 3)
@@ -77,8 +105,15 @@ def test_an_unchanged_pipeline_gives_the_same_rows_at_every_tick(tmp_path: Path,
             assert again.rows("cities.v2") == test.rows("cities")
             assert again.rows("minutes.v2") == test.rows("minutes") != []
             assert sorted(again.rows("late.v2")) == sorted(test.rows("late")) != []
-            assert [tick for tick, _ in changes(again, "by_key.v2")] == [tick for tick, _ in changes(test, "by_key")]
-            assert all(ours.equals(theirs) for (_, ours), (_, theirs) in zip(changes(again, "by_key.v2"), changes(test, "by_key"), strict=True))
+            assert [tick for tick, _ in changes(again, "by_key.v2")] == [
+                tick for tick, _ in changes(test, "by_key")
+            ]
+            assert all(
+                ours.equals(theirs)
+                for (_, ours), (_, theirs) in zip(
+                    changes(again, "by_key.v2"), changes(test, "by_key"), strict=True
+                )
+            )
             assert again.view("by_key.v2") == test.view("by_key") != []
             assert dead(again, "part.v2") == dead(test, "part") != []
             assert again.runner.tick == test.runner.tick == 7
@@ -92,7 +127,9 @@ def test_an_unchanged_pipeline_gives_the_same_rows_at_every_tick(tmp_path: Path,
             assert (again.runner.tick, test.runner.tick) == (9, 8)
 
 
-def test_a_changed_pipeline_is_built_beside_the_old_one(tmp_path: Path, spark: SparkSession) -> None:
+def test_a_changed_pipeline_is_built_beside_the_old_one(
+    tmp_path: Path, spark: SparkSession
+) -> None:
     with PipelineTest(shop(), tmp_path, spark) as test:
         feed(test, 4)
         run(test)
@@ -105,9 +142,15 @@ def test_a_changed_pipeline_is_built_beside_the_old_one(tmp_path: Path, spark: S
         assert best != {row["k"]: row["s"] for row in test.view("by_key")}
 
 
-def test_a_replay_from_a_later_tick_begins_with_nothing(tmp_path: Path, spark: SparkSession) -> None:
+def test_a_replay_from_a_later_tick_begins_with_nothing(
+    tmp_path: Path, spark: SparkSession
+) -> None:
     pipeline = hr.Pipeline("count")
-    table = pipeline.topic("orders", schema="k BIGINT", key="k").group_by("k").aggregate(n=hr.agg.count())
+    table = (
+        pipeline.topic("orders", schema="k BIGINT", key="k")
+        .group_by("k")
+        .aggregate(n=hr.agg.count())
+    )
     pipeline.view("by_key", table)
     pipeline.write("counts", table)
     with PipelineTest(pipeline, tmp_path, spark) as test:

@@ -1,4 +1,6 @@
-"""Search through the engine: what every query against every document gives, whatever the batches, shards, restarts, deaths and replays; without Spark and on it."""
+"""Search through the engine: what every query against every document gives, whatever the batches,
+shards, restarts, deaths and replays; without Spark and on it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     return found
 
 
-def test_batches_shards_and_restarts_do_not_matter(tmp_path: Path, calm: dict[str, list[Any]]) -> None:
+def test_batches_shards_and_restarts_do_not_matter(
+    tmp_path: Path, calm: dict[str, list[Any]]
+) -> None:
     with PipelineTest(searched("press"), tmp_path, shards=1) as test:
         for number, given in enumerate(TICKS):
             feed_tick(test, number, given)
@@ -42,8 +46,19 @@ def test_batches_shards_and_restarts_do_not_matter(tmp_path: Path, calm: dict[st
         assert outputs(test) == calm
 
 
-@pytest.mark.parametrize("point", ["before the pack", "in the kernel", "files were written", "before the commit", "after the commit"])
-def test_a_death_loses_and_doubles_nothing(tmp_path: Path, calm: dict[str, list[Any]], point: str) -> None:
+@pytest.mark.parametrize(
+    "point",
+    [
+        "before the pack",
+        "in the kernel",
+        "files were written",
+        "before the commit",
+        "after the commit",
+    ],
+)
+def test_a_death_loses_and_doubles_nothing(
+    tmp_path: Path, calm: dict[str, list[Any]], point: str
+) -> None:
     with PipelineTest(searched("press"), tmp_path) as test:
         for number, given in enumerate(TICKS):
             feed_tick(test, number, given)
@@ -63,12 +78,18 @@ def test_a_replay_gives_the_same(tmp_path: Path, calm: dict[str, list[Any]]) -> 
         forget_indexes()
         with test.replay("again", shards=3) as again:
             again.settle()
-            assert {name: test.rows(f"{name}.again") for name in OUTPUTS} == {name: calm[name] for name in OUTPUTS}
+            assert {name: test.rows(f"{name}.again") for name in OUTPUTS} == {
+                name: calm[name] for name in OUTPUTS
+            }
 
 
 @pytest.mark.spark
-def test_on_spark_matches_are_the_same(tmp_path: Path, spark: SparkSession, calm: dict[str, list[Any]]) -> None:
-    """In several batches, with a restart on a machine that has none of the state and with other shards."""
+def test_on_spark_matches_are_the_same(
+    tmp_path: Path, spark: SparkSession, calm: dict[str, list[Any]]
+) -> None:
+    """In several batches, with a restart on a machine that has none of the state and with other
+    shards.
+    """
     with PipelineTest(searched("press"), tmp_path, spark) as test:
         for number, given in enumerate(TICKS):
             feed_tick(test, number, given)
@@ -89,6 +110,14 @@ def test_documents_that_spark_computes(tmp_path: Path, spark: SparkSession) -> N
     pipeline.write("alerts", made.search(queries, query="query", text="title"))
     with PipelineTest(pipeline, tmp_path, spark) as test:
         test.feed("queries", [{"number": 1, "query": "stoorm"}, {"number": 2, "query": "storm"}])
-        test.feed("articles", [{**dict.fromkeys(("body", "language", "price")), "id": at, "title": title} for at, title in enumerate(["A storm", "calm"], 1)])
+        test.feed(
+            "articles",
+            [
+                {**dict.fromkeys(("body", "language", "price")), "id": at, "title": title}
+                for at, title in enumerate(["A storm", "calm"], 1)
+            ],
+        )
         test.settle()
-        assert [(row["id"], row["number"], row["title"]) for row in test.log.read("alerts").to_pylist()] == [(1, 1, "A stoorm")]
+        assert [
+            (row["id"], row["number"], row["title"]) for row in test.log.read("alerts").to_pylist()
+        ] == [(1, 1, "A stoorm")]

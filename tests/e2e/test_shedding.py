@@ -1,4 +1,6 @@
-"""Rows left out when too many wait: by priority or by chance, decided in the tick; every row is counted, in or out; a replay, other batches and another runner leave out the same."""
+"""Rows left out when too many wait: by priority or by chance, decided in the tick; every row is
+counted, in or out; a replay, other batches and another runner leave out the same.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def test_rows_are_left_out_only_when_too_many_wait_and_are_counted(tmp_path: Pat
         assert found[:400] == list(range(400)), "as many as may wait are all there"
         assert 100 < len(found) - 400 < 250, "about a quarter of the rest"
         assert len(found) + left_out(test) == 1_100, "every row is one or the other"
-        assert sum(row["n"] for row in test.view("counted")) == len(found), "everyone who reads them leaves out the same"
+        assert sum(row["n"] for row in test.view("counted")) == len(found), (
+            "everyone who reads them leaves out the same"
+        )
         test.feed("clicks", rows(2_000, 2_100))
         test.settle()
         assert taken(test)[-100:] == list(range(2_000, 2_100)), "nothing waits any more"
@@ -99,12 +103,21 @@ def test_views_say_what_they_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             producer.append(rows(0, 1_000))
         shop.run(log=log.address, state=tmp_path / "state", until_caught_up=True)
         with start(tmp_path / "state", log, port=0) as server:
-            told = json.loads(urllib.request.urlopen(f"{server.address}/views", timeout=30).read())["views"]
-    assert [(view["name"], view.get("left_out")) for view in told] == [("counted", {"clicks": 1_000}), ("visitors", None)]
+            told = json.loads(urllib.request.urlopen(f"{server.address}/views", timeout=30).read())[
+                "views"
+            ]
+    assert [(view["name"], view.get("left_out")) for view in told] == [
+        ("counted", {"clicks": 1_000}),
+        ("visitors", None),
+    ]
 
 
 def test_what_is_asked_for_is_checked() -> None:
-    for bad, why in (({"behind": 0}, "behind"), ({"behind": 5, "keep": 1.0}, "keep"), ({"behind": 5, "priority": "level"}, "both")):
+    for bad, why in (
+        ({"behind": 0}, "behind"),
+        ({"behind": 5, "keep": 1.0}, "keep"),
+        ({"behind": 5, "priority": "level"}, "both"),
+    ):
         with pytest.raises(PlanError, match=why):
             hr.shed(**bad)
     with pytest.raises(UnknownColumn, match="level"):

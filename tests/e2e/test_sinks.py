@@ -1,4 +1,6 @@
-"""A pipeline with sinks: what it computes arrives in another system, and stays equal when it runs again. On Spark, and without a JVM."""
+"""A pipeline with sinks: what it computes arrives in another system, and stays equal when it runs
+again. On Spark, and without a JVM.
+"""
 
 import sqlite3
 import threading
@@ -32,7 +34,9 @@ def asked(path: Path, query: str) -> list[tuple[object, ...]]:
     return found
 
 
-def test_a_pipeline_keeps_a_database_equal_to_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipeline_keeps_a_database_equal_to_its_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.runtime.run._session", lambda _options: PlainSpark())
     keeps_a_database_equal(tmp_path)
 
@@ -48,24 +52,38 @@ def keeps_a_database_equal(tmp_path: Path) -> None:
     with hr.open_log(address) as log:
         log.create_topic("orders", "id BIGINT, region STRING, amount BIGINT")
         with log.producer("orders") as producer:
-            producer.append([{"id": number, "region": "eu" if number % 2 else "us", "amount": number} for number in range(8)])
+            producer.append(
+                [
+                    {"id": number, "region": "eu" if number % 2 else "us", "amount": number}
+                    for number in range(8)
+                ]
+            )
     shop = declared(path, address)
     shop.run(state=tmp_path / "state", until_caught_up=True, master="local[2]")
     assert asked(path, "SELECT region, revenue FROM revenue ORDER BY 1") == [("eu", 16), ("us", 12)]
     assert asked(path, "SELECT id FROM large ORDER BY 1") == [(6,), (7,)]
 
     stop = threading.Event()
-    thread = threading.Thread(target=shop.run, kwargs={"state": tmp_path / "state", "stop": stop, "master": "local[2]"})
+    thread = threading.Thread(
+        target=shop.run, kwargs={"state": tmp_path / "state", "stop": stop, "master": "local[2]"}
+    )
     thread.start()
     with hr.open_log(address) as log, log.producer("orders") as producer:
         producer.append([{"id": 9, "region": "eu", "amount": 100}])
     deadline = time.monotonic() + 60
-    while ("eu", 116) not in asked(path, "SELECT region, revenue FROM revenue") and time.monotonic() < deadline:
+    while ("eu", 116) not in asked(
+        path, "SELECT region, revenue FROM revenue"
+    ) and time.monotonic() < deadline:
         time.sleep(0.1)
     stop.set()
     thread.join(60)
-    assert asked(path, "SELECT region, revenue FROM revenue ORDER BY 1") == [("eu", 116), ("us", 12)]
+    assert asked(path, "SELECT region, revenue FROM revenue ORDER BY 1") == [
+        ("eu", 116),
+        ("us", 12),
+    ]
     assert shop.sinks["revenue.sqlite"].check("revenue.sqlite", log=address).is_equal
 
     with pytest.raises(TargetMismatch, match="no table 'revenue'"):
-        declared(tmp_path / "other.db", address, create=False).run(state=tmp_path / "state", master="local[2]")
+        declared(tmp_path / "other.db", address, create=False).run(
+            state=tmp_path / "state", master="local[2]"
+        )

@@ -1,4 +1,6 @@
-"""The kit that users test their pipelines with: time passes as they say, the runner dies where they say, and changes can be read tick by tick. With Spark and without."""
+"""The kit that users test their pipelines with: time passes as they say, the runner dies where they
+say, and changes can be read tick by tick. With Spark and without.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def orders_of(pipeline: hr.Pipeline) -> Stream:
-    return pipeline.topic("orders", schema="k BIGINT, at TIMESTAMP", event_time=hr.EventTime("at", idle="1 hour"))
+    return pipeline.topic(
+        "orders", schema="k BIGINT, at TIMESTAMP", event_time=hr.EventTime("at", idle="1 hour")
+    )
 
 
 def shop() -> hr.Pipeline:
@@ -81,12 +85,16 @@ def test_what_needs_spark_sql_says_so(tmp_path: Path) -> None:
     pipeline.view("grown", people.where("concat(CAST(age AS STRING), 'x') = '30x'"))
     with PipelineTest(pipeline, tmp_path) as test:
         test.feed("people", [{"id": 1, "age": 30}])
-        with pytest.raises(NotSupported, match=r"no Spark SQL in a test without Spark(.|\n)*hr\.spark"):
+        with pytest.raises(
+            NotSupported, match=r"no Spark SQL in a test without Spark(.|\n)*hr\.spark"
+        ):
             test.settle()
 
 
 @pytest.mark.spark
-def test_the_same_on_spark_but_for_points_in_its_workers(tmp_path: Path, spark: SparkSession) -> None:
+def test_the_same_on_spark_but_for_points_in_its_workers(
+    tmp_path: Path, spark: SparkSession
+) -> None:
     with PipelineTest(shop(), tmp_path, spark) as test:
         dies_and_goes_on(test, SOME_POINTS)
         with pytest.raises(ValueError, match="within a task"):
@@ -99,15 +107,25 @@ def test_the_same_on_spark_but_for_points_in_its_workers(tmp_path: Path, spark: 
 def test_a_kernel_is_driven_tick_by_tick() -> None:
     totals = orders_of(hr.Pipeline("shop")).group_by("k").aggregate(n=hr.agg.count())
     test = KernelTest(totals)
-    assert test.tick([{"k": 1, "at": NOON}, {"k": 1, "at": NOON}]) == [{"k": 1, "n": 2, "_change_type": "insert"}]
+    assert test.tick([{"k": 1, "at": NOON}, {"k": 1, "at": NOON}]) == [
+        {"k": 1, "n": 2, "_change_type": "insert"}
+    ]
     again = KernelTest(totals)
     again.state = test.state.copy()
-    told = [{"k": 1, "n": 2, "_change_type": "update_preimage"}, {"k": 1, "n": 3, "_change_type": "update_postimage"}]
+    told = [
+        {"k": 1, "n": 2, "_change_type": "update_preimage"},
+        {"k": 1, "n": 3, "_change_type": "update_postimage"},
+    ]
     assert again.tick([{"k": 1, "at": NOON}]) == test.tick([{"k": 1, "at": NOON}]) == told
 
 
 def test_a_kernel_that_goes_by_time_waits_for_the_tests_clock() -> None:
-    test = KernelTest(orders_of(hr.Pipeline("shop")).window(hr.tumbling("1 minute")).group_by("k").aggregate(n=hr.agg.count()))
+    test = KernelTest(
+        orders_of(hr.Pipeline("shop"))
+        .window(hr.tumbling("1 minute"))
+        .group_by("k")
+        .aggregate(n=hr.agg.count())
+    )
     assert test.tick([{"k": 1, "at": NOON}], complete=NOON) == []
     assert test.waits_until_us == int(NOON.replace(minute=1).timestamp()) * 1_000_000
     (closed,) = test.tick([], complete="2026-01-01T12:01:00Z")

@@ -1,4 +1,5 @@
-"""Windows, joins and clocks of devices under faults, restarts and rescaling: the rows, their ticks, the late ones and the counts are those of an undisturbed replay over the same ticks.
+"""Windows, joins and clocks of devices under faults, restarts and rescaling: the rows, their ticks,
+the late ones and the counts are those of an undisturbed replay over the same ticks.
 
 As in `test_engine_properties.py` the jobs run in this process, so that there can be many.
 """
@@ -37,42 +38,85 @@ def timed() -> hr.Pipeline:
     pipeline = hr.Pipeline("timed")
     times = hr.EventTime("at", delay="5 seconds", producer="device", idle="1 hour")
     orders = pipeline.topic(
-        "orders", schema="id BIGINT, who BIGINT, amount BIGINT, device STRING, at TIMESTAMP", key="id", event_time=times, partitions=2
+        "orders",
+        schema="id BIGINT, who BIGINT, amount BIGINT, device STRING, at TIMESTAMP",
+        key="id",
+        event_time=times,
+        partitions=2,
     )
-    payments = pipeline.topic("payments", schema="id BIGINT, at TIMESTAMP", key="id", event_time=hr.EventTime("at", idle="1 hour"))
+    payments = pipeline.topic(
+        "payments",
+        schema="id BIGINT, at TIMESTAMP",
+        key="id",
+        event_time=hr.EventTime("at", idle="1 hour"),
+    )
     people = pipeline.table("people", schema="who BIGINT, city STRING", key="who")
     minutes = (
-        orders.window(hr.tumbling("1 minute"), late=hr.correct("10 minutes")).group_by("who").aggregate(n=hr.agg.count(), s=hr.agg.sum("amount"))
+        orders.window(hr.tumbling("1 minute"), late=hr.correct("10 minutes"))
+        .group_by("who")
+        .aggregate(n=hr.agg.count(), s=hr.agg.sum("amount"))
     )
     pipeline.view("minutes", minutes)
     pipeline.write("minutes_told", minutes, partitions=2)
-    devices = orders.window(hr.tumbling("5 minutes"), late=hr.divert("late_orders")).group_by("device").aggregate(n=hr.agg.count())
+    devices = (
+        orders.window(hr.tumbling("5 minutes"), late=hr.divert("late_orders"))
+        .group_by("device")
+        .aggregate(n=hr.agg.count())
+    )
     pipeline.view("devices", devices)
     pipeline.write("with_city", orders.join(people, on="who", how="left"), partitions=2)
-    clocks = hr.device_time(event="happened", sent="sent", received="received", device="device", idle="1 hour")
+    clocks = hr.device_time(
+        event="happened", sent="sent", received="received", device="device", idle="1 hour"
+    )
     readings = pipeline.topic(
-        "readings", schema="device STRING, happened TIMESTAMP, sent TIMESTAMP, received TIMESTAMP", key="device", event_time=clocks, partitions=2
+        "readings",
+        schema="device STRING, happened TIMESTAMP, sent TIMESTAMP, received TIMESTAMP",
+        key="device",
+        event_time=clocks,
+        partitions=2,
     )
     pipeline.write("corrected", readings)
-    pipeline.view("readings_a_minute", readings.window(hr.tumbling("1 minute"), late=hr.correct("10 minutes")).group_by("device").aggregate(n=hr.agg.count()))
-    pipeline.write("paid", orders.join(payments, on="id", within="1 minute", how="left", suffix="_paid"))
+    pipeline.view(
+        "readings_a_minute",
+        readings.window(hr.tumbling("1 minute"), late=hr.correct("10 minutes"))
+        .group_by("device")
+        .aggregate(n=hr.agg.count()),
+    )
+    pipeline.write(
+        "paid", orders.join(payments, on="id", within="1 minute", how="left", suffix="_paid")
+    )
     return pipeline
 
 
 seconds = st.integers(-600, 900)
 orders = st.lists(
     st.fixed_dictionaries(
-        {"who": st.none() | st.integers(0, 3), "amount": st.integers(0, 9), "device": st.sampled_from("xy"), "second": st.none() | seconds}
+        {
+            "who": st.none() | st.integers(0, 3),
+            "amount": st.integers(0, 9),
+            "device": st.sampled_from("xy"),
+            "second": st.none() | seconds,
+        }
     ),
     max_size=6,
 )
 ticks = st.lists(
-    st.fixed_dictionaries({
-        "orders": orders, "payments": st.lists(seconds, max_size=3), "readings": st.lists(st.tuples(st.sampled_from("xy"), seconds, seconds), max_size=3),
-        "people": st.lists(st.fixed_dictionaries({"who": st.integers(0, 3), "city": st.sampled_from(["Oslo", "Rome"])}), max_size=2),
-    }),
-    min_size=1, max_size=6,
-)  # fmt: skip
+    st.fixed_dictionaries(
+        {
+            "orders": orders,
+            "payments": st.lists(seconds, max_size=3),
+            "readings": st.lists(st.tuples(st.sampled_from("xy"), seconds, seconds), max_size=3),
+            "people": st.lists(
+                st.fixed_dictionaries(
+                    {"who": st.integers(0, 3), "city": st.sampled_from(["Oslo", "Rome"])}
+                ),
+                max_size=2,
+            ),
+        }
+    ),
+    min_size=1,
+    max_size=6,
+)
 
 
 def feed(test: PipelineTest, number: int, rows: dict[str, Any]) -> None:
@@ -87,12 +131,24 @@ def feed(test: PipelineTest, number: int, rows: dict[str, Any]) -> None:
     for place, second in enumerate(rows["payments"]):
         test.feed("payments", [{"id": 10 * number + place, "at": at(second)}])
     for device, second, wrong in rows["readings"]:
-        test.feed("readings", [{"device": device, "happened": at(second + wrong), "sent": at(second + wrong), "received": at(second)}])
+        test.feed(
+            "readings",
+            [
+                {
+                    "device": device,
+                    "happened": at(second + wrong),
+                    "sent": at(second + wrong),
+                    "received": at(second),
+                }
+            ],
+        )
     if rows["people"]:
         test.feed("people", rows["people"])
 
 
-def live(root: Path, fed: list[dict[str, Any]], happening: list[Move], faults: Faults, repeats: float) -> None:
+def live(
+    root: Path, fed: list[dict[str, Any]], happening: list[Move], faults: Faults, repeats: float
+) -> None:
     spark: Any = PlainSpark(chance=Random(1), repeats=repeats)
     with PipelineTest(timed(), root, spark, shards=1) as test:
         for number, rows in enumerate(fed):
@@ -123,7 +179,10 @@ def check_against_a_replay(test: PipelineTest) -> None:
 
 
 def compare(test: PipelineTest, plan: PipelinePlan, state: Path) -> None:
-    with ViewReader(test.root / "state" / "views.db") as mine, ViewReader(state / "views.db") as theirs:
+    with (
+        ViewReader(test.root / "state" / "views.db") as mine,
+        ViewReader(state / "views.db") as theirs,
+    ):
         for output in plan.outputs:
             name = output.name.removesuffix(f".{VERSION}")
             if isinstance(output, ViewOutput):
@@ -145,30 +204,48 @@ def told(reader: ViewReader, view: str) -> list[tuple[int, list[Row]]]:
 
 def _letters(test: PipelineTest, topic: str) -> list[str]:
     names = ["reason", "source_partition", "source_offset", "tick", "row"]
-    return sorted(map(repr, ([row[name] for name in names] for row in test.log.read(topic).to_pylist())))
+    return sorted(
+        map(repr, ([row[name] for name in names] for row in test.log.read(topic).to_pylist()))
+    )
 
 
 def _plain(counts: Any) -> dict[str, int]:
-    return {name.replace(f".{VERSION}.", ".").removesuffix(f".{VERSION}"): count for name, count in counts.items() if count}
+    return {
+        name.replace(f".{VERSION}.", ".").removesuffix(f".{VERSION}"): count
+        for name, count in counts.items()
+        if count
+    }
 
 
-def lived(fed: list[dict[str, Any]], happening: list[Move], strikes: frozenset[int], repeats: float, faults: list[Faults]) -> None:
+def lived(
+    fed: list[dict[str, Any]],
+    happening: list[Move],
+    strikes: frozenset[int],
+    repeats: float,
+    faults: list[Faults],
+) -> None:
     faults[0] = Faults(frozenset(strikes))
     with TemporaryDirectory() as root:
         live(Path(root), fed, happening, faults[0], repeats)
 
 
 LIFE = {
-    "fed": ticks, "happening": st.lists(moves, max_size=6), "strikes": st.frozensets(st.integers(1, 300), max_size=5),
+    "fed": ticks,
+    "happening": st.lists(moves, max_size=6),
+    "strikes": st.frozensets(st.integers(1, 300), max_size=5),
     "repeats": st.sampled_from([0.0, 0.3]),
-}  # fmt: skip
+}
 QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 @given(**LIFE)
 @settings(max_examples=8, suppress_health_check=QUIET)
 def test_time_too_goes_the_same_way(
-    fed: list[dict[str, Any]], happening: list[Move], strikes: frozenset[int], repeats: float, faults: list[Faults]
+    fed: list[dict[str, Any]],
+    happening: list[Move],
+    strikes: frozenset[int],
+    repeats: float,
+    faults: list[Faults],
 ) -> None:
     lived(fed, happening, strikes, repeats, faults)
 
@@ -176,5 +253,11 @@ def test_time_too_goes_the_same_way(
 @pytest.mark.slow
 @given(**LIFE)
 @settings(max_examples=300, suppress_health_check=QUIET)
-def test_three_hundred_times(fed: list[dict[str, Any]], happening: list[Move], strikes: frozenset[int], repeats: float, faults: list[Faults]) -> None:
+def test_three_hundred_times(
+    fed: list[dict[str, Any]],
+    happening: list[Move],
+    strikes: frozenset[int],
+    repeats: float,
+    faults: list[Faults],
+) -> None:
     lived(fed, happening, strikes, repeats, faults)

@@ -1,4 +1,6 @@
-"""The transfers test: money moves between accounts, and whoever looks, whenever, finds as much of it as there was: in one view, and between views."""
+"""The transfers test: money moves between accounts, and whoever looks, whenever, finds as much of
+it as there was: in one view, and between views.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,26 @@ MONEY = ACCOUNTS * EACH
 
 
 def bank() -> hr.Pipeline:
-    """The total over the balances is computed from them, a stage behind; what went in and out is counted on its own."""
+    """The total over the balances is computed from them, a stage behind; what went in and out is
+    counted on its own.
+    """
     pipeline = hr.Pipeline("bank")
-    moves = pipeline.topic("moves", schema="bank STRING, account BIGINT, amount BIGINT", key="account", partitions=3)
-    balances = moves.group_by("bank", "account").aggregate(balance=hr.agg.sum("amount"), moves=hr.agg.count())
+    moves = pipeline.topic(
+        "moves", schema="bank STRING, account BIGINT, amount BIGINT", key="account", partitions=3
+    )
+    balances = moves.group_by("bank", "account").aggregate(
+        balance=hr.agg.sum("amount"), moves=hr.agg.count()
+    )
     pipeline.view("balances", balances)
-    pipeline.view("totals", balances.group_by("bank").aggregate(total=hr.agg.sum("balance"), accounts=hr.agg.count(), moves=hr.agg.sum("moves")))
-    pipeline.view("turnover", moves.group_by("bank").aggregate(net=hr.agg.sum("amount"), moves=hr.agg.count()))
+    pipeline.view(
+        "totals",
+        balances.group_by("bank").aggregate(
+            total=hr.agg.sum("balance"), accounts=hr.agg.count(), moves=hr.agg.sum("moves")
+        ),
+    )
+    pipeline.view(
+        "turnover", moves.group_by("bank").aggregate(net=hr.agg.sum("amount"), moves=hr.agg.count())
+    )
     return pipeline
 
 
@@ -63,7 +78,10 @@ def running(test: PipelineTest) -> Iterator[None]:
         except BaseException as error:
             errors.append(error)
 
-    threads = [Thread(target=guarded, args=(work,)) for work in (lambda: test.runner.run(stop=stop), lambda: transfers(test, stop))]
+    threads = [
+        Thread(target=guarded, args=(work,))
+        for work in (lambda: test.runner.run(stop=stop), lambda: transfers(test, stop))
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -101,14 +119,21 @@ def check_every_tick(views: Path) -> None:
     """Also those that nobody looked at: the changes of each tick leave the total as it is."""
     with ViewReader(views) as reader:
         by_tick = list(reader.changes_since("balances", 0))
-        totals = {row["total"] for _, rows in reader.changes_since("totals", 0) for row in rows.to_pylist()}
+        totals = {
+            row["total"]
+            for _, rows in reader.changes_since("totals", 0)
+            for row in rows.to_pylist()
+        }
     assert totals == {MONEY}
     balance = 0
     for _, rows in by_tick:
         sign = {"insert": 1, "update_postimage": 1, "update_preimage": -1, "delete": -1}
         balance += sum(sign[row["_change_type"]] * row["balance"] for row in rows.to_pylist())
         assert balance == MONEY
-    assert len(folded([(tick, row) for tick, rows in by_tick for row in rows.to_pylist()], "account")) == ACCOUNTS
+    assert (
+        len(folded([(tick, row) for tick, rows in by_tick for row in rows.to_pylist()], "account"))
+        == ACCOUNTS
+    )
 
 
 def check_transfers(root: Path, spark: Any, *, ticks: int) -> None:

@@ -1,4 +1,6 @@
-"""Two runners of one pipeline at once, and tasks that come too late: the newer runner goes on, the older one is told, and outputs are as if there had been one."""
+"""Two runners of one pipeline at once, and tasks that come too late: the newer runner goes on, the
+older one is told, and outputs are as if there had been one.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def begun(root: Path) -> PipelineTest:
 
 
 def once(act: Callable[[], object]) -> Callable[[str], None]:
-    """For `put_in_place`: does it at the first point that is passed, and leaves those be that are passed meanwhile."""
+    """For `put_in_place`: does it at the first point that is passed, and leaves those be that are
+    passed meanwhile.
+    """
     done: list[str] = []
 
     def strike(point: str) -> None:
@@ -51,9 +55,15 @@ def once(act: Callable[[], object]) -> Callable[[str], None]:
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-@pytest.mark.parametrize("point", [point for point in (IN_TASKS[0], *ON_THE_DRIVER) if point not in IN_A_LOCK])
-def test_a_newer_runner_takes_over_in_the_middle_of_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, goes_on: bool) -> None:
-    """It may even have done the same batch, and the next, when the older one comes to its commit."""
+@pytest.mark.parametrize(
+    "point", [point for point in (IN_TASKS[0], *ON_THE_DRIVER) if point not in IN_A_LOCK]
+)
+def test_a_newer_runner_takes_over_in_the_middle_of_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, goes_on: bool
+) -> None:
+    """It may even have done the same batch, and the next, when the older one comes to its
+    commit.
+    """
     with begun(tmp_path) as test:
         older = test.runner
 
@@ -67,7 +77,9 @@ def test_a_newer_runner_takes_over_in_the_middle_of_a_batch(tmp_path: Path, monk
             if point in TOO_LATE:
                 assert older.step(1)
             else:
-                with pytest.raises(RunnerFenced, match="Another runner of the pipeline 'all' has taken over") as raised:
+                with pytest.raises(
+                    RunnerFenced, match="Another runner of the pipeline 'all' has taken over"
+                ) as raised:
                     older.step(1)
                 assert "the newer one goes on where it stopped" in str(raised.value)
         assert test.runner is not older
@@ -78,7 +90,9 @@ def test_a_newer_runner_takes_over_in_the_middle_of_a_batch(tmp_path: Path, monk
         older.close()
 
 
-def test_a_run_that_was_fenced_ends_at_once_and_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_fenced_ends_at_once_and_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with begun(tmp_path) as test:
         older = test.runner
 
@@ -92,7 +106,9 @@ def test_a_run_that_was_fenced_ends_at_once_and_is_not_tried_again(tmp_path: Pat
         older.close()
 
 
-def test_a_tick_that_the_older_runner_recorded_last_is_not_recorded_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tick_that_the_older_runner_recorded_last_is_not_recorded_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The older one cuts a tick while the newer one is starting, just before it takes over."""
     with begun(tmp_path) as test:
         older, real = test.runner, Ledger.take_over
@@ -114,10 +130,14 @@ def test_a_tick_that_the_older_runner_recorded_last_is_not_recorded_twice(tmp_pa
         older.close()
 
 
-def test_an_older_runner_that_has_not_heard_of_it_leaves_the_newer_ones_clocks_alone(tmp_path: Path) -> None:
+def test_an_older_runner_that_has_not_heard_of_it_leaves_the_newer_ones_clocks_alone(
+    tmp_path: Path,
+) -> None:
     spark: Any = PlainSpark()
     pipeline = hr.Pipeline("timed")
-    readings = pipeline.topic("readings", schema="device STRING, at TIMESTAMP", event_time=hr.EventTime("at"))
+    readings = pipeline.topic(
+        "readings", schema="device STRING, at TIMESTAMP", event_time=hr.EventTime("at")
+    )
     pipeline.view("devices", readings.group_by("device").aggregate(n=hr.agg.count()))
     with PipelineTest(pipeline, tmp_path, spark) as test:
         test.feed("readings", [{"device": "a", "at": datetime(2026, 1, 1, tzinfo=UTC)}])
@@ -134,7 +154,9 @@ def test_an_older_runner_that_has_not_heard_of_it_leaves_the_newer_ones_clocks_a
         assert test.view("devices") == [{"device": "a", "n": 3}]
 
 
-def test_two_that_start_at_the_same_moment_take_over_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_that_start_at_the_same_moment_take_over_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with begun(tmp_path) as test:
         real = Ledger._opened
         other = Ledger(test.log, "all")
@@ -159,8 +181,12 @@ def test_two_that_start_at_the_same_moment_take_over_one_after_the_other(tmp_pat
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_every_task_of_a_batch_again_when_later_ones_are_committed(tmp_path: Path, lost: bool) -> None:
-    """An executor that was cut off comes back: outputs do not change, and the local stores recover."""
+def test_every_task_of_a_batch_again_when_later_ones_are_committed(
+    tmp_path: Path, lost: bool
+) -> None:
+    """An executor that was cut off comes back: outputs do not change, and the local stores
+    recover.
+    """
     spark: Any = PlainSpark(repeats=1e-9)  # nothing is repeated, all is remembered
     with PipelineTest(everything(), tmp_path, spark) as test:
         feed_some(test, 1, ticks=3)
@@ -180,7 +206,9 @@ def test_every_task_of_a_batch_again_when_later_ones_are_committed(tmp_path: Pat
 
 
 @pytest.mark.spark
-def test_a_whole_job_again_on_spark_when_the_next_one_is_committed(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_job_again_on_spark_when_the_next_one_is_committed(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs: list[Any] = []
     real = JobBuilder.job
 

@@ -1,4 +1,6 @@
-"""Tables united: whatever comes and goes in each of them, a key has one row, that of the first table that has it."""
+"""Tables united: whatever comes and goes in each of them, a key has one row, that of the first
+table that has it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ TICKS, CHANGES, KEYS = 30, 8, 6
 
 def united() -> hr.Pipeline:
     pipeline = hr.Pipeline("shops")
-    tables = [pipeline.table(shop, schema="id BIGINT, `the price` BIGINT", key="id") for shop in SHOPS]
+    tables = [
+        pipeline.table(shop, schema="id BIGINT, `the price` BIGINT", key="id") for shop in SHOPS
+    ]
     pipeline.write("prices", tables[0].union(*tables[1:]))
     pipeline.view("by_id", tables[0].union(tables[1], tables[2]).with_columns(price="`the price`"))
     return pipeline
@@ -28,7 +32,13 @@ def changes(rng: random.Random, held: dict[str, dict[int, int]]) -> dict[str, li
     for _ in range(rng.randrange(CHANGES)):
         shop, key, price = rng.choice(SHOPS), rng.randrange(KEYS), rng.randrange(100)
         goes = rng.random() < 0.4
-        made[shop].append({"id": key, "the price": None if goes else price, "_change_type": "delete" if goes else "insert"})
+        made[shop].append(
+            {
+                "id": key,
+                "the price": None if goes else price,
+                "_change_type": "delete" if goes else "insert",
+            }
+        )
         if goes:
             held[shop].pop(key, None)
         else:
@@ -46,7 +56,9 @@ def test_of_a_key_in_several_tables_the_first_has_the_say(tmp_path: Path, no_syn
                     test.feed(shop, [row])
             test.settle()
             first = {key: held[shop][key] for shop in reversed(SHOPS) for key in held[shop]}
-            assert {key: row["the price"] for key, row in test.folded("prices", "id").items()} == first
+            assert {
+                key: row["the price"] for key, row in test.folded("prices", "id").items()
+            } == first
             assert {row["id"]: row["price"] for row in test.view("by_id")} == first
 
 

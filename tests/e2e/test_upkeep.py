@@ -1,4 +1,6 @@
-"""What a run does beside its batches: unneeded state is swept, another number of shards is taken on, and the rows stay what they are."""
+"""What a run does beside its batches: unneeded state is swept, another number of shards is taken
+on, and the rows stay what they are.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def fail(*_: object) -> None:
     raise OSError("died before the commit")
 
 
-def test_what_failed_batches_left_is_swept_and_the_state_stays_whole(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_failed_batches_left_is_swept_and_the_state_stays_whole(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with PipelineTest(counts(), tmp_path, spark) as test:
         for _ in range(3):
             test.feed("orders", [{"k": k} for k in range(10)])
@@ -51,7 +55,9 @@ def test_what_failed_batches_left_is_swept_and_the_state_stays_whole(tmp_path: P
         upkeep = Upkeep(test.runner)
         assert upkeep.sweeper.finish() == 0
         age(test.state)
-        assert upkeep.sweeper.finish() == 1 + 6  # the job, and what two shards wrote in three batches that failed
+        assert (
+            upkeep.sweeper.finish() == 1 + 6
+        )  # the job, and what two shards wrote in three batches that failed
         assert len(list(files.iterdir())) == before - 6
         assert not (test.state / "jobs" / "dead").exists()
         test.restart(lose_local_store=True)
@@ -76,7 +82,9 @@ def test_a_runner_that_was_replaced_sweeps_nothing(tmp_path: Path, spark: SparkS
         assert not (test.state / "jobs" / "of-the-newer").exists()
 
 
-def test_another_number_of_shards_is_taken_on_between_batches(tmp_path: Path, spark: SparkSession) -> None:
+def test_another_number_of_shards_is_taken_on_between_batches(
+    tmp_path: Path, spark: SparkSession
+) -> None:
     with PipelineTest(counts(), tmp_path, spark, shards=2) as test:
         test.feed("orders", [{"k": k} for k in range(20)])
         test.settle()
@@ -95,7 +103,10 @@ def test_another_number_of_shards_is_taken_on_between_batches(tmp_path: Path, sp
 
 
 def test_a_number_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    with hr.open_log(f"file:{tmp_path}") as log, pytest.raises(hr.errors.ConfigurationError, match="129 cannot be a number of shards"):
+    with (
+        hr.open_log(f"file:{tmp_path}") as log,
+        pytest.raises(hr.errors.ConfigurationError, match="129 cannot be a number of shards"),
+    ):
         remember_shards(log, "counts", 129)
 
 

@@ -1,4 +1,6 @@
-"""Windows through the engine: told when complete, corrected, diverted, chained; whatever the batches, shards and restarts."""
+"""Windows through the engine: told when complete, corrected, diverted, chained; whatever the
+batches, shards and restarts.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,19 @@ def chained() -> hr.Pipeline:
     shop = hr.Pipeline("shop")
     times = hr.EventTime("at", delay="5 seconds", producer="device", idle="10 minutes")
     orders = shop.topic("orders", schema=SCHEMA, key="region", event_time=times, partitions=2)
-    minutes = orders.window(hr.tumbling("1 minute"), late=hr.correct("1 day")).group_by("region").aggregate(n=hr.agg.count(), s=hr.agg.sum("amount"))
-    hours = minutes.window(hr.tumbling("1 hour"), late=hr.correct("1 day")).group_by("region").aggregate(n=hr.agg.sum("n"), s=hr.agg.sum("s"))
-    days = hours.window(hr.tumbling("1 day"), late=hr.correct("1 day"), emit="changes").aggregate(n=hr.agg.sum("n"), s=hr.agg.sum("s"))
+    minutes = (
+        orders.window(hr.tumbling("1 minute"), late=hr.correct("1 day"))
+        .group_by("region")
+        .aggregate(n=hr.agg.count(), s=hr.agg.sum("amount"))
+    )
+    hours = (
+        minutes.window(hr.tumbling("1 hour"), late=hr.correct("1 day"))
+        .group_by("region")
+        .aggregate(n=hr.agg.sum("n"), s=hr.agg.sum("s"))
+    )
+    days = hours.window(hr.tumbling("1 day"), late=hr.correct("1 day"), emit="changes").aggregate(
+        n=hr.agg.sum("n"), s=hr.agg.sum("s")
+    )
     shop.view("minutes", minutes)
     shop.write("hours", hours, partitions=2)
     shop.view("days", days)
@@ -52,11 +64,22 @@ def chained() -> hr.Pipeline:
 def disordered(seed: int, ticks: int = 6) -> list[list[dict[str, Any]]]:
     rng = random.Random(seed)
     return [
-        [order(rng.choice("ab"), rng.randrange(100), rng.choice(("x", "y")), tick * 1200 + rng.randrange(-3600, 1200)) for _ in range(25)] for tick in range(ticks)
+        [
+            order(
+                rng.choice("ab"),
+                rng.randrange(100),
+                rng.choice(("x", "y")),
+                tick * 1200 + rng.randrange(-3600, 1200),
+            )
+            for _ in range(25)
+        ]
+        for tick in range(ticks)
     ]
 
 
-def test_chained_windows_with_corrections_equal_the_batch_answer(tmp_path: Path, spark: SparkSession) -> None:
+def test_chained_windows_with_corrections_equal_the_batch_answer(
+    tmp_path: Path, spark: SparkSession
+) -> None:
     fed = disordered(4)
     answers = []
     for number, (most_ticks, shards) in enumerate([(100, 2), (1, 3)]):
@@ -77,15 +100,27 @@ def test_chained_windows_with_corrections_equal_the_batch_answer(tmp_path: Path,
                 n, s = expected.get(row["at"].date(), (0, 0))
                 expected[row["at"].date()] = (n + 1, s + row["amount"])
             assert days == expected
-            answers.append((sorted(test.rows("hours"), key=lambda row: row[0]), sorted(map(str, test.view("minutes")))))
+            answers.append(
+                (
+                    sorted(test.rows("hours"), key=lambda row: row[0]),
+                    sorted(map(str, test.view("minutes"))),
+                )
+            )
     assert answers[0] == answers[1], "the same rows, in the same order"
 
 
-def test_a_window_is_told_when_the_slowest_producer_has_passed_it(tmp_path: Path, spark: SparkSession) -> None:
+def test_a_window_is_told_when_the_slowest_producer_has_passed_it(
+    tmp_path: Path, spark: SparkSession
+) -> None:
     shop = hr.Pipeline("shop")
     times = hr.EventTime("at", delay="5 seconds", producer="device", idle="10 minutes")
     orders = shop.topic("orders", schema=SCHEMA, event_time=times)
-    shop.view("minutes", orders.window(hr.tumbling("1 minute"), late=hr.divert("late_orders")).aggregate(n=hr.agg.count()))
+    shop.view(
+        "minutes",
+        orders.window(hr.tumbling("1 minute"), late=hr.divert("late_orders")).aggregate(
+            n=hr.agg.count()
+        ),
+    )
     with PipelineTest(shop, tmp_path, spark) as test:
         test.feed("orders", [order("a", 1, "x", 10), order("a", 1, "y", 20)])
         test.settle()
@@ -93,22 +128,32 @@ def test_a_window_is_told_when_the_slowest_producer_has_passed_it(tmp_path: Path
         test.settle()
         assert test.view("minutes") == [], "y may still send rows of the first minute"
         why = explain(shop.plan(), test.log, tmp_path / "state", "minutes.window", at(30))
-        assert [(each.producer, each.newest_us, each.needed_us) for each in why.held_by] == [("y", us(20), us(65))]
-        assert [(each.start_us, each.end_us, each.waiting, each.groups) for each in why.windows] == [(us(0), us(60), True, 1)]
+        assert [(each.producer, each.newest_us, each.needed_us) for each in why.held_by] == [
+            ("y", us(20), us(65))
+        ]
+        assert [
+            (each.start_us, each.end_us, each.waiting, each.groups) for each in why.windows
+        ] == [(us(0), us(60), True, 1)]
         assert "waits for the producer y" in "\n".join(told(why))
         test.feed("orders", [order("a", 1, "y", 65)])
         test.settle()
-        assert [(row["window_start"], row["n"]) for row in test.view("minutes")] == [(at(0), 2)], "65 seconds less the delay is the end of the first minute"
+        assert [(row["window_start"], row["n"]) for row in test.view("minutes")] == [(at(0), 2)], (
+            "65 seconds less the delay is the end of the first minute"
+        )
         test.feed("orders", [order("a", 7, "y", 30)])
         test.settle()
         assert [(row["window_start"], row["n"]) for row in test.view("minutes")] == [(at(0), 2)]
         assert [row["amount"] for row in test.log.read("late_orders").to_pylist()] == [7]
         late = test.log.read("__late.shop").to_pylist()
-        assert [(row["step"], row["producer"], row["rows"]) for row in late] == [("minutes.window", "y", 1)]
+        assert [(row["step"], row["producer"], row["rows"]) for row in late] == [
+            ("minutes.window", "y", 1)
+        ]
         assert test.runner.leading.entry.counts["minutes.window.late"] == 1
 
 
-def test_time_moves_on_when_no_row_comes_and_only_when_something_waits(tmp_path: Path, spark: SparkSession) -> None:
+def test_time_moves_on_when_no_row_comes_and_only_when_something_waits(
+    tmp_path: Path, spark: SparkSession
+) -> None:
     shop = hr.Pipeline("shop")
     orders = shop.topic("orders", schema=SCHEMA, event_time=hr.EventTime("at", idle="0 seconds"))
     shop.view("minutes", orders.window(hr.tumbling("1 minute")).aggregate(n=hr.agg.count()))
@@ -117,7 +162,9 @@ def test_time_moves_on_when_no_row_comes_and_only_when_something_waits(tmp_path:
         test.feed("orders", [order("a", 1, "x", 10)])
         test.settle()
         assert test.view("minutes") == []
-        assert test.cut() == 1, "its only producer is idle, so time follows the ticks, and the window is over"
+        assert test.cut() == 1, (
+            "its only producer is idle, so time follows the ticks, and the window is over"
+        )
         test.settle()
         assert [row["n"] for row in test.view("minutes")] == [1]
         assert test.cut() == 0, "nothing waits for time any more"
@@ -125,8 +172,13 @@ def test_time_moves_on_when_no_row_comes_and_only_when_something_waits(tmp_path:
 
 def test_windows_over_the_time_of_processing(tmp_path: Path, spark: SparkSession) -> None:
     shop = hr.Pipeline("shop")
-    orders = shop.topic("orders", schema="region STRING, amount BIGINT", event_time=hr.processing_time())
-    shop.view("seconds", orders.window(hr.tumbling("1 second")).group_by("region").aggregate(n=hr.agg.count()))
+    orders = shop.topic(
+        "orders", schema="region STRING, amount BIGINT", event_time=hr.processing_time()
+    )
+    shop.view(
+        "seconds",
+        orders.window(hr.tumbling("1 second")).group_by("region").aggregate(n=hr.agg.count()),
+    )
     shop.write("stamped", orders)
     with PipelineTest(shop, tmp_path, spark) as test:
         test.feed("orders", [{"region": "a", "amount": n} for n in range(5)])
@@ -136,35 +188,61 @@ def test_windows_over_the_time_of_processing(tmp_path: Path, spark: SparkSession
         time.sleep(1.1)
         test.settle()
         assert [(row["region"], row["n"]) for row in test.view("seconds")] == [("a", 5)]
-        assert test.view("seconds")[0]["window_start"] <= stamped.pop() < test.view("seconds")[0]["window_end"]
+        assert (
+            test.view("seconds")[0]["window_start"]
+            <= stamped.pop()
+            < test.view("seconds")[0]["window_end"]
+        )
 
 
-def test_sessions_and_sliding_windows_whatever_the_batches(tmp_path: Path, spark: SparkSession) -> None:
+def test_sessions_and_sliding_windows_whatever_the_batches(
+    tmp_path: Path, spark: SparkSession
+) -> None:
     def visits() -> hr.Pipeline:
         shop = hr.Pipeline("shop")
         times = hr.EventTime("at", delay="5 seconds", producer="device", idle="10 minutes")
         orders = shop.topic("orders", schema=SCHEMA, key="region", event_time=times, partitions=2)
-        shop.write("visits", orders.window(hr.session("5 minutes"), late=hr.correct("1 day")).group_by("region").aggregate(n=hr.agg.count()))
-        shop.write("moving", orders.window(hr.sliding("10 minutes"), late=hr.correct("1 day")).group_by("region").aggregate(s=hr.agg.sum("amount")))
+        shop.write(
+            "visits",
+            orders.window(hr.session("5 minutes"), late=hr.correct("1 day"))
+            .group_by("region")
+            .aggregate(n=hr.agg.count()),
+        )
+        shop.write(
+            "moving",
+            orders.window(hr.sliding("10 minutes"), late=hr.correct("1 day"))
+            .group_by("region")
+            .aggregate(s=hr.agg.sum("amount")),
+        )
         return shop
 
     fed = disordered(7, ticks=4)
     answers = []
     for number, (most_ticks, shards) in enumerate([(100, 2), (1, 3)]):
         with PipelineTest(visits(), tmp_path / str(number), spark, shards=shards) as test:
-            for rows in [*fed, [order(region, 0, device, 9 * 86400) for region in "ab" for device in "xy"]]:
+            for rows in [
+                *fed,
+                [order(region, 0, device, 9 * 86400) for region in "ab" for device in "xy"],
+            ]:
                 test.feed("orders", rows)
                 test.cut()
             while test.step(most_ticks):
                 continue
             answers.append((test.rows("visits"), test.rows("moving")))
             sessions = [row for row in visible(test, "visits") if row["window_end"] < at(86400 * 8)]
-            moving = {(row["region"], row["window_end"]): row["s"] for row in visible(test, "moving")}
+            moving = {
+                (row["region"], row["window_end"]): row["s"] for row in visible(test, "moving")
+            }
     assert answers[0] == answers[1]
     everything = [row for rows in fed for row in rows]
     assert sum(row["n"] for row in sessions) == len(everything)
     for row in everything:
-        near = [r["amount"] for r in everything if r["region"] == row["region"] and timedelta(0) <= row["at"] - r["at"] < timedelta(minutes=10)]
+        near = [
+            r["amount"]
+            for r in everything
+            if r["region"] == row["region"]
+            and timedelta(0) <= row["at"] - r["at"] < timedelta(minutes=10)
+        ]
         assert moving[row["region"], row["at"]] == sum(near)
 
 

@@ -1,4 +1,6 @@
-"""Chains of state files stay short, at a cost that follows the change: folding, merging, and their bookkeeping, which survives the loss of the local store."""
+"""Chains of state files stay short, at a cost that follows the change: folding, merging, and their
+bookkeeping, which survives the loss of the local store.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,15 @@ def sizes_of(shard: Shard, ids: StateIds) -> ChainSizes:
 
 
 def sizes(chain_sizes: ChainSizes) -> dict[int, tuple[int, int, int, int]]:
-    return {group: (chain.first_bytes, chain.delta_bytes, chain.deltas, chain.live_bytes) for group, chain in chain_sizes.chains.items()}
+    return {
+        group: (chain.first_bytes, chain.delta_bytes, chain.deltas, chain.live_bytes)
+        for group, chain in chain_sizes.chains.items()
+    }
 
 
-def test_sizes_are_the_same_when_they_are_computed_from_the_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_the_same_when_they_are_computed_from_the_files_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.engine.state.local_store._SMALL_BYTES", 500)
     monkeypatch.setattr("headrace.engine.state.local_store._MERGE_FILES", 12)
     shard, rng = Shard(tmp_path), random.Random(1)
@@ -49,7 +56,9 @@ def test_sizes_go_back_with_the_undo(tmp_path: Path) -> None:
     assert shard.content(first) == in_files(shard.files, first)
 
 
-def test_a_store_that_is_behind_is_given_the_files_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_behind_is_given_the_files_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard, rng = Shard(tmp_path), random.Random(3)
     ids = shard.batch({}, some_changes(rng, 100))
     behind = Shard(tmp_path)
@@ -72,13 +81,18 @@ def test_a_store_that_is_behind_is_given_the_files_in_between(tmp_path: Path, mo
 
 
 def test_many_small_deltas_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large state and small changes: it would take long until folding is worth it, and chains stay short all the same."""
+    """A large state and small changes: it would take long until folding is worth it, and chains
+    stay short all the same.
+    """
     monkeypatch.setattr("headrace.engine.state.local_store._MERGE_FILES", 10)
     shard, rng = Shard(tmp_path), random.Random(4)
     model = {b"k%d" % number: b"x" * 50 for number in range(3000)}
     ids = shard.batch({}, dict(model))
     for number in range(95):
-        changes = {b"k%d" % rng.randrange(200): None if rng.random() < 0.2 else b"v%d" % number for _ in range(3)}
+        changes = {
+            b"k%d" % rng.randrange(200): None if rng.random() < 0.2 else b"v%d" % number
+            for _ in range(3)
+        }
         held, ids, model = ids, shard.batch(ids, dict(changes)), apply(model, changes)
         if number % 20 == 0:
             shard.batch(held, dict(changes))  # an attempt that came to nothing
@@ -91,7 +105,9 @@ def test_many_small_deltas_are_merged(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_no_more_is_folded_than_deltas_pay_for() -> None:
-    """A state that is only updated, a thousand times as large as a change: about a quarter as many bytes again, never many at once, and deltas at most six times the state."""
+    """A state that is only updated, a thousand times as large as a change: about a quarter as many
+    bytes again, never many at once, and deltas at most six times the state.
+    """
     known = ChainSizes()
     for group in range(GROUPS):
         known.begin(group, 1_000_000)
@@ -117,7 +133,10 @@ def test_chains_stay_short_where_all_keys_are_new() -> None:
         known.earn(20_000 * GROUPS)
         for group in known.to_fold():
             known.folded(group, known.live_bytes(group))
-        assert all(chain.deltas < 128 or chain.delta_bytes < 7 * chain.first_bytes for chain in known.chains.values())
+        assert all(
+            chain.deltas < 128 or chain.delta_bytes < 7 * chain.first_bytes
+            for chain in known.chains.values()
+        )
 
 
 def _grow(known: ChainSizes, group: int, size: int) -> None:

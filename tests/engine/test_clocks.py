@@ -1,4 +1,6 @@
-"""Clocks against the obvious computation: whatever the batches, idleness, returning producers, and inputs that have not begun."""
+"""Clocks against the obvious computation: whatever the batches, idleness, returning producers, and
+inputs that have not begun.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,17 @@ Row = tuple[str, int]
 
 def parts_of(ticks: list[list[Row]], first: int, last: int) -> pa.Table:
     found = [(tick + 1, *row) for tick in range(first, last) for row in ticks[tick]]
-    return pa.Table.from_arrays([pa.array(list(column), field.type) for column, field in zip(zip(*found, strict=True), PARTS, strict=True)], schema=PARTS) \
-        if found else PARTS.empty_table()  # fmt: skip
+    return (
+        pa.Table.from_arrays(
+            [
+                pa.array(list(column), field.type)
+                for column, field in zip(zip(*found, strict=True), PARTS, strict=True)
+            ],
+            schema=PARTS,
+        )
+        if found
+        else PARTS.empty_table()
+    )
 
 
 def obvious(ticks: list[list[Row]], times: list[int]) -> list[int]:
@@ -54,13 +65,17 @@ def histories(draw: st.DrawFn) -> tuple[list[list[Row]], list[int]]:
 
 
 @given(histories(), st.data())
-def test_any_split_into_batches_gives_the_obvious_clocks(history: tuple[list[list[Row]], list[int]], data: st.DataObject) -> None:
+def test_any_split_into_batches_gives_the_obvious_clocks(
+    history: tuple[list[list[Row]], list[int]], data: st.DataObject
+) -> None:
     ticks, times = history
     cuts = sorted({0, len(ticks), *data.draw(st.lists(st.integers(0, len(ticks)), max_size=3))})
     state, found = ClockState(), []
     for first, last in pairwise(cuts):
         numbers = list(range(first + 1, last + 1))
-        clocks, state = batch_clocks([SPEC], state, {"orders": parts_of(ticks, first, last)}, numbers, times[first:last])
+        clocks, state = batch_clocks(
+            [SPEC], state, {"orders": parts_of(ticks, first, last)}, numbers, times[first:last]
+        )
         found += clocks.inputs["orders"].tolist()
         assert clocks.before["orders"] == (found[first - 1] if first else UNSTARTED)
     assert found == obvious(ticks, times)
@@ -68,13 +83,26 @@ def test_any_split_into_batches_gives_the_obvious_clocks(history: tuple[list[lis
 
 def test_the_clock_waits_for_the_slowest_producer_until_it_is_idle() -> None:
     ticks: list[list[Row]] = [[("a", 50), ("b", 10)], [("a", 60)], [("a", 70)], []]
-    clocks, state = batch_clocks([SPEC], ClockState(), {"orders": parts_of(ticks, 0, 3)}, [1, 2, 3, 4], [100, 110, 121, 142])
-    assert clocks.inputs["orders"].tolist() == [7, 7, 67, 139], "held by b; then by a; then nobody is left, and time follows the ticks"
+    clocks, state = batch_clocks(
+        [SPEC], ClockState(), {"orders": parts_of(ticks, 0, 3)}, [1, 2, 3, 4], [100, 110, 121, 142]
+    )
+    assert clocks.inputs["orders"].tolist() == [
+        7,
+        7,
+        67,
+        139,
+    ], "held by b; then by a; then nobody is left, and time follows the ticks"
     assert state.inputs["orders"].producers.to_pylist() == []
 
 
 def test_who_holds_the_clock_back_is_known() -> None:
-    _, state = batch_clocks([SPEC], ClockState(), {"orders": parts_of([[("a", 50), ("b", 10), ("c", 30)]], 0, 1)}, [1], [100])
+    _, state = batch_clocks(
+        [SPEC],
+        ClockState(),
+        {"orders": parts_of([[("a", 50), ("b", 10), ("c", 30)]], 0, 1)},
+        [1],
+        [100],
+    )
     assert state.inputs["orders"].holding(2) == [("b", 10, 100), ("c", 30, 100)]
 
 
@@ -91,10 +119,19 @@ def test_an_input_without_event_time_follows_the_ticks() -> None:
 
 def test_steps_are_as_far_as_their_slowest_input_less_what_is_held_back() -> None:
     ticks: list[list[Row]] = [[("a", 50)], [("a", 60)]]
-    clocks, _ = batch_clocks([SPEC, ClockSpec("plain")], ClockState(time_us=20), {"orders": parts_of(ticks, 0, 2)}, [1, 2], [40, 70])
+    clocks, _ = batch_clocks(
+        [SPEC, ClockSpec("plain")],
+        ClockState(time_us=20),
+        {"orders": parts_of(ticks, 0, 2)},
+        [1, 2],
+        [40, 70],
+    )
     both = clocks.of([ClockPath("orders"), ClockPath("plain", 10, 15)])
     assert (both.complete.tolist(), both.closed.tolist()) == ([30, 57], [25, 55])
-    assert (both.complete_at_start, both.closed_at_start) == (UNSTARTED, UNSTARTED), "one of them had not begun"
+    assert (both.complete_at_start, both.closed_at_start) == (
+        UNSTARTED,
+        UNSTARTED,
+    ), "one of them had not begun"
     assert both.complete_before.tolist() == [UNSTARTED, 30]
 
 
@@ -106,13 +143,25 @@ def test_too_many_producers_are_refused_with_what_to_do(monkeypatch: pytest.Monk
 
 
 def test_clocks_are_the_same_when_read_back(tmp_path: Path) -> None:
-    _, state = batch_clocks([SPEC], ClockState(), {"orders": parts_of([[("a", 50), ("b", 10)]], 0, 1)}, [1], [100])
+    _, state = batch_clocks(
+        [SPEC], ClockState(), {"orders": parts_of([[("a", 50), ("b", 10)]], 0, 1)}, [1], [100]
+    )
     name = write_clocks(tmp_path, state)
     back = read_clocks(tmp_path, name).inputs["orders"]
     kept = state.inputs["orders"]
-    assert (back.complete_us, back.producers.to_pylist(), back.newest_us.tolist(), back.active_us.tolist(), back.begun) == (
-        kept.complete_us, kept.producers.to_pylist(), kept.newest_us.tolist(), kept.active_us.tolist(), kept.begun,
-    )  # fmt: skip
+    assert (
+        back.complete_us,
+        back.producers.to_pylist(),
+        back.newest_us.tolist(),
+        back.active_us.tolist(),
+        back.begun,
+    ) == (
+        kept.complete_us,
+        kept.producers.to_pylist(),
+        kept.newest_us.tolist(),
+        kept.active_us.tolist(),
+        kept.begun,
+    )
     (tmp_path / f"{name}.clocks").write_bytes(b"rubbish")
     with pytest.raises(CorruptionError, match="cannot be read"):
         read_clocks(tmp_path, name)

@@ -1,4 +1,6 @@
-"""The local store is a cache that may be lost, cut short, replaced or left behind by a killed attempt: what it holds afterwards is what the files say."""
+"""The local store is a cache that may be lost, cut short, replaced or left behind by a killed
+attempt: what it holds afterwards is what the files say.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,12 @@ class Died(Exception):
     """Where a process would have been killed."""
 
 
-def test_an_attempt_that_died_behind_its_undo_does_not_spoil_the_undo_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first attempt took in many ticks and was not committed; the second, of fewer ticks, dies between its undo and the store's commit."""
+def test_an_attempt_that_died_behind_its_undo_does_not_spoil_the_undo_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt took in many ticks and was not committed; the second, of fewer ticks, dies
+    between its undo and the store's commit.
+    """
     shard = Shard(tmp_path)
     ids = shard.batch({}, {b"a": b"1", b"b": b"1"})
     shard.batch(ids, {b"a": b"2", b"b": b"2"})
@@ -49,7 +55,9 @@ def test_undo_files_do_not_pile_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", ["0", "1", "4096", "5000", "8192", "half", "-4096", "-1"])
 @pytest.mark.parametrize("about", ["intact", "missing", "older"])
 def test_a_store_that_was_cut_short_is_filled_again(tmp_path: Path, kept: str, about: str) -> None:
-    """With `about.json` of an earlier commit, as a killed process leaves it, the length that it states proves nothing."""
+    """With `about.json` of an earlier commit, as a killed process leaves it, the length that it
+    states proves nothing.
+    """
     shard = Shard(tmp_path)
     ids = shard.batch({}, some_changes(random.Random(1), 20))
     first = (shard.local / "about.json").read_text()
@@ -104,11 +112,17 @@ def test_a_store_of_other_key_groups_or_steps_is_filled_again(tmp_path: Path) ->
     part = Shard(tmp_path, range(64))
     part.local = shard.local
     mine = {group: name for group, name in ids.items() if group < 64}
-    assert part.content(mine) == {key: value for group, content in part.files.load(range(64), ids).items() for key, value in content.items()}
+    assert part.content(mine) == {
+        key: value
+        for group, content in part.files.load(range(64), ids).items()
+        for key, value in content.items()
+    }
     assert part.how == "rebuilt"
 
 
-def test_a_store_stays_open_in_its_process_and_is_looked_at_before_it_is_used_again(tmp_path: Path) -> None:
+def test_a_store_stays_open_in_its_process_and_is_looked_at_before_it_is_used_again(
+    tmp_path: Path,
+) -> None:
     """What is damaged or replaced while it is open must not be read: it would end the process."""
     directory = tmp_path / "store"
     first = store_handles.opened(directory)
@@ -133,5 +147,7 @@ def test_a_store_stays_open_in_its_process_and_is_looked_at_before_it_is_used_ag
 
 def test_a_process_does_not_keep_too_many_stores_open(tmp_path: Path) -> None:
     for number in range(20):
-        store_handles.give_back(tmp_path / str(number), store_handles.opened(tmp_path / str(number)))
+        store_handles.give_back(
+            tmp_path / str(number), store_handles.opened(tmp_path / str(number))
+        )
     assert len(store_handles._idle) == 16

@@ -16,8 +16,19 @@ def test_what_was_written_last_is_read(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["1.memo"]
 
 
-@pytest.mark.parametrize("damage", [lambda it: it[:-1], lambda it: it[:3], lambda it: b"HRm\x02" + it[4:], lambda it: it[:30] + b"?" + it[31:], lambda _: b""])
-def test_what_is_damaged_or_of_another_version_is_not_believed(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda it: it[:-1],
+        lambda it: it[:3],
+        lambda it: b"HRm\x02" + it[4:],
+        lambda it: it[:30] + b"?" + it[31:],
+        lambda _: b"",
+    ],
+)
+def test_what_is_damaged_or_of_another_version_is_not_believed(
+    tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
     path = tmp_path / "1.memo"
     write_memo(path, b"something that is long enough")
     path.write_bytes(damage(path.read_bytes()))

@@ -9,11 +9,15 @@ from hypothesis import strategies as st
 from headrace.columnar.sort import order_of
 
 numbers = st.integers(0, 3) | st.integers(-(2**63), 2**63 - 1) | st.integers(-(2**40), 2**40)
-rows = st.integers(1, 4).flatmap(lambda count: st.lists(st.tuples(*[numbers] * count), min_size=1, max_size=40))
+rows = st.integers(1, 4).flatmap(
+    lambda count: st.lists(st.tuples(*[numbers] * count), min_size=1, max_size=40)
+)
 
 
 @given(rows, st.integers(0, 4), st.booleans())
-def test_rows_come_in_the_order_of_all_columns_and_of_arrival(given_rows: list[tuple[int, ...]], likely: int, in_order: bool) -> None:
+def test_rows_come_in_the_order_of_all_columns_and_of_arrival(
+    given_rows: list[tuple[int, ...]], likely: int, in_order: bool
+) -> None:
     found = sorted(given_rows) if in_order else given_rows
     columns = [np.array(column, np.int64) for column in zip(*found, strict=True)]
     expected = np.lexsort(columns[::-1])
@@ -31,5 +35,10 @@ def test_unsigned_words_and_small_types() -> None:
 
 def test_many_rows_that_fit_no_word() -> None:
     chance = np.random.default_rng(3)
-    columns = [chance.integers(0, 5, 5000), chance.integers(-(2**62), 2**62, 5000) // 2**61, chance.integers(0, 2**62, 5000), chance.integers(0, 2**62, 5000)]
+    columns = [
+        chance.integers(0, 5, 5000),
+        chance.integers(-(2**62), 2**62, 5000) // 2**61,
+        chance.integers(0, 2**62, 5000),
+        chance.integers(0, 2**62, 5000),
+    ]
     assert np.array_equal(order_of(columns), np.lexsort(columns[::-1]))  # type: ignore[arg-type]  # None would be no array

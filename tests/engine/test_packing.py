@@ -23,14 +23,27 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows() -> pa.Table:
-    return pa.table({"n": pa.array(range(ROWS)), "text": pa.array(["x" * 500] * ROWS), "_tick": pa.array([1] * ROWS)})
+    return pa.table(
+        {
+            "n": pa.array(range(ROWS)),
+            "text": pa.array(["x" * 500] * ROWS),
+            "_tick": pa.array([1] * ROWS),
+        }
+    )
 
 
 def arrived(packed: list[pa.RecordBatch]) -> list[int]:
     found: list[int] = []
     for label in {label for batch in packed for label in batch.column("label").to_pylist()}:
-        _, ports = unpack(batch.filter(pa.array(np.array(batch.column("label")) == label)) for batch in packed)
-        found += [number for tables in ports.values() for table in tables for number in table["n"].to_pylist()]
+        _, ports = unpack(
+            batch.filter(pa.array(np.array(batch.column("label")) == label)) for batch in packed
+        )
+        found += [
+            number
+            for tables in ports.values()
+            for table in tables
+            for number in table["n"].to_pylist()
+        ]
     return sorted(found)
 
 
@@ -48,24 +61,42 @@ def test_large_rows_go_to_their_shards_in_small_blobs(size: int) -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 def test_what_is_combined_goes_in_small_blobs_too() -> None:
-    packed = list(pack(0, rows().to_batches(), ["n"], 2, lambda given: pa.concat_tables([given.slice(0, 100), given.slice(100)])))
+    packed = list(
+        pack(
+            0,
+            rows().to_batches(),
+            ["n"],
+            2,
+            lambda given: pa.concat_tables([given.slice(0, 100), given.slice(100)]),
+        )
+    )
     assert arrived(packed) == list(range(ROWS))
     assert largest_blob(packed) < 2 * BOUND
 
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("key", [(), ("n",)])
-def test_no_row_of_a_topic_vanishes_where_they_do_not_fit_into_one_batch(key: tuple[str, ...]) -> None:
+def test_no_row_of_a_topic_vanishes_where_they_do_not_fit_into_one_batch(
+    key: tuple[str, ...],
+) -> None:
     target = TopicTarget("t", key, 4)
     packed = list(by_partition(0, target, rows(), 2))
     assert arrived(packed) == list(range(ROWS))
     assert largest_blob(packed) < 2 * BOUND
-    assert arrived(list(PackForTopic(target, 2)(rows().to_batches(max_chunksize=9)))) == list(range(ROWS))
+    assert arrived(list(PackForTopic(target, 2)(rows().to_batches(max_chunksize=9)))) == list(
+        range(ROWS)
+    )
 
 
 def test_rows_with_more_than_two_gib_of_text_are_all_counted_to_their_ticks() -> None:
     text = unmade_text(1_100, 1_000_000)
-    table = pa.table({"text": pa.chunked_array([text, text]), "n": pa.array(range(2_200)), "_tick": pa.array([1] * 1_000 + [2] * 1_200)})
+    table = pa.table(
+        {
+            "text": pa.chunked_array([text, text]),
+            "n": pa.array(range(2_200)),
+            "_tick": pa.array([1] * 1_000 + [2] * 1_200),
+        }
+    )
     assert _tick_rows(table, TopicTarget("t", (), 1)) == {"0": [[1, 1_000], [2, 1_200]]}
     counts = _tick_rows(table, TopicTarget("t", ("n",), 3))
     assert sum(count for found in counts.values() for _, count in found) == 2_200

@@ -1,4 +1,6 @@
-"""State without Spark: files and their chains, the local store brought to an id by whatever way, folding, sweeping."""
+"""State without Spark: files and their chains, the local store brought to an id by whatever way,
+folding, sweeping.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ class Shard:
     """A shard as the engine drives it, with one step."""
 
     def __init__(self, root: Path, groups: range = ALL) -> None:
-        self.files, self.groups, self.local = StateFiles(root / "files"), groups, root / f"local-{groups.start}-{groups.stop}"
+        self.files, self.groups, self.local = (
+            StateFiles(root / "files"),
+            groups,
+            root / f"local-{groups.start}-{groups.stop}",
+        )
         self.how = ""
 
     def batch(self, ids: StateIds, changes: dict[bytes, bytes | None]) -> StateIds:
@@ -40,17 +46,26 @@ class Shard:
         store = LocalStore(self.local, list(self.groups))
         with store.transaction() as txn:
             self.how = txn.bring_to({STEP: ids}, [STEP], {STEP: self.files})
-            found = {key[2:]: value for group in self.groups for key, value in zip(*txn.scan(bytes([1, group])), strict=True)}
+            found = {
+                key[2:]: value
+                for group in self.groups
+                for key, value in zip(*txn.scan(bytes([1, group])), strict=True)
+            }
         store.close()
         return found
 
 
 def in_files(files: StateFiles, ids: StateIds) -> dict[bytes, bytes]:
-    return {key: value for content in files.load(ALL, ids).values() for key, value in content.items()}
+    return {
+        key: value for content in files.load(ALL, ids).values() for key, value in content.items()
+    }
 
 
 def some_changes(rng: random.Random, count: int) -> dict[bytes, bytes | None]:
-    return {b"k%d" % rng.randrange(200): None if rng.random() < 0.2 else b"v%d" % rng.randrange(10**6) for _ in range(count)}
+    return {
+        b"k%d" % rng.randrange(200): None if rng.random() < 0.2 else b"v%d" % rng.randrange(10**6)
+        for _ in range(count)
+    }
 
 
 def apply(model: dict[bytes, bytes], changes: dict[bytes, bytes | None]) -> dict[bytes, bytes]:
@@ -119,13 +134,19 @@ def test_more_or_fewer_shards_regroup_the_same_state(tmp_path: Path) -> None:
     from headrace.columnar.keys import key_groups
 
     for part in parts:
-        mine = {key: value for key, value in changes.items() if key_groups(pa.array([key], pa.binary()))[0] in part.groups}
+        mine = {
+            key: value
+            for key, value in changes.items()
+            if key_groups(pa.array([key], pa.binary()))[0] in part.groups
+        }
         ids = {**ids, **part.batch(ids, mine)}
     assert in_files(whole.files, ids) == expected
     assert whole.content(ids) == expected
 
 
-def test_deltas_are_folded_before_they_outgrow_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deltas_are_folded_before_they_outgrow_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.engine.state.local_store._SMALL_BYTES", 200)
     shard, rng = Shard(tmp_path), random.Random(6)
     ids: StateIds = {}

@@ -1,4 +1,6 @@
-"""Sweeping without Spark: what entries lead to stays, whatever is young stays, all else goes; a little at a time."""
+"""Sweeping without Spark: what entries lead to stays, whatever is young stays, all else goes; a
+little at a time.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Past:
             ids, model = self.history[-1]
             self.history.append((shard.batch(ids, changes), apply(model, changes)))
         self.roots = {"s": [ids for ids, _ in self.history[-3:]]}
-        self.sweeper = Sweeper(self.state, self.state / "local", lambda: self.roots, lambda: 2, lambda: {"main"})
+        self.sweeper = Sweeper(
+            self.state, self.state / "local", lambda: self.roots, lambda: 2, lambda: {"main"}
+        )
 
     def age(self) -> None:
         """As if everything that is there were from long ago."""
@@ -90,7 +94,12 @@ def test_local_stores_of_another_number_of_shards_go(past: Past, tmp_path: Path)
             (local / stage / shard / "data.mdb").write_text("")
     past.age()
     past.sweeper.finish()
-    assert sorted(str(path.relative_to(local)) for path in local.glob("*/*")) == ["3-of-4/0-of-2", "3-of-4/1-of-2", "one/0-of-2", "one/1-of-2"]
+    assert sorted(str(path.relative_to(local)) for path in local.glob("*/*")) == [
+        "3-of-4/0-of-2",
+        "3-of-4/1-of-2",
+        "one/0-of-2",
+        "one/1-of-2",
+    ]
 
 
 def test_a_round_takes_as_many_turns_as_it_needs(past: Past) -> None:
@@ -151,8 +160,12 @@ def test_local_stores_of_queries_that_are_over_go(past: Past) -> None:
     assert sorted(path.name for path in local.iterdir()) == ["added-3", "main"]
 
 
-def test_clocks_of_a_newer_runner_stay_however_long_an_older_one_was_held_up(tmp_path: Path) -> None:
-    mine, before, newer = (write_clocks(tmp_path, ClockState({"orders": InputClock(n)})) for n in range(3))
+def test_clocks_of_a_newer_runner_stay_however_long_an_older_one_was_held_up(
+    tmp_path: Path,
+) -> None:
+    mine, before, newer = (
+        write_clocks(tmp_path, ClockState({"orders": InputClock(n)})) for n in range(3)
+    )
     begun_s = time.time()
     for name, age_s in ((mine, 500), (before, 400), (newer, 200)):
         os.utime(tmp_path / f"{name}.clocks", (begun_s - age_s,) * 2)

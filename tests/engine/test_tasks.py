@@ -20,7 +20,9 @@ TICKS = [Tick(5, 10, {"t": {0: 130, 1: 50}}), Tick(6, 20, {"t": {0: 1_100, 1: 90
         (8, 300, [(0, 100, 433), (0, 433, 766), (0, 766, 1_100), (1, 50, 90)]),
     ],
 )
-def test_ranges_are_cut_for_as_many_tasks_as_run_at_once_but_not_too_small(parts: int, least: int, expected: list[tuple[int, int, int]]) -> None:
+def test_ranges_are_cut_for_as_many_tasks_as_run_at_once_but_not_too_small(
+    parts: int, least: int, expected: list[tuple[int, int, int]]
+) -> None:
     found = ranges("t", 0, ["a"], BEFORE, TICKS, parts=parts, least=least)
     assert [(piece.partition, piece.start, piece.stop) for piece in found] == expected
     assert {piece.ends for piece in found if piece.partition == 0} == {(130, 1_100)}

@@ -31,19 +31,31 @@ def record(log: FileLog, journal: TickJournal, ticks: list[Tick]) -> None:
 @settings(max_examples=20, deadline=None)
 @given(
     st.lists(
-        st.dictionaries(st.sampled_from(["a", "b"]), st.dictionaries(st.integers(0, 2), st.integers(0, 5), min_size=1, max_size=3), max_size=2),
+        st.dictionaries(
+            st.sampled_from(["a", "b"]),
+            st.dictionaries(st.integers(0, 2), st.integers(0, 5), min_size=1, max_size=3),
+            max_size=2,
+        ),
         min_size=1,
         max_size=150,
     )
 )
-def test_recorded_ticks_are_read_as_they_were_cut(tmp_path_factory: pytest.TempPathFactory, steps: list[dict[str, dict[int, int]]]) -> None:
+def test_recorded_ticks_are_read_as_they_were_cut(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[dict[str, dict[int, int]]]
+) -> None:
     with FileLog(tmp_path_factory.mktemp("ticks") / "log", durability="os") as log:
         journal = TickJournal(log, "p")
         ends: dict[str, dict[int, int]] = {"a": {0: 0}}
         ticks = []
         for number, step in enumerate(steps, 1):
             ends = {
-                topic: {**ends.get(topic, {}), **{p: ends.get(topic, {}).get(p, 0) + more for p, more in step.get(topic, {}).items()}}
+                topic: {
+                    **ends.get(topic, {}),
+                    **{
+                        p: ends.get(topic, {}).get(p, 0) + more
+                        for p, more in step.get(topic, {}).items()
+                    },
+                }
                 for topic in {**ends, **step}
             }
             ticks.append(Tick(number, number * 10, ends))
@@ -82,7 +94,10 @@ def test_a_backlog_is_cut_by_append_time_and_never_through_a_commit(log: FileLog
     assert [tick.number for tick in ticks] == list(range(1, len(ticks) + 1))
     times = [tick.time_us for tick in ticks]
     assert times == sorted(times)
-    whole = {sum(offsets.values()) for offsets in ({p: tick.end("t", p) for p in (0, 1)} for tick in ticks)}
+    whole = {
+        sum(offsets.values())
+        for offsets in ({p: tick.end("t", p) for p in (0, 1)} for tick in ticks)
+    }
     assert all(rows % 7 == 0 for rows in whole)
     before = start
     for tick in ticks:
@@ -108,11 +123,20 @@ def test_a_tick_s_time_never_goes_back(log: FileLog) -> None:
     assert (tick.number, tick.time_us) == (5, later)
 
 
-def test_only_the_newest_ticks_are_at_hand_and_older_ones_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_ticks_are_at_hand_and_older_ones_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ticks_module, "MOST_AT_HAND", 100)
     log = FileLog(tmp_path)
     journal = TickJournal(log, "shop")
-    everything = [Tick(number, number * 10, {"a": {0: number, 1: number // 100}, "b": {0: 7 * (number // 1000)}}) for number in range(3_000)]
+    everything = [
+        Tick(
+            number,
+            number * 10,
+            {"a": {0: number, 1: number // 100}, "b": {0: 7 * (number // 1000)}},
+        )
+        for number in range(3_000)
+    ]
     for first in range(0, 3_000, 150):
         with log.transaction("writer") as tx:
             journal.record(tx, everything[first : first + 150])
@@ -121,7 +145,14 @@ def test_only_the_newest_ticks_are_at_hand_and_older_ones_are_found(tmp_path: Pa
     for opened in (journal, TickJournal(log, "shop")):
         assert opened.first == everything[0]
         assert opened.last == everything[-1]
-        for after, up_to in ((-1, 5), (0, 2_999), (62, 66), (1_500, 1_700), (2_850, 2_990), (2_999, 3_005)):
+        for after, up_to in (
+            (-1, 5),
+            (0, 2_999),
+            (62, 66),
+            (1_500, 1_700),
+            (2_850, 2_990),
+            (2_999, 3_005),
+        ):
             assert list(opened.between(after, up_to)) == everything[after + 1 : up_to + 1]
         assert opened.at(1_234) == everything[1_234]
         assert opened.at(3_000) is None

@@ -1,4 +1,6 @@
-"""A process that excises a subject and is killed at one of the steps, which it says on standard output. Run by test_excising_pipelines."""
+"""A process that excises a subject and is killed at one of the steps, which it says on standard
+output. Run by test_excising_pipelines.
+"""
 
 import os
 import signal

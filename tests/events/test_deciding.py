@@ -1,4 +1,6 @@
-"""Handling commands: retries, refusals, repeated commands, snapshots, upcasters, states as of then, and errors that name what is wrong."""
+"""Handling commands: retries, refusals, repeated commands, snapshots, upcasters, states as of then,
+and errors that name what is wrong.
+"""
 
 import time
 from dataclasses import dataclass, replace
@@ -12,7 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import BadEvent, CommandRefused, ConfigurationError, DeciderFailed, EventIdConflict, InputError, UnknownEvent
+from headrace.errors import (
+    BadEvent,
+    CommandRefused,
+    ConfigurationError,
+    DeciderFailed,
+    EventIdConflict,
+    InputError,
+    UnknownEvent,
+)
 from headrace.events import Codec, Decider, Event, EventStore, Handler
 from headrace.events.event import Recorded
 
@@ -56,7 +66,12 @@ def test_a_refused_command_and_a_decider_that_raises_leave_no_event(store: Event
     handler = Handler(store, TOTALS)
     with pytest.raises(CommandRefused, match="less than nothing"):
         handler.handle("a", -1)
-    with pytest.raises(DeciderFailed, match=r"'total' failed at int for 'a': ZeroDivisionError\('bad luck'\); no event was stored"):
+    with pytest.raises(
+        DeciderFailed,
+        match=(
+            r"'total' failed at int for 'a': ZeroDivisionError\('bad luck'\); no event was stored"
+        ),
+    ):
         handler.handle("a", 13)
     assert store.end() == 0
 
@@ -92,17 +107,33 @@ def test_a_repeated_command_is_answered_as_before(store: EventStore) -> None:
     handler = Handler(store, TOTALS)
     first = handler.handle("a", 2, id="order-7")
     handler.handle("a", 1)
-    for again in (handler.handle("a", 2, id="order-7"), Handler(store, TOTALS).handle("a", 2, id="order-7")):
+    for again in (
+        handler.handle("a", 2, id="order-7"),
+        Handler(store, TOTALS).handle("a", 2, id="order-7"),
+    ):
         assert again.duplicate
-        assert (again.events, str(again.position), again.version) == (first.events, str(first.position), 3)
+        assert (again.events, str(again.position), again.version) == (
+            first.events,
+            str(first.position),
+            3,
+        )
     with pytest.raises(EventIdConflict, match="was used for 'a'"):
         handler.handle("b", 2, id="order-7")
     assert store.end() == 3
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(commands=st.lists(st.integers(0, 8), max_size=30), every=st.sampled_from([1, 2, 5, 100, None]), flush=st.booleans(), name=st.uuids())
-def test_snapshot_plus_tail_equals_the_full_fold(store: EventStore, commands: list[int], every: int | None, flush: bool, name: UUID) -> None:
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    commands=st.lists(st.integers(0, 8), max_size=30),
+    every=st.sampled_from([1, 2, 5, 100, None]),
+    flush=st.booleans(),
+    name=st.uuids(),
+)
+def test_snapshot_plus_tail_equals_the_full_fold(
+    store: EventStore, commands: list[int], every: int | None, flush: bool, name: UUID
+) -> None:
     entity = str(name)
     decider = replace(TOTALS, snapshot_every=every)
     handler = Handler(store, decider)
@@ -150,7 +181,11 @@ def test_a_state_as_of_a_time(store: EventStore) -> None:
     (first,) = store.load("a")
     time.sleep(0.002)
     handler.handle("a", 1)
-    assert [handler.state("a", at=at).sum for at in (before, first.time, datetime.now(UTC))] == [0, 1, 2]
+    assert [handler.state("a", at=at).sum for at in (before, first.time, datetime.now(UTC))] == [
+        0,
+        1,
+        2,
+    ]
     assert [type(event) for _, event in handler.history("a")] == [Added, Added]
     with pytest.raises(InputError, match="version from 0 on, or as of a time"):
         handler.state("a", version=1, at=before)
@@ -187,9 +222,18 @@ class Everything:
 def test_every_kind_of_value_comes_back(store: EventStore) -> None:
     codec = Codec([Everything])
     thing = Everything(
-        1, Decimal("1.10"), datetime(2026, 1, 2, 3, tzinfo=UTC), UUID(int=7), Colour.RED, b"\x00\xff", [Part("a", Decimal(2)), Part("b")], (1, "x"),
-        frozenset({"b", "a"}), {"p": Part("q")}, Part("m", Decimal(1)),
-    )  # fmt: skip
+        1,
+        Decimal("1.10"),
+        datetime(2026, 1, 2, 3, tzinfo=UTC),
+        UUID(int=7),
+        Colour.RED,
+        b"\x00\xff",
+        [Part("a", Decimal(2)), Part("b")],
+        (1, "x"),
+        frozenset({"b", "a"}),
+        {"p": Part("q")},
+        Part("m", Decimal(1)),
+    )
     store.append("a", codec.to_event(thing))
     assert [codec.from_recorded(event) for event in store.load("a")] == [thing]
 
@@ -211,8 +255,14 @@ def split(old: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_old_versions_are_brought_up_to_date_step_by_step() -> None:
-    codec = Codec([Named], upcasters={("Named", 1): lambda old: {"name": old["n"]}, ("Named", 2): split})
-    assert codec.from_recorded(stored(1, {"n": "Ada Lovelace"})) == codec.from_recorded(stored(3, {"first": "Ada", "last": "Lovelace"})) == Named("Ada", "Lovelace")
+    codec = Codec(
+        [Named], upcasters={("Named", 1): lambda old: {"name": old["n"]}, ("Named", 2): split}
+    )
+    assert (
+        codec.from_recorded(stored(1, {"n": "Ada Lovelace"}))
+        == codec.from_recorded(stored(3, {"first": "Ada", "last": "Lovelace"}))
+        == Named("Ada", "Lovelace")
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,7 +272,10 @@ def test_old_versions_are_brought_up_to_date_step_by_step() -> None:
         (stored(2, {"nme": "x"}), "upcaster of 'Named' from version 2 failed"),
         (stored(4, {}), "of version 4; this code knows up to 3"),
         (stored(3, {"first": "x"}), "does not fit its class"),
-        (stored(1, {}, "Nmed"), "event 5 of 'a' is a 'Nmed', which no class stands for: did you mean 'Named'"),
+        (
+            stored(1, {}, "Nmed"),
+            "event 5 of 'a' is a 'Nmed', which no class stands for: did you mean 'Named'",
+        ),
     ],
 )
 def test_what_the_code_does_not_know_is_named(event: Recorded, message: str) -> None:
@@ -234,7 +287,9 @@ def test_what_is_no_event_is_refused(store: EventStore) -> None:
     with pytest.raises(BadEvent, match="A str is no event"):
         Handler(store, replace(TOTALS, decide=lambda _command, _total: ["Added"])).handle("a", 1)
     with pytest.raises(BadEvent, match="A object cannot be written"):
-        Handler(store, replace(TOTALS, decide=lambda _command, _total: [Added(object())])).handle("a", 1)  # type: ignore[arg-type]
+        Handler(store, replace(TOTALS, decide=lambda _command, _total: [Added(object())])).handle(  # type: ignore[arg-type]
+            "a", 1
+        )
     with pytest.raises(ConfigurationError, match="no dataclass"):
         Codec([int])
     with pytest.raises(InputError, match="snapshot_every"):

@@ -1,4 +1,6 @@
-"""The `eventsourcing` library on our log: its own abstract test cases, and one of its applications from beginning to end."""
+"""The `eventsourcing` library on our log: its own abstract test cases, and one of its applications
+from beginning to end.
+"""
 
 import tempfile
 from pathlib import Path
@@ -11,7 +13,15 @@ pytest.importorskip("eventsourcing")
 
 from eventsourcing.application import Application
 from eventsourcing.domain import Aggregate, event
-from eventsourcing.persistence import AggregateRecorder, ApplicationRecorder, IntegrityError, ProcessRecorder, StoredEvent, Tracking, TrackingRecorder
+from eventsourcing.persistence import (
+    AggregateRecorder,
+    ApplicationRecorder,
+    IntegrityError,
+    ProcessRecorder,
+    StoredEvent,
+    Tracking,
+    TrackingRecorder,
+)
 from eventsourcing.projection import Projection, ProjectionRunner
 from eventsourcing.tests import persistence as theirs
 from eventsourcing.utils import Environment
@@ -34,7 +44,9 @@ class WithFactory:
 
     def setUp(self) -> None:
         self.directory = tempfile.TemporaryDirectory()
-        self.factory = HeadraceFactory(Environment(env={"HEADRACE_LOG": f"file:{self.directory.name}/log"}))
+        self.factory = HeadraceFactory(
+            Environment(env={"HEADRACE_LOG": f"file:{self.directory.name}/log"})
+        )
 
     def tearDown(self) -> None:
         self.factory.close()
@@ -46,7 +58,9 @@ class TestAggregateRecorder(WithFactory, theirs.AggregateRecorderTestCase):
         return self.factory.aggregate_recorder()
 
 
-class TestApplicationRecorder(WithFactory, theirs.ApplicationRecorderTestCase[HeadraceApplicationRecorder]):
+class TestApplicationRecorder(
+    WithFactory, theirs.ApplicationRecorderTestCase[HeadraceApplicationRecorder]
+):
     def create_recorder(self) -> HeadraceApplicationRecorder:
         recorder = self.factory.application_recorder()
         assert isinstance(recorder, HeadraceApplicationRecorder)
@@ -78,7 +92,9 @@ class OwnTrackingRecorder(HeadraceTrackingRecorder):
 class TestFactory(theirs.InfrastructureFactoryTestCase[HeadraceFactory]):
     def setUp(self) -> None:
         self.directory = tempfile.TemporaryDirectory()
-        self.env = Environment(env={"PERSISTENCE_MODULE": MODULE, "HEADRACE_LOG": f"file:{self.directory.name}/log"})
+        self.env = Environment(
+            env={"PERSISTENCE_MODULE": MODULE, "HEADRACE_LOG": f"file:{self.directory.name}/log"}
+        )
         super().setUp()
 
     def tearDown(self) -> None:
@@ -143,7 +159,9 @@ def test_an_application_goes_on_where_it_was(tmp_path: Path) -> None:
         assert (dog.version, dog.tricks) == (5, ["roll", "sit", "play dead", "fetch"])
         earlier: Dog = dogs.repository.get(fido, version=2)
         assert earlier.tricks == ["roll"]
-        assert [notification.id for notification in dogs.notification_log.select(start=1, limit=10)] == [1, 2, 3, 4, 5]
+        assert [
+            notification.id for notification in dogs.notification_log.select(start=1, limit=10)
+        ] == [1, 2, 3, 4, 5]
         assert dogs.snapshots is not None
         assert len(list(dogs.snapshots.get(fido))) == 1
 
@@ -162,7 +180,12 @@ class Count(Projection[CountRecorder]):
 
 
 def test_a_projection_of_the_library_follows(tmp_path: Path) -> None:
-    with ProjectionRunner(application_class=Dogs, projection_class=Count, view_class=CountRecorder, env=environment(tmp_path / "log")) as runner:
+    with ProjectionRunner(
+        application_class=Dogs,
+        projection_class=Count,
+        view_class=CountRecorder,
+        env=environment(tmp_path / "log"),
+    ) as runner:
         fido = runner.app.register("Fido")
         runner.app.teach(fido, "sit")
         runner.wait(2, timeout=10)
@@ -174,13 +197,18 @@ def test_versions_must_ascend_and_texts_can_be_ids(tmp_path: Path) -> None:
     factory = HeadraceFactory(Environment(env=with_text))
     recorder = factory.application_recorder()
     recorder.insert_events([StoredEvent("dog-1", 3, "T", b"\x00\xff")])
-    assert [(each.originator_id, each.state) for each in recorder.select_events("dog-1")] == [("dog-1", b"\x00\xff")]
+    assert [(each.originator_id, each.state) for each in recorder.select_events("dog-1")] == [
+        ("dog-1", b"\x00\xff")
+    ]
     with pytest.raises(IntegrityError, match="not new"):
         recorder.insert_events([StoredEvent("dog-1", 2, "T", b"")])
     factory.close()
 
 
-@pytest.mark.parametrize(("env", "message"), [({}, "HEADRACE_LOG"), ({"HEADRACE_LOG": "file:x", "ORIGINATOR_ID_TYPE": "int"}, "uuid")])
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [({}, "HEADRACE_LOG"), ({"HEADRACE_LOG": "file:x", "ORIGINATOR_ID_TYPE": "int"}, "uuid")],
+)
 def test_a_wrong_environment_is_named(env: dict[str, str], message: str) -> None:
     with pytest.raises(OSError, match=message):
         HeadraceFactory(Environment(env=env))

@@ -1,4 +1,6 @@
-"""Excision: a subject's events are gone from every file, offsets stay, others go on; stopped at every step and begun again; what cannot be reached is named."""
+"""Excision: a subject's events are gone from every file, offsets stay, others go on; stopped at
+every step and begun again; what cannot be reached is named.
+"""
 
 import gzip
 import sqlite3
@@ -10,7 +12,17 @@ import pytest
 
 import headrace as hr
 from headrace.errors import InputError, NotForgotten, UnknownSubject, VersionConflict
-from headrace.events import NEW, Change, Event, EventStore, Handler, digest, excise, open_store, prove
+from headrace.events import (
+    NEW,
+    Change,
+    Event,
+    EventStore,
+    Handler,
+    digest,
+    excise,
+    open_store,
+    prove,
+)
 from headrace.events.privacy.scan import scan
 from tests.events.test_deciding import TOTALS
 
@@ -25,7 +37,16 @@ def fill(store: EventStore) -> None:
     for n in range(30):
         store.commit(
             [
-                Change(f"customer-{n % 5}", [Event("Visited", {"n": n, "email": EMAIL if n % 5 == 2 else "someone@example.com"}, subject=str(n % 5))]),
+                Change(
+                    f"customer-{n % 5}",
+                    [
+                        Event(
+                            "Visited",
+                            {"n": n, "email": EMAIL if n % 5 == 2 else "someone@example.com"},
+                            subject=str(n % 5),
+                        )
+                    ],
+                ),
                 Change("shop", [Event("Counted", {"n": n})]),
             ]
         )
@@ -59,7 +80,10 @@ def test_a_subject_is_gone_from_every_file_and_others_go_on(store: EventStore) -
 
 
 def test_another_process_forgets_too(tmp_path: Path, store: EventStore) -> None:
-    with hr.open_log(store.log.address, durability="os") as other_log, open_store(other_log, "bank") as other:
+    with (
+        hr.open_log(store.log.address, durability="os") as other_log,
+        open_store(other_log, "bank") as other,
+    ):
         fill(store)
         assert len(other.load("customer-2")) == 6
         other.by_entity.flush()
@@ -69,7 +93,9 @@ def test_another_process_forgets_too(tmp_path: Path, store: EventStore) -> None:
         with pytest.raises(VersionConflict) as conflict:
             other.append("customer-2", Event("Back", {}), expected=NEW)
         assert conflict.value.current == 6
-        assert other.append("customer-2", Event("Back", {}), expected=6).versions == {"customer-2": 7}
+        assert other.append("customer-2", Event("Back", {}), expected=6).versions == {
+            "customer-2": 7
+        }
         assert [(event.type, event.version) for event in store.load("customer-2")] == [("Back", 7)]
 
 
@@ -80,8 +106,17 @@ def test_versions_are_not_given_out_again(tmp_path: Path, store: EventStore) -> 
     store.append("bob", [Event("Added", {"amount": 1}), Event("Added", {"amount": 2}, subject="9")])
     assert handler.state("ada").sum == 15
     excise(store, "9")
-    assert (store.version("ada"), store.load("ada"), handler.versioned_state("ada")[0], handler.state("ada").sum) == (3, [], 3, 0)
-    assert (store.version("bob"), handler.versioned_state("bob")[0], handler.state("bob").sum) == (2, 2, 1)
+    assert (
+        store.version("ada"),
+        store.load("ada"),
+        handler.versioned_state("ada")[0],
+        handler.state("ada").sum,
+    ) == (3, [], 3, 0)
+    assert (store.version("bob"), handler.versioned_state("bob")[0], handler.state("bob").sum) == (
+        2,
+        2,
+        1,
+    )
     assert [handler.handle(entity, 1).version for entity in ("ada", "bob")] == [4, 3]
     assert store.append("ada", Event("Added", {"amount": 1})).versions == {"ada": 5}
     assert "ada" not in "".join(map(str, store.log.read("bank.forgotten").to_pylist()))
@@ -93,7 +128,10 @@ def test_versions_are_not_given_out_again(tmp_path: Path, store: EventStore) -> 
 def steps(tmp_path: Path) -> list[str]:
     """What an excision tells of itself."""
     seen: list[str] = []
-    with hr.open_log(f"file:{tmp_path / 'first'}", durability="os") as log, open_store(log, "bank") as store:
+    with (
+        hr.open_log(f"file:{tmp_path / 'first'}", durability="os") as log,
+        open_store(log, "bank") as store,
+    ):
         fill(store)
         excise(store, "2", values=[EMAIL], step=seen.append)
     return seen
@@ -121,7 +159,9 @@ def test_it_can_be_killed_at_every_step_and_goes_on(tmp_path: Path) -> None:
             check_gone(store)
 
 
-def test_rows_of_derived_topics_go_and_outside_files_are_named(tmp_path: Path, store: EventStore) -> None:
+def test_rows_of_derived_topics_go_and_outside_files_are_named(
+    tmp_path: Path, store: EventStore
+) -> None:
     fill(store)
     store.log.create_topic("mails", "address STRING, n BIGINT", compression="zstd")
     with store.log.producer("mails") as producer:
@@ -173,7 +213,10 @@ def test_snapshots_go_with_the_index(store: EventStore) -> None:
 
 
 def test_replicas_have_the_same_digest_and_others_not(tmp_path: Path, store: EventStore) -> None:
-    with hr.open_log(f"file:{tmp_path / 'replica'}", durability="os") as log, open_store(log, "copy") as replica:
+    with (
+        hr.open_log(f"file:{tmp_path / 'replica'}", durability="os") as log,
+        open_store(log, "copy") as replica,
+    ):
         fill(store)
         for event in store.read():
             replica.append(event.entity, Event(event.type, event.data, subject=event.subject))
@@ -181,4 +224,7 @@ def test_replicas_have_the_same_digest_and_others_not(tmp_path: Path, store: Eve
         assert ours == theirs
         assert (sum(each.entities for each in ours), sum(each.events for each in ours)) == (6, 60)
         replica.append("shop", Event("Counted", {"n": 99}))
-        assert sum(one != other for one, other in zip(ours, digest(replica, ranges=4), strict=True)) == 1
+        assert (
+            sum(one != other for one, other in zip(ours, digest(replica, ranges=4), strict=True))
+            == 1
+        )

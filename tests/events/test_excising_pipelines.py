@@ -1,4 +1,6 @@
-"""Excision reaches what pipelines made of the events: state, clocks, what is at hand, views, derived topics, versions and pipelines further down. Stopped at every step, and begun again."""
+"""Excision reaches what pipelines made of the events: state, clocks, what is at hand, views,
+derived topics, versions and pipelines further down. Stopped at every step, and begun again.
+"""
 
 import json
 import shutil
@@ -29,23 +31,36 @@ class Killed(Exception):
 def fill(store: EventStore, first: int = 0, count: int = 20) -> None:
     for n in range(first, first + count):
         mail = EMAIL if n % 5 == 2 else f"someone-{n % 5}@example.com"
-        store.commit([Change(f"customer-{n % 5}", [Event("Visited", {"n": n, "email": mail}, subject=str(n % 5))])])
+        store.commit(
+            [
+                Change(
+                    f"customer-{n % 5}",
+                    [Event("Visited", {"n": n, "email": mail}, subject=str(n % 5))],
+                )
+            ]
+        )
 
 
 def visits() -> hr.Pipeline:
     pipeline = hr.Pipeline("visits")
     events = stream(pipeline, "bank")
-    pipeline.view("mails", events.group_by("data").aggregate(n=hr.agg.count(), newest=hr.agg.max("version")))
+    pipeline.view(
+        "mails", events.group_by("data").aggregate(n=hr.agg.count(), newest=hr.agg.max("version"))
+    )
     pipeline.view("counts", events.group_by("entity").aggregate(n=hr.agg.count()))
     pipeline.write("seen", events.select("entity", "version", "data"))
-    pipeline.write("totals", events.group_by("entity").aggregate(n=hr.agg.count(), last=hr.agg.max("data")))
+    pipeline.write(
+        "totals", events.group_by("entity").aggregate(n=hr.agg.count(), last=hr.agg.max("data"))
+    )
     return pipeline
 
 
 def further() -> hr.Pipeline:
     pipeline = hr.Pipeline("further")
     seen = pipeline.topic("seen", schema="entity STRING, version BIGINT, data STRING", key="entity")
-    pipeline.view("longest", seen.group_by("entity").aggregate(n=hr.agg.count(), last=hr.agg.max("data")))
+    pipeline.view(
+        "longest", seen.group_by("entity").aggregate(n=hr.agg.count(), last=hr.agg.max("data"))
+    )
     return pipeline
 
 
@@ -79,16 +94,26 @@ class World:
 
 
 def check(world: World, *, visits_of_others: int) -> None:
-    """As if she had never been there, in everything that is derived; others' rows of topics are where they were, each once."""
+    """As if she had never been there, in everything that is derived; others' rows of topics are
+    where they were, each once.
+    """
     assert scan(world.places, [EMAIL]) == []
     world.restart()
     each = visits_of_others // 4
     assert view(world.visits, "counts") == [(f"customer-{n}", each) for n in OTHERS]
     assert [row[1] for row in view(world.visits, "mails")] == [1] * visits_of_others
-    seen = [row for row in world.log.read("seen").to_pylist() if row["entity"] in {f"customer-{n}" for n in OTHERS}]
+    seen = [
+        row
+        for row in world.log.read("seen").to_pylist()
+        if row["entity"] in {f"customer-{n}" for n in OTHERS}
+    ]
     assert len(seen) == visits_of_others == len({(row["entity"], row["version"]) for row in seen})
-    assert "customer-2" not in {row["entity"] for topic in ("seen", "totals") for row in world.log.read(topic).to_pylist()}
-    assert [row[:2] for row in view(world.further, "longest")] == [(f"customer-{n}", each) for n in OTHERS]
+    assert "customer-2" not in {
+        row["entity"] for topic in ("seen", "totals") for row in world.log.read(topic).to_pylist()
+    }
+    assert [row[:2] for row in view(world.further, "longest")] == [
+        (f"customer-{n}", each) for n in OTHERS
+    ]
     assert world.log.verify() == []
     assert scan(world.places, [EMAIL]) == []
 
@@ -100,9 +125,20 @@ def test_everything_that_was_derived_forgets(tmp_path: Path) -> None:
         world.settle()
         with world.visits.replay("v2") as version:
             version.settle()
-        offsets = [row["_offset"] for row in world.log.read("seen").to_pylist() if row["entity"] != "customer-2"]
-        places = {found.file.relative_to(tmp_path).parts[:2] for found in scan(world.places, [EMAIL])}
-        assert {("log", "journal"), ("log", "topics"), ("visits", "state"), ("further", "state")} <= places
+        offsets = [
+            row["_offset"]
+            for row in world.log.read("seen").to_pylist()
+            if row["entity"] != "customer-2"
+        ]
+        places = {
+            found.file.relative_to(tmp_path).parts[:2] for found in scan(world.places, [EMAIL])
+        }
+        assert {
+            ("log", "journal"),
+            ("log", "topics"),
+            ("visits", "state"),
+            ("further", "state"),
+        } <= places
         done = excise(world.store, "2", values=[EMAIL])
         assert (done.events, sorted(done.pipelines)) == (4, ["further", "visits", "visits.v2"])
         assert (done.derived["seen"], done.derived["seen.v2"], done.unreached) == (4, 4, ())
@@ -154,7 +190,6 @@ def steps(root: Path) -> list[str]:
     return seen
 
 
-
 def excised_but_killed(world: World, at: int) -> None:
     left = [at]
 
@@ -196,7 +231,17 @@ def test_what_stands_in_the_way_is_refused_and_nothing_is_done(tmp_path: Path) -
         state = world.further.state
         world.further.runner.tell()
         told = json.loads((state / "status.json").read_text())
-        (state / "status.json").write_text(json.dumps({**told, "process": 1, "process_began": Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]}))
+        (state / "status.json").write_text(
+            json.dumps(
+                {
+                    **told,
+                    "process": 1,
+                    "process_began": (
+                        Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]
+                    ),
+                }
+            )
+        )
         with pytest.raises(ExcisionRefused, match="'further' is running, in process 1"):
             excise(world.store, "2", values=[EMAIL])
         (state / "status.json").unlink()
@@ -214,8 +259,13 @@ def test_a_pipeline_whose_inputs_are_gone_is_refused(tmp_path: Path) -> None:
     events = stream(pipeline, "bank").select("entity")
     shorts = pipeline.topic("shorts", schema="entity STRING", key="entity")
     pipeline.view("n", events.union(shorts).group_by("entity").aggregate(n=hr.agg.count()))
-    with hr.open_log(f"file:{tmp_path / 'log'}", durability="os") as log, open_store(log, "bank") as store:
-        log.create_topic("shorts", "entity STRING", key="entity", retention_bytes=1, segment_bytes=4096)
+    with (
+        hr.open_log(f"file:{tmp_path / 'log'}", durability="os") as log,
+        open_store(log, "bank") as store,
+    ):
+        log.create_topic(
+            "shorts", "entity STRING", key="entity", retention_bytes=1, segment_bytes=4096
+        )
         fill(store)
         with PipelineTest(pipeline, tmp_path / "both", log=log) as test:
             for n in range(50):
@@ -223,7 +273,9 @@ def test_a_pipeline_whose_inputs_are_gone_is_refused(tmp_path: Path) -> None:
             test.settle()
             log.maintain()
             assert log.start_offsets("shorts")[0] > 0
-            with pytest.raises(ExcisionRefused, match="'both' cannot be built again: retention or compaction"):
+            with pytest.raises(
+                ExcisionRefused, match="'both' cannot be built again: retention or compaction"
+            ):
                 excise(store, "2")
             assert len(store.load("customer-2")) == 4
 
@@ -242,7 +294,10 @@ def test_the_state_of_a_pipeline_that_was_given_up_is_not_passed_over(tmp_path: 
 
 
 def test_an_output_that_was_being_built_is_built_from_what_is_left(tmp_path: Path) -> None:
-    with hr.open_log(f"file:{tmp_path / 'log'}", durability="os") as log, open_store(log, "bank") as store:
+    with (
+        hr.open_log(f"file:{tmp_path / 'log'}", durability="os") as log,
+        open_store(log, "bank") as store,
+    ):
         few = hr.Pipeline("visits")
         events = stream(few, "bank")
         few.view("counts", events.group_by("entity").aggregate(n=hr.agg.count()))
@@ -261,8 +316,12 @@ def test_an_output_that_was_being_built_is_built_from_what_is_left(tmp_path: Pat
             assert len(test.runner.queries) == 1
             assert view(test, "counts") == [(f"customer-{n}", 4) for n in OTHERS]
             assert len(test.view("mails")) == 16
-            assert sorted((row["entity"], row["version"]) for row in log.read("seen").to_pylist()) == sorted((f"customer-{n}", v) for n in OTHERS for v in range(1, 5))
-            assert {entity: row["n"] for entity, row in test.folded("totals", "entity").items()} == {f"customer-{n}": 4 for n in OTHERS}
+            assert sorted(
+                (row["entity"], row["version"]) for row in log.read("seen").to_pylist()
+            ) == sorted((f"customer-{n}", v) for n in OTHERS for v in range(1, 5))
+            assert {
+                entity: row["n"] for entity, row in test.folded("totals", "entity").items()
+            } == {f"customer-{n}": 4 for n in OTHERS}
 
 
 def test_sinks_are_named(tmp_path: Path) -> None:
@@ -270,15 +329,36 @@ def test_sinks_are_named(tmp_path: Path) -> None:
         world = World(tmp_path, stack)
         fill(world.store)
         world.settle()
-        hr.sinks.sqlite(tmp_path / "outside.db").run("seen", log=world.log.address, until_caught_up=True)
-        assert followers.of_topic(world.store.log, "seen") == ["the sink 'seen.sqlite' (sqlite seen), which follows the topic 'seen'"]
+        hr.sinks.sqlite(tmp_path / "outside.db").run(
+            "seen", log=world.log.address, until_caught_up=True
+        )
+        assert followers.of_topic(world.store.log, "seen") == [
+            "the sink 'seen.sqlite' (sqlite seen), which follows the topic 'seen'"
+        ]
         done = excise(world.store, "2", values=[EMAIL])
-        assert done.unreached == ("the sink 'seen.sqlite' (sqlite seen), which follows the topic 'seen'",)
+        assert done.unreached == (
+            "the sink 'seen.sqlite' (sqlite seen), which follows the topic 'seen'",
+        )
         assert "seen.sqlite" in world.log.read("bank.forgotten").to_pylist()[-1]["details"]
 
 
 def command(*arguments: str, root: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "headrace.cli", "events", "excise", "--log", f"file:{root / 'log'}", *arguments], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "headrace.cli",
+            "events",
+            "excise",
+            "--log",
+            f"file:{root / 'log'}",
+            *arguments,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.slow)])
@@ -291,8 +371,17 @@ def test_a_process_that_is_killed_is_followed_by_another(tmp_path: Path, every: 
             world = World(root, stack)
             fill(world.store, count=10)
             world.settle()
-        killed = subprocess.run([sys.executable, str(EXCISERS), str(root / "log"), "2", EMAIL, str(at)], capture_output=True, text=True, timeout=120, check=False)
-        assert (killed.returncode, killed.stdout.split("\n")[at]) == (-signal.SIGKILL, names[at]), killed.stderr
+        killed = subprocess.run(
+            [sys.executable, str(EXCISERS), str(root / "log"), "2", EMAIL, str(at)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (killed.returncode, killed.stdout.split("\n")[at]) == (
+            -signal.SIGKILL,
+            names[at],
+        ), killed.stderr
         done = command("--subject", "2", "--value", EMAIL, root=root)
         assert done.returncode == 0, done.stderr
         assert "No file has the values any more" in done.stdout

@@ -1,4 +1,6 @@
-"""Kafka cannot keep an event store, and says so, through every door; it can have a copy of one, each event once and in order, which pipelines there read."""
+"""Kafka cannot keep an event store, and says so, through every door; it can have a copy of one,
+each event once and in order, which pipelines there read.
+"""
 
 import json
 import subprocess
@@ -25,7 +27,22 @@ def test_a_broker_is_refused_with_what_it_cannot_promise(kafka_broker: KafkaBrok
             open_store(log, "bank")
         assert log.topics() == before
     done = subprocess.run(
-        [sys.executable, "-m", "headrace.cli", "events", "history", "account-1", "--store", "bank", "--log", kafka_broker.address], capture_output=True, text=True, timeout=60, check=False
+        [
+            sys.executable,
+            "-m",
+            "headrace.cli",
+            "events",
+            "history",
+            "account-1",
+            "--store",
+            "bank",
+            "--log",
+            kafka_broker.address,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode != 0
     assert PROMISES in done.stderr
@@ -38,26 +55,48 @@ def test_the_eventsourcing_library_is_refused_too(kafka_broker: KafkaBroker) -> 
     from eventsourcing.application import Application
 
     with pytest.raises(NotSupported, match=PROMISES):
-        Application(env={"PERSISTENCE_MODULE": "headrace.events.eventsourcing", "HEADRACE_LOG": kafka_broker.address})
+        Application(
+            env={
+                "PERSISTENCE_MODULE": "headrace.events.eventsourcing",
+                "HEADRACE_LOG": kafka_broker.address,
+            }
+        )
 
 
 def copy(store: EventStore, target: Log, *, most: int | None = None) -> None:
-    """What the documentation says: numbered by offset, so that it can be stopped anywhere and begun again."""
+    """What the documentation says: numbered by offset, so that it can be stopped anywhere and begun
+    again.
+    """
     target.create_topic("bank", SCHEMA, key="entity", partitions=1, exist_ok=True)
     with target.producer("bank", id="copy-of-bank") as producer:
         for number, event in enumerate(store.follow(producer.last_sequence + 1, idle="100 ms")):
             if number == most:
                 return
-            row = {"entity": event.entity, "version": event.version, "type": event.type, "type_version": event.type_version, "id": event.id, "subject": event.subject}
-            producer.append([row | {"data": json.dumps(event.data), "state": None}], sequence=event.offset)
+            row = {
+                "entity": event.entity,
+                "version": event.version,
+                "type": event.type,
+                "type_version": event.type_version,
+                "id": event.id,
+                "subject": event.subject,
+            }
+            producer.append(
+                [row | {"data": json.dumps(event.data), "state": None}], sequence=event.offset
+            )
 
 
 @pytest.mark.kafka
 def test_a_copy_has_each_event_once_and_in_order(tmp_path: Path, kafka_broker: KafkaBroker) -> None:
-    with hr.open_log(f"file:{tmp_path / 'log'}") as log, open_store(log, "bank") as store, hr.open_log(kafka_broker.address) as target:
+    with (
+        hr.open_log(f"file:{tmp_path / 'log'}") as log,
+        open_store(log, "bank") as store,
+        hr.open_log(kafka_broker.address) as target,
+    ):
         for n in range(12):
             store.append(f"account-{n % 3}", Event("Deposited", {"amount": n}))
         copy(store, target, most=5)
         copy(store, target)
-        copied = [(row["entity"], row["version"], row["type"]) for row in target.read("bank").to_pylist()]
+        copied = [
+            (row["entity"], row["version"], row["type"]) for row in target.read("bank").to_pylist()
+        ]
         assert copied == [(event.entity, event.version, event.type) for event in store.read()]

@@ -1,4 +1,6 @@
-"""Many processes on one hot entity, some of them killed: nothing acknowledged is lost, nothing is doubled, versions and offsets have no gaps, and who follows sees all of it once, in order."""
+"""Many processes on one hot entity, some of them killed: nothing acknowledged is lost, nothing is
+doubled, versions and offsets have no gaps, and who follows sees all of it once, in order.
+"""
 
 import os
 import random
@@ -23,7 +25,12 @@ def run(directory: Path, writers: int, count: int, killed: int) -> Acknowledged:
     """Start writers, kill some of them in the middle, and collect what each was told."""
     chosen = random.Random(writers)
     processes = [
-        subprocess.Popen([sys.executable, str(WRITERS), str(directory), str(number), str(count)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, str(WRITERS), str(directory), str(number), str(count)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for number in range(writers)
     ]
     outputs: dict[int, str] = {}
@@ -39,7 +46,11 @@ def run(directory: Path, writers: int, count: int, killed: int) -> Acknowledged:
         for number in chosen.sample(range(writers), killed):
             deadline = time.monotonic() + 60
             goal = store.end() + chosen.randrange(1, 20)
-            while store.end() < goal and processes[number].poll() is None and time.monotonic() < deadline:
+            while (
+                store.end() < goal
+                and processes[number].poll() is None
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.001)
             if processes[number].poll() is None:
                 os.kill(processes[number].pid, signal.SIGKILL)
@@ -47,7 +58,14 @@ def run(directory: Path, writers: int, count: int, killed: int) -> Acknowledged:
         thread.join()
     for number, process in enumerate(processes):
         assert process.returncode in {0, -signal.SIGKILL}, errors[number]
-    return {number: [tuple(map(int, line.split())) for line in output.splitlines() if len(line.split()) == 3] for number, output in outputs.items()}  # type: ignore[misc]
+    return {
+        number: [
+            tuple(map(int, line.split()))
+            for line in output.splitlines()
+            if len(line.split()) == 3  # type: ignore[misc]
+        ]
+        for number, output in outputs.items()
+    }
 
 
 def check(events: list[Recorded], acknowledged: Acknowledged) -> None:
@@ -56,17 +74,23 @@ def check(events: list[Recorded], acknowledged: Acknowledged) -> None:
     assert [event.version for event in hot] == list(range(1, len(hot) + 1))
     told = [(event.data["writer"], event.data["n"]) for event in hot]
     assert len(set(told)) == len(told)
-    places = {(event.data["writer"], event.data["n"]): (event.version, event.offset) for event in hot}
+    places = {
+        (event.data["writer"], event.data["n"]): (event.version, event.offset) for event in hot
+    }
     for writer, lines in acknowledged.items():
         for n, version, offset in lines:
             assert places[writer, n] == (version, offset)
         own = [event.data["n"] for event in events if event.entity == f"own-{writer}"]
         assert own == list(range(len(own)))
-        assert len(own) == len([one for one, _ in told if one == writer])  # both entities of an append, or neither
+        assert len(own) == len(
+            [one for one, _ in told if one == writer]
+        )  # both entities of an append, or neither
         assert len(lines) <= len(own) <= len(lines) + 1
 
 
-@pytest.mark.parametrize(("writers", "count", "killed"), [(4, 25, 2), pytest.param(16, 60, 5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("writers", "count", "killed"), [(4, 25, 2), pytest.param(16, 60, 5, marks=pytest.mark.slow)]
+)
 def test_processes_on_a_hot_entity(tmp_path: Path, writers: int, count: int, killed: int) -> None:
     directory = tmp_path / "log"
     followed: list[Recorded] = []
@@ -86,7 +110,9 @@ def test_processes_on_a_hot_entity(tmp_path: Path, writers: int, count: int, kil
         done.set()
         follower.join(timeout=60)
         events = list(store.read())
-        assert [event.data["n"] for event in store.load("hot")] == [event.data["n"] for event in events if event.entity == "hot"]
+        assert [event.data["n"] for event in store.load("hot")] == [
+            event.data["n"] for event in events if event.entity == "hot"
+        ]
     assert sum(map(len, acknowledged.values())) >= (writers - killed) * count
     check(events, acknowledged)
     assert followed == events

@@ -1,4 +1,6 @@
-"""Views of events: a pipeline over their topic, one added later, one rebuilt beside the old one, also after an excision; and reading one's own writes from a served view."""
+"""Views of events: a pipeline over their topic, one added later, one rebuilt beside the old one,
+also after an excision; and reading one's own writes from a served view.
+"""
 
 import json
 import os
@@ -21,7 +23,12 @@ if TYPE_CHECKING:
 
 def counted(by: str = "entity") -> hr.Pipeline:
     pipeline = hr.Pipeline(f"by-{by}")
-    pipeline.view("counts", stream(pipeline, "bank").group_by(by).aggregate(n=hr.agg.count(), newest=hr.agg.max("version")))
+    pipeline.view(
+        "counts",
+        stream(pipeline, "bank")
+        .group_by(by)
+        .aggregate(n=hr.agg.count(), newest=hr.agg.max("version")),
+    )
     return pipeline
 
 
@@ -55,15 +62,35 @@ def test_a_command_s_own_writes_are_read_from_a_served_view(tmp_path: Path) -> N
         handler = Handler(store, TOTALS)
         handler.handle("a", 1)
         test.settle()
-        (test.state / "status.json").write_text(json.dumps({"pipeline": "by-entity", "process": os.getpid(), "tick": 1, "newest_tick": 1, "rows_behind": 0, "batches": 1, "failures": 0, "updated": 1.5}))
+        (test.state / "status.json").write_text(
+            json.dumps(
+                {
+                    "pipeline": "by-entity",
+                    "process": os.getpid(),
+                    "tick": 1,
+                    "newest_tick": 1,
+                    "rows_behind": 0,
+                    "batches": 1,
+                    "failures": 0,
+                    "updated": 1.5,
+                }
+            )
+        )
         server = start(test.state, test.log, limits=QUICK)
         try:
             client = Client(server.port)
             answer = handler.handle("a", 1)
-            assert client.get("/views/counts", key="a", at_least=str(answer.position), wait="50 milliseconds").status == 503
+            assert (
+                client.get(
+                    "/views/counts", key="a", at_least=str(answer.position), wait="50 milliseconds"
+                ).status
+                == 503
+            )
             later = threading.Timer(0.1, test.settle)
             later.start()
-            assert client.get("/views/counts", key="a", at_least=str(answer.position)).json["row"] == {"entity": "a", "n": 2, "newest": 2}
+            assert client.get("/views/counts", key="a", at_least=str(answer.position)).json[
+                "row"
+            ] == {"entity": "a", "n": 2, "newest": 2}
             later.join()
         finally:
             server.stop()
@@ -72,7 +99,11 @@ def test_a_command_s_own_writes_are_read_from_a_served_view(tmp_path: Path) -> N
 @pytest.mark.spark
 def test_the_content_of_events_in_a_view(tmp_path: Path, spark: "SparkSession") -> None:
     pipeline = hr.Pipeline("sums")
-    amounts = stream(pipeline, "bank").where("type = 'Added'").select("entity", amount="CAST(get_json_object(data, '$.amount') AS BIGINT)")
+    amounts = (
+        stream(pipeline, "bank")
+        .where("type = 'Added'")
+        .select("entity", amount="CAST(get_json_object(data, '$.amount') AS BIGINT)")
+    )
     pipeline.view("sums", amounts.group_by("entity").aggregate(total=hr.agg.sum("amount")))
     with PipelineTest(pipeline, tmp_path, spark) as test, open_store(test.log, "bank") as store:
         handler = Handler(store, TOTALS)
@@ -85,13 +116,25 @@ def test_the_content_of_events_in_a_view(tmp_path: Path, spark: "SparkSession") 
 @pytest.mark.spark
 def test_rows_that_python_is_not_sure_of_are_spark_s(tmp_path: Path, spark: "SparkSession") -> None:
     pipeline = hr.Pipeline("sums")
-    amounts = stream(pipeline, "bank").select("entity", amount="CAST(get_json_object(data, '$.amount') AS BIGINT)", note="get_json_object(data, '$.note')")
-    pipeline.view("sums", amounts.group_by("entity").aggregate(total=hr.agg.sum("amount"), note=hr.agg.max("note")))
+    amounts = stream(pipeline, "bank").select(
+        "entity",
+        amount="CAST(get_json_object(data, '$.amount') AS BIGINT)",
+        note="get_json_object(data, '$.note')",
+    )
+    pipeline.view(
+        "sums",
+        amounts.group_by("entity").aggregate(total=hr.agg.sum("amount"), note=hr.agg.max("note")),
+    )
     with PipelineTest(pipeline, tmp_path, spark) as test, open_store(test.log, "bank") as store:
-        store.append("a", [Event("Added", {"amount": 4, "note": "x"}), Event("Added", {"amount": 5})])
+        store.append(
+            "a", [Event("Added", {"amount": 4, "note": "x"}), Event("Added", {"amount": 5})]
+        )
         test.settle()
         assert rows(test, "sums") == [("a", 9, "x")]
-        store.append("a", [Event("Added", {"amount": "many", "note": {"y": 1.5}}), Event("Added", {"amount": 1})])
+        store.append(
+            "a",
+            [Event("Added", {"amount": "many", "note": {"y": 1.5}}), Event("Added", {"amount": 1})],
+        )
         test.settle()
         assert rows(test, "sums") == [("a", 10, '{"y":1.5}')]
         assert test.runner.leading.entry.counts["sums.select.errors"] == 1

@@ -1,4 +1,6 @@
-"""Appending under an expected version, repeating by event id, loading one entity, reading all in the global order; the index lost, damaged and behind."""
+"""Appending under an expected version, repeating by event id, loading one entity, reading all in
+the global order; the index lost, damaged and behind.
+"""
 
 import random
 import threading
@@ -27,18 +29,32 @@ def test_events_have_versions_of_their_entity_and_offsets_of_all(store: EventSto
     answer = store.append("a", paid(4), expected=2)
     assert (answer.versions, answer.offsets) == ({"a": 3}, range(3, 4))
     assert str(answer.position) == "bank:0:4"
-    assert [(event.entity, event.version, event.offset) for event in store.read()] == [("a", 1, 0), ("a", 2, 1), ("b", 1, 2), ("a", 3, 3)]
-    assert [(event.version, event.data) for event in store.load("a", after=1)] == [(2, {"amount": 2}), (3, {"amount": 4})]
+    assert [(event.entity, event.version, event.offset) for event in store.read()] == [
+        ("a", 1, 0),
+        ("a", 2, 1),
+        ("b", 1, 2),
+        ("a", 3, 3),
+    ]
+    assert [(event.version, event.data) for event in store.load("a", after=1)] == [
+        (2, {"amount": 2}),
+        (3, {"amount": 4}),
+    ]
     assert amounts(store, "b") == [3]
     assert store.entities() == [("a", 3), ("b", 1)]
 
 
 @pytest.mark.parametrize(("expected", "current"), [(NEW, 2), (1, 2), (3, 2)])
-def test_another_version_than_expected_is_a_conflict_that_says_which(store: EventStore, expected: int, current: int) -> None:
+def test_another_version_than_expected_is_a_conflict_that_says_which(
+    store: EventStore, expected: int, current: int
+) -> None:
     store.append("a", [paid(1), paid(2)])
     with pytest.raises(VersionConflict, match="nothing was stored") as error:
         store.append("a", paid(3), expected=expected)
-    assert (error.value.entity, error.value.expected, error.value.current) == ("a", expected, current)
+    assert (error.value.entity, error.value.expected, error.value.current) == (
+        "a",
+        expected,
+        current,
+    )
     assert store.version("a") == 2
 
 
@@ -61,8 +77,18 @@ def test_a_repeated_append_is_harmless(store: EventStore) -> None:
     assert amounts(store, "a") == [1, 2, 3]
 
 
-@pytest.mark.parametrize("events", [[paid(9, "x")], [paid(1, "x"), paid(2, "y")], [Event("Other", {"amount": 1}, id="x")], [paid(1, "x"), paid(5)]])
-def test_an_id_that_stands_for_something_else_is_refused(store: EventStore, events: list[Event]) -> None:
+@pytest.mark.parametrize(
+    "events",
+    [
+        [paid(9, "x")],
+        [paid(1, "x"), paid(2, "y")],
+        [Event("Other", {"amount": 1}, id="x")],
+        [paid(1, "x"), paid(5)],
+    ],
+)
+def test_an_id_that_stands_for_something_else_is_refused(
+    store: EventStore, events: list[Event]
+) -> None:
     store.append("a", paid(1, "x"))
     with pytest.raises(EventIdConflict):
         store.append("a", events)
@@ -91,14 +117,37 @@ def test_what_cannot_be_expected_is_refused(store: EventStore, expected: int) ->
         store.append("a", paid(1), expected=expected)
 
 
-@pytest.mark.parametrize("data", [{"x": object()}, {"x": float("nan")}, {"x": b"bytes"}, {"x": "\ud800"}, [1], "text", {("a",): 1}])
-def test_an_event_that_cannot_be_serialised_is_named_and_nothing_is_stored(store: EventStore, data: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"x": object()},
+        {"x": float("nan")},
+        {"x": b"bytes"},
+        {"x": "\ud800"},
+        [1],
+        "text",
+        {("a",): 1},
+    ],
+)
+def test_an_event_that_cannot_be_serialised_is_named_and_nothing_is_stored(
+    store: EventStore, data: dict[str, object]
+) -> None:
     with pytest.raises(BadEvent, match="Paid"):
         store.commit([Change("b", [paid(1)]), Change("a", [Event("Paid", data)])])
     assert store.end() == 0
 
 
-@pytest.mark.parametrize("event", [Event(""), Event("a\nb"), Event("T", id=""), Event("T", subject="x" * 401), Event("T", type_version=0), "T"])
+@pytest.mark.parametrize(
+    "event",
+    [
+        Event(""),
+        Event("a\nb"),
+        Event("T", id=""),
+        Event("T", subject="x" * 401),
+        Event("T", type_version=0),
+        "T",
+    ],
+)
 def test_odd_events_are_refused(store: EventStore, event: Event) -> None:
     with pytest.raises(BadEvent):
         store.append("a", [event])
@@ -120,13 +169,22 @@ def test_a_topic_that_is_none_of_events_is_refused(log: hr.Log) -> None:
 def test_a_store_that_was_made_again_must_be_opened_again(log: hr.Log, store: EventStore) -> None:
     store.append("a", paid(1))
     log.delete_topic("bank")
-    log.create_topic("bank", "entity STRING, version BIGINT, type STRING, type_version INT, id STRING, subject STRING, data STRING, state BINARY", key="entity")
+    log.create_topic(
+        "bank",
+        "entity STRING, version BIGINT, type STRING, type_version INT, id STRING, subject STRING,"
+        " data STRING, state BINARY",
+        key="entity",
+    )
     with pytest.raises(InputError, match="made again"):
         store.load("a")
 
 
 def test_large_values_and_any_text_come_back(store: EventStore) -> None:
-    data = {"text": 'ü\u2028\n"\\ 漢字 🎈', "large": "x" * 3_000_000, "deep": {"list": [1, 2.5, None, True]}}
+    data = {
+        "text": 'ü\u2028\n"\\ 漢字 🎈',
+        "large": "x" * 3_000_000,
+        "deep": {"list": [1, 2.5, None, True]},
+    }
     store.append("größe/ß", Event("Típus", data, id="é"))
     (event,) = store.load("größe/ß")
     assert (event.data, event.type, event.id) == (data, "Típus", "é")
@@ -143,7 +201,12 @@ def filled(log: hr.Log, count: int) -> dict[str, list[int]]:
             parts: dict[str, list[int]] = {}
             for amount in range(first, first + 50):
                 parts.setdefault(f"e{chosen.randrange(40)}", []).append(amount)
-            store.commit([Change(entity, [paid(each, f"id-{each}") for each in found]) for entity, found in parts.items()])
+            store.commit(
+                [
+                    Change(entity, [paid(each, f"id-{each}") for each in found])
+                    for entity, found in parts.items()
+                ]
+            )
             for entity, found in parts.items():
                 expected.setdefault(entity, []).extend(found)
     return expected
@@ -159,7 +222,9 @@ def index_directory(log: hr.Log) -> Path:
 
 
 @pytest.mark.parametrize("damage", ["none", "deleted", "truncated", "garbage", "other version"])
-def test_the_index_is_there_again_whatever_became_of_it(log: hr.Log, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+def test_the_index_is_there_again_whatever_became_of_it(
+    log: hr.Log, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
     monkeypatch.setattr(indexed, "FLUSH_ENTRIES", 300)
     monkeypatch.setattr(indexed, "_READ_ENTRIES", 500)
     expected = filled(log, 2000)
@@ -195,7 +260,10 @@ def test_an_index_that_is_ahead_of_the_log_is_thrown_away(tmp_path: Path) -> Non
     shutil.rmtree(tmp_path / "copy" / "events")
     shutil.copytree(tmp_path / "log" / "events", tmp_path / "copy" / "events")
     assert directory.exists()
-    with hr.open_log(f"file:{tmp_path / 'copy'}", durability="os") as log, open_store(log, "bank") as store:
+    with (
+        hr.open_log(f"file:{tmp_path / 'copy'}", durability="os") as log,
+        open_store(log, "bank") as store,
+    ):
         assert (store.version("late"), store.end()) == (0, 500)
         assert store.append("late", paid(1), expected=NEW).versions == {"late": 1}
 
@@ -219,7 +287,12 @@ def test_what_a_failed_commit_drafted_is_forgotten(tmp_path: Path) -> None:
     from headrace.log.file.log import FileLog
 
     disk = FailingDisk()
-    with FileLog(tmp_path / "log", disk=disk) as log, open_store(log, "bank") as store, FileLog(tmp_path / "log") as other, open_store(other, "bank") as theirs:
+    with (
+        FileLog(tmp_path / "log", disk=disk) as log,
+        open_store(log, "bank") as store,
+        FileLog(tmp_path / "log") as other,
+        open_store(other, "bank") as theirs,
+    ):
         store.append("a", paid(1))
         disk.broken = "write"
         with pytest.raises(OSError, match="on fire"):
@@ -281,7 +354,9 @@ def test_two_stores_of_one_topic_are_closed_one_by_one(log: hr.Log, store: Event
     assert amounts(store, "a") == [1, 2]
 
 
-def test_an_index_that_cannot_be_written_does_not_fail_an_append(store: EventStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_index_that_cannot_be_written_does_not_fail_an_append(
+    store: EventStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(indexed, "FLUSH_ENTRIES", 2)
 
     def full(*_: object) -> int:

@@ -1,4 +1,6 @@
-"""Personal fields: sealed everywhere, readable with the right keys, gone for good when a subject's key is deleted; wrong and missing master keys."""
+"""Personal fields: sealed everywhere, readable with the right keys, gone for good when a subject's
+key is deleted; wrong and missing master keys.
+"""
 
 import base64
 from collections.abc import Iterator
@@ -10,7 +12,16 @@ import pytest
 
 import headrace as hr
 from headrace.errors import BadEvent, BadMasterKey, ConfigurationError, NewerFormat, UnknownSubject
-from headrace.events import Codec, Decider, EventStore, Handler, Vault, open_store, open_vault, personal
+from headrace.events import (
+    Codec,
+    Decider,
+    EventStore,
+    Handler,
+    Vault,
+    open_store,
+    open_vault,
+    personal,
+)
 from headrace.events.privacy import vault as forgetting
 
 KEY = bytes(range(32))
@@ -47,10 +58,16 @@ def vault(store: EventStore) -> Iterator[Vault]:
 
 
 def files_with(root: Path, value: bytes) -> list[str]:
-    return [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and value in path.read_bytes()]
+    return [
+        str(path.relative_to(root))
+        for path in root.rglob("*")
+        if path.is_file() and value in path.read_bytes()
+    ]
 
 
-def test_personal_fields_are_sealed_everywhere_and_null_when_the_key_is_gone(tmp_path: Path, store: EventStore, vault: Vault) -> None:
+def test_personal_fields_are_sealed_everywhere_and_null_when_the_key_is_gone(
+    tmp_path: Path, store: EventStore, vault: Vault
+) -> None:
     handler = Handler(store, CUSTOMERS, vault=vault)
     answer = handler.handle("c-7", Registered(7, "ada@example.com", "gold"))
     handler.handle("c-8", Registered(8, "ben@example.com"))
@@ -63,11 +80,15 @@ def test_personal_fields_are_sealed_everywhere_and_null_when_the_key_is_gone(tmp
     for state in (handler.state("c-7"), Handler(store, CUSTOMERS, vault=vault).state("c-7")):
         assert vault.reveal(state) == Customer(None, "gold")
     assert vault.reveal(handler.state("c-8")).email == "ben@example.com"
-    assert vault.reveal([event.data for event in store.load("c-7")]) == [{"customer": 7, "email": None, "plan": "gold"}]
+    assert vault.reveal([event.data for event in store.load("c-7")]) == [
+        {"customer": 7, "email": None, "plan": "gold"}
+    ]
     assert vault.subjects() == ["8"]
 
 
-def test_a_deleted_key_is_not_in_the_file_any_more_and_gone_in_other_processes(store: EventStore, vault: Vault) -> None:
+def test_a_deleted_key_is_not_in_the_file_any_more_and_gone_in_other_processes(
+    store: EventStore, vault: Vault
+) -> None:
     with open_vault(store, master_key=KEY) as other:
         sealed = vault.seal("7", "secret")
         assert other.unseal(sealed) == "secret"
@@ -101,9 +122,16 @@ def test_a_sealed_value_that_was_changed_or_is_no_sealed_value(vault: Vault) -> 
 
 @pytest.mark.parametrize(
     ("environment", "message"),
-    [({}, "no master key"), ({"HEADRACE_MASTER_KEY": "short"}, "base64|bytes"), ({"HEADRACE_MASTER_KEY": "AAAA"}, "3 bytes"), ({"HEADRACE_MASTER_KEY_FILE": "nowhere"}, "cannot be read")],
+    [
+        ({}, "no master key"),
+        ({"HEADRACE_MASTER_KEY": "short"}, "base64|bytes"),
+        ({"HEADRACE_MASTER_KEY": "AAAA"}, "3 bytes"),
+        ({"HEADRACE_MASTER_KEY_FILE": "nowhere"}, "cannot be read"),
+    ],
 )
-def test_a_missing_or_malformed_master_key(store: EventStore, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], message: str) -> None:
+def test_a_missing_or_malformed_master_key(
+    store: EventStore, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], message: str
+) -> None:
     for name in ("HEADRACE_MASTER_KEY", "HEADRACE_MASTER_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -112,7 +140,9 @@ def test_a_missing_or_malformed_master_key(store: EventStore, monkeypatch: pytes
         open_vault(store)
 
 
-def test_the_wrong_master_key_is_noticed_and_the_right_one_may_come_from_a_file(store: EventStore, vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wrong_master_key_is_noticed_and_the_right_one_may_come_from_a_file(
+    store: EventStore, vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sealed = vault.seal("7", "x")
     with pytest.raises(BadMasterKey, match="not the one"):
         open_vault(store, master_key=bytes(32))

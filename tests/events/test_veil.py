@@ -1,4 +1,6 @@
-"""Views with personal fields: sealed on disk and for who has no key, opened by a server that has the master key, and null everywhere once a person's key is deleted."""
+"""Views with personal fields: sealed on disk and for who has no key, opened by a server that has
+the master key, and null everywhere once a person's key is deleted.
+"""
 
 import base64
 import json
@@ -21,20 +23,31 @@ ADDRESS = 'ada "x" ü@example.com'
 
 def latest() -> hr.Pipeline:
     pipeline = hr.Pipeline("latest")
-    pipeline.view("newest", stream(pipeline, "bank").group_by("entity").aggregate(data=hr.agg.max("data"), n=hr.agg.count()))
+    pipeline.view(
+        "newest",
+        stream(pipeline, "bank")
+        .group_by("entity")
+        .aggregate(data=hr.agg.max("data"), n=hr.agg.count()),
+    )
     return pipeline
 
 
 @pytest.fixture
 def settled(tmp_path: Path) -> Iterator[tuple[PipelineTest, Vault]]:
-    with PipelineTest(latest(), tmp_path) as test, open_store(test.log, "bank") as store, open_vault(store, master_key=KEY) as vault:
+    with (
+        PipelineTest(latest(), tmp_path) as test,
+        open_store(test.log, "bank") as store,
+        open_vault(store, master_key=KEY) as vault,
+    ):
         Handler(store, CUSTOMERS, vault=vault).handle("c-7", Registered(7, ADDRESS))
         test.settle()
         yield test, vault
 
 
 def emails(client: Client) -> list[Any]:
-    """The personal field in a row by key, in a page, in an answer to SQL, in a stream of changes, and in one of the topic."""
+    """The personal field in a row by key, in a page, in an answer to SQL, in a stream of changes,
+    and in one of the topic.
+    """
     row = client.get("/views/newest", key="c-7")
     assert int(row.headers["content-length"]) == len(row.body)
     (page,) = client.get("/views/newest").json["rows"]
@@ -45,7 +58,12 @@ def emails(client: Client) -> list[Any]:
         told = follower.next()
     assert followed is not None
     assert told is not None
-    texts = [row.json["row"]["data"], page["data"], asked["data"], *(_found(each.data, "data") for each in (followed, told))]
+    texts = [
+        row.json["row"]["data"],
+        page["data"],
+        asked["data"],
+        *(_found(each.data, "data") for each in (followed, told)),
+    ]
     return [json.loads(text)["email"] for text in texts]
 
 
@@ -53,7 +71,20 @@ def _found(thing: Any, name: str) -> Any:
     """The first text of that name, however deep."""
     if isinstance(thing, dict) and isinstance(thing.get(name), str):
         return thing[name]
-    return next((found for each in (thing.values() if isinstance(thing, dict) else thing if isinstance(thing, list) else ()) if (found := _found(each, name)) is not None), None)
+    return next(
+        (
+            found
+            for each in (
+                thing.values()
+                if isinstance(thing, dict)
+                else thing
+                if isinstance(thing, list)
+                else ()
+            )
+            if (found := _found(each, name)) is not None
+        ),
+        None,
+    )
 
 
 def shown(test: PipelineTest) -> list[Any]:
@@ -61,7 +92,9 @@ def shown(test: PipelineTest) -> list[Any]:
         return emails(Client(server.port))
 
 
-def test_without_the_master_key_values_stay_sealed_and_become_null(settled: tuple[PipelineTest, Vault]) -> None:
+def test_without_the_master_key_values_stay_sealed_and_become_null(
+    settled: tuple[PipelineTest, Vault],
+) -> None:
     test, vault = settled
     with start(test.state, test.log, limits=QUICK) as server:
         before = emails(Client(server.port))
@@ -71,7 +104,9 @@ def test_without_the_master_key_values_stay_sealed_and_become_null(settled: tupl
         assert emails(Client(server.port)) == [None] * 5
 
 
-def test_a_server_that_has_the_master_key_opens_them(settled: tuple[PipelineTest, Vault], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_has_the_master_key_opens_them(
+    settled: tuple[PipelineTest, Vault], monkeypatch: pytest.MonkeyPatch
+) -> None:
     test, vault = settled
     monkeypatch.setenv("HEADRACE_MASTER_KEY", base64.b64encode(KEY).decode())
     assert shown(test) == [ADDRESS] * 5

@@ -1,4 +1,6 @@
-"""A process that appends to a hot entity and to one of its own, and says on standard output what was acknowledged. Run by test_processes."""
+"""A process that appends to a hot entity and to one of its own, and says on standard output what
+was acknowledged. Run by test_processes.
+"""
 
 import sys
 
@@ -10,11 +12,22 @@ from headrace.events import Change, Event, open_store
 def main(directory: str, writer: int, count: int) -> None:
     with hr.open_log(f"file:{directory}") as log, open_store(log, "bank") as store:
         for n in range(count):
-            large = "x" * 1_500_000 if (writer, n % 10) == (0, 3) else ""  # appends of very different durations, side by side
+            large = (
+                "x" * 1_500_000 if (writer, n % 10) == (0, 3) else ""
+            )  # appends of very different durations, side by side
             while True:
                 version = store.version("hot")
                 try:
-                    answer = store.commit([Change("hot", [Event("Hit", {"writer": writer, "n": n, "large": large})], version), Change(f"own-{writer}", [Event("Own", {"n": n})], n)])
+                    answer = store.commit(
+                        [
+                            Change(
+                                "hot",
+                                [Event("Hit", {"writer": writer, "n": n, "large": large})],
+                                version,
+                            ),
+                            Change(f"own-{writer}", [Event("Own", {"n": n})], n),
+                        ]
+                    )
                 except VersionConflict as conflict:
                     if conflict.entity != "hot" or conflict.current <= version:
                         raise

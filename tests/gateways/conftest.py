@@ -45,4 +45,8 @@ def adds_up(running: Receiving) -> bool:
     """Every row that came has one fate, or waits; and none was turned away without a reason."""
     status = running.status()
     fates = status.stored + status.repeated + status.dropped + status.refused
-    return status.waiting_rows >= 0 and status.received == fates + status.waiting_rows and sum(status.reasons.values()) == status.dropped + status.refused
+    return (
+        status.waiting_rows >= 0
+        and status.received == fates + status.waiting_rows
+        and sum(status.reasons.values()) == status.dropped + status.refused
+    )

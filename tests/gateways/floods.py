@@ -1,6 +1,8 @@
-"""Processes that send rows to a gateway at a pace of their own, whatever becomes of them, and say what they have sent: `flood("http", address, rows_a_second, seconds)`.
+"""Processes that send rows to a gateway at a pace of their own, whatever becomes of them, and say
+what they have sent: `flood("http", address, rows_a_second, seconds)`.
 
-A sender that is held up (HTTP that answers later, a PUSH socket that is full) sends less; one that is not keeps its pace.
+A sender that is held up (HTTP that answers later, a PUSH socket that is full) sends less; one that
+is not keeps its pace.
 """
 
 from __future__ import annotations
@@ -95,7 +97,9 @@ class Flood:
         assert self.process.stdout.readline() == "sending\n"
 
     def end(self) -> None:
-        self.sent, self.answers = json.loads(printed(self.process, timeout_s=self.seconds + 400).splitlines()[-1])
+        self.sent, self.answers = json.loads(
+            printed(self.process, timeout_s=self.seconds + 400).splitlines()[-1]
+        )
 
 
 def flood(kind: str, place: str, rows_a_second: float, seconds: float) -> Flood:

@@ -1,4 +1,6 @@
-"""The embedded log, with a disk that is as slow as the test wants: an append of n rows takes at least as long as n rows do at the pace."""
+"""The embedded log, with a disk that is as slow as the test wants: an append of n rows takes at
+least as long as n rows do at the pace.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,17 @@ class _Producer:
     def append(self, rows: Any, **settings: Any) -> Any:
         done_s = time.monotonic() + rows.num_rows / self._log.rows_a_second
         position = self._producer.append(rows, **settings)
-        while (left_s := min(done_s - time.monotonic(), 0.02)) > 0 and self._log.rows_a_second != float("inf"):
+        while (
+            left_s := min(done_s - time.monotonic(), 0.02)
+        ) > 0 and self._log.rows_a_second != float("inf"):
             time.sleep(left_s)
         return position
 
 
 def measured_pace(log: Any, topic: str, rows: Any, appends: int = 5) -> float:
-    """Rows a second that a topic takes, by the fastest of some appends: a busy machine makes one slow now and then."""
+    """Rows a second that a topic takes, by the fastest of some appends: a busy machine makes one
+    slow now and then.
+    """
     producer, times_s = log.producer(topic), []
     for _ in range(appends):
         started_s = time.perf_counter()

@@ -14,19 +14,25 @@ LINES = {"Content-Type": "application/x-ndjson"}
 JSON = {"Content-Type": "application/json"}
 
 
-def post(address: str, path: str, body: bytes, headers: Mapping[str, str] = JSON) -> tuple[int, dict[str, Any]]:
+def post(
+    address: str, path: str, body: bytes, headers: Mapping[str, str] = JSON
+) -> tuple[int, dict[str, Any]]:
     connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=300)
     try:
         connection.request("POST", path, body, dict(headers))
         answer = connection.getresponse()
         text = answer.read()
-        return answer.status, json.loads(text) if text.startswith(b"{") else {"text": text.decode(errors="replace")}
+        return answer.status, (
+            json.loads(text) if text.startswith(b"{") else {"text": text.decode(errors="replace")}
+        )
     finally:
         connection.close()
 
 
 def in_another_process(script: str, *arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", script, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)], stdout=subprocess.PIPE, text=True
+    )
 
 
 def printed(process: subprocess.Popen[str], timeout_s: float = 60) -> str:

@@ -1,4 +1,6 @@
-"""AMQP with a real RabbitMQ: acknowledged there when it is durable here, repeats left out, the broker restarted, and the sink that publishes."""
+"""AMQP with a real RabbitMQ: acknowledged there when it is durable here, repeats left out, the
+broker restarted, and the sink that publishes.
+"""
 
 import json
 from collections.abc import Iterable
@@ -29,7 +31,13 @@ def publish(rabbitmq: RabbitmqServer, queue: str, *messages: tuple[bytes, str | 
         channel = connection.channel()
         channel.confirm_delivery()
         for body, identity in messages:
-            channel.basic_publish("", queue, body, pika.BasicProperties(message_id=identity, delivery_mode=2), mandatory=True)
+            channel.basic_publish(
+                "",
+                queue,
+                body,
+                pika.BasicProperties(message_id=identity, delivery_mode=2),
+                mandatory=True,
+            )
 
 
 def messages(numbers: Iterable[int]) -> list[Message]:
@@ -42,11 +50,22 @@ def left(rabbitmq: RabbitmqServer, queue: str) -> int:
         return int(connection.channel().queue_declare(queue, passive=True).method.message_count)
 
 
-def test_messages_are_stored_once_and_acknowledged(rabbitmq: RabbitmqServer, queue: str, log: hr.Log) -> None:
-    publish(rabbitmq, queue, (b'{"order_id": 1}', "a"), (b'[{"order_id": 2}, {"order_id": 3}]', "b"), (b'{"order_id": 1}', "a"), (b"nonsense", "c"))
+def test_messages_are_stored_once_and_acknowledged(
+    rabbitmq: RabbitmqServer, queue: str, log: hr.Log
+) -> None:
+    publish(
+        rabbitmq,
+        queue,
+        (b'{"order_id": 1}', "a"),
+        (b'[{"order_id": 2}, {"order_id": 3}]', "b"),
+        (b'{"order_id": 1}', "a"),
+        (b"nonsense", "c"),
+    )
     with hr.gateways.amqp("orders", url=rabbitmq.url, queue=queue).open(log) as running:
         until(lambda: running.status().received == 5 and running.status().waiting_rows == 0)
-    publish(rabbitmq, queue, (b'[{"order_id": 2}, {"order_id": 3}]', "b"), (b'{"order_id": 4}', None))
+    publish(
+        rabbitmq, queue, (b'[{"order_id": 2}, {"order_id": 3}]', "b"), (b'{"order_id": 4}', None)
+    )
     with hr.gateways.amqp("orders", url=rabbitmq.url, queue=queue).open(log) as running:
         until(lambda: running.status().received == 3 and running.status().waiting_rows == 0)
     assert order_ids(log) == [1, 2, 3, 4]
@@ -55,7 +74,9 @@ def test_messages_are_stored_once_and_acknowledged(rabbitmq: RabbitmqServer, que
     assert [letter["payload"] for letter in dead.letters(log, "orders")] == [b"nonsense"]
 
 
-def test_a_restarted_broker_is_connected_to_again(rabbitmq: RabbitmqServer, queue: str, log: hr.Log, opened: Open) -> None:
+def test_a_restarted_broker_is_connected_to_again(
+    rabbitmq: RabbitmqServer, queue: str, log: hr.Log, opened: Open
+) -> None:
     running = opened(hr.gateways.amqp("orders", url=rabbitmq.url, queue=queue, prefetch=10))
     publish(rabbitmq, queue, *((json.dumps({"order_id": i}).encode(), f"m{i}") for i in range(50)))
     publisher = Publisher(rabbitmq.url, "")  # of the sink: it is idle meanwhile
@@ -65,14 +86,18 @@ def test_a_restarted_broker_is_connected_to_again(rabbitmq: RabbitmqServer, queu
     rabbitmq.start_process()
     assert publisher.publish(queue, messages(range(60, 70))) == {}
     publisher.close()
-    publish(rabbitmq, queue, *((json.dumps({"order_id": i}).encode(), f"m{i}") for i in range(40, 60)))
+    publish(
+        rabbitmq, queue, *((json.dumps({"order_id": i}).encode(), f"m{i}") for i in range(40, 60))
+    )
     until(lambda: running.status().stored == 70, timeout_s=60)
     assert order_ids(log) == list(range(70))
     assert adds_up(running)
     assert running.status().error is None
 
 
-def test_raw_messages_keep_what_they_came_with(rabbitmq: RabbitmqServer, queue: str, log: hr.Log, opened: Open) -> None:
+def test_raw_messages_keep_what_they_came_with(
+    rabbitmq: RabbitmqServer, queue: str, log: hr.Log, opened: Open
+) -> None:
     publish(rabbitmq, queue, (b"\x00\x01", "raw-1"))
     running = opened(hr.gateways.amqp("bodies", url=rabbitmq.url, queue=queue, format="raw"))
     until(lambda: running.status().stored == 1)
@@ -81,16 +106,30 @@ def test_raw_messages_keep_what_they_came_with(rabbitmq: RabbitmqServer, queue: 
 
 
 def test_what_is_wrong_is_said_at_once(rabbitmq: RabbitmqServer, log: hr.Log) -> None:
-    with pytest.raises(RetryError, match="cannot be read"), hr.gateways.amqp("orders", url=rabbitmq.url, queue="no-such-queue").open(log):
+    with (
+        pytest.raises(RetryError, match="cannot be read"),
+        hr.gateways.amqp("orders", url=rabbitmq.url, queue="no-such-queue").open(log),
+    ):
         pass
     wrong = rabbitmq.url.replace("guest:guest", "guest:wrong")
-    with pytest.raises(ConfigurationError, match="refuses us") as refused, hr.gateways.amqp("orders", url=wrong, queue="q").open(log):
+    with (
+        pytest.raises(ConfigurationError, match="refuses us") as refused,
+        hr.gateways.amqp("orders", url=wrong, queue="q").open(log),
+    ):
         pass
     assert "wrong" not in str(refused.value)
-    with pytest.raises(RetryError, match="cannot be reached"), hr.gateways.amqp("orders", url="amqp://127.0.0.1:1/", queue="q").open(log):
+    with (
+        pytest.raises(RetryError, match="cannot be reached"),
+        hr.gateways.amqp("orders", url="amqp://127.0.0.1:1/", queue="q").open(log),
+    ):
         pass
     for url, exchange, error, said in (
-        (rabbitmq.url, "no-such-exchange", TargetUnavailable, "The exchange 'no-such-exchange' cannot be used"),
+        (
+            rabbitmq.url,
+            "no-such-exchange",
+            TargetUnavailable,
+            "The exchange 'no-such-exchange' cannot be used",
+        ),
         (wrong, "", ConfigurationError, "refuses us"),
         ("amqp://127.0.0.1:1/", "", TargetUnavailable, "cannot be reached"),
     ):
@@ -98,26 +137,38 @@ def test_what_is_wrong_is_said_at_once(rabbitmq: RabbitmqServer, log: hr.Log) ->
             Publisher(url, exchange).open()
 
 
-def test_the_sink_publishes_with_ids_and_the_gateway_reads_what_it_published(rabbitmq: RabbitmqServer, queue: str, log: hr.Log) -> None:
+def test_the_sink_publishes_with_ids_and_the_gateway_reads_what_it_published(
+    rabbitmq: RabbitmqServer, queue: str, log: hr.Log
+) -> None:
     with log.producer("orders") as producer:
-        producer.append([{"order_id": i, "region": "eu", "amount": 1.5, "received_at": None} for i in range(20)])
+        producer.append(
+            [{"order_id": i, "region": "eu", "amount": 1.5, "received_at": None} for i in range(20)]
+        )
     sink = hr.sinks.amqp(rabbitmq.url, routing_key=queue)
     sink.run("orders", log=log.address, until_caught_up=True)
     sink.run("orders", log=log.address, until_caught_up=True)  # it knows its place
     assert left(rabbitmq, queue) == 20
-    sink.run("orders", log=log.address, until_caught_up=True, start_over=True)  # the same again, under the same ids
-    log.create_topic("copies", "order_id BIGINT, region STRING, amount DOUBLE, received_at TIMESTAMP")
+    sink.run(
+        "orders", log=log.address, until_caught_up=True, start_over=True
+    )  # the same again, under the same ids
+    log.create_topic(
+        "copies", "order_id BIGINT, region STRING, amount DOUBLE, received_at TIMESTAMP"
+    )
     with hr.gateways.amqp("copies", url=rabbitmq.url, queue=queue).open(log) as running:
         until(lambda: running.status().received == 40 and running.status().waiting_rows == 0)
     assert order_ids(log, "copies") == list(range(20))
     assert running.status().repeated == 20
 
 
-def test_many_are_confirmed_at_a_time_and_each_that_is_not_taken_is_known(rabbitmq: RabbitmqServer, queue: str) -> None:
+def test_many_are_confirmed_at_a_time_and_each_that_is_not_taken_is_known(
+    rabbitmq: RabbitmqServer, queue: str
+) -> None:
     publisher = Publisher(rabbitmq.url, "")
     assert publisher.publish(queue, messages(range(2_000))) == {}
     assert left(rabbitmq, queue) == 2_000
-    assert publisher.publish("nobody-listens", messages(range(3))) == dict.fromkeys(("m0", "m1", "m2"), "no queue would get it")
+    assert publisher.publish("nobody-listens", messages(range(3))) == dict.fromkeys(
+        ("m0", "m1", "m2"), "no queue would get it"
+    )
     assert publisher.publish(queue, messages(range(1))) == {}
     publisher.close()
 
@@ -127,7 +178,9 @@ def small_queue(rabbitmq: RabbitmqServer, request: pytest.FixtureRequest) -> str
     """It says no to what is more than five."""
     name = request.node.name
     with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
-        connection.channel().queue_declare(name, durable=True, arguments={"x-max-length": 5, "x-overflow": "reject-publish"})
+        connection.channel().queue_declare(
+            name, durable=True, arguments={"x-max-length": 5, "x-overflow": "reject-publish"}
+        )
     return str(name)
 
 
@@ -140,7 +193,9 @@ def taken(rabbitmq: RabbitmqServer, queue: str) -> list[str]:
         return found
 
 
-def test_what_a_full_queue_turns_back_is_sent_again_and_nothing_twice(rabbitmq: RabbitmqServer, small_queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_full_queue_turns_back_is_sent_again_and_nothing_twice(
+    rabbitmq: RabbitmqServer, small_queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.sinks.amqp_target.PAUSES_S", (0.05, 0.05))
     publisher, found = Publisher(rabbitmq.url, ""), []
     for _ in range(2):
@@ -153,18 +208,28 @@ def test_what_a_full_queue_turns_back_is_sent_again_and_nothing_twice(rabbitmq: 
     assert sorted(found) == sorted(each.id for each in messages(range(12)))
 
 
-def test_a_queue_that_is_full_for_a_moment_makes_no_dead_letters(rabbitmq: RabbitmqServer, small_queue: str, log: hr.Log) -> None:
+def test_a_queue_that_is_full_for_a_moment_makes_no_dead_letters(
+    rabbitmq: RabbitmqServer, small_queue: str, log: hr.Log
+) -> None:
     with log.producer("orders") as producer:
-        producer.append([{"order_id": i, "region": "eu", "amount": 1.5, "received_at": None} for i in range(20)])
-    log.create_topic("copies", "order_id BIGINT, region STRING, amount DOUBLE, received_at TIMESTAMP")
+        producer.append(
+            [{"order_id": i, "region": "eu", "amount": 1.5, "received_at": None} for i in range(20)]
+        )
+    log.create_topic(
+        "copies", "order_id BIGINT, region STRING, amount DOUBLE, received_at TIMESTAMP"
+    )
     with hr.gateways.amqp("copies", url=rabbitmq.url, queue=small_queue, prefetch=1).open(log):
-        hr.sinks.amqp(rabbitmq.url, routing_key=small_queue).run("orders", log=log.address, until_caught_up=True)
+        hr.sinks.amqp(rabbitmq.url, routing_key=small_queue).run(
+            "orders", log=log.address, until_caught_up=True
+        )
         until(lambda: len(order_ids(log, "copies")) == 20)
     assert order_ids(log, "copies") == list(range(20))
     assert "orders.amqp.dead" not in log.topics()
 
 
-def test_what_is_in_flight_is_bounded_in_bytes(rabbitmq: RabbitmqServer, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_in_flight_is_bounded_in_bytes(
+    rabbitmq: RabbitmqServer, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.sinks.amqp_target.MOST_BYTES_IN_FLIGHT", 100)
     in_flight: list[int] = []
 
@@ -180,9 +245,13 @@ def test_what_is_in_flight_is_bounded_in_bytes(rabbitmq: RabbitmqServer, queue: 
     assert left(rabbitmq, queue) == 40
 
 
-def test_rows_that_no_queue_would_get_are_dead_letters(rabbitmq: RabbitmqServer, log: hr.Log) -> None:
+def test_rows_that_no_queue_would_get_are_dead_letters(
+    rabbitmq: RabbitmqServer, log: hr.Log
+) -> None:
     with log.producer("orders") as producer:
         producer.append([{"order_id": 1, "region": "eu", "amount": 1.5, "received_at": None}])
-    hr.sinks.amqp(rabbitmq.url, routing_key="nobody-listens").run("orders", log=log.address, until_caught_up=True)
+    hr.sinks.amqp(rabbitmq.url, routing_key="nobody-listens").run(
+        "orders", log=log.address, until_caught_up=True
+    )
     (letter,) = dead.letters(log, "orders.amqp")
     assert "no queue would get it" in letter["reason"]

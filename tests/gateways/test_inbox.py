@@ -43,17 +43,28 @@ def filled(policy: str, count: int, log: SlowLog, **bounds: int) -> tuple[Inbox,
 
 @pytest.mark.parametrize(
     ("policy", "stored", "dropped", "refused"),
-    [("buffer", [0, 1, 2], 0, 7), ("drop newest", [0, 1, 2], 7, 0), ("drop oldest", [0, 7, 8, 9], 6, 0)],
+    [
+        ("buffer", [0, 1, 2], 0, 7),
+        ("drop newest", [0, 1, 2], 7, 0),
+        ("drop oldest", [0, 7, 8, 9], 6, 0),
+    ],
 )
 @pytest.mark.parametrize("bounds", [{"most_rows": 3}, {"most_bytes": 30}])
-def test_beyond_the_bound_the_policy_decides(policy: str, stored: list[int], dropped: int, refused: int, bounds: dict[str, int]) -> None:
+def test_beyond_the_bound_the_policy_decides(
+    policy: str, stored: list[int], dropped: int, refused: int, bounds: dict[str, int]
+) -> None:
     log = SlowLog()
     inbox, counts = filled(policy, 10, log, **bounds)
     log.go.set()
     inbox.close()
     status = counts.status()
     assert log.stored == stored
-    assert (status.dropped, status.refused, status.received, status.waiting_rows) == (dropped, refused, 10, 0)
+    assert (status.dropped, status.refused, status.received, status.waiting_rows) == (
+        dropped,
+        refused,
+        10,
+        0,
+    )
 
 
 def test_block_makes_the_sender_wait_until_there_is_room() -> None:

@@ -1,4 +1,6 @@
-"""Gateways killed under load: everything that was acknowledged is in the topic, once, for senders that name what they send."""
+"""Gateways killed under load: everything that was acknowledged is in the topic, once, for senders
+that name what they send.
+"""
 
 import signal
 import subprocess
@@ -20,7 +22,15 @@ from tests.servers.rabbitmq_server import RabbitmqServer
 
 def started(*arguments: object, log: hr.Log) -> subprocess.Popen[str]:
     """The command itself, as a user starts it; returns when it takes rows."""
-    command = [sys.executable, "-m", "headrace.cli", "gateway", *map(str, arguments), "--log", log.address]
+    command = [
+        sys.executable,
+        "-m",
+        "headrace.cli",
+        "gateway",
+        *map(str, arguments),
+        "--log",
+        log.address,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert "Taking rows" in out(process).readline()
     return process
@@ -55,7 +65,10 @@ class Sender(threading.Thread):
 
     def _is_taken(self, body: bytes, key: str) -> bool:
         try:
-            return post(self.address, "/topics/orders", body, {**LINES, "Idempotency-Key": key})[0] == 200
+            return (
+                post(self.address, "/topics/orders", body, {**LINES, "Idempotency-Key": key})[0]
+                == 200
+            )
         except (OSError, ValueError):
             return False
         except Exception as error:  # an answer that was cut off has many forms
@@ -92,16 +105,33 @@ def test_http_killed_again_and_again(log: hr.Log) -> None:
 
 
 def test_amqp_killed_under_load(rabbitmq: RabbitmqServer, log: hr.Log, tmp_path: Path) -> None:
-    """What was not acknowledged there is delivered again; what is in the topic already is known by its id."""
+    """What was not acknowledged there is delivered again; what is in the topic already is known by
+    its id.
+    """
     pika = pytest.importorskip("pika")
     messages = 3_000
     with pika.BlockingConnection(pika.URLParameters(rabbitmq.url)) as connection:
         channel = connection.channel()
         channel.queue_declare("killed", durable=True)
         for number in range(messages):
-            channel.basic_publish("", "killed", f'{{"order_id": {number}}}'.encode(), pika.BasicProperties(message_id=f"m{number}", delivery_mode=2))
+            channel.basic_publish(
+                "",
+                "killed",
+                f'{{"order_id": {number}}}'.encode(),
+                pika.BasicProperties(message_id=f"m{number}", delivery_mode=2),
+            )
     (tmp_path / "url").write_text(rabbitmq.url)
-    arguments = ("amqp", "--topic", "orders", "--url", f"file:{tmp_path / 'url'}", "--queue", "killed", "--prefetch", 50)
+    arguments = (
+        "amqp",
+        "--topic",
+        "orders",
+        "--url",
+        f"file:{tmp_path / 'url'}",
+        "--queue",
+        "killed",
+        "--prefetch",
+        50,
+    )
     for _ in range(3):
         process = started(*arguments, log=log)
         time.sleep(0.25)

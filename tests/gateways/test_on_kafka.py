@@ -1,4 +1,6 @@
-"""Gateways that append to Kafka: acknowledged is there, repeats are left out also by the next gateway, and what they drop is what a watch hears of."""
+"""Gateways that append to Kafka: acknowledged is there, repeats are left out also by the next
+gateway, and what they drop is what a watch hears of.
+"""
 
 import json
 import queue
@@ -32,11 +34,18 @@ def fresh(stem: str) -> str:
 
 
 def test_posted_rows_are_there_once(log: hr.Log) -> None:
-    topic, name = log.create_topic(fresh("orders"), "order_id BIGINT, received_at TIMESTAMP", partitions=2).name, fresh("door")
+    topic, name = (
+        log.create_topic(
+            fresh("orders"), "order_id BIGINT, received_at TIMESTAMP", partitions=2
+        ).name,
+        fresh("door"),
+    )
     body = "\n".join(json.dumps({"order_id": number}) for number in range(50)).encode()
     for expected in ("position", "repeated"):
         with hr.gateways.http(topic, port=0, name=name).open(log) as running:
-            code, answer = post(running.address, f"/topics/{topic}", body, {**LINES, "Idempotency-Key": "one"})
+            code, answer = post(
+                running.address, f"/topics/{topic}", body, {**LINES, "Idempotency-Key": "one"}
+            )
             assert (code, expected in answer) == (200, True), answer
     assert order_ids(log, topic) == list(range(50))
 
@@ -44,8 +53,15 @@ def test_posted_rows_are_there_once(log: hr.Log) -> None:
 def test_what_a_gateway_refuses_is_heard_of(log: hr.Log) -> None:
     name, stop, places = fresh("metrics"), threading.Event(), queue.Queue[str]()
     gateway = hr.gateways.statsd(fresh("values"), port=0, flush=None, name=name)
-    running = threading.Thread(target=gateway.run, kwargs={"log": log.address, "stop": stop, "on_ready": places.put})
-    watching = Watching(log, Facts(log, []), [parse(f"refused rows > 2 of {name} for 0 seconds")], name=fresh("watch"))
+    running = threading.Thread(
+        target=gateway.run, kwargs={"log": log.address, "stop": stop, "on_ready": places.put}
+    )
+    watching = Watching(
+        log,
+        Facts(log, []),
+        [parse(f"refused rows > 2 of {name} for 0 seconds")],
+        name=fresh("watch"),
+    )
     assert watching.look(now_us()) == []
     running.start()
     port = int(places.get(timeout=30).rpartition(":")[2])
@@ -60,6 +76,8 @@ def test_what_a_gateway_refuses_is_heard_of(log: hr.Log) -> None:
     until(is_heard, timeout_s=30)
     stop.set()
     running.join(30)
-    assert [event.text for event in found] == [f"FIRING: refused rows > 2 of {name} for 0 seconds: gateway/{name} has 3 a minute"]
+    assert [event.text for event in found] == [
+        f"FIRING: refused rows > 2 of {name} for 0 seconds: gateway/{name} has 3 a minute"
+    ]
     (message,) = [row for row in log.read(TOPIC).to_pylist() if row["alert"] == watching.name]
     assert message["state"] == "firing"

@@ -1,6 +1,9 @@
-"""Senders at five times the pace of the log, which is measured first: memory stays bounded, each policy does what it is named for, and every row sent is stored, dropped or refused. Also bodies of any kind.
+"""Senders at five times the pace of the log, which is measured first: memory stays bounded, each
+policy does what it is named for, and every row sent is stored, dropped or refused. Also bodies of
+any kind.
 
-All policies of a kind are flooded at the same time, each with a topic, a gateway and a process that sends to it.
+All policies of a kind are flooded at the same time, each with a topic, a gateway and a process that
+sends to it.
 """
 
 import json
@@ -32,18 +35,33 @@ MORE_MEMORY_BYTES = 64 << 20
 
 
 class Overload:
-    """One policy of one kind of gateway: its log, slow as a bad disk, and its sender, five times as fast."""
+    """One policy of one kind of gateway: its log, slow as a bad disk, and its sender, five times as
+    fast.
+    """
 
-    def __init__(self, kind: str, policy: str, directory: Path, stack: ExitStack, broker: str = "") -> None:
+    def __init__(
+        self, kind: str, policy: str, directory: Path, stack: ExitStack, broker: str = ""
+    ) -> None:
         self.kind, self.policy, self.queue = kind, policy, f"overload-{policy.replace(' ', '-')}"
-        self.log: Any = PacedLog(stack.enter_context(hr.open_log(f"file:{directory / self.queue}")), LOG_ROWS_A_SECOND)
+        self.log: Any = PacedLog(
+            stack.enter_context(hr.open_log(f"file:{directory / self.queue}")), LOG_ROWS_A_SECOND
+        )
         self.log.create_topic("orders", ORDERS)
         self.log.create_topic("tried", ORDERS)
-        rows = pa.RecordBatch.from_pylist([{"order_id": 1, "region": "r" * 200}] * 25, schema=self.log.topic("tried").arrow_schema)
+        rows = pa.RecordBatch.from_pylist(
+            [{"order_id": 1, "region": "r" * 200}] * 25, schema=self.log.topic("tried").arrow_schema
+        )
         self.pace = measured_pace(self.log, "tried", rows)
         self.place = f"{broker} {self.queue}" if broker else ""
-        bounds: dict[str, Any] = {"policy": policy, "most_rows": MOST_ROWS, "most_bytes": MOST_BYTES, "patience": "5 minutes"}
-        self.gateway = stack.enter_context(self._declared(broker, bounds).open(cast("hr.Log", self.log)))
+        bounds: dict[str, Any] = {
+            "policy": policy,
+            "most_rows": MOST_ROWS,
+            "most_bytes": MOST_BYTES,
+            "patience": "5 minutes",
+        }
+        self.gateway = stack.enter_context(
+            self._declared(broker, bounds).open(cast("hr.Log", self.log))
+        )
         self.most_waiting_rows = self.most_waiting_bytes = 0
 
     def _declared(self, broker: str, bounds: dict[str, Any]) -> hr.gateways.Gateway:
@@ -51,15 +69,24 @@ class Overload:
             return hr.gateways.amqp("orders", url=broker, queue=self.queue, declare=True, **bounds)
         if self.kind == "zeromq":
             return hr.gateways.zeromq("orders", bind="tcp://127.0.0.1:*", **bounds)
-        return hr.gateways.http("orders", port=0, **bounds) if self.kind == "http" else hr.gateways.statsd("values", port=0, flush=None, **bounds)
+        return (
+            hr.gateways.http("orders", port=0, **bounds)
+            if self.kind == "http"
+            else hr.gateways.statsd("values", port=0, flush=None, **bounds)
+        )
 
     def flood(self, seconds: float) -> None:
-        self.sender = flood(self.kind, self.place or self.gateway.address, TIMES * self.pace, seconds)
+        self.sender = flood(
+            self.kind, self.place or self.gateway.address, TIMES * self.pace, seconds
+        )
         self.began_s = time.monotonic()
 
     def look(self) -> None:
         inbox = self.gateway.inbox
-        self.most_waiting_rows, self.most_waiting_bytes = max(self.most_waiting_rows, inbox.waiting_rows), max(self.most_waiting_bytes, inbox.waiting_bytes)
+        self.most_waiting_rows, self.most_waiting_bytes = (
+            max(self.most_waiting_rows, inbox.waiting_rows),
+            max(self.most_waiting_bytes, inbox.waiting_bytes),
+        )
 
     def hurry(self) -> None:
         """The flood is over: the log is let go, and takes what still waits somewhere."""
@@ -73,11 +100,17 @@ class Overload:
     def _is_over(self) -> bool:
         status, sent = self.gateway.status(), self.sender.sent
         came = status.received + status.details.get("packets_lost_by_the_system", 0)
-        is_all = status.stored == sent if self.kind == "amqp" and self.policy == "buffer" else came == sent
+        is_all = (
+            status.stored == sent
+            if self.kind == "amqp" and self.policy == "buffer"
+            else came == sent
+        )
         return is_all and (status.waiting_rows, status.waiting_bytes) == (0, 0)
 
     def check(self) -> None:
-        """1. as slow as it is said to be; 2. bounded; 3. as the policy says; 4. every row has one fate."""
+        """1. as slow as it is said to be; 2. bounded; 3. as the policy says; 4. every row has one
+        fate.
+        """
         assert self.in_time <= LOG_ROWS_A_SECOND * self.seconds  # 1
         assert 0 < self.most_waiting_rows <= MOST_ROWS  # 2
         assert 0 < self.most_waiting_bytes <= MOST_BYTES
@@ -85,16 +118,29 @@ class Overload:
         stored = sum(self.log.end_offsets("values" if self.kind == "statsd" else "orders").values())
         if self.policy != "block":  # 3
             assert self.sender.sent > 2 * self.in_time
-            assert (status.refused > 0, status.dropped > 0) == (self.policy == "buffer", self.policy != "buffer")
+            assert (status.refused > 0, status.dropped > 0) == (
+                self.policy == "buffer",
+                self.policy != "buffer",
+            )
         assert self.policy != "block" or (status.refused, status.dropped) == (0, 0)
         assert adds_up(self.gateway)  # 4
-        assert (status.stored, status.repeated, status.waiting_rows, status.waiting_bytes) == (stored, 0, 0, 0)
+        assert (status.stored, status.repeated, status.waiting_rows, status.waiting_bytes) == (
+            stored,
+            0,
+            0,
+            0,
+        )
         self._check_sent(status, self.sender)
 
     def _check_sent(self, status: Any, sender: Flood) -> None:
         if self.kind == "http":
-            assert (sender.answers.get("200", 0), sender.answers.get("503", 0)) == (status.stored, status.dropped + status.refused)
-        if self.kind == "amqp" and self.policy == "buffer":  # what is refused stays in the queue, and comes again
+            assert (sender.answers.get("200", 0), sender.answers.get("503", 0)) == (
+                status.stored,
+                status.dropped + status.refused,
+            )
+        if (
+            self.kind == "amqp" and self.policy == "buffer"
+        ):  # what is refused stays in the queue, and comes again
             assert sender.sent == status.stored
             return
         lost = status.details.get("packets_lost_by_the_system", 0)
@@ -134,14 +180,21 @@ def test_every_row_of_a_flood_has_one_fate(tmp_path: Path, kind: str) -> None:
     assert overloaded(kind, tmp_path, seconds=2.5) < MORE_MEMORY_BYTES
 
 
-def test_every_message_of_a_flooded_queue_has_one_fate(tmp_path: Path, rabbitmq: RabbitmqServer) -> None:
+def test_every_message_of_a_flooded_queue_has_one_fate(
+    tmp_path: Path, rabbitmq: RabbitmqServer
+) -> None:
     assert overloaded("amqp", tmp_path, seconds=2.5, broker=rabbitmq.url) < MORE_MEMORY_BYTES
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http", "statsd", "zeromq", "amqp"])
-def test_a_minute_of_overload_takes_no_more_memory(tmp_path: Path, kind: str, rabbitmq: RabbitmqServer) -> None:
-    assert overloaded(kind, tmp_path, seconds=60, broker=rabbitmq.url if kind == "amqp" else "") < MORE_MEMORY_BYTES
+def test_a_minute_of_overload_takes_no_more_memory(
+    tmp_path: Path, kind: str, rabbitmq: RabbitmqServer
+) -> None:
+    assert (
+        overloaded(kind, tmp_path, seconds=60, broker=rabbitmq.url if kind == "amqp" else "")
+        < MORE_MEMORY_BYTES
+    )
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +205,13 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiving]:
             yield running
 
 
-BODIES = st.one_of(st.binary(max_size=300), st.text(max_size=100).map(str.encode), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(lambda v: json.dumps(v).encode()))
+BODIES = st.one_of(
+    st.binary(max_size=300),
+    st.text(max_size=100).map(str.encode),
+    st.recursive(st.none() | st.integers() | st.text(), st.lists).map(
+        lambda v: json.dumps(v).encode()
+    ),
+)
 
 
 @settings(max_examples=60)

@@ -17,14 +17,18 @@ BODY = b'{"id": 1}'
 def check_of(kind: str, monkeypatch: pytest.MonkeyPatch, *secrets: str) -> SignatureCheck:
     for number, text in enumerate(secrets):
         monkeypatch.setenv(f"S{number}", text)
-    return SignatureCheck(Hook("t", kind, tuple(f"env:S{number}" for number in range(len(secrets)))))
+    return SignatureCheck(
+        Hook("t", kind, tuple(f"env:S{number}" for number in range(len(secrets))))
+    )
 
 
 def sha(key: bytes, signed: bytes) -> bytes:
     return hmac.new(key, signed, hashlib.sha256).digest()
 
 
-def test_either_secret_is_right_while_one_replaces_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_either_secret_is_right_while_one_replaces_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     check = check_of("github", monkeypatch, "old", "new")
     for key in (b"old", b"new"):
         check.check({"x-hub-signature-256": f"sha256={sha(key, BODY).hex()}"}, BODY)
@@ -45,7 +49,11 @@ def test_stripe_may_send_several_signatures(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_convention_signs_id_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     check = check_of("standard", monkeypatch, "whsec_" + base64.b64encode(b"k").decode())
     right = base64.b64encode(sha(b"k", f"m1.{NOW_S}.".encode() + BODY)).decode()
-    headers = {"webhook-id": "m1", "webhook-timestamp": str(NOW_S), "webhook-signature": f"v1a,x v1,{right}"}
+    headers = {
+        "webhook-id": "m1",
+        "webhook-timestamp": str(NOW_S),
+        "webhook-signature": f"v1a,x v1,{right}",
+    }
     check.check(headers, BODY, NOW_S)
     with pytest.raises(BadSignature, match="wrong"):
         check.check({**headers, "webhook-id": "m2"}, BODY, NOW_S)
@@ -53,10 +61,20 @@ def test_the_convention_signs_id_and_time(monkeypatch: pytest.MonkeyPatch) -> No
         check.check({"webhook-signature": f"v1,{right}"}, BODY, NOW_S)
 
 
-@given(kind=st.sampled_from(["github", "stripe", "standard"]), value=st.text(max_size=200), body=st.binary(max_size=50))
+@given(
+    kind=st.sampled_from(["github", "stripe", "standard"]),
+    value=st.text(max_size=200),
+    body=st.binary(max_size=50),
+)
 def test_nothing_else_gets_in(kind: str, value: str, body: bytes) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         check = check_of(kind, monkeypatch, "secret")
-    names = ("x-hub-signature-256", "stripe-signature", "webhook-id", "webhook-timestamp", "webhook-signature")
+    names = (
+        "x-hub-signature-256",
+        "stripe-signature",
+        "webhook-id",
+        "webhook-timestamp",
+        "webhook-signature",
+    )
     with pytest.raises(BadSignature):
         check.check(dict.fromkeys(names, value), body)

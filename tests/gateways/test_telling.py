@@ -1,4 +1,6 @@
-"""What gateways tell of themselves: every one is known, however quiet, and one that cannot tell works all the same."""
+"""What gateways tell of themselves: every one is known, however quiet, and one that cannot tell
+works all the same.
+"""
 
 import logging
 from threading import Event
@@ -17,17 +19,24 @@ NOW_US = 1_800_000_000_000_000
 def test_a_quiet_gateway_is_known_behind_many_rows_of_a_busy_one(log: hr.Log) -> None:
     Telling(log).tell(GatewayStatus("quiet", "http", received=5, refused=5), NOW_US)
     Telling(log).tell(GatewayStatus("busy", "http", received=1), NOW_US)
-    (_, busy) = log.read(TOPIC).to_table().drop_columns(["_partition", "_offset", "_timestamp"]).to_pylist()
+    _, busy = (
+        log.read(TOPIC).to_table().drop_columns(["_partition", "_offset", "_timestamp"]).to_pylist()
+    )
     with log.producer(TOPIC) as producer:
         producer.append([{**busy, "received": number} for number in range(12_000)])
     told = Told(log)
-    assert {name: row["received"] for name, row in told.read().items()} == {"quiet": 5, "busy": 11_999}
+    assert {name: row["received"] for name, row in told.read().items()} == {
+        "quiet": 5,
+        "busy": 11_999,
+    }
     assert log.topic(TOPIC).compact
     Telling(log).tell(GatewayStatus("quiet", "http", received=6, refused=6), NOW_US)
     assert told.read()["quiet"]["refused"] == 6
 
 
-def test_a_gateway_that_may_not_tell_goes_on_and_warns_once(log: hr.Log, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gateway_that_may_not_tell_goes_on_and_warns_once(
+    log: hr.Log, caplog: pytest.LogCaptureFixture
+) -> None:
     log.create_topic(TOPIC, "other BIGINT")  # nothing of ours fits
     telling = Telling(log)
     with caplog.at_level(logging.WARNING, "headrace.gateways"):

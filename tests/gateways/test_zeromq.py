@@ -1,4 +1,6 @@
-"""ZeroMQ with pyzmq on the other side: PUSH and PUB, what is read, what becomes a dead letter, and floods."""
+"""ZeroMQ with pyzmq on the other side: PUSH and PUB, what is read, what becomes a dead letter, and
+floods.
+"""
 
 import time
 
@@ -32,16 +34,30 @@ def test_pushed_messages_are_rows_in_their_order(log: hr.Log, opened: Open) -> N
         until(lambda: running.status().received == 8)
     until(lambda: running.status().waiting_rows == 0)
     assert order_ids(log) == [1, 2, 3, 4, 5, 6]
-    assert [letter["payload"] for letter in dead.letters(log, "orders")] == [b"nonsense", b'{"order_id": "x"}']
+    assert [letter["payload"] for letter in dead.letters(log, "orders")] == [
+        b"nonsense",
+        b'{"order_id": "x"}',
+    ]
     assert (running.status().refused, running.status().reasons) == (2, {"does not fit": 2})
 
 
 def test_a_subscription_hears_its_subjects(log: hr.Log, opened: Open) -> None:
-    running = opened(hr.gateways.zeromq("heard", socket="sub", bind="tcp://127.0.0.1:*", subjects=["eu."], format="raw", name="sub"))
+    running = opened(
+        hr.gateways.zeromq(
+            "heard",
+            socket="sub",
+            bind="tcp://127.0.0.1:*",
+            subjects=["eu."],
+            format="raw",
+            name="sub",
+        )
+    )
     with zmq.Context() as context, context.socket(zmq.PUB) as pub:
         pub.connect(running.address)
         deadline = time.monotonic() + 10
-        while not running.status().stored and time.monotonic() < deadline:  # a subscription takes a moment to arrive
+        while (
+            not running.status().stored and time.monotonic() < deadline
+        ):  # a subscription takes a moment to arrive
             pub.send_multipart([b"us.1", b"not for us"])
             pub.send_multipart([b"eu.1", b"\x00\xff"])
             time.sleep(0.05)
@@ -87,5 +103,8 @@ def test_what_cannot_be_is_said(log: hr.Log) -> None:
         hr.gateways.zeromq("orders")
     with pytest.raises(InputError, match="did you mean 'pull'"):
         hr.gateways.zeromq("orders", socket="pul", bind="tcp://127.0.0.1:*")
-    with pytest.raises(ConfigurationError, match="cannot bind"), hr.gateways.zeromq("orders", bind="nowhere").open(log):
+    with (
+        pytest.raises(ConfigurationError, match="cannot bind"),
+        hr.gateways.zeromq("orders", bind="nowhere").open(log),
+    ):
         pass

@@ -1,4 +1,6 @@
-"""Rows as JSON and back: exact both ways, quickly where it can be, and with a reason for what does not fit."""
+"""Rows as JSON and back: exact both ways, quickly where it can be, and with a reason for what does
+not fit.
+"""
 
 import json
 import math
@@ -18,10 +20,13 @@ from headrace.types.json_codec import decode, decode_exactly, encode
 from headrace.types.schema import parse_schema
 
 MIXED = parse_schema(
-    "b BOOLEAN, i TINYINT, l BIGINT, f FLOAT, d DOUBLE, s STRING, x BINARY, day DATE, at TIMESTAMP, wall TIMESTAMP_NTZ, span INTERVAL DAY TO SECOND, "
-    "t TIME, money DECIMAL(12,3), list ARRAY<DATE>, part STRUCT<x: BINARY, y: ARRAY<DECIMAL(5,1)>>"
+    "b BOOLEAN, i TINYINT, l BIGINT, f FLOAT, d DOUBLE, s STRING, x BINARY, day DATE, at TIMESTAMP,"
+    " wall TIMESTAMP_NTZ, span INTERVAL DAY TO SECOND, t TIME, money DECIMAL(12,3), list"
+    " ARRAY<DATE>, part STRUCT<x: BINARY, y: ARRAY<DECIMAL(5,1)>>"
 )
-WITH_MAPS = pa.schema([*MIXED, *parse_schema("m MAP<STRING, TIMESTAMP>, pairs MAP<INT, STRUCT<a: DOUBLE>>")])
+WITH_MAPS = pa.schema(
+    [*MIXED, *parse_schema("m MAP<STRING, TIMESTAMP>, pairs MAP<INT, STRUCT<a: DOUBLE>>")]
+)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 moments = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999999))  # noqa: DTZ001
@@ -49,15 +54,24 @@ def rows(floats: dict[str, bool]) -> st.SearchStrategy[dict[str, Any]]:
             "money": maybe(st.decimals(-(10**8), 10**8, places=3)),
             "list": maybe(st.lists(maybe(st.dates()), max_size=3)),
             "part": maybe(
-                st.fixed_dictionaries({"x": maybe(st.binary(max_size=2)), "y": maybe(st.lists(maybe(st.decimals(-999, 999, places=1)), max_size=2))})
+                st.fixed_dictionaries(
+                    {
+                        "x": maybe(st.binary(max_size=2)),
+                        "y": maybe(st.lists(maybe(st.decimals(-999, 999, places=1)), max_size=2)),
+                    }
+                )
             ),
             "m": maybe(
-                st.dictionaries(texts, maybe(moments.map(lambda moment: moment.replace(tzinfo=UTC))), max_size=2).map(lambda m: list(m.items()))
+                st.dictionaries(
+                    texts, maybe(moments.map(lambda moment: moment.replace(tzinfo=UTC))), max_size=2
+                ).map(lambda m: list(m.items()))
             ),
             "pairs": maybe(
-                st.dictionaries(st.integers(-5, 5), maybe(st.fixed_dictionaries({"a": maybe(st.floats(**floats))})), max_size=2).map(  # type: ignore[arg-type]
-                    lambda m: list(m.items())
-                )
+                st.dictionaries(
+                    st.integers(-5, 5),
+                    maybe(st.fixed_dictionaries({"a": maybe(st.floats(**floats))})),  # type: ignore[arg-type]
+                    max_size=2,
+                ).map(lambda m: list(m.items()))
             ),
         }
     )
@@ -65,7 +79,9 @@ def rows(floats: dict[str, bool]) -> st.SearchStrategy[dict[str, Any]]:
 
 def same(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
     """Equal, with NaN equal to itself."""
-    return repr(one.to_pylist()) == repr(other.to_pylist()) and one.schema.equals(other.schema, check_metadata=True)
+    return repr(one.to_pylist()) == repr(other.to_pylist()) and one.schema.equals(
+        other.schema, check_metadata=True
+    )
 
 
 @settings(max_examples=40)
@@ -91,7 +107,10 @@ def test_any_rows_come_back(sample: list[dict[str, Any]]) -> None:
 
 
 def test_slices_come_back() -> None:
-    batch = pa.RecordBatch.from_pylist([{"list": [date(2024, 1, n + 1)], "m": [(str(n), None)]} for n in range(9)], schema=WITH_MAPS)
+    batch = pa.RecordBatch.from_pylist(
+        [{"list": [date(2024, 1, n + 1)], "m": [(str(n), None)]} for n in range(9)],
+        schema=WITH_MAPS,
+    )
     assert same(decode(encode(batch.slice(3, 4)), WITH_MAPS).batch, batch.slice(3, 4))
 
 
@@ -128,7 +147,8 @@ def test_slices_come_back() -> None:
 )
 def test_what_does_not_fit_is_named_and_its_neighbours_are_kept(value: bytes, reason: str) -> None:
     schema = parse_schema(
-        "n INT NOT NULL, f FLOAT, d DOUBLE, s STRING, x BINARY, day DATE, at TIMESTAMP, money DECIMAL(5,2), part STRUCT<id: INT NOT NULL>, m MAP<STRING, INT>"
+        "n INT NOT NULL, f FLOAT, d DOUBLE, s STRING, x BINARY, day DATE, at TIMESTAMP, money"
+        " DECIMAL(5,2), part STRUCT<id: INT NOT NULL>, m MAP<STRING, INT>"
     )
     for columns in (schema, pa.schema([column for column in schema if column.name != "m"])):
         if "m" not in columns.names and b'"m"' in value:
@@ -142,7 +162,12 @@ def test_what_does_not_fit_is_named_and_its_neighbours_are_kept(value: bytes, re
 
 def test_what_others_write_is_read_generously() -> None:
     schema = parse_schema("n BIGINT, d DOUBLE, money DECIMAL(5,2), at TIMESTAMP, s STRING")
-    values = [b' { "s" : "\\u00e4", "n" : 1 } ', b'{"d":1,"money":1.5}', b'{"at":"2024-01-01T02:00:00+02:00"}', b'{"n":1,"n":2}']
+    values = [
+        b' { "s" : "\\u00e4", "n" : 1 } ',
+        b'{"d":1,"money":1.5}',
+        b'{"at":"2024-01-01T02:00:00+02:00"}',
+        b'{"n":1,"n":2}',
+    ]
     decoded = decode(values, schema)
     assert decoded.misfits == {}
     assert decoded.batch.column("n").to_pylist() == [1, None, None, 2]
@@ -153,26 +178,37 @@ def test_what_others_write_is_read_generously() -> None:
 
 def test_columns_of_a_newer_schema_can_be_ignored() -> None:
     schema = parse_schema("n BIGINT")
-    assert decode([b'{"n":1,"later":2}'], schema, ignored=["later"]).batch.column("n").to_pylist() == [1]
+    assert decode([b'{"n":1,"later":2}'], schema, ignored=["later"]).batch.column(
+        "n"
+    ).to_pylist() == [1]
 
 
 def test_years_that_iso_cannot_write_are_refused() -> None:
     schema = parse_schema("at ARRAY<TIMESTAMP>")
-    batch = pa.RecordBatch.from_arrays([pa.array([[2**62]], pa.list_(pa.int64())).cast(schema.types[0])], schema=schema)
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([[2**62]], pa.list_(pa.int64())).cast(schema.types[0])], schema=schema
+    )
     with pytest.raises(BadRows, match="'at'"):
         encode(batch)
 
 
 def test_a_float_is_parsed_to_its_own_precision_once() -> None:
     schema = parse_schema("f FLOAT")
-    tricky = b'{"f":1.00000017881393432617187499}'  # just below the middle of two floats: by way of a double it would be rounded up
+    tricky = (  # just below the middle of two floats: by way of a double it would be rounded up
+        b'{"f":1.00000017881393432617187499}'
+    )
     for found in (decode([tricky], schema).batch, decode_exactly([tricky], schema).batch):
         assert found.column("f").to_pylist() == [1.0000001192092896]
 
 
 def test_both_ways_agree_on_mangled_values() -> None:
-    """What Arrow's reader takes must be what the exact way takes; and it must survive whatever comes."""
-    schema = parse_schema("a BIGINT, s STRING, d DOUBLE, l ARRAY<INT>, st STRUCT<x: INT, y: ARRAY<STRING>>, at TIMESTAMP, b BOOLEAN")
+    """What Arrow's reader takes must be what the exact way takes; and it must survive whatever
+    comes.
+    """
+    schema = parse_schema(
+        "a BIGINT, s STRING, d DOUBLE, l ARRAY<INT>, st STRUCT<x: INT, y: ARRAY<STRING>>, at"
+        " TIMESTAMP, b BOOLEAN"
+    )
     good = b'{"a":1,"s":"x","d":1.5,"l":[1,null],"st":{"x":1,"y":["q"]},"at":"2024-01-01T00:00:00Z","b":true}'
     pieces = [
         b"{",
@@ -213,5 +249,7 @@ def test_both_ways_agree_on_mangled_values() -> None:
 
 
 def test_not_a_number_is_a_string() -> None:
-    batch = pa.RecordBatch.from_pylist([{"d": math.nan}, {"d": -math.inf}], schema=parse_schema("d DOUBLE"))
+    batch = pa.RecordBatch.from_pylist(
+        [{"d": math.nan}, {"d": -math.inf}], schema=parse_schema("d DOUBLE")
+    )
     assert encode(batch) == [b'{"d":"NaN"}', b'{"d":"-Infinity"}']

@@ -44,13 +44,21 @@ CASES: list[tuple[pa.DataType, Any, str]] = [
     (pa.decimal128(20, 12), Decimal("0.0000000001"), '"0.000000000100"'),
     (pa.decimal128(20, 12), Decimal(0), '"0.000000000000"'),
     (pa.decimal128(38, 0), Decimal(1 - 10**38), '"-99999999999999999999999999999999999999"'),
-    (pa.decimal128(38, 38), Decimal("-0.00000000000000000000000000000000000001"), '"-0.00000000000000000000000000000000000001"'),
+    (
+        pa.decimal128(38, 38),
+        Decimal("-0.00000000000000000000000000000000000001"),
+        '"-0.00000000000000000000000000000000000001"',
+    ),
     (pa.date32(), date(2024, 2, 29), '"2024-02-29"'),
     (pa.date32(), date(1, 1, 1), '"0001-01-01"'),
     (TIMESTAMP, datetime(2024, 1, 1, 12, 0, 0, 5, UTC), '"2024-01-01T12:00:00.000005Z"'),
     (TIMESTAMP, datetime(1969, 12, 31, 23, 59, 59, 999999, UTC), '"1969-12-31T23:59:59.999999Z"'),
     (TIMESTAMP, datetime(1, 1, 1, tzinfo=UTC), '"0001-01-01T00:00:00.000000Z"'),
-    (pa.timestamp("us"), datetime(9999, 12, 31, 23, 59, 59, 1), '"9999-12-31T23:59:59.000001"'),  # noqa: DTZ001
+    (
+        pa.timestamp("us"),
+        datetime(9999, 12, 31, 23, 59, 59, 1),  # noqa: DTZ001
+        '"9999-12-31T23:59:59.000001"',
+    ),
     (pa.time64("ns"), time(1, 2, 3), '"01:02:03.000000"'),
     (pa.time64("ns"), time(1, 2, 3, 4000), '"01:02:03.004000"'),
     (pa.time64("ns"), 1_000, '"00:00:00.000001"'),
@@ -59,7 +67,11 @@ CASES: list[tuple[pa.DataType, Any, str]] = [
     (pa.list_(pa.int64()), [1, None, 3], "[1,null,3]"),
     (pa.list_(pa.string()), [], "[]"),
     (pa.list_(pa.list_(pa.string())), [["a"], None, []], '[["a"],null,[]]'),
-    (pa.struct([("a", pa.int64()), ('odd "name', pa.string())]), {"a": None, 'odd "name': "x"}, '{"a":null,"odd \\"name":"x"}'),
+    (
+        pa.struct([("a", pa.int64()), ('odd "name', pa.string())]),
+        {"a": None, 'odd "name': "x"},
+        '{"a":null,"odd \\"name":"x"}',
+    ),
     (pa.struct([]), {}, "{}"),
     (pa.map_(pa.string(), pa.float64()), [("a", 1.0), ('"', None)], '{"a":1.0,"\\"":null}'),
     (pa.map_(pa.int32(), pa.string()), [(1, "x"), (2, None)], '[[1,"x"],[2,null]]'),
@@ -67,7 +79,9 @@ CASES: list[tuple[pa.DataType, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "value", "text"), CASES, ids=[f"{kind}-{text[:20]!r}" for kind, _, text in CASES])
+@pytest.mark.parametrize(
+    ("kind", "value", "text"), CASES, ids=[f"{kind}-{text[:20]!r}" for kind, _, text in CASES]
+)
 def test_each_type_has_its_text(kind: pa.DataType, value: Any, text: str) -> None:
     assert json_text(pa.array([value], kind)).to_pylist() == [text]
     json.loads(text)
@@ -96,7 +110,10 @@ def test_the_text_of_a_value_does_not_depend_on_its_neighbours() -> None:
 
 def test_columns_become_objects_and_arrays() -> None:
     columns = [pa.array([1, None]), pa.array(["x", "y"])]
-    assert object_text(["a", "b c"], columns).to_pylist() == ['{"a":1,"b c":"x"}', '{"a":null,"b c":"y"}']
+    assert object_text(["a", "b c"], columns).to_pylist() == [
+        '{"a":1,"b c":"x"}',
+        '{"a":null,"b c":"y"}',
+    ]
     assert array_text(columns).to_pylist() == ['[1,"x"]', '[null,"y"]']
     assert array_text(columns[:1]).to_pylist() == ["[1]", "[null]"]
 
@@ -116,7 +133,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Decimal):
         return f"{value:f}"
     if isinstance(value, datetime):
-        return value.replace(tzinfo=None).isoformat(timespec="microseconds") + ("Z" if value.tzinfo else "")
+        return value.replace(tzinfo=None).isoformat(timespec="microseconds") + (
+            "Z" if value.tzinfo else ""
+        )
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, list):
@@ -147,7 +166,10 @@ def nested(inner: Typed) -> list[Typed]:
     optional = st.none() | values
     return [
         (pa.list_(kind), st.lists(optional, max_size=4)),
-        (pa.struct([("x", kind), ("y\n", pa.string())]), st.fixed_dictionaries({"x": optional, "y\n": st.none() | texts})),
+        (
+            pa.struct([("x", kind), ("y\n", pa.string())]),
+            st.fixed_dictionaries({"x": optional, "y\n": st.none() | texts}),
+        ),
         (pa.map_(pa.string(), kind), st.dictionaries(texts, optional, max_size=3)),
     ]
 
@@ -157,20 +179,29 @@ two_levels = [made for inner in one_level for made in nested(inner)]
 
 
 @given(
-    st.sampled_from(scalars + one_level + two_levels).flatmap(lambda typed: st.tuples(st.just(typed[0]), st.lists(st.none() | typed[1], max_size=6)))
+    st.sampled_from(scalars + one_level + two_levels).flatmap(
+        lambda typed: st.tuples(st.just(typed[0]), st.lists(st.none() | typed[1], max_size=6))
+    )
 )
 def test_any_value_reads_back_with_the_rules_applied(case: tuple[pa.DataType, list[Any]]) -> None:
     kind, values = case
-    got = [None if text is None else json.loads(text) for text in json_text(pa.array(values, kind)).to_pylist()]
+    got = [
+        None if text is None else json.loads(text)
+        for text in json_text(pa.array(values, kind)).to_pylist()
+    ]
     assert got == [plain(value) for value in values]
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
 def test_floats_read_back_the_same(values: list[float]) -> None:
     doubles = json.loads(array_text([pa.array([value]) for value in values])[0].as_py())
-    assert [math.copysign(1, value) for value in doubles] == [math.copysign(1, value) for value in values]
+    assert [math.copysign(1, value) for value in doubles] == [
+        math.copysign(1, value) for value in values
+    ]
     assert doubles == values
-    singles = json.loads(array_text([pa.array([value], pa.float32()) for value in values])[0].as_py())
+    singles = json.loads(
+        array_text([pa.array([value], pa.float32()) for value in values])[0].as_py()
+    )
     assert [float(np.float32(value)) for value in singles] == values
 
 

@@ -28,7 +28,9 @@ KAFKA_HASHES = {
 @pytest.mark.parametrize(("data", "signed"), KAFKA_HASHES.items())
 def test_the_hash_is_that_of_kafkas_java_client(data: bytes, signed: int) -> None:
     assert murmur2(data) == signed & 0xFFFFFFFF
-    assert murmur2_array(pa.array([data] * 100, pa.binary())).tolist() == [signed & 0xFFFFFFFF] * 100
+    assert (
+        murmur2_array(pa.array([data] * 100, pa.binary())).tolist() == [signed & 0xFFFFFFFF] * 100
+    )
 
 
 def hashes(array: pa.Array) -> list[int]:
@@ -36,20 +38,33 @@ def hashes(array: pa.Array) -> list[int]:
 
 
 @settings(deadline=None)
-@given(st.lists(st.none() | st.binary(max_size=40) | st.binary(min_size=200, max_size=300), min_size=1, max_size=12), st.integers(0, 5))
+@given(
+    st.lists(
+        st.none() | st.binary(max_size=40) | st.binary(min_size=200, max_size=300),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(0, 5),
+)
 def test_a_column_hashes_as_its_values_do(values: list[bytes | None], cut: int) -> None:
     array = pa.array(values * 10, pa.binary())
     for part in (array, array.slice(cut), array.slice(cut, max(len(array) - 7, 0))):
         assert murmur2_array(part).tolist() == hashes(part)
 
 
-@given(st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"])), min_size=30, max_size=60))
+@given(
+    st.lists(
+        st.none() | st.text(st.characters(exclude_categories=["Cs"])), min_size=30, max_size=60
+    )
+)
 def test_texts_hash_as_their_utf_8(values: list[str | None]) -> None:
     array = pa.array(values, pa.string())
     assert murmur2_array(array).tolist() == hashes(array)
 
 
-@pytest.mark.parametrize("values", [[], [None], [b""], [None] * 50, [b""] * 50, [b"a"] * 24, [b"abcd"] * 24], ids=str)
+@pytest.mark.parametrize(
+    "values", [[], [None], [b""], [None] * 50, [b""] * 50, [b"a"] * 24, [b"abcd"] * 24], ids=str
+)
 def test_small_and_empty_columns(values: list[bytes | None]) -> None:
     array = pa.array(values, pa.binary())
     result = murmur2_array(array)
@@ -96,7 +111,11 @@ def one_column(values: list[Any], kind: pa.DataType) -> pa.RecordBatch:
         (pa.float32(), 0.1, b"0.1"),
         (pa.decimal128(10, 2), Decimal("1.5"), b'"1.50"'),
         (pa.date32(), date(2024, 1, 2), b'"2024-01-02"'),
-        (pa.timestamp("us", tz="UTC"), datetime(2024, 1, 2, 3, 4, 5, 6, UTC), b'"2024-01-02T03:04:05.000006Z"'),
+        (
+            pa.timestamp("us", tz="UTC"),
+            datetime(2024, 1, 2, 3, 4, 5, 6, UTC),
+            b'"2024-01-02T03:04:05.000006Z"',
+        ),
         (pa.timestamp("us"), datetime(2024, 1, 2), b'"2024-01-02T00:00:00.000000"'),  # noqa: DTZ001
     ],
 )
@@ -104,7 +123,10 @@ def test_key_bytes(kind: pa.DataType, value: Any, expected: bytes) -> None:
     assert key_bytes(one_column([value], kind), ("k",)).to_pylist() == [expected]
     assert key_bytes(one_column([None, value], kind), ("k",)).to_pylist() == [None, expected]
     single = partitions_by_key(one_column([value], kind), ("k",), 1000)
-    assert single.tolist() == partitions_by_key(one_column([value] * 30, kind), ("k",), 1000)[:1].tolist()
+    assert (
+        single.tolist()
+        == partitions_by_key(one_column([value] * 30, kind), ("k",), 1000)[:1].tolist()
+    )
     assert single.tolist() == [(murmur2(expected) & 0x7FFFFFFF) % 1000]
 
 
@@ -113,8 +135,12 @@ def test_several_columns_are_a_json_array() -> None:
     expected = [b'["eu",1]', b'["u\\"s",null]', b"[null,3]"]
     assert key_bytes(batch, ("region", "id")).to_pylist() == expected
     assert key_bytes(batch, ("id", "region")).to_pylist()[0] == b'[1,"eu"]'
-    assert partitions_by_key(batch, ("region", "id"), 7).tolist() == [(murmur2(each) & 0x7FFFFFFF) % 7 for each in expected]
-    assert partitions_by_key(batch.slice(1, 1), ("region", "id"), 7).tolist() == [(murmur2(expected[1]) & 0x7FFFFFFF) % 7]
+    assert partitions_by_key(batch, ("region", "id"), 7).tolist() == [
+        (murmur2(each) & 0x7FFFFFFF) % 7 for each in expected
+    ]
+    assert partitions_by_key(batch.slice(1, 1), ("region", "id"), 7).tolist() == [
+        (murmur2(expected[1]) & 0x7FFFFFFF) % 7
+    ]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.int64(), pa.binary(), pa.date32()], ids=str)
@@ -135,7 +161,9 @@ def test_partitions_are_numbers_below_the_count() -> None:
 
 
 def test_kafkas_own_choice_of_partition() -> None:
-    """Kafka's producer takes the hash without its sign bit, modulo the partitions; here -790332482 becomes 1357151166."""
+    """Kafka's producer takes the hash without its sign bit, modulo the partitions; here -790332482
+    becomes 1357151166.
+    """
     assert partitions_by_key(one_column(["foobar"], pa.string()), ("k",), 10).tolist() == [6]
 
 

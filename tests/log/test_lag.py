@@ -1,4 +1,6 @@
-"""The hook for lag: told once when a group falls behind and once when it has caught up, whatever goes wrong in between."""
+"""The hook for lag: told once when a group falls behind and once when it has caught up, whatever
+goes wrong in between.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_each_start_and_end_is_told_once(log: hr.Log) -> None:
     assert [(alert.firing, alert.lag.rows) for alert in told] == [(True, 5), (False, 0)]
 
 
-def test_a_hook_that_raises_is_called_again_next_time(log: hr.Log, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hook_that_raises_is_called_again_next_time(
+    log: hr.Log, caplog: pytest.LogCaptureFixture
+) -> None:
     told: list[bool] = []
 
     def hook(alert: LagAlert) -> None:

@@ -1,4 +1,6 @@
-"""Arrow tables and pandas frames into batches of the schema: what is cast, what is refused, and which row is named."""
+"""Arrow tables and pandas frames into batches of the schema: what is cast, what is refused, and
+which row is named.
+"""
 
 import time as clock
 from datetime import UTC, date, datetime, time, timedelta
@@ -63,14 +65,24 @@ CASTS: list[tuple[str, pa.DataType, list[Any], list[Any]]] = [
     ("ARRAY<STRING>", pa.null(), [None], [None]),
     ("ARRAY<INT>", pa.large_list(pa.int64()), [[1, None], None, []], [[1, None], None, []]),
     ("ARRAY<BIGINT>", pa.list_(pa.int32(), 2), [[1, 2], None], [[1, 2], None]),
-    ("ARRAY<STRING>", pa.list_(pa.dictionary(pa.int8(), pa.string())), [["a", "b"], ["a"]], [["a", "b"], ["a"]]),
+    (
+        "ARRAY<STRING>",
+        pa.list_(pa.dictionary(pa.int8(), pa.string())),
+        [["a", "b"], ["a"]],
+        [["a", "b"], ["a"]],
+    ),
     (
         "STRUCT<a: INT, b: STRING NOT NULL>",
         pa.struct([("b", pa.large_string()), ("a", pa.int64())]),
         [{"b": "x", "a": 1}, None],
         [{"a": 1, "b": "x"}, None],
     ),
-    ("MAP<STRING, INT>", pa.map_(pa.large_string(), pa.int64()), [[("a", 1)], None, []], [[("a", 1)], None, []]),
+    (
+        "MAP<STRING, INT>",
+        pa.map_(pa.large_string(), pa.int64()),
+        [[("a", 1)], None, []],
+        [[("a", 1)], None, []],
+    ),
     (
         "ARRAY<STRUCT<m: MAP<INT, FLOAT>>>",
         pa.list_(pa.struct([("m", pa.map_(pa.int64(), pa.float32()))])),
@@ -86,8 +98,12 @@ CASTS: list[tuple[str, pa.DataType, list[Any], list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("ddl", "kind", "values", "expected"), CASTS, ids=[f"{kind}-{ddl}" for ddl, kind, _, _ in CASTS])
-def test_what_fits_is_cast(ddl: str, kind: pa.DataType, values: list[Any], expected: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("ddl", "kind", "values", "expected"), CASTS, ids=[f"{kind}-{ddl}" for ddl, kind, _, _ in CASTS]
+)
+def test_what_fits_is_cast(
+    ddl: str, kind: pa.DataType, values: list[Any], expected: list[Any]
+) -> None:
     array = pa.array(values, kind)
     assert stored(ddl, array) == expected
     assert stored(ddl, pa.chunked_array([array, array])) == expected * 2
@@ -96,7 +112,12 @@ def test_what_fits_is_cast(ddl: str, kind: pa.DataType, values: list[Any], expec
 
 
 def test_encoded_columns_are_decoded() -> None:
-    assert stored("STRING", pa.array(["a", "b", "a", None]).dictionary_encode()) == ["a", "b", "a", None]
+    assert stored("STRING", pa.array(["a", "b", "a", None]).dictionary_encode()) == [
+        "a",
+        "b",
+        "a",
+        None,
+    ]
     assert stored("BIGINT", pa.RunEndEncodedArray.from_arrays([2, 3], [7, 8])) == [7, 7, 8]
 
 
@@ -121,7 +142,12 @@ REFUSED: list[tuple[str, pa.DataType, list[Any], str]] = [
     ("BINARY", pa.string(), ["a"], "Arrow's string"),
     ("VARCHAR(2)", pa.string(), ["abc"], "more than the 2 characters"),
     ("VARCHAR(2)", pa.large_string(), ["üüü"], "more than the 2 characters"),
-    ("ARRAY<CHAR(1)>", pa.list_(pa.string()), [["a", "bc"]], "in 'element': it has more than the 1 characters"),
+    (
+        "ARRAY<CHAR(1)>",
+        pa.list_(pa.string()),
+        [["a", "bc"]],
+        "in 'element': it has more than the 1 characters",
+    ),
     ("DATE", pa.timestamp("us"), [LOCAL], "Arrow's timestamp"),
     ("DATE", pa.int32(), [5], "Arrow's int32"),
     ("TIMESTAMP", pa.timestamp("ns"), [1], "lose data"),
@@ -136,27 +162,50 @@ REFUSED: list[tuple[str, pa.DataType, list[Any], str]] = [
     ("ARRAY<INT>", pa.list_(pa.string()), [["1"]], "Arrow's string"),
     ("ARRAY<INT>", pa.map_(pa.string(), pa.int32()), [[("a", 1)]], "Arrow's map"),
     ("ARRAY<INT>", pa.int32(), [1], "Arrow's int32"),
-    ("STRUCT<a: INT>", pa.struct([("a", pa.int32()), ("b", pa.int32())]), [{"a": 1, "b": 2}], "fields a, b, not a"),
+    (
+        "STRUCT<a: INT>",
+        pa.struct([("a", pa.int32()), ("b", pa.int32())]),
+        [{"a": 1, "b": 2}],
+        "fields a, b, not a",
+    ),
     ("STRUCT<a: INT, b: INT>", pa.struct([("a", pa.int32())]), [{"a": 1}], "fields a, not a, b"),
-    ("STRUCT<a: INT NOT NULL>", pa.struct([("a", pa.int32())]), [{"a": None}], "in 'a': it is null"),
+    (
+        "STRUCT<a: INT NOT NULL>",
+        pa.struct([("a", pa.int32())]),
+        [{"a": None}],
+        "in 'a': it is null",
+    ),
     (
         "MAP<STRING, STRUCT<a: INT NOT NULL>>",
         pa.map_(pa.string(), pa.struct([("a", pa.int32())])),
         [[("k", {"a": None})]],
         "'value': in 'a': it is null",
     ),
-    ("VARIANT", pa.struct([("value", pa.binary()), ("metadata", pa.binary())]), [{"value": b"v", "metadata": None}], "'metadata': it is null"),
+    (
+        "VARIANT",
+        pa.struct([("value", pa.binary()), ("metadata", pa.binary())]),
+        [{"value": b"v", "metadata": None}],
+        "'metadata': it is null",
+    ),
     ("VARIANT", pa.string(), ["{}"], "Arrow's string"),
 ]
 
 
-@pytest.mark.parametrize(("ddl", "kind", "bad", "reason"), REFUSED, ids=[f"{kind}-{ddl}-{bad[0]!r}" for ddl, kind, bad, _ in REFUSED])
-def test_what_does_not_fit_is_refused_with_its_row(ddl: str, kind: pa.DataType, bad: list[Any], reason: str) -> None:
+@pytest.mark.parametrize(
+    ("ddl", "kind", "bad", "reason"),
+    REFUSED,
+    ids=[f"{kind}-{ddl}-{bad[0]!r}" for ddl, kind, bad, _ in REFUSED],
+)
+def test_what_does_not_fit_is_refused_with_its_row(
+    ddl: str, kind: pa.DataType, bad: list[Any], reason: str
+) -> None:
     values = [None, *bad, None, *bad]
     message = refusal(ddl, pa.array(values, kind))
     assert reason in message
     by_type = "and that is not cast" in message or "fields" in message
-    assert message.startswith(f"Row {0 if by_type or 'time zone' in message else 1} for t, column 'x': ")
+    assert message.startswith(
+        f"Row {0 if by_type or 'time zone' in message else 1} for t, column 'x': "
+    )
 
 
 def test_a_wrong_type_is_refused_without_any_row() -> None:
@@ -184,7 +233,9 @@ def test_finding_the_row_is_quick() -> None:
 def test_nulls_where_none_may_be() -> None:
     schema = parse_schema("x BIGINT NOT NULL")
     exact = pa.RecordBatch.from_arrays([pa.array([1, 2, None])], schema=schema)
-    assert refusal("BIGINT NOT NULL", exact).startswith("Row 2 for t, column 'x': it is null, but the column is NOT NULL")
+    assert refusal("BIGINT NOT NULL", exact).startswith(
+        "Row 2 for t, column 'x': it is null, but the column is NOT NULL"
+    )
     assert refusal("BIGINT NOT NULL", pa.array([1, None], pa.int8())).startswith("Row 1 ")
     assert refusal("STRING NOT NULL", pa.nulls(1)).startswith("Row 0 ")
     assert to_batch(pa.table({"x": [1, 2]}), schema, topic="t").schema.equals(schema)
@@ -192,14 +243,30 @@ def test_nulls_where_none_may_be() -> None:
 
 def test_a_batch_of_the_right_type_is_still_looked_into() -> None:
     schema = parse_schema("x STRUCT<a: INT NOT NULL>, y VARCHAR(2)")
-    struct = pa.StructArray.from_arrays([pa.array([1, None], pa.int32())], fields=list(schema.field("x").type), mask=pa.array([False, False]))
-    hidden = pa.StructArray.from_arrays([pa.array([1, None], pa.int32())], fields=list(schema.field("x").type), mask=pa.array([False, True]))
+    struct = pa.StructArray.from_arrays(
+        [pa.array([1, None], pa.int32())],
+        fields=list(schema.field("x").type),
+        mask=pa.array([False, False]),
+    )
+    hidden = pa.StructArray.from_arrays(
+        [pa.array([1, None], pa.int32())],
+        fields=list(schema.field("x").type),
+        mask=pa.array([False, True]),
+    )
     with pytest.raises(BadRows, match="Row 1 for t, column 'x': in 'a': it is null"):
-        to_batch(pa.RecordBatch.from_arrays([struct, pa.array(["a", "b"])], schema=schema), schema, topic="t")
+        to_batch(
+            pa.RecordBatch.from_arrays([struct, pa.array(["a", "b"])], schema=schema),
+            schema,
+            topic="t",
+        )
     fits = pa.RecordBatch.from_arrays([hidden, pa.array(["a", None])], schema=schema)
     assert to_batch(fits, schema, topic="t") is fits
     with pytest.raises(BadRows, match="Row 1 for t, column 'y'"):
-        to_batch(pa.RecordBatch.from_arrays([hidden, pa.array(["a", "bcd"])], schema=schema), schema, topic="t")
+        to_batch(
+            pa.RecordBatch.from_arrays([hidden, pa.array(["a", "bcd"])], schema=schema),
+            schema,
+            topic="t",
+        )
 
 
 def test_the_schema_comes_out_with_its_metadata() -> None:
@@ -209,7 +276,9 @@ def test_the_schema_comes_out_with_its_metadata() -> None:
 
 
 def test_a_length_of_another_schema_does_not_count() -> None:
-    """Schemas that differ only in metadata are equal to Arrow; their lengths are not the same to us."""
+    """Schemas that differ only in metadata are equal to Arrow; their lengths are not the same to
+    us.
+    """
     long, short = parse_schema("x VARCHAR(9)"), parse_schema("x VARCHAR(2)")
     assert to_batch({"x": "abc"}, long, topic="t").num_rows == 1
     with pytest.raises(BadRows, match="more than the 2 declared"):
@@ -222,7 +291,9 @@ def test_a_length_of_another_schema_does_not_count() -> None:
 
 
 def from_frame(ddl: str, values: Any, **options: Any) -> list[Any]:
-    batch = to_batch(pd.DataFrame({"x": pd.Series(values, **options)}), parse_schema(f"x {ddl}"), topic="t")
+    batch = to_batch(
+        pd.DataFrame({"x": pd.Series(values, **options)}), parse_schema(f"x {ddl}"), topic="t"
+    )
     batch.validate(full=True)
     listed: list[Any] = batch.column(0).to_pylist()
     return listed
@@ -257,7 +328,9 @@ def from_frame(ddl: str, values: Any, **options: Any) -> list[Any]:
         ("MAP<STRING, INT>", [{"a": 1}], {}, [[("a", 1)]]),
     ],
 )
-def test_frames_that_fit(ddl: str, values: list[Any], options: dict[str, Any], expected: list[Any]) -> None:
+def test_frames_that_fit(
+    ddl: str, values: list[Any], options: dict[str, Any], expected: list[Any]
+) -> None:
     assert from_frame(ddl, values, **options) == expected
 
 
@@ -275,19 +348,29 @@ def test_frames_that_fit(ddl: str, values: list[Any], options: dict[str, Any], e
         ("STRING", [1, 2], {}, "Arrow's int64"),
         ("FLOAT", [0.5, 0.1], {}, "Row 1 for t, column 'x': it has more digits"),
         ("TIMESTAMP", [pd.Timestamp("2026-01-01 00:00:00.000000001")], {}, "lose data"),
-        ("TIMESTAMP", [pd.Timestamp("2026-01-01 00:00:00.000000001")], {"dtype": object}, "nanoseconds"),
+        (
+            "TIMESTAMP",
+            [pd.Timestamp("2026-01-01 00:00:00.000000001")],
+            {"dtype": object},
+            "nanoseconds",
+        ),
         ("TIMESTAMP_NTZ", [NOON], {}, "has a time zone"),
         ("INTERVAL DAY", [pd.Timedelta(1, "ns")], {"dtype": object}, "nanoseconds"),
         ("DOUBLE", [1j], {}, "complex128 has no counterpart"),
     ],
 )
-def test_frames_that_do_not_fit(ddl: str, values: list[Any], options: dict[str, Any], reason: str) -> None:
+def test_frames_that_do_not_fit(
+    ddl: str, values: list[Any], options: dict[str, Any], reason: str
+) -> None:
     assert reason in refusal(ddl, pd.DataFrame({"x": pd.Series(values, **options)}))
 
 
 def test_the_index_of_a_frame_is_not_a_column() -> None:
     frame = pd.DataFrame({"x": [1, 2], "y": [3, 4]}, index=[9, 8])
-    assert to_batch(frame, parse_schema("y BIGINT, x BIGINT"), topic="t").to_pylist() == [{"y": 3, "x": 1}, {"y": 4, "x": 2}]
+    assert to_batch(frame, parse_schema("y BIGINT, x BIGINT"), topic="t").to_pylist() == [
+        {"y": 3, "x": 1},
+        {"y": 4, "x": 2},
+    ]
     with pytest.raises(BadRows, match="the column 'x' is missing"):
         to_batch(frame.set_index("x"), parse_schema("y BIGINT, x BIGINT"), topic="t")
 
@@ -311,19 +394,32 @@ KINDS: dict[str, st.SearchStrategy[Any]] = {
     "TIMESTAMP": st.datetimes(timezones=st.just(UTC)),
     "TIMESTAMP_NTZ": st.datetimes(),
     "TIME": st.times(),
-    "INTERVAL DAY TO SECOND": st.timedeltas(min_value=timedelta(days=-10000), max_value=timedelta(days=10000)),
+    "INTERVAL DAY TO SECOND": st.timedeltas(
+        min_value=timedelta(days=-10000), max_value=timedelta(days=10000)
+    ),
     "ARRAY<BIGINT>": st.lists(st.none() | st.integers(-5, 5), max_size=3),
-    "STRUCT<a: STRING, b: ARRAY<DATE>>": st.fixed_dictionaries({"a": st.none() | st.text("ab"), "b": st.none() | st.lists(st.dates(), max_size=2)}),
+    "STRUCT<a: STRING, b: ARRAY<DATE>>": st.fixed_dictionaries(
+        {"a": st.none() | st.text("ab"), "b": st.none() | st.lists(st.dates(), max_size=2)}
+    ),
 }
 
 
-@given(st.lists(st.fixed_dictionaries({f"c{position}": st.none() | values for position, values in enumerate(KINDS.values())}), max_size=5))
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {f"c{position}": st.none() | values for position, values in enumerate(KINDS.values())}
+        ),
+        max_size=5,
+    )
+)
 def test_dicts_tables_and_batches_give_the_same(rows: list[dict[str, Any]]) -> None:
     schema = parse_schema(", ".join(f"c{position} {ddl}" for position, ddl in enumerate(KINDS)))
     batch = to_batch(rows, schema, topic="t")
     assert batch.to_pylist() == rows
     table = pa.Table.from_batches([batch, batch.slice(1)] if rows else [batch])
     assert to_batch(table, schema, topic="t").to_pylist() == rows + rows[1:]
-    widened = table.set_column(1, "c1", table["c1"].cast(pa.int64())).set_column(4, "c4", table["c4"].cast(pa.large_string()))
+    widened = table.set_column(1, "c1", table["c1"].cast(pa.int64())).set_column(
+        4, "c4", table["c4"].cast(pa.large_string())
+    )
     assert to_batch(widened, schema, topic="t").to_pylist() == rows + rows[1:]
     assert [to_batch(row, schema, topic="t").to_pylist()[0] for row in rows] == rows

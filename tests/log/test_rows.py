@@ -1,4 +1,6 @@
-"""Rows of every kind into batches of exactly the schema, and every way in which they can fail to fit."""
+"""Rows of every kind into batches of exactly the schema, and every way in which they can fail to
+fit.
+"""
 
 import enum
 import time as clock
@@ -20,8 +22,16 @@ from headrace.errors import BadRows
 from headrace.log.rows import to_batch
 from headrace.types.schema import parse_schema
 
-ORDERS = parse_schema("order_id BIGINT, customer_id BIGINT NOT NULL, amount DOUBLE, placed_at TIMESTAMP, note STRING")
-ROW = {"order_id": 1, "customer_id": 7, "amount": 2.5, "placed_at": datetime(2026, 1, 1, tzinfo=UTC), "note": "x"}
+ORDERS = parse_schema(
+    "order_id BIGINT, customer_id BIGINT NOT NULL, amount DOUBLE, placed_at TIMESTAMP, note STRING"
+)
+ROW = {
+    "order_id": 1,
+    "customer_id": 7,
+    "amount": 2.5,
+    "placed_at": datetime(2026, 1, 1, tzinfo=UTC),
+    "note": "x",
+}
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
 
 
@@ -68,7 +78,15 @@ def test_every_shape_gives_the_same_batch(make: Callable[[dict[str, Any]], Any])
 
 
 @pytest.mark.parametrize(
-    "empty", [[], (), iter([]), ORDERS.empty_table(), ORDERS.empty_table().to_pandas(), pa.record_batch([[]] * 5, names=ORDERS.names)]
+    "empty",
+    [
+        [],
+        (),
+        iter([]),
+        ORDERS.empty_table(),
+        ORDERS.empty_table().to_pandas(),
+        pa.record_batch([[]] * 5, names=ORDERS.names),
+    ],
 )
 def test_no_rows_are_an_empty_batch(empty: Any) -> None:
     batch = to_batch(empty, ORDERS, topic="orders")
@@ -76,7 +94,10 @@ def test_no_rows_are_an_empty_batch(empty: Any) -> None:
     assert batch.schema.equals(ORDERS, check_metadata=True)
 
 
-@pytest.mark.parametrize("shape", ["text", b"bytes", 5, None, [5], ["ab"], [[1, 2]], [(1, 7, 2.5, None, "x")], [ROW, None]])
+@pytest.mark.parametrize(
+    "shape",
+    ["text", b"bytes", 5, None, [5], ["ab"], [[1, 2]], [(1, 7, 2.5, None, "x")], [ROW, None]],
+)
 def test_what_is_no_row_is_refused(shape: Any) -> None:
     assert "orders" in refusal(shape, ORDERS)
 
@@ -87,29 +108,45 @@ def test_a_batch_that_fits_is_not_copied() -> None:
 
 
 def test_several_chunks_become_one_batch() -> None:
-    table = pa.concat_tables([pa.Table.from_pylist([{**ROW, "order_id": number}]) for number in range(5)])
+    table = pa.concat_tables(
+        [pa.Table.from_pylist([{**ROW, "order_id": number}]) for number in range(5)]
+    )
     assert to_batch(table, ORDERS, topic="orders").column("order_id").to_pylist() == list(range(5))
-    assert to_batch(table.slice(2, 2), ORDERS, topic="orders").column("order_id").to_pylist() == [2, 3]
+    assert to_batch(table.slice(2, 2), ORDERS, topic="orders").column("order_id").to_pylist() == [
+        2,
+        3,
+    ]
 
 
 # Columns
 
 
 @pytest.mark.parametrize(
-    "make", [lambda row: [ROW, row], lambda row: pa.Table.from_pylist([row]), lambda row: pa.Table.from_pylist([row]).to_pandas()]
+    "make",
+    [
+        lambda row: [ROW, row],
+        lambda row: pa.Table.from_pylist([row]),
+        lambda row: pa.Table.from_pylist([row]).to_pandas(),
+    ],
 )
 def test_columns_must_be_those_of_the_schema(make: Callable[[dict[str, Any]], Any]) -> None:
     missing = refusal(make({name: given for name, given in ROW.items() if name != "note"}), ORDERS)
     assert "orders: the column 'note' is missing" in missing
     extra = refusal(make({**ROW, "amout": 1}), ORDERS)
     assert "no column 'amout': did you mean 'amount'?" in extra
-    renamed = refusal(make({("nota" if name == "note" else name): given for name, given in ROW.items()}), ORDERS)
+    renamed = refusal(
+        make({("nota" if name == "note" else name): given for name, given in ROW.items()}), ORDERS
+    )
     assert "no column 'nota': did you mean 'note'?" in renamed
 
 
 def test_the_row_with_the_wrong_columns_is_named() -> None:
-    assert refusal([ROW, ROW, {**ROW, "color": 1}], ORDERS).startswith("Row 2 for orders: the topic has no column 'color'")
-    assert refusal([ROW, {"order_id": 1}, ROW], ORDERS).startswith("Row 1 for orders: the column 'customer_id' is missing")
+    assert refusal([ROW, ROW, {**ROW, "color": 1}], ORDERS).startswith(
+        "Row 2 for orders: the topic has no column 'color'"
+    )
+    assert refusal([ROW, {"order_id": 1}, ROW], ORDERS).startswith(
+        "Row 1 for orders: the column 'customer_id' is missing"
+    )
 
 
 def test_a_column_may_not_be_there_twice() -> None:
@@ -161,12 +198,24 @@ ACCEPTED: list[tuple[str, Any, Any]] = [
     ("TIMESTAMP", NOON.replace(tzinfo=None), NOON),
     ("TIMESTAMP", NOON.astimezone(timezone(timedelta(hours=-7))), NOON),
     ("TIMESTAMP", datetime(2026, 7, 1, 14, tzinfo=BERLIN), NOON),
-    ("TIMESTAMP", datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=BERLIN), datetime(2026, 10, 25, 1, 30, tzinfo=UTC)),
-    ("TIMESTAMP", datetime(1, 1, 1, microsecond=1, tzinfo=UTC), datetime(1, 1, 1, microsecond=1, tzinfo=UTC)),
+    (
+        "TIMESTAMP",
+        datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=BERLIN),
+        datetime(2026, 10, 25, 1, 30, tzinfo=UTC),
+    ),
+    (
+        "TIMESTAMP",
+        datetime(1, 1, 1, microsecond=1, tzinfo=UTC),
+        datetime(1, 1, 1, microsecond=1, tzinfo=UTC),
+    ),
     ("TIMESTAMP_NTZ", NOON.replace(tzinfo=None), NOON.replace(tzinfo=None)),
     ("TIME", time(23, 59, 59, 999999), time(23, 59, 59, 999999)),
     ("TIME(3)", time(1, 2, 3, 4000), time(1, 2, 3, 4000)),
-    ("INTERVAL DAY TO SECOND", timedelta(days=-3, microseconds=1), timedelta(days=-3, microseconds=1)),
+    (
+        "INTERVAL DAY TO SECOND",
+        timedelta(days=-3, microseconds=1),
+        timedelta(days=-3, microseconds=1),
+    ),
     ("ARRAY<INT>", [1, None], [1, None]),
     ("ARRAY<INT>", (1, 2), [1, 2]),
     ("ARRAY<INT>", np.array([1, 2]), [1, 2]),
@@ -175,15 +224,31 @@ ACCEPTED: list[tuple[str, Any, Any]] = [
     ("MAP<INT, STRING>", [(1, "x"), (1, "y")], [(1, "x"), (1, "y")]),
     ("STRUCT<a: INT, b: STRING NOT NULL>", {"b": "x", "a": None}, {"a": None, "b": "x"}),
     ("STRUCT<a: INT, b: STRING>", Row(b="x", a=1), {"a": 1, "b": "x"}),
-    ("STRUCT<t: TIMESTAMP, d: DOUBLE>", {"t": NOON.replace(tzinfo=None), "d": 1}, {"t": NOON, "d": 1.0}),
-    ("VARIANT", VariantVal(b"\x0c\x01", b"\x01\x00\x00"), {"value": b"\x0c\x01", "metadata": b"\x01\x00\x00"}),
-    ("VARIANT", {"value": b"\x0c\x01", "metadata": b"\x01\x00\x00"}, {"value": b"\x0c\x01", "metadata": b"\x01\x00\x00"}),
+    (
+        "STRUCT<t: TIMESTAMP, d: DOUBLE>",
+        {"t": NOON.replace(tzinfo=None), "d": 1},
+        {"t": NOON, "d": 1.0},
+    ),
+    (
+        "VARIANT",
+        VariantVal(b"\x0c\x01", b"\x01\x00\x00"),
+        {"value": b"\x0c\x01", "metadata": b"\x01\x00\x00"},
+    ),
+    (
+        "VARIANT",
+        {"value": b"\x0c\x01", "metadata": b"\x01\x00\x00"},
+        {"value": b"\x0c\x01", "metadata": b"\x01\x00\x00"},
+    ),
     ("ARRAY<VARIANT>", [VariantVal(b"a", b"b"), None], [{"value": b"a", "metadata": b"b"}, None]),
     ("GEOMETRY(4326)", Geometry.fromWKB(b"\x01", 4326), {"srid": 4326, "wkb": b"\x01"}),
 ]
 
 
-@pytest.mark.parametrize(("ddl", "given", "stored"), ACCEPTED, ids=[f"{ddl}-{given!r}".partition(" at 0x")[0] for ddl, given, _ in ACCEPTED])
+@pytest.mark.parametrize(
+    ("ddl", "given", "stored"),
+    ACCEPTED,
+    ids=[f"{ddl}-{given!r}".partition(" at 0x")[0] for ddl, given, _ in ACCEPTED],
+)
 def test_values_that_fit(ddl: str, given: Any, stored: Any) -> None:
     assert value(ddl, given) == stored
     assert value(ddl, None) is None
@@ -192,7 +257,11 @@ def test_values_that_fit(ddl: str, given: Any, stored: Any) -> None:
 def test_nan_in_a_dict_is_a_value() -> None:
     assert np.isnan(value("DOUBLE", float("nan")))
     assert np.isnan(value("STRUCT<a: DOUBLE>", {"a": float("nan")})["a"])
-    assert np.isnan(to_batch([{"x": 1}, {"x": float("nan")}], parse_schema("x DOUBLE NOT NULL"), topic="t").column(0)[1].as_py())
+    assert np.isnan(
+        to_batch([{"x": 1}, {"x": float("nan")}], parse_schema("x DOUBLE NOT NULL"), topic="t")
+        .column(0)[1]
+        .as_py()
+    )
 
 
 REFUSED: list[tuple[str, Any, str]] = [
@@ -256,30 +325,52 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("STRUCT<a: INT, b: STRING>", {"a": 1, "b": "x", "c": 1}, "unknown field 'c'"),
     ("STRUCT<a: INT, b: STRING>", (1, "x"), "not a dict"),
     ("STRUCT<a: INT NOT NULL>", {"a": None}, "in .a: it is null"),
-    ("STRUCT<a: STRUCT<b: ARRAY<TINYINT>>>", {"a": {"b": [1, 300]}}, "in .a: in .b: in [1]: 300 is beyond the range of TINYINT"),
+    (
+        "STRUCT<a: STRUCT<b: ARRAY<TINYINT>>>",
+        {"a": {"b": [1, 300]}},
+        "in .a: in .b: in [1]: 300 is beyond the range of TINYINT",
+    ),
     ("VARIANT", {"value": b"x"}, "misses the field 'metadata'"),
     ("VARIANT", {"value": b"x", "metadata": None}, "in .metadata: it is null"),
     ("VARIANT", "{}", "not a VariantVal"),
 ]
 
 
-@pytest.mark.parametrize(("ddl", "given", "reason"), REFUSED, ids=[f"{ddl}-{given!r:.40}" for ddl, given, _ in REFUSED])
-def test_values_that_do_not_fit_are_refused_with_row_and_column(ddl: str, given: Any, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("ddl", "given", "reason"), REFUSED, ids=[f"{ddl}-{given!r:.40}" for ddl, given, _ in REFUSED]
+)
+def test_values_that_do_not_fit_are_refused_with_row_and_column(
+    ddl: str, given: Any, reason: str
+) -> None:
     message = refusal([{"x": None}, {"x": None}, {"x": given}, {"x": given}], f"x {ddl}")
     assert message.startswith("Row 2 for orders, column 'x': ")
     assert reason in message
 
 
-@pytest.mark.parametrize("ddl", ["BIGINT", "STRING", "TIMESTAMP", "ARRAY<INT>", "VARIANT", "VARCHAR(3)", "DECIMAL(5,2)"])
+@pytest.mark.parametrize(
+    "ddl", ["BIGINT", "STRING", "TIMESTAMP", "ARRAY<INT>", "VARIANT", "VARCHAR(3)", "DECIMAL(5,2)"]
+)
 def test_null_where_none_may_be(ddl: str) -> None:
-    assert refusal({"x": None}, f"x {ddl} NOT NULL") == "Row 0 for orders, column 'x': it is null, but the column is NOT NULL."
+    assert (
+        refusal({"x": None}, f"x {ddl} NOT NULL")
+        == "Row 0 for orders, column 'x': it is null, but the column is NOT NULL."
+    )
 
 
 def test_a_mixture_of_types_in_one_column() -> None:
-    assert "Row 2 for orders, column 'x': 3.0 is a float" in refusal([{"x": 1}, {"x": 2}, {"x": 3.0}], "x BIGINT")
-    assert to_batch([{"x": 1}, {"x": 2.5}], parse_schema("x DOUBLE"), topic="t").column(0).to_pylist() == [1.0, 2.5]
+    assert "Row 2 for orders, column 'x': 3.0 is a float" in refusal(
+        [{"x": 1}, {"x": 2}, {"x": 3.0}], "x BIGINT"
+    )
+    assert to_batch([{"x": 1}, {"x": 2.5}], parse_schema("x DOUBLE"), topic="t").column(
+        0
+    ).to_pylist() == [1.0, 2.5]
     moments = [NOON, NOON.replace(tzinfo=None), NOON.astimezone(BERLIN)]
-    assert to_batch([{"x": each} for each in moments], parse_schema("x TIMESTAMP"), topic="t").column(0).to_pylist() == [NOON] * 3
+    assert (
+        to_batch([{"x": each} for each in moments], parse_schema("x TIMESTAMP"), topic="t")
+        .column(0)
+        .to_pylist()
+        == [NOON] * 3
+    )
 
 
 # Cost
@@ -297,5 +388,9 @@ def microseconds_per_call(call: Callable[[], object]) -> float:
 
 def test_one_dict_costs_little_and_a_fitting_batch_next_to_nothing() -> None:
     batch = to_batch(ROW, ORDERS, topic="orders")
-    assert microseconds_per_call(lambda: to_batch(ROW, ORDERS, topic="orders")) < 60, "13 on an idle core; the promise is 30"
-    assert microseconds_per_call(lambda: to_batch(batch, ORDERS, topic="orders")) < 20, "3 on an idle core; the promise is 10"
+    assert microseconds_per_call(lambda: to_batch(ROW, ORDERS, topic="orders")) < 60, (
+        "13 on an idle core; the promise is 30"
+    )
+    assert microseconds_per_call(lambda: to_batch(batch, ORDERS, topic="orders")) < 20, (
+        "3 on an idle core; the promise is 10"
+    )

@@ -65,13 +65,25 @@ SPARK_TYPES: dict[str, spark.DataType] = {
     "ARRAY<STRING>": spark.ArrayType(spark.StringType()),
     "ARRAY<ARRAY<VARIANT>>": spark.ArrayType(spark.ArrayType(spark.VariantType())),
     "MAP<STRING, INT>": spark.MapType(spark.StringType(), spark.IntegerType()),
-    "MAP<INT, MAP<DATE, TIMESTAMP_NTZ>>": spark.MapType(spark.IntegerType(), spark.MapType(spark.DateType(), spark.TimestampNTZType())),
+    "MAP<INT, MAP<DATE, TIMESTAMP_NTZ>>": spark.MapType(
+        spark.IntegerType(), spark.MapType(spark.DateType(), spark.TimestampNTZType())
+    ),
     "STRUCT<a: INT, b STRING NOT NULL>": spark.StructType(
-        [spark.StructField("a", spark.IntegerType()), spark.StructField("b", spark.StringType(), False)]
+        [
+            spark.StructField("a", spark.IntegerType()),
+            spark.StructField("b", spark.StringType(), False),
+        ]
     ),
     "STRUCT<>": spark.StructType([]),
     "STRUCT<`x y`: ARRAY<STRUCT<q: DECIMAL(3,1)>>>": spark.StructType(
-        [spark.StructField("x y", spark.ArrayType(spark.StructType([spark.StructField("q", spark.DecimalType(3, 1))])))]
+        [
+            spark.StructField(
+                "x y",
+                spark.ArrayType(
+                    spark.StructType([spark.StructField("q", spark.DecimalType(3, 1))])
+                ),
+            )
+        ]
     ),
 }
 
@@ -81,20 +93,28 @@ def test_every_type_is_the_one_that_pyspark_uses(ddl: str) -> None:
     expected = to_arrow_type(SPARK_TYPES[ddl], timezone="UTC")
     for written in (f"x {ddl}", f"x: {ddl.lower()}", f"x {ddl} NOT NULL"):
         field = parse_schema(written).field("x")
-        assert field.type.equals(expected, check_metadata=ddl in ("VARIANT", "GEOMETRY(4326)", "GEOGRAPHY(ANY)")), written
+        assert field.type.equals(
+            expected, check_metadata=ddl in ("VARIANT", "GEOMETRY(4326)", "GEOGRAPHY(ANY)")
+        ), written
         assert field.nullable == (not written.endswith("NOT NULL"))
 
 
 def test_pyspark_recognises_what_arrow_carries_as_marked_structs() -> None:
     read = from_arrow_schema(parse_schema("v VARIANT, g GEOMETRY(3857), h GEOGRAPHY(4326)"))
-    assert [field.dataType for field in read] == [spark.VariantType(), spark.GeometryType(3857), spark.GeographyType(4326)]
+    assert [field.dataType for field in read] == [
+        spark.VariantType(),
+        spark.GeometryType(3857),
+        spark.GeographyType(4326),
+    ]
 
 
 EVERYTHING = (
-    "order_id BIGINT, customer_id BIGINT NOT NULL, `odd name` STRING COMMENT 'x', tags ARRAY<STRING>, m MAP<STRING, INT>, "
-    "s STRUCT<a: INT, b: STRING NOT NULL COMMENT 'inner'>, code CHAR(3), label VARCHAR(20) NOT NULL, amount DECIMAL(12,2), t TIME(3), "
-    "i INTERVAL DAY TO HOUR, v VARIANT, g GEOMETRY(ANY), h GEOGRAPHY(4326), c STRING COLLATE UNICODE, n ARRAY<MAP<VARCHAR(5), TIME(0)>>, "
-    "at TIMESTAMP, wall TIMESTAMP_NTZ, day DATE, raw BINARY, ok BOOLEAN, `tick``ed` FLOAT"
+    "order_id BIGINT, customer_id BIGINT NOT NULL, `odd name` STRING COMMENT 'x', tags"
+    " ARRAY<STRING>, m MAP<STRING, INT>, s STRUCT<a: INT, b: STRING NOT NULL COMMENT 'inner'>, code"
+    " CHAR(3), label VARCHAR(20) NOT NULL, amount DECIMAL(12,2), t TIME(3), i INTERVAL DAY TO HOUR,"
+    " v VARIANT, g GEOMETRY(ANY), h GEOGRAPHY(4326), c STRING COLLATE UNICODE, n"
+    " ARRAY<MAP<VARCHAR(5), TIME(0)>>, at TIMESTAMP, wall TIMESTAMP_NTZ, day DATE, raw BINARY, ok"
+    " BOOLEAN, `tick``ed` FLOAT"
 )
 
 
@@ -107,7 +127,9 @@ def test_bytes_come_back_as_they_were() -> None:
     assert schema_from_bytes(schema_to_bytes(schema)).equals(schema, check_metadata=True)
 
 
-@pytest.mark.parametrize("data", [b"", b"nonsense", schema_to_bytes(pa.schema([("a", pa.int64())]))[:40]])
+@pytest.mark.parametrize(
+    "data", [b"", b"nonsense", schema_to_bytes(pa.schema([("a", pa.int64())]))[:40]]
+)
 def test_bytes_that_are_no_schema_are_corruption(data: bytes) -> None:
     with pytest.raises(CorruptionError, match="cannot be read"):
         schema_from_bytes(data)
@@ -115,7 +137,12 @@ def test_bytes_that_are_no_schema_are_corruption(data: bytes) -> None:
 
 def test_comments_are_kept_where_pyspark_keeps_them() -> None:
     schema = parse_schema("a INT COMMENT 'how many'")
-    expected = to_arrow_schema(spark.StructType([spark.StructField("a", spark.IntegerType(), metadata={"comment": "how many"})]), timezone="UTC")
+    expected = to_arrow_schema(
+        spark.StructType(
+            [spark.StructField("a", spark.IntegerType(), metadata={"comment": "how many"})]
+        ),
+        timezone="UTC",
+    )
     assert schema.equals(expected, check_metadata=True)
 
 
@@ -139,7 +166,9 @@ def test_comments_are_read_as_spark_reads_them(literal: str, comment: str) -> No
 
 def test_white_space_sql_comments_and_case_do_not_matter() -> None:
     plain = parse_schema("a BIGINT NOT NULL, b ARRAY<INT>")
-    assert parse_schema("\n a bigint Not  null, -- the first\n b /* second */ Array < iNt > \n").equals(plain)
+    assert parse_schema(
+        "\n a bigint Not  null, -- the first\n b /* second */ Array < iNt > \n"
+    ).equals(plain)
 
 
 def test_a_whole_struct_is_a_schema_too() -> None:
@@ -148,7 +177,9 @@ def test_a_whole_struct_is_a_schema_too() -> None:
 
 
 def test_words_of_sql_can_be_names() -> None:
-    assert parse_schema("select INT, from STRING, date DATE, time TIME, interval INTERVAL DAY, 1a INT").names[:2] == ["select", "from"]
+    assert parse_schema(
+        "select INT, from STRING, date DATE, time TIME, interval INTERVAL DAY, 1a INT"
+    ).names[:2] == ["select", "from"]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +190,10 @@ def test_words_of_sql_can_be_names() -> None:
         ("a", "position 1 .*expected a type, found the end"),
         ("a INT b INT", "position 6: expected ',' or the end of the schema, found 'b'"),
         ("a INT,", "position 6: expected a column name, found the end"),
-        ("a INTT", r"position 2 \(column 'a'\): expected a type, found 'INTT'[\s\S]*did you mean INT\?"),
+        (
+            "a INTT",
+            r"position 2 \(column 'a'\): expected a type, found 'INTT'[\s\S]*did you mean INT\?",
+        ),
         ("a TEXT", "found 'TEXT'"),
         ("a STRNG", "did you mean STRING"),
         ("s STRUCT<x: STRUCT<y: TIMESTMP>>", r"column 's\.x\.y'\)[\s\S]*did you mean TIMESTAMP\?"),
@@ -214,7 +248,9 @@ def test_the_error_points_at_the_place() -> None:
     assert lines[1].index("STRONG") == lines[2].index("^")
 
 
-@pytest.mark.parametrize("name", ["_partition", "_offset", "_timestamp", "_headers", "_change_type", "_commit"])
+@pytest.mark.parametrize(
+    "name", ["_partition", "_offset", "_timestamp", "_headers", "_change_type", "_commit"]
+)
 def test_reserved_names_are_refused_only_at_the_top(name: str) -> None:
     with pytest.raises(BadSchema, match="reserved"):
         parse_schema(f"a INT, {name} STRING")
@@ -223,9 +259,15 @@ def test_reserved_names_are_refused_only_at_the_top(name: str) -> None:
 
 def test_spark_sources_see_strings_instead_of_sized_texts() -> None:
     ddl = to_spark_ddl(
-        parse_schema("a CHAR(3) NOT NULL COMMENT 'x', b ARRAY<VARCHAR(5)>, m MAP<CHAR(2), STRUCT<t: VARCHAR(9)>>, t TIME(3), v VARIANT")
+        parse_schema(
+            "a CHAR(3) NOT NULL COMMENT 'x', b ARRAY<VARCHAR(5)>, m MAP<CHAR(2), STRUCT<t:"
+            " VARCHAR(9)>>, t TIME(3), v VARIANT"
+        )
     )
-    assert ddl == "a STRING NOT NULL COMMENT 'x', b ARRAY<STRING>, m MAP<STRING, STRUCT<t: STRING>>, t TIME(3), v VARIANT"
+    assert (
+        ddl == "a STRING NOT NULL COMMENT 'x', b ARRAY<STRING>, m MAP<STRING, STRUCT<t: STRING>>, t"
+        " TIME(3), v VARIANT"
+    )
 
 
 def test_arrow_types_without_a_spark_type_have_no_ddl() -> None:
@@ -259,7 +301,9 @@ def test_keys_are_checked() -> None:
     assert check_key(schema, None, where="orders") == ()
     assert check_key(schema, "customer_id", where="orders") == ("customer_id",)
     assert check_key(schema, ["region", "customer_id"], where="orders") == ("region", "customer_id")
-    with pytest.raises(UnknownColumn, match="orders has no column 'customer': did you mean 'customer_id'"):
+    with pytest.raises(
+        UnknownColumn, match="orders has no column 'customer': did you mean 'customer_id'"
+    ):
         check_key(schema, "customer", where="orders")
     for nested in ("tags", "v"):
         with pytest.raises(BadSchema, match="cannot be a key"):
@@ -271,26 +315,60 @@ def test_keys_are_checked() -> None:
 def test_a_table_keeps_its_declaration_beneath_what_it_stores() -> None:
     declared = parse_schema("id BIGINT, name VARCHAR(5) NOT NULL COMMENT 'n', note STRING")
     stored = table_schema(declared, ("id",))
-    assert to_ddl(stored) == "id BIGINT NOT NULL, name VARCHAR(5) COMMENT 'n', note STRING, _change_type STRING NOT NULL"
-    assert to_ddl(declared_schema(stored)) == "id BIGINT NOT NULL, name VARCHAR(5) NOT NULL COMMENT 'n', note STRING"
-    assert to_ddl(declared_schema(schema_from_bytes(schema_to_bytes(stored)))) == to_ddl(declared_schema(stored))
+    assert (
+        to_ddl(stored)
+        == "id BIGINT NOT NULL, name VARCHAR(5) COMMENT 'n', note STRING, _change_type STRING NOT"
+        " NULL"
+    )
+    assert (
+        to_ddl(declared_schema(stored))
+        == "id BIGINT NOT NULL, name VARCHAR(5) NOT NULL COMMENT 'n', note STRING"
+    )
+    assert to_ddl(declared_schema(schema_from_bytes(schema_to_bytes(stored)))) == to_ddl(
+        declared_schema(stored)
+    )
 
 
 def test_a_struct_that_looks_like_a_variant_is_none() -> None:
     assert is_variant(parse_schema("v VARIANT").field("v").type)
-    assert not is_variant(parse_schema("v STRUCT<value: BINARY NOT NULL, metadata: BINARY NOT NULL>").field("v").type)
+    assert not is_variant(
+        parse_schema("v STRUCT<value: BINARY NOT NULL, metadata: BINARY NOT NULL>").field("v").type
+    )
 
 
 def test_no_pyspark_is_needed() -> None:
-    code = "import sys; from headrace.log import schema, rows, keys, json_text; from headrace import durations; assert 'pyspark' not in sys.modules"
+    code = (
+        "import sys; from headrace.log import schema, rows, keys, json_text; from headrace import"
+        " durations; assert 'pyspark' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 names = st.one_of(
-    st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True), st.text(min_size=1, max_size=6).filter(lambda name: name.lower() != "_commit")
+    st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True),
+    st.text(min_size=1, max_size=6).filter(lambda name: name.lower() != "_commit"),
 )
-plain = ["BOOLEAN", "TINYINT", "INT", "BIGINT", "DOUBLE", "DECIMAL(12,3)", "STRING", "BINARY", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ"]
-named = ["VARCHAR(7)", "TIME(2)", "INTERVAL DAY TO MINUTE", "VARIANT", "GEOMETRY(4326)", "STRING COLLATE UNICODE_CI"]
+plain = [
+    "BOOLEAN",
+    "TINYINT",
+    "INT",
+    "BIGINT",
+    "DOUBLE",
+    "DECIMAL(12,3)",
+    "STRING",
+    "BINARY",
+    "DATE",
+    "TIMESTAMP",
+    "TIMESTAMP_NTZ",
+]
+named = [
+    "VARCHAR(7)",
+    "TIME(2)",
+    "INTERVAL DAY TO MINUTE",
+    "VARIANT",
+    "GEOMETRY(4326)",
+    "STRING COLLATE UNICODE_CI",
+]
 scalars = st.sampled_from(plain + named)
 
 
@@ -301,13 +379,19 @@ def quoted(name: str) -> str:
 def columns(of: st.SearchStrategy[str], separator: str) -> st.SearchStrategy[str]:
     column = st.tuples(names, of, st.sampled_from(["", " NOT NULL"]))
     unique = st.lists(column, min_size=1, max_size=4, unique_by=lambda each: each[0].lower())
-    return unique.map(lambda each: ", ".join(f"{quoted(name)}{separator}{kind}{null}" for name, kind, null in each))
+    return unique.map(
+        lambda each: ", ".join(
+            f"{quoted(name)}{separator}{kind}{null}" for name, kind, null in each
+        )
+    )
 
 
 def nested(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return st.one_of(
         inner.map("ARRAY<{}>".format),
-        st.tuples(st.sampled_from(["INT", "STRING", "DATE"]), inner).map(lambda pair: f"MAP<{pair[0]}, {pair[1]}>"),
+        st.tuples(st.sampled_from(["INT", "STRING", "DATE"]), inner).map(
+            lambda pair: f"MAP<{pair[0]}, {pair[1]}>"
+        ),
         columns(inner, ": ").map("STRUCT<{}>".format),
     )
 

@@ -1,4 +1,6 @@
-"""The obvious computation: rows in a list, a table in a dictionary, every aggregate from all values that are there, tick by tick."""
+"""The obvious computation: rows in a list, a table in a dictionary, every aggregate from all values
+that are there, tick by tick.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ GOES = {"delete", "update_preimage"}
 
 @dataclass
 class Oracle:
-    """Groups as lists of their rows, in the order in which rows came; an update keeps its row's place."""
+    """Groups as lists of their rows, in the order in which rows came; an update keeps its row's
+    place.
+    """
 
     schema: pa.Schema
     by: Sequence[str]
@@ -41,7 +45,11 @@ class Oracle:
             touched.setdefault(group, []).append(row)
         for group, changes in touched.items():
             self._apply(group, changes)
-        told = [change for group in self._in_order(before) for change in self._told(before[group], self.result(group))]
+        told = [
+            change
+            for group in self._in_order(before)
+            for change in self._told(before[group], self.result(group))
+        ]
         return [{**change, "_tick": number} for change in told]
 
     def _apply(self, group: tuple[Any, ...], changes: list[Row]) -> None:
@@ -75,18 +83,32 @@ class Oracle:
 
     def _told(self, was: Row | None, now: Row | None) -> list[Row]:
         if was is None or now is None:
-            return [{**now, "_change_type": "insert"}] if now else [{**was, "_change_type": "delete"}] if was else []
+            return (
+                [{**now, "_change_type": "insert"}]
+                if now
+                else [{**was, "_change_type": "delete"}]
+                if was
+                else []
+            )
         if repr(was) == repr(now):
             return []
-        return [{**was, "_change_type": "update_preimage"}, {**now, "_change_type": "update_postimage"}]
+        return [
+            {**was, "_change_type": "update_preimage"},
+            {**now, "_change_type": "update_postimage"},
+        ]
 
     def _in_order(self, groups: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         listed = list(groups)
         if not self.by:
             return listed
-        columns = {name: pa.array([group[at] for group in listed], self.schema.field(name).type) for at, name in enumerate(self.by)}
+        columns = {
+            name: pa.array([group[at] for group in listed], self.schema.field(name).type)
+            for at, name in enumerate(self.by)
+        }
         keys = encode_keys(pa.table(columns), list(self.by)).to_pylist()
-        return [group for _, group in sorted(zip(keys, listed, strict=True), key=lambda pair: pair[0])]
+        return [
+            group for _, group in sorted(zip(keys, listed, strict=True), key=lambda pair: pair[0])
+        ]
 
 
 def plain(value: Any) -> Any:
@@ -122,7 +144,11 @@ def sum_of(spec: AggregateSpec, kind: pa.DataType, values: list[Any]) -> Any:
         with localcontext() as context:
             context.prec = 100
             total = sum(values, Decimal(0))
-            return total.quantize(Decimal(1).scaleb(-kind.scale)) if abs(total).scaleb(kind.scale) < 10**result.precision else None
+            return (
+                total.quantize(Decimal(1).scaleb(-kind.scale))
+                if abs(total).scaleb(kind.scale) < 10**result.precision
+                else None
+            )
     if pa.types.is_duration(kind):
         return sum(values, timedelta())
     total = sum(values)
@@ -148,7 +174,9 @@ def avg_of(spec: AggregateSpec, kind: pa.DataType, values: list[Any]) -> Any:
     if pa.types.is_floating(kind):
         return exact_double(values) / len(values)
     if pa.types.is_duration(kind):
-        return rounded(Fraction(sum(values, timedelta()) // timedelta(microseconds=1), len(values))) * timedelta(microseconds=1)
+        return rounded(
+            Fraction(sum(values, timedelta()) // timedelta(microseconds=1), len(values))
+        ) * timedelta(microseconds=1)
     if not pa.types.is_decimal(kind):
         return sum(values) / len(values)
     result = result_type(spec, kind)
@@ -161,7 +189,11 @@ def avg_of(spec: AggregateSpec, kind: pa.DataType, values: list[Any]) -> Any:
 def rounded(value: Fraction) -> int:
     with localcontext() as context:
         context.prec = 200
-        return int((Decimal(value.numerator) / Decimal(value.denominator)).quantize(Decimal(1), rounding=ROUND_HALF_UP))
+        return int(
+            (Decimal(value.numerator) / Decimal(value.denominator)).quantize(
+                Decimal(1), rounding=ROUND_HALF_UP
+            )
+        )
 
 
 def stddev_of(spec: AggregateSpec, _: pa.DataType, values: list[Any]) -> Any:
@@ -189,7 +221,11 @@ def in_order(value: Any) -> Any:
     """NaN after all, and -0.0 before 0.0."""
     if not isinstance(value, float):
         return value
-    return (math.isnan(value), 0.0 if math.isnan(value) else value, 0.0 if math.isnan(value) else math.copysign(1, value))
+    return (
+        math.isnan(value),
+        0.0 if math.isnan(value) else value,
+        0.0 if math.isnan(value) else math.copysign(1, value),
+    )
 
 
 OF_VALUES: dict[str, Callable[[AggregateSpec, pa.DataType, list[Any]], Any]] = {

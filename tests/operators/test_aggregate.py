@@ -1,4 +1,6 @@
-"""Aggregates against the obvious computation, over streams and tables, whatever the calls: the same changes, and the same state."""
+"""Aggregates against the obvious computation, over streams and tables, whatever the calls: the same
+changes, and the same state.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,30 @@ EPOCH = datetime(1970, 1, 1, tzinfo=ZoneInfo("UTC"))
 VALUES: dict[str, tuple[st.SearchStrategy[Any], pa.DataType]] = {
     "TINYINT": (st.integers(-128, 127), pa.int8()),
     "INT": (st.integers(-(1 << 31), (1 << 31) - 1), pa.int32()),
-    "BIGINT": (st.integers(-(1 << 63), (1 << 63) - 1) | st.sampled_from([-(1 << 63), (1 << 63) - 1, 0, 1, -1]), pa.int64()),
+    "BIGINT": (
+        st.integers(-(1 << 63), (1 << 63) - 1)
+        | st.sampled_from([-(1 << 63), (1 << 63) - 1, 0, 1, -1]),
+        pa.int64(),
+    ),
     "DOUBLE": (doubles(), pa.float64()),
     "FLOAT": (st.floats(width=32), pa.float32()),
-    "DECIMAL(10,2)": (st.integers(-(10**10) + 1, 10**10 - 1).map(lambda units: Decimal(units).scaleb(-2)), pa.decimal128(10, 2)),
+    "DECIMAL(10,2)": (
+        st.integers(-(10**10) + 1, 10**10 - 1).map(lambda units: Decimal(units).scaleb(-2)),
+        pa.decimal128(10, 2),
+    ),
     "DECIMAL(38,0)": (st.integers(-(10**38) + 1, 10**38 - 1).map(Decimal), pa.decimal128(38, 0)),
-    "INTERVAL": (st.integers(-MICROSECONDS, MICROSECONDS).map(lambda micros: timedelta(microseconds=micros)), pa.duration("us")),
+    "INTERVAL": (
+        st.integers(-MICROSECONDS, MICROSECONDS).map(lambda micros: timedelta(microseconds=micros)),
+        pa.duration("us"),
+    ),
     "STRING": (st.text(max_size=3), pa.string()),
     "BINARY": (st.binary(max_size=3), pa.binary()),
     "BOOLEAN": (st.booleans(), pa.bool_()),
     "DATE": (st.dates(date(1900, 1, 1), date(2100, 1, 1)), pa.date32()),
-    "TIMESTAMP": (st.integers(-(10**15), 10**15).map(lambda micros: EPOCH + timedelta(microseconds=micros)), pa.timestamp("us", tz="UTC")),
+    "TIMESTAMP": (
+        st.integers(-(10**15), 10**15).map(lambda micros: EPOCH + timedelta(microseconds=micros)),
+        pa.timestamp("us", tz="UTC"),
+    ),
 }
 NUMBERS = ("TINYINT", "INT", "BIGINT", "DOUBLE", "FLOAT", "DECIMAL(10,2)", "DECIMAL(38,0)")
 TAKES = {"count": tuple(VALUES), "sum": (*NUMBERS, "INTERVAL"), "avg": (*NUMBERS, "INTERVAL")}
@@ -51,7 +66,14 @@ QUICK = settings(max_examples=25, deadline=None)
 
 def kernel(history: History, *specs: AggregateSpec) -> AggregateKernel:
     named = [("n", AggregateSpec("count")), *((f"a{at}", spec) for at, spec in enumerate(specs))]
-    return AggregateKernel("totals", history.schema, ["k"], named, over_table=history.is_table, row_key=["id"] if history.is_table else [])
+    return AggregateKernel(
+        "totals",
+        history.schema,
+        ["k"],
+        named,
+        over_table=history.is_table,
+        row_key=["id"] if history.is_table else [],
+    )
 
 
 def oracle_of(of: AggregateKernel, row_key: tuple[str, ...] = ()) -> Oracle:
@@ -59,9 +81,13 @@ def oracle_of(of: AggregateKernel, row_key: tuple[str, ...] = ()) -> Oracle:
 
 
 def check(history: History, where: list[int], *specs: AggregateSpec) -> None:
-    """In one call, in one call a tick, and cut anywhere: the oracle's changes, and the same state."""
+    """In one call, in one call a tick, and cut anywhere: the oracle's changes, and the same
+    state.
+    """
     oracle = oracle_of(kernel(history, *specs), ("id",) if history.is_table else ())
-    expected = [change for number, rows in enumerate(history.ticks) for change in oracle.tick(number, rows)]
+    expected = [
+        change for number, rows in enumerate(history.ticks) for change in oracle.tick(number, rows)
+    ]
     states = []
     for each in ([], where, range(1, len(history.ticks))):
         told, state = run(kernel(history, *specs), history, each)
@@ -71,7 +97,10 @@ def check(history: History, where: list[int], *specs: AggregateSpec) -> None:
 
 
 def specs_of(type_name: str) -> list[AggregateSpec]:
-    return [*(AggregateSpec(kind, "v") for kind, takes in TAKES.items() if type_name in takes), *OF_ANY_TYPE]
+    return [
+        *(AggregateSpec(kind, "v") for kind, takes in TAKES.items() if type_name in takes),
+        *OF_ANY_TYPE,
+    ]
 
 
 @pytest.mark.parametrize("type_name", VALUES)
@@ -90,12 +119,16 @@ def test_over_a_table(type_name: str, data: st.DataObject, where: list[int]) -> 
 
 NESTED: dict[str, tuple[st.SearchStrategy[Any], pa.DataType]] = {
     "STRUCT": (
-        st.tuples(st.none() | st.integers(0, 3), st.none() | st.text(max_size=2)).map(lambda pair: {"a": pair[0], "b": pair[1]}),
+        st.tuples(st.none() | st.integers(0, 3), st.none() | st.text(max_size=2)).map(
+            lambda pair: {"a": pair[0], "b": pair[1]}
+        ),
         pa.struct([("a", pa.int32()), ("b", pa.string())]),
     ),
     "ARRAY": (st.lists(st.none() | st.text(max_size=2), max_size=3), pa.list_(pa.string())),
     "MAP": (
-        st.dictionaries(st.text(max_size=2), st.integers(0, 3), max_size=2).map(lambda each: list(each.items())),
+        st.dictionaries(st.text(max_size=2), st.integers(0, 3), max_size=2).map(
+            lambda each: list(each.items())
+        ),
         pa.map_(pa.string(), pa.int64()),
     ),
 }
@@ -105,7 +138,9 @@ NESTED: dict[str, tuple[st.SearchStrategy[Any], pa.DataType]] = {
 @pytest.mark.parametrize("kind", [streams, tables])
 @given(data=st.data(), where=cuts())
 @QUICK
-def test_first_last_and_collect_take_nested_values(type_name: str, kind: Any, data: st.DataObject, where: list[int]) -> None:
+def test_first_last_and_collect_take_nested_values(
+    type_name: str, kind: Any, data: st.DataObject, where: list[int]
+) -> None:
     check(
         data.draw(kind(*NESTED[type_name])),
         where,

@@ -1,4 +1,6 @@
-"""Aggregates that keep values keep so many and no more: what they then answer is right or null, and what they leave out is told."""
+"""Aggregates that keep values keep so many and no more: what they then answer is right or null, and
+what they leave out is told.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.int64()), ("v", pa.string())])
 
 def kernel(history: History, kind: str, most: int = MOST, **options: Any) -> AggregateKernel:
     spec = AggregateSpec(kind, "v", (("most", most), *options.items()))
-    return AggregateKernel("bounded", history.schema, ["k"], [("a", spec)], over_table=history.is_table, row_key=["id"] if history.is_table else [])
+    return AggregateKernel(
+        "bounded",
+        history.schema,
+        ["k"],
+        [("a", spec)],
+        over_table=history.is_table,
+        row_key=["id"] if history.is_table else [],
+    )
 
 
 def table_of(*changes: tuple[int, str | None]) -> History:
@@ -44,7 +53,11 @@ def answers(of: AggregateKernel, history: History) -> list[Any]:
     result = []
     for number in range(len(history.ticks)):
         for row in told:
-            if row["_tick"] == number and row["_change_type"] in {"insert", "update_postimage", "delete"}:
+            if row["_tick"] == number and row["_change_type"] in {
+                "insert",
+                "update_postimage",
+                "delete",
+            }:
                 current = "no group" if row["_change_type"] == "delete" else row["a"]
         result.append(current)
     return result
@@ -63,7 +76,10 @@ def test_right_or_null_and_never_wrong(kind: str, history: History, where: list[
     for number, rows in enumerate(history.ticks):
         oracle.tick(number, rows)
         table = fold(
-            pa.Table.from_pylist([row for row in told if row["_tick"] == number], kernel(history, kind).output.append(pa.field("_tick", pa.int64()))),
+            pa.Table.from_pylist(
+                [row for row in told if row["_tick"] == number],
+                kernel(history, kind).output.append(pa.field("_tick", pa.int64())),
+            ),
             ["k"],
             table,
         )
@@ -82,19 +98,37 @@ def test_right_or_null_and_never_wrong(kind: str, history: History, where: list[
     ],
 )
 def test_the_farthest_are_forgotten_and_only_counted(kind: str, expected: list[Any]) -> None:
-    history = table_of((1, "d"), (2, "c"), (3, "b"), (4, "a"), (4, None), (3, None), (5, "0"), (5, None), (1, None), (2, None))
+    history = table_of(
+        (1, "d"),
+        (2, "c"),
+        (3, "b"),
+        (4, "a"),
+        (4, None),
+        (3, None),
+        (5, "0"),
+        (5, None),
+        (1, None),
+        (2, None),
+    )
     of = kernel(history, kind)
     assert answers(of, history) == expected
-    assert of.lost == ({"a": 2} if kind == "min" else {}), "null is told once, until it can be told again"
+    assert of.lost == ({"a": 2} if kind == "min" else {}), (
+        "null is told once, until it can be told again"
+    )
 
 
 def test_first_and_last_keep_those_nearest_to_the_answer() -> None:
-    history = table_of((1, "a"), (2, "b"), (3, "c"), (4, "d"), (1, None), (2, None), (3, None), (4, None))
+    history = table_of(
+        (1, "a"), (2, "b"), (3, "c"), (4, "d"), (1, None), (2, None), (3, None), (4, None)
+    )
     first, last = kernel(history, "first"), kernel(history, "last")
     assert answers(first, history) == ["a", "a", "a", "a", "b", None, None, "no group"]
     assert answers(last, history) == ["a", "b", "c", "d", "d", "d", "d", "no group"]
     assert first.lost == {"a": 1}
-    assert answers(kernel(history, "last"), table_of((1, "a"), (2, "b"), (3, "c"), (3, None), (2, None), (1, None)))[3:] == ["b", None, "no group"]
+    assert answers(
+        kernel(history, "last"),
+        table_of((1, "a"), (2, "b"), (3, "c"), (3, None), (2, None), (1, None)),
+    )[3:] == ["b", None, "no group"]
 
 
 def test_an_update_keeps_its_place_and_a_forgotten_row_stays_forgotten() -> None:
@@ -118,7 +152,10 @@ def test_a_full_list_leaves_later_values_out(history: History, where: list[int])
     assert sorted((str(row["k"]), row["v"]) for row in left_out) == sorted(
         (str(key), value) for key, of_key in values.items() for value in of_key[MOST:]
     )
-    assert all(row["_reason"] == "the group has 2 values of 'v' already" and row["_aggregate"] == "a" for row in left_out)
+    assert all(
+        row["_reason"] == "the group has 2 values of 'v' already" and row["_aggregate"] == "a"
+        for row in left_out
+    )
 
 
 @given(history=streams(st.integers(0, 5), pa.int64()), where=cuts())
@@ -137,23 +174,38 @@ def test_a_full_set_leaves_new_values_out(history: History, where: list[int]) ->
             known.append(row["v"])
     newest = {row["k"]: row["a"] for row in told if row["_change_type"] != "update_preimage"}
     assert all(newest[key] == len(known) for key, known in distinct.items())
-    assert sorted((str(row["k"]), row["v"]) for row in of.diverted.take().to_pylist()) == sorted(left_out)
+    assert sorted((str(row["k"]), row["v"]) for row in of.diverted.take().to_pylist()) == sorted(
+        left_out
+    )
     assert of.diverted.take().num_rows == 0
 
 
 @pytest.mark.parametrize("kind", ["collect", "count_distinct"])
 def test_what_was_left_out_of_a_table_can_go_again(kind: str) -> None:
-    history = table_of((1, "a"), (2, "b"), (3, "c"), (3, None), (1, None), (4, "d"), (2, None), (4, None))
+    history = table_of(
+        (1, "a"), (2, "b"), (3, "c"), (3, None), (1, None), (4, "d"), (2, None), (4, None)
+    )
     of = kernel(history, kind)
     expected = ["a", "ab", "ab", "ab", "b", "bd", "d", "no group"]
     found = answers(of, history)
-    assert found == [each if each == "no group" else list(each) if kind == "collect" else len(each) for each in expected]
-    assert [(row["id"], row["v"], row["_tick"]) for row in of.diverted.take().to_pylist()] == [(3, "c", 2)]
+    assert found == [
+        each if each == "no group" else list(each) if kind == "collect" else len(each)
+        for each in expected
+    ]
+    assert [(row["id"], row["v"], row["_tick"]) for row in of.diverted.take().to_pylist()] == [
+        (3, "c", 2)
+    ]
 
 
 @pytest.mark.parametrize("kind", [*EXACT_OR_NULL, "collect", "count_distinct"])
 def test_a_full_group_stops_the_query_if_asked(kind: str) -> None:
     history = table_of((1, "a"), (2, "b"), (3, "c"))
-    with pytest.raises(GroupFull, match=r"'a' of the step 'bounded' keeps up to 2 values a group, and the group \{'k': 0\} has more"):
+    with pytest.raises(
+        GroupFull,
+        match=(
+            r"'a' of the step 'bounded' keeps up to 2 values a group, and the group \{'k': 0\} has"
+            r" more"
+        ),
+    ):
         run(kernel(history, kind, when_full="stop"), history)
     assert answers(kernel(history, kind, most=3, when_full="stop"), history)[-1] is not None

@@ -20,11 +20,16 @@ columns = (
 
 
 @given(columns, st.data())
-def test_some_values_are_taken_and_listed_as_arrow_does(values: list[bytes | None], data: st.DataObject) -> None:
+def test_some_values_are_taken_and_listed_as_arrow_does(
+    values: list[bytes | None], data: st.DataObject
+) -> None:
     first = data.draw(st.integers(0, len(values)))
     column = pa.array(values, pa.binary()).slice(first)
     assert bytes_list(column) == values[first:]
-    positions = np.array(data.draw(st.lists(st.integers(0, len(column) - 1)) if len(column) else st.just([])), np.int64)
+    positions = np.array(
+        data.draw(st.lists(st.integers(0, len(column) - 1)) if len(column) else st.just([])),
+        np.int64,
+    )
     assert take_bytes(column, positions).equals(column.take(pa.array(positions)))
     plain = same_width(column)
     lengths = {0 if value is None else len(value) for value in values[first:]}

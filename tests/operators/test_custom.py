@@ -1,4 +1,6 @@
-"""A user's own aggregate: right over streams and tables, whatever the calls, and when it raises, the row is found."""
+"""A user's own aggregate: right over streams and tables, whatever the calls, and when it raises,
+the row is found.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,14 @@ class Mean(agg.CustomAggregate):
 
     def _change(self, states: pa.Array, groups: pa.Array, values: pa.Array, sign: int) -> pa.Array:
         count, total = (pc.struct_field(states, at).fill_null(0).to_numpy().copy() for at in (0, 1))
-        np.add.at(count, groups.to_numpy(), np.where(values.is_valid().to_numpy(zero_copy_only=False), sign, 0))
-        np.add.at(total, groups.to_numpy(), sign * values.fill_null(0).to_numpy(zero_copy_only=False))
+        np.add.at(
+            count,
+            groups.to_numpy(),
+            np.where(values.is_valid().to_numpy(zero_copy_only=False), sign, 0),
+        )
+        np.add.at(
+            total, groups.to_numpy(), sign * values.fill_null(0).to_numpy(zero_copy_only=False)
+        )
         return pa.StructArray.from_arrays([pa.array(count), pa.array(total)], ["count", "total"])
 
     def result(self, states: pa.Array) -> pa.Array:
@@ -61,10 +69,20 @@ class Mean(agg.CustomAggregate):
         return pa.array(total / np.maximum(count, 1), mask=count == 0)
 
 
-def kernel(history: History, aggregate: agg.CustomAggregate, *, divert: bool = False) -> AggregateKernel:
+def kernel(
+    history: History, aggregate: agg.CustomAggregate, *, divert: bool = False
+) -> AggregateKernel:
     named = [("n", agg.count()), ("a", agg.custom(aggregate, "v"))]
     row_key = ["id"] if history.is_table else []
-    return AggregateKernel("mine", history.schema, ["k"], named, over_table=history.is_table, row_key=row_key, divert=divert)
+    return AggregateKernel(
+        "mine",
+        history.schema,
+        ["k"],
+        named,
+        over_table=history.is_table,
+        row_key=row_key,
+        divert=divert,
+    )
 
 
 @given(data=st.data(), where=cuts())
@@ -73,7 +91,9 @@ def kernel(history: History, aggregate: agg.CustomAggregate, *, divert: bool = F
 def test_as_the_builtin(kind: Any, data: st.DataObject, where: list[int]) -> None:
     history: History = data.draw(kind(st.integers(-1000, 1000), pa.int64()))
     oracle = Oracle(history.schema, ["k"], [("n", agg.count()), ("a", agg.avg("v"))])
-    expected = [change for number, rows in enumerate(history.ticks) for change in oracle.tick(number, rows)]
+    expected = [
+        change for number, rows in enumerate(history.ticks) for change in oracle.tick(number, rows)
+    ]
     told, state = run(kernel(history, Mean()), history)
     again, other_state = run(kernel(history, Mean()), history, where)
     assert text(told) == text(again) == text(expected)
@@ -88,25 +108,44 @@ def test_rows_it_raises_on_are_left_out_and_told(history: History, where: list[i
     assert text(told) == text(run(kernel(history, Longest(), divert=True), history, where)[0])
     assert state.values == run(kernel(history, Longest(), divert=True), history, where)[1].values
     rows = [(row, number) for number, tick in enumerate(history.ticks) for row in tick]
-    bad = sorted((str(row["k"]), row["v"], number) for row, number in rows if row["v"] is not None and "." in row["v"])
+    bad = sorted(
+        (str(row["k"]), row["v"], number)
+        for row, number in rows
+        if row["v"] is not None and "." in row["v"]
+    )
     left_out = of.diverted.take().to_pylist()
     assert sorted((str(row["k"]), row["v"], row["_tick"]) for row in left_out) == bad
-    assert all(row["_reason"] == "ValueError: no dots, please" and row["_aggregate"] == "a" for row in left_out)
+    assert all(
+        row["_reason"] == "ValueError: no dots, please" and row["_aggregate"] == "a"
+        for row in left_out
+    )
     newest = {row["k"]: row["a"] for row in told if row["_change_type"] != "update_preimage"}
     for key, longest in newest.items():
-        good = [row["v"] for row, _ in rows if row["k"] == key and row["v"] is not None and "." not in row["v"]]
+        good = [
+            row["v"]
+            for row, _ in rows
+            if row["k"] == key and row["v"] is not None and "." not in row["v"]
+        ]
         assert longest == (max(good, key=len) if good else None)
 
 
 def test_an_error_names_the_step_the_row_and_the_line() -> None:
     schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
     history = History(
-        schema, [[{"k": number % 7, "v": f"{number}"} for number in range(50)], [{"k": 3, "v": "fine"}, {"k": 4, "v": "3.14"}]], is_table=False
+        schema,
+        [
+            [{"k": number % 7, "v": f"{number}"} for number in range(50)],
+            [{"k": 3, "v": "fine"}, {"k": 4, "v": "3.14"}],
+        ],
+        is_table=False,
     )
     with pytest.raises(AggregateFailed) as caught:
         run(kernel(history, Longest()), history)
     message = str(caught.value)
-    assert "The aggregate 'a' of the step 'mine' failed on the row {'k': 4, 'v': '3.14', '_tick': 1}: ValueError: no dots, please" in message
+    assert (
+        "The aggregate 'a' of the step 'mine' failed on the row {'k': 4, 'v': '3.14', '_tick': 1}:"
+        " ValueError: no dots, please" in message
+    )
     assert "test_custom.py" in message
     assert "To fix: mend it" in message
     assert caught.value.row == {"k": 4, "v": "3.14", "_tick": 1}
@@ -117,9 +156,11 @@ class Broken(Longest):
         self.what = what
 
     def add(self, states: pa.Array, groups: pa.Array, values: pa.Array) -> pa.Array:
-        return {"short": states.slice(1), "list": states.to_pylist(), "typed": pa.array([[1]] * len(states))}.get(
-            self.what, values.slice(0, len(states))
-        )
+        return {
+            "short": states.slice(1),
+            "list": states.to_pylist(),
+            "typed": pa.array([[1]] * len(states)),
+        }.get(self.what, values.slice(0, len(states)))
 
     def result(self, states: pa.Array) -> pa.Array:
         raise RuntimeError("no result today")
@@ -135,13 +176,19 @@ class Broken(Longest):
     ],
 )
 def test_what_it_gives_back_is_checked(what: str, cause: str) -> None:
-    history = History(pa.schema([("k", pa.int64()), ("v", pa.string())]), [[{"k": 1, "v": "a"}]], is_table=False)
+    history = History(
+        pa.schema([("k", pa.int64()), ("v", pa.string())]), [[{"k": 1, "v": "a"}]], is_table=False
+    )
     with pytest.raises(AggregateFailed, match=cause):
         run(kernel(history, Broken(what)), history)
 
 
 def test_state_is_stored_between_steps() -> None:
-    history = History(pa.schema([("k", pa.int64()), ("v", pa.int64())]), [[{"k": 1, "v": 4}], [{"k": 1, "v": 8}]], is_table=False)
+    history = History(
+        pa.schema([("k", pa.int64()), ("v", pa.int64())]),
+        [[{"k": 1, "v": 4}], [{"k": 1, "v": 8}]],
+        is_table=False,
+    )
     state = MemoryState()
     first = kernel(history, Mean()).step(state, history.table(0, 1)).to_pylist()
     second = kernel(history, Mean()).step(state, history.table(1, 2)).to_pylist()

@@ -55,7 +55,9 @@ def obvious(feed: Feed) -> list[int]:
     for tick, rows in enumerate(feed.ticks):
         before = feed.closed[tick - 1] if tick else UNSTARTED
         for key, at in rows:
-            if at >= before and not any(other == key and abs(at - when) <= WITHIN for other, when in kept):
+            if at >= before and not any(
+                other == key and abs(at - when) <= WITHIN for other, when in kept
+            ):
                 kept.append((key, at))
                 found.append(number)
             number += 1
@@ -64,22 +66,37 @@ def obvious(feed: Feed) -> list[int]:
 
 @st.composite
 def feeds(draw: st.DrawFn) -> Feed:
-    ticks = draw(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=6), min_size=1, max_size=6))
+    ticks = draw(
+        st.lists(
+            st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=6),
+            min_size=1,
+            max_size=6,
+        )
+    )
     closed = sorted(draw(st.lists(st.integers(-5, 70), min_size=len(ticks), max_size=len(ticks))))
     return Feed(ticks, closed)
 
 
 @pytest.mark.parametrize("worth_a_round", [0.0, 0.9, 1.0])
 @given(feed=feeds(), data=st.data())
-def test_any_split_of_ticks_gives_the_obvious_rows(worth_a_round: float, feed: Feed, data: st.DataObject) -> None:
+def test_any_split_of_ticks_gives_the_obvious_rows(
+    worth_a_round: float, feed: Feed, data: st.DataObject
+) -> None:
     """Row by row from the start, in rounds and then row by row, and in rounds alone."""
     with patch("headrace.operators.deduplication._WORTH_A_ROUND", worth_a_round):
         check_split(feed, data)
 
 
 def check_split(feed: Feed, data: st.DataObject) -> None:
-    cuts = sorted({0, len(feed.ticks), *data.draw(st.lists(st.integers(0, len(feed.ticks)), max_size=3))})
-    kernel, state, found, accounted = DedupeKernel("d", SCHEMA, ["id"], WITHIN, "at"), MemoryState(), [], 0
+    cuts = sorted(
+        {0, len(feed.ticks), *data.draw(st.lists(st.integers(0, len(feed.ticks)), max_size=3))}
+    )
+    kernel, state, found, accounted = (
+        DedupeKernel("d", SCHEMA, ["id"], WITHIN, "at"),
+        MemoryState(),
+        [],
+        0,
+    )
     for first, last in pairwise(cuts):
         rows = kernel.step_timed(state, [feed.rows(first, last)], [feed.clocks(first, last)])
         found += rows["n"].to_pylist()
@@ -93,7 +110,9 @@ def test_what_no_row_can_repeat_is_forgotten() -> None:
     feed = Feed([[(1, 5), (2, 6)], [], []], [5, 16, 17])
     kernel, state = DedupeKernel("d", SCHEMA, ["id"], WITHIN, "at"), MemoryState()
     kernel.step_timed(state, [feed.rows(0, 2)], [feed.clocks(0, 2)])
-    assert len(state.values) == 2, "of the first row nothing is left, of the second one its time and its timer"
+    assert len(state.values) == 2, (
+        "of the first row nothing is left, of the second one its time and its timer"
+    )
     kernel.step_timed(state, [feed.rows(2, 3)], [feed.clocks(2, 3)])
     assert state.values == {}
 
@@ -101,24 +120,38 @@ def test_what_no_row_can_repeat_is_forgotten() -> None:
 def test_without_a_time_column_the_ticks_time_counts() -> None:
     kernel, state = DedupeKernel("d", SCHEMA, ["id"], WITHIN), MemoryState()
     feed = Feed([[(1, 0)], [(1, 0)], [(1, 0)]], [UNSTARTED] * 3)
-    assert kernel.step_timed(state, [feed.rows(0, 3)], [feed.clocks(0, 3)])["n"].to_pylist() == [0, 2], "ticks are 7 apart"
+    assert kernel.step_timed(state, [feed.rows(0, 3)], [feed.clocks(0, 3)])["n"].to_pylist() == [
+        0,
+        2,
+    ], "ticks are 7 apart"
 
 
 @pytest.mark.parametrize("order", ["in time", "mixed"])
 def test_a_key_that_keeps_many_rows_costs_no_more_for_each(order: str) -> None:
-    """30,000 kept rows of one key, and 30,000 that repeat them; it took a pass over all rows for each that was kept."""
+    """30,000 kept rows of one key, and 30,000 that repeat them; it took a pass over all rows for
+    each that was kept.
+    """
     count = 30_000
     times = np.repeat(np.arange(count) * (WITHIN + 1), 2)
     if order == "mixed":
         times = np.random.default_rng(1).permutation(times)
-    feed = Feed([[(1, int(at)) for at in times], [(1, int(at)) for at in times[:1000]]], [UNSTARTED, UNSTARTED])
+    feed = Feed(
+        [[(1, int(at)) for at in times], [(1, int(at)) for at in times[:1000]]],
+        [UNSTARTED, UNSTARTED],
+    )
     kernel, state = DedupeKernel("d", SCHEMA, ["id"], WITHIN, "at"), MemoryState()
     rows = feed.rows(0, 1)
     began = time.process_time()
     kept = kernel.step_timed(state, [rows], [feed.clocks(0, 1)])
     took_s = time.process_time() - began
-    assert sorted(kept["at"].cast(pa.int64()).to_pylist()) == list(range(0, count * (WITHIN + 1), WITHIN + 1))
+    assert sorted(kept["at"].cast(pa.int64()).to_pylist()) == list(
+        range(0, count * (WITHIN + 1), WITHIN + 1)
+    )
     assert kernel.counts == {"repeats": count, "late": 0}
     began = time.process_time()
-    assert kernel.step_timed(state, [feed.rows(1, 2)], [feed.clocks(1, 2)]).num_rows == 0, "all of them repeat what is known"
-    assert took_s + time.process_time() - began < 3, "a small part of a second; many seconds where cost grows with the square"
+    assert kernel.step_timed(state, [feed.rows(1, 2)], [feed.clocks(1, 2)]).num_rows == 0, (
+        "all of them repeat what is known"
+    )
+    assert took_s + time.process_time() - began < 3, (
+        "a small part of a second; many seconds where cost grows with the square"
+    )

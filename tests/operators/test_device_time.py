@@ -1,4 +1,6 @@
-"""Devices whose clocks are wrong: their times corrected, smoothed, flagged; the same whatever the calls."""
+"""Devices whose clocks are wrong: their times corrected, smoothed, flagged; the same whatever the
+calls.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from headrace.testing.kernels import MemoryState
 
 EPOCH = datetime(2026, 1, 1, tzinfo=ZoneInfo("UTC"))
 TIME = pa.timestamp("us", "UTC")
-SCHEMA = pa.schema([("device", pa.string()), ("happened", TIME), ("sent", TIME), ("received", TIME)])
+SCHEMA = pa.schema(
+    [("device", pa.string()), ("happened", TIME), ("sent", TIME), ("received", TIME)]
+)
 COLUMNS = DeviceColumns("happened", "sent", "received", "device")
 TOLERANCE = 60
 Row = dict[str, Any]
@@ -30,20 +34,35 @@ def at(seconds: float | None) -> datetime | None:
     return None if seconds is None else EPOCH + timedelta(seconds=seconds)
 
 
-def row(happened: float | None, sent: float | None, received: float | None, device: str | None = "a") -> Row:
+def row(
+    happened: float | None, sent: float | None, received: float | None, device: str | None = "a"
+) -> Row:
     return {"device": device, "happened": at(happened), "sent": at(sent), "received": at(received)}
 
 
 def run(ticks: Sequence[list[Row]], cuts: Sequence[int] = ()) -> list[Row]:
-    kernel, state, found = DeviceTimeKernel("d", SCHEMA, COLUMNS, TOLERANCE * 1_000_000), MemoryState(), []
-    for first, stop in pairwise([0, *sorted({cut for cut in cuts if cut < len(ticks)}), len(ticks)]):
-        rows = [{**each, "_tick": number} for number in range(first, stop) for each in ticks[number]]
-        found += kernel.step(state, pa.Table.from_pylist(rows, pa.schema([*SCHEMA, ("_tick", pa.int64())]))).to_pylist()
+    kernel, state, found = (
+        DeviceTimeKernel("d", SCHEMA, COLUMNS, TOLERANCE * 1_000_000),
+        MemoryState(),
+        [],
+    )
+    for first, stop in pairwise(
+        [0, *sorted({cut for cut in cuts if cut < len(ticks)}), len(ticks)]
+    ):
+        rows = [
+            {**each, "_tick": number} for number in range(first, stop) for each in ticks[number]
+        ]
+        found += kernel.step(
+            state, pa.Table.from_pylist(rows, pa.schema([*SCHEMA, ("_tick", pa.int64())]))
+        ).to_pylist()
     return found
 
 
 def times(found: list[Row]) -> list[float | None]:
-    return [None if each["event_time"] is None else (each["event_time"] - EPOCH).total_seconds() for each in found]
+    return [
+        None if each["event_time"] is None else (each["event_time"] - EPOCH).total_seconds()
+        for each in found
+    ]
 
 
 def test_a_clock_that_is_years_off_is_corrected() -> None:
@@ -54,7 +73,11 @@ def test_a_clock_that_is_years_off_is_corrected() -> None:
 
 
 def test_offsets_are_smoothed_tick_by_tick_from_the_median_of_a_tick() -> None:
-    ticks = [[row(0, 1, 11)], [row(10, 11, 29), row(10, 11, 29), row(10, 11, 22)], [row(20, 21, 32)]]
+    ticks = [
+        [row(0, 1, 11)],
+        [row(10, 11, 29), row(10, 11, 29), row(10, 11, 22)],
+        [row(20, 21, 32)],
+    ]
     assert times(run(ticks)) == [10, 21, 21, 21, 20 + 11 - (11 - 11) / 8]
 
 
@@ -63,7 +86,9 @@ def test_no_event_is_later_than_its_receipt() -> None:
 
 
 def test_each_device_has_its_own_offset() -> None:
-    found = run([[row(0, 1, 2, "a"), row(0, 1, 31, "b"), row(0, 1, 51, None)], [row(5, 6, 90, "b")]])
+    found = run(
+        [[row(0, 1, 2, "a"), row(0, 1, 31, "b"), row(0, 1, 51, None)], [row(5, 6, 90, "b")]]
+    )
     assert times(found)[:3] == [1, 30, 50]
     assert [each["device"] for each in found] == ["a", "b", None, "b"]
 
@@ -77,7 +102,14 @@ def test_a_clock_that_is_set_is_flagged_until_it_has_stayed() -> None:
 
 
 def test_one_absurd_row_does_not_move_the_offset() -> None:
-    ticks = [[row(0, 0, 1)], [row(0, 0, 5000)], [row(10, 10, 11)], [row(0, 0, 5000)], [row(0, 0, 5000)], [row(20, 20, 21)]]
+    ticks = [
+        [row(0, 0, 1)],
+        [row(0, 0, 5000)],
+        [row(10, 10, 11)],
+        [row(0, 0, 5000)],
+        [row(0, 0, 5000)],
+        [row(20, 20, 21)],
+    ]
     assert times(run(ticks)) == [1, 5000, 11, 5000, 5000, 21]
 
 
@@ -105,14 +137,21 @@ SECONDS = st.none() | st.sampled_from([0, 3, 10, 50, 200, 1000])
 
 @given(
     ticks=st.lists(
-        st.lists(st.tuples(SECONDS, SECONDS, SECONDS, st.sampled_from(["a", "b", None])).map(lambda each: row(*each)), max_size=5),
+        st.lists(
+            st.tuples(SECONDS, SECONDS, SECONDS, st.sampled_from(["a", "b", None])).map(
+                lambda each: row(*each)
+            ),
+            max_size=5,
+        ),
         min_size=1,
         max_size=7,
     ),
     cuts=st.lists(st.integers(1, 6), max_size=4),
 )
 @settings(max_examples=60)
-def test_it_is_the_obvious_filter_whatever_the_calls(ticks: list[list[Row]], cuts: list[int]) -> None:
+def test_it_is_the_obvious_filter_whatever_the_calls(
+    ticks: list[list[Row]], cuts: list[int]
+) -> None:
     found = run(ticks, cuts)
     assert [each["event_time"] for each in found] == list(obvious(ticks))
 
@@ -123,9 +162,20 @@ def obvious(ticks: list[list[Row]]) -> list[datetime | None]:
     found: list[datetime | None] = []
     microsecond, tolerance = timedelta(microseconds=1), TOLERANCE * 1_000_000
     for rows in ticks:
-        own = [None if each["sent"] is None or each["received"] is None else (each["received"] - each["sent"]) // microsecond for each in rows]
+        own = [
+            (
+                None
+                if each["sent"] is None or each["received"] is None
+                else (each["received"] - each["sent"]) // microsecond
+            )
+            for each in rows
+        ]
         for device in dict.fromkeys(each["device"] for each in rows):
-            mine = [offset for each, offset in zip(rows, own, strict=True) if each["device"] == device and offset is not None]
+            mine = [
+                offset
+                for each, offset in zip(rows, own, strict=True)
+                if each["device"] == device and offset is not None
+            ]
             if not mine:
                 continue
             middle, known = median_low(mine), offsets.get(device)
@@ -139,7 +189,9 @@ def obvious(ticks: list[list[Row]]) -> list[datetime | None]:
             used = offsets.get(each["device"], 0)
             used = offset if offset is not None and abs(offset - used) > tolerance else used
             time = None if each["happened"] is None else each["happened"] + used * microsecond
-            found.append(time if time is None or each["received"] is None else min(time, each["received"]))
+            found.append(
+                time if time is None or each["received"] is None else min(time, each["received"])
+            )
     return found
 
 
@@ -149,12 +201,22 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match="no time"):
         DeviceTimeKernel("d", SCHEMA, DeviceColumns("happened", "sent", "device", "device"))
     with pytest.raises(InputError, match="a column 'device' already"):
-        DeviceTimeKernel("d", SCHEMA, DeviceColumns("happened", "sent", "received", "device", time="device"))
+        DeviceTimeKernel(
+            "d", SCHEMA, DeviceColumns("happened", "sent", "received", "device", time="device")
+        )
 
 
 def test_the_account_says_how_many_were_flagged() -> None:
     kernel = DeviceTimeKernel("d", SCHEMA, COLUMNS)
-    table = pa.Table.from_pylist([{**row(None, 1, 2), "_tick": 0}, {**row(0, 1, 2), "_tick": 0}], pa.schema([*SCHEMA, ("_tick", pa.int64())]))
-    assert kernel.step(MemoryState(), table).schema.names == [*SCHEMA.names, "event_time", "time_flag", "_tick"]
+    table = pa.Table.from_pylist(
+        [{**row(None, 1, 2), "_tick": 0}, {**row(0, 1, 2), "_tick": 0}],
+        pa.schema([*SCHEMA, ("_tick", pa.int64())]),
+    )
+    assert kernel.step(MemoryState(), table).schema.names == [
+        *SCHEMA.names,
+        "event_time",
+        "time_flag",
+        "_tick",
+    ]
     assert kernel.counts == {"flagged": 1}
     assert kernel.step(MemoryState(), table.slice(0, 0)).num_rows == 0

@@ -27,12 +27,21 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 
 
 def sums(**more: AggregateSpec) -> AggregateKernel:
-    return AggregateKernel("totals", SCHEMA, ["k"], [("n", agg.count()), ("total", agg.sum("v")), *more.items()])
+    return AggregateKernel(
+        "totals", SCHEMA, ["k"], [("n", agg.count()), ("total", agg.sum("v")), *more.items()]
+    )
 
 
 def rows(*values: tuple[Any, Any, int], **columns: Any) -> pa.Table:
     k, v, tick = zip(*values, strict=True)
-    return pa.table({"k": pa.array(k, pa.int64()), "v": pa.array(v, pa.int64()), "_tick": pa.array(tick, pa.int64()), **columns})
+    return pa.table(
+        {
+            "k": pa.array(k, pa.int64()),
+            "v": pa.array(v, pa.int64()),
+            "_tick": pa.array(tick, pa.int64()),
+            **columns,
+        }
+    )
 
 
 def test_what_it_gives() -> None:
@@ -58,34 +67,59 @@ def test_a_tick_that_changes_nothing_tells_nothing() -> None:
 def test_no_rows_no_changes() -> None:
     kernel, state = sums(), MemoryState()
     result = kernel.step(state, rows((1, 1, 1)).slice(0, 0))
-    assert (result.num_rows, result.schema.names) == (0, ["k", "n", "total", "_change_type", "_tick"])
+    assert (result.num_rows, result.schema.names) == (
+        0,
+        ["k", "n", "total", "_change_type", "_tick"],
+    )
     assert state.changed == {}
 
 
 def test_a_group_vanishes_with_its_last_row_and_may_come_back() -> None:
-    history = rows((1, 5, 1), (1, 5, 2), (1, 7, 3), _change_type=pa.array(["insert", "delete", "insert"]))
+    history = rows(
+        (1, 5, 1), (1, 5, 2), (1, 7, 3), _change_type=pa.array(["insert", "delete", "insert"])
+    )
     kernel = AggregateKernel("totals", SCHEMA, ["k"], [("total", agg.sum("v"))], over_table=True)
     state = MemoryState()
-    assert [tuple(row.values()) for row in kernel.step(state, history.slice(0, 2)).to_pylist()] == [(1, 5, "insert", 1), (1, 5, "delete", 2)]
+    assert [tuple(row.values()) for row in kernel.step(state, history.slice(0, 2)).to_pylist()] == [
+        (1, 5, "insert", 1),
+        (1, 5, "delete", 2),
+    ]
     assert state.values == {}
     assert set(state.take_changes().values()) == {None}
-    assert [tuple(row.values()) for row in kernel.step(state, history.slice(2)).to_pylist()] == [(1, 7, "insert", 3)]
+    assert [tuple(row.values()) for row in kernel.step(state, history.slice(2)).to_pylist()] == [
+        (1, 7, "insert", 3)
+    ]
 
 
 def test_a_sum_that_does_not_fit_is_null_and_counted_until_it_fits() -> None:
     big = (1 << 63) - 1
-    changes = rows((1, big, 1), (1, 1, 2), (1, 1, 3), _change_type=pa.array(["insert", "insert", "delete"]))
+    changes = rows(
+        (1, big, 1), (1, 1, 2), (1, 1, 3), _change_type=pa.array(["insert", "insert", "delete"])
+    )
     kernel = AggregateKernel("totals", SCHEMA, ["k"], [("total", agg.sum("v"))], over_table=True)
     told = kernel.step(MemoryState(), changes)
     assert [row["total"] for row in told.to_pylist()] == [big, big, None, None, big]
     assert kernel.lost == {"total": 1}
 
 
-@given(history=tables(doubles(), pa.float64()) | streams(doubles(), pa.float64()), where=cuts(), population=st.booleans())
+@given(
+    history=tables(doubles(), pa.float64()) | streams(doubles(), pa.float64()),
+    where=cuts(),
+    population=st.booleans(),
+)
 @settings(max_examples=150, deadline=None)
-def test_the_standard_deviation_is_near_and_does_not_depend_on_calls(history: History, where: list[int], population: bool) -> None:
+def test_the_standard_deviation_is_near_and_does_not_depend_on_calls(
+    history: History, where: list[int], population: bool
+) -> None:
     spec = agg.stddev("v", population=population)
-    kernel = AggregateKernel("spread", history.schema, ["k"], [("a", spec)], over_table=history.is_table, row_key=["id"] if history.is_table else [])
+    kernel = AggregateKernel(
+        "spread",
+        history.schema,
+        ["k"],
+        [("a", spec)],
+        over_table=history.is_table,
+        row_key=["id"] if history.is_table else [],
+    )
     told, state = run(kernel, history)
     again, other_state = run(kernel, history, where)
     assert text(told) == text(again)
@@ -94,28 +128,47 @@ def test_the_standard_deviation_is_near_and_does_not_depend_on_calls(history: Hi
     table: dict[tuple[Any, ...], dict[str, Any]] = {}
     for number, tick in enumerate(history.ticks):
         oracle.tick(number, tick)
-        of_tick = pa.Table.from_pylist([row for row in told if row["_tick"] == number], kernel.output.append(pa.field("_tick", pa.int64())))
+        of_tick = pa.Table.from_pylist(
+            [row for row in told if row["_tick"] == number],
+            kernel.output.append(pa.field("_tick", pa.int64())),
+        )
         check_ticks(of_tick, ["k"])
         table = fold(of_tick, ["k"], table)
         for group, row in table.items():
             exact = (oracle.result(group) or {})["a"]
-            near = row["a"] == exact or (row["a"] is not None and exact is not None and math.isclose(row["a"], exact, rel_tol=1e-14))
+            near = row["a"] == exact or (
+                row["a"] is not None
+                and exact is not None
+                and math.isclose(row["a"], exact, rel_tol=1e-14)
+            )
             assert near or (math.isnan(exact) and math.isnan(row["a"])), (row["a"], exact)
 
 
 @pytest.mark.parametrize("key", [["s"], ["k", "s"], ["f"], ["k", "f", "s"], []])
 @given(data=st.data(), where=cuts())
 @settings(max_examples=30, deadline=None)
-def test_keys_of_other_types_and_several_columns(key: list[str], data: st.DataObject, where: list[int]) -> None:
-    schema = pa.schema([("k", pa.int64()), ("s", pa.string()), ("f", pa.float64()), ("v", pa.int64())])
-    row = st.fixed_dictionaries({
-        "k": st.none() | st.integers(-2, 2), "s": st.none() | st.sampled_from(["", "a", "ab", "b", "ä"]),
-        "f": st.none() | st.sampled_from([0.0, -0.0, math.nan, 1.5, -math.inf]), "v": st.integers(-9, 9),
-    })  # fmt: skip
-    history = History(schema, data.draw(st.lists(st.lists(row, max_size=9), max_size=4)), is_table=False)
+def test_keys_of_other_types_and_several_columns(
+    key: list[str], data: st.DataObject, where: list[int]
+) -> None:
+    schema = pa.schema(
+        [("k", pa.int64()), ("s", pa.string()), ("f", pa.float64()), ("v", pa.int64())]
+    )
+    row = st.fixed_dictionaries(
+        {
+            "k": st.none() | st.integers(-2, 2),
+            "s": st.none() | st.sampled_from(["", "a", "ab", "b", "ä"]),
+            "f": st.none() | st.sampled_from([0.0, -0.0, math.nan, 1.5, -math.inf]),
+            "v": st.integers(-9, 9),
+        }
+    )
+    history = History(
+        schema, data.draw(st.lists(st.lists(row, max_size=9), max_size=4)), is_table=False
+    )
     aggregates = [("n", agg.count()), ("total", agg.sum("v"))]
     oracle = Oracle(schema, key, aggregates)
-    expected = [change for number, tick in enumerate(history.ticks) for change in oracle.tick(number, tick)]
+    expected = [
+        change for number, tick in enumerate(history.ticks) for change in oracle.tick(number, tick)
+    ]
     told, _ = run(AggregateKernel("totals", schema, key, aggregates), history, where)
     assert text(told) == text(expected)
 
@@ -124,18 +177,37 @@ def test_many_rows_of_many_keys() -> None:
     """Large enough for every fast path: against plain numpy."""
     chance = np.random.default_rng(11)
     count, kernel, state = 60_000, sums(top=agg.max("v")), MemoryState()
-    key, value, tick = chance.integers(-20_000, 20_000, count), chance.integers(-(1 << 62), 1 << 62, count), np.sort(chance.integers(0, 40, count))
-    told = pa.concat_tables([kernel.step(state, rows_of(key, value, tick, part)) for part in (tick < 10, tick == 10, tick > 10)])
+    key, value, tick = (
+        chance.integers(-20_000, 20_000, count),
+        chance.integers(-(1 << 62), 1 << 62, count),
+        np.sort(chance.integers(0, 40, count)),
+    )
+    told = pa.concat_tables(
+        [
+            kernel.step(state, rows_of(key, value, tick, part))
+            for part in (tick < 10, tick == 10, tick > 10)
+        ]
+    )
     check_ticks(told, ["k"])
     table = fold(told, ["k"])
     order = np.lexsort((np.arange(count), key))
     keys, starts, sizes = np.unique(key[order], return_index=True, return_counts=True)
     assert {group: (row["n"], row["top"]) for (group,), row in table.items()} == dict(
-        zip(keys.tolist(), zip(sizes.tolist(), np.maximum.reduceat(value[order], starts).tolist(), strict=True), strict=True)
+        zip(
+            keys.tolist(),
+            zip(sizes.tolist(), np.maximum.reduceat(value[order], starts).tolist(), strict=True),
+            strict=True,
+        )
     )
     exact = [sum(map(int, part)) for part in np.split(value[order], starts[1:])]
-    assert [table[group,]["total"] for group in keys.tolist()] == [total if -(1 << 63) <= total < 1 << 63 else None for total in exact]
-    lost = sum(row["total"] is None for row in told.to_pylist() if row["_change_type"] in {"insert", "update_postimage"})
+    assert [table[group,]["total"] for group in keys.tolist()] == [
+        total if -(1 << 63) <= total < 1 << 63 else None for total in exact
+    ]
+    lost = sum(
+        row["total"] is None
+        for row in told.to_pylist()
+        if row["_change_type"] in {"insert", "update_postimage"}
+    )
     assert kernel.lost.get("total", 0) == lost
 
 
@@ -147,41 +219,75 @@ def test_wide_keys_are_sorted_too() -> None:
     """Keys too far apart to be sorted together with their positions."""
     chance = np.random.default_rng(13)
     key = np.repeat(chance.integers(-(1 << 63), (1 << 63) - 1, 3000), 3)
-    told = sums().step(MemoryState(), pa.table({"k": key, "v": np.arange(len(key)), "_tick": np.zeros(len(key), np.int64)}))
+    told = sums().step(
+        MemoryState(),
+        pa.table({"k": key, "v": np.arange(len(key)), "_tick": np.zeros(len(key), np.int64)}),
+    )
     assert told["k"].to_pylist() == sorted(set(key.tolist()))
     assert set(told["n"].to_pylist()) == {3}
 
 
 def test_it_travels_to_another_process() -> None:
-    kernel: AggregateKernel = pickle.loads(pickle.dumps(sums(spread=agg.stddev("v"), some=agg.collect("v"), about=agg.approx_distinct("v"))))
+    kernel: AggregateKernel = pickle.loads(
+        pickle.dumps(
+            sums(spread=agg.stddev("v"), some=agg.collect("v"), about=agg.approx_distinct("v"))
+        )
+    )
     assert kernel.step(MemoryState(), rows((1, 2, 3)))["total"].to_pylist() == [2]
 
 
 @pytest.mark.parametrize(
     ("by", "aggregates", "message"),
     [
-        (["kk"], [("n", agg.count())], "input of step 'totals' has no column 'kk': did you mean 'k'"),
+        (
+            ["kk"],
+            [("n", agg.count())],
+            "input of step 'totals' has no column 'kk': did you mean 'k'",
+        ),
         (["k"], [("n", agg.sum("w"))], "has no column 'w'"),
         (["k"], [("k", agg.count())], "two results named 'k'"),
     ],
 )
-def test_what_cannot_be_is_refused_before_a_row_comes(by: list[str], aggregates: list[tuple[str, AggregateSpec]], message: str) -> None:
+def test_what_cannot_be_is_refused_before_a_row_comes(
+    by: list[str], aggregates: list[tuple[str, AggregateSpec]], message: str
+) -> None:
     with pytest.raises((InputError, UnknownColumn), match=message):
         AggregateKernel("totals", SCHEMA, by, aggregates)
 
 
 def test_broken_promises_of_the_input_are_found() -> None:
     kernel = AggregateKernel("totals", SCHEMA, ["k"], [("n", agg.count())], over_table=True)
-    with pytest.raises(BugError, match=r"'totals' was told that rows go which never came, in the group \{'k': 7\}"):
-        kernel.step(MemoryState(), rows((1, 1, 1), (7, 1, 1), _change_type=pa.array(["insert", "delete"])))
+    with pytest.raises(
+        BugError, match=r"'totals' was told that rows go which never came, in the group \{'k': 7\}"
+    ):
+        kernel.step(
+            MemoryState(), rows((1, 1, 1), (7, 1, 1), _change_type=pa.array(["insert", "delete"]))
+        )
     with pytest.raises(BugError, match="out of the order of their ticks"):
-        kernel.step(MemoryState(), rows((1, 1, 2), (1, 1, 1), _change_type=pa.array(["insert", "insert"])))
+        kernel.step(
+            MemoryState(), rows((1, 1, 2), (1, 1, 1), _change_type=pa.array(["insert", "insert"]))
+        )
     with pytest.raises(BugError, match="needs the table's key"):
         AggregateKernel("totals", SCHEMA, ["k"], [("n", agg.first("v"))], over_table=True)
     for kind in ("min", "first"):
-        kernel = AggregateKernel("totals", SCHEMA, ["k"], [("a", AggregateSpec(kind, "v"))], over_table=True, row_key=["v"])
+        kernel = AggregateKernel(
+            "totals",
+            SCHEMA,
+            ["k"],
+            [("a", AggregateSpec(kind, "v"))],
+            over_table=True,
+            row_key=["v"],
+        )
         with pytest.raises(BugError, match="went that never came"):
-            kernel.step(MemoryState(), rows((1, 1, 1), (1, 2, 1), (1, 3, 1), _change_type=pa.array(["insert", "insert", "delete"])))
+            kernel.step(
+                MemoryState(),
+                rows(
+                    (1, 1, 1),
+                    (1, 2, 1),
+                    (1, 3, 1),
+                    _change_type=pa.array(["insert", "insert", "delete"]),
+                ),
+            )
 
 
 def test_a_newer_state_is_refused() -> None:
@@ -198,7 +304,17 @@ def test_a_newer_state_is_refused() -> None:
 def test_the_layout_of_states_is_the_one_that_is_stored_already() -> None:
     """Version 1: changing any of these bytes orphans states on users' disks."""
     state = MemoryState()
-    kernel = AggregateKernel("totals", SCHEMA, ["k"], [("n", agg.count()), ("total", agg.sum("v")), ("low", agg.min("v")), ("all", agg.collect("v"))])
+    kernel = AggregateKernel(
+        "totals",
+        SCHEMA,
+        ["k"],
+        [
+            ("n", agg.count()),
+            ("total", agg.sum("v")),
+            ("low", agg.min("v")),
+            ("all", agg.collect("v")),
+        ],
+    )
     kernel.step(state, rows((1, -2, 1), (1, 5, 1)))
     (value,) = state.values.values()
     assert value == bytes.fromhex(
@@ -207,15 +323,20 @@ def test_the_layout_of_states_is_the_one_that_is_stored_already() -> None:
         "0200000000000000 0300000000000000 0000000000000000"  # sum: values, low word, high word
         "01 0100000000000080"  # min: there is one; its place in the order, turned round
         "1b000000"  # collect: the length of its tail
-        "01 16000000 02000000 0101 feffffffffffffff 0500000000000000"  # the tail: there, length, count, both there, -2, 5
+        # the tail: there, length, count, both there, -2, 5
+        "01 16000000 02000000 0101 feffffffffffffff 0500000000000000"
     )
 
 
 def test_a_sum_that_depended_on_its_grouping_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A harness that cannot fail proves nothing: with plain floating-point addition, cutting ticks differently is told by the state."""
+    """A harness that cannot fail proves nothing: with plain floating-point addition, cutting ticks
+    differently is told by the state.
+    """
     values = [0.1, 1e16, -1e16, 0.3, 1e16, 0.7, -1e16]
     history = History(
-        pa.schema([("k", pa.int64()), ("v", pa.float64())]), [[{"k": 1, "v": value} for value in values[at:]] for at in range(6)], is_table=False
+        pa.schema([("k", pa.int64()), ("v", pa.float64())]),
+        [[{"k": 1, "v": value} for value in values[at:]] for at in range(6)],
+        is_table=False,
     )
     aggregates = [("total", agg.sum("v"))]
 
@@ -223,5 +344,9 @@ def test_a_sum_that_depended_on_its_grouping_would_be_seen(monkeypatch: pytest.M
         return text(run(AggregateKernel("totals", history.schema, ["k"], aggregates), history)[0])
 
     exact = outcome()
-    monkeypatch.setattr(DoubleSum, "merge", lambda self, left, right: (left[0] + right[0], left[1] + right[1], left[2], left[3]))
+    monkeypatch.setattr(
+        DoubleSum,
+        "merge",
+        lambda self, left, right: (left[0] + right[0], left[1] + right[1], left[2], left[3]),
+    )
     assert outcome() != exact

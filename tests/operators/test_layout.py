@@ -16,7 +16,11 @@ from headrace.operators.aggregates.kernel import AggregateKernel
 from headrace.testing.kernels import MemoryState
 from tests.operators.test_kernel import SCHEMA, rows
 
-KINDS = {"fixed": [("s", agg.sum("v"))], "with a tail": [("s", agg.sum("v")), ("all", agg.collect("v"))], "rows alone": [("n", agg.count())]}
+KINDS = {
+    "fixed": [("s", agg.sum("v"))],
+    "with a tail": [("s", agg.sum("v")), ("all", agg.collect("v"))],
+    "rows alone": [("n", agg.count())],
+}
 
 
 def layout(kind: str) -> Layout:
@@ -25,13 +29,18 @@ def layout(kind: str) -> Layout:
 
 def states(kind: str, count: int) -> list[bytes]:
     state = MemoryState()
-    AggregateKernel("step", SCHEMA, ["k"], KINDS[kind]).step(state, rows(*[(key, key * n, 1) for key in range(count) for n in range(1 + key % 3)]))
+    AggregateKernel("step", SCHEMA, ["k"], KINDS[kind]).step(
+        state, rows(*[(key, key * n, 1) for key in range(count) for n in range(1 + key % 3)])
+    )
     return list(state.values.values())
 
 
 def plain(unpacked: Any) -> Any:
     counts, parts = unpacked
-    return counts.tolist(), [([column.tolist() for column in columns], None if tails is None else list(tails)) for columns, tails in parts]
+    return counts.tolist(), [
+        ([column.tolist() for column in columns], None if tails is None else list(tails))
+        for columns, tails in parts
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -40,7 +49,9 @@ def test_a_list_and_a_column_are_read_alike(kind: str, there: list[bool]) -> Non
     known = states(kind, 12)[: len(there)]
     values = [value if known_one else None for value, known_one in zip(known, there, strict=True)]
     read = plain(layout(kind).unpacked(values))
-    assert read == plain(layout(kind).unpacked_array(pa.array([b"x", *values], pa.binary()).slice(1)))
+    assert read == plain(
+        layout(kind).unpacked_array(pa.array([b"x", *values], pa.binary()).slice(1))
+    )
     assert [count > 0 for count in read[0]] == there
 
 
@@ -48,6 +59,14 @@ def test_a_list_and_a_column_are_read_alike(kind: str, there: list[bool]) -> Non
 def test_what_is_read_is_written_again_as_it_was(kind: str) -> None:
     known = states(kind, 12)
     counts, parts = layout(kind).unpacked(known)
-    assert layout(kind).packed(counts, parts) == layout(kind).packed_array(counts, parts).to_pylist() == known
+    assert (
+        layout(kind).packed(counts, parts)
+        == layout(kind).packed_array(counts, parts).to_pylist()
+        == known
+    )
     gone = np.where(np.arange(12) % 2, counts, 0)
-    assert kept(known, gone) == kept_array(pa.array(known, pa.binary()), gone).to_pylist() == [value if at % 2 else None for at, value in enumerate(known)]
+    assert (
+        kept(known, gone)
+        == kept_array(pa.array(known, pa.binary()), gone).to_pylist()
+        == [value if at % 2 else None for at, value in enumerate(known)]
+    )

@@ -24,26 +24,46 @@ from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, cuts, run, streams, text
 from tests.operators.test_aggregate import VALUES
 
-SKETCHES = [agg.approx_distinct("v"), agg.heavy_hitters("v", most=3, size=8), agg.bloom("v", expected=20, error=0.1)]
+SKETCHES = [
+    agg.approx_distinct("v"),
+    agg.heavy_hitters("v", most=3, size=8),
+    agg.bloom("v", expected=20, error=0.1),
+]
 
 
 def kernel(schema: pa.Schema, *specs: AggregateSpec) -> AggregateKernel:
-    return AggregateKernel("sketched", schema, ["k"], [(f"a{at}", spec) for at, spec in enumerate(specs)])
+    return AggregateKernel(
+        "sketched", schema, ["k"], [(f"a{at}", spec) for at, spec in enumerate(specs)]
+    )
 
 
 def of_values(values: pa.Array, spec: AggregateSpec) -> Any:
     """One group, in three ticks."""
-    table = pa.table({"k": pa.array(np.zeros(len(values), np.int64)), "v": values, "_tick": pa.array(np.sort(np.arange(len(values)) % 3))})
-    result = kernel(pa.schema([("k", pa.int64()), ("v", values.type)]), spec).step(MemoryState(), table)
+    table = pa.table(
+        {
+            "k": pa.array(np.zeros(len(values), np.int64)),
+            "v": values,
+            "_tick": pa.array(np.sort(np.arange(len(values)) % 3)),
+        }
+    )
+    result = kernel(pa.schema([("k", pa.int64()), ("v", values.type)]), spec).step(
+        MemoryState(), table
+    )
     return result.column("a0")[-1].as_py()
 
 
 @pytest.mark.parametrize("type_name", VALUES)
 @given(data=st.data(), where=cuts())
 @settings(max_examples=15, deadline=None)
-def test_ticks_may_come_one_by_one_or_all_at_once(type_name: str, data: st.DataObject, where: list[int]) -> None:
+def test_ticks_may_come_one_by_one_or_all_at_once(
+    type_name: str, data: st.DataObject, where: list[int]
+) -> None:
     history: History = data.draw(streams(*VALUES[type_name]))
-    numeric = [agg.quantiles("v", at=[0.0, 0.5, 1.0])] if type_name.startswith(("BIGINT", "DOUBLE", "DECIMAL")) else []
+    numeric = (
+        [agg.quantiles("v", at=[0.0, 0.5, 1.0])]
+        if type_name.startswith(("BIGINT", "DOUBLE", "DECIMAL"))
+        else []
+    )
     told, state = run(kernel(history.schema, *SKETCHES, *numeric), history)
     again, other_state = run(kernel(history.schema, *SKETCHES, *numeric), history, where)
     assert text(told) == text(again)
@@ -65,7 +85,9 @@ def test_approx_distinct_keeps_its_promise(error: float, kind: pa.DataType) -> N
 
 def test_approx_distinct_is_exact_for_few_and_counts_the_empty_string() -> None:
     assert of_values(pa.array(["", "a", "\0", "a", None, ""]), agg.approx_distinct("v")) == 3
-    assert of_values(pa.array([0.0, -0.0, float("nan"), float("nan")]), agg.approx_distinct("v")) == 2
+    assert (
+        of_values(pa.array([0.0, -0.0, float("nan"), float("nan")]), agg.approx_distinct("v")) == 2
+    )
     assert of_values(pa.array([None, None, None], pa.int64()), agg.approx_distinct("v")) == 0
 
 
@@ -77,7 +99,10 @@ def test_quantiles_are_near() -> None:
     assert found[-1] == values.max()
     assert np.allclose(ranks[1:4], [0.01, 0.5, 0.99], atol=0.01)
     assert of_values(pa.array([3, 1, 2]), agg.quantiles("v", at=0.5)) == 2.0
-    assert of_values(pa.array([None, float("nan")], pa.float64()), agg.quantiles("v", at=[0.5])) is None
+    assert (
+        of_values(pa.array([None, float("nan")], pa.float64()), agg.quantiles("v", at=[0.5]))
+        is None
+    )
 
 
 def test_heavy_hitters_miss_nothing_heavy() -> None:
@@ -86,14 +111,22 @@ def test_heavy_hitters_miss_nothing_heavy() -> None:
     exact = Counter(values.tolist())
     found = of_values(pa.array(values), agg.heavy_hitters("v", most=20, size=size))
     listed = {each["value"]: each for each in found}
-    assert all(value in listed for value, count in exact.items() if count > len(values) / size and count >= exact.most_common(20)[-1][1])
+    assert all(
+        value in listed
+        for value, count in exact.items()
+        if count > len(values) / size and count >= exact.most_common(20)[-1][1]
+    )
     for value, each in listed.items():
         assert each["at_least"] <= exact[value] <= each["at_most"]
         assert each["at_most"] - each["at_least"] <= len(values) / size
-    assert [each["count"] for each in found] == sorted((each["count"] for each in found), reverse=True)
+    assert [each["count"] for each in found] == sorted(
+        (each["count"] for each in found), reverse=True
+    )
 
 
-@pytest.mark.parametrize("values", [["b", "a", "a"], [b"\xff", b"\x00", b"\x00"], [1.5, 2.5, 2.5], [False, True, True]])
+@pytest.mark.parametrize(
+    "values", [["b", "a", "a"], [b"\xff", b"\x00", b"\x00"], [1.5, 2.5, 2.5], [False, True, True]]
+)
 def test_heavy_hitters_give_values_of_the_columns_type(values: list[Any]) -> None:
     found = of_values(pa.array(values), agg.heavy_hitters("v"))
     assert [(each["value"], each["count"]) for each in found] == [(values[1], 2), (values[0], 1)]
@@ -124,26 +157,35 @@ def test_damaged_and_newer_bloom_filters_are_refused() -> None:
 
 def test_sketches_take_no_tables() -> None:
     with pytest.raises(BugError, match="cannot take rows back"):
-        AggregateKernel("sketched", pa.schema([("k", pa.int64()), ("v", pa.int64())]), ["k"], [("a", SKETCHES[0])], over_table=True)
+        AggregateKernel(
+            "sketched",
+            pa.schema([("k", pa.int64()), ("v", pa.int64())]),
+            ["k"],
+            [("a", SKETCHES[0])],
+            over_table=True,
+        )
 
 
 def test_another_process_makes_the_same_bytes() -> None:
     """Also when Python hashes strings otherwise."""
     script = (
-        "import json, numpy as np, pyarrow as pa\n"
-        "from headrace.operators import agg\n"
-        "from headrace.operators.aggregates.kernel import AggregateKernel\n"
-        "from headrace.testing.kernels import MemoryState\n"
-        "values = [f'w{n % 37}' for n in range(2000)]\n"
-        "specs = [('d', agg.approx_distinct('v')), ('h', agg.heavy_hitters('v', most=8, size=8)), ('b', agg.bloom('v'))]\n"
-        "state = MemoryState()\n"
-        "table = pa.table({'k': [0] * 2000, 'v': values, '_tick': [n // 100 for n in range(2000)]})\n"
-        "AggregateKernel('s', pa.schema([('k', pa.int64()), ('v', pa.string())]), ['k'], specs).step(state, table)\n"
-        "print(json.dumps([value.hex() for value in state.values.values()]))\n"
+        "import json, numpy as np, pyarrow as pa\nfrom headrace.operators import agg\nfrom"
+        " headrace.operators.aggregates.kernel import AggregateKernel\nfrom"
+        " headrace.testing.kernels import MemoryState\nvalues = [f'w{n % 37}' for n in"
+        " range(2000)]\nspecs = [('d', agg.approx_distinct('v')), ('h', agg.heavy_hitters('v',"
+        " most=8, size=8)), ('b', agg.bloom('v'))]\nstate = MemoryState()\ntable = pa.table({'k':"
+        " [0] * 2000, 'v': values, '_tick': [n // 100 for n in range(2000)]})\nAggregateKernel('s',"
+        " pa.schema([('k', pa.int64()), ('v', pa.string())]), ['k'], specs).step(state,"
+        " table)\nprint(json.dumps([value.hex() for value in state.values.values()]))\n"
     )
     outputs = [
         subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120, env={**os.environ, "PYTHONHASHSEED": seed}
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+            env={**os.environ, "PYTHONHASHSEED": seed},
         ).stdout
         for seed in ("1", "2")
     ]

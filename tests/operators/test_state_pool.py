@@ -1,4 +1,6 @@
-"""States side by side: what each amounts to with all before it and behind it, and a pool of them that grows."""
+"""States side by side: what each amounts to with all before it and behind it, and a pool of them
+that grows.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,30 @@ from headrace.operators.aggregates.state_pool import Merging, Pool, States
 
 SCHEMA = pa.schema([("v", pa.float64())])
 SPECS = (("n", agg.count()), ("total", agg.sum("v")), ("most", agg.max("v")))
-VALUES = st.none() | st.sampled_from([1e300, -1e300, 0.1, 1e-300, math.inf, math.nan]) | st.floats(-10, 10)
+VALUES = (
+    st.none()
+    | st.sampled_from([1e300, -1e300, 0.1, 1e-300, math.inf, math.nan])
+    | st.floats(-10, 10)
+)
 
 
 def lifted(merging: Merging, values: list[float | None]) -> States:
-    rows = pa.table({"v": pa.array(values, pa.float64()), "_tick": pa.array([0] * len(values), pa.int64())})
+    rows = pa.table(
+        {"v": pa.array(values, pa.float64()), "_tick": pa.array([0] * len(values), pa.int64())}
+    )
     each = np.arange(len(values))
-    return merging.lifted(Segments(rows, each, each, np.zeros(len(values), np.int64), each, pa.array([], pa.binary())))
+    return merging.lifted(
+        Segments(rows, each, each, np.zeros(len(values), np.int64), each, pa.array([], pa.binary()))
+    )
 
 
 def shown(merging: Merging, states: States) -> list[str]:
-    return [repr(row) for row in zip(*(array.to_pylist() for array in merging.results(states).arrays), strict=True)]
+    return [
+        repr(row)
+        for row in zip(
+            *(array.to_pylist() for array in merging.results(states).arrays), strict=True
+        )
+    ]
 
 
 @given(st.lists(st.lists(VALUES, min_size=1, max_size=9), min_size=1, max_size=4))
@@ -40,16 +55,26 @@ def test_all_before_and_all_behind(sets: list[list[float | None]]) -> None:
     pool = Pool(states)
     starts = np.cumsum([0, *(len(each) for each in sets)])
     for at, of in enumerate(numbers.tolist()):
-        for found, (first, stop) in ((before, (starts[of], at + 1)), (behind, (at, starts[of + 1]))):
-            alone = merging.reduced(pool.pick(np.arange(first, stop)), np.zeros(stop - first, np.int64))
+        for found, (first, stop) in (
+            (before, (starts[of], at + 1)),
+            (behind, (at, starts[of + 1])),
+        ):
+            alone = merging.reduced(
+                pool.pick(np.arange(first, stop)), np.zeros(stop - first, np.int64)
+            )
             assert found[at] == shown(merging, alone)[0]
 
 
 @given(st.lists(st.lists(VALUES, max_size=5), min_size=1, max_size=6))
-def test_a_pool_keeps_what_it_was_given_and_states_can_be_stored(pieces: list[list[float | None]]) -> None:
+def test_a_pool_keeps_what_it_was_given_and_states_can_be_stored(
+    pieces: list[list[float | None]],
+) -> None:
     merging = Merging(Aggregation("s", SCHEMA, (), SPECS))
     pool = Pool(lifted(merging, pieces[0]))
-    numbers = [np.arange(len(pieces[0])), *(pool.add(lifted(merging, piece)) for piece in pieces[1:])]
+    numbers = [
+        np.arange(len(pieces[0])),
+        *(pool.add(lifted(merging, piece)) for piece in pieces[1:]),
+    ]
     everything = np.concatenate(numbers)
     assert everything.tolist() == list(range(len(pool)))
     wanted = shown(merging, lifted(merging, [value for piece in pieces for value in piece]))
@@ -62,17 +87,46 @@ WHOLE = pa.schema([("v", pa.int64())])
 LARGE = 2**62
 
 
-@given(st.lists(st.none() | st.integers(-9, 9) | st.sampled_from([LARGE, -LARGE]), min_size=1, max_size=12), st.data())
-def test_ranges_by_taking_away_are_what_merging_gives(values: list[int | None], data: st.DataObject) -> None:
-    merging = Merging(Aggregation("s", WHOLE, (), (("n", agg.count()), ("some", agg.count("v")), ("total", agg.sum("v")), ("mean", agg.avg("v")))))
-    rows = pa.table({"v": pa.array(values, pa.int64()), "_tick": pa.array([0] * len(values), pa.int64())})
+@given(
+    st.lists(
+        st.none() | st.integers(-9, 9) | st.sampled_from([LARGE, -LARGE]), min_size=1, max_size=12
+    ),
+    st.data(),
+)
+def test_ranges_by_taking_away_are_what_merging_gives(
+    values: list[int | None], data: st.DataObject
+) -> None:
+    merging = Merging(
+        Aggregation(
+            "s",
+            WHOLE,
+            (),
+            (
+                ("n", agg.count()),
+                ("some", agg.count("v")),
+                ("total", agg.sum("v")),
+                ("mean", agg.avg("v")),
+            ),
+        )
+    )
+    rows = pa.table(
+        {"v": pa.array(values, pa.int64()), "_tick": pa.array([0] * len(values), pa.int64())}
+    )
     each = np.arange(len(values))
-    states = merging.lifted(Segments(rows, each, each, np.zeros(len(values), np.int64), each, pa.array([], pa.binary())))
+    states = merging.lifted(
+        Segments(rows, each, each, np.zeros(len(values), np.int64), each, pa.array([], pa.binary()))
+    )
     first = data.draw(st.integers(0, len(values) - 1))
     stop = data.draw(st.integers(first + 1, len(values)))
     found = merging.over_ranges(states, np.array([first]), np.array([stop]))
     if found is None:
-        assert any(value is not None and abs(value) == LARGE for value in values), "then it might not be exact"
+        assert any(value is not None and abs(value) == LARGE for value in values), (
+            "then it might not be exact"
+        )
     else:
-        prefixes = merging.prefixes(Pool(states).pick(each[first:stop]), np.zeros(stop - first, np.int64))
-        assert shown(merging, found) == shown(merging, Pool(prefixes).pick(np.array([stop - first - 1])))
+        prefixes = merging.prefixes(
+            Pool(states).pick(each[first:stop]), np.zeros(stop - first, np.int64)
+        )
+        assert shown(merging, found) == shown(
+            merging, Pool(prefixes).pick(np.array([stop - first - 1]))
+        )

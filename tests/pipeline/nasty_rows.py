@@ -1,4 +1,6 @@
-"""Rows on which expressions go wrong: least and greatest values, zeros, NaN, infinities, texts that are no numbers, times at the ends of time, nulls."""
+"""Rows on which expressions go wrong: least and greatest values, zeros, NaN, infinities, texts that
+are no numbers, times at the ends of time, nulls.
+"""
 
 import random
 from decimal import Decimal
@@ -9,8 +11,10 @@ import pyarrow as pa
 from headrace.types.schema import parse_schema
 
 DDL = (
-    "a INT, b BIGINT, t TINYINT, h SMALLINT, d DOUBLE, f FLOAT, m DECIMAL(10,2), w DECIMAL(38,10), s STRING, n STRING, ts TIMESTAMP, ntz TIMESTAMP_NTZ, dt DATE, "
-    "arr ARRAY<INT>, names ARRAY<STRING>, mp MAP<STRING, INT>, st STRUCT<x: INT, y: STRING>, flag BOOLEAN, bin BINARY, iv INTERVAL DAY TO SECOND"
+    "a INT, b BIGINT, t TINYINT, h SMALLINT, d DOUBLE, f FLOAT, m DECIMAL(10,2), w DECIMAL(38,10),"
+    " s STRING, n STRING, ts TIMESTAMP, ntz TIMESTAMP_NTZ, dt DATE, arr ARRAY<INT>, names"
+    " ARRAY<STRING>, mp MAP<STRING, INT>, st STRUCT<x: INT, y: STRING>, flag BOOLEAN, bin BINARY,"
+    " iv INTERVAL DAY TO SECOND"
 )
 SCHEMA = parse_schema(DDL)
 ROWS = 60
@@ -20,10 +24,36 @@ _VALUES: dict[str, list[Any]] = {
     "b": [0, 1, -1, 5, _LAST, -(2**63), 10**12, None],
     "t": [0, 1, -1, 127, -128, None],
     "h": [0, -1, 32767, -32768, None, 300],
-    "d": [0.0, -0.0, 1.5, -2.5, float("nan"), float("inf"), -float("inf"), 1e308, 1e-300, 3e9, None],
+    "d": [
+        0.0,
+        -0.0,
+        1.5,
+        -2.5,
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+        1e308,
+        1e-300,
+        3e9,
+        None,
+    ],
     "f": [0.0, 1.5, -3.25, float("nan"), float("inf"), 3e38, None],
-    "m": [Decimal("0.00"), Decimal("1.50"), Decimal("-99999999.99"), Decimal("99999999.99"), Decimal("0.01"), None],
-    "w": [Decimal(0), Decimal("9" * 28 + "." + "9" * 10), Decimal("-1.5"), Decimal("3.0000000001"), Decimal(12345678901234567890), None],
+    "m": [
+        Decimal("0.00"),
+        Decimal("1.50"),
+        Decimal("-99999999.99"),
+        Decimal("99999999.99"),
+        Decimal("0.01"),
+        None,
+    ],
+    "w": [
+        Decimal(0),
+        Decimal("9" * 28 + "." + "9" * 10),
+        Decimal("-1.5"),
+        Decimal("3.0000000001"),
+        Decimal(12345678901234567890),
+        None,
+    ],
     "s": [
         "",
         "abc",
@@ -57,7 +87,9 @@ _STORED_AS = {"ts": pa.int64(), "ntz": pa.int64(), "iv": pa.int64(), "dt": pa.in
 
 
 def nasty_rows(seed: int = 1) -> pa.Table:
-    """The values of each column, shuffled against each other, and a column `id` with the row's number."""
+    """The values of each column, shuffled against each other, and a column `id` with the row's
+    number.
+    """
     shuffled = random.Random(seed)
     columns = []
     for field in SCHEMA:
@@ -72,7 +104,9 @@ def has_nulls(rows: pa.Table, columns: tuple[str, ...], row: int) -> bool:
 
 
 def comparable(column: pa.ChunkedArray) -> list[Any]:
-    """Values as Python compares them: times as numbers, since Python's end with the year 9999, and floating numbers as texts, so that NaN is NaN."""
+    """Values as Python compares them: times as numbers, since Python's end with the year 9999, and
+    floating numbers as texts, so that NaN is NaN.
+    """
     kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
         return list(column.cast(pa.int64()).to_pylist())

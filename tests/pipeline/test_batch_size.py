@@ -1,4 +1,6 @@
-"""How many rows a batch takes in: it comes near the target, from either side, and changes nothing about what is computed."""
+"""How many rows a batch takes in: it comes near the target, from either side, and changes nothing
+about what is computed.
+"""
 
 from pathlib import Path
 
@@ -16,10 +18,15 @@ def test_it_comes_near_the_target_and_follows_when_the_pace_changes(rows_a_secon
         for _ in range(20):
             seconds = cost_s + size.rows / pace
             size.took(size.rows, seconds)
-        assert 10.0 * 0.5 <= cost_s + size.rows / pace <= 10.0 * 1.25 or size.rows in {LEAST_ROWS, MOST_ROWS}
+        assert 10.0 * 0.5 <= cost_s + size.rows / pace <= 10.0 * 1.25 or size.rows in {
+            LEAST_ROWS,
+            MOST_ROWS,
+        }
 
 
-def test_small_batches_that_are_slow_for_other_reasons_make_it_no_smaller_than_a_tick_of_use() -> None:
+def test_small_batches_that_are_slow_for_other_reasons_make_it_no_smaller_than_a_tick_of_use() -> (
+    None
+):
     size = BatchSize(1.0)
     for _ in range(50):
         size.took(10, 60.0)
@@ -29,7 +36,9 @@ def test_small_batches_that_are_slow_for_other_reasons_make_it_no_smaller_than_a
     assert size.rows == MOST_ROWS
 
 
-def test_what_comes_out_does_not_depend_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_out_does_not_depend_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.runtime.runner.LEAST_ROWS", 1)
     shown = []
     for target_s in (30.0, 1e-9):

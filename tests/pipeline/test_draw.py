@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.plan.plan import PipelinePlan, tree
-from headrace.plan.rendering import OUTPUT, STATE, Graph, Node, graph, layout, mermaid, shortened, svg
+from headrace.plan.rendering import (
+    OUTPUT,
+    STATE,
+    Graph,
+    Node,
+    graph,
+    layout,
+    mermaid,
+    shortened,
+    svg,
+)
 from tests.pipeline.shops import Shop
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -18,14 +28,19 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.fixture
 def plan() -> PipelinePlan:
     shop = Shop()
-    both = shop.orders.dedupe(on="order_id", within="1 hour").union(shop.returns.where("amount < 5 AND region <> '<b>\"x\" & y'"))
+    both = shop.orders.dedupe(on="order_id", within="1 hour").union(
+        shop.returns.where("amount < 5 AND region <> '<b>\"x\" & y'")
+    )
     shop.view("revenue", both.group_by("region").aggregate(revenue=hr.agg.sum("amount")))
     shop.write("all", both)
     return shop.plan()
 
 
 def test_the_tree_shows_each_step_once(plan: PipelinePlan) -> None:
-    assert tree(plan) == str(plan) == """\
+    assert (
+        tree(plan)
+        == str(plan)
+        == """\
 pipeline shop
 ├─ view revenue
 │  └─ revenue.aggregate  aggregate by region: revenue = sum(amount)  [keeps state]
@@ -36,13 +51,18 @@ pipeline shop
 │           └─ returns  topic key customer_id
 ├─ topic all
 │  └─ revenue.union  (as above)
-└─ not used: customers"""  # fmt: skip
+└─ not used: customers"""
+    )
 
 
 def test_the_graph_has_every_step_and_output(plan: PipelinePlan) -> None:
     drawn = graph(plan)
     kinds = {node.title: node.kind for node in drawn.nodes}
-    assert (kinds["revenue.aggregate"], kinds["all"], kinds["customers"]) == (STATE, OUTPUT, "table")
+    assert (kinds["revenue.aggregate"], kinds["all"], kinds["customers"]) == (
+        STATE,
+        OUTPUT,
+        "table",
+    )
     names = {node.id: node.title for node in drawn.nodes}
     edges = {(names[start], names[end]) for start, end in drawn.edges}
     assert ("revenue.union", "all") in edges
@@ -72,7 +92,9 @@ def test_the_svg_is_sound_and_says_everything(plan: PipelinePlan) -> None:
     assert any("'<b>\"x\" & y'" in (text or "") for text in said)
     boxes = [each for each in root.iter(f"{SVG}rect") if each.get("x")]
     assert len(boxes) == len(graph(plan).nodes)
-    assert len([each for each in root.iter(f"{SVG}path") if each.get("marker-end")]) == len(graph(plan).edges)
+    assert len([each for each in root.iter(f"{SVG}path") if each.get("marker-end")]) == len(
+        graph(plan).edges
+    )
 
 
 def test_the_svg_leaves_other_pictures_of_its_page_alone(plan: PipelinePlan) -> None:
@@ -85,12 +107,19 @@ def test_the_svg_leaves_other_pictures_of_its_page_alone(plan: PipelinePlan) -> 
 def test_boxes_do_not_overlap_and_lie_inside(plan: PipelinePlan) -> None:
     root = ET.fromstring(svg(plan))
     width, height = (float(root.get(side) or 0) for side in ("width", "height"))
-    boxes = [tuple(float(each.get(name) or 0) for name in ("x", "y", "width", "height")) for each in root.iter(f"{SVG}rect") if each.get("x")]
+    boxes = [
+        tuple(float(each.get(name) or 0) for name in ("x", "y", "width", "height"))
+        for each in root.iter(f"{SVG}rect")
+        if each.get("x")
+    ]
     for x, y, w, h in boxes:
         assert 0 <= x <= width - w
         assert 0 <= y <= height - h
     apart = [
-        one[0] + one[2] <= other[0] or other[0] + other[2] <= one[0] or one[1] + one[3] <= other[1] or other[1] + other[3] <= one[1]
+        one[0] + one[2] <= other[0]
+        or other[0] + other[2] <= one[0]
+        or one[1] + one[3] <= other[1]
+        or other[1] + other[3] <= one[1]
         for place, one in enumerate(boxes)
         for other in boxes[:place]
     ]
@@ -101,7 +130,9 @@ def test_boxes_do_not_overlap_and_lie_inside(plan: PipelinePlan) -> None:
 def graphs(draw: st.DrawFn) -> Graph:
     count = draw(st.integers(1, 12))
     nodes = tuple(Node(f"n{number}", "step", "", "") for number in range(count))
-    pairs = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)).filter(lambda pair: pair[0] < pair[1])
+    pairs = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)).filter(
+        lambda pair: pair[0] < pair[1]
+    )
     edges = draw(st.lists(pairs, max_size=20, unique=True)) if count > 1 else []
     return Graph(nodes, tuple((f"n{start}", f"n{end}") for start, end in edges))
 

@@ -1,4 +1,6 @@
-"""Expressions, read without Spark: what is let through, what its type is, what could fail, and what is refused and why."""
+"""Expressions, read without Spark: what is let through, what its type is, what could fail, and what
+is refused and why.
+"""
 
 import re
 
@@ -9,13 +11,20 @@ from hypothesis import strategies as st
 
 from headrace.errors import BadExpression, HeadraceError, UnknownColumn
 from headrace.plan.expressions import Expression, failed, read, read_named, safe
-from headrace.plan.expressions.catalogue import AGGREGATES, NOT_THE_SAME_EACH_TIME, ROW_MAKERS, WINDOW_FUNCTIONS
+from headrace.plan.expressions.catalogue import (
+    AGGREGATES,
+    NOT_THE_SAME_EACH_TIME,
+    ROW_MAKERS,
+    WINDOW_FUNCTIONS,
+)
 from headrace.plan.expressions.functions import signatures
 from headrace.types.schema import parse_schema, type_name
 
 SCHEMA = parse_schema(
-    "a INT, b BIGINT, t TINYINT, d DOUBLE, f FLOAT, m DECIMAL(10,2), w DECIMAL(38,10), s STRING, at TIMESTAMP, wall TIMESTAMP_NTZ, day DATE, xs ARRAY<INT>, "
-    "tags MAP<STRING, INT>, address STRUCT<city: STRING, `zip code`: INT>, flag BOOLEAN, bin BINARY, span INTERVAL DAY TO SECOND, `odd name` INT"
+    "a INT, b BIGINT, t TINYINT, d DOUBLE, f FLOAT, m DECIMAL(10,2), w DECIMAL(38,10), s STRING, at"
+    " TIMESTAMP, wall TIMESTAMP_NTZ, day DATE, xs ARRAY<INT>, tags MAP<STRING, INT>, address"
+    " STRUCT<city: STRING, `zip code`: INT>, flag BOOLEAN, bin BINARY, span INTERVAL DAY TO SECOND,"
+    " `odd name` INT"
 )
 
 
@@ -76,7 +85,12 @@ def test_an_expression_knows_what_it_reads() -> None:
     assert of("b + a * length(s) + B").columns == ("b", "a", "s")
     assert of("address.city").columns == ("address",)
     assert of("1 + 1").columns == ()
-    assert (of("A").column, of("(a)").column, of("a + 1").column, of("address.city").column) == ("a", "a", None, None)
+    assert (of("A").column, of("(a)").column, of("a + 1").column, of("address.city").column) == (
+        "a",
+        "a",
+        None,
+        None,
+    )
 
 
 def test_a_bare_null_has_no_type() -> None:
@@ -99,15 +113,38 @@ def test_names_behind_as() -> None:
 
 def test_the_safe_form_tries_and_the_failure_is_told_apart_from_null() -> None:
     assert safe("a / b", SCHEMA) == "try_divide(`a`, `b`)"
-    assert failed("a / b", SCHEMA) == "(`a` IS NOT NULL AND `b` IS NOT NULL AND try_divide(`a`, `b`) IS NULL)"
+    assert (
+        failed("a / b", SCHEMA)
+        == "(`a` IS NOT NULL AND `b` IS NOT NULL AND try_divide(`a`, `b`) IS NULL)"
+    )
     assert of("a / b").sql == "(`a` / `b`)"
     assert safe("CAST(s AS INT)", SCHEMA) == "try_cast(`s` AS INT)"
 
 
 CANNOT_FAIL = [
-    "a", "d * f + 1", "d / 100", "a / 2", "a % 7", "a DIV 2", "a > b", "upper(s)", "CAST(a AS STRING)", "CAST(t AS INT)", "CAST(m AS DECIMAL(12,2))", "try_divide(a, b)", "TRY_CAST(s AS INT)",
-    "coalesce(a, 0)", "CASE WHEN flag THEN a END", "tags['x']", "get(xs, 5)", "year(day)", "s || 'x'", "a IN (1, 2)", "at > '2026-01-31'", "ln(d)",
-]  # fmt: skip
+    "a",
+    "d * f + 1",
+    "d / 100",
+    "a / 2",
+    "a % 7",
+    "a DIV 2",
+    "a > b",
+    "upper(s)",
+    "CAST(a AS STRING)",
+    "CAST(t AS INT)",
+    "CAST(m AS DECIMAL(12,2))",
+    "try_divide(a, b)",
+    "TRY_CAST(s AS INT)",
+    "coalesce(a, 0)",
+    "CASE WHEN flag THEN a END",
+    "tags['x']",
+    "get(xs, 5)",
+    "year(day)",
+    "s || 'x'",
+    "a IN (1, 2)",
+    "at > '2026-01-31'",
+    "ln(d)",
+]
 
 
 @pytest.mark.parametrize("text", CANNOT_FAIL)
@@ -118,10 +155,35 @@ def test_what_cannot_fail_costs_nothing(text: str) -> None:
 
 
 CAN_FAIL = [
-    "a + 1", "d / f", "d / 0", "m / 2", "b DIV -1", "a % b", "-a", "abs(b)", "CAST(s AS INT)", "CAST(d AS INT)", "CAST(b AS INT)", "CAST(day AS TIMESTAMP)", "xs[0]", "element_at(xs, 1)",
-    "to_date(s)", "at + span", "floor(d)", "make_date(a, 1, 1)", "CAST(bin AS STRING)", "a DIV b", "pmod(a, b)", "CASE WHEN flag THEN a + 1 END",
-    "flag AND a / b > 1", "coalesce(a + 1, 0)", "upper(CAST(a + 1 AS STRING))", "round(a, -2)", "add_months(day, a)", "url_decode(s)",
-]  # fmt: skip
+    "a + 1",
+    "d / f",
+    "d / 0",
+    "m / 2",
+    "b DIV -1",
+    "a % b",
+    "-a",
+    "abs(b)",
+    "CAST(s AS INT)",
+    "CAST(d AS INT)",
+    "CAST(b AS INT)",
+    "CAST(day AS TIMESTAMP)",
+    "xs[0]",
+    "element_at(xs, 1)",
+    "to_date(s)",
+    "at + span",
+    "floor(d)",
+    "make_date(a, 1, 1)",
+    "CAST(bin AS STRING)",
+    "a DIV b",
+    "pmod(a, b)",
+    "CASE WHEN flag THEN a + 1 END",
+    "flag AND a / b > 1",
+    "coalesce(a + 1, 0)",
+    "upper(CAST(a + 1 AS STRING))",
+    "round(a, -2)",
+    "add_months(day, a)",
+    "url_decode(s)",
+]
 
 
 @pytest.mark.parametrize("text", CAN_FAIL)
@@ -132,10 +194,22 @@ def test_what_can_fail_says_when(text: str) -> None:
 
 
 def test_a_failure_counts_only_in_the_branch_that_is_taken() -> None:
-    assert failed("CASE WHEN b <> 0 THEN a / b ELSE 0 END", SCHEMA) == f"(CASE WHEN (`b` <> 0) THEN {failed('a / b', SCHEMA)} ELSE false END)"
-    assert failed("b <> 0 AND a / b > 1", SCHEMA) == f"(CASE WHEN coalesce((`b` <> 0), true) THEN {failed('a / b', SCHEMA)} ELSE false END)"
-    assert failed("b = 0 OR a / b > 1", SCHEMA) == f"(CASE WHEN coalesce((`b` = 0), false) THEN false ELSE {failed('a / b', SCHEMA)} END)"
-    assert failed("coalesce(d, a / b)", SCHEMA) == f"(CASE WHEN `d` IS NULL THEN {failed('a / b', SCHEMA)} ELSE false END)"
+    assert (
+        failed("CASE WHEN b <> 0 THEN a / b ELSE 0 END", SCHEMA)
+        == f"(CASE WHEN (`b` <> 0) THEN {failed('a / b', SCHEMA)} ELSE false END)"
+    )
+    assert (
+        failed("b <> 0 AND a / b > 1", SCHEMA)
+        == f"(CASE WHEN coalesce((`b` <> 0), true) THEN {failed('a / b', SCHEMA)} ELSE false END)"
+    )
+    assert (
+        failed("b = 0 OR a / b > 1", SCHEMA)
+        == f"(CASE WHEN coalesce((`b` = 0), false) THEN false ELSE {failed('a / b', SCHEMA)} END)"
+    )
+    assert (
+        failed("coalesce(d, a / b)", SCHEMA)
+        == f"(CASE WHEN `d` IS NULL THEN {failed('a / b', SCHEMA)} ELSE false END)"
+    )
     assert failed("if(a / b > 1, 1, 2)", SCHEMA) == failed("a / b", SCHEMA)
 
 
@@ -218,7 +292,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), [case for case in REFUSED if case[1]], ids=[text for text, said in REFUSED if said])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [case for case in REFUSED if case[1]],
+    ids=[text for text, said in REFUSED if said],
+)
 def test_refused(text: str, said: str) -> None:
     with pytest.raises(HeadraceError, match=f"(?s){said}") as caught:
         of(text)
@@ -231,21 +309,29 @@ def test_let_through(text: str) -> None:
     assert of(text).type is not None
 
 
-@pytest.mark.parametrize("name", sorted(NOT_THE_SAME_EACH_TIME | AGGREGATES | WINDOW_FUNCTIONS | ROW_MAKERS))
+@pytest.mark.parametrize(
+    "name", sorted(NOT_THE_SAME_EACH_TIME | AGGREGATES | WINDOW_FUNCTIONS | ROW_MAKERS)
+)
 def test_functions_that_a_row_cannot_answer_are_refused_by_what_they_are(name: str) -> None:
-    with pytest.raises(BadExpression, match="not the same each time|more than one row|several rows|not allowed"):
+    with pytest.raises(
+        BadExpression, match="not the same each time|more than one row|several rows|not allowed"
+    ):
         of(f"{name}(a)")
 
 
 def test_unknown_columns_name_the_nearest() -> None:
-    with pytest.raises(UnknownColumn, match="The step orders.select has no column 'adress': did you mean 'address'"):
+    with pytest.raises(
+        UnknownColumn, match="The step orders.select has no column 'adress': did you mean 'address'"
+    ):
         of("adress.city")
     with pytest.raises(UnknownColumn, match="no column 'cty': did you mean 'city'"):
         of("address.cty")
 
 
 def test_an_error_points_at_its_line() -> None:
-    with pytest.raises(BadExpression, match=r"line 2, position 5, near '\)':\n    \+ b \)\n        \^"):
+    with pytest.raises(
+        BadExpression, match=r"line 2, position 5, near '\)':\n    \+ b \)\n        \^"
+    ):
         of("a\n+ b )")
 
 
@@ -275,7 +361,9 @@ def test_braces_and_quotes_are_only_text() -> None:
     assert of("concat(s, '{0} {1}')").safe == "concat(`s`, '{0} {1}')"
     assert of(r"'it\'s'").safe == r"'it\'s'"
     assert of(r"'a\\b'").safe == r"'a\\b'"
-    odd = pa.schema([pa.field("a`b", pa.int32()), pa.field("{0}", pa.struct([pa.field("{x}", pa.int32())]))])
+    odd = pa.schema(
+        [pa.field("a`b", pa.int32()), pa.field("{0}", pa.struct([pa.field("{x}", pa.int32())]))]
+    )
     assert read("`a``b` + `{0}`.`{x}`", odd, where="x").safe == "try_add(`a``b`, `{0}`.`{x}`)"
 
 

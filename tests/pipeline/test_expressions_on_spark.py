@@ -1,7 +1,9 @@
-"""What `expressions` says without Spark, held against Spark itself on rows where everything goes wrong.
+"""What `expressions` says without Spark, held against Spark itself on rows where everything goes
+wrong.
 
-Each line of expressions.txt is an expression. Spark must give it the type that was told; its safe form must never fail; on rows where `failed` is false
-the expression itself, as it was written, must not fail and must give what the safe form gives; where `failed` is true it must fail.
+Each line of expressions.txt is an expression. Spark must give it the type that was told; its safe
+form must never fail; on rows where `failed` is false the expression itself, as it was written, must
+not fail and must give what the safe form gives; where `failed` is true it must fail.
 """
 
 import random
@@ -20,17 +22,24 @@ from tests.pipeline.nasty_rows import SCHEMA, comparable, has_nulls, nasty_rows
 
 pytestmark = pytest.mark.spark
 
-CASES = [line for line in Path(__file__).with_name("expressions.txt").read_text().splitlines() if line and not line.startswith("#")]
+CASES = [
+    line
+    for line in Path(__file__).with_name("expressions.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+]
 AT_ONCE = 25
 QUICK = 6
 ROWS = nasty_rows()
-# We count these as failures, and Spark does not: text that is no UTF-8, NaN as a decimal, times at the very ends of what Spark holds.
+# We count these as failures, and Spark does not: text that is no UTF-8, NaN as a decimal, times at
+# the very ends of what Spark holds.
 OURS = ("bin as STRING", "as DECIMAL", "date_trunc", "months_between", "utc_timestamp")
 
 
 @pytest.fixture(scope="module")
 def rows(spark: SparkSession) -> Iterator[DataFrame]:
-    """Kept in memory, so that Spark generates code for them, as it does for a topic's rows, and does not fold them away."""
+    """Kept in memory, so that Spark generates code for them, as it does for a topic's rows, and
+    does not fold them away.
+    """
     frame = spark.createDataFrame(ROWS, schema=f"{to_spark_ddl(SCHEMA)}, id BIGINT").persist()
     assert frame.count() == ROWS.num_rows
     yield frame
@@ -45,7 +54,10 @@ def batches(cases: list[str]) -> list[Any]:
     """All cases, well mixed; a few batches in every run, the others in the full one."""
     mixed = random.Random(5).sample(cases, len(cases))
     found = [mixed[start : start + AT_ONCE] for start in range(0, len(mixed), AT_ONCE)]
-    return [pytest.param(batch, id=f"batch {place}", marks=[pytest.mark.slow] if place >= QUICK else []) for place, batch in enumerate(found)]
+    return [
+        pytest.param(batch, id=f"batch {place}", marks=[pytest.mark.slow] if place >= QUICK else [])
+        for place, batch in enumerate(found)
+    ]
 
 
 @pytest.mark.parametrize("cases", batches(CASES))
@@ -57,8 +69,14 @@ def test_spark_agrees(rows: DataFrame, cases: list[str]) -> None:
 
 def wrong_types(rows: DataFrame, expressions: list[Expression]) -> list[str]:
     forms = [form for each in expressions for form in (each.sql, each.safe)]
-    fields = list(rows.selectExpr(*(f"{form} AS c{place}" for place, form in enumerate(forms))).schema)
-    wanted = [from_arrow_type(each.type, prefer_timestamp_ntz=True).simpleString() for each in expressions for _ in range(2)]
+    fields = list(
+        rows.selectExpr(*(f"{form} AS c{place}" for place, form in enumerate(forms))).schema
+    )
+    wanted = [
+        from_arrow_type(each.type, prefer_timestamp_ntz=True).simpleString()
+        for each in expressions
+        for _ in range(2)
+    ]
     found = [field.dataType.simpleString() for field in fields]
     return [
         f"{expressions[place // 2].text}: told {want}, Spark {got}"
@@ -68,28 +86,57 @@ def wrong_types(rows: DataFrame, expressions: list[Expression]) -> list[str]:
 
 
 def wrong_values(rows: DataFrame, expressions: list[Expression]) -> list[str]:
-    """All in one job. Where `failed` says no, the expression is computed as it was written; if that fails, so does the job, naming it."""
+    """All in one job. Where `failed` says no, the expression is computed as it was written; if that
+    fails, so does the job, naming it.
+    """
     columns = []
     for place, each in enumerate(expressions):
         fails = each.failed or "false"
-        columns += [f"{each.safe} AS safe{place}", f"{fails} AS failed{place}", f"CASE WHEN NOT {fails} THEN {each.text} END AS plain{place}"]
+        columns += [
+            f"{each.safe} AS safe{place}",
+            f"{fails} AS failed{place}",
+            f"CASE WHEN NOT {fails} THEN {each.text} END AS plain{place}",
+        ]
     made = rows.orderBy("id").selectExpr(*columns).toArrow()
     wrong = []
     for place, each in enumerate(expressions):
         failures = made.column(f"failed{place}").to_pylist()
         assert None not in failures, each.text
-        pairs = zip(failures, comparable(made.column(f"safe{place}")), comparable(made.column(f"plain{place}")), strict=True)
-        wrong += [f"{each.text}: row {row}: {safe!r}, not {plain!r}" for row, (fails, safe, plain) in enumerate(pairs) if not fails and safe != plain]
+        pairs = zip(
+            failures,
+            comparable(made.column(f"safe{place}")),
+            comparable(made.column(f"plain{place}")),
+            strict=True,
+        )
+        wrong += [
+            f"{each.text}: row {row}: {safe!r}, not {plain!r}"
+            for row, (fails, safe, plain) in enumerate(pairs)
+            if not fails and safe != plain
+        ]
     return wrong
 
 
 def failing_rows(rows: DataFrame, expressions: list[Expression]) -> list[tuple[Expression, int]]:
-    """For each expression a row that is said to fail, with nothing null in it: Spark does not look at what stands beside a null."""
-    can_fail = [each for each in expressions if each.failed is not None and not any(word in each.text for word in OURS)]
-    made = rows.orderBy("id").selectExpr(*(f"{each.failed} AS failed{place}" for place, each in enumerate(can_fail))).toArrow()
+    """For each expression a row that is said to fail, with nothing null in it: Spark does not look
+    at what stands beside a null.
+    """
+    can_fail = [
+        each
+        for each in expressions
+        if each.failed is not None and not any(word in each.text for word in OURS)
+    ]
+    made = (
+        rows.orderBy("id")
+        .selectExpr(*(f"{each.failed} AS failed{place}" for place, each in enumerate(can_fail)))
+        .toArrow()
+    )
     found = []
     for place, each in enumerate(can_fail):
-        fails = [row for row, failure in enumerate(made.column(f"failed{place}").to_pylist()) if failure and not has_nulls(ROWS, each.columns, row)]
+        fails = [
+            row
+            for row, failure in enumerate(made.column(f"failed{place}").to_pylist())
+            if failure and not has_nulls(ROWS, each.columns, row)
+        ]
         found += [(each, row) for row in fails[:1]]
     return found
 
@@ -101,7 +148,9 @@ def false_alarms(rows: DataFrame, cases: list[tuple[Expression, int]]) -> list[s
             got = rows.where(f"id = {row}").selectExpr(f"{expression.sql} AS x").toArrow()
         except Exception:
             continue
-        alarms.append(f"{expression.text}: row {row} is said to fail, and gives {comparable(got.column(0))}")
+        alarms.append(
+            f"{expression.text}: row {row} is said to fail, and gives {comparable(got.column(0))}"
+        )
     return alarms
 
 
@@ -114,7 +163,12 @@ def test_what_is_said_to_fail_fails(rows: DataFrame) -> None:
 @pytest.mark.slow
 def test_everything_that_is_said_to_fail_fails(rows: DataFrame) -> None:
     for start in range(0, len(CASES), AT_ONCE):
-        assert false_alarms(rows, failing_rows(rows, [told(text) for text in CASES[start : start + AT_ONCE]])) == []
+        assert (
+            false_alarms(
+                rows, failing_rows(rows, [told(text) for text in CASES[start : start + AT_ONCE]])
+            )
+            == []
+        )
 
 
 def test_guards_hold(rows: DataFrame) -> None:
@@ -128,14 +182,24 @@ def test_guards_hold(rows: DataFrame) -> None:
         "coalesce(if(b = 0, 0D, NULL), a / b)",
         "nvl2(nullif(b, 0), a / b, 0D)",
     ]
-    counts = rows.selectExpr(*(f"count_if({told(text).failed}) AS c{place}" for place, text in enumerate(guarded))).toArrow().to_pylist()[0]
+    counts = (
+        rows.selectExpr(
+            *(f"count_if({told(text).failed}) AS c{place}" for place, text in enumerate(guarded))
+        )
+        .toArrow()
+        .to_pylist()[0]
+    )
     assert set(counts.values()) == {0}
     assert rows.selectExpr(f"count_if({told('a / b').failed})").toArrow().to_pylist()[0] != {}
 
 
 def nested(shuffled: random.Random, kind: str, depth: int) -> str:
     """A random expression of a kind: a number, a text or a truth value."""
-    leaves = {"number": ["a", "b", "t", "h", "3", "-1", "0", "m"], "text": ["s", "n", "'12'", "st.y"], "truth": ["flag", "a IS NULL", "b > 0"]}
+    leaves = {
+        "number": ["a", "b", "t", "h", "3", "-1", "0", "m"],
+        "text": ["s", "n", "'12'", "st.y"],
+        "truth": ["flag", "a IS NULL", "b > 0"],
+    }
     if depth == 0:
         return shuffled.choice(leaves[kind])
 
@@ -175,13 +239,23 @@ def random_expressions(seed: int, count: int) -> list[Expression]:
     found: list[Expression] = []
     while len(found) < count:
         try:
-            found.append(told(nested(shuffled, shuffled.choice(["number", "truth", "text"]), shuffled.randint(2, 3))))
+            found.append(
+                told(
+                    nested(
+                        shuffled,
+                        shuffled.choice(["number", "truth", "text"]),
+                        shuffled.randint(2, 3),
+                    )
+                )
+            )
         except HeadraceError:  # decimals with more than 38 digits
             continue
     return found
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))])
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))]
+)
 def test_spark_agrees_on_nested_expressions(rows: DataFrame, seed: int) -> None:
     expressions = random_expressions(seed, 20)
     assert wrong_types(rows, expressions) == []
@@ -221,18 +295,39 @@ def quoted(text: str) -> str:
 
 def test_formats_and_patterns_that_are_let_through_are_known_to_spark(rows: DataFrame) -> None:
     texts = [f"try_to_timestamp(s, {quoted(each)})" for each in FORMATS] + [
-        f"date_format(TIMESTAMP '2026-01-31 12:00:00', {quoted(each)})" for each in [*FORMATS, *WRITE_FORMATS]
+        f"date_format(TIMESTAMP '2026-01-31 12:00:00', {quoted(each)})"
+        for each in [*FORMATS, *WRITE_FORMATS]
     ]
-    texts += [f"s RLIKE {quoted(each)}" for each in PATTERNS] + [f"regexp_replace(s, {quoted(each)}, 'x')" for each in PATTERNS]
-    made = rows.selectExpr(*(f"{told(text).safe} AS c{place}" for place, text in enumerate(texts))).toArrow()
+    texts += [f"s RLIKE {quoted(each)}" for each in PATTERNS] + [
+        f"regexp_replace(s, {quoted(each)}, 'x')" for each in PATTERNS
+    ]
+    made = rows.selectExpr(
+        *(f"{told(text).safe} AS c{place}" for place, text in enumerate(texts))
+    ).toArrow()
     assert made.num_columns == len(texts)
     assert made.column(f"c{len(FORMATS)}")[0].as_py() == "2026-01-31 12:00:00.000000"
 
 
 def test_literals_mean_what_was_written(rows: DataFrame) -> None:
-    texts = ["", "plain", "it's", 'say "hi"', "back\\slash", "tab\tnew\nline", "ünï😀", "{0}", "%_", "`x`", "\\n is two", "$1"]
+    texts = [
+        "",
+        "plain",
+        "it's",
+        'say "hi"',
+        "back\\slash",
+        "tab\tnew\nline",
+        "ünï😀",
+        "{0}",
+        "%_",
+        "`x`",
+        "\\n is two",
+        "$1",
+    ]
     made: dict[str, Any] = (
-        rows.limit(1).selectExpr(*(f"{told(quoted(text)).safe} AS c{place}" for place, text in enumerate(texts))).toArrow().to_pylist()[0]
+        rows.limit(1)
+        .selectExpr(*(f"{told(quoted(text)).safe} AS c{place}" for place, text in enumerate(texts)))
+        .toArrow()
+        .to_pylist()[0]
     )
     assert list(made.values()) == texts
 
@@ -251,8 +346,13 @@ def test_result_types_of_aggregates_are_sparks(rows: DataFrame) -> None:
         (agg.collect, "collect_list"),
     ):
         chosen = [column for column in columns if not (column == "iv" and name == "stddev")]
-        found = list(rows.selectExpr(*(f"{name}({column}) AS {column}" for column in chosen)).schema)
+        found = list(
+            rows.selectExpr(*(f"{name}({column}) AS {column}" for column in chosen)).schema
+        )
         for field in found:
-            ours = from_arrow_type(result_type(spec(field.name), SCHEMA.field(field.name).type), prefer_timestamp_ntz=True)
+            ours = from_arrow_type(
+                result_type(spec(field.name), SCHEMA.field(field.name).type),
+                prefer_timestamp_ntz=True,
+            )
             assert ours.simpleString() == field.dataType.simpleString(), f"{name}({field.name})"
     assert pa.types.is_decimal(result_type(agg.avg("m"), SCHEMA.field("m").type))

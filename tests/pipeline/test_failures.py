@@ -1,4 +1,6 @@
-"""What is told of a batch that failed: the error of ours, or else the last one, without the traces around it."""
+"""What is told of a batch that failed: the error of ours, or else the last one, without the traces
+around it.
+"""
 
 import pytest
 
@@ -43,7 +45,11 @@ class Captured(Exception):
 
 def test_an_error_of_ours_is_told_with_its_fix_and_the_users_own_trace() -> None:
     told = reason(Captured(WORKER)).splitlines()
-    assert told[0] == "AggregateFailed: The aggregate 's' failed on the row {'k': 1}: ValueError: broken on purpose"
+    assert (
+        told[0]
+        == "AggregateFailed: The aggregate 's' failed on the row {'k': 1}: ValueError: broken on"
+        " purpose"
+    )
     assert told[-1] == "  To fix: mend it and run again."
     assert any("shop.py" in line for line in told)
     assert not any("shard.py" in line for line in told)
@@ -58,7 +64,10 @@ def test_of_several_errors_the_last_is_told_and_nothing_of_the_jvm() -> None:
     [
         (OSError("gone"), "OSError: gone"),
         (DiskFull("No room.", fix="make room."), "DiskFull: No room.\n  To fix: make room."),
-        (Captured("Traceback (most recent call last):\nand nothing else"), "Traceback (most recent call last):\nand nothing else"),
+        (
+            Captured("Traceback (most recent call last):\nand nothing else"),
+            "Traceback (most recent call last):\nand nothing else",
+        ),
     ],
 )
 def test_other_errors_are_told_as_they_are(error: Exception, told: str) -> None:
@@ -74,12 +83,20 @@ def test_what_is_told_is_bounded() -> None:
     [
         (BadRows("Row 0 has no column 'm'."), True),
         (BadExpression("It cannot be read."), True),
-        (Captured('Traceback (most recent call last):\n  File "a.py"\nheadrace.errors.BadPartition: There is no partition 3.'), True),
+        (
+            Captured(
+                'Traceback (most recent call last):\n  File "a.py"\nheadrace.errors.BadPartition:'
+                " There is no partition 3."
+            ),
+            True,
+        ),
         (LogUnavailable("The broker does not answer."), False),
         (DiskFull("No room."), False),
         (Captured(CHAINED), False),
         (OSError("gone"), False),
     ],
 )
-def test_what_does_not_pass_by_itself_is_told_from_what_may(error: Exception, lasting: bool) -> None:
+def test_what_does_not_pass_by_itself_is_told_from_what_may(
+    error: Exception, lasting: bool
+) -> None:
     assert is_lasting(error) is lasting

@@ -13,13 +13,18 @@ from headrace.plan.plan import AggregateStep, SelectStep
 from headrace.types.schema import type_name
 from tests.pipeline.shops import Shop
 
-WIDE = "k STRING, i INT, b BIGINT, f FLOAT, d DOUBLE, m DECIMAL(10,2), w DECIMAL(38,10), s STRING, flag BOOLEAN, at TIMESTAMP, day DATE, span INTERVAL DAY TO SECOND, xs ARRAY<INT>, bin BINARY"
+WIDE = (
+    "k STRING, i INT, b BIGINT, f FLOAT, d DOUBLE, m DECIMAL(10,2), w DECIMAL(38,10), s STRING,"
+    " flag BOOLEAN, at TIMESTAMP, day DATE, span INTERVAL DAY TO SECOND, xs ARRAY<INT>, bin BINARY"
+)
 agg = hr.agg
 
 
 def wide(*, is_table: bool = False) -> Rows:
     pipeline = hr.Pipeline("p")
-    return pipeline.table("t", schema=WIDE, key="k") if is_table else pipeline.topic("t", schema=WIDE)
+    return (
+        pipeline.table("t", schema=WIDE, key="k") if is_table else pipeline.topic("t", schema=WIDE)
+    )
 
 
 TYPES: list[tuple[AggregateSpec, str]] = [
@@ -43,7 +48,10 @@ TYPES: list[tuple[AggregateSpec, str]] = [
     (agg.approx_distinct("at"), "BIGINT"),
     (agg.quantiles("d"), "DOUBLE"),
     (agg.quantiles("i", at=[0.5, 0.99]), "ARRAY<DOUBLE>"),
-    (agg.heavy_hitters("s"), "ARRAY<STRUCT<value: STRING, count: BIGINT, at_least: BIGINT, at_most: BIGINT>>"),
+    (
+        agg.heavy_hitters("s"),
+        "ARRAY<STRUCT<value: STRING, count: BIGINT, at_least: BIGINT, at_most: BIGINT>>",
+    ),
     (agg.bloom("i"), "BINARY"),
     (agg.sum("i * m"), "DECIMAL(31,2)"),
     (agg.max("length(s)"), "INT"),
@@ -57,7 +65,9 @@ def test_results_have_the_types_that_spark_gives(spec: AggregateSpec, kind: str)
     assert type_name(table.schema.field("x").type) == kind
     step = table.step
     assert isinstance(step, AggregateStep)
-    assert step.aggregates[0][1].type == table.schema.field("x").type, "kernels read the type from the plan"
+    assert step.aggregates[0][1].type == table.schema.field("x").type, (
+        "kernels read the type from the plan"
+    )
 
 
 UNFIT = [
@@ -75,32 +85,61 @@ UNFIT = [
 
 @pytest.mark.parametrize(("spec", "said"), UNFIT, ids=[str(spec) for spec, _ in UNFIT])
 def test_a_type_that_does_not_fit_is_named_with_what_does(spec: AggregateSpec, said: str) -> None:
-    with pytest.raises(UnfitColumn, match=f"(?s)'total' of the step t.aggregate is .*but {said}|{said}"):
+    with pytest.raises(
+        UnfitColumn, match=f"(?s)'total' of the step t.aggregate is .*but {said}|{said}"
+    ):
         wide().group_by("k").aggregate(total=spec)
 
 
-@pytest.mark.parametrize("spec", [agg.approx_distinct("s"), agg.quantiles("d"), agg.heavy_hitters("s"), agg.bloom("s")], ids=lambda spec: spec.kind)
+@pytest.mark.parametrize(
+    "spec",
+    [agg.approx_distinct("s"), agg.quantiles("d"), agg.heavy_hitters("s"), agg.bloom("s")],
+    ids=lambda spec: spec.kind,
+)
 def test_sketches_refuse_tables(spec: AggregateSpec) -> None:
-    with pytest.raises(StreamOnly, match=r"(?s)'x' of the step t.aggregate is .*cannot take rows back, and t is a table.*count_distinct"):
+    with pytest.raises(
+        StreamOnly,
+        match=(
+            r"(?s)'x' of the step t.aggregate is .*cannot take rows back, and t is a"
+            r" table.*count_distinct"
+        ),
+    ):
         wide(is_table=True).group_by("s").aggregate(x=spec)
 
 
 @pytest.mark.parametrize(
-    "spec", [agg.min("d"), agg.first("s"), agg.collect("i"), agg.count_distinct("i"), agg.stddev("d")], ids=lambda spec: spec.kind
+    "spec",
+    [agg.min("d"), agg.first("s"), agg.collect("i"), agg.count_distinct("i"), agg.stddev("d")],
+    ids=lambda spec: spec.kind,
 )
 def test_exact_aggregates_take_tables(spec: AggregateSpec) -> None:
     assert wide(is_table=True).group_by("s").aggregate(x=spec).key == ("s",)
 
 
 def test_an_expression_is_computed_before_the_aggregate() -> None:
-    table = wide().group_by("k").aggregate(total=agg.sum("d * 1.2"), most=agg.max("i"), same=agg.min("d * 1.2"), errors="divert")
+    table = (
+        wide()
+        .group_by("k")
+        .aggregate(
+            total=agg.sum("d * 1.2"), most=agg.max("i"), same=agg.min("d * 1.2"), errors="divert"
+        )
+    )
     step = table.step
     assert isinstance(step, AggregateStep)
     select = step.input
     assert isinstance(select, SelectStep)
     assert select.errors == step.errors == "divert"
-    assert select.columns == (("k", "k"), ("i", "i"), ("total_of", "d * 1.2"), ("same_of", "d * 1.2"))
-    assert [(name, spec.column) for name, spec in step.aggregates] == [("total", "total_of"), ("most", "i"), ("same", "same_of")]
+    assert select.columns == (
+        ("k", "k"),
+        ("i", "i"),
+        ("total_of", "d * 1.2"),
+        ("same_of", "d * 1.2"),
+    )
+    assert [(name, spec.column) for name, spec in step.aggregates] == [
+        ("total", "total_of"),
+        ("most", "i"),
+        ("same", "same_of"),
+    ]
 
 
 def test_a_computed_column_never_hides_another() -> None:
@@ -113,7 +152,11 @@ def test_a_computed_column_never_hides_another() -> None:
 
 def test_a_table_keeps_its_key_on_the_way_to_an_aggregate() -> None:
     table = wide(is_table=True).group_by("s").aggregate(total=agg.sum("d + 1"))
-    assert [name for name, _ in table.step.input.describe()["columns"].items()] == ["k", "s", "total_of"]
+    assert [name for name, _ in table.step.input.describe()["columns"].items()] == [
+        "k",
+        "s",
+        "total_of",
+    ]
     assert table.step.input.key == ("k",)
 
 
@@ -148,7 +191,10 @@ class BackMean(Mean):
 
 
 def test_a_users_aggregate_says_its_type_and_whether_it_takes_tables() -> None:
-    assert type_name(wide().group_by("k").aggregate(m=agg.custom(Mean(), "d")).schema.field("m").type) == "DOUBLE"
+    assert (
+        type_name(wide().group_by("k").aggregate(m=agg.custom(Mean(), "d")).schema.field("m").type)
+        == "DOUBLE"
+    )
     with pytest.raises(StreamOnly, match="cannot take rows back"):
         wide(is_table=True).group_by("s").aggregate(m=agg.custom(Mean(), "d"))
     assert wide(is_table=True).group_by("s").aggregate(m=agg.custom(BackMean(), "d")).key == ("s",)
@@ -186,7 +232,9 @@ def test_options_are_checked_when_they_are_given(build: Any, said: str) -> None:
 
 
 def test_a_custom_aggregate_must_be_told_from_others() -> None:
-    with pytest.raises(PlanError, match="setting 'weight' of the aggregate Mean has no text of its own"):
+    with pytest.raises(
+        PlanError, match="setting 'weight' of the aggregate Mean has no text of its own"
+    ):
         agg.custom(Mean(weight=object()), "d")  # type: ignore[arg-type]
 
 
@@ -204,11 +252,17 @@ REFUSED = [
     ({"x": agg.sum("amont")}, UnknownColumn, "t.aggregate, aggregate 'x' has no column 'amont'"),
     ({"k": agg.count()}, PlanError, "the column 'k' twice"),
     ({"_tick": agg.count()}, PlanError, "reserved"),
-    ({"x": agg.first("NULL")}, UnfitColumn, "type of 'NULL' in 'x' of the step t.aggregate cannot be told"),
+    (
+        {"x": agg.first("NULL")},
+        UnfitColumn,
+        "type of 'NULL' in 'x' of the step t.aggregate cannot be told",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("aggregates", "error", "said"), REFUSED, ids=[said for _, _, said in REFUSED])
+@pytest.mark.parametrize(
+    ("aggregates", "error", "said"), REFUSED, ids=[said for _, _, said in REFUSED]
+)
 def test_refused(aggregates: dict[str, Any], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         wide().group_by("k").aggregate(**aggregates)
@@ -216,7 +270,11 @@ def test_refused(aggregates: dict[str, Any], error: type[Exception], said: str) 
 
 def test_every_kind_has_a_result_for_some_type() -> None:
     for kind in KINDS:
-        spec = agg.custom(Mean(), "d") if kind == "custom" else AggregateSpec(kind, "d", (("at", 0.5),))
+        spec = (
+            agg.custom(Mean(), "d")
+            if kind == "custom"
+            else AggregateSpec(kind, "d", (("at", 0.5),))
+        )
         assert isinstance(result_type(spec, pa.float64()), pa.DataType)
     with pytest.raises(UnfitType):
         result_type(AggregateSpec("sum", "s"), pa.string())
@@ -229,5 +287,9 @@ def test_aggregates_print_as_they_are_written() -> None:
 
 def test_the_shop_adds_up() -> None:
     shop = Shop()
-    revenue = shop.orders.group_by("region").aggregate(revenue=agg.sum("amount"), buyers=agg.approx_distinct("customer_id"))
-    assert revenue.schema == pa.schema([("region", pa.string()), ("revenue", pa.float64()), ("buyers", pa.int64())])
+    revenue = shop.orders.group_by("region").aggregate(
+        revenue=agg.sum("amount"), buyers=agg.approx_distinct("customer_id")
+    )
+    assert revenue.schema == pa.schema(
+        [("region", pa.string()), ("revenue", pa.float64()), ("buyers", pa.int64())]
+    )

@@ -36,7 +36,9 @@ def test_the_same_pipeline_under_two_names_is_one(tmp_path: Path) -> None:
 def test_one_of_several_is_chosen_by_name(tmp_path: Path) -> None:
     path = written(tmp_path, ONE + 'other = hr.Pipeline("other")\n')
     assert load(path, "other").name == "other"
-    with pytest.raises(BadPipelineFile, match=r"declares 2 pipelines: other, shop.*\n.*--pipeline other"):
+    with pytest.raises(
+        BadPipelineFile, match=r"declares 2 pipelines: other, shop.*\n.*--pipeline other"
+    ):
         load(path)
     with pytest.raises(BadPipelineFile, match="no pipeline 'othr': did you mean 'other'"):
         load(path, "othr")
@@ -45,29 +47,58 @@ def test_one_of_several_is_chosen_by_name(tmp_path: Path) -> None:
 def test_a_file_can_import_its_neighbours(tmp_path: Path) -> None:
     written(tmp_path, 'NAME = "from_beside"\n', "neighbour_of_the_shop.py")
     before = list(sys.path)
-    assert load(written(tmp_path, "import headrace as hr\nfrom neighbour_of_the_shop import NAME\np = hr.Pipeline(NAME)\n")).name == "from_beside"
+    assert (
+        load(
+            written(
+                tmp_path,
+                "import headrace as hr\nfrom neighbour_of_the_shop import NAME\np ="
+                " hr.Pipeline(NAME)\n",
+            )
+        ).name
+        == "from_beside"
+    )
     assert sys.path == before
 
 
 def test_what_a_file_defines_can_be_sent_to_workers_that_do_not_have_it(tmp_path: Path) -> None:
     from pyspark import cloudpickle
 
-    path = written(tmp_path, ONE + "FACTOR = 3\nclass Mine:\n    def twice(self, x):\n        return x * FACTOR\nshop.mine = Mine()\n")
+    path = written(
+        tmp_path,
+        ONE
+        + "FACTOR = 3\nclass Mine:\n    def twice(self, x):\n        return x * FACTOR\nshop.mine ="
+        " Mine()\n",
+    )
     sent = tmp_path / "sent"
     sent.write_bytes(cloudpickle.dumps(load(path).mine))  # type: ignore[attr-defined, no-untyped-call]
     path.unlink()
     script = f"import pickle; print(pickle.loads(open({str(sent)!r}, 'rb').read()).twice(7))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "21"
 
 
 def test_dataclasses_work_in_a_file(tmp_path: Path) -> None:
-    text = "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom typing import ClassVar\n" + ONE
-    assert load(written(tmp_path, text + "@dataclass\nclass Mine:\n    x: int\n    y: ClassVar[int] = 1\n")).name == "shop"
+    text = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom typing import"
+        " ClassVar\n" + ONE
+    )
+    assert (
+        load(
+            written(
+                tmp_path, text + "@dataclass\nclass Mine:\n    x: int\n    y: ClassVar[int] = 1\n"
+            )
+        ).name
+        == "shop"
+    )
 
 
 def test_names_after_main_are_not_run(tmp_path: Path) -> None:
-    assert load(written(tmp_path, ONE + 'if __name__ == "__main__":\n    raise SystemExit(3)\n')).name == "shop"
+    assert (
+        load(written(tmp_path, ONE + 'if __name__ == "__main__":\n    raise SystemExit(3)\n')).name
+        == "shop"
+    )
 
 
 BAD = [

@@ -1,4 +1,6 @@
-"""Edits: which are gone on with, and under which name a step's state is found; which are refused, since what was told would never be taken back."""
+"""Edits: which are gone on with, and under which name a step's state is found; which are refused,
+since what was told would never be taken back.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from headrace.engine.ticks import TickJournal
 from headrace.errors import PlanChanged
 from headrace.log.api import Log
 from headrace.plan.plan import PipelinePlan
-from headrace.runtime.arrangement import Arrangement, arranged, arranged_query, known_names, note_name
+from headrace.runtime.arrangement import (
+    Arrangement,
+    arranged,
+    arranged_query,
+    known_names,
+    note_name,
+)
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
 
@@ -54,30 +62,43 @@ def people(pipeline: hr.Pipeline, name: str = "people") -> Any:
     return pipeline.table(name, schema="id BIGINT, city STRING, age BIGINT", key="id")
 
 
-def over_table(condition: str = "age > 20", *, topic: str = "people", errors: str = "null") -> dict[str, Declared]:
-    """What may stand behind a table with a condition: a view, a topic, a step that keeps state, one behind a join of tables."""
+def over_table(
+    condition: str = "age > 20", *, topic: str = "people", errors: str = "null"
+) -> dict[str, Declared]:
+    """What may stand behind a table with a condition: a view, a topic, a step that keeps state, one
+    behind a join of tables.
+    """
 
     def kept(pipeline: hr.Pipeline) -> Any:
         return people(pipeline, topic).where(condition, name="grown", errors=errors)
 
     def joined(pipeline: hr.Pipeline) -> None:
         cities = pipeline.table("cities", schema="city STRING, size BIGINT", key="city")
-        pipeline.view("sizes", kept(pipeline).join(cities, on="city").group_by("size").aggregate(n=hr.agg.count()))
+        pipeline.view(
+            "sizes",
+            kept(pipeline).join(cities, on="city").group_by("size").aggregate(n=hr.agg.count()),
+        )
 
     return {
         "The output 'shown'": lambda pipeline: pipeline.view("shown", kept(pipeline)),
         "The output 'told'": lambda pipeline: pipeline.write("told", kept(pipeline)),
-        "The step 'counted.aggregate'": lambda pipeline: pipeline.view("counted", kept(pipeline).group_by("city").aggregate(n=hr.agg.count())),
+        "The step 'counted.aggregate'": lambda pipeline: pipeline.view(
+            "counted", kept(pipeline).group_by("city").aggregate(n=hr.agg.count())
+        ),
         "The step 'sizes.join'": joined,
     }
 
 
 @pytest.mark.parametrize("who", list(over_table()))
 @pytest.mark.parametrize("edit", [{"condition": "age > 10"}, {"errors": "divert"}])
-def test_what_lies_between_a_table_and_what_it_feeds_must_stay(log: Log, who: str, edit: dict[str, str]) -> None:
+def test_what_lies_between_a_table_and_what_it_feeds_must_stay(
+    log: Log, who: str, edit: dict[str, str]
+) -> None:
     run_once(log, plan_of(over_table()[who]))
     assert list(goes_on(log, over_table()[who]).queries) == [MAIN_QUERY]
-    with pytest.raises(PlanChanged, match=rf"{who} is given a table that comes about otherwise(.|\n)*grown: age > "):
+    with pytest.raises(
+        PlanChanged, match=rf"{who} is given a table that comes about otherwise(.|\n)*grown: age > "
+    ):
         goes_on(log, over_table(**edit)[who])
 
 
@@ -91,7 +112,9 @@ def test_another_table_is_no_table_to_go_on_with(log: Log) -> None:
         return declare
 
     run_once(log, plan_of(two("people", "others")))
-    with pytest.raises(PlanChanged, match="The output 'shown' is given a table that comes about otherwise"):
+    with pytest.raises(
+        PlanChanged, match="The output 'shown' is given a table that comes about otherwise"
+    ):
         goes_on(log, two("others", "people"))
 
 
@@ -99,7 +122,9 @@ def test_what_is_done_to_a_streams_rows_may_change(log: Log) -> None:
     def counted(condition: str) -> Declared:
         def declare(pipeline: hr.Pipeline) -> None:
             orders = pipeline.topic("orders", schema="k BIGINT, v BIGINT")
-            pipeline.view("counted", orders.where(condition).group_by("k").aggregate(n=hr.agg.count()))
+            pipeline.view(
+                "counted", orders.where(condition).group_by("k").aggregate(n=hr.agg.count())
+            )
 
         return declare
 
@@ -131,7 +156,9 @@ def totals(*views: str, other: str | None = None, name: str | None = None) -> hr
         (totals("b"), totals("a", "b", other="c")),
     ],
 )
-def test_outputs_that_come_and_go_leave_steps_their_state(tmp_path: Path, first: hr.Pipeline, then: hr.Pipeline) -> None:
+def test_outputs_that_come_and_go_leave_steps_their_state(
+    tmp_path: Path, first: hr.Pipeline, then: hr.Pipeline
+) -> None:
     spark: Any = PlainSpark()
     with PipelineTest(first, tmp_path, spark) as test:
         test.feed("orders", [{"k": 0, "v": 1}])
@@ -144,15 +171,25 @@ def test_outputs_that_come_and_go_leave_steps_their_state(tmp_path: Path, first:
         assert test.view("b") == [{"k": 0, "n": 3}]
 
 
-def test_an_output_that_returns_with_another_meaning_does_not_take_the_name_of_a_step_that_stayed(tmp_path: Path) -> None:
+def test_an_output_that_returns_with_another_meaning_does_not_take_the_name_of_a_step_that_stayed(
+    tmp_path: Path,
+) -> None:
     spark: Any = PlainSpark()
     with PipelineTest(totals("a", "b"), tmp_path, spark) as test:
-        for pipeline in (totals("a", "b"), totals("b"), totals("b", other="a"), totals("b", other="a")):
+        for pipeline in (
+            totals("a", "b"),
+            totals("b"),
+            totals("b", other="a"),
+            totals("b", other="a"),
+        ):
             test.pipeline = pipeline
             test.restart()
             test.feed("orders", [{"k": 0, "v": 5}])
             test.settle()
-        assert [step.name for step in test.runner.plan.steps() if step.inputs] == ["a.aggregate-2", "a.aggregate"]
+        assert [step.name for step in test.runner.plan.steps() if step.inputs] == [
+            "a.aggregate-2",
+            "a.aggregate",
+        ]
         assert (test.view("b"), test.view("a")) == ([{"k": 0, "n": 4}], [{"k": 0, "n": 20}])
 
 
@@ -162,7 +199,10 @@ def test_who_renames_a_step_is_told_what_it_was_called(tmp_path: Path) -> None:
         test.feed("orders", [{"k": 0, "v": 1}])
         test.settle()
         test.pipeline = totals("b", name="counted")
-        with pytest.raises(PlanChanged, match=r"'counted' is new(.|\n)*another name \(b\.aggregate\), give it that with name="):
+        with pytest.raises(
+            PlanChanged,
+            match=r"'counted' is new(.|\n)*another name \(b\.aggregate\), give it that with name=",
+        ):
             test.restart()
         test.pipeline = totals("b", name="b.aggregate")
         test.restart()

@@ -25,15 +25,26 @@ def by_region(stream: Stream, name: str | None = None) -> Table:
 
 
 def test_a_name_is_derived_from_the_output_and_the_operation() -> None:
-    assert names(lambda shop: shop.view("revenue", by_region(shop.orders.where("amount > 0")))) == ["revenue.where", "revenue.aggregate"]
+    assert names(lambda shop: shop.view("revenue", by_region(shop.orders.where("amount > 0")))) == [
+        "revenue.where",
+        "revenue.aggregate",
+    ]
 
 
 def test_a_given_name_is_kept() -> None:
-    assert names(lambda shop: shop.view("revenue", by_region(shop.orders.where("amount > 0", name="paid"), "totals"))) == ["paid", "totals"]
+    assert names(
+        lambda shop: shop.view(
+            "revenue", by_region(shop.orders.where("amount > 0", name="paid"), "totals")
+        )
+    ) == ["paid", "totals"]
 
 
 def test_the_same_operation_again_is_numbered_from_the_input_on() -> None:
-    assert names(lambda shop: shop.write("big", shop.orders.where("amount > 0").where("amount > 1").where("amount > 2"))) == [
+    assert names(
+        lambda shop: shop.write(
+            "big", shop.orders.where("amount > 0").where("amount > 1").where("amount > 2")
+        )
+    ) == [
         "big.where",
         "big.where-2",
         "big.where-3",
@@ -41,21 +52,43 @@ def test_the_same_operation_again_is_numbered_from_the_input_on() -> None:
 
 
 def test_naming_one_step_renames_no_other() -> None:
-    plain = names(lambda shop: shop.write("big", shop.orders.where("amount > 0").where("amount > 1").where("amount > 2")))
-    named = names(lambda shop: shop.write("big", shop.orders.where("amount > 0", name="paid").where("amount > 1").where("amount > 2")))
+    plain = names(
+        lambda shop: shop.write(
+            "big", shop.orders.where("amount > 0").where("amount > 1").where("amount > 2")
+        )
+    )
+    named = names(
+        lambda shop: shop.write(
+            "big",
+            shop.orders.where("amount > 0", name="paid").where("amount > 1").where("amount > 2"),
+        )
+    )
     assert named == ["paid", *plain[1:]]
 
 
 def test_appending_a_step_renames_no_other() -> None:
     before = names(lambda shop: shop.write("big", shop.orders.where("amount > 0")))
-    after = names(lambda shop: shop.write("big", shop.orders.where("amount > 0").where("amount > 1").select("amount")))
+    after = names(
+        lambda shop: shop.write(
+            "big", shop.orders.where("amount > 0").where("amount > 1").select("amount")
+        )
+    )
     assert after[: len(before)] == before
 
 
 def test_a_union_that_is_added_renames_nothing_before_it() -> None:
-    before = names(lambda shop: shop.write("all", shop.orders.dedupe(on="order_id", within="1 hour").where("amount > 0")))
+    before = names(
+        lambda shop: shop.write(
+            "all", shop.orders.dedupe(on="order_id", within="1 hour").where("amount > 0")
+        )
+    )
     united = names(
-        lambda shop: shop.write("all", shop.orders.dedupe(on="order_id", within="1 hour").union(shop.returns.where("amount > 5")).where("amount > 0"))
+        lambda shop: shop.write(
+            "all",
+            shop.orders.dedupe(on="order_id", within="1 hour")
+            .union(shop.returns.where("amount > 5"))
+            .where("amount > 0"),
+        )
     )
     assert set(before) <= set(united)
     assert set(united) - set(before) == {"all.union", "all.returns.where"}
@@ -113,14 +146,23 @@ def apply(stream: Stream, operation: str) -> Stream:
         return stream.where("amount > 1")
     if operation == "select":
         return stream.with_columns(amount="amount + 1")
-    return stream.dedupe(on="order_id", within="1 hour") if operation == "dedupe" else stream.key_by("region")
+    return (
+        stream.dedupe(on="order_id", within="1 hour")
+        if operation == "dedupe"
+        else stream.key_by("region")
+    )
 
 
 def test_two_steps_with_one_name_are_refused() -> None:
     shop = Shop()
     shop.write("a", shop.orders.where("amount > 0", name="mine"))
     shop.write("b", shop.orders.select("amount", name="mine"))
-    with pytest.raises(DuplicateStep, match=r"Two steps have the name 'mine': where\(amount > 0\) and select\(amount\).*\n.*name="):
+    with pytest.raises(
+        DuplicateStep,
+        match=(
+            r"Two steps have the name 'mine': where\(amount > 0\) and select\(amount\).*\n.*name="
+        ),
+    ):
         shop.plan()
 
 

@@ -1,4 +1,6 @@
-"""What a notebook shows of a pipeline and its views. The example notebook is executed whole, with Spark."""
+"""What a notebook shows of a pipeline and its views. The example notebook is executed whole, with
+Spark.
+"""
 
 import json
 import shutil
@@ -21,7 +23,9 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 def shop() -> tuple[hr.Pipeline, View]:
     pipeline = hr.Pipeline("shop")
     orders = pipeline.topic("orders", schema="region STRING, amount DOUBLE")
-    return pipeline, pipeline.view("regions", orders.group_by("region").aggregate(revenue=hr.agg.sum("amount")))
+    return pipeline, pipeline.view(
+        "regions", orders.group_by("region").aggregate(revenue=hr.agg.sum("amount"))
+    )
 
 
 def test_a_pipeline_shows_its_graph() -> None:
@@ -33,7 +37,9 @@ def test_a_pipeline_shows_its_graph() -> None:
 
 
 def test_a_pipeline_without_outputs_says_what_it_is() -> None:
-    assert hr.Pipeline("empty")._repr_mimebundle_() == {"text/plain": "<Pipeline 'empty': 0 inputs, 0 outputs>"}
+    assert hr.Pipeline("empty")._repr_mimebundle_() == {
+        "text/plain": "<Pipeline 'empty': 0 inputs, 0 outputs>"
+    }
 
 
 def test_a_view_that_has_no_rows_yet_says_what_to_do(tmp_path: Path) -> None:
@@ -70,10 +76,22 @@ def test_of_many_rows_the_first_are_shown(tmp_path: Path) -> None:
 @pytest.mark.spark
 def test_the_example_runs_and_its_table_follows(tmp_path: Path) -> None:
     require_java()
-    assert all(not cell.get("outputs") for cell in cells(NOTEBOOK)), "outputs are not kept in the repository"
+    assert all(not cell.get("outputs") for cell in cells(NOTEBOOK)), (
+        "outputs are not kept in the repository"
+    )
     copy = Path(shutil.copy(NOTEBOOK, tmp_path))
-    execute = [sys.executable, "-c", "from nbclient.cli import main; main()", str(copy), "--inplace", "--timeout=300", "--startup_timeout=300"]
-    done = subprocess.run(execute, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
+    execute = [
+        sys.executable,
+        "-c",
+        "from nbclient.cli import main; main()",
+        str(copy),
+        "--inplace",
+        "--timeout=300",
+        "--startup_timeout=300",
+    ]
+    done = subprocess.run(
+        execute, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
+    )
     assert done.returncode == 0, done.stderr
     graph, table, followed = filter(None, map(_html, cells(copy)))
     assert "<svg" in graph
@@ -87,4 +105,6 @@ def cells(notebook: Path) -> list[Any]:
 
 
 def _html(cell: Any) -> str:
-    return "".join("".join(output.get("data", {}).get("text/html", "")) for output in cell.get("outputs", ()))
+    return "".join(
+        "".join(output.get("data", {}).get("text/html", "")) for output in cell.get("outputs", ())
+    )

@@ -1,4 +1,6 @@
-"""Patterns as they are declared: what is refused and how it is said, what becomes of conditions, and SQL as a second spelling."""
+"""Patterns as they are declared: what is refused and how it is said, what becomes of conditions,
+and SQL as a second spelling.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,16 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.errors import BadExpression, BadPattern, BadQuery, PlanError, StreamOnly, UnfitColumn, UnknownColumn, UnknownTopic
+from headrace.errors import (
+    BadExpression,
+    BadPattern,
+    BadQuery,
+    PlanError,
+    StreamOnly,
+    UnfitColumn,
+    UnknownColumn,
+    UnknownTopic,
+)
 from headrace.plan.match_steps import MatchStep
 from headrace.plan.plan import SelectStep, WhereStep, tree
 from headrace.plan.rendering import mermaid
@@ -18,11 +29,25 @@ DEFINE = {"small": "amount < 10", "big": "amount > 1000 AND amount > 50 * avg(sm
 
 def bank(event_time: Any = None) -> tuple[hr.Pipeline, hr.Stream]:
     pipeline = hr.Pipeline("bank")
-    return pipeline, pipeline.topic("payments", schema=SCHEMA, key="card", event_time=event_time or hr.EventTime("paid_at", delay="5 seconds"))
+    return pipeline, pipeline.topic(
+        "payments",
+        schema=SCHEMA,
+        key="card",
+        event_time=event_time or hr.EventTime("paid_at", delay="5 seconds"),
+    )
 
 
 def fraud(payments: hr.Stream, **more: Any) -> hr.Stream:
-    asked = {"define": DEFINE, "measures": {"first_at": "first(small.paid_at)", "total": "sum(amount)", "n": "count(small.*)"}, "within": "10 minutes", **more}
+    asked = {
+        "define": DEFINE,
+        "measures": {
+            "first_at": "first(small.paid_at)",
+            "total": "sum(amount)",
+            "n": "count(small.*)",
+        },
+        "within": "10 minutes",
+        **more,
+    }
     return payments.key_by("card").match("small{3,} big", **asked)
 
 
@@ -37,8 +62,18 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("a $", {}, BadPattern, "no time until which it must be absent"),
     ("a !b c", {}, BadPattern, "write -> before this one"),
     ("!a b", {}, BadPattern, "not before the first"),
-    ("a b", {"define": {"c": "amount > 1"}}, BadPattern, "no symbol of the pattern 'a b': there is 'a', 'b'"),
-    ("a b", {"define": {"a": "amount > b.amount"}}, BadPattern, "no row of that comes before one of 'a'"),
+    (
+        "a b",
+        {"define": {"c": "amount > 1"}},
+        BadPattern,
+        "no symbol of the pattern 'a b': there is 'a', 'b'",
+    ),
+    (
+        "a b",
+        {"define": {"a": "amount > b.amount"}},
+        BadPattern,
+        "no row of that comes before one of 'a'",
+    ),
     ("a b", {"define": {"b": "amount > c.amount"}}, BadPattern, "'c' is no symbol of the pattern"),
     ("a b", {"define": {"b": "amont > 1"}}, UnknownColumn, "did you mean 'amount'"),
     ("a b", {"define": {"b": "amont > avg(a.amount)"}}, UnknownColumn, "did you mean 'amount'"),
@@ -47,8 +82,18 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("a b", {"define": {"b": "amount + a.amount"}}, BadExpression, "no condition"),
     ("a b", {"define": {"b": "next(amount) > 1"}}, BadExpression, "rows that come later"),
     ("a b", {"define": {"b": "amount > avg(a.shop)"}}, BadExpression, "cannot compute"),
-    ("a b", {"define": {"b": "a.amount > regexp_count(shop, 'x')"}}, BadExpression, "no function regexp_count"),
-    ("a !b -> c", {"define": {"b": "amount > a.amount"}}, BadPattern, "must be absent, and its condition looks at the rows of a match"),
+    (
+        "a b",
+        {"define": {"b": "a.amount > regexp_count(shop, 'x')"}},
+        BadExpression,
+        "no function regexp_count",
+    ),
+    (
+        "a !b -> c",
+        {"define": {"b": "amount > a.amount"}},
+        BadPattern,
+        "must be absent, and its condition looks at the rows of a match",
+    ),
     ("a b", {"measures": {"x": "sum(c.amount)"}}, BadPattern, "'c' is no symbol"),
     ("a b", {"measures": {"card": "count(*)"}}, PlanError, "two columns named 'card'"),
     ("a b", {"subsets": {"both": ("a", "c")}}, BadPattern, "'c' is not right there"),
@@ -61,17 +106,48 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("a b", {"most_rows": 0}, PlanError, "most_rows=0"),
     ("a{501}", {}, BadPattern, "more than 500 symbols"),
     ("PERMUTE(a, " * 60 + "b" + ")" * 60, {}, BadPattern, "nested more than 50 deep"),
-    ("a b", {"define": {"b": "match_number() < 3"}}, BadExpression, "use match_number() in measures"),
-    ("a b", {"measures": {"x": "classifier(c)"}}, BadExpression, "classifier() takes a symbol, or nothing"),
-    ("a b", {"define": {"b": "amount + a.amount" + " + 1" * 500 + " > 3"}}, BadExpression, "nested more than 100 deep"),
-    ("a b", {"define": {"b": "CAST(paid_at - a.paid_at AS BIGINT) > 3"}}, BadExpression, "an interval is no number"),
-    ("a b", {"define": {"b": "CAST(amount AS STRING) = a.shop"}}, BadExpression, "a cast from double to STRING"),
+    (
+        "a b",
+        {"define": {"b": "match_number() < 3"}},
+        BadExpression,
+        "use match_number() in measures",
+    ),
+    (
+        "a b",
+        {"measures": {"x": "classifier(c)"}},
+        BadExpression,
+        "classifier() takes a symbol, or nothing",
+    ),
+    (
+        "a b",
+        {"define": {"b": "amount + a.amount" + " + 1" * 500 + " > 3"}},
+        BadExpression,
+        "nested more than 100 deep",
+    ),
+    (
+        "a b",
+        {"define": {"b": "CAST(paid_at - a.paid_at AS BIGINT) > 3"}},
+        BadExpression,
+        "an interval is no number",
+    ),
+    (
+        "a b",
+        {"define": {"b": "CAST(amount AS STRING) = a.shop"}},
+        BadExpression,
+        "a cast from double to STRING",
+    ),
     ("a b", {"subsets": {"both": "ab"}}, BadPattern, "'ab' is not right there"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("text", "asked", "error", "says"), BAD, ids=[f"{text} {list(asked)}" for text, asked, _, _ in BAD])
-def test_what_cannot_be_is_refused_where_it_is_declared(text: str, asked: dict[str, Any], error: type[Exception], says: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "asked", "error", "says"),
+    BAD,
+    ids=[f"{text} {list(asked)}" for text, asked, _, _ in BAD],
+)
+def test_what_cannot_be_is_refused_where_it_is_declared(
+    text: str, asked: dict[str, Any], error: type[Exception], says: str
+) -> None:
     _, payments = bank()
     with pytest.raises(error) as refused:
         payments.match(text, **asked)
@@ -83,7 +159,9 @@ def test_a_pattern_needs_an_event_time_and_a_stream() -> None:
     with pytest.raises(PlanError, match="needs an event time"):
         pipeline.topic("payments", schema=SCHEMA, key="card").match("a b")
     with pytest.raises(StreamOnly, match="patterns are sequences of events"):
-        pipeline.table("cards", schema="card STRING, at TIMESTAMP", key="card", event_time=hr.EventTime("at")).match("a b")
+        pipeline.table(
+            "cards", schema="card STRING, at TIMESTAMP", key="card", event_time=hr.EventTime("at")
+        ).match("a b")
 
 
 def test_conditions_of_a_row_alone_are_computed_before_rows_are_sent() -> None:
@@ -91,9 +169,19 @@ def test_conditions_of_a_row_alone_are_computed_before_rows_are_sent() -> None:
     step = fraud(payments).step
     assert isinstance(step, MatchStep)
     assert [text for _, text in step.bits] == ["amount < 10", "amount > 1000"]
-    assert isinstance(step.input, SelectStep), "every row is seen where rows must follow each other directly"
-    assert step.input.schema.names == ["card", "amount", "paid_at", "_fits0", "_fits1"], "columns that nobody needs are left out"
-    skipping = payments.match("a -> b", define={"a": "shop = 'x'", "b": "shop = 'y'"}, within="1 minute").step
+    assert isinstance(step.input, SelectStep), (
+        "every row is seen where rows must follow each other directly"
+    )
+    assert step.input.schema.names == [
+        "card",
+        "amount",
+        "paid_at",
+        "_fits0",
+        "_fits1",
+    ], "columns that nobody needs are left out"
+    skipping = payments.match(
+        "a -> b", define={"a": "shop = 'x'", "b": "shop = 'y'"}, within="1 minute"
+    ).step
     assert isinstance(skipping.input, WhereStep), "rows that no symbol can use are left out"
     assert skipping.input.condition == "`_fits0` OR `_fits1`"
     undefined = payments.match("a -> b", define={"a": "shop = 'x'"}, within="1 minute").step
@@ -104,24 +192,58 @@ def test_the_result_has_key_measures_and_time() -> None:
     _, payments = bank()
     assert fraud(payments).schema.names == ["card", "first_at", "total", "n", "matched_at"]
     all_rows = fraud(payments, rows="all").schema.names
-    assert all_rows == ["card", "amount", "shop", "paid_at", "classifier", "match_number", "first_at", "total", "n", "matched_at"]
-    counted = fraud(payments).window(hr.tumbling("1 hour")).group_by("card").aggregate(n=hr.agg.count())
-    assert counted.schema.names == ["card", "window_start", "window_end", "n"], "matches have an event time"
+    assert all_rows == [
+        "card",
+        "amount",
+        "shop",
+        "paid_at",
+        "classifier",
+        "match_number",
+        "first_at",
+        "total",
+        "n",
+        "matched_at",
+    ]
+    counted = (
+        fraud(payments).window(hr.tumbling("1 hour")).group_by("card").aggregate(n=hr.agg.count())
+    )
+    assert counted.schema.names == [
+        "card",
+        "window_start",
+        "window_end",
+        "n",
+    ], "matches have an event time"
 
 
 def test_several_patterns_share_their_columns() -> None:
     _, payments = bank()
-    step = payments.match({
-        "fraud": hr.pattern("small{3,} big", define=DEFINE, measures={"total": "sum(amount)"}, within="10 minutes"),
-        "twice": hr.pattern("one two", define={"two": "shop = one.shop"}, measures={"total": "sum(amount)", "shop": "last(shop)"}),
-    }).step  # fmt: skip
+    step = payments.match(
+        {
+            "fraud": hr.pattern(
+                "small{3,} big",
+                define=DEFINE,
+                measures={"total": "sum(amount)"},
+                within="10 minutes",
+            ),
+            "twice": hr.pattern(
+                "one two",
+                define={"two": "shop = one.shop"},
+                measures={"total": "sum(amount)", "shop": "last(shop)"},
+            ),
+        }
+    ).step
     assert step.schema.names == ["card", "pattern", "total", "shop", "matched_at"]
     with pytest.raises(PlanError, match="give within= to each"):
         payments.match({"a": hr.pattern("a b")}, within="1 minute")
     with pytest.raises(PlanError, match="'a b' as the pattern 'a'"):
         payments.match({"a": "a b"})  # type: ignore[dict-item]
     with pytest.raises(PlanError, match="'total' is"):
-        payments.match({"a": hr.pattern("a b", measures={"total": "sum(amount)"}), "b": hr.pattern("a b", measures={"total": "last(shop)"})})
+        payments.match(
+            {
+                "a": hr.pattern("a b", measures={"total": "sum(amount)"}),
+                "b": hr.pattern("a b", measures={"total": "last(shop)"}),
+            }
+        )
 
 
 def test_a_pattern_is_a_text_a_dictionary_or_a_table() -> None:
@@ -157,20 +279,47 @@ SELECT * FROM payments MATCH_RECOGNIZE (
 def test_sql_gives_the_same_plan() -> None:
     pipeline, _ = bank()
     _, payments = bank()
-    assert pipeline.sql(QUERY).step == fraud(payments, after_match="skip to last small", subsets={"both": ("small", "big")}).step
+    assert (
+        pipeline.sql(QUERY).step
+        == fraud(
+            payments, after_match="skip to last small", subsets={"both": ("small", "big")}
+        ).step
+    )
     every = QUERY.replace("ONE ROW", "ALL ROWS").replace("SKIP TO LAST small", "SKIP PAST LAST ROW")
-    assert pipeline.sql(every).step == fraud(payments, rows="all", subsets={"both": ("small", "big")}).step
-    remarked = QUERY.replace("(small{3,} big)", "(small{3,} /* in a row */ big -- the last\n)").replace("PARTITION BY card", "PARTITION BY CARD").replace("small AS", "SMALL AS").replace("LAST small", "LAST Small")
-    assert pipeline.sql(remarked).step == pipeline.sql(QUERY).step, "comments, and small and capital letters, make no difference"
-    plain = pipeline.sql(QUERY.replace("SELECT *", "SELECT m.card, total * 2 AS twice").replace(") AS m", ") AS m WHERE m.total > 5"))
+    assert (
+        pipeline.sql(every).step
+        == fraud(payments, rows="all", subsets={"both": ("small", "big")}).step
+    )
+    remarked = (
+        QUERY.replace("(small{3,} big)", "(small{3,} /* in a row */ big -- the last\n)")
+        .replace("PARTITION BY card", "PARTITION BY CARD")
+        .replace("small AS", "SMALL AS")
+        .replace("LAST small", "LAST Small")
+    )
+    assert pipeline.sql(remarked).step == pipeline.sql(QUERY).step, (
+        "comments, and small and capital letters, make no difference"
+    )
+    plain = pipeline.sql(
+        QUERY.replace("SELECT *", "SELECT m.card, total * 2 AS twice").replace(
+            ") AS m", ") AS m WHERE m.total > 5"
+        )
+    )
     assert plain.schema.names == ["card", "twice"]
 
 
 def test_sql_without_a_partition_is_one_sequence() -> None:
     pipeline = hr.Pipeline("bank")
-    events = pipeline.topic("events", schema="v DOUBLE, at TIMESTAMP", event_time=hr.EventTime("at"))
-    found = pipeline.sql("SELECT * FROM events MATCH_RECOGNIZE (ORDER BY at MEASURES sum(v) AS total PATTERN (a b) DEFINE b AS v > a.v);")
-    assert found.step == events.match("a b", define={"b": "v > a.v"}, measures={"total": "sum(v)"}).step
+    events = pipeline.topic(
+        "events", schema="v DOUBLE, at TIMESTAMP", event_time=hr.EventTime("at")
+    )
+    found = pipeline.sql(
+        "SELECT * FROM events MATCH_RECOGNIZE (ORDER BY at MEASURES sum(v) AS total PATTERN (a b)"
+        " DEFINE b AS v > a.v);"
+    )
+    assert (
+        found.step
+        == events.match("a b", define={"b": "v > a.v"}, measures={"total": "sum(v)"}).step
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,19 +334,41 @@ def test_sql_without_a_partition_is_one_sequence() -> None:
         (QUERY.replace("(small{3,} big)", "(small{3,} | )"), BadPattern, "a symbol was expected"),
         (QUERY.replace("PATTERN (small{3,} big)", "PATTERN small"), BadQuery, "in parentheses"),
         (QUERY.replace("small AS amount", "small amount"), BadQuery, "has no AS"),
-        (QUERY.replace("ONE ROW PER MATCH", "ALL ROWS PER MATCH WITH UNMATCHED ROWS"), BadQuery, "is not known"),
-        (QUERY.replace("ONE ROW PER MATCH", "ONE ROW PER MATCH SHOW TIMEOUT"), BadQuery, "SHOW TIMEOUT is not known"),
-        (QUERY.replace("ONE ROW PER MATCH", "ONE ROW PER MATCH ALL ROWS PER MATCH"), BadQuery, "are both there"),
+        (
+            QUERY.replace("ONE ROW PER MATCH", "ALL ROWS PER MATCH WITH UNMATCHED ROWS"),
+            BadQuery,
+            "is not known",
+        ),
+        (
+            QUERY.replace("ONE ROW PER MATCH", "ONE ROW PER MATCH SHOW TIMEOUT"),
+            BadQuery,
+            "SHOW TIMEOUT is not known",
+        ),
+        (
+            QUERY.replace("ONE ROW PER MATCH", "ONE ROW PER MATCH ALL ROWS PER MATCH"),
+            BadQuery,
+            "are both there",
+        ),
         (QUERY.replace("AS n\n", "AS total\n"), BadQuery, "'total' is there twice"),
-        (QUERY.replace("DEFINE small", "DEFINE big AS amount > 1, small"), BadQuery, "'big' is there twice"),
+        (
+            QUERY.replace("DEFINE small", "DEFINE big AS amount > 1, small"),
+            BadQuery,
+            "'big' is there twice",
+        ),
         (QUERY.replace("AS n\n", "AS n INITIAL\n"), BadQuery, "'n INITIAL' is not a name"),
         (QUERY.replace("PARTITION BY card", ""), BadQuery, "write PARTITION BY card"),
         (QUERY + "; SELECT 1", BadQuery, "more than one query"),
         (QUERY + " GROUP BY card", BadQuery, "GROUP cannot stand"),
-        (QUERY.replace("PARTITION BY card", "PARTITION BY card, upper(card)"), BadQuery, "is not a column"),
+        (
+            QUERY.replace("PARTITION BY card", "PARTITION BY card, upper(card)"),
+            BadQuery,
+            "is not a column",
+        ),
     ],
 )
-def test_a_query_that_cannot_be_used_is_refused(query: str, error: type[Exception], says: str) -> None:
+def test_a_query_that_cannot_be_used_is_refused(
+    query: str, error: type[Exception], says: str
+) -> None:
     pipeline, _ = bank()
     with pytest.raises(error) as refused:
         pipeline.sql(query)

@@ -1,4 +1,6 @@
-"""How a version begins: what it is called, which ticks it takes over, and from where it cannot be replayed. Without Spark: a recorded past is made by hand."""
+"""How a version begins: what it is called, which ticks it takes over, and from where it cannot be
+replayed. Without Spark: a recorded past is made by hand.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ from headrace.runtime.versions import ReplayRefused, as_version, begin
 def shop(*, returns: bool = False) -> hr.Pipeline:
     pipeline = hr.Pipeline("shop")
     orders = pipeline.topic("orders", schema="k BIGINT, v BIGINT", key="k")
-    both = orders.union(pipeline.topic("returns", schema="k BIGINT, v BIGINT", key="k")) if returns else orders
+    both = (
+        orders.union(pipeline.topic("returns", schema="k BIGINT, v BIGINT", key="k"))
+        if returns
+        else orders
+    )
     totals = both.where("v > 0").group_by("k").aggregate(s=hr.agg.sum("v"))
     pipeline.write("totals", totals)
     pipeline.view("by_key", totals)
@@ -76,8 +82,15 @@ def test_everything_of_a_version_carries_its_name() -> None:
 def test_late_rows_of_a_version_go_to_a_topic_of_its_own() -> None:
     pipeline = hr.Pipeline("shop")
     orders = pipeline.topic("orders", schema="k BIGINT, at TIMESTAMP", key="k", event_time="at")
-    pipeline.view("counts", orders.window(hr.tumbling("1 minute"), late=hr.divert("late")).group_by("k").aggregate(n=hr.agg.count()))
-    (window,) = [step for step in as_version(pipeline.plan(), "v2").steps() if isinstance(step, WindowStep)]
+    pipeline.view(
+        "counts",
+        orders.window(hr.tumbling("1 minute"), late=hr.divert("late"))
+        .group_by("k")
+        .aggregate(n=hr.agg.count()),
+    )
+    (window,) = [
+        step for step in as_version(pipeline.plan(), "v2").steps() if isinstance(step, WindowStep)
+    ]
     assert isinstance(window.late, Divert)
     assert window.late.topic == "late.v2"
 
@@ -91,7 +104,9 @@ def test_a_version_needs_a_name_that_is_free() -> None:
         as_version(pipeline.plan(), "the second")
 
 
-def test_a_version_begins_with_the_recorded_ticks(log: FileLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_begins_with_the_recorded_ticks(
+    log: FileLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(replay, "_TICKS_A_COMMIT", 3)
     past = record(log, 10)
     plan = begin(log, shop().plan(), "v2")
@@ -99,7 +114,9 @@ def test_a_version_begins_with_the_recorded_ticks(log: FileLog, monkeypatch: pyt
     assert recorded(log) == past
 
 
-def test_ticks_are_read_a_few_at_a_time_and_not_again(log: FileLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ticks_are_read_a_few_at_a_time_and_not_again(
+    log: FileLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(replay, "_TICKS_A_COMMIT", 3)
     monkeypatch.setattr(replay, "_TICKS_AT_ONCE", 4)
     monkeypatch.setattr(ticks_module, "MOST_AT_HAND", 5)
@@ -126,7 +143,9 @@ def test_beginning_again_changes_nothing(log: FileLog) -> None:
     past = record(log, 3)
     begin(log, shop().plan(), "v2")
     feed(log, "orders")
-    ledger = Ledger(log, "shop")  # the pipeline goes on, and has ticks that the version does not share
+    ledger = Ledger(
+        log, "shop"
+    )  # the pipeline goes on, and has ticks that the version does not share
     ledger.take_over()
     tx = ledger.transaction()
     TickJournal(log, "shop").record(tx, [Tick(4, past[-1].time_us + 5, log.snapshot(["orders"]))])
@@ -135,7 +154,9 @@ def test_beginning_again_changes_nothing(log: FileLog) -> None:
     assert recorded(log) == past
 
 
-def test_a_version_that_was_interrupted_while_it_began_takes_the_rest_of_the_ticks(log: FileLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_was_interrupted_while_it_began_takes_the_rest_of_the_ticks(
+    log: FileLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(replay, "_TICKS_A_COMMIT", 3)
     past = record(log, 10)
     commits = 0
@@ -206,7 +227,9 @@ def test_an_input_that_old_ticks_do_not_know_belongs_to_them_by_append_time(log:
     feed(log, "returns", 5)  # behind all ticks
     begin(log, shop(returns=True).plan(), "v2")
     ticks = recorded(log)
-    assert [(tick.number, tick.time_us, tick.ends["orders"]) for tick in ticks] == [(tick.number, tick.time_us, tick.ends["orders"]) for tick in past]
+    assert [(tick.number, tick.time_us, tick.ends["orders"]) for tick in ticks] == [
+        (tick.number, tick.time_us, tick.ends["orders"]) for tick in past
+    ]
     assert [tick.ends["returns"] for tick in ticks] == [{0: 0}, {0: 2}, {0: 2}, {0: 2}]
 
 
@@ -230,7 +253,9 @@ def test_what_retention_took_away_cannot_be_replayed(log: FileLog) -> None:
     start = log.start_offsets("orders")[0]
     assert 0 < start < 12
     earliest = next(tick.number for tick in past if tick.end("orders", 0) >= start) + 1
-    with pytest.raises(ReplayRefused, match=rf"orders\[0\].*whole from offset {start} on") as refused:
+    with pytest.raises(
+        ReplayRefused, match=rf"orders\[0\].*whole from offset {start} on"
+    ) as refused:
         begin(log, shop().plan(), "v2")
     assert f"--from {earliest} " in refused.value.fix
     with pytest.raises(ReplayRefused):
@@ -241,9 +266,20 @@ def test_what_retention_took_away_cannot_be_replayed(log: FileLog) -> None:
 
 def test_what_compaction_thinned_out_cannot_be_replayed(tmp_path: Path) -> None:
     with FileLog(tmp_path / "compacted") as log:
-        log.create_table("orders", "k BIGINT, v BIGINT", primary_key="k", history="0 seconds", segment_bytes=512)
+        log.create_table(
+            "orders", "k BIGINT, v BIGINT", primary_key="k", history="0 seconds", segment_bytes=512
+        )
         pipeline = hr.Pipeline("shop")
-        pipeline.view("orders_now", pipeline.table("orders", schema="k BIGINT, v BIGINT", key="k", history="0 seconds", segment_bytes=512))
+        pipeline.view(
+            "orders_now",
+            pipeline.table(
+                "orders",
+                schema="k BIGINT, v BIGINT",
+                key="k",
+                history="0 seconds",
+                segment_bytes=512,
+            ),
+        )
         ledger, journal = Ledger(log, "shop"), TickJournal(log, "shop")
         ledger.take_over()
         tx = ledger.transaction()

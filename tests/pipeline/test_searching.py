@@ -1,4 +1,6 @@
-"""Search in pipelines: what is checked at declaration, and matches through the whole engine, without Spark: shards, restarts, deaths, dead letters."""
+"""Search in pipelines: what is checked at declaration, and matches through the whole engine,
+without Spark: shards, restarts, deaths, dead letters.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,21 @@ ARTICLES = "id BIGINT, title STRING, body STRING, language STRING, price DOUBLE"
 def declared(**options: Any) -> tuple[hr.Pipeline, hr.Stream]:
     press = hr.Pipeline("press")
     articles = press.topic("articles", schema=ARTICLES, key="id", partitions=2)
-    subscriptions = press.table("subscriptions", schema="subscription BIGINT, query STRING, reader STRING", key="subscription", partitions=2)
-    return press, articles.search(subscriptions, **{"query": "query", "text": ["title", "body"], "filters": ["language", "price"], **options})
+    subscriptions = press.table(
+        "subscriptions",
+        schema="subscription BIGINT, query STRING, reader STRING",
+        key="subscription",
+        partitions=2,
+    )
+    return press, articles.search(
+        subscriptions,
+        **{
+            "query": "query",
+            "text": ["title", "body"],
+            "filters": ["language", "price"],
+            **options,
+        },
+    )
 
 
 def pipeline(**options: Any) -> hr.Pipeline:
@@ -35,9 +50,29 @@ def pipeline(**options: Any) -> hr.Pipeline:
 
 
 def test_the_columns_of_a_match() -> None:
-    assert declared()[1].schema.names == ["id", "title", "body", "language", "price", "subscription", "query", "reader", "score"]
-    assert declared(highlights=True, explain=True)[1].schema.names[-2:] == ["highlights", "explanation"]
-    assert declared(one_row_a="document")[1].schema.names == ["id", "title", "body", "language", "price", "matches"]
+    assert declared()[1].schema.names == [
+        "id",
+        "title",
+        "body",
+        "language",
+        "price",
+        "subscription",
+        "query",
+        "reader",
+        "score",
+    ]
+    assert declared(highlights=True, explain=True)[1].schema.names[-2:] == [
+        "highlights",
+        "explanation",
+    ]
+    assert declared(one_row_a="document")[1].schema.names == [
+        "id",
+        "title",
+        "body",
+        "language",
+        "price",
+        "matches",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +89,9 @@ def test_the_columns_of_a_match() -> None:
         ({"language": "englisch"}, ConfigurationError, "did you mean 'english'"),
     ],
 )
-def test_mistakes_are_refused_at_declaration(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_mistakes_are_refused_at_declaration(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         declared(**options)
 
@@ -65,7 +102,13 @@ def test_columns_that_both_have_need_a_suffix() -> None:
     queries = press.table("queries", schema="id BIGINT, query STRING", key="id")
     with pytest.raises(PlanError, match="have a column 'id'"):
         articles.search(queries, query="query", text="title")
-    assert articles.search(queries, query="query", text="title", suffix="_query").schema.names == ["id", "title", "id_query", "query", "score"]
+    assert articles.search(queries, query="query", text="title", suffix="_query").schema.names == [
+        "id",
+        "title",
+        "id_query",
+        "query",
+        "score",
+    ]
 
 
 def test_tables_are_no_documents_and_streams_no_queries() -> None:
@@ -81,13 +124,29 @@ def test_tables_are_no_documents_and_streams_no_queries() -> None:
 
 def test_one_step_alone() -> None:
     test = KernelTest(declared(explain=True)[1])
-    query = {"subscription": 1, "query": "storm AND price:<5", "reader": "ada", "_change_type": "insert"}
-    assert test.tick([{"id": 1, "title": "Storm", "price": 9.0}, {"id": 2, "title": "A storm", "price": 4.0}], [query]) == [
+    query = {
+        "subscription": 1,
+        "query": "storm AND price:<5",
+        "reader": "ada",
+        "_change_type": "insert",
+    }
+    assert test.tick(
+        [{"id": 1, "title": "Storm", "price": 9.0}, {"id": 2, "title": "A storm", "price": 4.0}],
+        [query],
+    ) == [
         {
-            "id": 2, "title": "A storm", "body": None, "language": None, "price": 4.0, "subscription": 1, "query": "storm AND price:<5", "reader": "ada",
-            "score": 2.0, "explanation": "storm, price:<5",
+            "id": 2,
+            "title": "A storm",
+            "body": None,
+            "language": None,
+            "price": 4.0,
+            "subscription": 1,
+            "query": "storm AND price:<5",
+            "reader": "ada",
+            "score": 2.0,
+            "explanation": "storm, price:<5",
         }
-    ]  # fmt: skip
+    ]
 
 
 QUERIES = [
@@ -110,7 +169,10 @@ def drive(test: PipelineTest, most_ticks: int = 1_000) -> None:
     test.feed("subscriptions", [{"subscription": 1, "query": "calm", "reader": "ada"}])
     test.feed("articles", [article(3, "storm"), article(4, "calm", language="en")])
     test.cut()
-    test.feed("subscriptions", [{"subscription": 3, "query": None, "reader": None, "_change_type": "delete"}])
+    test.feed(
+        "subscriptions",
+        [{"subscription": 3, "query": None, "reader": None, "_change_type": "delete"}],
+    )
     test.feed("articles", [article(5, "calm sea")])
     test.settle(most_ticks)
 
@@ -147,12 +209,24 @@ def test_shards_and_batches_do_not_matter(tmp_path: Path) -> None:
     assert told[0] == told[1] == told[2] == told[3]
 
 
-@pytest.mark.parametrize(("dies", "loses"), [("in the kernel", False), ("the store was closed", True), ("before the commit", False), ("the log was committed", True)])
-def test_a_runner_that_dies_and_one_with_other_shards_go_on(tmp_path: Path, dies: str, loses: bool) -> None:
+@pytest.mark.parametrize(
+    ("dies", "loses"),
+    [
+        ("in the kernel", False),
+        ("the store was closed", True),
+        ("before the commit", False),
+        ("the log was committed", True),
+    ],
+)
+def test_a_runner_that_dies_and_one_with_other_shards_go_on(
+    tmp_path: Path, dies: str, loses: bool
+) -> None:
     with PipelineTest(pipeline(), tmp_path) as test:
         drive(test)
         test.feed("articles", [article(6, "calm")])
-        test.feed("subscriptions", [{"subscription": 5, "query": "calm AND NOT sea", "reader": "eve"}])
+        test.feed(
+            "subscriptions", [{"subscription": 5, "query": "calm AND NOT sea", "reader": "eve"}]
+        )
         test.cut()
         with pytest.raises(Died):
             test.step(dies=dies)
@@ -166,9 +240,14 @@ def test_a_runner_that_dies_and_one_with_other_shards_go_on(tmp_path: Path, dies
 def test_one_row_a_document(tmp_path: Path) -> None:
     told = []
     for shards in (1, 3):
-        with PipelineTest(pipeline(one_row_a="document"), tmp_path / str(shards), shards=shards) as test:
+        with PipelineTest(
+            pipeline(one_row_a="document"), tmp_path / str(shards), shards=shards
+        ) as test:
             drive(test)
-            rows = {row["id"]: [match["subscription"] for match in row["matches"]] for row in test.log.read("alerts").to_pylist()}
+            rows = {
+                row["id"]: [match["subscription"] for match in row["matches"]]
+                for row in test.log.read("alerts").to_pylist()
+            }
             assert rows == {1: [1], 2: [2, 3], 4: [1, 2, 3], 5: [1]}
             told.append(test.rows("alerts"))
     assert told[0] == told[1]
@@ -181,6 +260,8 @@ def test_figures_of_a_run_and_of_its_last_batch(tmp_path: Path) -> None:
         write_status(test.state, status := status_of(test.runner))
         last = status.queries["main"]["batch_counts"]
         assert counts["alerting.queries_stored"] == 2
-        assert counts["alerting.queries_run"] > last["alerting.queries_run"] == 1  # of the last tick's one document
+        assert (
+            counts["alerting.queries_run"] > last["alerting.queries_run"] == 1
+        )  # of the last tick's one document
         said = CliRunner().invoke(app, ["status", str(test.state)], env={"COLUMNS": "200"}).output
     assert re.search(r"alerting +\W? *2 +\W? *1 ", said), said

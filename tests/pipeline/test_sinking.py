@@ -1,4 +1,6 @@
-"""A pipeline's sinks follow its derived topics while it runs, and what fails for good ends the run. Without Spark: the topics are written by hand."""
+"""A pipeline's sinks follow its derived topics while it runs, and what fails for good ends the run.
+Without Spark: the topics are written by hand.
+"""
 
 import threading
 import time
@@ -22,7 +24,9 @@ def address(tmp_path: Path) -> str:
 
 def write(address: str, **revenue: int) -> None:
     with hr.open_log(address) as log, log.producer("revenue.sqlite") as producer:
-        producer.upsert([{"region": region, "revenue": amount} for region, amount in revenue.items()])
+        producer.upsert(
+            [{"region": region, "revenue": amount} for region, amount in revenue.items()]
+        )
 
 
 def test_what_is_written_meanwhile_arrives(address: str, tmp_path: Path) -> None:
@@ -41,7 +45,9 @@ def test_what_is_written_meanwhile_arrives(address: str, tmp_path: Path) -> None
     assert (compared.rows, compared.is_equal) == (1, True)
 
 
-def test_a_run_that_ends_by_itself_ends_when_the_sinks_have_caught_up(address: str, tmp_path: Path) -> None:
+def test_a_run_that_ends_by_itself_ends_when_the_sinks_have_caught_up(
+    address: str, tmp_path: Path
+) -> None:
     sink = hr.sinks.sqlite(tmp_path / "reports.db", table="revenue")
     with sinking({"revenue.sqlite": sink}, address, threading.Event(), until_caught_up=True):
         write(address, eu=1, us=2)
@@ -50,10 +56,15 @@ def test_a_run_that_ends_by_itself_ends_when_the_sinks_have_caught_up(address: s
 
 def test_a_table_is_told_to_a_webhook_and_one_that_is_away_holds_nobody_up(address: str) -> None:
     receiver = WebhookReceiver()
-    sinks = {"revenue.sqlite": hr.sinks.webhook(receiver.url, table="revenue", internal="127.0.0.1")}
+    sinks = {
+        "revenue.sqlite": hr.sinks.webhook(receiver.url, table="revenue", internal="127.0.0.1")
+    }
     with sinking(sinks, address, threading.Event(), until_caught_up=True):
         write(address, eu=1, us=2)
-    assert [entry["row"] for entry in receiver.rows] == [{"region": "eu", "revenue": 1}, {"region": "us", "revenue": 2}]
+    assert [entry["row"] for entry in receiver.rows] == [
+        {"region": "eu", "revenue": 1},
+        {"region": "us", "revenue": 2},
+    ]
     receiver.stop()
     write(address, asia=3)
     began_s = time.monotonic()
@@ -65,7 +76,10 @@ def test_a_table_is_told_to_a_webhook_and_one_that_is_away_holds_nobody_up(addre
 def test_a_sink_that_fails_for_good_stops_the_run(address: str, tmp_path: Path) -> None:
     stop = threading.Event()
     sink = hr.sinks.sqlite(tmp_path / "reports.db", table="revenue", create=False)
-    with pytest.raises(TargetMismatch, match="no table 'revenue'"), sinking({"revenue.sqlite": sink}, address, stop, until_caught_up=False):
+    with (
+        pytest.raises(TargetMismatch, match="no table 'revenue'"),
+        sinking({"revenue.sqlite": sink}, address, stop, until_caught_up=False),
+    ):
         assert stop.wait(20)
 
 

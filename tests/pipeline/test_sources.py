@@ -45,7 +45,9 @@ def test_a_start_is_refused_once_an_input_was_made_again(tmp_path: Path, rows: i
 
 
 @pytest.mark.parametrize(("rows", "error"), [(3, RetryError), (9, InputReplaced)])
-def test_a_run_under_way_takes_nothing_of_another_topic_in(tmp_path: Path, rows: int, error: type[Exception]) -> None:
+def test_a_run_under_way_takes_nothing_of_another_topic_in(
+    tmp_path: Path, rows: int, error: type[Exception]
+) -> None:
     with begun(tmp_path) as test:
         test.log.delete_topic("orders")
         test.log.create_topic("orders", "k BIGINT")

@@ -1,4 +1,6 @@
-"""A pipeline goes on with the state directory that its ledger speaks of, wherever that was moved, and with no other. And where state is kept by default."""
+"""A pipeline goes on with the state directory that its ledger speaks of, wherever that was moved,
+and with no other. And where state is kept by default.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_another_directory_is_refused_and_says_which_it_was(tmp_path: Path) -> N
     with PipelineTest(shop(), tmp_path) as test:
         feed(test)
         test.state = tmp_path / "elsewhere"
-        with pytest.raises(StateElsewhere, match=rf"not in .*elsewhere(.|\n)*--state {tmp_path / 'state'}"):
+        with pytest.raises(
+            StateElsewhere, match=rf"not in .*elsewhere(.|\n)*--state {tmp_path / 'state'}"
+        ):
             test.restart()
         test.state = tmp_path / "state"
         test.restart()
@@ -80,11 +84,16 @@ def test_what_a_machine_has_at_hand_is_on_a_disk_of_its_own(tmp_path: Path) -> N
         assert home.local(cluster, tmp_path / "disk") == tmp_path / "disk" / home.id
 
 
-def test_state_is_beside_the_file_whoever_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_is_beside_the_file_whoever_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     file = folder / "shop.py"
-    said = "import headrace as hr\nfrom headrace.runtime.run import state_of\nshop = hr.Pipeline('shop')\nprint(state_of(shop, None))\n"
+    said = (
+        "import headrace as hr\nfrom headrace.runtime.run import state_of\nshop ="
+        " hr.Pipeline('shop')\nprint(state_of(shop, None))\n"
+    )
     file.write_text(said)
     monkeypatch.chdir(tmp_path)
     assert state_of(load(file), None) == folder / "shop.state"

@@ -1,4 +1,6 @@
-"""The topics that a pipeline writes to: made if they are missing, refused at start if they do not fit."""
+"""The topics that a pipeline writes to: made if they are missing, refused at start if they do not
+fit.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,17 @@ from headrace.testing.plain_spark import PlainSpark
 ROWS = [{"k": k, "v": 1.0} for k in range(20)]
 
 
-def shop(column: str = "n", *, partitions: int = 2, keyed: bool = True, table: bool = False) -> hr.Pipeline:
+def shop(
+    column: str = "n", *, partitions: int = 2, keyed: bool = True, table: bool = False
+) -> hr.Pipeline:
     pipeline = hr.Pipeline("shop")
     orders = pipeline.topic("orders", schema="k BIGINT, v DOUBLE")
     rows: Any = orders.select("k", f"v AS {column}")
-    pipeline.write("out", rows.to_table("k") if table else rows.key_by("k") if keyed else rows, partitions=partitions)
+    pipeline.write(
+        "out",
+        rows.to_table("k") if table else rows.key_by("k") if keyed else rows,
+        partitions=partitions,
+    )
     return pipeline
 
 
@@ -34,7 +42,9 @@ def shop(column: str = "n", *, partitions: int = 2, keyed: bool = True, table: b
         (lambda: shop(table=True), "table, key: k"),
     ],
 )
-def test_an_output_that_no_longer_fits_its_topic_is_refused_at_start(tmp_path: Path, edited: Callable[[], hr.Pipeline], message: str) -> None:
+def test_an_output_that_no_longer_fits_its_topic_is_refused_at_start(
+    tmp_path: Path, edited: Callable[[], hr.Pipeline], message: str
+) -> None:
     spark: Any = PlainSpark()
     with PipelineTest(shop(), tmp_path, spark) as test:
         test.feed("orders", ROWS)

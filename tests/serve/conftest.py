@@ -20,7 +20,8 @@ from headrace.views.store import ViewStore
 from tests.contract.view_contract import COUNTS, inserts
 
 ORDERS = parse_schema(
-    "region STRING, day DATE, amount DOUBLE, tax DECIMAL(10, 2), at TIMESTAMP, big BOOLEAN, tags ARRAY<STRING>, raw BINARY, ratio FLOAT"
+    "region STRING, day DATE, amount DOUBLE, tax DECIMAL(10, 2), at TIMESTAMP, big BOOLEAN, tags"
+    " ARRAY<STRING>, raw BINARY, ratio FLOAT"
 )
 QUICK = Limits(poll_s=0.01, heartbeat_s=0.2, slow_s=1.0)
 PATIENCE_S = 20
@@ -46,18 +47,39 @@ class Client:
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.port, self.host = port, host
 
-    def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None, **query: Any) -> Answer:
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        **query: Any,
+    ) -> Answer:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
         with contextlib.closing(connection):
-            connection.request(method, f"{path}?{urlencode(query, doseq=True)}" if query else path, body, headers or {})
+            connection.request(
+                method,
+                f"{path}?{urlencode(query, doseq=True)}" if query else path,
+                body,
+                headers or {},
+            )
             response = connection.getresponse()
-            return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+            return Answer(
+                response.status,
+                {name.lower(): value for name, value in response.getheaders()},
+                response.read(),
+            )
 
     def get(self, path: str, *, headers: Any = None, **query: Any) -> Answer:
         return self.ask("GET", path, None, headers, **query)
 
     def sql(self, query: str, **members: Any) -> Answer:
-        return self.ask("POST", "/sql", json.dumps({"query": query, **members}).encode(), {"content-type": "application/json"})
+        return self.ask(
+            "POST",
+            "/sql",
+            json.dumps({"query": query, **members}).encode(),
+            {"content-type": "application/json"},
+        )
 
     def follow(self, path: str, last: str | None = None, **query: Any) -> "Follower":
         return Follower(self, f"{path}?{urlencode(query, doseq=True)}" if query else path, last)
@@ -78,7 +100,9 @@ class Follower:
     def __init__(self, client: Client, path: str, last: str | None) -> None:
         self.last = last
         self._connection = http.client.HTTPConnection(client.host, client.port, timeout=30)
-        self._connection.request("GET", path, headers={} if last is None else {"Last-Event-ID": last})
+        self._connection.request(
+            "GET", path, headers={} if last is None else {"Last-Event-ID": last}
+        )
         self._response = self._connection.getresponse()
         self.status = self._response.status
 

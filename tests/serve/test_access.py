@@ -29,14 +29,18 @@ PATHS = ["/views", "/views/counts", "/views/counts/changes", "/metrics", "/opena
     ],
     ids=str,
 )
-def test_pages_of_other_origins_and_other_names_are_refused(client: Client, headers: dict[str, str]) -> None:
+def test_pages_of_other_origins_and_other_names_are_refused(
+    client: Client, headers: dict[str, str]
+) -> None:
     for path in PATHS:
         refused = client.get(path, headers=headers)
         assert refused.status == 403
         assert "access-control-allow-origin" not in refused.headers
 
 
-def test_a_query_from_another_origin_is_refused_and_no_page_is_told_that_it_may(client: Client) -> None:
+def test_a_query_from_another_origin_is_refused_and_no_page_is_told_that_it_may(
+    client: Client,
+) -> None:
     headers = {"content-type": "application/json", "Origin": "https://evil.example"}
     assert client.ask("POST", "/sql", b'{"query": "SELECT 1"}', headers).status == 403
     asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
@@ -46,7 +50,11 @@ def test_a_query_from_another_origin_is_refused_and_no_page_is_told_that_it_may(
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "[::1]", "LOCALHOST"])
 def test_own_pages_and_programs_may_ask(client: Client, name: str) -> None:
     host = f"{name}:{client.port}"
-    for headers in ({}, {"Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}):
+    for headers in (
+        {},
+        {"Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "none"},
+    ):
         assert client.get("/views", headers={"Host": host, **headers}).status == 200
 
 
@@ -84,8 +92,18 @@ def test_listening_elsewhere_needs_a_token(state: Path, host: str) -> None:
 def test_listening_elsewhere_with_a_token(serve: Start, store: ViewStore) -> None:
     client = Client(serve(host="0.0.0.0", token=TOKEN).port)
     assert client.get("/views", headers={"Host": "shop.example"}).status == 401
-    assert client.get("/views", headers={"Host": "shop.example", "Authorization": f"Bearer {TOKEN}"}).status == 200
-    assert client.get("/views", headers={"Origin": "https://evil.example", "Authorization": f"Bearer {TOKEN}"}).status == 403
+    assert (
+        client.get(
+            "/views", headers={"Host": "shop.example", "Authorization": f"Bearer {TOKEN}"}
+        ).status
+        == 200
+    )
+    assert (
+        client.get(
+            "/views", headers={"Origin": "https://evil.example", "Authorization": f"Bearer {TOKEN}"}
+        ).status
+        == 403
+    )
 
 
 def test_where_a_token_comes_from(tmp_path: Path) -> None:
@@ -106,7 +124,9 @@ def test_where_a_token_comes_from(tmp_path: Path) -> None:
 
 def test_a_taken_port_is_named(serve: Start, state: Path, store: ViewStore) -> None:
     taken = serve().port
-    with pytest.raises(ConfigurationError, match=rf"port {taken}: Address already in use\.\n.*--port"):
+    with pytest.raises(
+        ConfigurationError, match=rf"port {taken}: Address already in use\.\n.*--port"
+    ):
         start(state, port=taken)
 
 
@@ -117,7 +137,9 @@ def test_the_description_names_every_path(client: Client) -> None:
     described = client.get("/openapi.json").json
     for path, operations in described["paths"].items():
         for method, operation in operations.items():
-            asked = client.ask(method.upper(), path.replace("{name}", "counts"), headers={"Last-Event-ID": "x"})
+            asked = client.ask(
+                method.upper(), path.replace("{name}", "counts"), headers={"Last-Event-ID": "x"}
+            )
             assert asked.status not in {404, 405} or "UnknownTopic" in asked.body.decode(), path
             assert str(asked.status) in operation["responses"], (path, asked.status)
     unknown = client.get("/view")

@@ -1,4 +1,6 @@
-"""Reading one's own writes, following topics, and figures for Prometheus: against a real log, with ticks as a runner records them."""
+"""Reading one's own writes, following topics, and figures for Prometheus: against a real log, with
+ticks as a runner records them.
+"""
 
 import json
 import os
@@ -26,7 +28,16 @@ def log(tmp_path: Path) -> Iterator[hr.Log]:
 
 
 def tell_status(state: Path, **figures: object) -> None:
-    told = {"pipeline": "shop", "process": os.getpid(), "tick": 4, "newest_tick": 5, "rows_behind": 7, "batches": 3, "failures": 0, "updated": 1.5}
+    told = {
+        "pipeline": "shop",
+        "process": os.getpid(),
+        "tick": 4,
+        "newest_tick": 5,
+        "rows_behind": 7,
+        "batches": 3,
+        "failures": 0,
+        "updated": 1.5,
+    }
     (state / "status.json").write_text(json.dumps({**told, **figures}))
 
 
@@ -40,7 +51,9 @@ def client(serve: Start, store: ViewStore, state: Path, log: hr.Log) -> Client:
 def record(log: hr.Log, number: int) -> None:
     """A tick with everything that is there."""
     with log.transaction("runner") as tx:
-        TickJournal(log, "shop").record(tx, [Tick(number, number * 1_000_000, log.snapshot(["orders"]))])
+        TickJournal(log, "shop").record(
+            tx, [Tick(number, number * 1_000_000, log.snapshot(["orders"]))]
+        )
 
 
 def append(log: hr.Log, *keys: int) -> str:
@@ -51,7 +64,9 @@ def append(log: hr.Log, *keys: int) -> str:
 # Reading one's own writes
 
 
-def test_a_read_waits_until_the_view_contains_what_was_appended(client: Client, store: ViewStore, log: hr.Log) -> None:
+def test_a_read_waits_until_the_view_contains_what_was_appended(
+    client: Client, store: ViewStore, log: hr.Log
+) -> None:
     record(log, 4)
     position = append(log, *range(10, 20))
     assert {part.rpartition(":")[0] for part in position.split(",")} == {"orders:0", "orders:1"}
@@ -67,17 +82,30 @@ def test_a_read_waits_until_the_view_contains_what_was_appended(client: Client, 
 
     runner = threading.Thread(target=run)
     runner.start()
-    assert client.get("/views/counts", key=11, at_least=position).json == {"view": "counts", "tick": 5, "row": {"k": 11, "n": 1}}
+    assert client.get("/views/counts", key=11, at_least=position).json == {
+        "view": "counts",
+        "tick": 5,
+        "row": {"k": 11, "n": 1},
+    }
     runner.join()
-    assert client.sql("SELECT n FROM counts WHERE k = 11", at_least=position).json["rows"] == [{"n": 1}]
+    assert client.sql("SELECT n FROM counts WHERE k = 11", at_least=position).json["rows"] == [
+        {"n": 1}
+    ]
     assert client.get("/views/counts", key=11, at_least=position, wait="0 seconds").status == 200
 
 
-def test_a_read_waits_for_a_pipeline_that_has_just_been_started(client: Client, store: ViewStore, log: hr.Log, state: Path) -> None:
-    """`headrace run` serves before its first batch, and so before it has told anything of itself."""
+def test_a_read_waits_for_a_pipeline_that_has_just_been_started(
+    client: Client, store: ViewStore, log: hr.Log, state: Path
+) -> None:
+    """`headrace run` serves before its first batch, and so before it has told anything of
+    itself.
+    """
     (state / "status.json").unlink()
     position = append(log, 11)
-    assert "does not contain" in client.get("/views/counts", at_least=position, wait="100 milliseconds").json["message"]
+    assert (
+        "does not contain"
+        in client.get("/views/counts", at_least=position, wait="100 milliseconds").json["message"]
+    )
 
     def run() -> None:
         time.sleep(0.1)
@@ -91,7 +119,9 @@ def test_a_read_waits_for_a_pipeline_that_has_just_been_started(client: Client, 
     runner.join()
 
 
-def test_it_needs_no_more_than_the_first_tick_that_has_it(client: Client, store: ViewStore, log: hr.Log) -> None:
+def test_it_needs_no_more_than_the_first_tick_that_has_it(
+    client: Client, store: ViewStore, log: hr.Log
+) -> None:
     position = append(log, 1)
     for number in range(1, 30):
         record(log, number)
@@ -110,7 +140,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("position", "reason"), REFUSED)
-def test_a_position_that_cannot_come_is_refused_at_once(client: Client, log: hr.Log, position: str, reason: str) -> None:
+def test_a_position_that_cannot_come_is_refused_at_once(
+    client: Client, log: hr.Log, position: str, reason: str
+) -> None:
     append(log, 1)
     with log.producer("other") as producer:
         producer.append({"k": 1})
@@ -135,7 +167,9 @@ def rows_of(event: object) -> list[tuple[int, int]]:
     return [(row["_partition"], row["_offset"]) for row in event.data["rows"]]  # type: ignore[attr-defined]
 
 
-def test_a_topic_is_followed_and_resumed_without_a_gap_or_a_repeat(client: Client, log: hr.Log) -> None:
+def test_a_topic_is_followed_and_resumed_without_a_gap_or_a_repeat(
+    client: Client, log: hr.Log
+) -> None:
     append(log, *range(20))
     with client.follow("/topics/orders/tail") as new_only:
         got: list[tuple[int, int]] = []
@@ -174,7 +208,11 @@ def test_topics_that_cannot_be_followed(client: Client, log: hr.Log) -> None:
 
 
 def test_metrics(client: Client, state: Path) -> None:
-    tell_status(state, counts={'late "rows"': 3}, clocks={"orders": {"complete_us": 2_500_000}, "other": {"complete_us": None}})
+    tell_status(
+        state,
+        counts={'late "rows"': 3},
+        clocks={"orders": {"complete_us": 2_500_000}, "other": {"complete_us": None}},
+    )
     lines = client.get("/metrics").body.decode().splitlines()
     for line in (
         'headrace_tick{pipeline="shop"} 4',

@@ -30,7 +30,17 @@ def asked(number: int) -> Request:
         return {"type": "http.request", "body": json.dumps({"n": number}).encode()}
 
     headers = [(b"content-type", b"application/json")]
-    return Request({"type": "http", "method": "POST", "path": "/ask/double", "query_string": b"wait=5s", "headers": headers, "path_params": {"name": "double"}}, receive)
+    return Request(
+        {
+            "type": "http",
+            "method": "POST",
+            "path": "/ask/double",
+            "query_string": b"wait=5s",
+            "headers": headers,
+            "path_params": {"name": "double"},
+        },
+        receive,
+    )
 
 
 def answer(log: hr.Log, already: int) -> None:
@@ -41,8 +51,12 @@ def answer(log: hr.Log, already: int) -> None:
         producer.append([{"ask_id": row["ask_id"], "twice": 2 * row["n"]}])
 
 
-def test_who_asks_while_the_follower_is_about_to_end_is_answered(log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The follower has found nobody for long enough, and pauses for the last time when the second question comes."""
+def test_who_asks_while_the_follower_is_about_to_end_is_answered(
+    log: hr.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The follower has found nobody for long enough, and pauses for the last time when the second
+    question comes.
+    """
     monkeypatch.setattr("headrace.serve.ask.LOOK_EVERY_S", LOOK_S)
     monkeypatch.setattr("headrace.serve.ask._IDLE_S", LOOK_S)
 
@@ -50,7 +64,9 @@ def test_who_asks_while_the_follower_is_about_to_end_is_answered(log: hr.Log, mo
         asks = Asks(log, Reads(Limits()), Limits())
         found: list[int] = []
         for number in (3, 4):
-            response, _ = await asyncio.gather(asks.ask(asked(number)), asyncio.to_thread(answer, log, len(found)))
+            response, _ = await asyncio.gather(
+                asks.ask(asked(number)), asyncio.to_thread(answer, log, len(found))
+            )
             found.append(json.loads(bytes(response.body))["twice"])
             await asyncio.sleep(1.5 * LOOK_S)
         await asks.close()

@@ -1,4 +1,6 @@
-"""A view's changes, pushed: a snapshot, then each tick once and in order, however often a subscriber is cut off, and whatever others do."""
+"""A view's changes, pushed: a snapshot, then each tick once and in order, however often a
+subscriber is cut off, and whatever others do.
+"""
 
 import socket
 import threading
@@ -31,33 +33,65 @@ def test_the_rows_first_then_each_tick(client: Client, store: ViewStore) -> None
         snapshot = heard(follower)
         rows = [{"k": 1, "n": 10}, {"k": 2, "n": 20}, {"k": 3, "n": 30}]
         assert (snapshot.kind, snapshot.id) == ("snapshot", "4")
-        assert snapshot.data == {"view": "counts", "tick": 4, "key": ["k"], "last": True, "rows": rows}
-        store.commit(6, 1, {"counts": changes(*update(5, (1, 10), (1, 11)), (6, "delete", (2, 20)))})
+        assert snapshot.data == {
+            "view": "counts",
+            "tick": 4,
+            "key": ["k"],
+            "last": True,
+            "rows": rows,
+        }
+        store.commit(
+            6, 1, {"counts": changes(*update(5, (1, 10), (1, 11)), (6, "delete", (2, 20)))}
+        )
         assert heard(follower) == Heard(
             "changes",
             "5",
-            {"tick": 5, "changes": [{"_change_type": "update_preimage", "k": 1, "n": 10}, {"_change_type": "update_postimage", "k": 1, "n": 11}]},
+            {
+                "tick": 5,
+                "changes": [
+                    {"_change_type": "update_preimage", "k": 1, "n": 10},
+                    {"_change_type": "update_postimage", "k": 1, "n": 11},
+                ],
+            },
         )
-        assert heard(follower) == Heard("changes", "6", {"tick": 6, "changes": [{"_change_type": "delete", "k": 2, "n": 20}]})
+        assert heard(follower) == Heard(
+            "changes", "6", {"tick": 6, "changes": [{"_change_type": "delete", "k": 2, "n": 20}]}
+        )
 
 
 def test_an_empty_view_and_a_stream(client: Client, store: ViewStore) -> None:
     with client.follow("/views/events/changes") as follower:
-        assert heard(follower).data == {"view": "events", "tick": 4, "key": [], "last": True, "rows": []}
+        assert heard(follower).data == {
+            "view": "events",
+            "tick": 4,
+            "key": [],
+            "last": True,
+            "rows": [],
+        }
         store.commit(5, 1, {"events": inserts(5, (1, 1), (1, 1))})
         assert heard(follower).data["changes"] == [{"_change_type": "insert", "k": 1, "n": 1}] * 2
 
 
-def test_a_large_snapshot_comes_in_parts_of_which_the_last_says_so(client: Client, store: ViewStore) -> None:
+def test_a_large_snapshot_comes_in_parts_of_which_the_last_says_so(
+    client: Client, store: ViewStore
+) -> None:
     store.commit(5, 1, {"counts": inserts(5, *((n, n) for n in range(10, 12_010)))})
     with client.follow("/views/counts/changes") as follower:
         parts = [heard(follower) for _ in range(3)]
-    assert [(part.id, part.data["last"]) for part in parts] == [(None, False), (None, False), ("5", True)]
+    assert [(part.id, part.data["last"]) for part in parts] == [
+        (None, False),
+        (None, False),
+        ("5", True),
+    ]
     assert len([row for part in parts for row in part.data["rows"]]) == 12_003
 
 
-def test_a_subscriber_that_is_killed_and_resumes_hears_each_change_once_in_order(client: Client, store: ViewStore) -> None:
-    """Cut off again and again while a writer goes on; some cuts fall between ticks, some while it catches up."""
+def test_a_subscriber_that_is_killed_and_resumes_hears_each_change_once_in_order(
+    client: Client, store: ViewStore
+) -> None:
+    """Cut off again and again while a writer goes on; some cuts fall between ticks, some while it
+    catches up.
+    """
     ticks = 120
 
     def write() -> None:
@@ -74,7 +108,9 @@ def test_a_subscriber_that_is_killed_and_resumes_hears_each_change_once_in_order
         for _ in range(7):
             if len(got) < ticks:
                 event = heard(follower)
-                assert [change["k"] for change in event.data["changes"]] == [100 + event.data["tick"]]
+                assert [change["k"] for change in event.data["changes"]] == [
+                    100 + event.data["tick"]
+                ]
                 got.append(event.data["tick"])
         follower.close()
         time.sleep(0.02)
@@ -86,7 +122,10 @@ def test_a_subscriber_that_is_killed_and_resumes_hears_each_change_once_in_order
 
 def test_a_subscriber_resumes_at_another_server(serve: Start, store: ViewStore) -> None:
     first, second = Client(serve().port), Client(serve().port)
-    with second.follow("/views/counts/changes") as other, first.follow("/views/counts/changes") as follower:
+    with (
+        second.follow("/views/counts/changes") as other,
+        first.follow("/views/counts/changes") as follower,
+    ):
         heard(other), heard(follower)
         insert(store, 5, 50)
         assert heard(follower).id == "5"
@@ -103,7 +142,9 @@ def test_a_server_that_ends_ends_its_streams(serve: Start, store: ViewStore) -> 
         assert follower.next() is None
 
 
-def test_an_idle_subscriber_gets_heartbeats_that_move_its_place(client: Client, store: ViewStore) -> None:
+def test_an_idle_subscriber_gets_heartbeats_that_move_its_place(
+    client: Client, store: ViewStore
+) -> None:
     """Ticks that did not change what it wants must not make its place too old to resume from."""
     with client.follow("/views/counts/changes", key=1) as follower:
         assert [row["k"] for row in heard(follower).data["rows"]] == [1]
@@ -122,16 +163,39 @@ def test_changes_of_a_key(client: Client, store: ViewStore) -> None:
         assert heard(follower).data["rows"] == [{"k": 2, "n": 20}]
         insert(store, 5, 50)
         store.commit(6, 1, {"counts": changes((6, "delete", (2, 20)), (6, "delete", (3, 30)))})
-        assert heard(follower) == Heard("changes", "6", {"tick": 6, "changes": [{"_change_type": "delete", "k": 2, "n": 20}]})
+        assert heard(follower) == Heard(
+            "changes", "6", {"tick": 6, "changes": [{"_change_type": "delete", "k": 2, "n": 20}]}
+        )
 
 
-def test_a_row_that_comes_to_meet_a_condition_appears_and_one_that_ceases_to_disappears(client: Client, store: ViewStore) -> None:
+def test_a_row_that_comes_to_meet_a_condition_appears_and_one_that_ceases_to_disappears(
+    client: Client, store: ViewStore
+) -> None:
     with client.follow("/views/counts/changes", where="n >= 20 and k != 3") as follower:
         assert heard(follower).data["rows"] == [{"k": 2, "n": 20}]
-        store.commit(5, 1, {"counts": changes(*update(5, (1, 10), (1, 25)), *update(5, (2, 20), (2, 5)), *update(5, (3, 30), (3, 31)))})
+        store.commit(
+            5,
+            1,
+            {
+                "counts": changes(
+                    *update(5, (1, 10), (1, 25)),
+                    *update(5, (2, 20), (2, 5)),
+                    *update(5, (3, 30), (3, 31)),
+                )
+            },
+        )
         store.commit(6, 1, {"counts": changes(*update(6, (1, 25), (1, 26)))})
-        kinds = [[(change["_change_type"], change["k"], change["n"]) for change in heard(follower).data["changes"]] for _ in range(2)]
-    assert kinds == [[("insert", 1, 25), ("delete", 2, 20)], [("update_preimage", 1, 25), ("update_postimage", 1, 26)]]
+        kinds = [
+            [
+                (change["_change_type"], change["k"], change["n"])
+                for change in heard(follower).data["changes"]
+            ]
+            for _ in range(2)
+        ]
+    assert kinds == [
+        [("insert", 1, 25), ("delete", 2, 20)],
+        [("update_preimage", 1, 25), ("update_postimage", 1, 26)],
+    ]
 
 
 def test_conditions_on_null(client: Client, store: ViewStore) -> None:
@@ -153,8 +217,12 @@ BAD_CONDITIONS = [
 ]
 
 
-@pytest.mark.parametrize(("query", "reason"), BAD_CONDITIONS, ids=[reason for _, reason in BAD_CONDITIONS])
-def test_conditions_that_cannot_be_understood(client: Client, store: ViewStore, query: dict[str, str], reason: str) -> None:
+@pytest.mark.parametrize(
+    ("query", "reason"), BAD_CONDITIONS, ids=[reason for _, reason in BAD_CONDITIONS]
+)
+def test_conditions_that_cannot_be_understood(
+    client: Client, store: ViewStore, query: dict[str, str], reason: str
+) -> None:
     refused = client.get("/views/counts/changes", **query)
     assert refused.status == 400
     assert reason in refused.json["message"]
@@ -179,7 +247,10 @@ def test_a_place_that_is_not_kept_or_has_not_been_is_refused(serve: Start, state
         for last in ("3", "40"):
             with client.follow("/views/counts/changes", last=last) as follower:
                 assert follower.status == 410
-                assert f"since tick {last} are not there: it keeps those after tick" in follower.body()["message"]
+                assert (
+                    f"since tick {last} are not there: it keeps those after tick"
+                    in follower.body()["message"]
+                )
 
 
 def test_more_at_once_than_is_kept_comes_as_a_new_snapshot(serve: Start, state: Path) -> None:
@@ -198,10 +269,15 @@ def test_more_at_once_than_is_kept_comes_as_a_new_snapshot(serve: Start, state: 
 # Slow ones, and many
 
 
-def test_a_slow_subscriber_is_dropped_and_resumes_while_others_and_the_writer_go_on(serve: Start, store: ViewStore) -> None:
+def test_a_slow_subscriber_is_dropped_and_resumes_while_others_and_the_writer_go_on(
+    serve: Start, store: ViewStore
+) -> None:
     server = serve(limits=Limits(poll_s=0.01, slow_s=0.5, ring_events=16, ring_bytes=1 << 20))
     client = Client(server.port)
-    with socket.create_connection(("127.0.0.1", server.port)) as slow, client.follow("/views/counts/changes") as quick:
+    with (
+        socket.create_connection(("127.0.0.1", server.port)) as slow,
+        client.follow("/views/counts/changes") as quick,
+    ):
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.sendall(b"GET /views/counts/changes HTTP/1.1\r\nHost: localhost\r\n\r\n")
         heard(quick)
@@ -211,13 +287,19 @@ def test_a_slow_subscriber_is_dropped_and_resumes_while_others_and_the_writer_go
         while server.service.hub.subscribers == 2:
             assert time.monotonic() - started < 60
             tick += 1
-            store.commit(tick, 1, {"counts": inserts(tick, *((tick * 1_000 + n, n) for n in range(1_000)))})
+            store.commit(
+                tick, 1, {"counts": inserts(tick, *((tick * 1_000 + n, n) for n in range(1_000)))}
+            )
             assert heard(quick).id == str(tick)
     with client.follow("/views/counts/changes", last="4") as resumed:
-        assert [heard(resumed).id for _ in range(5, tick + 1)] == [str(each) for each in range(5, tick + 1)]
+        assert [heard(resumed).id for _ in range(5, tick + 1)] == [
+            str(each) for each in range(5, tick + 1)
+        ]
 
 
-def test_one_that_is_slow_to_resume_keeps_nobody_from_coming_and_makes_room(state: Path, store: ViewStore) -> None:
+def test_one_that_is_slow_to_resume_keeps_nobody_from_coming_and_makes_room(
+    state: Path, store: ViewStore
+) -> None:
     import asyncio
 
     from headrace.serve.channels import Dropped, Hub
@@ -270,7 +352,9 @@ def test_one_that_falls_behind_what_is_at_hand_is_told_so() -> None:
     assert asyncio.run(fall_behind()) == [b"1"]
 
 
-def test_many_subscribers_hear_the_same_and_one_too_many_is_refused(serve: Start, store: ViewStore) -> None:
+def test_many_subscribers_hear_the_same_and_one_too_many_is_refused(
+    serve: Start, store: ViewStore
+) -> None:
     server = serve(limits=Limits(poll_s=0.01, subscribers=50))
     client = Client(server.port)
     followers = [client.follow("/views/counts/changes") for _ in range(50)]
@@ -289,7 +373,9 @@ def test_many_subscribers_hear_the_same_and_one_too_many_is_refused(serve: Start
         time.sleep(0.01)
 
 
-def test_a_snapshot_is_written_once_for_all_who_come_while_nothing_changes(client: Client, store: ViewStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_is_written_once_for_all_who_come_while_nothing_changes(
+    client: Client, store: ViewStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, written = snapshots.write_snapshot, []
     failures = [ConfigurationError("It cannot be read for once.")]
 

@@ -1,4 +1,6 @@
-"""The dashboard: its figures are those of the pipeline, its page asks for nothing from elsewhere, and in a real browser everything it shows moves."""
+"""The dashboard: its figures are those of the pipeline, its page asks for nothing from elsewhere,
+and in a real browser everything it shows moves.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +34,45 @@ SHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 def shop() -> hr.Pipeline:
     pipeline = hr.Pipeline("shop")
     times = hr.EventTime("placed_at", delay="5 seconds", producer="till")
-    orders = pipeline.topic("orders", schema="order_id BIGINT, region STRING, amount DOUBLE, till STRING, placed_at TIMESTAMP", key="region", event_time=times)
+    orders = pipeline.topic(
+        "orders",
+        schema="order_id BIGINT, region STRING, amount DOUBLE, till STRING, placed_at TIMESTAMP",
+        key="region",
+        event_time=times,
+    )
     pipeline.write("big_orders", orders.where("amount >= 100").select("order_id", "region"))
-    minutes = orders.window(hr.tumbling("1 minute"), late=hr.correct("1 hour")).group_by("region").aggregate(orders=hr.agg.count(), revenue=hr.agg.sum("amount"))
+    minutes = (
+        orders.window(hr.tumbling("1 minute"), late=hr.correct("1 hour"))
+        .group_by("region")
+        .aggregate(orders=hr.agg.count(), revenue=hr.agg.sum("amount"))
+    )
     pipeline.view("minutes", minutes)
-    totals = orders.group_by("region").aggregate(smallest=hr.agg.min("amount"), revenue=hr.agg.sum("amount"))
-    pipeline.view("places", totals.top(3, by="revenue").select("region", "smallest", turnover="revenue"))
-    rising = orders.match("a b", define={"b": "amount > a.amount"}, measures={"total": "sum(amount)"}, within="1 minute")
+    totals = orders.group_by("region").aggregate(
+        smallest=hr.agg.min("amount"), revenue=hr.agg.sum("amount")
+    )
+    pipeline.view(
+        "places", totals.top(3, by="revenue").select("region", "smallest", turnover="revenue")
+    )
+    rising = orders.match(
+        "a b",
+        define={"b": "amount > a.amount"},
+        measures={"total": "sum(amount)"},
+        within="1 minute",
+    )
     pipeline.write("rising", rising)
     return pipeline
 
 
-def order(number: int, amount: float, seconds: float, region: str | None = "north") -> dict[str, Any]:
-    return {"order_id": number, "region": region, "amount": amount, "till": "t1", "placed_at": START + timedelta(seconds=seconds)}
+def order(
+    number: int, amount: float, seconds: float, region: str | None = "north"
+) -> dict[str, Any]:
+    return {
+        "order_id": number,
+        "region": region,
+        "amount": amount,
+        "till": "t1",
+        "placed_at": START + timedelta(seconds=seconds),
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +104,12 @@ def showing(root: Path) -> Iterator[Shown]:
 def test_the_figures_are_those_of_the_pipeline(tmp_path: Path) -> None:
     with showing(tmp_path) as shown:
         client = Client(shown.server.port)
-        shown.batch(order(1, 50.0, 0), order(2, 150.0, 10), order(3, 20.0, 100), order(4, 1.0, 20, region=None))
+        shown.batch(
+            order(1, 50.0, 0),
+            order(2, 150.0, 10),
+            order(3, 20.0, 100),
+            order(4, 1.0, 20, region=None),
+        )
         time.sleep(max(LOOK_EVERY_S, board.SIZES_EVERY_S))
         facts = client.get("/dashboard/facts").json
         kinds = {node["id"]: node["kind"] for node in facts["plan"]["nodes"]}
@@ -86,15 +119,32 @@ def test_the_figures_are_those_of_the_pipeline(tmp_path: Path) -> None:
         assert kinds["write rising"] == "written"
         inputs = {node["id"]: node["inputs"] for node in facts["plan"]["nodes"]}
         assert inputs["view minutes"] == ["minutes.window"]
-        orders = {node["id"]: node.get("order") for node in facts["plan"]["nodes"] if node["kind"] == "view"}
-        assert orders == {"view minutes": None, "view places": [["turnover", True]]}, "by the names of the view's own columns"
-        assert all(given in kinds for each in inputs.values() for given in each), "every edge has two ends"
-        assert (facts["run"]["pipeline"], facts["run"]["is_running"], facts["run"]["rows_behind"]) == ("shop", True, 0)
+        orders = {
+            node["id"]: node.get("order")
+            for node in facts["plan"]["nodes"]
+            if node["kind"] == "view"
+        }
+        assert orders == {
+            "view minutes": None,
+            "view places": [["turnover", True]],
+        }, "by the names of the view's own columns"
+        assert all(given in kinds for each in inputs.values() for given in each), (
+            "every edge has two ends"
+        )
+        assert (
+            facts["run"]["pipeline"],
+            facts["run"]["is_running"],
+            facts["run"]["rows_behind"],
+        ) == ("shop", True, 0)
         assert {topic["name"]: topic["end"] for topic in facts["topics"]}["orders"] == 4
         assert facts["run"]["clocks"]["orders"]["held_back_by"][0]["producer"] == "t1"
         assert facts["run"]["counts"]["minutes.window.windows_waiting"] == 1
         assert facts["state"]["minutes.window"] > 0
-        assert {each["of"]: each["rows"] for each in facts["dead"]} == {"minutes.window": 1, "places.aggregate": 1, "rising.match": 1}
+        assert {each["of"]: each["rows"] for each in facts["dead"]} == {
+            "minutes.window": 1,
+            "places.aggregate": 1,
+            "rising.match": 1,
+        }
 
 
 def test_rows_that_came_late_and_rows_that_came_too_late_are_counted_apart(tmp_path: Path) -> None:
@@ -119,7 +169,13 @@ def test_the_past_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_page_may_load_nothing_from_elsewhere(tmp_path: Path) -> None:
     with showing(tmp_path) as shown:
         client = Client(shown.server.port)
-        for path, kind in (("/", "text/html"), ("/board.js", "text/javascript"), ("/drawing.js", "text/javascript"), ("/board.css", "text/css"), ("/icon.svg", "image/svg+xml")):
+        for path, kind in (
+            ("/", "text/html"),
+            ("/board.js", "text/javascript"),
+            ("/drawing.js", "text/javascript"),
+            ("/board.css", "text/css"),
+            ("/icon.svg", "image/svg+xml"),
+        ):
             answer = client.get(path)
             assert answer.status == 200
             assert answer.headers["content-type"].startswith(kind)
@@ -129,23 +185,38 @@ def test_the_page_may_load_nothing_from_elsewhere(tmp_path: Path) -> None:
 
 
 def test_with_a_token_the_page_is_open_and_the_figures_are_not(tmp_path: Path) -> None:
-    with PipelineTest(shop(), tmp_path) as test, start(test.state, test.log, 0, token="a-long-enough-token") as server:
+    with (
+        PipelineTest(shop(), tmp_path) as test,
+        start(test.state, test.log, 0, token="a-long-enough-token") as server,
+    ):
         client = Client(server.port)
         assert client.get("/").status == 200
         assert client.get("/dashboard/facts").status == 401
         assert client.ask("POST", "/dead/orders/replay").status == 401
-        assert client.get("/dashboard/facts", headers={"Authorization": "Bearer a-long-enough-token"}).status == 200
+        assert (
+            client.get(
+                "/dashboard/facts", headers={"Authorization": "Bearer a-long-enough-token"}
+            ).status
+            == 200
+        )
 
 
 def test_a_page_of_another_origin_cannot_replay_letters(tmp_path: Path) -> None:
     with showing(tmp_path) as shown:
-        answer = Client(shown.server.port).ask("POST", "/dead/orders/replay", headers={"Origin": "http://elsewhere.example", "Sec-Fetch-Site": "cross-site"})
+        answer = Client(shown.server.port).ask(
+            "POST",
+            "/dead/orders/replay",
+            headers={"Origin": "http://elsewhere.example", "Sec-Fetch-Site": "cross-site"},
+        )
         assert answer.status == 403
 
 
 def test_a_port_that_is_taken_is_stepped_over(tmp_path: Path) -> None:
     with PipelineTest(shop(), tmp_path) as test:
-        with start_at_usual_port(test.state, test.log, None, token=None) as one, start_at_usual_port(test.state, test.log, None, token=None) as other:
+        with (
+            start_at_usual_port(test.state, test.log, None, token=None) as one,
+            start_at_usual_port(test.state, test.log, None, token=None) as other,
+        ):
             assert PORT <= one.port < other.port < PORT + 10
         with pytest.raises(ConfigurationError, match="No pipeline has run"):
             check_state(tmp_path / "nowhere")
@@ -177,27 +248,55 @@ def test_top_shows_the_same_and_says_when_there_is_no_room(tmp_path: Path) -> No
 def test_top_uses_the_room_there_is_and_says_what_is_hidden(tmp_path: Path) -> None:
     with showing(tmp_path) as shown:
         facts = Board(shown.test.state, shown.test.log).facts()
-    topics = [{"name": f"topic{at:02}", "rows_per_second": 0.0, "end": at, "bytes": 10} for at in reversed(range(30))]
-    counts = {f"a_step_with_quite_a_long_name_{at:02}.aggregate.rows_in": 1_000_000 for at in range(12)}
-    told = on_screen({**facts, "topics": topics, "run": {**facts["run"], "counts": counts}, "groups": {"others": 7}}, 80, 24)
+    topics = [
+        {"name": f"topic{at:02}", "rows_per_second": 0.0, "end": at, "bytes": 10}
+        for at in reversed(range(30))
+    ]
+    counts = {
+        f"a_step_with_quite_a_long_name_{at:02}.aggregate.rows_in": 1_000_000 for at in range(12)
+    }
+    told = on_screen(
+        {
+            **facts,
+            "topics": topics,
+            "run": {**facts["run"], "counts": counts},
+            "groups": {"others": 7},
+        },
+        80,
+        24,
+    )
     lines = told.rstrip("\n").splitlines()
     assert len(lines) == 24
     assert max(map(len, lines)) <= 80
     hidden = sum(int(count) for count in re.findall(r"… (\d+) more", told))
     assert len(re.findall(r"^topic\d\d|^a_step", told, re.MULTILINE)) + hidden == 42
-    assert [line[:7] for line in lines if re.match(r"topic\d", line)][:3] == ["topic00", "topic01", "topic02"], "ties by name"
+    assert [line[:7] for line in lines if re.match(r"topic\d", line)][:3] == [
+        "topic00",
+        "topic01",
+        "topic02",
+    ], "ties by name"
     assert "others" in on_screen({**facts, "groups": {"others": 7}}, 80, 24)
 
 
 def test_rates_are_told_over_some_batches() -> None:
     def look(at: int, tick: int) -> Look:
-        return Look(at=float(at), tick=tick, counts={"step.rows_in": 100 * tick}, ends={}, behind=0, lag={}, complete_us={})
+        return Look(
+            at=float(at),
+            tick=tick,
+            counts={"step.rows_in": 100 * tick},
+            ends={},
+            behind=0,
+            lag={},
+            complete_us={},
+        )
 
     quick = [look(at, at) for at in range(60)]
     assert [each.at for each in span(quick)] == [54.0, 59.0]
     slow = [look(at, at // 6) for at in range(60)]
     before, now = span(slow)
-    assert now.counts["step.rows_in"] > before.counts["step.rows_in"], "though most looks see no new batch"
+    assert now.counts["step.rows_in"] > before.counts["step.rows_in"], (
+        "though most looks see no new batch"
+    )
     assert now.at - before.at <= 20
     idle = [look(at, min(at, 30)) for at in range(60)]
     assert span(idle)[0].tick == span(idle)[1].tick, "nothing has come for long"
@@ -208,7 +307,11 @@ def test_rates_are_told_over_some_batches() -> None:
 
 @pytest.fixture
 def chromium() -> Iterator[Any]:
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    program = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if program is None:
         pytest.skip("There is no Chromium here. To fix: apt-get install chromium.")
     from playwright.sync_api import sync_playwright
@@ -222,19 +325,33 @@ def chromium() -> Iterator[Any]:
 def test_in_a_browser_everything_moves(tmp_path: Path, chromium: Any) -> None:
     problems, asked = list[str](), set[str]()
     with showing(tmp_path) as shown:
-        shown.batch(order(1, 50.0, 0), order(2, 150.0, 10), order(3, 20.0, 100), order(4, 1.0, 20, region=None))
+        shown.batch(
+            order(1, 50.0, 0),
+            order(2, 150.0, 10),
+            order(3, 20.0, 100),
+            order(4, 1.0, 20, region=None),
+        )
         page = chromium.new_page(viewport={"width": 1366, "height": 768})
         page.set_default_timeout(90_000)  # on a machine that is busy
-        page.on("console", lambda message: problems.append(message.text) if message.type in {"error", "warning"} else None)
+        page.on(
+            "console",
+            lambda message: (
+                problems.append(message.text) if message.type in {"error", "warning"} else None
+            ),
+        )
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("request", lambda request: asked.add(request.url.split("/")[2]))
         place = f"127.0.0.1:{shown.server.port}"
         page.goto(shown.server.address)
         page.wait_for_selector("g.node:has-text('minutes.window')")
-        assert page.locator("g.node").count() == len(shown.test.pipeline.plan().steps()) + len(shown.test.pipeline.plan().outputs)
+        assert page.locator("g.node").count() == len(shown.test.pipeline.plan().steps()) + len(
+            shown.test.pipeline.plan().outputs
+        )
         tick = page.locator("#figures dd").first.inner_text()
         shown.batch(order(5, 30.0, 101))
-        page.wait_for_function("before => document.querySelector('#figures dd').textContent !== before", arg=tick)
+        page.wait_for_function(
+            "before => document.querySelector('#figures dd').textContent !== before", arg=tick
+        )
         page.locator("g.node:has-text('minutes.window')").focus()
         page.keyboard.press("Enter")
         page.wait_for_selector("text=waits for event time")
@@ -244,7 +361,9 @@ def test_in_a_browser_everything_moves(tmp_path: Path, chromium: Any) -> None:
         page.wait_for_selector("#live td:text-is('200')")
         shown.batch(order(6, 7.0, 30))  # late: a correction
         page.wait_for_selector("tr.corrected td:text-is('207')")
-        assert page.locator("#live figcaption").inner_text() == "revenue", "the last number, which is an aggregate"
+        assert page.locator("#live figcaption").inner_text() == "revenue", (
+            "the last number, which is an aggregate"
+        )
         _shot(page, "views")
 
         _check_leaderboard(page, shown)
@@ -271,7 +390,9 @@ def test_in_a_browser_everything_moves(tmp_path: Path, chromium: Any) -> None:
         page.locator("#tab-matches").focus()
         page.keyboard.press("ArrowRight")
         assert page.locator("#tab-dead").get_attribute("aria-selected") == "true"
-    assert [each for each in problems if "400" not in each and "404" not in each] == [], "but for the query that was wrong"
+    assert [each for each in problems if "400" not in each and "404" not in each] == [], (
+        "but for the query that was wrong"
+    )
     assert asked == {place}, "no request leaves the machine"
 
 
@@ -279,9 +400,17 @@ def _check_leaderboard(page: Any, shown: Shown) -> None:
     shown.batch(order(7, 9.0, 102, region="east"), order(8, 900.0, 103, region="west"))
     page.click("button:text-is('places')")
     page.wait_for_selector("#live td:text-is('900')")
-    assert page.locator("#live tbody td:first-child").all_inner_texts() == ["west", "north", "east"], "in its order, and not in that of its key"
+    assert page.locator("#live tbody td:first-child").all_inner_texts() == [
+        "west",
+        "north",
+        "east",
+    ], "in its order, and not in that of its key"
     assert page.locator("#live figcaption").inner_text() == "turnover"
-    assert page.locator("#live svg g text:first-child").all_text_contents() == ["west", "north", "east"]
+    assert page.locator("#live svg g text:first-child").all_text_contents() == [
+        "west",
+        "north",
+        "east",
+    ]
     _shot(page, "leaderboard")
 
 
@@ -299,16 +428,32 @@ def _shot(page: Any, name: str) -> None:
     page.screenshot(path=SHOTS / f"{name}.png")
 
 
-def test_seven_columns_fit_a_small_screen_and_edges_pass_no_box(chromium: Any, tmp_path: Path) -> None:
+def test_seven_columns_fit_a_small_screen_and_edges_pass_no_box(
+    chromium: Any, tmp_path: Path
+) -> None:
     with showing(tmp_path) as shown:
-        chain = [{"id": f"n{at}", "kind": "select", "label": f"a step with a long name {at}", "inputs": [f"n{at - 1}"] if at else []} for at in range(7)]
+        chain = [
+            {
+                "id": f"n{at}",
+                "kind": "select",
+                "label": f"a step with a long name {at}",
+                "inputs": [f"n{at - 1}"] if at else [],
+            }
+            for at in range(7)
+        ]
         chain[6]["inputs"] = ["n5", "n0", "n2"]
         path = shown.test.state / "plan.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "nodes": chain}))
         page = chromium.new_page(viewport={"width": 1366, "height": 768})
         page.goto(shown.server.address)
         page.wait_for_selector("g.node")
-        assert page.evaluate("() => { const graph = document.querySelector('#panel .scroll'); return graph.scrollWidth - graph.clientWidth; }") == 0
+        assert (
+            page.evaluate(
+                "() => { const graph = document.querySelector('#panel .scroll'); return"
+                " graph.scrollWidth - graph.clientWidth; }"
+            )
+            == 0
+        )
         assert page.locator("path.edge").count() == 8
         assert page.evaluate(_CROSSED) == 0
         page.close()
@@ -338,14 +483,25 @@ def test_colours_can_be_told_apart_in_light_and_dark(chromium: Any, tmp_path: Pa
             page.close()
 
 
-def test_nothing_stands_in_the_way_of_those_who_see_or_point_otherwise(chromium: Any, tmp_path: Path) -> None:
-    """What axe-core finds on each tab: names of controls, roles, order of headings, contrast, and the rest of WCAG that a program can see."""
+def test_nothing_stands_in_the_way_of_those_who_see_or_point_otherwise(
+    chromium: Any, tmp_path: Path
+) -> None:
+    """What axe-core finds on each tab: names of controls, roles, order of headings, contrast, and
+    the rest of WCAG that a program can see.
+    """
     from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 
     with showing(tmp_path) as shown:
-        shown.batch(order(1, 50.0, 0), order(2, 150.0, 10), order(3, 20.0, 100), order(4, 1.0, 20, region=None))
+        shown.batch(
+            order(1, 50.0, 0),
+            order(2, 150.0, 10),
+            order(3, 20.0, 100),
+            order(4, 1.0, 20, region=None),
+        )
         for scheme in ("light", "dark"):
-            page = chromium.new_context(color_scheme=scheme, bypass_csp=True).new_page()  # the checker is a script of its own
+            page = chromium.new_context(
+                color_scheme=scheme, bypass_csp=True
+            ).new_page()  # the checker is a script of its own
             page.goto(shown.server.address)
             page.wait_for_selector("g.node")
             tabs = page.locator("[role=tab]").evaluate_all("all => all.map(each => each.id)")
@@ -381,4 +537,8 @@ _CONTRAST = """() => {
 def test_the_plan_file_is_plain_json(tmp_path: Path) -> None:
     with showing(tmp_path) as shown:
         told = json.loads((shown.test.state / "plan.json").read_text())
-        assert (told["version"], told["pipeline"], told["log"]) == (1, "shop", shown.test.log.address)
+        assert (told["version"], told["pipeline"], told["log"]) == (
+            1,
+            "shop",
+            shown.test.log.address,
+        )

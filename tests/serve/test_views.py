@@ -1,4 +1,6 @@
-"""Views over HTTP: by key, in ranges, by SQL, each with its tick; and what cannot be had, with the reason."""
+"""Views over HTTP: by key, in ranges, by SQL, each with its tick; and what cannot be had, with the
+reason.
+"""
 
 import itertools
 import json
@@ -33,14 +35,29 @@ SHOWN = {
 
 def test_list(client: Client) -> None:
     counts, events = client.get("/views").json["views"]
-    assert counts == {"name": "counts", "version": None, "key": ["k"], "schema": "k BIGINT, n BIGINT", "tick": 4, "kept_after": 0}
+    assert counts == {
+        "name": "counts",
+        "version": None,
+        "key": ["k"],
+        "schema": "k BIGINT, n BIGINT",
+        "tick": 4,
+        "kept_after": 0,
+    }
     assert (events["name"], events["key"]) == ("events", [])
 
 
 def test_a_key_with_the_tick_it_shows(client: Client, store: ViewStore) -> None:
-    assert client.get("/views/counts", key=2).json == {"view": "counts", "tick": 4, "row": {"k": 2, "n": 20}}
+    assert client.get("/views/counts", key=2).json == {
+        "view": "counts",
+        "tick": 4,
+        "row": {"k": 2, "n": 20},
+    }
     store.commit(5, 1, {"counts": changes((5, "delete", (2, 20)), (5, "insert", (-7, 70)))})
-    assert client.get("/views/counts", key=-7).json == {"view": "counts", "tick": 5, "row": {"k": -7, "n": 70}}
+    assert client.get("/views/counts", key=-7).json == {
+        "view": "counts",
+        "tick": 5,
+        "row": {"k": -7, "n": 70},
+    }
     gone = client.get("/views/counts", key=2)
     assert (gone.status, gone.json["error"]) == (404, "NoSuchRow")
     assert "no row for the key 2 at tick 5" in gone.json["message"]
@@ -54,7 +71,14 @@ def test_a_row_by_key_is_the_row_of_a_range(client: Client, store: ViewStore) ->
     assert rows[0] == SHOWN
     for row in rows[:2]:
         assert client.get("/views/orders", key=[row["region"], row["day"]]).json["row"] == row
-    assert rows[1] == {**dict.fromkeys(SHOWN), "region": "us", "day": "2026-01-31", "amount": "NaN", "big": False, "ratio": "Infinity"}
+    assert rows[1] == {
+        **dict.fromkeys(SHOWN),
+        "region": "us",
+        "day": "2026-01-31",
+        "amount": "NaN",
+        "big": False,
+        "ratio": "Infinity",
+    }
     assert (rows[2]["region"], rows[2]["day"], rows[2]["amount"]) == (None, None, "-Infinity")
 
 
@@ -73,8 +97,12 @@ KEYS: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "value", "text"), KEYS, ids=[f"{kind}-{text}" for kind, _, text in KEYS])
-def test_keys_are_written_as_answers_write_them(client: Client, store: ViewStore, kind: str, value: Any, text: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "value", "text"), KEYS, ids=[f"{kind}-{text}" for kind, _, text in KEYS]
+)
+def test_keys_are_written_as_answers_write_them(
+    client: Client, store: ViewStore, kind: str, value: Any, text: str
+) -> None:
     schema = parse_schema(f"id {kind}, n BIGINT")
     store.declare("by", schema, ("id",))
     store.commit(5, 1, {"by": inserts(5, (value, 1), schema=schema)})
@@ -105,7 +133,9 @@ def test_ranges_orders_and_pages(client: Client, store: ViewStore) -> None:
     assert seen == list(range(9, 0, -1))
 
 
-def test_keys_with_nulls_are_looked_up_and_paged_like_others(client: Client, store: ViewStore) -> None:
+def test_keys_with_nulls_are_looked_up_and_paged_like_others(
+    client: Client, store: ViewStore
+) -> None:
     """As an outer join's result has them; they lie behind all others."""
     schema = parse_schema("a BIGINT, b BIGINT")
     store.declare("pairs", schema, ("a", "b"))
@@ -116,17 +146,24 @@ def test_keys_with_nulls_are_looked_up_and_paged_like_others(client: Client, sto
         page: dict[str, Any] = {"next": {"limit": 2, "order": order}}
         seen = []
         while page["next"]:
-            page = client.get("/views/pairs", **{"limit": 2, "order": order, **at, **page["next"]}).json
+            page = client.get(
+                "/views/pairs", **{"limit": 2, "order": order, **at, **page["next"]}
+            ).json
             seen += [(row["a"], row["b"]) for row in page["rows"]]
         assert seen == (pairs if order == "asc" else pairs[::-1]), (order, at)
     bounds = {"from": [1, "null"], "to": "null"}
-    assert [client.get("/views/pairs", **bounds, **at).json["rows"] for at in ({}, {"at_tick": 5})] == [[{"a": a, "b": b} for a, b in pairs[2:5]]] * 2
+    assert [
+        client.get("/views/pairs", **bounds, **at).json["rows"] for at in ({}, {"at_tick": 5})
+    ] == [[{"a": a, "b": b} for a, b in pairs[2:5]]] * 2
 
 
 def test_a_stream_by_ticks(client: Client, store: ViewStore) -> None:
     store.commit(5, 1, {"events": inserts(5, (1, 1))})
     store.commit(6, 1, {"events": inserts(6, (2, 2), (1, 3))})
-    assert client.get("/views/events", **{"from": 6}).json["rows"] == [{"k": 2, "n": 2, "_tick": 6}, {"k": 1, "n": 3, "_tick": 6}]
+    assert client.get("/views/events", **{"from": 6}).json["rows"] == [
+        {"k": 2, "n": 2, "_tick": 6},
+        {"k": 1, "n": 3, "_tick": 6},
+    ]
     assert "is a stream" in client.get("/views/events", key=1).json["message"]
 
 
@@ -139,7 +176,11 @@ def test_a_view_that_is_made_anew_is_found_again(client: Client, store: ViewStor
         schema = parse_schema("k STRING, m DOUBLE")
         anew.declare("counts", schema, ("k",))
         anew.commit(2, 2, {"counts": inserts(2, ("1", 0.5), schema=schema)})
-        assert client.get("/views/counts", key=1).json == {"view": "counts", "tick": 2, "row": {"k": "1", "m": 0.5}}
+        assert client.get("/views/counts", key=1).json == {
+            "view": "counts",
+            "tick": 2,
+            "row": {"k": "1", "m": 0.5},
+        }
 
 
 BAD = [
@@ -164,7 +205,9 @@ def test_what_cannot_be_asked(client: Client, query: dict[str, Any], reason: str
     assert reason in refused.json["message"]
 
 
-def test_an_error_of_our_own_is_an_object_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_our_own_is_an_object_too(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(views, "rows", lambda *_: 1 / 0)
     broken = client.get("/views/counts")
     assert (broken.status, broken.json["error"]) == (500, "BugError")
@@ -182,8 +225,14 @@ def test_an_unknown_view_suggests_the_nearest(client: Client) -> None:
 
 
 def test_sql(client: Client, store: ViewStore) -> None:
-    found = client.sql("SELECT sum(n) AS total, count(*) AS many FROM counts WHERE k > ?", parameters=[1]).json
-    assert found == {"ticks": {"counts": 4, "events": 4}, "columns": ["total", "many"], "rows": [{"total": 50, "many": 2}]}
+    found = client.sql(
+        "SELECT sum(n) AS total, count(*) AS many FROM counts WHERE k > ?", parameters=[1]
+    ).json
+    assert found == {
+        "ticks": {"counts": 4, "events": 4},
+        "columns": ["total", "many"],
+        "rows": [{"total": 50, "many": 2}],
+    }
 
 
 REFUSED_SQL = [
@@ -200,12 +249,20 @@ REFUSED_SQL = [
     ("SELECT k FROM counts", {"version": "v9"}, "There is no version 'v9'"),
     ("SELECT k FROM counts", {"timeout": "2 hours"}, "longer than 60 seconds"),
     ("SELECT k FROM counts", {"tiemout": "1 second"}, "did you mean 'timeout'"),
-    ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n", {"timeout": "100 milliseconds"}, "took longer than 0.1"),
+    (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n",
+        {"timeout": "100 milliseconds"},
+        "took longer than 0.1",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("query", "members", "reason"), REFUSED_SQL, ids=[query[:24] for query, _, _ in REFUSED_SQL])
-def test_sql_that_may_not_run(client: Client, query: str, members: dict[str, Any], reason: str) -> None:
+@pytest.mark.parametrize(
+    ("query", "members", "reason"), REFUSED_SQL, ids=[query[:24] for query, _, _ in REFUSED_SQL]
+)
+def test_sql_that_may_not_run(
+    client: Client, query: str, members: dict[str, Any], reason: str
+) -> None:
     refused = client.sql(query, **members)
     assert refused.status in {400, 404}
     assert reason in refused.json["message"]
@@ -213,9 +270,15 @@ def test_sql_that_may_not_run(client: Client, query: str, members: dict[str, Any
 
 
 def test_sql_must_come_as_json_and_be_of_bounded_size(client: Client) -> None:
-    assert client.ask("POST", "/sql", b'{"query": "SELECT 1"}', {"content-type": "text/plain"}).status == 415
+    assert (
+        client.ask("POST", "/sql", b'{"query": "SELECT 1"}', {"content-type": "text/plain"}).status
+        == 415
+    )
     assert client.ask("POST", "/sql", b"{", {"content-type": "application/json"}).status == 400
-    assert client.ask("POST", "/sql", b" " * (2 << 20), {"content-type": "application/json"}).status == 413
+    assert (
+        client.ask("POST", "/sql", b" " * (2 << 20), {"content-type": "application/json"}).status
+        == 413
+    )
     assert client.get("/sql").status == 405
 
 
@@ -223,17 +286,43 @@ def test_sql_must_come_as_json_and_be_of_bounded_size(client: Client) -> None:
 
 
 def test_at_tick_gives_each_tick_as_it_was(client: Client, store: ViewStore) -> None:
-    store.commit(5, 1, {"counts": changes((5, "delete", (1, 10)), (5, "update_preimage", (2, 20)), (5, "update_postimage", (2, 21)))})
-    store.commit(7, 1, {"counts": changes((7, "insert", (1, 11)), (7, "delete", (2, 21)), (7, "insert", (9, 90)))})
-    was = {0: [], 3: [], 4: [(1, 10), (2, 20), (3, 30)], 5: [(2, 21), (3, 30)], 6: [(2, 21), (3, 30)], 7: [(1, 11), (3, 30), (9, 90)]}
+    store.commit(
+        5,
+        1,
+        {
+            "counts": changes(
+                (5, "delete", (1, 10)),
+                (5, "update_preimage", (2, 20)),
+                (5, "update_postimage", (2, 21)),
+            )
+        },
+    )
+    store.commit(
+        7,
+        1,
+        {"counts": changes((7, "insert", (1, 11)), (7, "delete", (2, 21)), (7, "insert", (9, 90)))},
+    )
+    was = {
+        0: [],
+        3: [],
+        4: [(1, 10), (2, 20), (3, 30)],
+        5: [(2, 21), (3, 30)],
+        6: [(2, 21), (3, 30)],
+        7: [(1, 11), (3, 30), (9, 90)],
+    }
     for tick, rows in was.items():
         answer = client.get("/views/counts", at_tick=tick).json
         assert (answer["tick"], [tuple(row.values()) for row in answer["rows"]]) == (tick, rows)
         for key in (1, 2, 3, 9):
             expected = next((row for row in rows if row[0] == key), None)
             found = client.get("/views/counts", at_tick=tick, key=key)
-            assert (found.status, expected) == (404, None) or tuple(found.json["row"].values()) == expected
-    assert [row["k"] for row in client.get("/views/counts", at_tick=4, order="desc", **{"from": 2}).json["rows"]] == [3, 2]
+            assert (found.status, expected) == (404, None) or tuple(
+                found.json["row"].values()
+            ) == expected
+    assert [
+        row["k"]
+        for row in client.get("/views/counts", at_tick=4, order="desc", **{"from": 2}).json["rows"]
+    ] == [3, 2]
 
 
 def test_a_tick_that_is_not_kept_names_those_that_are(client: Client, store: ViewStore) -> None:
@@ -246,8 +335,14 @@ def test_a_tick_that_is_not_kept_names_those_that_are(client: Client, store: Vie
 def test_a_look_up_shows_each_commit_at_once(client: Client, store: ViewStore) -> None:
     """Though it holds on to a moment of the store for as long as nothing is committed."""
     for tick in range(5, 205):
-        store.commit(tick, 1, {"counts": changes((tick, "delete" if tick % 2 else "insert", (2, 20)))})
+        store.commit(
+            tick, 1, {"counts": changes((tick, "delete" if tick % 2 else "insert", (2, 20)))}
+        )
         for _ in range(2):
             answer = client.get("/views/counts", key=2)
             assert answer.status == (404 if tick % 2 else 200)
-            assert f"at tick {tick}." in answer.json["message"] if tick % 2 else answer.json["tick"] == tick
+            assert (
+                f"at tick {tick}." in answer.json["message"]
+                if tick % 2
+                else answer.json["tick"] == tick
+            )

@@ -1,4 +1,6 @@
-"""What the test servers with a binlog have in common: MariaDB and MySQL take the same options, and the same user is made in both."""
+"""What the test servers with a binlog have in common: MariaDB and MySQL take the same options, and
+the same user is made in both.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,22 @@ class BinlogServer(DatabaseServer):
     def prepare(self, data: Path) -> None:
         self.program()
         self.install(data)
-        made = [f"CREATE USER IF NOT EXISTS '{_USER}'@'%'", f"GRANT ALL ON *.* TO '{_USER}'@'%' WITH GRANT OPTION", "CREATE DATABASE IF NOT EXISTS shop"]
+        made = [
+            f"CREATE USER IF NOT EXISTS '{_USER}'@'%'",
+            f"GRANT ALL ON *.* TO '{_USER}'@'%' WITH GRANT OPTION",
+            "CREATE DATABASE IF NOT EXISTS shop",
+        ]
         (data / "first.sql").write_text("".join(f"{statement};\n" for statement in made))
 
     def command(self, data: Path) -> list[str]:
         options = [f"--{name}={value}" for name, value in self.settings.items()]
-        places = [f"--datadir={data}", f"--port={self.port}", f"--socket={data / 'socket'}", f"--pid-file={data / 'pid'}", f"--init-file={data / 'first.sql'}"]
+        places = [
+            f"--datadir={data}",
+            f"--port={self.port}",
+            f"--socket={data / 'socket'}",
+            f"--pid-file={data / 'pid'}",
+            f"--init-file={data / 'first.sql'}",
+        ]
         return [self.program(), "--no-defaults", *places, *options]
 
     def answers(self) -> bool:

@@ -1,6 +1,8 @@
-"""A database server for tests: started from Debian's packages on a free loopback port, with data of its own in a temporary directory, gone when stopped.
+"""A database server for tests: started from Debian's packages on a free loopback port, with data of
+its own in a temporary directory, gone when stopped.
 
-`postgres_server` and `mariadb_server` say what each is started with. Nothing of it is fit for production.
+`postgres_server` and `mariadb_server` say what each is started with. Nothing of it is fit for
+production.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def free_port() -> int:
 
 
 class DatabaseServer:
-    """One server process. `start` returns when it answers; `stop_process` and `start_process` are a restart; `stop` removes its data too."""
+    """One server process. `start` returns when it answers; `stop_process` and `start_process` are a
+    restart; `stop` removes its data too.
+    """
 
     kind = "database"
     user = "nobody"
@@ -63,7 +67,10 @@ class DatabaseServer:
         return self.directory / "data"
 
     def start(self) -> Self:
-        self.directory, self.port = Path(tempfile.mkdtemp(prefix=f"headrace-{self.kind}-")), free_port()
+        self.directory, self.port = (
+            Path(tempfile.mkdtemp(prefix=f"headrace-{self.kind}-")),
+            free_port(),
+        )
         try:
             if self.owner is not None:
                 shutil.chown(self.directory, self.owner)
@@ -85,9 +92,20 @@ class DatabaseServer:
             return "nobody"
 
     def run(self, command: list[str]) -> None:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=False, user=self.owner, cwd="/", env=self._environment)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+            check=False,
+            user=self.owner,
+            cwd="/",
+            env=self._environment,
+        )
         if done.returncode:
-            raise ServerUnavailable(f"{command[0]} failed: {(done.stdout + done.stderr).strip()[-2000:]}")
+            raise ServerUnavailable(
+                f"{command[0]} failed: {(done.stdout + done.stderr).strip()[-2000:]}"
+            )
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -97,7 +115,15 @@ class DatabaseServer:
     def start_process(self) -> None:
         assert self.directory is not None
         with (self.directory / "output.txt").open("ab") as output:
-            self._process = subprocess.Popen([*self._dying_with_us(), *self.command(self.data)], stdout=output, stderr=subprocess.STDOUT, user=self.owner, cwd="/", env=self._environment, start_new_session=True)
+            self._process = subprocess.Popen(
+                [*self._dying_with_us(), *self.command(self.data)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                user=self.owner,
+                cwd="/",
+                env=self._environment,
+                start_new_session=True,
+            )
         deadline = time.monotonic() + START_SECONDS
         while not self.answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -141,5 +167,10 @@ class DatabaseServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()

@@ -1,12 +1,15 @@
-"""A real Kafka broker for tests: fetched from Maven Central once, started on free loopback ports, gone when stopped.
+"""A real Kafka broker for tests: fetched from Maven Central once, started on free loopback ports,
+gone when stopped.
 
-Used by this project's own tests and benchmarks, and by anyone who wants to test a pipeline against Kafka without a server of their own:
+Used by this project's own tests and benchmarks, and by anyone who wants to test a pipeline against
+Kafka without a server of their own:
 
     with KafkaBroker() as broker:
         log = hr.open_log(broker.address)
 
-It needs Java 17 and, the first time, Maven; `BrokerUnavailable` says which of them is missing. One node, broker and controller in one
-process, data in a temporary directory. Nothing of it is fit for production.
+It needs Java 17 and, the first time, Maven; `BrokerUnavailable` says which of them is missing. One
+node, broker and controller in one process, data in a temporary directory. Nothing of it is fit for
+production.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 </project>
 """
 
-# One node has no replicas to wait for, and a test has no time for the delays that spare a production cluster needless work.
+# One node has no replicas to wait for, and a test has no time for the delays that spare a
+# production cluster needless work.
 SETTINGS = {
     "process.roles": "broker,controller",
     "node.id": "1",
@@ -69,7 +73,8 @@ SETTINGS = {
     "log.segment.delete.delay.ms": "0",
 }
 
-# The broker ends, and its data goes, when this process closes the pipe: by `stop`, or by dying in whatever way.
+# The broker ends, and its data goes, when this process closes the pipe: by `stop`, or by dying in
+# whatever way.
 WATCHED = """
 directory=$1; shift; exec 3<&0
 "$@" </dev/null 3<&- & broker=$!
@@ -99,7 +104,9 @@ def fetch_jars() -> Path:
         return directory
     maven = shutil.which("mvn")
     if maven is None:
-        raise BrokerUnavailable("Maven (`mvn`) is not installed, and the jars of Kafka have not been fetched before.")
+        raise BrokerUnavailable(
+            "Maven (`mvn`) is not installed, and the jars of Kafka have not been fetched before."
+        )
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix="fetch-") as scratch:
         _copy_dependencies(maven, Path(scratch))
@@ -111,15 +118,24 @@ def _copy_dependencies(maven: str, scratch: Path) -> None:
     (scratch / "pom.xml").write_text(POM)
     command = [maven, "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars"]
     try:
-        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False)
+        done = subprocess.run(
+            command, cwd=scratch, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
-        raise BrokerUnavailable(f"Maven did not fetch Kafka {KAFKA_VERSION} within {FETCH_SECONDS} seconds.") from None
+        raise BrokerUnavailable(
+            f"Maven did not fetch Kafka {KAFKA_VERSION} within {FETCH_SECONDS} seconds."
+        ) from None
     if done.returncode or not (scratch / "jars").is_dir():
-        raise BrokerUnavailable(f"Maven could not fetch Kafka {KAFKA_VERSION}: {(done.stdout + done.stderr).strip()[-2000:]}")
+        raise BrokerUnavailable(
+            f"Maven could not fetch Kafka {KAFKA_VERSION}:"
+            f" {(done.stdout + done.stderr).strip()[-2000:]}"
+        )
 
 
 def _publish(jars: Path, directory: Path) -> None:
-    """Rename into place, so that no reader ever sees half of the jars; whoever comes second keeps the first one's."""
+    """Rename into place, so that no reader ever sees half of the jars; whoever comes second keeps
+    the first one's.
+    """
     try:
         jars.rename(directory)
     except OSError:
@@ -134,7 +150,9 @@ def _free_port() -> int:
 
 
 class KafkaBroker:
-    """One broker process. `start()` returns when it answers; `stop()` ends it and removes its data."""
+    """One broker process. `start()` returns when it answers; `stop()` ends it and removes its
+    data.
+    """
 
     def __init__(self, settings: Mapping[str, str] | None = None, *, heap_mb: int = 400) -> None:
         self.settings = dict(settings or {})
@@ -195,7 +213,12 @@ class KafkaBroker:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def _write_config(self, directory: Path) -> Path:
@@ -217,16 +240,38 @@ class KafkaBroker:
         return [java, f"-Xmx{self.heap_mb}m", *quick_start, "-cp", f"{jars}/*", main, *arguments]
 
     def _format(self, java: str, jars: Path, config: Path) -> None:
-        command = self._command(java, jars, "kafka.tools.StorageTool", "format", "--standalone", "-t", _cluster_id(), "-c", str(config))
-        done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=False)
+        command = self._command(
+            java,
+            jars,
+            "kafka.tools.StorageTool",
+            "format",
+            "--standalone",
+            "-t",
+            _cluster_id(),
+            "-c",
+            str(config),
+        )
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=START_SECONDS, check=False
+        )
         if done.returncode:
-            raise BrokerUnavailable(f"Kafka's storage could not be formatted: {(done.stdout + done.stderr).strip()[-2000:]}")
+            raise BrokerUnavailable(
+                "Kafka's storage could not be formatted:"
+                f" {(done.stdout + done.stderr).strip()[-2000:]}"
+            )
 
     def _launch(self, java: str, jars: Path, config: Path) -> None:
         assert self._directory is not None
         with (self._directory / "output.txt").open("wb") as output:
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", WATCHED, "kafka", str(self._directory), *self._command(java, jars, "kafka.Kafka", str(config))],
+                [
+                    "/bin/sh",
+                    "-c",
+                    WATCHED,
+                    "kafka",
+                    str(self._directory),
+                    *self._command(java, jars, "kafka.Kafka", str(config)),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -238,11 +283,15 @@ class KafkaBroker:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise BrokerUnavailable(f"Kafka ended at once with code {self._process.returncode}: {self.output()}")
+                raise BrokerUnavailable(
+                    f"Kafka ended at once with code {self._process.returncode}: {self.output()}"
+                )
             if self._answers():
                 return
             time.sleep(0.1)
-        raise BrokerUnavailable(f"Kafka did not answer within {START_SECONDS} seconds: {self.output()}")
+        raise BrokerUnavailable(
+            f"Kafka did not answer within {START_SECONDS} seconds: {self.output()}"
+        )
 
     def _answers(self) -> bool:
         """The socket opens when the broker has caught up with its metadata and takes requests."""

@@ -42,4 +42,13 @@ class MariadbServer(BinlogServer):
         install = shutil.which("mariadb-install-db")
         if install is None:
             raise ServerUnavailable(_MISSING)
-        self.run([install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal", "--skip-test-db", "--innodb-log-file-size=16M"])
+        self.run(
+            [
+                install,
+                "--no-defaults",
+                f"--datadir={data}",
+                "--auth-root-authentication-method=normal",
+                "--skip-test-db",
+                "--innodb-log-file-size=16M",
+            ]
+        )

@@ -1,4 +1,5 @@
-"""A real MySQL for tests, with a row binlog and GTIDs, where there is one: Debian's stable releases have MariaDB in its place.
+"""A real MySQL for tests, with a row binlog and GTIDs, where there is one: Debian's stable releases
+have MariaDB in its place.
 
 `HEADRACE_MYSQLD` names its program; otherwise `mysqld` is taken, if it is MySQL's own.
 """
@@ -32,10 +33,16 @@ PROGRAM_VARIABLE = "HEADRACE_MYSQLD"
 
 @cache
 def program() -> str | None:
-    found = os.environ.get(PROGRAM_VARIABLE) or shutil.which("mysqld") or shutil.which("mysqld", path="/usr/sbin")
+    found = (
+        os.environ.get(PROGRAM_VARIABLE)
+        or shutil.which("mysqld")
+        or shutil.which("mysqld", path="/usr/sbin")
+    )
     if found is None:
         return None
-    told = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
+    told = subprocess.run(
+        [found, "--version"], capture_output=True, text=True, timeout=30, check=False
+    ).stdout
     return None if "MariaDB" in told or not told else found
 
 
@@ -46,8 +53,19 @@ class MysqlServer(BinlogServer):
     def program(self) -> str:
         found = program()
         if found is None:
-            raise ServerUnavailable(f"There is no MySQL here. To fix: install one, or name its program in {PROGRAM_VARIABLE}.")
+            raise ServerUnavailable(
+                "There is no MySQL here. To fix: install one, or name its program in"
+                f" {PROGRAM_VARIABLE}."
+            )
         return found
 
     def install(self, data: Path) -> None:
-        self.run([self.program(), "--no-defaults", "--initialize-insecure", f"--datadir={data}", "--secure-file-priv="])
+        self.run(
+            [
+                self.program(),
+                "--no-defaults",
+                "--initialize-insecure",
+                f"--datadir={data}",
+                "--secure-file-priv=",
+            ]
+        )

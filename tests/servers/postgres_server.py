@@ -28,7 +28,9 @@ SETTINGS = {
 
 def find_program(name: str) -> str:
     """Debian keeps the server's programs out of the PATH."""
-    found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
+    found = sorted(
+        Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3])
+    )
     program = str(found[-1]) if found else shutil.which(name)
     if program is None:
         raise ServerUnavailable("Postgres is not installed. To fix: apt-get install postgresql")
@@ -52,7 +54,21 @@ class PostgresServer(DatabaseServer):
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
 
     def prepare(self, data: Path) -> None:
-        self.run([find_program("initdb"), "-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"])
+        self.run(
+            [
+                find_program("initdb"),
+                "-D",
+                str(data),
+                "-U",
+                "postgres",
+                "-A",
+                "trust",
+                "-E",
+                "UTF8",
+                "--locale=C.UTF-8",
+                "--no-sync",
+            ]
+        )
         with (data / "postgresql.conf").open("a") as config:
             config.writelines(f"{name} = '{value}'\n" for name, value in self.settings.items())
 
@@ -62,7 +78,11 @@ class PostgresServer(DatabaseServer):
     def answers(self) -> bool:
         if not self.is_open():
             return False
-        ready = subprocess.run([find_program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)], check=False, timeout=10)
+        ready = subprocess.run(
+            [find_program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)],
+            check=False,
+            timeout=10,
+        )
         return ready.returncode == 0
 
     def stop_process(self, how: signal.Signals = signal.SIGINT) -> None:

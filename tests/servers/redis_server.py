@@ -30,7 +30,19 @@ class RedisServer(DatabaseServer):
         program = shutil.which("redis-server")
         if program is None:
             raise ServerUnavailable("Redis is not installed. To fix: apt-get install redis-server")
-        return [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(data)]
+        return [
+            program,
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            str(data),
+        ]
 
     def answers(self) -> bool:
         try:

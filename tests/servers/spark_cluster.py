@@ -1,9 +1,11 @@
-"""A Spark standalone cluster for tests: a master and some workers, processes of this machine on loopback, gone when stopped.
+"""A Spark standalone cluster for tests: a master and some workers, processes of this machine on
+loopback, gone when stopped.
 
     with SparkCluster(workers=2) as cluster:
         session = hr.spark(master=cluster.master)
 
-It needs Java 17 or newer, and nothing beside pyspark. Everything in it is small; nothing of it is fit for production.
+It needs Java 17 or newer, and nothing beside pyspark. Everything in it is small; nothing of it is
+fit for production.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class ClusterUnavailable(Exception):
 
 
 class SparkCluster:
-    """`start()` returns when all workers have joined; `stop()` ends them and removes what they wrote."""
+    """`start()` returns when all workers have joined; `stop()` ends them and removes what they
+    wrote.
+    """
 
     def __init__(self, *, workers: int = 2, cores: int = 1, memory_mb: int = 1024) -> None:
         self.workers, self.cores, self.memory_mb = workers, cores, memory_mb
@@ -49,12 +53,26 @@ class SparkCluster:
         self._directory = Path(tempfile.mkdtemp(prefix="headrace-spark-"))
         self._port, self._page = _free_port(), _free_port()
         try:
-            self._launch("master", _MASTER, "--port", str(self._port), "--webui-port", str(self._page))
+            self._launch(
+                "master", _MASTER, "--port", str(self._port), "--webui-port", str(self._page)
+            )
             self._wait("the master answers", lambda: self._facts() is not None)
             for number in range(self.workers):
                 size = ["--cores", str(self.cores), "--memory", f"{self.memory_mb}m"]
-                self._launch(f"worker-{number}", _WORKER, *size, "--webui-port", "0", "--work-dir", str(self._directory / f"work-{number}"), self.master)
-            self._wait("all workers have joined", lambda: (self._facts() or {}).get("aliveworkers") == self.workers)
+                self._launch(
+                    f"worker-{number}",
+                    _WORKER,
+                    *size,
+                    "--webui-port",
+                    "0",
+                    "--work-dir",
+                    str(self._directory / f"work-{number}"),
+                    self.master,
+                )
+            self._wait(
+                "all workers have joined",
+                lambda: (self._facts() or {}).get("aliveworkers") == self.workers,
+            )
         except BaseException:
             self.stop()
             raise
@@ -78,12 +96,20 @@ class SparkCluster:
     def executors(self) -> int:
         """How many workers have run something."""
         assert self._directory is not None
-        return sum(any((self._directory / f"work-{number}").glob("app-*")) for number in range(self.workers))
+        return sum(
+            any((self._directory / f"work-{number}").glob("app-*"))
+            for number in range(self.workers)
+        )
 
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def _launch(self, name: str, main: str, *arguments: str) -> None:
@@ -92,28 +118,55 @@ class SparkCluster:
 
         assert self._directory is not None
         home = _find_spark_home()
-        patient = f"-Dspark.worker.timeout={PATIENCE_SECONDS}"  # a busy machine may keep a worker waiting for long
+        patient = (  # a busy machine may keep a worker waiting for long
+            f"-Dspark.worker.timeout={PATIENCE_SECONDS}"
+        )
         quick_start = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
         environment = {
-            **os.environ, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": quick_start,
-            "SPARK_MASTER_OPTS": patient, "SPARK_WORKER_OPTS": patient,
-        }  # fmt: skip
+            **os.environ,
+            "SPARK_HOME": home,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": quick_start,
+            "SPARK_MASTER_OPTS": patient,
+            "SPARK_WORKER_OPTS": patient,
+        }
         with (self._directory / f"{name}.txt").open("wb") as output:
-            command = [str(Path(home) / "bin" / "spark-class"), main, "--host", "127.0.0.1", *arguments]
-            self._processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT))
+            command = [
+                str(Path(home) / "bin" / "spark-class"),
+                main,
+                "--host",
+                "127.0.0.1",
+                *arguments,
+            ]
+            self._processes.append(
+                subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+            )
 
     def _wait(self, what: str, condition: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + START_SECONDS
         while not condition():
-            ended = [process.returncode for process in self._processes if process.poll() is not None]
+            ended = [
+                process.returncode for process in self._processes if process.poll() is not None
+            ]
             if ended or time.monotonic() > deadline_s:
-                raise ClusterUnavailable(f"A Spark cluster could not be started: {what} was waited for. {self._output()}")
+                raise ClusterUnavailable(
+                    f"A Spark cluster could not be started: {what} was waited for. {self._output()}"
+                )
             time.sleep(0.1)
 
     def _facts(self) -> dict[str, int] | None:
         """What the master's page says, for programs."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=5) as answer:  # our own
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self._page}/json/", timeout=5
+            ) as answer:  # our own
                 facts: dict[str, int] = json.load(answer)
                 return facts
         except (urllib.error.URLError, OSError, ValueError):
@@ -121,7 +174,10 @@ class SparkCluster:
 
     def _output(self) -> str:
         assert self._directory is not None
-        return "\n".join(path.read_text(errors="replace")[-1500:] for path in sorted(self._directory.glob("*.txt")))
+        return "\n".join(
+            path.read_text(errors="replace")[-1500:]
+            for path in sorted(self._directory.glob("*.txt"))
+        )
 
 
 def _free_port() -> int:

@@ -1,4 +1,6 @@
-"""A sync that kills itself, without a word, just before or after a step: what to run and where to die comes pickled on standard input."""
+"""A sync that kills itself, without a word, just before or after a step: what to run and where to
+die comes pickled on standard input.
+"""
 
 import os
 import pickle

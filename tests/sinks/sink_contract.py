@@ -1,4 +1,6 @@
-"""What every sink promises, tested alike for each kind. A kind's own file says how to make one, and where it can be struck besides."""
+"""What every sink promises, tested alike for each kind. A kind's own file says how to make one, and
+where it can be struck besides.
+"""
 
 import functools
 import pickle
@@ -23,14 +25,18 @@ from headrace.sinks.sync import Following, Syncing
 
 ACCOUNTS = "id BIGINT, name STRING, amount DECIMAL(12, 2)"
 EVERYTHING = (
-    "k STRING, flag BOOLEAN, small SMALLINT, whole INT, long BIGINT, single FLOAT, twice DOUBLE, money DECIMAL(20, 4), words STRING, raw BINARY, day DATE, "
-    "`at` TIMESTAMP, plain TIMESTAMP_NTZ, tags ARRAY<STRING>, point STRUCT<x: INT, y: DOUBLE>"
+    "k STRING, flag BOOLEAN, small SMALLINT, whole INT, long BIGINT, single FLOAT, twice DOUBLE,"
+    " money DECIMAL(20, 4), words STRING, raw BINARY, day DATE, `at` TIMESTAMP, plain"
+    " TIMESTAMP_NTZ, tags ARRAY<STRING>, point STRUCT<x: INT, y: DOUBLE>"
 )
 AT = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
 
 
-# A method, whether just before or just after it, and how often it is passed before that: the ledger is first written by the takeover.
-STEPS = [(name, when, 0) for name in ("merge", "write_applied", "apply") for when in ("before", "after")] + [("write_applied", when, 1) for when in ("before", "after")]
+# A method, whether just before or just after it, and how often it is passed before that: the ledger
+# is first written by the takeover.
+STEPS = [
+    (name, when, 0) for name in ("merge", "write_applied", "apply") for when in ("before", "after")
+] + [("write_applied", when, 1) for when in ("before", "after")]
 
 
 class Died(BaseException):
@@ -43,10 +49,22 @@ def account(number: int, amount: int | str = 1, name: str = "ada") -> dict[str, 
 
 def full_row(key: str, **values: Any) -> dict[str, Any]:
     row = {
-        "k": key, "flag": True, "small": -7, "whole": 2**31 - 1, "long": -(2**63), "single": 0.5, "twice": 1e300, "money": Decimal("-1234567890123456.7891"),
-        "words": 'a "b", \\c\t\n\r\u2028 ü 🦆', "raw": b'\x00\xff,"\n', "day": AT.date(), "at": AT, "plain": AT.replace(tzinfo=None), "tags": ["x", None, 'q"'],
+        "k": key,
+        "flag": True,
+        "small": -7,
+        "whole": 2**31 - 1,
+        "long": -(2**63),
+        "single": 0.5,
+        "twice": 1e300,
+        "money": Decimal("-1234567890123456.7891"),
+        "words": 'a "b", \\c\t\n\r\u2028 ü 🦆',
+        "raw": b'\x00\xff,"\n',
+        "day": AT.date(),
+        "at": AT,
+        "plain": AT.replace(tzinfo=None),
+        "tags": ["x", None, 'q"'],
         "point": {"x": 1, "y": None},
-    }  # fmt: skip
+    }
     return {**row, **values}
 
 
@@ -56,7 +74,12 @@ def rows_of(sink: hr.sinks.Sink, log: hr.Log, topic: str) -> list[dict[str, Any]
     with sink.open(shape, log) as target:
         target.prepare()
         listed = read_back(target)
-    return sorted(listed, key=lambda row: [repr(row[name]) if not isinstance(row[name], int) else row[name] for name in shape.key])
+    return sorted(
+        listed,
+        key=lambda row: [
+            repr(row[name]) if not isinstance(row[name], int) else row[name] for name in shape.key
+        ],
+    )
 
 
 def read_back(target: Target) -> list[dict[str, Any]]:
@@ -84,15 +107,21 @@ def caught_up(sink: hr.sinks.Sink, log: hr.Log, topic: str, **options: Any) -> S
 def next_batch(log: hr.Log, target: Target, applied: Applied) -> Batch:
     piece = Following(log, target.shape.topic, applied).next(1_000_000)
     assert piece is not None
-    return batch_of(piece.rows, target.shape, piece.start, piece.stop, target.lookup, fresh=piece.fresh)
+    return batch_of(
+        piece.rows, target.shape, piece.start, piece.stop, target.lookup, fresh=piece.fresh
+    )
 
 
 def assert_equal_to_log(sink: hr.sinks.Sink, log: hr.Log, topic: str) -> None:
     compared = sink.check(topic, log=log.address)
     assert compared.is_equal, compared.examples
-    assert compared.positions == {partition: end for partition, end in log.end_offsets(topic).items() if end}
+    assert compared.positions == {
+        partition: end for partition, end in log.end_offsets(topic).items() if end
+    }
     shape = shape_of(sink, log.topic(topic))
-    assert sorted(map(repr, rows_of(sink, log, topic))) == sorted(map(repr, folded(log, topic, shape)))
+    assert sorted(map(repr, rows_of(sink, log, topic))) == sorted(
+        map(repr, folded(log, topic, shape))
+    )
     assert compared.rows == len(folded(log, topic, shape))
 
 
@@ -101,11 +130,15 @@ def no_letters(_refused: Any) -> None:
 
 
 class SinkContract:
-    """The suite. A subclass gives the fixture `sink`, and may name more `points`: (class, method, "before" or "after", how often it is passed first)."""
+    """The suite. A subclass gives the fixture `sink`, and may name more `points`: (class, method,
+    "before" or "after", how often it is passed first).
+    """
 
     points: tuple[tuple[type, str, str, int], ...] = ()
     is_atomic = True
-    """Whether what was struck is wholly there or not at all; or there in part, until it is sent again."""
+    """Whether what was struck is wholly there or not at all; or there in part, until it is sent
+    again.
+    """
 
     @pytest.fixture
     def log(self, tmp_path: Path) -> Iterator[hr.Log]:
@@ -123,7 +156,12 @@ class SinkContract:
         status = caught_up(sink, log, "accounts").status
         assert (status.rows, status.refused, status.behind) == (16, 0, 0)
         found = {row["id"]: (row["name"], row["amount"]) for row in rows_of(sink, log, "accounts")}
-        assert found == {**dict.fromkeys((0, 5, 6, 7, 8, 9), ("ada", 1)), 1: ("eve", 5), 2: ("ada", 8), 4: ("ada", 9)}
+        assert found == {
+            **dict.fromkeys((0, 5, 6, 7, 8, 9), ("ada", 1)),
+            1: ("eve", 5),
+            2: ("ada", 8),
+            4: ("ada", 9),
+        }
         assert_equal_to_log(sink, log, "accounts")
 
         with log.producer("accounts") as producer:
@@ -135,7 +173,12 @@ class SinkContract:
 
     def test_every_type_comes_back_as_it_was(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
         log.create_table("everything", EVERYTHING, primary_key="k")
-        written = [full_row("a"), {**dict.fromkeys(full_row("b")), "k": "b"}, full_row("", words="", raw=b"", tags=[]), full_row("nan", twice=float("nan"), single=float("-inf"))]
+        written = [
+            full_row("a"),
+            {**dict.fromkeys(full_row("b")), "k": "b"},
+            full_row("", words="", raw=b"", tags=[]),
+            full_row("nan", twice=float("nan"), single=float("-inf")),
+        ]
         with log.producer("everything") as producer:
             producer.upsert(written)
         caught_up(replace(sink, table="everything"), log, "everything")
@@ -178,7 +221,9 @@ class SinkContract:
                 older.apply(batch, no_letters)
         assert_equal_to_log(sink, log, "accounts")
 
-    def test_struck_at_each_step_of_a_commit(self, sink: hr.sinks.Sink, log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_struck_at_each_step_of_a_commit(
+        self, sink: hr.sinks.Sink, log: hr.Log, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         kind = type(self._opened(sink, log))
         steps = [(kind, *step) for step in STEPS]
         chance = random.Random(1)
@@ -220,20 +265,31 @@ class SinkContract:
             with log.producer("payments") as producer:
                 producer.append([account(7, amount) for amount in amounts])
             caught_up(replace(sink, batch_rows=1), log, "payments")
-        assert [(row["_partition"], row["_offset"], row["amount"]) for row in rows_of(sink, log, "payments")] == [(0, 0, 1), (0, 1, 2), (0, 2, 3)]
+        assert [
+            (row["_partition"], row["_offset"], row["amount"])
+            for row in rows_of(sink, log, "payments")
+        ] == [(0, 0, 1), (0, 1, 2), (0, 2, 3)]
         assert_equal_to_log(sink, log, "payments")
 
-    def test_a_stream_can_be_merged_by_a_key_and_rows_without_one_are_put_aside(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+    def test_a_stream_can_be_merged_by_a_key_and_rows_without_one_are_put_aside(
+        self, sink: hr.sinks.Sink, log: hr.Log
+    ) -> None:
         merged = replace(sink, key=("id",), name="newest")
         with log.producer("payments") as producer:
             producer.append([account(7, 1), {**account(0, 2), "id": None}, account(7, 3)])
         assert caught_up(merged, log, "payments").status.refused == 1
         assert [(row["id"], row["amount"]) for row in rows_of(merged, log, "payments")] == [(7, 3)]
         (letter,) = letters(log, "newest")
-        assert (letter["source_offset"], letter["reason"], letter["place"]) == (1, "its key is null", "sink newest")
+        assert (letter["source_offset"], letter["reason"], letter["place"]) == (
+            1,
+            "its key is null",
+            "sink newest",
+        )
         assert '"amount":"2.00"' in letter["row"]
 
-    def test_small_batches_and_many_partitions_come_to_the_same(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+    def test_small_batches_and_many_partitions_come_to_the_same(
+        self, sink: hr.sinks.Sink, log: hr.Log
+    ) -> None:
         chance = random.Random(2)
         with log.producer("accounts") as producer:
             for number in range(20):
@@ -258,7 +314,9 @@ class SinkContract:
         assert [row["id"] for row in rows_of(one, log, "others")] == [2]
         assert_equal_to_log(one, log, "others")
 
-    def test_a_batch_that_leaves_a_gap_is_not_applied(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
+    def test_a_batch_that_leaves_a_gap_is_not_applied(
+        self, sink: hr.sinks.Sink, log: hr.Log
+    ) -> None:
         """As when the target was brought back to an earlier state under the hands of its writer."""
         with log.producer("accounts") as producer:
             producer.upsert([account(1)])
@@ -291,7 +349,10 @@ class SinkContract:
         with log.producer("accounts") as producer:
             producer.upsert([{**account(2), "city": "Oslo"}])
         caught_up(sink, log, "accounts")
-        assert [(row["id"], row["city"]) for row in rows_of(sink, log, "accounts")] == [(1, None), (2, "Oslo")]
+        assert [(row["id"], row["city"]) for row in rows_of(sink, log, "accounts")] == [
+            (1, None),
+            (2, "Oslo"),
+        ]
 
     def test_a_topic_without_a_key_cannot_be_merged(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
         log.create_topic("noise", "text STRING")
@@ -300,18 +361,30 @@ class SinkContract:
 
 
 def assert_whole(sink: hr.sinks.Sink, log: hr.Log) -> None:
-    """What was struck is either wholly there or not at all: the target equals the log as of the place it says."""
+    """What was struck is either wholly there or not at all: the target equals the log as of the
+    place it says.
+    """
     assert sink.check("accounts", log=log.address).is_equal
 
 
-def run_and_die(sink: hr.sinks.Sink, address: str, point: tuple[type, str, str, int], topic: str = "accounts") -> int:
+def run_and_die(
+    sink: hr.sinks.Sink, address: str, point: tuple[type, str, str, int], topic: str = "accounts"
+) -> int:
     """Sync in a process that kills itself at a point. Returns how it ended."""
     command = [sys.executable, "-m", "tests.sinks.dying_sync"]
-    return subprocess.run(command, input=pickle.dumps((sink, address, topic, point)), check=False, timeout=60, cwd=Path(__file__).parents[2]).returncode
+    return subprocess.run(
+        command,
+        input=pickle.dumps((sink, address, topic, point)),
+        check=False,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+    ).returncode
 
 
 def strike(patch: pytest.MonkeyPatch, owner: type, name: str, when: str, passes: int) -> list[str]:
-    """Die just before or just after a method, when it has been passed so often. Returns what grows with each call."""
+    """Die just before or just after a method, when it has been passed so often. Returns what grows
+    with each call.
+    """
     real, struck = getattr(owner, name), []
 
     @functools.wraps(real)

@@ -1,4 +1,6 @@
-"""How a sink reads its topic: in bounded pieces, every partition in turn, pairs uncut, and nothing silently missed."""
+"""How a sink reads its topic: in bounded pieces, every partition in turn, pairs uncut, and nothing
+silently missed.
+"""
 
 import time
 from collections.abc import Iterator
@@ -48,8 +50,22 @@ def test_a_change_of_key_is_not_cut(log: hr.Log) -> None:
     with log.transaction("writer") as tx:
         for number in range(5):
             changes = [
-                {"id": number, "body": None, "_transaction": number, "_order": 0, "_marks": None, "_change_type": "delete"},
-                {"id": number + 100, "body": "b", "_transaction": number, "_order": 0, "_marks": None, "_change_type": "insert"},
+                {
+                    "id": number,
+                    "body": None,
+                    "_transaction": number,
+                    "_order": 0,
+                    "_marks": None,
+                    "_change_type": "delete",
+                },
+                {
+                    "id": number + 100,
+                    "body": "b",
+                    "_transaction": number,
+                    "_order": 0,
+                    "_marks": None,
+                    "_change_type": "insert",
+                },
             ]
             tx.append("documents", changes)
     for most in (1, 3, 5):
@@ -70,12 +86,21 @@ def test_rows_that_retention_has_removed_are_missed_with_a_word(log: hr.Log) -> 
     assert earliest > 0
     assert Following(log, "noise", applied("noise")).positions == {0: earliest}
     assert Following(log, "noise", applied("noise", p0=earliest)).positions == {0: earliest}
-    with pytest.raises(TargetMismatch, match=r"retention has removed what follows[\s\S]*--start-over"):
+    with pytest.raises(
+        TargetMismatch, match=r"retention has removed what follows[\s\S]*--start-over"
+    ):
         Following(log, "noise", applied("noise", p0=earliest - 1))
 
 
 def test_tombstones_that_compaction_has_removed_are_missed_with_a_word(log: hr.Log) -> None:
-    log.create_table("accounts", "id BIGINT, text STRING", primary_key="id", history="1 second", tombstones="1 second", segment_bytes=1 << 16)
+    log.create_table(
+        "accounts",
+        "id BIGINT, text STRING",
+        primary_key="id",
+        history="1 second",
+        tombstones="1 second",
+        segment_bytes=1 << 16,
+    )
     with log.producer("accounts") as producer:
         for _ in range(6):
             producer.upsert(pa.table({"id": range(100), "text": ["x" * 1000] * 100}))
@@ -83,7 +108,11 @@ def test_tombstones_that_compaction_has_removed_are_missed_with_a_word(log: hr.L
     log.maintain()
     whole = log.whole_from("accounts")[0]
     assert whole > 1
-    assert Following(log, "accounts", applied("accounts", p0=1)).positions == {0: 1}  # it was here a moment ago
+    assert Following(log, "accounts", applied("accounts", p0=1)).positions == {
+        0: 1
+    }  # it was here a moment ago
     with pytest.raises(TargetMismatch, match=r"may have missed deletes[\s\S]*--start-over"):
         Following(log, "accounts", applied("accounts", at_us=1, p0=1))
-    assert Following(log, "accounts", applied("accounts", at_us=1, p0=whole)).positions == {0: whole}
+    assert Following(log, "accounts", applied("accounts", at_us=1, p0=whole)).positions == {
+        0: whole
+    }

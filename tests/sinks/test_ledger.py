@@ -1,4 +1,6 @@
-"""The ledger where a commit's outcome is unknown, as it can be on a cluster: it is decided before anybody looks. And two entries never take the same place."""
+"""The ledger where a commit's outcome is unknown, as it can be on a cluster: it is decided before
+anybody looks. And two entries never take the same place.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from headrace.testing.pipelines import PipelineTest
 
 
 class Unsure:
-    """Makes the next commit one that nobody hears of, and that is done only when its owner opens another transaction: as a cluster's may be."""
+    """Makes the next commit one that nobody hears of, and that is done only when its owner opens
+    another transaction: as a cluster's may be.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_next = False
@@ -49,7 +53,9 @@ def shop() -> hr.Pipeline:
     return pipeline
 
 
-def test_a_tick_whose_commit_was_unsure_is_not_recorded_twice(tmp_path: Path, unsure: Unsure) -> None:
+def test_a_tick_whose_commit_was_unsure_is_not_recorded_twice(
+    tmp_path: Path, unsure: Unsure
+) -> None:
     with PipelineTest(shop(), tmp_path) as test:
         test.feed("orders", [{"k": 0}])
         unsure.is_next = True

@@ -1,4 +1,6 @@
-"""Sinks that follow topics on Kafka, where a delete is a tombstone and transaction markers take offsets: still each change once, whatever dies."""
+"""Sinks that follow topics on Kafka, where a delete is a tombstone and transaction markers take
+offsets: still each change once, whatever dies.
+"""
 
 import random
 import signal
@@ -16,7 +18,18 @@ from headrace.sinks.base import new_owner, shape_of
 from headrace.sinks.sqlite_target import SqliteTarget
 from tests.cdc.conftest import Postgres
 from tests.servers.kafka_broker import KafkaBroker
-from tests.sinks.sink_contract import ACCOUNTS, STEPS, Died, account, caught_up, next_batch, no_letters, rows_of, run_and_die, strike
+from tests.sinks.sink_contract import (
+    ACCOUNTS,
+    STEPS,
+    Died,
+    account,
+    caught_up,
+    next_batch,
+    no_letters,
+    rows_of,
+    run_and_die,
+    strike,
+)
 from tests.sinks.webhook_receiver import WebhookReceiver
 
 pytestmark = pytest.mark.kafka
@@ -30,7 +43,9 @@ def log(kafka_broker: KafkaBroker) -> Iterator[hr.Log]:
 
 @pytest.fixture
 def accounts(log: hr.Log) -> str:
-    return log.create_table(f"accounts-{uuid.uuid4().hex[:8]}", ACCOUNTS, primary_key="id", partitions=2).name
+    return log.create_table(
+        f"accounts-{uuid.uuid4().hex[:8]}", ACCOUNTS, primary_key="id", partitions=2
+    ).name
 
 
 def change(log: hr.Log, topic: str, chance: random.Random, amount: int) -> None:
@@ -50,7 +65,9 @@ def assert_equal(sink: hr.sinks.Sink, log: hr.Log, topic: str) -> None:
     assert compared.positions == log.end_offsets(topic)
 
 
-def test_struck_at_each_step(log: hr.Log, accounts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_struck_at_each_step(
+    log: hr.Log, accounts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sink, chance = hr.sinks.sqlite(tmp_path / "target.db", table="accounts"), random.Random(1)
     for number, step in enumerate(STEPS):
         change(log, accounts, chance, number)
@@ -88,7 +105,9 @@ def test_a_stream_and_its_dead_letters(log: hr.Log, tmp_path: Path) -> None:
     caught_up(appended, log, topic)
     assert [row["amount"] for row in rows_of(appended, log, topic)] == [0, 0, 1, 1, 2, 2]
     assert_equal(appended, log, topic)
-    merged = hr.sinks.sqlite(tmp_path / "target.db", table="newest", key="id", name=f"newest-{topic}")
+    merged = hr.sinks.sqlite(
+        tmp_path / "target.db", table="newest", key="id", name=f"newest-{topic}"
+    )
     assert caught_up(merged, log, topic).status.refused == 3
     assert len(letters(log, f"newest-{topic}")) == 3
     assert_equal(merged, log, topic)
@@ -109,7 +128,9 @@ def test_rows_to_a_webhook(log: hr.Log, accounts: str, monkeypatch: pytest.Monke
                 caught_up(sink, log, accounts)
     caught_up(sink, log, accounts)
     expected = {str(row["id"]): row["amount"] for row in hr.cdc.fold(log, accounts).to_pylist()}
-    assert {key: int(float(row["amount"])) for key, row in receiver.tables["accounts"].items()} == expected
+    assert {
+        key: int(float(row["amount"])) for key, row in receiver.tables["accounts"].items()
+    } == expected
     receiver.stop()
 
 

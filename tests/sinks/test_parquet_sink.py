@@ -1,4 +1,6 @@
-"""The sink `parquet`: the contract, and a directory in which a process was killed between its files and its manifest."""
+"""The sink `parquet`: the contract, and a directory in which a process was killed between its files
+and its manifest.
+"""
 
 from pathlib import Path
 
@@ -13,7 +15,11 @@ from tests.sinks.sink_contract import SinkContract, account, assert_equal_to_log
 
 
 class TestParquet(SinkContract):
-    points = ((ParquetTarget, "_write", "after", 0), (ParquetTarget, "_publish", "before", 1), (ParquetTarget, "_publish", "after", 1))
+    points = (
+        (ParquetTarget, "_write", "after", 0),
+        (ParquetTarget, "_publish", "before", 1),
+        (ParquetTarget, "_publish", "after", 1),
+    )
 
     @pytest.fixture
     def directory(self, tmp_path: Path) -> Path:
@@ -23,14 +29,18 @@ class TestParquet(SinkContract):
     def sink(self, directory: Path) -> hr.sinks.Sink:
         return hr.sinks.parquet(directory, buckets=4)
 
-    def test_the_files_are_plain_parquet_and_no_others_stay(self, sink: hr.sinks.Sink, log: hr.Log, directory: Path) -> None:
+    def test_the_files_are_plain_parquet_and_no_others_stay(
+        self, sink: hr.sinks.Sink, log: hr.Log, directory: Path
+    ) -> None:
         for amount in range(5):
             with log.producer("accounts") as producer:
                 producer.upsert([account(number, amount) for number in range(20)])
             caught_up(sink, log, "accounts")
         (directory / "left-by-a-dead-process.parquet").write_bytes(b"half a file")
         caught_up(sink, log, "accounts")
-        assert sorted((row["id"], row["amount"]) for row in pq.read_table(directory).to_pylist()) == [(number, 4) for number in range(20)]
+        assert sorted(
+            (row["id"], row["amount"]) for row in pq.read_table(directory).to_pylist()
+        ) == [(number, 4) for number in range(20)]
         assert len(list(directory.glob("*.parquet"))) <= 4
         assert len(list((directory / files_manifest.DIRECTORY).iterdir())) <= 4
         assert_equal_to_log(sink, log, "accounts")

@@ -1,4 +1,6 @@
-"""The sink `redis`, against a real server: the contract for hashes and for JSON, and a server that has forgotten everything."""
+"""The sink `redis`, against a real server: the contract for hashes and for JSON, and a server that
+has forgotten everything.
+"""
 
 import json
 import threading
@@ -42,7 +44,9 @@ class TestHashes(SinkContract):
         caught_up(sink, log, "accounts")
         assert client.hgetall("accounts:7") == {"id": "7", "amount": "2.00"}
 
-    def test_a_key_that_was_something_else_is_replaced(self, sink: hr.sinks.Sink, log: hr.Log, client: Any) -> None:
+    def test_a_key_that_was_something_else_is_replaced(
+        self, sink: hr.sinks.Sink, log: hr.Log, client: Any
+    ) -> None:
         client.set("accounts:7", "text")
         client.set("accountsx:7", "not ours")
         with log.producer("accounts") as producer:
@@ -58,26 +62,43 @@ class TestJson(SinkContract):
         return hr.sinks.redis(redis_server.url, encoding="json")
 
     def test_how_a_row_stands_there(self, sink: hr.sinks.Sink, log: hr.Log, client: Any) -> None:
-        log.create_table("stock", "shop STRING, item BIGINT, left INT", primary_key=["shop", "item"])
+        log.create_table(
+            "stock", "shop STRING, item BIGINT, left INT", primary_key=["shop", "item"]
+        )
         with log.producer("stock") as producer:
             producer.upsert([{"shop": "a b", "item": 1, "left": 3}])
         caught_up(sink, log, "stock")
         assert json.loads(client.get('stock:["a b",1]')) == {"shop": "a b", "item": 1, "left": 3}
 
 
-def test_what_json_cannot_carry_is_put_aside(redis_server: RedisServer, client: Any, tmp_path: Path) -> None:
+def test_what_json_cannot_carry_is_put_aside(
+    redis_server: RedisServer, client: Any, tmp_path: Path
+) -> None:
     sink = hr.sinks.redis(redis_server.url, encoding="json")
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:
         log.create_table("days", "id BIGINT, day DATE", primary_key="id")
         with log.producer("days") as producer:
-            producer.upsert(pa.table({"id": range(9), "day": pa.array([*range(7), 10_000_000, 8], pa.int32()).cast(pa.date32())}))
+            producer.upsert(
+                pa.table(
+                    {
+                        "id": range(9),
+                        "day": pa.array([*range(7), 10_000_000, 8], pa.int32()).cast(pa.date32()),
+                    }
+                )
+            )
         assert caught_up(sink, log, "days").status.refused == 1
         (letter,) = letters(log, "days.redis")
-        assert (letter["source_offset"], "outside the years" in letter["reason"], "10000000" in letter["row"]) == (7, True, True)
+        assert (
+            letter["source_offset"],
+            "outside the years" in letter["reason"],
+            "10000000" in letter["row"],
+        ) == (7, True, True)
         assert client.exists(*[f"days:{number}" for number in range(9)]) == 8
 
 
-def test_a_server_that_has_forgotten_is_filled_again(redis_server: RedisServer, client: Any, tmp_path: Path) -> None:
+def test_a_server_that_has_forgotten_is_filled_again(
+    redis_server: RedisServer, client: Any, tmp_path: Path
+) -> None:
     """Rows and place are lost together."""
     sink, stop = hr.sinks.redis(redis_server.url), threading.Event()
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:

@@ -31,14 +31,29 @@ class TestSearch(SinkContract):
     def sink(self, path: Path) -> hr.sinks.Sink:
         return hr.sinks.search(path)
 
-    def test_what_is_found_follows_the_topic(self, sink: hr.sinks.Sink, log: hr.Log, path: Path, run: Run) -> None:
+    def test_what_is_found_follows_the_topic(
+        self, sink: hr.sinks.Sink, log: hr.Log, path: Path, run: Run
+    ) -> None:
         def ids(query: str) -> list[int]:
             return sorted(json.loads(row)["id"] for _, row in search(path, query))
 
         with log.producer("accounts") as producer:
-            producer.upsert([account(1, name="red shoes"), account(2, name="Red hats"), account(3, name="blue shoes")])
+            producer.upsert(
+                [
+                    account(1, name="red shoes"),
+                    account(2, name="Red hats"),
+                    account(3, name="blue shoes"),
+                ]
+            )
         caught_up(sink, log, "accounts")
-        assert (ids("red"), ids("shoes"), ids('"red shoes"'), ids("row.name:hats"), ids("row.id:3"), ids("red -hats")) == ([1, 2], [1, 3], [1], [2], [3], [1])
+        assert (
+            ids("red"),
+            ids("shoes"),
+            ids('"red shoes"'),
+            ids("row.name:hats"),
+            ids("row.id:3"),
+            ids("red -hats"),
+        ) == ([1, 2], [1, 3], [1], [2], [3], [1])
         with log.producer("accounts") as producer:
             producer.upsert([account(1, name="green shoes")])
             producer.delete([2])

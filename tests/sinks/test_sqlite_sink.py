@@ -14,7 +14,15 @@ from headrace.log.dead_letters import letters, replay
 from headrace.sinks import base as target_module
 from headrace.sinks.sqlite_target import SqliteTarget
 from headrace.sinks.sync import Syncing
-from tests.sinks.sink_contract import Died, SinkContract, account, assert_equal_to_log, caught_up, rows_of, strike
+from tests.sinks.sink_contract import (
+    Died,
+    SinkContract,
+    account,
+    assert_equal_to_log,
+    caught_up,
+    rows_of,
+    strike,
+)
 
 
 class TestSqlite(SinkContract):
@@ -26,9 +34,14 @@ class TestSqlite(SinkContract):
     def sink(self, path: Path) -> hr.sinks.Sink:
         return hr.sinks.sqlite(path)
 
-    def test_rows_that_a_constraint_refuses_are_put_aside_once(self, sink: hr.sinks.Sink, log: hr.Log, path: Path) -> None:
+    def test_rows_that_a_constraint_refuses_are_put_aside_once(
+        self, sink: hr.sinks.Sink, log: hr.Log, path: Path
+    ) -> None:
         with sqlite3.connect(path) as db:
-            db.execute("CREATE TABLE accounts (id INTEGER PRIMARY KEY, name TEXT, amount TEXT CHECK (CAST(amount AS REAL) < 100))")
+            db.execute(
+                "CREATE TABLE accounts (id INTEGER PRIMARY KEY, name TEXT, amount TEXT CHECK"
+                " (CAST(amount AS REAL) < 100))"
+            )
         with log.producer("accounts") as producer:
             producer.upsert([account(n, 500 if n in {3, 17, 18} else n) for n in range(40)])
         status = caught_up(sink, log, "accounts").status
@@ -37,13 +50,19 @@ class TestSqlite(SinkContract):
         assert all("CHECK constraint failed" in letter["reason"] for letter in put_aside)
         assert len(put_aside) == 3
         compared = sink.check("accounts", log=log.address)
-        assert [(each.kind, each.key["id"]) for each in compared.examples] == [("missing", 17), ("missing", 18), ("missing", 3)]
+        assert [(each.kind, each.key["id"]) for each in compared.examples] == [
+            ("missing", 17),
+            ("missing", 18),
+            ("missing", 3),
+        ]
         assert caught_up(sink, log, "accounts").status.rows == 0
         assert len(letters(log, "accounts.sqlite")) == 3
         with pytest.raises(InputError, match=r"not of a topic[\s\S]*--start-over"):
             replay(log, "accounts.sqlite")
 
-    def test_a_table_that_was_dropped_is_filled_again(self, sink: hr.sinks.Sink, log: hr.Log, path: Path) -> None:
+    def test_a_table_that_was_dropped_is_filled_again(
+        self, sink: hr.sinks.Sink, log: hr.Log, path: Path
+    ) -> None:
         with log.producer("accounts") as producer:
             producer.upsert([account(1), account(2)])
         caught_up(sink, log, "accounts")
@@ -59,10 +78,15 @@ class TestSqlite(SinkContract):
         with pytest.raises(ConfigurationError, match="file is not a database"):
             caught_up(sink, log, "accounts")
 
-    def test_when_nearly_all_is_refused_it_stops(self, sink: hr.sinks.Sink, log: hr.Log, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_when_nearly_all_is_refused_it_stops(
+        self, sink: hr.sinks.Sink, log: hr.Log, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(target_module, "MOST_REFUSED", 5)
         with sqlite3.connect(path) as db:
-            db.execute("CREATE TABLE accounts (id INTEGER PRIMARY KEY, name TEXT CHECK (name = 'x'), amount TEXT)")
+            db.execute(
+                "CREATE TABLE accounts (id INTEGER PRIMARY KEY, name TEXT CHECK (name = 'x'),"
+                " amount TEXT)"
+            )
         with log.producer("accounts") as producer:
             producer.upsert([account(n) for n in range(40)])
         with pytest.raises(TargetRefuses, match="refuses more than 5 rows[\\s\\S]*To fix"):
@@ -70,7 +94,9 @@ class TestSqlite(SinkContract):
         assert sink.check("accounts", log=log.address).positions == {}
         assert "accounts.sqlite.dead" not in log.topics()
 
-    def test_a_target_without_table_key_or_column(self, sink: hr.sinks.Sink, log: hr.Log, path: Path) -> None:
+    def test_a_target_without_table_key_or_column(
+        self, sink: hr.sinks.Sink, log: hr.Log, path: Path
+    ) -> None:
         modest = replace(sink, create=False)
         with pytest.raises(TargetMismatch, match=r"no table 'accounts'[\s\S]*CREATE TABLE"):
             caught_up(modest, log, "accounts")
@@ -85,13 +111,17 @@ class TestSqlite(SinkContract):
         caught_up(sink, log, "accounts")
         assert_equal_to_log(sink, log, "accounts")
 
-    def test_it_waits_for_a_target_that_comes_back(self, log: hr.Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_waits_for_a_target_that_comes_back(
+        self, log: hr.Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         directory = tmp_path / "later"
         sink = hr.sinks.sqlite(directory / "target.db")
         with log.producer("accounts") as producer:
             producer.upsert([account(1)])
         errors: list[str | None] = []
-        syncing = Syncing(sink, log, "accounts", on_status=lambda status: errors.append(status.error))
+        syncing = Syncing(
+            sink, log, "accounts", on_status=lambda status: errors.append(status.error)
+        )
         thread = threading.Thread(target=syncing.run, kwargs={"until_caught_up": True})
         thread.start()
         deadline = time.monotonic() + 20
@@ -104,9 +134,13 @@ class TestSqlite(SinkContract):
         assert syncing.status.error is None
         assert_equal_to_log(sink, log, "accounts")
 
-    def test_letters_are_not_doubled_by_a_commit_that_fails(self, sink: hr.sinks.Sink, log: hr.Log, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_letters_are_not_doubled_by_a_commit_that_fails(
+        self, sink: hr.sinks.Sink, log: hr.Log, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with sqlite3.connect(path) as db:
-            db.execute("CREATE TABLE accounts (id INTEGER PRIMARY KEY, name TEXT NOT NULL, amount TEXT)")
+            db.execute(
+                "CREATE TABLE accounts (id INTEGER PRIMARY KEY, name TEXT NOT NULL, amount TEXT)"
+            )
         with log.producer("accounts") as producer:
             producer.upsert([{**account(1), "name": None}, account(2)])
         for _ in range(2):

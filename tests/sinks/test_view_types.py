@@ -1,4 +1,6 @@
-"""Every type of a schema goes through SQLite's values and comes back bit for bit, and what is stored compares as it should."""
+"""Every type of a schema goes through SQLite's values and comes back bit for bit, and what is
+stored compares as it should.
+"""
 
 import math
 import sqlite3
@@ -31,8 +33,19 @@ CASES: list[tuple[str, list[Any]]] = [
     ("BINARY", [b"", b"\0\xff", b"NaN", None]),
     ("DATE", [date(1, 1, 1), date(2026, 1, 31), date(9999, 12, 31), None]),
     ("TIME(9)", [time(0), time(23, 59, 59, 999_999), None]),
-    ("TIMESTAMP", [datetime(1, 1, 1, tzinfo=UTC), NOON, datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), None]),
-    ("TIMESTAMP_NTZ", [datetime(1969, 12, 31, 23, 59, 59, 1), datetime(2026, 1, 1)]),  # noqa: DTZ001
+    (
+        "TIMESTAMP",
+        [
+            datetime(1, 1, 1, tzinfo=UTC),
+            NOON,
+            datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+            None,
+        ],
+    ),
+    (
+        "TIMESTAMP_NTZ",
+        [datetime(1969, 12, 31, 23, 59, 59, 1), datetime(2026, 1, 1)],  # noqa: DTZ001
+    ),
     ("INTERVAL DAY TO SECOND", [timedelta(days=-3, microseconds=7), timedelta(0), None]),
     ("ARRAY<BIGINT>", [[1, None, -(2**63)], [], None]),
     ("ARRAY<DOUBLE>", [[math.nan, math.inf, -0.0, 0.1], None]),
@@ -44,16 +57,24 @@ CASES: list[tuple[str, list[Any]]] = [
     ("MAP<BIGINT, STRING>", [[(1, "x"), (2, None)], []]),
     ("MAP<DATE, BOOLEAN>", [[(date(2026, 1, 1), True)], None]),
     ("MAP<STRUCT<x: BIGINT>, ARRAY<STRING>>", [[({"x": 1}, ["y"])], None]),
-    ("STRUCT<a: BIGINT, b: STRUCT<c: TIMESTAMP, d: INTERVAL DAY TO SECOND>>", [{"a": 1, "b": {"c": NOON, "d": timedelta(seconds=1)}}, None]),
+    (
+        "STRUCT<a: BIGINT, b: STRUCT<c: TIMESTAMP, d: INTERVAL DAY TO SECOND>>",
+        [{"a": 1, "b": {"c": NOON, "d": timedelta(seconds=1)}}, None],
+    ),
     ("STRUCT<a: BIGINT, b: STRUCT<c: TIMESTAMP>>", [{"a": None, "b": None}]),
-    ("STRUCT<tags: MAP<STRING, ARRAY<STRUCT<n: INT NOT NULL>>>>", [{"tags": [("x", [{"n": 1}, None])]}]),
+    (
+        "STRUCT<tags: MAP<STRING, ARRAY<STRUCT<n: INT NOT NULL>>>>",
+        [{"tags": [("x", [{"n": 1}, None])]}],
+    ),
     ("VARIANT", [{"value": b"\x0c\x01", "metadata": b"\x01\0\0"}, None]),
     ("GEOMETRY(4326)", [{"srid": 4326, "wkb": b"\x01\x01"}]),
 ]
 
 
 def stored(array: pa.Array) -> list[Any]:
-    """What SQLite gives back for a column: bound, written and read in a table as a view's is declared."""
+    """What SQLite gives back for a column: bound, written and read in a table as a view's is
+    declared.
+    """
     db = sqlite3.connect(":memory:")
     db.execute(f"CREATE TABLE t (n INTEGER PRIMARY KEY, x {affinity(array.type)})")
     db.executemany("INSERT INTO t (x) VALUES (?)", [(value,) for value in to_values(array)])
@@ -63,8 +84,12 @@ def stored(array: pa.Array) -> list[Any]:
 
 
 def same(left: pa.Array, right: pa.Array) -> bool:
-    """The same type, and the same bytes: unlike Arrow's equality, NaN is NaN and 0.0 is not -0.0."""
-    return left.type.equals(right.type, check_metadata=True) and repr(left.to_pylist()) == repr(right.to_pylist())
+    """The same type, and the same bytes: unlike Arrow's equality, NaN is NaN and 0.0 is not
+    -0.0.
+    """
+    return left.type.equals(right.type, check_metadata=True) and repr(left.to_pylist()) == repr(
+        right.to_pylist()
+    )
 
 
 @pytest.mark.parametrize(("ddl", "values"), CASES, ids=[ddl for ddl, _ in CASES])
@@ -74,7 +99,12 @@ def test_every_type_comes_back(ddl: str, values: list[Any]) -> None:
     back = from_values(stored(array), kind)
     back.validate(full=True)
     assert same(back, array)
-    for part in (array.slice(1), array.slice(0, 1), pa.array([None, *values], kind).slice(1), pa.array([], kind)):
+    for part in (
+        array.slice(1),
+        array.slice(0, 1),
+        pa.array([None, *values], kind).slice(1),
+        pa.array([], kind),
+    ):
         assert same(from_values(stored(part), kind), part)
 
 
@@ -88,12 +118,17 @@ def test_nanoseconds_of_a_time_are_kept() -> None:
     ("kind", "numbers"),
     [
         (pa.date32(), [2_932_897, -719_163, 2**31 - 1, -(2**31), 0]),
-        (pa.timestamp("us", tz="UTC"), [253_402_300_800_000_000, -62_135_596_800_000_001, 2**63 - 1, -(2**63), 0]),
+        (
+            pa.timestamp("us", tz="UTC"),
+            [253_402_300_800_000_000, -62_135_596_800_000_001, 2**63 - 1, -(2**63), 0],
+        ),
         (pa.timestamp("us"), [253_402_300_800_000_000, -(2**63), 0]),
     ],
     ids=str,
 )
-def test_times_outside_the_years_of_iso_text_are_kept(kind: pa.DataType, numbers: list[int]) -> None:
+def test_times_outside_the_years_of_iso_text_are_kept(
+    kind: pa.DataType, numbers: list[int]
+) -> None:
     bits = pa.int32() if kind == pa.date32() else pa.int64()
     array = pa.array([*numbers, None], bits).cast(kind)
     assert from_values(stored(array), kind).cast(bits).equals(array.cast(bits))
@@ -113,11 +148,17 @@ def test_what_is_stored_can_be_read_by_people() -> None:
     assert to_values(pa.array([date(2026, 1, 31)])) == ["2026-01-31"]
     assert to_values(pa.array([Decimal("12.50")], pa.decimal128(38, 2))) == ["12.50"]
     assert to_values(pa.array([[1, 2]])) == ["[1,2]"]
-    assert to_values(pa.array([{"at": NOON, "x": 1.5}])) == ['{"at":"2026-01-31T12:30:00.250000Z","x":1.5}']
+    assert to_values(pa.array([{"at": NOON, "x": 1.5}])) == [
+        '{"at":"2026-01-31T12:30:00.250000Z","x":1.5}'
+    ]
     assert to_values(pa.array([True, None])) == [1, None]
 
 
-instants = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999_999), timezones=st.just(UTC))  # noqa: DTZ001
+instants = st.datetimes(
+    datetime(1, 1, 1),
+    datetime(9999, 12, 31, 23, 59, 59, 999_999),
+    timezones=st.just(UTC),  # noqa: DTZ001
+)
 
 
 @given(st.lists(instants))
@@ -140,21 +181,35 @@ SCALARS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
 ]
 
 
-def nested(kind: pa.DataType, values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[pa.DataType, st.SearchStrategy[Any]]]:
+def nested(
+    kind: pa.DataType, values: st.SearchStrategy[Any]
+) -> st.SearchStrategy[tuple[pa.DataType, st.SearchStrategy[Any]]]:
     optional = st.none() | values
     return st.sampled_from(
         [
             (kind, values),
             (pa.list_(kind), st.lists(optional, max_size=3)),
-            (pa.struct([("x", kind), ('y"\n', pa.string())]), st.fixed_dictionaries({"x": optional, 'y"\n': st.none() | texts})),
+            (
+                pa.struct([("x", kind), ('y"\n', pa.string())]),
+                st.fixed_dictionaries({"x": optional, 'y"\n': st.none() | texts}),
+            ),
             (pa.map_(pa.string(), kind), st.lists(st.tuples(texts, optional), max_size=3)),
-            (pa.map_(kind, pa.int64()), st.lists(st.tuples(values, st.none() | st.integers(0, 9)), max_size=3)),
+            (
+                pa.map_(kind, pa.int64()),
+                st.lists(st.tuples(values, st.none() | st.integers(0, 9)), max_size=3),
+            ),
         ]
     )
 
 
-typed = st.sampled_from(SCALARS).flatmap(lambda scalar: nested(*scalar)).flatmap(lambda each: nested(*each))
-columns = typed.flatmap(lambda each: st.tuples(st.just(each[0]), st.lists(st.none() | each[1], max_size=4)))
+typed = (
+    st.sampled_from(SCALARS)
+    .flatmap(lambda scalar: nested(*scalar))
+    .flatmap(lambda each: nested(*each))
+)
+columns = typed.flatmap(
+    lambda each: st.tuples(st.just(each[0]), st.lists(st.none() | each[1], max_size=4))
+)
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,4 +1,6 @@
-"""The embedded view store keeps the contract, also when its process dies, and folds any changelog as plain Python does."""
+"""The embedded view store keeps the contract, also when its process dies, and folds any changelog
+as plain Python does.
+"""
 
 import json
 import sqlite3
@@ -19,7 +21,16 @@ from headrace.types.schema import parse_schema
 from headrace.views import file as view_file
 from headrace.views.reader import ViewReader
 from headrace.views.store import ViewStore
-from tests.contract.view_contract import COUNTS, OpenStore, ViewContract, changes, followed, inserts, rows, update
+from tests.contract.view_contract import (
+    COUNTS,
+    OpenStore,
+    ViewContract,
+    changes,
+    followed,
+    inserts,
+    rows,
+    update,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,27 +60,48 @@ class TestEmbeddedViews(ViewContract):
 # Any changelog
 
 KEYED = parse_schema("region STRING, part BIGINT, n DOUBLE")
-regions, parts, numbers = st.sampled_from(["eu", "us", "", None]), st.sampled_from([0, 1, None]), st.floats(width=16) | st.none()
-ticks_of_edits = st.lists(st.dictionaries(st.tuples(regions, parts), st.just("gone") | numbers, max_size=4), min_size=1, max_size=8)
+regions, parts, numbers = (
+    st.sampled_from(["eu", "us", "", None]),
+    st.sampled_from([0, 1, None]),
+    st.floats(width=16) | st.none(),
+)
+ticks_of_edits = st.lists(
+    st.dictionaries(st.tuples(regions, parts), st.just("gone") | numbers, max_size=4),
+    min_size=1,
+    max_size=8,
+)
 Table = dict[tuple[Any, ...], dict[str, Any]]
 
 
 def changelog(edits: list[dict[tuple[Any, ...], Any]]) -> tuple[list[list[Any]], list[Table]]:
-    """What edits of a table, tick by tick, amount to: each tick's changes, and the table after each, the empty one first."""
+    """What edits of a table, tick by tick, amount to: each tick's changes, and the table after
+    each, the empty one first.
+    """
     table: Table = {}
     steps, tables = [], [dict(table)]
     for tick, edit in enumerate(edits, 1):
         step: list[Any] = []
         for key, number in edit.items():
-            before, after = table.pop(key, None), None if number == "gone" else {"region": key[0], "part": key[1], "n": number}
+            before, after = (
+                table.pop(key, None),
+                (None if number == "gone" else {"region": key[0], "part": key[1], "n": number}),
+            )
             if after is not None:
                 table[key] = after
             if repr(before) == repr(after):
                 continue
             if before is not None:
-                step.append((tick, "delete" if after is None else "update_preimage", tuple(before.values())))
+                step.append(
+                    (tick, "delete" if after is None else "update_preimage", tuple(before.values()))
+                )
             if after is not None:
-                step.append((tick, "insert" if before is None else "update_postimage", tuple(after.values())))
+                step.append(
+                    (
+                        tick,
+                        "insert" if before is None else "update_postimage",
+                        tuple(after.values()),
+                    )
+                )
         steps.append(step)
         tables.append(dict(table))
     return steps, tables
@@ -85,11 +117,17 @@ def same(left: Table, right: Table) -> bool:
 
 
 @settings(max_examples=60, deadline=None)
-@given(edits=ticks_of_edits, spans=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=6), behind=st.integers(0, 8))
+@given(
+    edits=ticks_of_edits,
+    spans=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=6),
+    behind=st.integers(0, 8),
+)
 def test_any_changelog_folds_however_it_is_committed_and_repeated(
     tmp_path_factory: pytest.TempPathFactory, edits: Any, spans: list[tuple[int, int]], behind: int
 ) -> None:
-    """Each span is a commit of so many ticks by a run that starts again so many ticks before what the store has."""
+    """Each span is a commit of so many ticks by a run that starts again so many ticks before what
+    the store has.
+    """
     steps, tables = changelog(edits)
     reached = 0
     with ViewStore(tmp_path_factory.mktemp("views") / "views.db") as store:
@@ -97,7 +135,11 @@ def test_any_changelog_folds_however_it_is_committed_and_repeated(
         for back, length in [*spans, (0, len(steps))]:
             start = max(0, reached - back)
             stop = min(len(steps), start + length)
-            store.commit(stop, 1, {"v": changes(*(row for step in steps[start:stop] for row in step), schema=KEYED)})
+            store.commit(
+                stop,
+                1,
+                {"v": changes(*(row for step in steps[start:stop] for row in step), schema=KEYED)},
+            )
             reached = max(reached, stop)
             assert store.reader.tick("v") == reached
             assert same(as_table(store.reader.table("v")), tables[reached])
@@ -114,19 +156,35 @@ def test_any_changelog_folds_however_it_is_committed_and_repeated(
 
 
 def test_readers_never_see_half_a_commit(open_store: OpenStore) -> None:
-    """Money moves between accounts in two views; whoever looks, the total is the same, and both views show one tick."""
+    """Money moves between accounts in two views; whoever looks, the total is the same, and both
+    views show one tick.
+    """
     store = open_store()
     for view in ("first", "second"):
         store.declare(view, COUNTS, ("k",))
-    store.commit(1, 1, {"first": inserts(1, *((k, 100) for k in range(10))), "second": inserts(1, *((k, 100) for k in range(10)))})
+    store.commit(
+        1,
+        1,
+        {
+            "first": inserts(1, *((k, 100) for k in range(10))),
+            "second": inserts(1, *((k, 100) for k in range(10))),
+        },
+    )
     done, looks, wrong = threading.Event(), [], []
 
     def look() -> None:
         with ViewReader(store.path) as reader:
             while not done.is_set():
                 with reader.snapshot() as snap:
-                    total = sum(snap.table(view)["n"].to_pylist()[k] for view in ("first", "second") for k in range(10))
-                    (by_sql,) = snap.sql("SELECT sum(n) AS n FROM (SELECT n FROM first UNION ALL SELECT n FROM second)")["n"].to_pylist()
+                    total = sum(
+                        snap.table(view)["n"].to_pylist()[k]
+                        for view in ("first", "second")
+                        for k in range(10)
+                    )
+                    (by_sql,) = snap.sql(
+                        "SELECT sum(n) AS n FROM (SELECT n FROM first UNION ALL SELECT n FROM"
+                        " second)"
+                    )["n"].to_pylist()
                     looks.append(snap.tick("first"))
                     if (total, by_sql) != (2000, 2000) or snap.tick("first") != snap.tick("second"):
                         wrong.append((snap.tick("first"), total, by_sql))
@@ -141,7 +199,9 @@ def test_readers_never_see_half_a_commit(open_store: OpenStore) -> None:
             tick,
             1,
             {
-                view: changes(*update(tick, (k, before[view]["n"]), (k, before[view]["n"] + sign * moved)))
+                view: changes(
+                    *update(tick, (k, before[view]["n"]), (k, before[view]["n"] + sign * moved))
+                )
                 for view, sign in (("first", 1), ("second", -1))
             },
         )
@@ -157,7 +217,9 @@ def test_readers_never_see_half_a_commit(open_store: OpenStore) -> None:
 
 def crashes(*arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.crash.view_crashes", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return summary
@@ -184,12 +246,19 @@ def test_killed_at_any_time_and_gone_on(tmp_path: Path, kills: int) -> None:
 # The file
 
 
-def test_readers_in_other_processes_see_what_was_committed(path: Path, open_store: OpenStore) -> None:
+def test_readers_in_other_processes_see_what_was_committed(
+    path: Path, open_store: OpenStore
+) -> None:
     store = open_store()
     store.declare("counts", COUNTS, ("k",))
     store.commit(3, 1, {"counts": inserts(3, (1, 41))})
-    script = f"from pathlib import Path; from headrace.views.reader import ViewReader; print(ViewReader(Path({str(path)!r})).get('counts', 1))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    script = (
+        "from pathlib import Path; from headrace.views.reader import ViewReader;"
+        f" print(ViewReader(Path({str(path)!r})).get('counts', 1))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "{'k': 1, 'n': 41}"
 
 
@@ -241,7 +310,9 @@ def test_a_store_for_reading_does_not_write(path: Path, open_store: OpenStore) -
         reading.declare("counts", COUNTS, ("k",))
 
 
-def test_a_writer_that_waits_too_long_may_try_again(path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_waits_too_long_may_try_again(
+    path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(view_file, "BUSY_SECONDS", 0.1)
     store = open_store()
     store.declare("counts", COUNTS, ("k",))
@@ -282,11 +353,15 @@ def test_changes_that_are_let_go_take_no_room(open_store: OpenStore) -> None:
         (kept,) = store._db.execute("SELECT coalesce(sum(rows), 0) FROM _changes").fetchone()
         (info,) = store.reader.views()
         assert kept == info.kept_rows <= 16
-        assert store._db.execute("SELECT coalesce(sum(length(data)), 0) FROM _changes").fetchone() == (info.kept_bytes,)
+        assert store._db.execute(
+            "SELECT coalesce(sum(length(data)), 0) FROM _changes"
+        ).fetchone() == (info.kept_bytes,)
 
 
 def test_two_writers_are_one_after_the_other(open_store: OpenStore) -> None:
-    """Two runs of one pipeline, computing the same ticks at once: each tick is there once, whoever was first."""
+    """Two runs of one pipeline, computing the same ticks at once: each tick is there once, whoever
+    was first.
+    """
     stores = [open_store(), open_store()]
     for store in stores:
         store.declare("events", COUNTS)

@@ -1,4 +1,7 @@
-"""The sink `webhook`, against a real HTTP server: the contract, as seen by a receiver that drops repeats; receivers that are away, slow, refuse, redirect or talk nonsense; which addresses it goes to."""
+"""The sink `webhook`, against a real HTTP server: the contract, as seen by a receiver that drops
+repeats; receivers that are away, slow, refuse, redirect or talk nonsense; which addresses it goes
+to.
+"""
 
 import json
 import socket
@@ -13,7 +16,13 @@ import pyarrow as pa
 import pytest
 
 import headrace as hr
-from headrace.errors import ConfigurationError, InputError, NotSupported, TargetRefuses, TargetUnavailable
+from headrace.errors import (
+    ConfigurationError,
+    InputError,
+    NotSupported,
+    TargetRefuses,
+    TargetUnavailable,
+)
 from headrace.log.dead_letters import letters
 from headrace.sinks.base import Applied, SinkSpec
 from headrace.sinks.sync import Syncing
@@ -44,7 +53,17 @@ class Readable(WebhookTarget):
         with self.exclusive():
             applied = self.read_applied()
         rows = RECEIVERS[self.sink.options["receiver"].url].tables.get(self.table, {})
-        return applied, iter([pa.Table.from_batches([decode([json.dumps(row).encode() for row in rows.values()], self.shape.schema).batch])])
+        return applied, iter(
+            [
+                pa.Table.from_batches(
+                    [
+                        decode(
+                            [json.dumps(row).encode() for row in rows.values()], self.shape.schema
+                        ).batch
+                    ]
+                )
+            ]
+        )
 
     def clear(self) -> None:
         super().clear()
@@ -57,12 +76,19 @@ def open_readable(sink: SinkSpec, shape: Any) -> Readable:
 
 class TestWebhook(SinkContract):
     is_atomic = False
-    points = ((WebhookTarget, "_post", "before", 1), (WebhookTarget, "_post", "after", 1), (WebhookTarget, "_store", "before", 1), (WebhookTarget, "_store", "after", 1))
+    points = (
+        (WebhookTarget, "_post", "before", 1),
+        (WebhookTarget, "_post", "after", 1),
+        (WebhookTarget, "_store", "before", 1),
+        (WebhookTarget, "_store", "after", 1),
+    )
 
     @pytest.fixture
     def sink(self, receiver: WebhookReceiver) -> Iterator[hr.sinks.Sink]:
         RECEIVERS[receiver.url] = receiver
-        yield replace(hr.sinks.webhook(receiver.url, internal=LOOPBACK, request_rows=3), opener=open_readable)
+        yield replace(
+            hr.sinks.webhook(receiver.url, internal=LOOPBACK, request_rows=3), opener=open_readable
+        )
         del RECEIVERS[receiver.url]
 
 
@@ -84,15 +110,26 @@ class Payments:
 def payments(tmp_path: Path, receiver: WebhookReceiver) -> Iterator[Payments]:
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:
         log.create_topic("payments", "id BIGINT, name STRING, amount DECIMAL(12, 2)", key="id")
-        yield Payments(log, receiver, hr.sinks.webhook(receiver.url, internal=LOOPBACK, timeout="300 ms"))
+        yield Payments(
+            log, receiver, hr.sinks.webhook(receiver.url, internal=LOOPBACK, timeout="300 ms")
+        )
 
 
 def test_what_a_request_looks_like(payments: Payments) -> None:
     payments.add(1, 2)
     caught_up(payments.sink, payments.log, "payments")
     id_ = payments.log.topic("payments").id
-    assert payments.receiver.rows[0] == {"id": f"{id_}-0-0", "partition": 0, "offset": 0, "change": "insert", "row": {"id": 1, "name": "ada", "amount": "1.00"}}
-    assert [headers["Idempotency-Key"] for headers in payments.receiver.requests] == [f"{id_}-0-0", f"{id_}-0-1"]
+    assert payments.receiver.rows[0] == {
+        "id": f"{id_}-0-0",
+        "partition": 0,
+        "offset": 0,
+        "change": "insert",
+        "row": {"id": 1, "name": "ada", "amount": "1.00"},
+    }
+    assert [headers["Idempotency-Key"] for headers in payments.receiver.requests] == [
+        f"{id_}-0-0",
+        f"{id_}-0-1",
+    ]
     caught_up(payments.sink, payments.log, "payments")
     assert payments.receiver.repeats == 0
 
@@ -118,9 +155,18 @@ def test_a_receiver_that_is_busy_is_given_the_time_it_asks_for(payments: Payment
 
 def test_rows_that_it_refuses_are_put_aside(payments: Payments) -> None:
     """Found among the others of their request, and each told of once."""
-    payments.receiver.behave = lambda _headers, rows: (422, {}) if any(row["row"]["id"] in {3, 8} for row in rows) else OK
+    payments.receiver.behave = lambda _headers, rows: (
+        (422, {}) if any(row["row"]["id"] in {3, 8} for row in rows) else OK
+    )
     payments.add(*range(10))
-    assert caught_up(replace(payments.sink, options={**payments.sink.options, "request_rows": 4}), payments.log, "payments").status.refused == 2
+    assert (
+        caught_up(
+            replace(payments.sink, options={**payments.sink.options, "request_rows": 4}),
+            payments.log,
+            "payments",
+        ).status.refused
+        == 2
+    )
     assert sorted(payments.sent()) == [0, 1, 2, 4, 5, 6, 7, 9]
     found = letters(payments.log, "payments.webhook")
     assert [letter["source_offset"] for letter in found] == [3, 8]
@@ -136,8 +182,18 @@ def test_one_that_refuses_everything_is_not_fed_to_the_end(payments: Payments) -
     assert len(payments.receiver.requests) == 100
 
 
-@pytest.mark.parametrize(("status", "said"), [(401, "answers 401"), (404, "answers 404"), (410, "check the address"), (302, r"Redirects are not followed[\s\S]*http://10.0.0.1/")])
-def test_what_is_wrong_with_the_receiver_ends_it(payments: Payments, status: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, "answers 401"),
+        (404, "answers 404"),
+        (410, "check the address"),
+        (302, r"Redirects are not followed[\s\S]*http://10.0.0.1/"),
+    ],
+)
+def test_what_is_wrong_with_the_receiver_ends_it(
+    payments: Payments, status: int, said: str
+) -> None:
     payments.receiver.behave = lambda _headers, _rows: (status, {"Location": "http://10.0.0.1/"})
     payments.add(1, 2)
     with pytest.raises(ConfigurationError, match=said):
@@ -182,13 +238,20 @@ def test_it_cannot_be_compared(payments: Payments) -> None:
 def test_values_that_did_not_change_are_marked(tmp_path: Path, receiver: WebhookReceiver) -> None:
     """Nobody can be asked what they were."""
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:
-        log.create_table("documents", "id BIGINT, title STRING, body STRING, _marks STRING", primary_key="id")
+        log.create_table(
+            "documents", "id BIGINT, title STRING, body STRING, _marks STRING", primary_key="id"
+        )
         with log.producer("documents") as producer:
-            producer.upsert([{"id": 1, "title": "b", "body": None, "_marks": '{"body": {"unchanged": true}}'}])
+            producer.upsert(
+                [{"id": 1, "title": "b", "body": None, "_marks": '{"body": {"unchanged": true}}'}]
+            )
             producer.delete([2])
         caught_up(hr.sinks.webhook(receiver.url, internal=LOOPBACK), log, "documents")
     assert [(entry["change"], entry["row"]) for entry in receiver.rows] == [
-        ("upsert", {"id": 1, "title": "b", "body": None, "_marks": '{"body": {"unchanged": true}}'}),
+        (
+            "upsert",
+            {"id": 1, "title": "b", "body": None, "_marks": '{"body": {"unchanged": true}}'},
+        ),
         ("delete", {"id": 2}),
     ]
 
@@ -211,7 +274,16 @@ def test_one_that_says_a_byte_now_and_then_is_not_waited_for() -> None:
 
         threading.Thread(target=trickle, daemon=True).start()
         began_s = time.monotonic()
-        with Sender(Receiver(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=0.3, internal=(LOOPBACK,))) as sender, pytest.raises(TargetUnavailable, match="longer than 0.3"):
+        with (
+            Sender(
+                Receiver(
+                    f"http://127.0.0.1:{server.getsockname()[1]}",
+                    timeout_s=0.3,
+                    internal=(LOOPBACK,),
+                )
+            ) as sender,
+            pytest.raises(TargetUnavailable, match="longer than 0.3"),
+        ):
             sender.send(b"{}", "one")
         assert time.monotonic() - began_s < 10, "it sends for 20 seconds"
 
@@ -224,9 +296,26 @@ def test_a_connection_that_was_closed_meanwhile_is_opened_again(receiver: Webhoo
     assert [headers["webhook-id"] for headers in receiver.requests] == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "10.1.2.3", "169.254.169.254", "localhost", "[::1]", "[::ffff:10.0.0.1]", "[64:ff9b::10.0.0.1]", "0.0.0.0", "2130706433", "224.0.0.1"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "10.1.2.3",
+        "169.254.169.254",
+        "localhost",
+        "[::1]",
+        "[::ffff:10.0.0.1]",
+        "[64:ff9b::10.0.0.1]",
+        "0.0.0.0",
+        "2130706433",
+        "224.0.0.1",
+    ],
+)
 def test_internal_addresses_are_refused_unless_allowed(host: str) -> None:
-    with Sender(Receiver(f"http://{host}:9/hook")) as sender, pytest.raises(ConfigurationError, match="no public address"):
+    with (
+        Sender(Receiver(f"http://{host}:9/hook")) as sender,
+        pytest.raises(ConfigurationError, match="no public address"),
+    ):
         sender.send(b"{}", "one")
 
 
@@ -250,7 +339,9 @@ def test_a_header_that_http_cannot_carry(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_how_long_a_receiver_asks_us_to_wait() -> None:
-    assert [waiting_s(text) for text in (None, "7", "999999", "soon", "Wed, 21 Oct 2015 07:28:00 GMT")] == [0, 7, 3600, 0, 0]
+    assert [
+        waiting_s(text) for text in (None, "7", "999999", "soon", "Wed, 21 Oct 2015 07:28:00 GMT")
+    ] == [0, 7, 3600, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +351,10 @@ def test_how_long_a_receiver_asks_us_to_wait() -> None:
         ({"url": "https://x:port/"}, "no address of a webhook"),
         ({"url": "https://x/a b"}, "%20"),
         ({"url": "https://user:pass@x/"}, "Authorization"),
-        ({"secret": "hunter2"}, r"does not belong into a program's text[\s\S]*env:HEADRACE_WEBHOOK_SECRET"),
+        (
+            {"secret": "hunter2"},
+            r"does not belong into a program's text[\s\S]*env:HEADRACE_WEBHOOK_SECRET",
+        ),
         ({"headers": {"Host": "y"}}, "set by us"),
         ({"request_rows": 0}, "0 rows in a request"),
         ({"tabel": "x"}, "did you mean 'table'"),

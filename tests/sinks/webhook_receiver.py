@@ -1,4 +1,6 @@
-"""A receiver of webhooks, as a user may have one: an HTTP server that keeps the rows it is sent by key, and drops repeats by id. It can be told to misbehave."""
+"""A receiver of webhooks, as a user may have one: an HTTP server that keeps the rows it is sent by
+key, and drops repeats by id. It can be told to misbehave.
+"""
 
 import base64
 import hashlib
@@ -15,11 +17,15 @@ OK: Answer = (204, {})
 
 
 class WebhookReceiver:
-    """`behave` decides what to answer: it gets the request's headers and its rows; what it does not answer with 2xx is not kept."""
+    """`behave` decides what to answer: it gets the request's headers and its rows; what it does not
+    answer with 2xx is not kept.
+    """
 
     def __init__(self, *, secret: bytes | None = None, port: int = 0) -> None:
         self.secret = secret
-        self.behave: Callable[[Any, list[dict[str, Any]]], Answer | None] = lambda _headers, _rows: OK
+        self.behave: Callable[[Any, list[dict[str, Any]]], Answer | None] = lambda _headers, _rows: (
+            OK
+        )
         self.requests: list[dict[str, str]] = []
         self.rows: list[dict[str, Any]] = []
         self.tables: dict[str, dict[str, Any]] = {}
@@ -50,7 +56,9 @@ class WebhookReceiver:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
         self.url = f"http://127.0.0.1:{self._server.server_port}/hook?token=abc"
 
     def stop(self) -> None:
@@ -76,9 +84,15 @@ class WebhookReceiver:
         self.rows.append(entry)
         row = entry["row"]
         kept = self.tables.setdefault(table, {})
-        key = entry["id"] if "id" not in row and "k" not in row else str(row.get("id", row.get("k")))
+        key = (
+            entry["id"] if "id" not in row and "k" not in row else str(row.get("id", row.get("k")))
+        )
         if entry["change"] == "insert":
-            kept[entry["id"]] = {**row, "_partition": entry["partition"], "_offset": entry["offset"]}
+            kept[entry["id"]] = {
+                **row,
+                "_partition": entry["partition"],
+                "_offset": entry["offset"],
+            }
         elif entry["change"] == "delete":
             kept.pop(key, None)
         else:

@@ -1,4 +1,6 @@
-"""Rules that are read, values that are looked at, and that a rule fires once and is resolved once, however the value trembles."""
+"""Rules that are read, values that are looked at, and that a rule fires once and is resolved once,
+however the value trembles.
+"""
 
 import json
 from collections.abc import Iterator
@@ -29,10 +31,19 @@ def log(tmp_path: Path) -> Iterator[hr.Log]:
 
 
 def test_rules_are_a_line_each(tmp_path: Path) -> None:
-    (tmp_path / "rules").write_text("# what must not happen\nlag rows > 10,000 of billing\n\nwatermark age > 5 minutes of orders for 30 seconds  # late devices\ndead letters > 0\nlag seconds > 90\n")
+    (tmp_path / "rules").write_text(
+        "# what must not happen\nlag rows > 10,000 of billing\n\nwatermark age > 5 minutes of"
+        " orders for 30 seconds  # late devices\ndead letters > 0\nlag seconds > 90\n"
+    )
     assert read(tmp_path / "rules") == [
         Rule("lag rows > 10,000 of billing", "lag rows", 10_000, "billing"),
-        Rule("watermark age > 5 minutes of orders for 30 seconds", "watermark age", 300, "orders", 30 * SECOND_US),
+        Rule(
+            "watermark age > 5 minutes of orders for 30 seconds",
+            "watermark age",
+            300,
+            "orders",
+            30 * SECOND_US,
+        ),
         Rule("dead letters > 0", "dead letters", 0),
         Rule("lag seconds > 90", "lag seconds", 90),
     ]
@@ -40,7 +51,13 @@ def test_rules_are_a_line_each(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("lag > 3", "cannot be read"), ("lags rows > 3", "did you mean 'lag rows'"), ("lag rows > many", "no number"), ("watermark age > soon", "no time"), ("lag rows > 3 for ever", "time of a rule")],
+    [
+        ("lag > 3", "cannot be read"),
+        ("lags rows > 3", "did you mean 'lag rows'"),
+        ("lag rows > many", "no number"),
+        ("watermark age > soon", "no time"),
+        ("lag rows > 3 for ever", "time of a rule"),
+    ],
 )
 def test_a_rule_that_cannot_be_is_explained(text: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
@@ -49,7 +66,14 @@ def test_a_rule_that_cannot_be_is_explained(text: str, told: str) -> None:
 
 def status(state: Path, **more: object) -> None:
     state.mkdir(exist_ok=True)
-    known = {"pipeline": "shop", "updated": NOW_US / 1e6, "rows_behind": 7, "failures": 1, "clocks": {}, "counts": {}}
+    known = {
+        "pipeline": "shop",
+        "updated": NOW_US / 1e6,
+        "rows_behind": 7,
+        "failures": 1,
+        "clocks": {},
+        "counts": {},
+    }
     (state / "status.json").write_text(json.dumps({**known, **more}))
 
 
@@ -60,23 +84,42 @@ def test_everything_is_looked_at(log: hr.Log, tmp_path: Path) -> None:
         consumer.poll(max_rows=2)
         consumer.commit()
     dead.divert(log, "orders", [dead.DeadLetter("here", "because")])
-    door, telling = GatewayStatus("door", "statsd", received=9, dropped=2, refused=3, details={LOST: 4}), Telling(log)
+    door, telling = (
+        GatewayStatus("door", "statsd", received=9, dropped=2, refused=3, details={LOST: 4}),
+        Telling(log),
+    )
     telling.tell(door, NOW_US)
-    facts, state, now_s = Facts(log, [tmp_path / "shop.state"]), tmp_path / "shop.state", NOW_US / 1e6
+    facts, state, now_s = (
+        Facts(log, [tmp_path / "shop.state"]),
+        tmp_path / "shop.state",
+        NOW_US / 1e6,
+    )
     clocks = {"orders": {"complete_us": NOW_US - 90 * SECOND_US}, "empty": {"complete_us": None}}
-    status(state, clocks=clocks, counts={"window.late": 10, "orders.shed": 100, "orders.rows_in": 5})
+    status(
+        state, clocks=clocks, counts={"window.late": 10, "orders.shed": 100, "orders.rows_in": 5}
+    )
     first = facts.look(now_s)
     assert set(first) == set(KNOWN)
     assert first["lag rows"]["billing/orders/0"] == 3
-    assert (first["behind rows"], first["dead letters"], first["status age"]) == ({"shop": 7.0}, {"orders": 1}, {"shop": 0.0})
+    assert (first["behind rows"], first["dead letters"], first["status age"]) == (
+        {"shop": 7.0},
+        {"orders": 1},
+        {"shop": 0.0},
+    )
     assert first["watermark age"] == {"shop/orders": 90.0}
     assert (first["late rows"], first["failed batches"]) == ({"shop/window": 0.0}, {"shop": 0.0})
     status(state, counts={"window.late": 25, "orders.shed": 100}, failures=3)
     telling.tell(replace(door, dropped=12, refused=4, details={LOST: 5}), NOW_US)
-    telling.tell(GatewayStatus("window", "http", refused=1), NOW_US)  # it was not there at the first look
+    telling.tell(
+        GatewayStatus("window", "http", refused=1), NOW_US
+    )  # it was not there at the first look
     later = facts.look(now_s + 30)
     assert (later["late rows"], later["failed batches"]) == ({"shop/window": 15.0}, {"shop": 2.0})
-    assert later["dropped rows"] == {"shop/orders": 0.0, "gateway/door": 11.0, "gateway/window": 0.0}
+    assert later["dropped rows"] == {
+        "shop/orders": 0.0,
+        "gateway/door": 11.0,
+        "gateway/window": 0.0,
+    }
     assert later["refused rows"] == {"gateway/door": 1.0, "gateway/window": 1.0}
     status(state, counts={"window.late": 26}, failures=1)  # the pipeline was started anew
     last = facts.look(now_s + 61)
@@ -86,7 +129,10 @@ def test_everything_is_looked_at(log: hr.Log, tmp_path: Path) -> None:
 
 def test_names_mean_what_is_under_them() -> None:
     rule = parse("lag rows > 1 of billing")
-    assert [is_meant(rule, of) for of in ("billing", "billing/orders/0", "billing2/orders/0", "shop/billing")] == [True, True, False, True]
+    assert [
+        is_meant(rule, of)
+        for of in ("billing", "billing/orders/0", "billing2/orders/0", "shop/billing")
+    ] == [True, True, False, True]
 
 
 def test_a_rule_fires_and_resolves_only_when_it_has_held() -> None:
@@ -95,7 +141,9 @@ def test_a_rule_fires_and_resolves_only_when_it_has_held() -> None:
     events = [
         (second, event.is_firing)
         for second, value in enumerate(trembling)
-        for event in standings.update({"lag rows": {"g/t/0": float(value)}}, NOW_US + second * SECOND_US)
+        for event in standings.update(
+            {"lag rows": {"g/t/0": float(value)}}, NOW_US + second * SECOND_US
+        )
     ]
     assert events == [(16, True), (37, False)]
     assert not standings.firing
@@ -103,19 +151,27 @@ def test_a_rule_fires_and_resolves_only_when_it_has_held() -> None:
 
 def test_what_is_gone_is_resolved() -> None:
     standings = Standings([parse("dead letters > 0 for 0 seconds")])
-    assert [event.is_firing for event in standings.update({"dead letters": {"orders": 1.0}}, NOW_US)] == [True]
+    assert [
+        event.is_firing for event in standings.update({"dead letters": {"orders": 1.0}}, NOW_US)
+    ] == [True]
     assert [event.is_firing for event in standings.update({}, NOW_US + 1)] == [False]
 
 
 @given(st.lists(st.booleans(), max_size=100), st.integers(0, 5))
-def test_firing_and_resolved_take_turns_and_are_never_closer_than_the_rule_says(high: list[bool], hold_s: int) -> None:
+def test_firing_and_resolved_take_turns_and_are_never_closer_than_the_rule_says(
+    high: list[bool], hold_s: int
+) -> None:
     standings = Standings([Rule("r", "lag rows", 10, None, hold_s * SECOND_US)])
     events = [
         (second, event.is_firing)
         for second, is_high in enumerate(high)
-        for event in standings.update({"lag rows": {"x": 20.0 if is_high else 0.0}}, second * SECOND_US)
+        for event in standings.update(
+            {"lag rows": {"x": 20.0 if is_high else 0.0}}, second * SECOND_US
+        )
     ]
-    assert [is_firing for _, is_firing in events] == [number % 2 == 0 for number in range(len(events))]
+    assert [is_firing for _, is_firing in events] == [
+        number % 2 == 0 for number in range(len(events))
+    ]
     for (second, is_firing), before in zip(events, [(-1, False), *events], strict=False):
         assert all(each is is_firing for each in high[second - hold_s : second + 1])
         assert second - before[0] > hold_s or before[0] == -1
@@ -124,10 +180,15 @@ def test_firing_and_resolved_take_turns_and_are_never_closer_than_the_rule_says(
 def test_what_changes_is_recorded_once_over_restarts(log: hr.Log) -> None:
     rules = [parse("dead letters > 0 for 0 seconds")]
     dead.divert(log, "orders", [dead.DeadLetter("here", "because")])
-    assert [event.text for event in Watching(log, Facts(log, []), rules).look(NOW_US)] == ["FIRING: dead letters > 0 for 0 seconds: orders has 1"]
+    assert [event.text for event in Watching(log, Facts(log, []), rules).look(NOW_US)] == [
+        "FIRING: dead letters > 0 for 0 seconds: orders has 1"
+    ]
     again = Watching(log, Facts(log, []), rules)
     assert again.look(NOW_US + 1) == []
     log.delete_topic("orders.dead")
     assert [event.is_firing for event in again.look(NOW_US + 2)] == [False]
     messages = [AlertMessage.of(row) for row in log.read(TOPIC).to_pylist()]
-    assert [(each.pipeline, each.alert, each.state, each.active) for each in messages] == [("watch", "watch", "firing", 1), ("watch", "watch", "resolved", 0)]
+    assert [(each.pipeline, each.alert, each.state, each.active) for each in messages] == [
+        ("watch", "watch", "firing", 1),
+        ("watch", "watch", "resolved", 0),
+    ]

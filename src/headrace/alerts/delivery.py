@@ -1,6 +1,9 @@
-"""Each receiver of an alert follows the topic `alerts` on its own, so one that is slow or away holds up no other: its place is a note of the log, stored when a message was taken.
+"""Each receiver of an alert follows the topic `alerts` on its own, so one that is slow or away
+holds up no other: its place is a note of the log, stored when a message was taken.
 
-A receiver that fails is tried again, with pauses that grow and a circuit breaker; a message that nobody took in `GIVE_UP_US`, or that was refused, is a dead letter in `alerts.dead`; replayed from there, it goes to all receivers again, under the same id.
+A receiver that fails is tried again, with pauses that grow and a circuit breaker; a message that
+nobody took in `GIVE_UP_US`, or that was refused, is a dead letter in `alerts.dead`; replayed from
+there, it goes to all receivers again, under the same id.
 """
 
 from __future__ import annotations
@@ -29,14 +32,17 @@ from headrace.retry import Breaker
 from headrace.secrets import secret
 from headrace.sinks.webhook_target import Receiver, Refused, Sender
 
-# How a message reaches its receiver: a signed POST, or a mail. What fails in passing is `TargetUnavailable`, or `ConfigurationError` until somebody mends it; `Refused` is for good.
+# How a message reaches its receiver: a signed POST, or a mail. What fails in passing is
+# `TargetUnavailable`, or `ConfigurationError` until somebody mends it; `Refused` is for good.
 
 
 _SUBMISSION_PORT, _SMTPS_PORT = 587, 465
 
 
 class Teller(Protocol):
-    """Tells one receiver. `name` says which in messages, without what may be a secret; `identity` tells it from others."""
+    """Tells one receiver. `name` says which in messages, without what may be a secret; `identity`
+    tells it from others.
+    """
 
     name: str
     identity: str
@@ -55,7 +61,9 @@ def _short(text: str) -> str:
 
 
 def _is_this_machine(server: smtplib.SMTP) -> bool:
-    return server.sock is not None and ipaddress.ip_address(server.sock.getpeername()[0]).is_loopback
+    return (
+        server.sock is not None and ipaddress.ip_address(server.sock.getpeername()[0]).is_loopback
+    )
 
 
 class WebhookTeller:
@@ -75,7 +83,10 @@ class MailTeller:
 
     def __init__(self, mail: Email) -> None:
         self._mail, self._parts = mail, urlsplit(mail.url)
-        self.name, self.identity = f"the mail server {self._parts.hostname}", f"email.{_short(' '.join((mail.url, *mail.to)))}"
+        self.name, self.identity = (
+            f"the mail server {self._parts.hostname}",
+            f"email.{_short(' '.join((mail.url, *mail.to)))}",
+        )
 
     def close(self) -> None:
         """Nothing is kept."""
@@ -87,12 +98,23 @@ class MailTeller:
         except smtplib.SMTPRecipientsRefused as error:
             codes = {code for code, _ in error.recipients.values()}
             if all(code >= 500 for code in codes):
-                raise Refused(f"{self.name} takes no mail for {', '.join(error.recipients)}") from None
-            raise self._away(f"it refuses the receivers for now ({', '.join(map(str, sorted(codes)))})") from None
+                raise Refused(
+                    f"{self.name} takes no mail for {', '.join(error.recipients)}"
+                ) from None
+            raise self._away(
+                f"it refuses the receivers for now ({', '.join(map(str, sorted(codes)))})"
+            ) from None
         except smtplib.SMTPAuthenticationError as error:
-            raise ConfigurationError(f"{self.name} does not know us: {error.smtp_code}.", fix="check the user and the password.") from None
+            raise ConfigurationError(
+                f"{self.name} does not know us: {error.smtp_code}.",
+                fix="check the user and the password.",
+            ) from None
         except smtplib.SMTPResponseException as error:
-            said = error.smtp_error.decode(errors="replace") if isinstance(error.smtp_error, bytes) else str(error.smtp_error)
+            said = (
+                error.smtp_error.decode(errors="replace")
+                if isinstance(error.smtp_error, bytes)
+                else str(error.smtp_error)
+            )
             if error.smtp_code >= 500:
                 raise Refused(f"{self.name} answers {error.smtp_code}: {said[:200]}") from None
             raise self._away(f"it answers {error.smtp_code}: {said[:200]}") from None
@@ -102,7 +124,9 @@ class MailTeller:
     def _connected(self) -> smtplib.SMTP:
         host, port, timeout_s = self._parts.hostname or "", self._parts.port, self._mail.timeout_s
         if self._parts.scheme == "smtps":
-            server: smtplib.SMTP = smtplib.SMTP_SSL(host, port or _SMTPS_PORT, timeout=timeout_s, context=ssl.create_default_context())
+            server: smtplib.SMTP = smtplib.SMTP_SSL(
+                host, port or _SMTPS_PORT, timeout=timeout_s, context=ssl.create_default_context()
+            )
         else:
             server = smtplib.SMTP(host, port or _SUBMISSION_PORT, timeout=timeout_s)
         try:
@@ -113,26 +137,38 @@ class MailTeller:
         return server
 
     def _introduce(self, server: smtplib.SMTP) -> None:
-        """With STARTTLS where the server has it. A password is not told to anybody who listens on the way."""
+        """With STARTTLS where the server has it. A password is not told to anybody who listens on
+        the way.
+        """
         server.ehlo_or_helo_if_needed()
         if self._parts.scheme == "smtp" and server.has_extn("starttls"):
             server.starttls(context=ssl.create_default_context())
         user = unquote(self._parts.username or "")
         if user and self._mail.password is not None:
             if not isinstance(server.sock, ssl.SSLSocket) and not _is_this_machine(server):
-                raise ConfigurationError(f"{self.name} has no STARTTLS: the password would go there in the clear.", fix="use a server that has it, or smtps://….")
+                raise ConfigurationError(
+                    f"{self.name} has no STARTTLS: the password would go there in the clear.",
+                    fix="use a server that has it, or smtps://….",
+                )
             server.login(user, secret("password", self._mail.password))
 
     def _written(self, message: AlertMessage) -> EmailMessage:
         """The id of the alert is the mail's own, by which programs know a repeat."""
         written = EmailMessage()
-        written["From"], written["To"], written["Subject"] = self._mail.sender, ", ".join(self._mail.to), message.subject()
+        written["From"], written["To"], written["Subject"] = (
+            self._mail.sender,
+            ", ".join(self._mail.to),
+            message.subject(),
+        )
         written["Message-ID"], written["Date"] = f"<{message.id}@headrace>", message.at
         written.set_content(message.text())
         return written
 
     def _away(self, why: str) -> TargetUnavailable:
-        return TargetUnavailable(f"{self.name} cannot be told: {why}.", fix="see that it runs and can be reached.")
+        return TargetUnavailable(
+            f"{self.name} cannot be told: {why}.", fix="see that it runs and can be reached."
+        )
+
 
 logger = logging.getLogger("headrace.alerts")
 GIVE_UP_US = 24 * 3600 * 1_000_000
@@ -154,7 +190,9 @@ class SendingStatus:
 class Sending:
     """One receiver of one alert. A receiver that is new hears of what comes from now on."""
 
-    def __init__(self, log: Log, pipeline: str, alert: Alert, way: Way, *, breaker: Breaker | None = None) -> None:
+    def __init__(
+        self, log: Log, pipeline: str, alert: Alert, way: Way, *, breaker: Breaker | None = None
+    ) -> None:
         self.log, self.pipeline, self.alert = log, pipeline, alert
         self.status = SendingStatus()
         self._teller: Teller = teller(way)
@@ -178,7 +216,9 @@ class Sending:
             self._teller.close()
 
     def _step(self, stop: Event) -> bool:
-        """Messages that are there, one after the other, until one fails. Returns whether there were any."""
+        """Messages that are there, one after the other, until one fails. Returns whether there were
+        any.
+        """
         end = self.log.end_offsets(TOPIC)[0]
         if self._next >= end:
             return False
@@ -193,7 +233,10 @@ class Sending:
 
     def _handled(self, row: dict[str, object], stop: Event) -> bool:
         message = AlertMessage.of(row)
-        if (message.pipeline, message.alert) != (self.pipeline, self.alert.name) or message.is_silenced:
+        if (message.pipeline, message.alert) != (
+            self.pipeline,
+            self.alert.name,
+        ) or message.is_silenced:
             return True
         if stop.wait(self._breaker.wait_s()):
             return False
@@ -211,19 +254,52 @@ class Sending:
 
     def _is_over(self, message: AlertMessage, error: Exception) -> bool:
         """Whether the message is put aside: it was refused, or it is too old."""
-        reason = error.message if isinstance(error, TargetUnavailable | ConfigurationError) else str(error)
-        is_refused, is_old = isinstance(error, Refused), time.time_ns() // 1_000 - to_time_us(message.at) > GIVE_UP_US
+        reason = (
+            error.message
+            if isinstance(error, TargetUnavailable | ConfigurationError)
+            else str(error)
+        )
+        is_refused, is_old = (
+            isinstance(error, Refused),
+            time.time_ns() // 1_000 - to_time_us(message.at) > GIVE_UP_US,
+        )
         if is_refused or is_old:
             row = pa.RecordBatch.from_pylist([message.row()], self.log.topic(TOPIC).arrow_schema)
-            dead_letters.divert(self.log, TOPIC, [dead_letters.DeadLetter(f"alert {self.alert.name}, {self._teller.name}", reason, row=dead_letters.row_to_text(row)[0])])
-            self.status.refused, self.status.given_up = self.status.refused + is_refused, self.status.given_up + (is_old and not is_refused)
+            dead_letters.divert(
+                self.log,
+                TOPIC,
+                [
+                    dead_letters.DeadLetter(
+                        f"alert {self.alert.name}, {self._teller.name}",
+                        reason,
+                        row=dead_letters.row_to_text(row)[0],
+                    )
+                ],
+            )
+            self.status.refused, self.status.given_up = (
+                self.status.refused + is_refused,
+                self.status.given_up + (is_old and not is_refused),
+            )
             return True
         self._breaker.failed(error.wait_s if isinstance(error, TargetUnavailable) else 0.0)
-        self.status.failures, self.status.is_open, self.status.error = self._breaker.failures, self._breaker.is_open, reason
-        logger.warning("The alert %s could not be told: %s\nTrying again in %.1f s.", self.alert.name, reason, self._breaker.wait_s())
+        self.status.failures, self.status.is_open, self.status.error = (
+            self._breaker.failures,
+            self._breaker.is_open,
+            reason,
+        )
+        logger.warning(
+            "The alert %s could not be told: %s\nTrying again in %.1f s.",
+            self.alert.name,
+            reason,
+            self._breaker.wait_s(),
+        )
         return False
 
     def _store(self, offset: int) -> None:
-        self._transaction = self._transaction.next() if self._transaction is not None else self.log.transaction(self._note)
+        self._transaction = (
+            self._transaction.next()
+            if self._transaction is not None
+            else self.log.transaction(self._note)
+        )
         with self._transaction as tx:
             tx.set_note(self._note, str(offset))

@@ -1,4 +1,6 @@
-"""The loop of `headrace watch`: look, decide, tell. What changes goes into the topic `alerts`, in one transaction with what fires now, so a watch that starts again tells nothing twice."""
+"""The loop of `headrace watch`: look, decide, tell. What changes goes into the topic `alerts`, in
+one transaction with what fires now, so a watch that starts again tells nothing twice.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +26,54 @@ from headrace.log import dead_letters
 from headrace.log.api import Log, Transaction
 from headrace.serve.dashboard import read_run
 
-# A rule in one line: `lag rows > 10000 of billing`, `watermark age > 5 minutes of orders for 30 seconds`.
+# A rule in one line: `lag rows > 10000 of billing`, `watermark age > 5 minutes of orders for 30
+# seconds`.
 
 
 LAG_ROWS, LAG_SECONDS, BEHIND, WATERMARK, LATE, DROPPED, REFUSED, FAILED, DEAD, STATUS_AGE = (
-    "lag rows", "lag seconds", "behind rows", "watermark age", "late rows", "dropped rows", "refused rows", "failed batches", "dead letters", "status age",
-)  # fmt: skip
-OF_THE_LOG = {LAG_ROWS: "a group", LAG_SECONDS: "a group", REFUSED: "a gateway", DEAD: "a topic, step or sink"}
-OF_PIPELINES = {BEHIND: "a pipeline", WATERMARK: "an input", LATE: "a step", DROPPED: "a topic, or a gateway", FAILED: "a pipeline", STATUS_AGE: "a pipeline"}
+    "lag rows",
+    "lag seconds",
+    "behind rows",
+    "watermark age",
+    "late rows",
+    "dropped rows",
+    "refused rows",
+    "failed batches",
+    "dead letters",
+    "status age",
+)
+OF_THE_LOG = {
+    LAG_ROWS: "a group",
+    LAG_SECONDS: "a group",
+    REFUSED: "a gateway",
+    DEAD: "a topic, step or sink",
+}
+OF_PIPELINES = {
+    BEHIND: "a pipeline",
+    WATERMARK: "an input",
+    LATE: "a step",
+    DROPPED: "a topic, or a gateway",
+    FAILED: "a pipeline",
+    STATUS_AGE: "a pipeline",
+}
 IN_SECONDS = {LAG_SECONDS, WATERMARK, STATUS_AGE}
 A_MINUTE = {LATE, DROPPED, REFUSED, FAILED}
 """What is counted over the last minute; all else is as it is now."""
 KNOWN = (*OF_THE_LOG, *OF_PIPELINES)
 DEFAULT_HOLD_US = 10_000_000
-_RULE = re.compile(r"(?P<what>[a-z]+ [a-z]+)\s*>\s*(?P<limit>.+?)(?:\s+of\s+(?P<of>\S+))?(?:\s+for\s+(?P<hold>.+))?", re.IGNORECASE)
+_RULE = re.compile(
+    r"(?P<what>[a-z]+"
+    r" [a-z]+)\s*>\s*(?P<limit>.+?)(?:\s+of\s+(?P<of>\S+))?(?:\s+for\s+(?P<hold>.+))?",
+    re.IGNORECASE,
+)
 _FORM = "write it as `lag rows > 10000 of billing`, with `of NAME` and `for DURATION` if you like."
 
 
 @dataclass(frozen=True)
 class Rule:
-    """It fires when a value has been above the limit for as long as `hold_us`, and is over when it has not been for as long."""
+    """It fires when a value has been above the limit for as long as `hold_us`, and is over when it
+    has not been for as long.
+    """
 
     text: str
     what: str
@@ -52,7 +82,11 @@ class Rule:
     hold_us: int = DEFAULT_HOLD_US
 
     def shown(self, value: float) -> str:
-        return format_us(round(value) * 1_000_000) if self.what in IN_SECONDS else f"{value:,.0f}{' a minute' if self.what in A_MINUTE else ''}"
+        return (
+            format_us(round(value) * 1_000_000)
+            if self.what in IN_SECONDS
+            else f"{value:,.0f}{' a minute' if self.what in A_MINUTE else ''}"
+        )
 
 
 def parse(text: str) -> Rule:
@@ -62,8 +96,13 @@ def parse(text: str) -> Rule:
         raise InputError(f"The rule {line!r} cannot be read.", fix=_FORM)
     what = found["what"].lower()
     if what not in KNOWN:
-        raise InputError(f"The rule {line!r} is about {what!r}: {nearest(what, KNOWN)}", fix=f"there is {', '.join(KNOWN)}.")
-    hold_us = DEFAULT_HOLD_US if found["hold"] is None else to_us(found["hold"], what="time of a rule")
+        raise InputError(
+            f"The rule {line!r} is about {what!r}: {nearest(what, KNOWN)}",
+            fix=f"there is {', '.join(KNOWN)}.",
+        )
+    hold_us = (
+        DEFAULT_HOLD_US if found["hold"] is None else to_us(found["hold"], what="time of a rule")
+    )
     return Rule(line, what, _limit(what, found["limit"], line), found["of"], hold_us)
 
 
@@ -75,7 +114,9 @@ def _limit(what: str, text: str, line: str) -> float:
         try:
             return to_us(text, what="limit") / 1e6
         except BadDuration as error:
-            raise InputError(f"The rule {line!r} has a limit that is no time: {error.message}", fix=error.fix) from None
+            raise InputError(
+                f"The rule {line!r} has a limit that is no time: {error.message}", fix=error.fix
+            ) from None
     raise InputError(f"The rule {line!r} has the limit {text!r}, which is no number.", fix=_FORM)
 
 
@@ -84,11 +125,15 @@ def read(file: Path) -> list[Rule]:
     try:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"The rules in {file} cannot be read: {error}.", fix="name a text file with one rule a line.") from None
+        raise ConfigurationError(
+            f"The rules in {file} cannot be read: {error}.",
+            fix="name a text file with one rule a line.",
+        ) from None
     return [parse(line) for each in lines if (line := each.partition("#")[0].strip())]
 
 
-# What rules look at, now: groups' lag, dead letters and what gateways tell, from the log, and what runners leave in their state directories. A value for each thing, by its name.
+# What rules look at, now: groups' lag, dead letters and what gateways tell, from the log, and what
+# runners leave in their state directories. A value for each thing, by its name.
 
 
 MINUTE_S = 60.0
@@ -108,7 +153,9 @@ class Facts:
         now = time.time() if now_s is None else now_s
         values: dict[str, dict[str, float]] = {}
         for what, of, value in self._found(now):
-            values.setdefault(what, {})[of] = self._in_a_minute(what, of, value, now) if what in A_MINUTE else value
+            values.setdefault(what, {})[of] = (
+                self._in_a_minute(what, of, value, now) if what in A_MINUTE else value
+            )
         self._has_looked = True
         return values
 
@@ -127,9 +174,13 @@ class Facts:
                 yield from _of_run(run, now_s)
 
     def _in_a_minute(self, what: str, of: str, total: float, now_s: float) -> float:
-        """How much more than a minute ago, or than at the first look; a total that begins anew, or appears later, is all new."""
+        """How much more than a minute ago, or than at the first look; a total that begins anew, or
+        appears later, is all new.
+        """
         if (looks := self._before.get((what, of))) is None:
-            looks = self._before[what, of] = deque([(now_s, 0.0)] if self._has_looked else [], maxlen=MOST_LOOKS)
+            looks = self._before[what, of] = deque(
+                [(now_s, 0.0)] if self._has_looked else [], maxlen=MOST_LOOKS
+            )
         if looks and total < looks[-1][1]:
             looks.clear()
             looks.append((now_s, 0.0))
@@ -153,8 +204,8 @@ def _of_run(run: dict[str, Any], now_s: float) -> Iterator[tuple[str, str, float
             yield LATE if what == "late" else DROPPED, f"{name}/{of}", float(count)
 
 
-# Whether a rule fires for a thing. It does not flap: a change must hold for the rule's time before it counts, in both directions.
-
+# Whether a rule fires for a thing. It does not flap: a change must hold for the rule's time before
+# it counts, in both directions.
 
 
 @dataclass(frozen=True)
@@ -168,16 +219,28 @@ class Event:
 
     @property
     def text(self) -> str:
-        return f"{'FIRING' if self.is_firing else 'resolved'}: {self.rule.text}: {self.of} has {self.rule.shown(self.value)}"
+        return (
+            f"{'FIRING' if self.is_firing else 'resolved'}: {self.rule.text}: {self.of} has"
+            f" {self.rule.shown(self.value)}"
+        )
 
 
 def is_meant(rule: Rule, of: str) -> bool:
-    """`billing` means all of billing's partitions, `billing/orders` those of one topic; `orders` also the input of any pipeline."""
-    return rule.of is None or of == rule.of or of.startswith(f"{rule.of}/") or of.endswith(f"/{rule.of}")
+    """`billing` means all of billing's partitions, `billing/orders` those of one topic; `orders`
+    also the input of any pipeline.
+    """
+    return (
+        rule.of is None
+        or of == rule.of
+        or of.startswith(f"{rule.of}/")
+        or of.endswith(f"/{rule.of}")
+    )
 
 
 class Standings:
-    """All rules and things; `firing` is what fires now. What is not there any more does not exceed anything."""
+    """All rules and things; `firing` is what fires now. What is not there any more does not exceed
+    anything.
+    """
 
     def __init__(self, rules: Sequence[Rule], firing: Mapping[tuple[str, str], int] = {}) -> None:
         self.rules = rules
@@ -188,9 +251,15 @@ class Standings:
     def update(self, values: Values, now_us: int) -> list[Event]:
         events = []
         for rule in self.rules:
-            found = {of: value for of, value in values.get(rule.what, {}).items() if is_meant(rule, of)}
+            found = {
+                of: value for of, value in values.get(rule.what, {}).items() if is_meant(rule, of)
+            }
             gone = {of: 0.0 for text, of in self.firing if text == rule.text and of not in found}
-            events += [event for of, value in (found | gone).items() if (event := self._turned(rule, of, value, now_us)) is not None]
+            events += [
+                event
+                for of, value in (found | gone).items()
+                if (event := self._turned(rule, of, value, now_us)) is not None
+            ]
         return events
 
     def _turned(self, rule: Rule, of: str, value: float, now_us: int) -> Event | None:
@@ -207,6 +276,7 @@ class Standings:
             del self.firing[key]
         return Event(rule, of, exceeds, value)
 
+
 logger = logging.getLogger("headrace.watching")
 PIPELINE = "watch"
 """What stands for the pipeline in messages."""
@@ -215,13 +285,23 @@ PIPELINE = "watch"
 class Watching:
     """`name` tells one watch from another: what fires is remembered under it."""
 
-    def __init__(self, log: Log, facts: Facts, rules: Sequence[Rule], *, name: str = "watch", to: Sequence[Way] = ()) -> None:
+    def __init__(
+        self,
+        log: Log,
+        facts: Facts,
+        rules: Sequence[Rule],
+        *,
+        name: str = "watch",
+        to: Sequence[Way] = (),
+    ) -> None:
         self.log, self.facts, self.name = log, facts, name
         self._note = f"watching.{name}"
         log.create_topic(TOPIC, SCHEMA, exist_ok=True)
         texts = {rule.text for rule in rules}
         stored = json.loads(log.note(self._note) or "[]")
-        self.standings = Standings(rules, {(text, of): since_us for text, of, since_us in stored if text in texts})
+        self.standings = Standings(
+            rules, {(text, of): since_us for text, of, since_us in stored if text in texts}
+        )
         self._sendings = [Sending(log, PIPELINE, Alert(name, TOPIC, tuple(to)), way) for way in to]
         self._transaction: Transaction | None = None
 
@@ -238,17 +318,45 @@ class Watching:
         return events
 
     def _record(self, events: Sequence[Event], now_us: int) -> None:
-        shown = [json.dumps({"rule": each.rule.text, "of": each.of, "value": each.value, "limit": each.rule.limit}) for each in events]
+        shown = [
+            json.dumps(
+                {
+                    "rule": each.rule.text,
+                    "of": each.of,
+                    "value": each.value,
+                    "limit": each.rule.limit,
+                }
+            )
+            for each in events
+        ]
         fired = [text for text, each in zip(shown, events, strict=True) if each.is_firing]
         resolved = [text for text, each in zip(shown, events, strict=True) if not each.is_firing]
-        message = message_of(self._id(events, now_us), PIPELINE, self.name, now_us, fired, resolved, len(self.standings.firing), is_silenced=False)
-        self._transaction = self._transaction.next() if self._transaction is not None else self.log.transaction(self._note)
+        message = message_of(
+            self._id(events, now_us),
+            PIPELINE,
+            self.name,
+            now_us,
+            fired,
+            resolved,
+            len(self.standings.firing),
+            is_silenced=False,
+        )
+        self._transaction = (
+            self._transaction.next()
+            if self._transaction is not None
+            else self.log.transaction(self._note)
+        )
         with self._transaction as tx:
             tx.append(TOPIC, [message.row()])
-            tx.set_note(self._note, json.dumps([[*key, since_us] for key, since_us in self.standings.firing.items()]))
+            tx.set_note(
+                self._note,
+                json.dumps([[*key, since_us] for key, since_us in self.standings.firing.items()]),
+            )
 
     def _id(self, events: Sequence[Event], now_us: int) -> str:
-        named = json.dumps([now_us, *([each.rule.text, each.of, each.is_firing] for each in events)])
+        named = json.dumps(
+            [now_us, *([each.rule.text, each.of, each.is_firing] for each in events)]
+        )
         return f"{self.name}-{hashlib.sha256(named.encode()).hexdigest()[:24]}"
 
     def run(self, stop: Stop, every_s: float, on_event: Callable[[Event], None]) -> None:

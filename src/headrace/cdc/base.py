@@ -1,6 +1,8 @@
-"""What change capture asks of a database: the protocol `Source`, and the values it speaks in. `capturing` drives it; each kind of database implements it.
+"""What change capture asks of a database: the protocol `Source`, and the values it speaks in.
+`capturing` drives it; each kind of database implements it.
 
-A source hands out *parts* of its stream, in commit order. Rows are Arrow batches: the table's columns, then the hidden ones (`HIDDEN`), then `_change_type`.
+A source hands out *parts* of its stream, in commit order. Rows are Arrow batches: the table's
+columns, then the hidden ones (`HIDDEN`), then `_change_type`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _TAKEN = {*RESERVED_COLUMNS, *(each.name for each in HIDDEN)}
 
 @dataclass(frozen=True)
 class TableShape:
-    """A table as the source has it now. `columns` are names and types in Spark's DDL; `key` says by which columns a row is known."""
+    """A table as the source has it now. `columns` are names and types in Spark's DDL; `key` says by
+    which columns a row is known.
+    """
 
     name: str
     columns: tuple[tuple[str, str], ...]
@@ -51,7 +55,9 @@ class TableShape:
 
 
 def usable_names(names: Sequence[str]) -> list[str]:
-    """Column names that a topic can have: what is reserved, or differs from another in case only, gets an underscore behind it."""
+    """Column names that a topic can have: what is reserved, or differs from another in case only,
+    gets an underscore behind it.
+    """
     usable: list[str] = []
     taken = set(_TAKEN)
     for name in names:
@@ -64,7 +70,9 @@ def usable_names(names: Sequence[str]) -> list[str]:
 
 
 class Skipped:
-    """Tables that nobody named and that cannot be captured, such as one without a key: told of once, and left out."""
+    """Tables that nobody named and that cannot be captured, such as one without a key: told of
+    once, and left out.
+    """
 
     def __init__(self) -> None:
         self._told: set[str] = set()
@@ -85,20 +93,26 @@ class Changes:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of a snapshot, at the place in the stream where they are neither older nor newer than what stands around them."""
+    """Rows of a snapshot, at the place in the stream where they are neither older nor newer than
+    what stands around them.
+    """
 
     table: str
     rows: pa.RecordBatch
     after: Sequence[Any] | None
-    """The key of the last row, as the source wants it back to go on behind it; nothing if there was no row."""
+    """The key of the last row, as the source wants it back to go on behind it; nothing if there was
+    no row.
+    """
     is_last: bool
 
 
 @dataclass(frozen=True)
 class Reshaped:
-    """From here on a table has other columns. What rows already in the topic have in new ones is read again, in a snapshot beside the stream.
+    """From here on a table has other columns. What rows already in the topic have in new ones is
+    read again, in a snapshot beside the stream.
 
-    `missed`: changes of the table may have been missed (somebody took its triggers, or its place in the publication): it is read again in any case.
+    `missed`: changes of the table may have been missed (somebody took its triggers, or its place in
+    the publication): it is read again in any case.
     """
 
     shape: TableShape
@@ -125,7 +139,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Aside:
-    """Records that cannot be used, for the dead letters of `topic`: committed with everything else, and counted."""
+    """Records that cannot be used, for the dead letters of `topic`: committed with everything else,
+    and counted.
+    """
 
     topic: str
     letters: tuple[DeadLetter, ...]
@@ -136,7 +152,9 @@ Item = Changes | Chunk | Reshaped | Truncated | Event | Aside
 
 @dataclass(frozen=True)
 class Part:
-    """The next part of the stream. `position` is where to go on behind it: nothing, if it ends inside a transaction."""
+    """The next part of the stream. `position` is where to go on behind it: nothing, if it ends
+    inside a transaction.
+    """
 
     items: Sequence[Item] = ()
     position: str | None = None
@@ -147,7 +165,9 @@ class Part:
 
 @dataclass(frozen=True)
 class ChunkRequest:
-    """Up to `rows` rows of a table, in the order of its key, behind a key (from the beginning, if there is none)."""
+    """Up to `rows` rows of a table, in the order of its key, behind a key (from the beginning, if
+    there is none).
+    """
 
     table: str
     after: Sequence[Any] | None
@@ -155,13 +175,19 @@ class ChunkRequest:
 
 
 class Source(Protocol):
-    """A database that is captured. Everything may raise RetryError (it goes away and comes back) or ConfigurationError (somebody must act)."""
+    """A database that is captured. Everything may raise RetryError (it goes away and comes back) or
+    ConfigurationError (somebody must act).
+    """
 
     def start(self, position: str | None, *, afresh: bool = False) -> str:
-        """Stream from behind a position on, or from now on. Returns where it starts. What is needed in the database is made here; `afresh`, also if it is there."""
+        """Stream from behind a position on, or from now on. Returns where it starts. What is needed
+        in the database is made here; `afresh`, also if it is there.
+        """
 
     def tables(self) -> list[TableShape]:
-        """The tables to be captured, as they are now. Asked at the start, and now and then for new ones."""
+        """The tables to be captured, as they are now. Asked at the start, and now and then for new
+        ones.
+        """
 
     def request(self, chunk: ChunkRequest) -> None:
         """Ask for a chunk; it comes with one of the next parts. One at a time."""
@@ -187,9 +213,11 @@ class Source(Protocol):
         """Take away whatever was made in the database. Returns what it was."""
 
 
-# The hidden column `_marks`: what a column of the topic cannot hold is null there, and stands here as JSON, so that nothing is lost.
+# The hidden column `_marks`: what a column of the topic cannot hold is null there, and stands here
+# as JSON, so that nothing is lost.
 #
-# {"amount": {"text": "NaN"}}: the source's own text. {"document": {"unchanged": true}}: the source did not send the value, because the change left it as it was.
+# {"amount": {"text": "NaN"}}: the source's own text. {"document": {"unchanged": true}}: the source
+# did not send the value, because the change left it as it was.
 
 
 Marks = dict[int, dict[str, Any]]
@@ -200,7 +228,13 @@ UNCHANGED = {"unchanged": True}
 def marks_column(marks: Mapping[int, Mapping[str, Any]], rows: int) -> pa.Array:
     if not marks:
         return pa.nulls(rows, pa.string())
-    return pa.array([json.dumps(marks[row], ensure_ascii=False) if row in marks else None for row in range(rows)], pa.string())
+    return pa.array(
+        [
+            json.dumps(marks[row], ensure_ascii=False) if row in marks else None
+            for row in range(rows)
+        ],
+        pa.string(),
+    )
 
 
 DEFAULT_CHUNK_ROWS = 50_000
@@ -208,7 +242,9 @@ DEFAULT_CHUNK_ROWS = 50_000
 
 @dataclass(frozen=True)
 class CaptureSpec:
-    """Tables of one database, on their way into the log. `name` identifies it: position and progress are kept under it."""
+    """Tables of one database, on their way into the log. `name` identifies it: position and
+    progress are kept under it.
+    """
 
     name: str
     kind: str
@@ -236,5 +272,7 @@ class CaptureSpec:
     def log_address(self, given: str | None = None) -> str:
         address = given or self.log
         if address is None:
-            raise ConfigurationError(f"The capture {self.name!r} has no log.", fix="pass log=… (--log …).")
+            raise ConfigurationError(
+                f"The capture {self.name!r} has no log.", fix="pass log=… (--log …)."
+            )
         return address

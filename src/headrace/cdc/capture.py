@@ -1,7 +1,10 @@
-"""The loop of change capture: parts come from the source, go into the log in whole transactions, and are confirmed upstream once they are durable here.
+"""The loop of change capture: parts come from the source, go into the log in whole transactions,
+and are confirmed upstream once they are durable here.
 
-The position in the source is a note of the log, stored in the same transaction as the rows. So after a crash at any moment the next process goes on exactly behind the last
-change that is in the log; and a process that was replaced is refused by its transaction's epoch. What fails in passing (the database restarts, the disk is full) ends a
+The position in the source is a note of the log, stored in the same transaction as the rows. So
+after a crash at any moment the next process goes on exactly behind the last change that is in the
+log; and a process that was replaced is refused by its transaction's epoch. What fails in passing
+(the database restarts, the disk is full) ends a
 *session*: what was not committed is forgotten, and after a while the next one starts from the note.
 """
 
@@ -51,14 +54,31 @@ OnStatus = Callable[[CaptureStatus], None]
 
 
 class Capturing:
-    """One capture at work. With `start_over` it forgets its position and reads all tables again, for when the source has lost what follows it. `run` returns when it is stopped, or when it has caught up, if that is all that was asked for."""
+    """One capture at work. With `start_over` it forgets its position and reads all tables again,
+    for when the source has lost what follows it. `run` returns when it is stopped, or when it has
+    caught up, if that is all that was asked for.
+    """
 
-    def __init__(self, capture: CaptureSpec, log: Log, *, start_over: bool = False, on_status: OnStatus | None = None) -> None:
+    def __init__(
+        self,
+        capture: CaptureSpec,
+        log: Log,
+        *,
+        start_over: bool = False,
+        on_status: OnStatus | None = None,
+    ) -> None:
         self.capture, self.log = capture, log
         self._start_over = start_over
         self.status = CaptureStatus(capture.name)
         self._on_status = on_status or (lambda _status: None)
-        self._writer = Writer(log, capture.name, prefix=capture.prefix, partitions=capture.partitions, preimages=capture.preimages, outbox=capture.outbox)
+        self._writer = Writer(
+            log,
+            capture.name,
+            prefix=capture.prefix,
+            partitions=capture.partitions,
+            preimages=capture.preimages,
+            outbox=capture.outbox,
+        )
         self._asked_chunk: str | None = None
         self._gathering_since_s: float | None = None
         self._inside = False
@@ -81,7 +101,9 @@ class Capturing:
         self.status.failures += 1
         self.status.error = error.message
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.status.failures - 1, 10))
-        logger.warning("The capture %s stopped: %s\nTrying again in %.1f s.", self.capture.name, error, pause_s)
+        logger.warning(
+            "The capture %s stopped: %s\nTrying again in %.1f s.", self.capture.name, error, pause_s
+        )
         self._tell(None)
         stopped.wait(pause_s)
 
@@ -91,7 +113,9 @@ class Capturing:
         self._asked_chunk, self._gathering_since_s, self._inside = None, None, False
         source = self.capture.open()
         try:
-            state.position = source.start(None if self._start_over else state.position, afresh=self._start_over)
+            state.position = source.start(
+                None if self._start_over else state.position, afresh=self._start_over
+            )
             self._look_around(source, first=True)
             if self._start_over:
                 for table in state.tables:
@@ -100,7 +124,12 @@ class Capturing:
             self._start_over = False
             source.confirm(state.position)
             while not stopped.is_set():
-                if self._step(source) and until_caught_up and not state.pending and source.is_caught_up():
+                if (
+                    self._step(source)
+                    and until_caught_up
+                    and not state.pending
+                    and source.is_caught_up()
+                ):
                     break
             self._tell(source)
         finally:
@@ -147,7 +176,9 @@ class Capturing:
     # Tables and their snapshots
 
     def _look_around(self, source: Source, *, first: bool = False) -> None:
-        """New tables, and requests of other processes. Only between transactions, since what is found here is committed with the next one."""
+        """New tables, and requests of other processes. Only between transactions, since what is
+        found here is committed with the next one.
+        """
         if self._inside:
             return
         now_s = time.monotonic()
@@ -171,7 +202,11 @@ class Capturing:
             if table in state.tables:
                 self._writer.renew(table)
             else:
-                logger.warning("A snapshot of %s was asked for, which is not captured: %s", table, nearest(table, state.tables))
+                logger.warning(
+                    "A snapshot of %s was asked for, which is not captured: %s",
+                    table,
+                    nearest(table, state.tables),
+                )
 
     def _ask_for_chunk(self, source: Source) -> None:
         pending = [name for name in self._writer.state.pending if name in self._writer.shapes]
@@ -193,10 +228,17 @@ class Capturing:
     def _tell(self, source: Source | None) -> None:
         self._told_s = time.monotonic()
         writer, status = self._writer, self.status
-        status.rows, status.changes, status.transactions, status.aside = writer.rows, writer.changes, writer.transactions, writer.aside
+        status.rows, status.changes, status.transactions, status.aside = (
+            writer.rows,
+            writer.changes,
+            writer.transactions,
+            writer.aside,
+        )
         status.position = writer.state.position
         status.snapshots = {
-            name: (each.snapshot.rows, max(each.snapshot.about, each.snapshot.rows)) for name, each in writer.state.tables.items() if each.snapshot
+            name: (each.snapshot.rows, max(each.snapshot.about, each.snapshot.rows))
+            for name, each in writer.state.tables.items()
+            if each.snapshot
         }
         if source is not None:
             status.source = source.status()
@@ -208,4 +250,6 @@ def ask_for_snapshot(log: Log, capture: str, tables: list[str]) -> None:
     if not tables:
         raise ConfigurationError("No table was named.", fix="name the tables to be read again.")
     with log.transaction(request_name(capture)) as transaction:
-        transaction.set_note(request_name(capture), json.dumps({"tables": tables, "at": time.time_ns()}))
+        transaction.set_note(
+            request_name(capture), json.dumps({"tables": tables, "at": time.time_ns()})
+        )

@@ -1,7 +1,10 @@
-"""A topic with Debezium's envelope as a source: its records become the changes of a table. Position and order are the topic's.
+"""A topic with Debezium's envelope as a source: its records become the changes of a table. Position
+and order are the topic's.
 
-The envelope is JSON in a STRING or BINARY column `value`, with the connector's schema around it ({"schema": …, "payload": …}) or without; a null is a tombstone, which says nothing new.
-A record that cannot be taken for a change goes to the dead letters of its topic, in the same transaction as the position behind it; with `errors="stop"` it ends the capture.
+The envelope is JSON in a STRING or BINARY column `value`, with the connector's schema around it
+({"schema": …, "payload": …}) or without; a null is a tombstone, which says nothing new. A record
+that cannot be taken for a change goes to the dead letters of its topic, in the same transaction as
+the position behind it; with `errors="stop"` it ends the capture.
 """
 
 from __future__ import annotations
@@ -17,8 +20,29 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.cdc.base import UNCHANGED, Aside, Changes, ChunkRequest, Item, Part, TableShape, Truncated
-from headrace.columnar.columns import COMMITTED_AT, DELETE, HIDDEN, INSERT, MARKS, OFFSET_COLUMN, ORDER, POSITION, TRANSACTION, UPDATE, UPDATE_BEFORE
+from headrace.cdc.base import (
+    UNCHANGED,
+    Aside,
+    Changes,
+    ChunkRequest,
+    Item,
+    Part,
+    TableShape,
+    Truncated,
+)
+from headrace.columnar.columns import (
+    COMMITTED_AT,
+    DELETE,
+    HIDDEN,
+    INSERT,
+    MARKS,
+    OFFSET_COLUMN,
+    ORDER,
+    POSITION,
+    TRANSACTION,
+    UPDATE,
+    UPDATE_BEFORE,
+)
 from headrace.errors import BadSchema, ConfigurationError, InputError
 from headrace.log import open_log
 from headrace.log.dead_letters import DeadLetter, rows_to_texts
@@ -35,7 +59,9 @@ UNAVAILABLE = {_UNAVAILABLE, base64.b64encode(_UNAVAILABLE.encode()).decode()}
 
 
 def decoded(value: Any, kind: pa.DataType, *, precise: bool = True) -> Any:
-    """A value as Debezium writes it, by the type that it is to have: numbers count days, milliseconds or microseconds since 1970, bytes are base64."""
+    """A value as Debezium writes it, by the type that it is to have: numbers count days,
+    milliseconds or microseconds since 1970, bytes are base64.
+    """
     if value is None:
         return None
     if pa.types.is_date(kind) and isinstance(value, int):
@@ -53,7 +79,9 @@ def decoded(value: Any, kind: pa.DataType, *, precise: bool = True) -> Any:
 
 
 def _moment(value: Any) -> datetime:
-    """Microseconds are told from milliseconds and nanoseconds by their size: a time between 1973 and 5138 has 12 to 14 digits in milliseconds."""
+    """Microseconds are told from milliseconds and nanoseconds by their size: a time between 1973
+    and 5138 has 12 to 14 digits in milliseconds.
+    """
     if isinstance(value, str):
         moment = datetime.fromisoformat(value)
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -63,10 +91,13 @@ def _moment(value: Any) -> datetime:
 
 
 def _decimal(value: Any, scale: int, *, precise: bool) -> Decimal:
-    """As Debezium's `decimal.handling.mode` has it: precise is base64 of a big-endian number without its point; otherwise text, or a number."""
+    """As Debezium's `decimal.handling.mode` has it: precise is base64 of a big-endian number
+    without its point; otherwise text, or a number.
+    """
     if isinstance(value, str) and precise and not {".", "-"} & set(value):
         return Decimal(int.from_bytes(base64.b64decode(value), "big", signed=True)).scaleb(-scale)
     return Decimal(str(value))
+
 
 ROWS_A_PART = 20_000
 LOOK_EVERY_S = 0.05
@@ -88,15 +119,33 @@ class _Record:
 
 
 class DebeziumSource:
-    def __init__(self, topic: str, table: str, schema: str, key: tuple[str, ...], log: str, decimals: str, errors: str = DIVERT) -> None:
+    def __init__(
+        self,
+        topic: str,
+        table: str,
+        schema: str,
+        key: tuple[str, ...],
+        log: str,
+        decimals: str,
+        errors: str = DIVERT,
+    ) -> None:
         self._precise, self._stops = decimals == "precise", errors == STOP
         self._log = open_log(log)
         self.topic, self.key = topic, key
         info = self._described(topic)
         if VALUE not in info.arrow_schema.names:
-            raise ConfigurationError(f"The topic {topic!r} has no column {VALUE!r}.", fix="Debezium's records belong into a topic with a column value STRING.")
+            raise ConfigurationError(
+                f"The topic {topic!r} has no column {VALUE!r}.",
+                fix="Debezium's records belong into a topic with a column value STRING.",
+            )
         self._schema = parse_schema(schema)
-        columns = tuple((field.name, to_ddl(pa.schema([field.with_name("c").with_nullable(True)])).removeprefix("c ")) for field in self._schema)
+        columns = tuple(
+            (
+                field.name,
+                to_ddl(pa.schema([field.with_name("c").with_nullable(True)])).removeprefix("c "),
+            )
+            for field in self._schema
+        )
         self.shape = TableShape(table, columns, key)
         self._columns = [column(field.with_nullable(True)) for field in self._schema]
         self._offsets: dict[int, int] = {}
@@ -104,7 +153,9 @@ class DebeziumSource:
         """Offsets of records of the part under way that cannot be used, and why."""
 
     def _described(self, topic: str) -> TopicInfo:
-        """On Kafka a topic that a connector made has no schema yet: its records are taken as they are."""
+        """On Kafka a topic that a connector made has no schema yet: its records are taken as they
+        are.
+        """
         try:
             return self._log.topic(topic)
         except BadSchema:
@@ -112,7 +163,9 @@ class DebeziumSource:
 
     def start(self, position: str | None, *, afresh: bool = False) -> str:
         stored = json.loads(position) if position is not None and not afresh else {}
-        self._offsets = {int(partition): offset for partition, offset in stored.items()} or self._log.start_offsets(self.topic)
+        self._offsets = {
+            int(partition): offset for partition, offset in stored.items()
+        } or self._log.start_offsets(self.topic)
         return self._position()
 
     def _position(self) -> str:
@@ -122,7 +175,11 @@ class DebeziumSource:
         return [self.shape]
 
     def request(self, chunk: ChunkRequest) -> None:
-        raise ConfigurationError(f"{chunk.table!r} comes from the topic {self.topic!r}, and has no snapshot apart from it.", fix="start it over to read everything again.")
+        raise ConfigurationError(
+            f"{chunk.table!r} comes from the topic {self.topic!r}, and has no snapshot apart"
+            " from it.",
+            fix="start it over to read everything again.",
+        )
 
     def count(self, table: str) -> int:
         assert table == self.shape.name
@@ -142,7 +199,11 @@ class DebeziumSource:
 
     def _waiting(self) -> list[tuple[int, int]]:
         ends = self._log.end_offsets(self.topic)
-        return [(partition, end) for partition, end in sorted(ends.items()) if end > self._offsets.setdefault(partition, 0)]
+        return [
+            (partition, end)
+            for partition, end in sorted(ends.items())
+            if end > self._offsets.setdefault(partition, 0)
+        ]
 
     # Records
 
@@ -152,7 +213,11 @@ class DebeziumSource:
         self._aside = {}
         batches = list(self._log.read(self.topic, partition, self._offsets[partition], stop))
         for batch in batches:
-            for value, offset in zip(batch.column(VALUE).to_pylist(), batch.column(OFFSET_COLUMN).to_pylist(), strict=True):
+            for value, offset in zip(
+                batch.column(VALUE).to_pylist(),
+                batch.column(OFFSET_COLUMN).to_pylist(),
+                strict=True,
+            ):
                 if value is None:
                     continue
                 try:
@@ -171,20 +236,37 @@ class DebeziumSource:
     def _put_aside(self, offset: int, why: str) -> None:
         if self._stops:
             raise InputError(
-                f"The record at offset {offset} of {self.topic!r} cannot be taken for a change of {self.shape.name!r}: {why}.",
-                fix="mend the schema that was declared; or put such records aside, with errors='divert'.",
+                f"The record at offset {offset} of {self.topic!r} cannot be taken for a change of"
+                f" {self.shape.name!r}: {why}.",
+                fix=(
+                    "mend the schema that was declared; or put such records aside, with"
+                    " errors='divert'."
+                ),
             )
         self._aside[offset] = why
 
     def _letters(self, partition: int, batches: list[pa.RecordBatch]) -> list[Aside]:
         letters = []
         for batch in batches:
-            here = [number for number, offset in enumerate(batch.column(OFFSET_COLUMN).to_pylist()) if offset in self._aside]
+            here = [
+                number
+                for number, offset in enumerate(batch.column(OFFSET_COLUMN).to_pylist())
+                if offset in self._aside
+            ]
             if here:
                 picked = pa.Table.from_batches([batch]).take(here)
-                texts = rows_to_texts(picked.select([field.name for field in self._log.topic(self.topic).arrow_schema])).to_pylist()
+                texts = rows_to_texts(
+                    picked.select(
+                        [field.name for field in self._log.topic(self.topic).arrow_schema]
+                    )
+                ).to_pylist()
                 offsets = picked[OFFSET_COLUMN].to_pylist()
-                letters += [DeadLetter(f"capture of {self.shape.name}", self._aside[at], partition, at, row=text) for at, text in zip(offsets, texts, strict=True)]
+                letters += [
+                    DeadLetter(
+                        f"capture of {self.shape.name}", self._aside[at], partition, at, row=text
+                    )
+                    for at, text in zip(offsets, texts, strict=True)
+                ]
         return [Aside(self.topic, tuple(letters))] if letters else []
 
     def _told(self, value: str | bytes, offset: int) -> _Record | Truncated:
@@ -196,10 +278,16 @@ class DebeziumSource:
             raise Unusable(f"it is no envelope ({error})") from error
         if payload.get("op") == "t":
             return Truncated(self.shape.name, hidden)
-        return _Record(offset, [self._with_marks(change, row, hidden) for change, row in self._rows(payload)])
+        return _Record(
+            offset, [self._with_marks(change, row, hidden) for change, row in self._rows(payload)]
+        )
 
     def _rows(self, payload: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-        change, before, after = _OPERATIONS.get(str(payload.get("op"))), payload.get("before"), payload.get("after")
+        change, before, after = (
+            _OPERATIONS.get(str(payload.get("op"))),
+            payload.get("before"),
+            payload.get("after"),
+        )
         if change is None:
             raise Unusable(f"its operation is {payload.get('op')!r}")
         row = before if change == DELETE else after
@@ -211,20 +299,33 @@ class DebeziumSource:
             return [(change, row)]
         if any(before[name] != row.get(name) for name in self.key if before.get(name) is not None):
             return [(DELETE, before), (INSERT, row)]
-        return [(UPDATE_BEFORE, {**before, **{name: row[name] for name in self.key}}), (UPDATE, row)]
+        return [
+            (UPDATE_BEFORE, {**before, **{name: row[name] for name in self.key}}),
+            (UPDATE, row),
+        ]
 
     @staticmethod
-    def _with_marks(change: str, row: dict[str, Any], hidden: dict[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    def _with_marks(
+        change: str, row: dict[str, Any], hidden: dict[str, Any]
+    ) -> tuple[str, dict[str, Any], dict[str, Any]]:
         """A large value that an update did not touch is not there: it is marked as unchanged."""
-        missing = [name for name, value in row.items() if isinstance(value, str) and value in UNAVAILABLE]
+        missing = [
+            name for name, value in row.items() if isinstance(value, str) and value in UNAVAILABLE
+        ]
         if not missing:
             return change, row, hidden
-        return change, {**row, **dict.fromkeys(missing)}, {**hidden, MARKS: json.dumps(dict.fromkeys(missing, UNCHANGED), ensure_ascii=False)}
+        return (
+            change,
+            {**row, **dict.fromkeys(missing)},
+            {**hidden, MARKS: json.dumps(dict.fromkeys(missing, UNCHANGED), ensure_ascii=False)},
+        )
 
     # Columns
 
     def _changes(self, records: list[_Record]) -> list[Changes]:
-        """All at once; if a value does not fit, each half alone, until what does not fit stands alone."""
+        """All at once; if a value does not fit, each half alone, until what does not fit stands
+        alone.
+        """
         if not records:
             return []
         try:
@@ -238,15 +339,24 @@ class DebeziumSource:
 
     def _batch(self, records: list[_Record]) -> Changes:
         told = [each for record in records for each in record.changes]
-        arrays = [self._array(place, [row.get(field.name) for _, row, _ in told]) for place, field in enumerate(self._schema)]
-        arrays += [pa.array([hidden.get(each.name) for _, _, hidden in told], each.type) for each in HIDDEN]
+        arrays = [
+            self._array(place, [row.get(field.name) for _, row, _ in told])
+            for place, field in enumerate(self._schema)
+        ]
+        arrays += [
+            pa.array([hidden.get(each.name) for _, _, hidden in told], each.type) for each in HIDDEN
+        ]
         arrays.append(pa.array([change for change, _, _ in told], pa.string()))
-        return Changes(self.shape.name, pa.RecordBatch.from_arrays(arrays, schema=self.shape.batch_schema))
+        return Changes(
+            self.shape.name, pa.RecordBatch.from_arrays(arrays, schema=self.shape.batch_schema)
+        )
 
     def _array(self, place: int, values: list[Any]) -> pa.Array:
         field = self._schema.field(place)
         try:
-            return self._columns[place].array([decoded(value, field.type, precise=self._precise) for value in values])
+            return self._columns[place].array(
+                [decoded(value, field.type, precise=self._precise) for value in values]
+            )
         except (Misfit, pa.ArrowException, ValueError, TypeError, ArithmeticError) as error:
             raise Unusable(f"its {field.name!r} is no {field.type} ({error})") from error
 
@@ -257,7 +367,12 @@ class DebeziumSource:
         """There is nobody to tell."""
 
     def status(self) -> dict[str, Any]:
-        return {"records_behind": sum(end - self._offsets.get(partition, 0) for partition, end in self._log.end_offsets(self.topic).items())}
+        return {
+            "records_behind": sum(
+                end - self._offsets.get(partition, 0)
+                for partition, end in self._log.end_offsets(self.topic).items()
+            )
+        }
 
     def close(self) -> None:
         self._log.close()
@@ -278,5 +393,11 @@ def _hidden(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _whole(value: Any, *, bits: int = 63) -> int | None:
-    """Connectors differ in what they say of a change's place; what is no number says nothing here."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**bits else None
+    """Connectors differ in what they say of a change's place; what is no number says nothing
+    here.
+    """
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**bits
+        else None
+    )

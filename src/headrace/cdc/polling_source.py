@@ -1,4 +1,6 @@
-"""Any SQL table as a source, by asking it now and then for rows whose column has grown. The simplest capture, with limits: see `hr.cdc.polling`."""
+"""Any SQL table as a source, by asking it now and then for rows whose column has grown. The
+simplest capture, with limits: see `hr.cdc.polling`.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,39 @@ MOST_EQUAL = 100_000
 
 
 class PollingSource:
-    """The position is the largest value seen, with the keys of the rows that have it: others may still come with the same value."""
+    """The position is the largest value seen, with the keys of the rows that have it: others may
+    still come with the same value.
+    """
 
     def __init__(
-        self, connect: Callable[[], Any], table: str, column: str, schema: str, key: tuple[str, ...], every_s: float, mark: str
+        self,
+        connect: Callable[[], Any],
+        table: str,
+        column: str,
+        schema: str,
+        key: tuple[str, ...],
+        every_s: float,
+        mark: str,
     ) -> None:
         self._schema = parse_schema(schema)
         for name in (column, *key):
             if name not in self._schema.names:
                 raise UnknownColumn(name, self._schema.names, where=f"The schema of {table}")
-        columns = tuple((field.name, to_ddl(pa.schema([field.with_name("c").with_nullable(True)])).removeprefix("c ")) for field in self._schema)
+        columns = tuple(
+            (
+                field.name,
+                to_ddl(pa.schema([field.with_name("c").with_nullable(True)])).removeprefix("c "),
+            )
+            for field in self._schema
+        )
         self.shape = TableShape(table, columns, key)
-        self.table, self.column, self.key, self.every_s, self.mark = table, column, key, every_s, mark
+        self.table, self.column, self.key, self.every_s, self.mark = (
+            table,
+            column,
+            key,
+            every_s,
+            mark,
+        )
         with _translated(table):
             self._connection = connect()
         self._value: Any = None
@@ -54,7 +77,10 @@ class PollingSource:
         return [self.shape]
 
     def request(self, chunk: ChunkRequest) -> None:
-        raise ConfigurationError(f"{chunk.table} is polled, and has no snapshot apart from that.", fix="start it over to read everything again.")
+        raise ConfigurationError(
+            f"{chunk.table} is polled, and has no snapshot apart from that.",
+            fix="start it over to read everything again.",
+        )
 
     def count(self, table: str) -> int:
         assert table == self.table
@@ -71,21 +97,37 @@ class PollingSource:
         self._next_s = 0.0 if is_full else time.monotonic() + self.every_s
         if not rows:
             return Part()
-        return Part([Changes(self.table, self._batch(rows))], self._position(), transactions=1, is_idle=not is_full)
+        return Part(
+            [Changes(self.table, self._batch(rows))],
+            self._position(),
+            transactions=1,
+            is_idle=not is_full,
+        )
 
     def _look(self) -> tuple[list[dict[str, Any]], bool]:
         """Rows with a larger value, and those with the same one that were not there before."""
         names = ", ".join(self._schema.names)
-        behind = f"WHERE {self.column} >= {self.mark}" if self._value is not None else f"WHERE {self.column} IS NOT NULL"
+        behind = (
+            f"WHERE {self.column} >= {self.mark}"
+            if self._value is not None
+            else f"WHERE {self.column} IS NOT NULL"
+        )
         limit = ROWS_A_LOOK + len(self._seen)
-        query = f"SELECT {names} FROM {self.table} {behind} ORDER BY {', '.join((self.column, *self.key))} LIMIT {limit}"
+        query = (
+            f"SELECT {names} FROM {self.table} {behind} ORDER BY"
+            f" {', '.join((self.column, *self.key))} LIMIT {limit}"
+        )
         with _translated(self.table):
             cursor = self._connection.cursor()
             cursor.execute(query, (self._value,) if self._value is not None else ())
             found = [dict(zip(self._schema.names, row, strict=True)) for row in cursor.fetchall()]
             self._connection.rollback()  # the next look must see what is committed by then
         seen = {json.dumps(key) for key in self._seen}
-        fresh = [row for row in found if row[self.column] != self._value or json.dumps(self._key_of(row)) not in seen]
+        fresh = [
+            row
+            for row in found
+            if row[self.column] != self._value or json.dumps(self._key_of(row)) not in seen
+        ]
         self._remember(fresh)
         return fresh, len(found) >= limit
 
@@ -98,7 +140,9 @@ class PollingSource:
         self._value = newest
         if len(self._seen) > MOST_EQUAL:
             raise ConfigurationError(
-                f"More than {MOST_EQUAL:,} rows of {self.table} have the same value in {self.column!r}.", fix="poll by a column that differs more, such as a serial number."
+                f"More than {MOST_EQUAL:,} rows of {self.table} have the same value in"
+                f" {self.column!r}.",
+                fix="poll by a column that differs more, such as a serial number.",
             )
 
     def _key_of(self, row: dict[str, Any]) -> list[Any]:
@@ -108,7 +152,11 @@ class PollingSource:
         batch = to_batch(rows, self.shape.schema, topic=self.table)
         count = len(rows)
         hidden = {ORDER: pa.array(range(count), pa.int32()), MARKS: pa.nulls(count, pa.string())}
-        arrays = [*batch.columns, *(hidden.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN), pa.array([UPDATE] * count)]
+        arrays = [
+            *batch.columns,
+            *(hidden.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN),
+            pa.array([UPDATE] * count),
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.shape.batch_schema)
 
     def is_caught_up(self) -> bool:
@@ -137,19 +185,33 @@ def _to_json(value: Any) -> Any:
 
 def _from_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return datetime.fromisoformat(value["datetime"]) if "datetime" in value else date.fromisoformat(value["date"])
+        return (
+            datetime.fromisoformat(value["datetime"])
+            if "datetime" in value
+            else date.fromisoformat(value["date"])
+        )
     return value
-
 
 
 @contextmanager
 def _translated(table: str) -> Iterator[None]:
-    """Drivers name their errors as DB-API says; which of them pass by themselves differs, so only a broken query is given up."""
+    """Drivers name their errors as DB-API says; which of them pass by themselves differs, so only a
+    broken query is given up.
+    """
     try:
         yield
     except HeadraceError:
         raise
     except Exception as error:
-        if type(error).__name__ in {"ProgrammingError", "UndefinedTable", "UndefinedColumn"} or "no such" in str(error):
-            raise ConfigurationError(f"{table} cannot be polled: {error}", fix="check the table's and the columns' names, and `mark`.") from error
-        raise RetryError(f"{table} cannot be read now: {error}", fix="it is tried again.") from error
+        if type(error).__name__ in {
+            "ProgrammingError",
+            "UndefinedTable",
+            "UndefinedColumn",
+        } or "no such" in str(error):
+            raise ConfigurationError(
+                f"{table} cannot be polled: {error}",
+                fix="check the table's and the columns' names, and `mark`.",
+            ) from error
+        raise RetryError(
+            f"{table} cannot be read now: {error}", fix="it is tried again."
+        ) from error

@@ -1,7 +1,9 @@
-"""The topics of captured tables: made when a table is first seen, widened when it gets columns, and the fitting of a source's rows to them.
+"""The topics of captured tables: made when a table is first seen, widened when it gets columns, and
+the fitting of a source's rows to them.
 
-A topic's columns are never renamed, retyped or taken away, since its readers hold on to them. A column that is dropped is null from then on; a renamed one is a new column; one whose
-type changes goes on under a name with the type behind it (`amount__bigint`).
+A topic's columns are never renamed, retyped or taken away, since its readers hold on to them. A
+column that is dropped is null from then on; a renamed one is a new column; one whose type changes
+goes on under a name with the type behind it (`amount__bigint`).
 """
 
 from __future__ import annotations
@@ -14,7 +16,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.cdc.base import TableShape
-from headrace.columnar.columns import CHANGE_TYPE, DELETE, HIDDEN, HIDDEN_DDL, MARKS, OFFSET_COLUMN, PARTITION_COLUMN, UPDATE_BEFORE
+from headrace.columnar.columns import (
+    CHANGE_TYPE,
+    DELETE,
+    HIDDEN,
+    HIDDEN_DDL,
+    MARKS,
+    OFFSET_COLUMN,
+    PARTITION_COLUMN,
+    UPDATE_BEFORE,
+)
 from headrace.errors import ConfigurationError
 from headrace.log.api import Batches, Log
 from headrace.log.values import TopicInfo
@@ -32,7 +43,9 @@ def topic_name(table: str, prefix: str) -> str:
 
 @dataclass(frozen=True)
 class Fitting:
-    """How a table's rows become its topic's: for each of the topic's columns the one of the source, or nothing."""
+    """How a table's rows become its topic's: for each of the topic's columns the one of the source,
+    or nothing.
+    """
 
     topic: str
     schema: pa.Schema
@@ -41,21 +54,33 @@ class Fitting:
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         count = batch.num_rows
-        arrays = [pa.nulls(count, field.type) if name is None else batch.column(name) for field, name in zip(self.schema, self.sources, strict=True)]
+        arrays = [
+            pa.nulls(count, field.type) if name is None else batch.column(name)
+            for field, name in zip(self.schema, self.sources, strict=True)
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 def prepare(log: Log, shape: TableShape, topic: str, *, partitions: int) -> Fitting:
     """Make the topic, or bring it to a table's columns."""
     if topic not in log.topics():
-        log.create_table(topic, f"{shape.ddl}, {HIDDEN_DDL}", primary_key=shape.key, partitions=partitions, exist_ok=True)
+        log.create_table(
+            topic,
+            f"{shape.ddl}, {HIDDEN_DDL}",
+            primary_key=shape.key,
+            partitions=partitions,
+            exist_ok=True,
+        )
     info = log.topic(topic)
     _check(info, shape)
     names, missing = _targets(info, shape)
     if missing:
         info = log.alter_topic(topic, add_columns=to_ddl(pa.schema(missing)))
     sources = {target: name for name, target in names.items()}
-    kept = [name if name in _HIDDEN_NAMES or name == CHANGE_TYPE else sources.get(name) for name in info.arrow_schema.names]
+    kept = [
+        name if name in _HIDDEN_NAMES or name == CHANGE_TYPE else sources.get(name)
+        for name in info.arrow_schema.names
+    ]
     return Fitting(topic, info.arrow_schema, tuple(kept), info.key)
 
 
@@ -63,18 +88,33 @@ def _check(info: TopicInfo, shape: TableShape) -> None:
     if not info.is_table or not set(info.arrow_schema.names) >= _HIDDEN_NAMES:
         raise ConfigurationError(
             f"The topic {info.name!r} is there already, and was not made for a captured table.",
-            fix=f"capture {shape.name} with another prefix, as in prefix='captured.', or delete the topic.",
+            fix=(
+                f"capture {shape.name} with another prefix, as in prefix='captured.', or delete the"
+                " topic."
+            ),
         )
     if info.key != shape.key:
         raise ConfigurationError(
-            f"{shape.name} has the key ({', '.join(shape.key)}), and its topic {info.name!r} has ({', '.join(info.key)}): a topic's key cannot change.",
-            fix="capture it under a new prefix and name, which begins with a new snapshot; the old topic stays as it is.",
+            f"{shape.name} has the key ({', '.join(shape.key)}), and its topic {info.name!r} has"
+            f" ({', '.join(info.key)}): a topic's key cannot change.",
+            fix=(
+                "capture it under a new prefix and name, which begins with a new snapshot; the old"
+                " topic stays as it is."
+            ),
         )
-    wrong = [field.name for field in shape.schema if field.name in info.key and field.type != info.arrow_schema.field(field.name).type]
+    wrong = [
+        field.name
+        for field in shape.schema
+        if field.name in info.key and field.type != info.arrow_schema.field(field.name).type
+    ]
     if wrong:
         raise ConfigurationError(
-            f"The type of the key column {wrong[0]!r} of {shape.name} changed, and a topic's key cannot.",
-            fix="capture it under a new prefix and name, which begins with a new snapshot; the old topic stays as it is.",
+            f"The type of the key column {wrong[0]!r} of {shape.name} changed, and a topic's key"
+            " cannot.",
+            fix=(
+                "capture it under a new prefix and name, which begins with a new snapshot; the old"
+                " topic stays as it is."
+            ),
         )
 
 
@@ -86,7 +126,9 @@ def _targets(info: TopicInfo, shape: TableShape) -> tuple[dict[str, str], list[p
     missing: list[pa.Field] = []
     for field, (_, ddl) in zip(shape.schema, shape.columns, strict=True):
         target = field.name
-        if known.get(target, field.type) != field.type or (target not in known and target.lower() in lower):
+        if known.get(target, field.type) != field.type or (
+            target not in known and target.lower() in lower
+        ):
             target = f"{field.name}__{_word(ddl)}"
         names[field.name] = target
         if target not in known:
@@ -98,16 +140,25 @@ def _word(ddl: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", ddl.lower()).strip("_")
 
 
-# A table's topic, folded: which rows, or which keys, it says are there now. Tests, truncation and renewed snapshots use it.
+# A table's topic, folded: which rows, or which keys, it says are there now. Tests, truncation and
+# renewed snapshots use it.
 
 
 _FOLD_ROWS = 500_000
 
 
-def live_keys(log: Log, topic: str, *, before: Mapping[int, int] | None = None, written: Sequence[pa.RecordBatch] = ()) -> pa.Table:
-    """Keys whose newest change is no delete; with `before`, only those whose newest change stands before these offsets.
+def live_keys(
+    log: Log,
+    topic: str,
+    *,
+    before: Mapping[int, int] | None = None,
+    written: Sequence[pa.RecordBatch] = (),
+) -> pa.Table:
+    """Keys whose newest change is no delete; with `before`, only those whose newest change stands
+    before these offsets.
 
-    `written` are changes (key and `_change_type`) that follow what is in the topic, in a transaction that is not committed yet.
+    `written` are changes (key and `_change_type`) that follow what is in the topic, in a
+    transaction that is not committed yet.
     """
     key = list(log.topic(topic).key)
     columns = [*key, CHANGE_TYPE, PARTITION_COLUMN, OFFSET_COLUMN]
@@ -121,9 +172,13 @@ def live_keys(log: Log, topic: str, *, before: Mapping[int, int] | None = None, 
 
 
 def _newest(batches: Batches, key: list[str], columns: list[str]) -> pa.Table:
-    """The last change of each key. A key stays in one partition, so that its offsets tell the order; folded as it is read, to bound memory."""
+    """The last change of each key. A key stays in one partition, so that its offsets tell the
+    order; folded as it is read, to bound memory.
+    """
     folded: pa.Table | None = None
-    waiting: list[pa.RecordBatch] = [pa.RecordBatch.from_pylist([], schema=batches.schema).select(columns)]
+    waiting: list[pa.RecordBatch] = [
+        pa.RecordBatch.from_pylist([], schema=batches.schema).select(columns)
+    ]
     rows = 0
     for batch in batches:
         waiting.append(batch.select(columns))
@@ -134,7 +189,9 @@ def _newest(batches: Batches, key: list[str], columns: list[str]) -> pa.Table:
 
 
 def _folded(folded: pa.Table | None, waiting: list[pa.RecordBatch], key: list[str]) -> pa.Table:
-    parts = ([folded] if folded is not None else []) + ([pa.Table.from_batches(waiting)] if waiting else [])
+    parts = ([folded] if folded is not None else []) + (
+        [pa.Table.from_batches(waiting)] if waiting else []
+    )
     rows = pa.concat_tables(parts)
     rows = rows.filter(pc.not_equal(rows[CHANGE_TYPE], UPDATE_BEFORE)).combine_chunks()
     numbered = rows.append_column("__n", pa.array(range(rows.num_rows), pa.int64()))
@@ -143,11 +200,16 @@ def _folded(folded: pa.Table | None, waiting: list[pa.RecordBatch], key: list[st
 
 
 def _with_written(newest: pa.Table, written: Sequence[pa.RecordBatch], key: list[str]) -> pa.Table:
-    rows = pa.concat_tables([pa.Table.from_batches([each]) for each in written]).select([*key, CHANGE_TYPE])
+    rows = pa.concat_tables([pa.Table.from_batches([each]) for each in written]).select(
+        [*key, CHANGE_TYPE]
+    )
     rows = rows.set_column(len(key), CHANGE_TYPE, rows[CHANGE_TYPE].cast(pa.string()))
     count = rows.num_rows
     for name, kind in ((PARTITION_COLUMN, pa.int32()), (OFFSET_COLUMN, pa.int64())):
-        rows = rows.append_column(pa.field(name, kind, nullable=False), pa.array([2**31 - 1 if kind == pa.int32() else 2**62] * count, kind))
+        rows = rows.append_column(
+            pa.field(name, kind, nullable=False),
+            pa.array([2**31 - 1 if kind == pa.int32() else 2**62] * count, kind),
+        )
     rows = rows.cast(newest.schema)
     return _folded(newest, rows.to_batches(), key)
 
@@ -160,11 +222,17 @@ def _stands_before(rows: pa.Table, before: Mapping[int, int]) -> pa.Array:
 
 
 def fold(log: Log, topic: str, *, hidden: bool = False) -> pa.Table:
-    """The rows that a captured table has, by its topic, in no particular order. A value that was marked as unchanged is the one before."""
+    """The rows that a captured table has, by its topic, in no particular order. A value that was
+    marked as unchanged is the one before.
+    """
     info = log.topic(topic)
     rows = log.read(topic).to_table()
     rows = rows.filter(pc.not_equal(rows[CHANGE_TYPE], UPDATE_BEFORE))
-    columns = [name for name in info.arrow_schema.names if name != CHANGE_TYPE and (hidden or name not in _HIDDEN_NAMES)]
+    columns = [
+        name
+        for name in info.arrow_schema.names
+        if name != CHANGE_TYPE and (hidden or name not in _HIDDEN_NAMES)
+    ]
     if MARKS in rows.column_names and rows[MARKS].null_count < rows.num_rows:
         rows = with_unchanged(rows, list(info.key), lambda _keys: rows.slice(0, 0))
     if not rows.num_rows:

@@ -1,6 +1,8 @@
-"""The log's side of a capture: parts of the stream go into one open transaction, and are committed with the position behind them.
+"""The log's side of a capture: parts of the stream go into one open transaction, and are committed
+with the position behind them.
 
-A source's transaction is never cut: a part that ends inside one leaves the log's transaction open, which keeps its rows in staged files until they can be committed.
+A source's transaction is never cut: a part that ends inside one leaves the log's transaction open,
+which keeps its rows in staged files until they can be committed.
 """
 
 from __future__ import annotations
@@ -14,16 +16,37 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.cdc.base import Aside, Changes, Chunk, Event, Item, Part, Reshaped, TableShape, Truncated
+from headrace.cdc.base import (
+    Aside,
+    Changes,
+    Chunk,
+    Event,
+    Item,
+    Part,
+    Reshaped,
+    TableShape,
+    Truncated,
+)
 from headrace.cdc.topics import Fitting, live_keys, prepare, topic_name
-from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, COMMITTED_AT, DELETE, HIDDEN, INSERT, POSITION, UPDATE_BEFORE
+from headrace.columnar.columns import (
+    CHANGE_FIELD,
+    CHANGE_TYPE,
+    COMMITTED_AT,
+    DELETE,
+    HIDDEN,
+    INSERT,
+    POSITION,
+    UPDATE_BEFORE,
+)
 from headrace.errors import ConfigurationError, InputError, NewerFormat
 from headrace.log.api import Log, Transaction
 from headrace.log.dead_letters import ensure_topic, letters_to_rows
 
-# The outbox: a table into which applications put events in the same transaction as their data. Its rows become events in topics named by `aggregate_type`, not a table.
+# The outbox: a table into which applications put events in the same transaction as their data. Its
+# rows become events in topics named by `aggregate_type`, not a table.
 #
-# Only what is inserted counts: an application may delete a row at once, even in the same transaction, and the event is there all the same.
+# Only what is inserted counts: an application may delete a row at once, even in the same
+# transaction, and the event is there all the same.
 
 
 COLUMNS = ("id", "aggregate_type", "aggregate_id", "type", "payload")
@@ -34,7 +57,8 @@ def check_outbox(shape: TableShape) -> None:
     names = [name for name, _ in shape.columns]
     if missing := [name for name in COLUMNS if name not in names]:
         raise ConfigurationError(
-            f"The outbox {shape.name} has no column {missing[0]!r}.", fix=f"an outbox has the columns {', '.join(COLUMNS)}; others are ignored."
+            f"The outbox {shape.name} has no column {missing[0]!r}.",
+            fix=f"an outbox has the columns {', '.join(COLUMNS)}; others are ignored.",
         )
 
 
@@ -43,17 +67,27 @@ def events(shape: TableShape, rows: pa.RecordBatch, prefix: str) -> list[Event]:
     inserted = rows.filter(pc.equal(rows.column(CHANGE_TYPE), INSERT))
     kinds = dict(shape.columns)
     kept = ("id", "aggregate_id", "type", "payload")
-    ddl = ", ".join(f"{name} {'STRING' if name == 'aggregate_id' else kinds[name]}" for name in kept)
+    ddl = ", ".join(
+        f"{name} {'STRING' if name == 'aggregate_id' else kinds[name]}" for name in kept
+    )
     found = []
     for aggregate in pc.unique(inserted.column("aggregate_type")).to_pylist():
         mine = inserted.filter(pc.equal(inserted.column("aggregate_type"), aggregate))
         columns = {name: mine.column(name) for name in (*kept, POSITION, COMMITTED_AT)}
         columns["aggregate_id"] = columns["aggregate_id"].cast(pa.string())
-        found.append(Event(topic_name(str(aggregate), prefix), f"{ddl}, {_HIDDEN_DDL}", "aggregate_id", pa.RecordBatch.from_pydict(columns)))
+        found.append(
+            Event(
+                topic_name(str(aggregate), prefix),
+                f"{ddl}, {_HIDDEN_DDL}",
+                "aggregate_id",
+                pa.RecordBatch.from_pydict(columns),
+            )
+        )
     return found
 
 
-# How far a capture is: the source's position, and for each table its topic and how far its snapshot is. One note of the log, stored in the transactions that write rows.
+# How far a capture is: the source's position, and for each table its topic and how far its snapshot
+# is. One note of the log, stored in the transactions that write rows.
 
 
 VERSION = 1
@@ -61,7 +95,9 @@ VERSION = 1
 
 @dataclass
 class SnapshotState:
-    """A snapshot under way. `since` are the topic's ends when it began, if the topic had rows before: what it does not meet again is gone."""
+    """A snapshot under way. `since` are the topic's ends when it began, if the topic had rows
+    before: what it does not meet again is gone.
+    """
 
     after: Sequence[Any] | None = None
     rows: int = 0
@@ -108,13 +144,19 @@ def read_state(text: str | None, *, capture: str) -> CaptureState:
         return CaptureState()
     raw = json.loads(text)
     if raw.pop("version") > VERSION:
-        raise NewerFormat(f"The state of the capture {capture!r} was written by a newer Headrace.", fix="upgrade Headrace.")
+        raise NewerFormat(
+            f"The state of the capture {capture!r} was written by a newer Headrace.",
+            fix="upgrade Headrace.",
+        )
     tables = {name: _table(each) for name, each in raw["tables"].items()}
     return CaptureState(raw["position"], tables, raw["handled"])
 
 
 def _table(raw: dict[str, Any]) -> TableState:
-    return TableState(raw["topic"], raw["columns"], SnapshotState(**raw["snapshot"]) if raw["snapshot"] else None)
+    return TableState(
+        raw["topic"], raw["columns"], SnapshotState(**raw["snapshot"]) if raw["snapshot"] else None
+    )
+
 
 logger = logging.getLogger("headrace.cdc")
 LONGEST_TRANSACTION = "15 minutes"  # no broker allows more unless it is told to
@@ -123,10 +165,27 @@ LONGEST_TRANSACTION = "15 minutes"  # no broker allows more unless it is told to
 class Writer:
     """Writes for one capture, and refuses to once another process has taken it over."""
 
-    def __init__(self, log: Log, capture: str, *, prefix: str, partitions: int, preimages: bool, outbox: str | None = None) -> None:
+    def __init__(
+        self,
+        log: Log,
+        capture: str,
+        *,
+        prefix: str,
+        partitions: int,
+        preimages: bool,
+        outbox: str | None = None,
+    ) -> None:
         self.outbox = outbox
-        self.log, self.capture, self.prefix, self.partitions, self.preimages = log, capture, prefix, partitions, preimages
-        self._last = log.transaction(note_name(capture), timeout=LONGEST_TRANSACTION)  # takes over from whoever had it
+        self.log, self.capture, self.prefix, self.partitions, self.preimages = (
+            log,
+            capture,
+            prefix,
+            partitions,
+            preimages,
+        )
+        self._last = log.transaction(
+            note_name(capture), timeout=LONGEST_TRANSACTION
+        )  # takes over from whoever had it
         self._last.abort()
         self._open: Transaction | None = None
         self.state = CaptureState()
@@ -149,7 +208,9 @@ class Writer:
     # Tables
 
     def add(self, shape: TableShape) -> None:
-        """Get ready for a table's rows. One that is new, or has got other columns, is to be snapshotted."""
+        """Get ready for a table's rows. One that is new, or has got other columns, is to be
+        snapshotted.
+        """
         if shape.name == self.outbox:
             self._add_outbox(shape)
             return
@@ -167,7 +228,9 @@ class Writer:
         check_outbox(shape)
         self.shapes[shape.name] = shape
         if shape.name not in self.state.tables:
-            self.state.tables[shape.name] = TableState("", [list(column) for column in shape.columns], SnapshotState())
+            self.state.tables[shape.name] = TableState(
+                "", [list(column) for column in shape.columns], SnapshotState()
+            )
 
     def _topic(self, table: str) -> str:
         known = self.state.tables.get(table)
@@ -175,10 +238,14 @@ class Writer:
 
     def _fit(self, shape: TableShape) -> None:
         self.shapes[shape.name] = shape
-        self._fittings[shape.name] = prepare(self.log, shape, self._topic(shape.name), partitions=self.partitions)
+        self._fittings[shape.name] = prepare(
+            self.log, shape, self._topic(shape.name), partitions=self.partitions
+        )
 
     def _widen(self, shapes: list[TableShape]) -> None:
-        """Topics get their new columns before any row of a part is written; rows of the old shape then have nothing in them."""
+        """Topics get their new columns before any row of a part is written; rows of the old shape
+        then have nothing in them.
+        """
         for shape in shapes:
             if shape.name == self.outbox:
                 continue
@@ -187,18 +254,28 @@ class Writer:
                 self._fit(self.shapes[shape.name])
 
     def renew(self, table: str) -> None:
-        """Begin a table's snapshot, or begin it again. What is in the topic now and is not met again will be deleted at its end."""
+        """Begin a table's snapshot, or begin it again. What is in the topic now and is not met
+        again will be deleted at its end.
+        """
         if table == self.outbox:
             return
         ends = self.log.end_offsets(self._topic(table))
-        since = {str(partition): end for partition, end in ends.items()} if any(ends.values()) else None
+        since = (
+            {str(partition): end for partition, end in ends.items()} if any(ends.values()) else None
+        )
         self.state.tables[table].snapshot = SnapshotState(since=since)
 
     def _make_good(self, table: str) -> None:
-        """Read a table again of which changes were missed; one whose snapshot is still to begin needs nothing."""
+        """Read a table again of which changes were missed; one whose snapshot is still to begin
+        needs nothing.
+        """
         snapshot = self.state.tables[table].snapshot
         if snapshot is None or snapshot.after is not None:
-            logger.warning("Changes of %s may have been missed, since it was not captured for a while: it is read again.", table)
+            logger.warning(
+                "Changes of %s may have been missed, since it was not captured for a while: it is"
+                " read again.",
+                table,
+            )
             self.renew(table)
 
     # Rows
@@ -249,12 +326,17 @@ class Writer:
         for name in fitting.key:
             if rows.column(name).null_count:
                 raise InputError(
-                    f"A row of {table} has no value in its key column {name!r}.", fix=f"give it one, and make the column NOT NULL: {table} cannot be captured so."
+                    f"A row of {table} has no value in its key column {name!r}.",
+                    fix=(
+                        f"give it one, and make the column NOT NULL: {table} cannot be captured so."
+                    ),
                 )
 
     def _write_event(self, item: Event) -> None:
         if item.topic not in self._events:
-            self.log.create_topic(item.topic, item.ddl, key=item.key, partitions=self.partitions, exist_ok=True)
+            self.log.create_topic(
+                item.topic, item.ddl, key=item.key, partitions=self.partitions, exist_ok=True
+            )
             self._events.add(item.topic)
         self._transaction().append(item.topic, item.rows)
         self.waiting_rows += item.rows.num_rows
@@ -265,7 +347,14 @@ class Writer:
         self._transaction().append(dead, letters_to_rows(item.letters))
         self.aside += len(item.letters)
         self.waiting_rows += len(item.letters)
-        logger.warning("%d records of %s cannot be used, such as offset %s: %s. They are in %s.", len(item.letters), item.topic, item.letters[0].offset, item.letters[0].reason, dead)
+        logger.warning(
+            "%d records of %s cannot be used, such as offset %s: %s. They are in %s.",
+            len(item.letters),
+            item.topic,
+            item.letters[0].offset,
+            item.letters[0].reason,
+            dead,
+        )
 
     # Snapshots
 
@@ -284,7 +373,12 @@ class Writer:
             self.state.tables[chunk.table].snapshot = None
 
     def _live(self, table: str, before: dict[int, int] | None = None) -> pa.Table:
-        return live_keys(self.log, self._fittings[table].topic, before=before, written=self._written.get(table, ()))
+        return live_keys(
+            self.log,
+            self._fittings[table].topic,
+            before=before,
+            written=self._written.get(table, ()),
+        )
 
     def _append_deletes(self, table: str, keys: pa.Table, item: Truncated | None) -> None:
         hidden = dict(item.hidden) if item else {}
@@ -292,11 +386,21 @@ class Writer:
         for batch in keys.to_batches(max_chunksize=100_000):
             count = batch.num_rows
             columns = {name: batch.column(name) for name in batch.schema.names}
-            columns |= {each.name: pa.array([hidden.get(each.name)] * count, each.type) for each in HIDDEN}
+            columns |= {
+                each.name: pa.array([hidden.get(each.name)] * count, each.type) for each in HIDDEN
+            }
             columns[CHANGE_TYPE] = pa.array([DELETE] * count)
             schema = shape.batch_schema
-            arrays = [columns[field.name] if field.name in columns else pa.nulls(count, field.type) for field in schema]
-            self._append(table, pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*shape.schema, *HIDDEN, CHANGE_FIELD])))
+            arrays = [
+                columns[field.name] if field.name in columns else pa.nulls(count, field.type)
+                for field in schema
+            ]
+            self._append(
+                table,
+                pa.RecordBatch.from_arrays(
+                    arrays, schema=pa.schema([*shape.schema, *HIDDEN, CHANGE_FIELD])
+                ),
+            )
 
     # The transaction
 
@@ -310,7 +414,9 @@ class Writer:
         return self._open
 
     def commit(self) -> None:
-        """1. rows are in the transaction; 2. the state joins them; 3. both become visible at once."""
+        """1. rows are in the transaction; 2. the state joins them; 3. both become visible at
+        once.
+        """
         transaction = self._transaction()
         transaction.set_note(note_name(self.capture), self.state.to_json())
         self._last, self._open = transaction, None
@@ -330,9 +436,13 @@ class Writer:
 
 
 def _keys_of(rows: pa.RecordBatch, key: tuple[str, ...]) -> pa.RecordBatch:
-    """What is remembered of rows that are not committed yet: as little as will do, since a transaction may be large."""
+    """What is remembered of rows that are not committed yet: as little as will do, since a
+    transaction may be large.
+    """
     changes = pc.dictionary_encode(rows.column(CHANGE_TYPE))
-    return pa.RecordBatch.from_arrays([*(rows.column(name) for name in key), changes], names=[*key, CHANGE_TYPE])
+    return pa.RecordBatch.from_arrays(
+        [*(rows.column(name) for name in key), changes], names=[*key, CHANGE_TYPE]
+    )
 
 
 def _without_preimages(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -1,7 +1,9 @@
 """The command `headrace`: one file a command or group of them, listed in `headrace.cli.registry`.
 
-Exit codes, for scripts: 0 done, 1 an error (what happened and what to do is on standard error), 2 wrong usage, 3 a lag threshold was passed,
-4 `log verify` found damage, 5 `view diff` or `sync --check` found a difference, 130 ended by Ctrl-C. A reader that closes our output early, such as `head`, ends a command quietly with 0.
+Exit codes, for scripts: 0 done, 1 an error (what happened and what to do is on standard error), 2
+wrong usage, 3 a lag threshold was passed, 4 `log verify` found damage, 5 `view diff` or `sync
+--check` found a difference, 130 ended by Ctrl-C. A reader that closes our output early, such as
+`head`, ends a command quietly with 0.
 """
 
 from __future__ import annotations
@@ -17,9 +19,13 @@ from headrace.cli.registry import LazyGroup, register
 app = typer.Typer(
     name="headrace",
     cls=LazyGroup,
-    help="Stream processing for Python: a durable log with topics, groups and queues, in a directory or on Kafka, and pipelines over it, with views that are served.\n\n"
-    "Say which log with --log or HEADRACE_LOG: file:PATH is a directory, kafka://HOST:PORT a broker.\n\n"
-    "Exit codes: 0 done, 1 error, 2 wrong usage, 3 a lag threshold was passed, 4 damage was found, 5 views, or a sink and its topic, differ.",
+    help=(
+        "Stream processing for Python: a durable log with topics, groups and queues, in a directory"
+        " or on Kafka, and pipelines over it, with views that are served.\n\nSay which log with"
+        " --log or HEADRACE_LOG: file:PATH is a directory, kafka://HOST:PORT a broker.\n\nExit"
+        " codes: 0 done, 1 error, 2 wrong usage, 3 a lag threshold was passed, 4 damage was found,"
+        " 5 views, or a sink and its topic, differ."
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -35,8 +41,16 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def root(
     context: typer.Context,
-    _version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)] = False,
-    log: Annotated[str | None, typer.Option("--log", metavar="ADDRESS", help="The log: file:PATH or kafka://HOST:PORT.")] = None,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+    log: Annotated[
+        str | None,
+        typer.Option("--log", metavar="ADDRESS", help="The log: file:PATH or kafka://HOST:PORT."),
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     context.obj = Settings(log=log, debug=debug)

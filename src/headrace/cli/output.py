@@ -1,6 +1,7 @@
 """Tables for people and JSON lines for programs.
 
-JSON follows the log's own rules: times in ISO 8601, bytes in base64, decimals and non-finite floats as strings.
+JSON follows the log's own rules: times in ISO 8601, bytes in base64, decimals and non-finite floats
+as strings.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ PIPED_WIDTH = 100_000  # a table that nobody sees in a window is not cut to fit 
 def console(*, stderr: bool = False) -> Console:
     """A console that prints what it is given as it is."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, markup=False, highlight=False, width=None if stream.isatty() else PIPED_WIDTH)
+    return Console(
+        file=stream, markup=False, highlight=False, width=None if stream.isatty() else PIPED_WIDTH
+    )
 
 
 def say(text: str) -> None:
@@ -49,11 +52,19 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
+        return (
+            value
+            if math.isfinite(value)
+            else {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
+        )
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain(getattr(value, each.name)) for each in fields(value) if not isinstance(getattr(value, each.name), pa.Schema)}
+        return {
+            each.name: plain(getattr(value, each.name))
+            for each in fields(value)
+            if not isinstance(getattr(value, each.name), pa.Schema)
+        }
     if isinstance(value, Iterable) and not isinstance(value, bytes | bytearray):
         return [plain(each) for each in value]
     return _scalar(value)
@@ -91,12 +102,20 @@ def cell(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, datetime):
-        return iso(value).replace("T", " ").replace(".000000", "")  # a narrow table breaks it at the blank
+        return (
+            iso(value).replace("T", " ").replace(".000000", "")
+        )  # a narrow table breaks it at the blank
     shown = plain(value)
     return shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str = "Nothing there.", title: str | None = None) -> None:
+def table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    empty: str = "Nothing there.",
+    title: str | None = None,
+) -> None:
     """Print rows under headings; numbers on the right."""
     rows = list(rows)
     if not rows:
@@ -105,7 +124,9 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str 
     console().print(as_table(headings, rows, title=title))
 
 
-def as_table(headings: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str | None = None) -> Table:
+def as_table(
+    headings: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str | None = None
+) -> Table:
     drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     for position, heading in enumerate(headings):
         numbers = all(_is_number(row[position]) for row in rows)
@@ -144,7 +165,8 @@ def bytes_text(count: int) -> str:
     return f"{size:.1f} TB"
 
 
-# How far a run is behind, for the person who waits for it: a line on standard error every few seconds while there are known ticks to do.
+# How far a run is behind, for the person who waits for it: a line on standard error every few
+# seconds while there are known ticks to do.
 
 
 EVERY_S = 5.0
@@ -152,7 +174,9 @@ EVERY_S = 5.0
 
 @dataclass
 class Progress:
-    """Hears of every batch, and now and then in between. `line` and `summary` say the same in words."""
+    """Hears of every batch, and now and then in between. `line` and `summary` say the same in
+    words.
+    """
 
     every_s: float = EVERY_S
     opening: str = ""
@@ -175,19 +199,29 @@ class Progress:
 
     def line(self, status: Status, seconds: float) -> str:
         rate = (self.rows - self._said_rows) / max(seconds, 1e-9)
-        left = f"about {seconds_text(status.rows_behind / rate)} left" if rate >= 1 else "time left not known"
-        return f"tick {status.tick:,} of {status.newest_tick:,}, {counted(status.rows_behind, 'row')} behind, {rate:,.0f} rows/s, {left}"
+        left = (
+            f"about {seconds_text(status.rows_behind / rate)} left"
+            if rate >= 1
+            else "time left not known"
+        )
+        return (
+            f"tick {status.tick:,} of {status.newest_tick:,}, {counted(status.rows_behind, 'row')}"
+            f" behind, {rate:,.0f} rows/s, {left}"
+        )
 
     def summary(self) -> str:
         """When everything has been taken in."""
         if self.last is None or not self.last.batches:
             return "There was nothing to take in."
         seconds = time.monotonic() - self._started_s
-        return f"Caught up at tick {self.last.tick:,}: {counted(self.rows, 'row')} in {seconds_text(seconds)} ({self.rows / max(seconds, 1e-9):,.0f} rows/s)."
+        return (
+            f"Caught up at tick {self.last.tick:,}: {counted(self.rows, 'row')} in"
+            f" {seconds_text(seconds)} ({self.rows / max(seconds, 1e-9):,.0f} rows/s)."
+        )
 
 
-# How a process that goes on and on is doing: `headrace capture` and `headrace sync` say a line every few seconds.
-
+# How a process that goes on and on is doing: `headrace capture` and `headrace sync` say a line
+# every few seconds.
 
 
 class HasRows(Protocol):
@@ -200,7 +234,9 @@ LongRunningStatus = TypeVar("LongRunningStatus", bound=HasRows)
 
 @dataclass
 class StatusLines(Generic[LongRunningStatus]):
-    """Status lines on standard error, now and then; JSON on standard output, if asked for. `line` puts a status, and rows a second, into words."""
+    """Status lines on standard error, now and then; JSON on standard output, if asked for. `line`
+    puts a status, and rows a second, into words.
+    """
 
     line: Callable[[LongRunningStatus, float], str]
     as_json: bool = False
@@ -223,4 +259,7 @@ class StatusLines(Generic[LongRunningStatus]):
 
     def summary(self) -> str:
         rows = self.last.rows if self.last else 0
-        return f"ended cleanly; {counted(rows, 'row')} in {seconds_text(time.monotonic() - self._started_s)}."
+        return (
+            f"ended cleanly; {counted(rows, 'row')} in"
+            f" {seconds_text(time.monotonic() - self._started_s)}."
+        )

@@ -1,4 +1,5 @@
-"""Reads rows out of files and standard input: JSON lines and CSV as text rows with their line numbers, Parquet as Arrow batches.
+"""Reads rows out of files and standard input: JSON lines and CSV as text rows with their line
+numbers, Parquet as Arrow batches.
 
 `produce` uses it. Files of any size are read in pieces; nothing is held but the rows of one append.
 """
@@ -50,7 +51,10 @@ def format_of(path: Path) -> Format:
     """What a file's name says about its format."""
     found = SUFFIXES.get(path.suffix.lower())
     if found is None:
-        raise InputError(f"{path} does not say by its name how it is written: {nearest(path.suffix, SUFFIXES)}", fix="say --format jsonl, csv or parquet.")
+        raise InputError(
+            f"{path} does not say by its name how it is written: {nearest(path.suffix, SUFFIXES)}",
+            fix="say --format jsonl, csv or parquet.",
+        )
     return found
 
 
@@ -70,7 +74,9 @@ def file_lines(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
 
 
 def arriving_lines(descriptor: int) -> Iterator[tuple[bytes, bool]]:
-    """Lines as they come through a pipe or a terminal, each with whether the sender pauses behind it."""
+    """Lines as they come through a pipe or a terminal, each with whether the sender pauses behind
+    it.
+    """
     rest = b""
     while chunk := os.read(descriptor, PIPE_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -80,7 +86,9 @@ def arriving_lines(descriptor: int) -> Iterator[tuple[bytes, bool]]:
         yield rest, True
 
 
-def json_chunks(lines: Iterable[tuple[bytes, bool]], source: str, *, most: int, decimals: bool, told: Progress) -> Iterator[list[TextRow]]:
+def json_chunks(
+    lines: Iterable[tuple[bytes, bool]], source: str, *, most: int, decimals: bool, told: Progress
+) -> Iterator[list[TextRow]]:
     """JSON lines, `most` at a time, and fewer where the sender pauses."""
     parse = json.JSONDecoder(parse_float=Decimal if decimals else None).decode
     rows: list[TextRow] = []
@@ -99,15 +107,25 @@ def _json_row(parse: Callable[[str], Any], text: bytes, place: str) -> dict[str,
     try:
         row = parse(text.decode())
     except json.JSONDecodeError as error:
-        raise BadRows(f"{place} is not JSON: {error.msg} at character {error.pos + 1}.", fix="write one JSON object a line.") from None
+        raise BadRows(
+            f"{place} is not JSON: {error.msg} at character {error.pos + 1}.",
+            fix="write one JSON object a line.",
+        ) from None
     except UnicodeDecodeError as error:
-        raise BadRows(f"{place} is not UTF-8 text: byte {error.start + 1} cannot be read.") from None
+        raise BadRows(
+            f"{place} is not UTF-8 text: byte {error.start + 1} cannot be read."
+        ) from None
     if not isinstance(row, dict):
-        raise BadRows(f"{place} holds a {type(row).__name__}, not an object.", fix='write one JSON object a line, such as {"id": 1}.')
+        raise BadRows(
+            f"{place} holds a {type(row).__name__}, not an object.",
+            fix='write one JSON object a line, such as {"id": 1}.',
+        )
     return row
 
 
-def csv_chunks(stream: BinaryIO, source: str, *, most: int, told: Progress) -> Iterator[list[TextRow]]:
+def csv_chunks(
+    stream: BinaryIO, source: str, *, most: int, told: Progress
+) -> Iterator[list[TextRow]]:
     """CSV with a heading, `most` rows at a time. An empty field is null."""
     reader = csv.reader(_csv_lines(stream, source, told), strict=True)
     rows: list[TextRow] = []
@@ -119,7 +137,11 @@ def csv_chunks(stream: BinaryIO, source: str, *, most: int, told: Progress) -> I
         for fields in reader:
             if not fields:
                 continue
-            rows.append(TextRow(reader.line_num, _csv_row(names, fields, f"{source}, line {reader.line_num}")))
+            rows.append(
+                TextRow(
+                    reader.line_num, _csv_row(names, fields, f"{source}, line {reader.line_num}")
+                )
+            )
             if len(rows) >= most:
                 yield rows
                 rows = []
@@ -135,13 +157,18 @@ def _csv_lines(stream: BinaryIO, source: str, told: Progress) -> Iterator[str]:
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise BadRows(f"{source}, line {number} is not UTF-8 text: byte {error.start + 1} cannot be read.") from None
+            raise BadRows(
+                f"{source}, line {number} is not UTF-8 text: byte {error.start + 1} cannot be read."
+            ) from None
 
 
 def _check_heading(names: list[str], source: str) -> None:
     for position, name in enumerate(names):
         if name in names[:position]:
-            raise BadRows(f"{source}, line 1 names the column {name!r} twice.", fix="the first line of a CSV file names its columns, each once.")
+            raise BadRows(
+                f"{source}, line 1 names the column {name!r} twice.",
+                fix="the first line of a CSV file names its columns, each once.",
+            )
 
 
 def _csv_row(names: list[str], fields: list[str], place: str) -> dict[str, Any]:

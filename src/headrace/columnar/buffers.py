@@ -23,19 +23,27 @@ def fixed_width(array: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     each = array.type.bit_width // 8
     if not len(array):
         return np.zeros(0, dtype)
-    return np.frombuffer(array.buffers()[1], dtype, count=len(array) * each // width, offset=array.offset * each)
+    return np.frombuffer(
+        array.buffers()[1], dtype, count=len(array) * each // width, offset=array.offset * each
+    )
 
 
 def offsets_of(array: pa.Array) -> Ints:
-    """Where each element of a binary, string, list or map column begins, and where the last ends."""
+    """Where each element of a binary, string, list or map column begins, and where the last
+    ends.
+    """
     if not len(array):
         return np.zeros(1, np.int64)
-    offsets: Ints = np.frombuffer(array.buffers()[1], np.int32, count=len(array) + 1, offset=array.offset * 4).astype(np.int64)
+    offsets: Ints = np.frombuffer(
+        array.buffers()[1], np.int32, count=len(array) + 1, offset=array.offset * 4
+    ).astype(np.int64)
     return offsets
 
 
 def same_width(array: pa.Array) -> npt.NDArray[np.void] | None:
-    """The values of a binary column that are all of one length, none null and none empty, as they lie in memory; None if they are not."""
+    """The values of a binary column that are all of one length, none null and none empty, as they
+    lie in memory; None if they are not.
+    """
     if array.null_count or not len(array):
         return None
     if pa.types.is_fixed_size_binary(array.type):
@@ -51,16 +59,26 @@ def as_binary(values: npt.NDArray[np.void]) -> pa.Array:
     """Values of one length as a binary column, without a copy."""
     if values.nbytes > _MOST_BYTES_A_COLUMN:
         raise ConfigurationError(
-            f"A batch touches {values.nbytes >> 20} MiB of one step's state at once; 2048 are the most.", fix="use more shards (--shards), or smaller batches."
+            f"A batch touches {values.nbytes >> 20} MiB of one step's state at once; 2048 are the"
+            " most.",
+            fix="use more shards (--shards), or smaller batches.",
         )
     offsets = np.arange(len(values) + 1, dtype=np.int32) * np.int32(values.dtype.itemsize)
-    return pa.BinaryArray.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(values.view(np.uint8))])
+    return pa.BinaryArray.from_buffers(
+        pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(values.view(np.uint8))]
+    )
 
 
 def take_bytes(array: pa.Array, positions: Ints) -> pa.Array:
-    """Some values of a binary column, as a binary column; quicker than Arrow's own where all have one length."""
+    """Some values of a binary column, as a binary column; quicker than Arrow's own where all have
+    one length.
+    """
     plain = same_width(array)
-    return array.take(pa.array(positions)).cast(pa.binary()) if plain is None else as_binary(plain[positions])
+    return (
+        array.take(pa.array(positions)).cast(pa.binary())
+        if plain is None
+        else as_binary(plain[positions])
+    )
 
 
 def bytes_list(array: pa.Array) -> list[bytes | None]:
@@ -73,19 +91,27 @@ def bytes_list(array: pa.Array) -> list[bytes | None]:
 def runs(starts: Ints, lengths: Ints) -> Ints:
     """The positions start, start + 1, … of each run, all in one sequence."""
     ends = np.cumsum(lengths)
-    positions: Ints = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+    positions: Ints = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(
+        starts - (ends - lengths), lengths
+    )
     return positions
 
 
-# The insides of Arrow's lists and maps, as they are whatever the slicing: elements without gaps, and the offsets that go with them.
+# The insides of Arrow's lists and maps, as they are whatever the slicing: elements without gaps,
+# and the offsets that go with them.
 #
 # `json_text.py` and `row_arrays.py` take such columns apart with it and put them together again.
 
 
-
 def compact_offsets(array: pa.Array) -> pa.Int32Array:
-    """Where the elements of each list or map start, counted in `elements` or `entries`; a null has none."""
-    lengths = np.diff(array.offsets.to_numpy()) if pa.types.is_map(array.type) else pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    """Where the elements of each list or map start, counted in `elements` or `entries`; a null has
+    none.
+    """
+    lengths = (
+        np.diff(array.offsets.to_numpy())
+        if pa.types.is_map(array.type)
+        else pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    )
     if pa.types.is_map(array.type) and array.null_count:
         lengths = np.where(array.is_null().to_numpy(zero_copy_only=False), 0, lengths)
     return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
@@ -105,16 +131,20 @@ def entries(array: pa.MapArray) -> tuple[pa.Array, pa.Array]:
     return array.keys.slice(start, stop - start), array.items.slice(start, stop - start)
 
 
-# Tables in pieces of bounded size: what Arrow counts in 32 bits, what Spark carries in one value and what a log writes in one go all have an end.
+# Tables in pieces of bounded size: what Arrow counts in 32 bits, what Spark carries in one value
+# and what a log writes in one go all have an end.
 #
-# Whoever turns a table into record batches takes them from here: a column of more than 2 GiB of text does not fit into one.
+# Whoever turns a table into record batches takes them from here: a column of more than 2 GiB of
+# text does not fit into one.
 
 
 PIECE_BYTES = 64 << 20
 
 
 def pieces(rows: pa.Table, most_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
-    """All rows in their order, as few batches as the bound allows; a single row may be larger. An empty table has none."""
+    """All rows in their order, as few batches as the bound allows; a single row may be larger. An
+    empty table has none.
+    """
     if rows.num_rows > 1 and rows.nbytes > (PIECE_BYTES if most_bytes is None else most_bytes):
         middle = rows.num_rows // 2
         yield from pieces(rows.slice(0, middle), most_bytes)

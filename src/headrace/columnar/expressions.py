@@ -1,6 +1,8 @@
-"""Row-local steps that Python does itself, over whole columns, in the task that reads the rows: they need not go through Spark, which would turn each into an object.
+"""Row-local steps that Python does itself, over whole columns, in the task that reads the rows:
+they need not go through Spark, which would turn each into an object.
 
-What can be done here is said in `pipeline.expressions.in_arrow`, and gives what Spark gives: null and NaN as in SQL, where NaN equals itself and is greater than any number.
+What can be done here is said in `pipeline.expressions.in_arrow`, and gives what Spark gives: null
+and NaN as in SQL, where NaN equals itself and is greater than any number.
 """
 
 from __future__ import annotations
@@ -16,7 +18,12 @@ import pyarrow.compute as pc
 from headrace.columnar import json_fields
 from headrace.engine.reader import ORDER_FIELDS
 
-ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {"+": pc.add, "-": pc.subtract, "*": pc.multiply, "/": pc.divide}
+ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "+": pc.add,
+    "-": pc.subtract,
+    "*": pc.multiply,
+    "/": pc.divide,
+}
 COMPARISONS = ("=", "<>", "<", "<=", ">", ">=")
 
 
@@ -48,12 +55,16 @@ class Arithmetic:
     right: Node
 
     def over(self, rows: pa.RecordBatch) -> Any:
-        return ARITHMETIC[self.sign](_as(self.left.over(rows), pa.float64()), _as(self.right.over(rows), pa.float64()))
+        return ARITHMETIC[self.sign](
+            _as(self.left.over(rows), pa.float64()), _as(self.right.over(rows), pa.float64())
+        )
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of whole numbers as BIGINT, of floating ones as DOUBLE, of texts by their bytes: `type` says which."""
+    """Of whole numbers as BIGINT, of floating ones as DOUBLE, of texts by their bytes: `type` says
+    which.
+    """
 
     sign: str
     left: Node
@@ -62,7 +73,9 @@ class Comparison:
 
     def over(self, rows: pa.RecordBatch) -> Any:
         left, right = _as(self.left.over(rows), self.type), _as(self.right.over(rows), self.type)
-        equal, less = (_nan_equal, _nan_less) if pa.types.is_floating(self.type) else (pc.equal, pc.less)
+        equal, less = (
+            (_nan_equal, _nan_less) if pa.types.is_floating(self.type) else (pc.equal, pc.less)
+        )
         if self.sign in ("=", "<>"):
             same = equal(left, right)
             return same if self.sign == "=" else pc.invert(same)
@@ -91,7 +104,9 @@ class Logic:
 
 @dataclass(frozen=True)
 class JsonField:
-    """A field of a JSON object in a text column. Raises `json_fields.Inexact` at rows that are Spark's."""
+    """A field of a JSON object in a text column. Raises `json_fields.Inexact` at rows that are
+    Spark's.
+    """
 
     text: Column
     name: str
@@ -110,7 +125,11 @@ class JsonNumber:
 
     def over(self, rows: pa.RecordBatch) -> Any:
         texts = self.field.over(rows)
-        return json_fields.floating_numbers(texts) if pa.types.is_floating(self.type) else json_fields.whole_numbers(texts, self.type)
+        return (
+            json_fields.floating_numbers(texts)
+            if pa.types.is_floating(self.type)
+            else json_fields.whole_numbers(texts, self.type)
+        )
 
 
 Node = Column | Constant | Arithmetic | Comparison | Logic | JsonField | JsonNumber
@@ -124,13 +143,17 @@ def _as(values: Any, kind: pa.DataType) -> Any:
 def _nan_equal(left: Any, right: Any) -> Any:
     nan_left, nan_right = pc.is_nan(left), pc.is_nan(right)
     plain = pc.equal(left, right)
-    return pc.or_(plain, pc.and_(nan_left, nan_right)) if _any(nan_left) and _any(nan_right) else plain
+    return (
+        pc.or_(plain, pc.and_(nan_left, nan_right)) if _any(nan_left) and _any(nan_right) else plain
+    )
 
 
 def _nan_less(left: Any, right: Any) -> Any:
     nan_right = pc.is_nan(right)
     plain = pc.less(left, right)
-    return pc.or_(plain, pc.and_(pc.invert(pc.is_nan(left)), nan_right)) if _any(nan_right) else plain
+    return (
+        pc.or_(plain, pc.and_(pc.invert(pc.is_nan(left)), nan_right)) if _any(nan_right) else plain
+    )
 
 
 def _any(values: Any) -> bool:
@@ -149,9 +172,14 @@ class Compute:
     schema: pa.Schema
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        made = [self._filled(node.over(rows), rows.num_rows, self.schema.field(name).type) for name, node in self.columns]
+        made = [
+            self._filled(node.over(rows), rows.num_rows, self.schema.field(name).type)
+            for name, node in self.columns
+        ]
         order = [rows.column(field.name) for field in ORDER_FIELDS]
-        return pa.RecordBatch.from_arrays([*made, *order], schema=pa.schema([*self.schema, *ORDER_FIELDS]))
+        return pa.RecordBatch.from_arrays(
+            [*made, *order], schema=pa.schema([*self.schema, *ORDER_FIELDS])
+        )
 
     @staticmethod
     def _filled(values: Any, count: int, kind: pa.DataType) -> pa.Array:

@@ -1,7 +1,10 @@
-"""Fields of JSON texts, over whole columns: what Spark's `get_json_object(text, '$.name')` gives, for the texts of which Python can be sure.
+"""Fields of JSON texts, over whole columns: what Spark's `get_json_object(text, '$.name')` gives,
+for the texts of which Python can be sure.
 
-Flat objects, as most events are, are taken apart by regular expressions; others one by one, by Python's parser. What is neither (a text that is no strict JSON, a name that stands twice, a nested value or a
-floating number as text, which Spark would write anew) raises `Inexact`: the batch is then done again by Spark itself.
+Flat objects, as most events are, are taken apart by regular expressions; others one by one, by
+Python's parser. What is neither (a text that is no strict JSON, a name that stands twice, a nested
+value or a floating number as text, which Spark would write anew) raises `Inexact`: the batch is
+then done again by Spark itself.
 """
 
 from __future__ import annotations
@@ -40,12 +43,20 @@ class _Floating(str):
 
 
 def field(texts: pa.Array, name: str, *, floating: bool) -> pa.Array:
-    """The texts of a field, null where it is missing or null. With `floating`, numbers may have a point or an exponent, and stand there as they were written."""
+    """The texts of a field, null where it is missing or null. With `floating`, numbers may have a
+    point or an exponent, and stand there as they were written.
+    """
     if (pc.max(pc.binary_length(texts)).as_py() or 0) > _LONGEST_BYTES:
         raise Inexact
-    sure = pc.and_(pc.match_substring_regex(texts, _FLAT), pc.less(pc.count_substring(texts, f'"{name}":'), 2))
+    sure = pc.and_(
+        pc.match_substring_regex(texts, _FLAT), pc.less(pc.count_substring(texts, f'"{name}":'), 2)
+    )
     tokens = pc.struct_field(pc.extract_regex(texts, _token(name)), [0])
-    if pc.any(pc.and_(sure, pc.match_substring_regex(tokens, "^-0$" if floating else r"^-?[0-9]+[.eE]|^-0$"))).as_py():
+    if pc.any(
+        pc.and_(
+            sure, pc.match_substring_regex(tokens, "^-0$" if floating else r"^-?[0-9]+[.eE]|^-0$")
+        )
+    ).as_py():
         raise Inexact
     found = _plain(tokens)
     odd = pc.fill_null(pc.invert(sure), fill_value=False)
@@ -61,21 +72,39 @@ def _plain(tokens: pa.Array) -> pa.Array:
     """Texts without their quotes, and null for null."""
     tokens = pc.if_else(pc.equal(tokens, "null"), pa.scalar(None, pa.string()), tokens)
     quoted = pc.starts_with(tokens, '"')
-    return pc.if_else(quoted, pc.utf8_slice_codeunits(tokens, 1, -1), tokens) if pc.any(quoted).as_py() else tokens
+    return (
+        pc.if_else(quoted, pc.utf8_slice_codeunits(tokens, 1, -1), tokens)
+        if pc.any(quoted).as_py()
+        else tokens
+    )
 
 
-def _with_odd(found: pa.Array, texts: pa.Array, odd: pa.Array, name: str, *, floating: bool) -> pa.Array:
+def _with_odd(
+    found: pa.Array, texts: pa.Array, odd: pa.Array, name: str, *, floating: bool
+) -> pa.Array:
     parsed = [_parsed(text, name, floating=floating) for text in texts.filter(odd).to_pylist()]
     return pc.replace_with_mask(found, odd, pa.array(parsed, pa.string()))
 
 
 def _parsed(text: str, name: str, *, floating: bool) -> str | None:
     try:
-        pairs = json.loads(text, object_pairs_hook=_Pairs, parse_float=_Floating, parse_constant=_refuse)
+        pairs = json.loads(
+            text, object_pairs_hook=_Pairs, parse_float=_Floating, parse_constant=_refuse
+        )
     except (ValueError, RecursionError) as error:
         raise Inexact from error
-    values = [value for key, value in pairs if key == name] if isinstance(pairs, _Pairs) else [pairs, pairs]
-    return _text(values[0], floating=floating) if len(values) == 1 else None if not values else _refuse(text)
+    values = (
+        [value for key, value in pairs if key == name]
+        if isinstance(pairs, _Pairs)
+        else [pairs, pairs]
+    )
+    return (
+        _text(values[0], floating=floating)
+        if len(values) == 1
+        else None
+        if not values
+        else _refuse(text)
+    )
 
 
 def _text(value: Any, *, floating: bool) -> str | None:
@@ -85,7 +114,11 @@ def _text(value: Any, *, floating: bool) -> str | None:
         return "true" if value else "false"
     if isinstance(value, int) and abs(value) < 10**18:
         return str(value)
-    if isinstance(value, str) and (floating or not isinstance(value, _Floating)) and value.isprintable():
+    if (
+        isinstance(value, str)
+        and (floating or not isinstance(value, _Floating))
+        and value.isprintable()
+    ):
         return str(value)
     return _refuse(str(value))
 
@@ -95,7 +128,9 @@ def _refuse(_text: str) -> NoReturn:
 
 
 def whole_numbers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Texts as whole numbers; Inexact if one is something else, which Spark would count as failed."""
+    """Texts as whole numbers; Inexact if one is something else, which Spark would count as
+    failed.
+    """
     _check(texts, rf"^{_WHOLE}$")
     try:
         return texts.cast(kind)

@@ -1,7 +1,9 @@
-"""A row's key as bytes: what state is kept under, what results are ordered by, and what chooses a row's key group.
+"""A row's key as bytes: what state is kept under, what results are ordered by, and what chooses a
+row's key group.
 
-Equal keys have equal bytes and different keys different ones, whatever else is in the batch. A key of one column keeps the order of its values
-(null first); several columns are each written with their length before them, so that no two keys run into each other.
+Equal keys have equal bytes and different keys different ones, whatever else is in the batch. A key
+of one column keeps the order of its values (null first); several columns are each written with
+their length before them, so that no two keys run into each other.
 
 | type | bytes |
 |---|---|
@@ -37,7 +39,9 @@ def key_groups(keys: pa.Array) -> npt.NDArray[np.uint8]:
 
 
 def encode_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
-    """The key bytes of each row: fixed-size binary where no value varies in length and none is null, else binary."""
+    """The key bytes of each row: fixed-size binary where no value varies in length and none is
+    null, else binary.
+    """
     if not columns:
         return _fixed(np.zeros((rows.num_rows, 1), np.uint8))
     if missing := [name for name in columns if name not in rows.schema.names]:
@@ -45,7 +49,11 @@ def encode_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> pa.A
     arrays = [whole(rows.column(name)) for name in columns]
     if len(arrays) == 1:
         return _single(arrays[0])
-    matrices = [part for array in arrays if not array.null_count and not isinstance(part := ordered_bytes(array), pa.Array)]
+    matrices = [
+        part
+        for array in arrays
+        if not array.null_count and not isinstance(part := ordered_bytes(array), pa.Array)
+    ]
     if len(matrices) == len(arrays):
         return _fixed(np.hstack([each for part in matrices for each in (_lengths(part), part)]))
     pieces = [piece for array in arrays for piece in _with_length(array)]
@@ -73,11 +81,17 @@ def canonical(array: pa.Array) -> pa.Array:
     if not pa.types.is_floating(array.type):
         return array
     values = _plain_floats(array.fill_null(0).to_numpy(zero_copy_only=False))
-    return pa.array(values, array.type, mask=array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None)
+    return pa.array(
+        values,
+        array.type,
+        mask=array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None,
+    )
 
 
 def ordered_bytes(array: pa.Array) -> Bytes | pa.Array:
-    """The bytes of a column without nulls, in the order of its values: a matrix with a row for each value, or a binary array."""
+    """The bytes of a column without nulls, in the order of its values: a matrix with a row for each
+    value, or a binary array.
+    """
     kind = array.type
     if pa.types.is_boolean(kind):
         return array.to_numpy(zero_copy_only=False).astype(np.uint8).reshape(-1, 1)
@@ -87,15 +101,25 @@ def ordered_bytes(array: pa.Array) -> Bytes | pa.Array:
         return _ordered_floats(array.to_numpy(zero_copy_only=False))
     if pa.types.is_decimal128(kind):
         return _ordered_decimals(array)
-    if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+    if (
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+    ):
         return array.cast(pa.binary())
-    raise InputError(f"A column of type {kind} cannot be part of a key.", fix="key by plain columns; take parts of nested ones out with select.")
+    raise InputError(
+        f"A column of type {kind} cannot be part of a key.",
+        fix="key by plain columns; take parts of nested ones out with select.",
+    )
 
 
 def _single(array: pa.Array) -> pa.Array:
     encoded = ordered_bytes(array.drop_null() if array.null_count else array)
     if isinstance(encoded, pa.Array):
-        encoded = pc.binary_join_element_wise(pa.scalar(b"\x01", pa.binary()), encoded, pa.scalar(b"", pa.binary()))
+        encoded = pc.binary_join_element_wise(
+            pa.scalar(b"\x01", pa.binary()), encoded, pa.scalar(b"", pa.binary())
+        )
     elif not array.null_count:
         return _fixed(encoded)
     else:
@@ -116,27 +140,43 @@ def _with_length(array: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 def _with_nulls(encoded: pa.Array, array: pa.Array, null: bytes) -> pa.Array:
     """Bytes of the values that are there, spread over the rows, with `null` for the others."""
-    return pc.replace_with_mask(pa.array([null], pa.binary()).take(pa.array(np.zeros(len(array), np.int32))), array.is_valid(), encoded)
+    return pc.replace_with_mask(
+        pa.array([null], pa.binary()).take(pa.array(np.zeros(len(array), np.int32))),
+        array.is_valid(),
+        encoded,
+    )
 
 
 def _lengths(part: Bytes) -> Bytes:
-    return np.broadcast_to(np.frombuffer(part.shape[1].to_bytes(4, "big"), np.uint8), (len(part), 4))
+    return np.broadcast_to(
+        np.frombuffer(part.shape[1].to_bytes(4, "big"), np.uint8), (len(part), 4)
+    )
 
 
 def _fixed(matrix: Bytes) -> pa.Array:
     data = np.ascontiguousarray(matrix)
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(matrix.shape[1]), len(matrix), [None, pa.py_buffer(data)])
+    return pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(matrix.shape[1]), len(matrix), [None, pa.py_buffer(data)]
+    )
 
 
 def _matrix(words: npt.NDArray[np.unsignedinteger]) -> Bytes:
     """Unsigned integers as big-endian bytes."""
-    return words.astype(words.dtype.newbyteorder(">")).view(np.uint8).reshape(len(words), words.dtype.itemsize)
+    return (
+        words.astype(words.dtype.newbyteorder(">"))
+        .view(np.uint8)
+        .reshape(len(words), words.dtype.itemsize)
+    )
 
 
 def _ordered_integers(array: pa.Array) -> Bytes:
     width = array.type.bit_width // 8
     values = fixed_width(array, f"<u{width}")
-    return _matrix(values if pa.types.is_unsigned_integer(array.type) else values ^ values.dtype.type(1 << (8 * width - 1)))
+    return _matrix(
+        values
+        if pa.types.is_unsigned_integer(array.type)
+        else values ^ values.dtype.type(1 << (8 * width - 1))
+    )
 
 
 def _plain_floats(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
@@ -160,7 +200,8 @@ def _ordered_decimals(array: pa.Array) -> Bytes:
     return big.view(np.uint8).reshape(len(array), 16)
 
 
-# From a key's bytes back to its values: the other way round of `keys.encode_keys`, for kernels that find keys in their state and tell rows of them.
+# From a key's bytes back to its values: the other way round of `keys.encode_keys`, for kernels that
+# find keys in their state and tell rows of them.
 
 
 _NULL_LENGTH_NUMBER = 0xFFFFFFFF
@@ -190,7 +231,11 @@ def _laid_out(keys: pa.Array) -> tuple[Data, Ints, Ints]:
         width = keys.type.byte_width
         return fixed_width(keys, np.uint8), np.arange(len(keys)) * width, np.full(len(keys), width)
     offsets = offsets_of(keys)
-    data = np.frombuffer(keys.buffers()[2], np.uint8) if len(keys) and keys.buffers()[2] is not None else np.zeros(0, np.uint8)
+    data = (
+        np.frombuffer(keys.buffers()[2], np.uint8)
+        if len(keys) and keys.buffers()[2] is not None
+        else np.zeros(0, np.uint8)
+    )
     return data, offsets[:-1], np.diff(offsets)
 
 
@@ -221,12 +266,16 @@ def _cut(data: Data, starts: Ints, width: int) -> Data:
 def _width(kind: pa.DataType) -> int | None:
     if pa.types.is_boolean(kind):
         return 1
-    return kind.bit_width // 8 if pa.types.is_primitive(kind) or pa.types.is_decimal128(kind) else None
+    return (
+        kind.bit_width // 8 if pa.types.is_primitive(kind) or pa.types.is_decimal128(kind) else None
+    )
 
 
 def _varying(data: Data, sizes: Ints, there: Mask, kind: pa.DataType) -> pa.Array:
     offsets = np.append(0, np.cumsum(sizes))
-    plain = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    plain = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
     if not there.all():
         plain = plain.take(pa.array(np.arange(len(sizes)), mask=~there))
     return plain.cast(pa.binary()).cast(kind)
@@ -240,13 +289,17 @@ def _decode_fixed(big: Data, kind: pa.DataType) -> pa.Array:
     if pa.types.is_decimal128(kind):
         words = np.ascontiguousarray(big).view(">u8").reshape(-1, 2).astype("<u8")
         little = np.stack([words[:, 1], words[:, 0] ^ np.uint64(1 << 63)], axis=1)
-        return pa.Array.from_buffers(kind, len(big), [None, pa.py_buffer(np.ascontiguousarray(little))])
+        return pa.Array.from_buffers(
+            kind, len(big), [None, pa.py_buffer(np.ascontiguousarray(little))]
+        )
     bits = np.ascontiguousarray(big).view(f">u{width}").reshape(-1).astype(f"<u{width}")
     if not pa.types.is_unsigned_integer(kind):
         bits = _signed(bits, floating=pa.types.is_floating(kind))
     return pa.Array.from_buffers(kind, len(bits), [None, pa.py_buffer(bits)])
 
 
-def _signed(bits: npt.NDArray[np.unsignedinteger], *, floating: bool) -> npt.NDArray[np.unsignedinteger]:
+def _signed(
+    bits: npt.NDArray[np.unsignedinteger], *, floating: bool
+) -> npt.NDArray[np.unsignedinteger]:
     top = bits.dtype.type(1 << (8 * bits.dtype.itemsize - 1))
     return np.where(bits & top, bits ^ top, ~bits) if floating else bits ^ top

@@ -1,4 +1,6 @@
-"""Finding each other: keys of several columns as numbers, places in columns that are sorted key by key, and all pairs of what was found."""
+"""Finding each other: keys of several columns as numbers, places in columns that are sorted key by
+key, and all pairs of what was found.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _WORD_BITS = 63
 
 @dataclass(frozen=True)
 class Ranked:
-    """The distinct keys of some columns, in order; for each column the place of each of its keys among them, and its rows in key order."""
+    """The distinct keys of some columns, in order; for each column the place of each of its keys
+    among them, and its rows in key order.
+    """
 
     keys: pa.Array
     ranks: list[Ints]
@@ -31,8 +35,13 @@ def ranked(columns: Sequence[pa.Array]) -> Ranked:
     together = _one_column(columns)
     order, new_key = by_key(together)
     ends = np.cumsum([len(each) for each in columns])
-    orders = [_within(order, int(end) - len(each), int(end)) for end, each in zip(ends, columns, strict=True)]
-    return Ranked(together.take(pa.array(order[new_key])), np.split(_ranks(order, new_key), ends[:-1]), orders)
+    orders = [
+        _within(order, int(end) - len(each), int(end))
+        for end, each in zip(ends, columns, strict=True)
+    ]
+    return Ranked(
+        together.take(pa.array(order[new_key])), np.split(_ranks(order, new_key), ends[:-1]), orders
+    )
 
 
 def _ranks(order: Ints, new_key: Mask) -> Ints:
@@ -43,7 +52,9 @@ def _ranks(order: Ints, new_key: Mask) -> Ints:
 
 
 def numbered(columns: Sequence[pa.Array]) -> tuple[pa.Array, list[Ints]]:
-    """The distinct keys of some columns, in order, and for each column the place of each of its keys among them: as `ranked`, quicker where keys are few."""
+    """The distinct keys of some columns, in order, and for each column the place of each of its
+    keys among them: as `ranked`, quicker where keys are few.
+    """
     together = _one_column(columns)
     firsts, ranks = _numbered(codes_of(together))
     ends = np.cumsum([len(each) for each in columns])
@@ -68,8 +79,12 @@ def _one_column(columns: Sequence[pa.Array]) -> pa.Array:
     return pa.concat_arrays(some if alike else [each.cast(pa.binary()) for each in some])
 
 
-def search(values: npt.NDArray[Any], starts: Ints, ends: Ints, wanted: npt.NDArray[Any], *, right: bool) -> Ints:
-    """For each wanted value its place in values[start:end], which is sorted: before those that equal it, or, with `right`, behind them."""
+def search(
+    values: npt.NDArray[Any], starts: Ints, ends: Ints, wanted: npt.NDArray[Any], *, right: bool
+) -> Ints:
+    """For each wanted value its place in values[start:end], which is sorted: before those that
+    equal it, or, with `right`, behind them.
+    """
     low, high = starts.copy(), ends.copy()
     left = np.flatnonzero(low < high)
     while len(left):
@@ -88,12 +103,16 @@ def pairs(low: Ints, high: Ints) -> tuple[Ints, Ints]:
 
 
 def bounds(keys: Ints, count: int) -> Ints:
-    """Where each of `count` keys begins in a sorted column of key numbers, and where the last ends."""
+    """Where each of `count` keys begins in a sorted column of key numbers, and where the last
+    ends.
+    """
     return np.searchsorted(keys, np.arange(count + 1))
 
 
 def hull(count: int, keys: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
-    """For each of `count` keys the lowest first and the highest last; the lowest above the highest for a key that has none."""
+    """For each of `count` keys the lowest first and the highest last; the lowest above the highest
+    for a key that has none.
+    """
     low, high = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
     np.minimum.at(low, keys, first)
     np.maximum.at(high, keys, last)
@@ -108,9 +127,13 @@ def marked(count: int, which: Ints) -> Mask:
 
 
 def sorting(*columns: npt.NDArray[Any], start: Ints | None = None) -> Ints:
-    """The order by several columns of integers or bytes. Equal rows stay in their order, or in that of `start`: quick if that is nearly it."""
+    """The order by several columns of integers or bytes. Equal rows stay in their order, or in that
+    of `start`: quick if that is nearly it.
+    """
     columns = columns if start is None else tuple(column[start] for column in columns)
-    (together,) = _packed(columns) if all(column.dtype.kind == "i" for column in columns) else (None,)
+    (together,) = (
+        _packed(columns) if all(column.dtype.kind == "i" for column in columns) else (None,)
+    )
     if together is None:
         order = np.arange(len(columns[0])) if _are_in_order(columns) else np.lexsort(columns[::-1])
     elif (together[1:] >= together[:-1]).all():
@@ -121,7 +144,9 @@ def sorting(*columns: npt.NDArray[Any], start: Ints | None = None) -> Ints:
 
 
 def _are_in_order(columns: Sequence[npt.NDArray[Any]]) -> bool:
-    """Whether rows of integers are in order already: finding out costs little beside sorting them."""
+    """Whether rows of integers are in order already: finding out costs little beside sorting
+    them.
+    """
     if not all(column.dtype.kind == "i" for column in columns):
         return False
     fine = np.ones(max(len(columns[0]) - 1, 0), np.bool_)
@@ -131,7 +156,9 @@ def _are_in_order(columns: Sequence[npt.NDArray[Any]]) -> bool:
 
 
 def _packed(*tables: Sequence[npt.NDArray[np.int64]]) -> tuple[npt.NDArray[np.int64] | None, ...]:
-    """Several columns as one number that has their order, for each table the same way; None if they do not fit into one."""
+    """Several columns as one number that has their order, for each table the same way; None if they
+    do not fit into one.
+    """
     together, bits = [np.zeros(len(table[0]), np.int64) for table in tables], 0
     for columns in zip(*tables, strict=True):
         some = [column for column in columns if len(column)]
@@ -147,7 +174,9 @@ def _packed(*tables: Sequence[npt.NDArray[np.int64]]) -> tuple[npt.NDArray[np.in
 
 
 def last_before(keys: Ints, values: Ints, wanted_keys: Ints, wanted: Ints, begin: Ints) -> Ints:
-    """For each wanted value of a key the place behind the last that is not above it, in columns sorted by both; `begin`: where keys begin."""
+    """For each wanted value of a key the place behind the last that is not above it, in columns
+    sorted by both; `begin`: where keys begin.
+    """
     packed, packed_wanted = _packed((keys, values), (wanted_keys, wanted))
     if packed is None or packed_wanted is None:
         return search(values, begin[wanted_keys], begin[wanted_keys + 1], wanted, right=True)
@@ -155,7 +184,9 @@ def last_before(keys: Ints, values: Ints, wanted_keys: Ints, wanted: Ints, begin
 
 
 def first_from(keys: Ints, values: Ints, wanted_keys: Ints, wanted: Ints) -> Ints:
-    """For each wanted value of a key the place of the first that is not below it, in columns sorted by both; behind the key's last if there is none."""
+    """For each wanted value of a key the place of the first that is not below it, in columns sorted
+    by both; behind the key's last if there is none.
+    """
     packed, packed_wanted = _packed((keys, values), (wanted_keys, wanted))
     if packed is None or packed_wanted is None:
         where = bounds(keys, int(max(keys.max(initial=-1), wanted_keys.max(initial=-1))) + 1)
@@ -164,11 +195,16 @@ def first_from(keys: Ints, values: Ints, wanted_keys: Ints, wanted: Ints) -> Int
 
 
 def merge_order(first: Sequence[Ints], second: Sequence[Ints]) -> Ints:
-    """The order of two tables, each of which is sorted by these columns, put one behind the other. Of equal rows those of the first come first."""
+    """The order of two tables, each of which is sorted by these columns, put one behind the other.
+    Of equal rows those of the first come first.
+    """
     one, other = _packed(first, second)
     if one is None or other is None:
         return sorting(*(np.concatenate(pair) for pair in zip(first, second, strict=True)))
-    order, of_first = np.empty(len(one) + len(other), np.int64), np.ones(len(one) + len(other), np.bool_)
+    order, of_first = (
+        np.empty(len(one) + len(other), np.int64),
+        np.ones(len(one) + len(other), np.bool_),
+    )
     places = np.searchsorted(one, other, side="right") + np.arange(len(other))
     of_first[places] = False
     order[places], order[of_first] = len(one) + np.arange(len(other)), np.arange(len(one))

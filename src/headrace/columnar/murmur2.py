@@ -1,4 +1,6 @@
-"""Kafka's murmur2, over one key and over whole columns of keys at once. The log chooses partitions by it, the engine key groups."""
+"""Kafka's murmur2, over one key and over whole columns of keys at once. The log chooses partitions
+by it, the engine key groups.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def _mix(hashed: int, data: bytes) -> int:
 
 
 def murmur2_array(array: pa.BinaryArray | pa.StringArray | pa.FixedSizeBinaryArray) -> Words:
-    """The hash of each element, a null as the empty key. The work is proportional to the bytes, however long single keys are."""
+    """The hash of each element, a null as the empty key. The work is proportional to the bytes,
+    however long single keys are.
+    """
     if _is_whole_words(array):
         return _hash_of_equal_lengths(array)
     if len(array) < _FEW_ROWS or pa.types.is_fixed_size_binary(array.type):
@@ -61,13 +65,21 @@ def _finished(hashed: Words) -> Words:
 
 
 def _is_whole_words(array: pa.Array) -> bool:
-    return pa.types.is_fixed_size_binary(array.type) and array.type.byte_width % 4 == 0 and not array.null_count
+    return (
+        pa.types.is_fixed_size_binary(array.type)
+        and array.type.byte_width % 4 == 0
+        and not array.null_count
+    )
 
 
 def _hash_of_equal_lengths(array: pa.FixedSizeBinaryArray) -> Words:
-    """Keys of one length, such as those of a BIGINT: a word of all keys at a time, without looking for their bytes."""
+    """Keys of one length, such as those of a BIGINT: a word of all keys at a time, without looking
+    for their bytes.
+    """
     width: int = array.type.byte_width
-    words = np.frombuffer(array.buffers()[1], "<u4", count=len(array) * width // 4, offset=array.offset * width).reshape(len(array), width // 4)
+    words = np.frombuffer(
+        array.buffers()[1], "<u4", count=len(array) * width // 4, offset=array.offset * width
+    ).reshape(len(array), width // 4)
     hashed = np.full(len(array), _SEED ^ width, np.uint32)
     for at in range(width // 4):
         _mix_in(hashed, words[:, at].copy())
@@ -82,12 +94,18 @@ def _mix_in(hashed: Words, k: Words) -> None:
     hashed ^= k
 
 
-def _layout(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Where each element starts, how long it is (nulls: 0), and all bytes, with room to read a whole word at the last one."""
+def _layout(
+    array: pa.Array,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Where each element starts, how long it is (nulls: 0), and all bytes, with room to read a
+    whole word at the last one.
+    """
     if array.null_count:
         array = pc.fill_null(array, b"" if pa.types.is_binary(array.type) else "")
     _, offset_buffer, value_buffer = array.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int32, count=len(array) + 1, offset=array.offset * 4).astype(np.int64)
+    offsets = np.frombuffer(
+        offset_buffer, np.int32, count=len(array) + 1, offset=array.offset * 4
+    ).astype(np.int64)
     first, last = int(offsets[0]), int(offsets[-1])
     values = np.zeros(last - first + 4, np.uint8)
     if last > first:
@@ -97,12 +115,21 @@ def _layout(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
 
 def _words_at(values: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64]) -> Words:
     """The little-endian words that start at any byte positions."""
-    overlapping: Words = np.ndarray(shape=(len(values) - 3,), dtype="<u4", buffer=values.data, strides=(1,))
+    overlapping: Words = np.ndarray(
+        shape=(len(values) - 3,), dtype="<u4", buffer=values.data, strides=(1,)
+    )
     return overlapping[positions]
 
 
-def _mix_words(hashed: Words, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], values: npt.NDArray[np.uint8]) -> None:
-    """One word of every key that still has one, then the next; the last few long keys are finished one by one."""
+def _mix_words(
+    hashed: Words,
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    values: npt.NDArray[np.uint8],
+) -> None:
+    """One word of every key that still has one, then the next; the last few long keys are finished
+    one by one.
+    """
     words = lengths >> 2
     rows = np.flatnonzero(words)
     step = 0
@@ -124,7 +151,12 @@ def _mix_words(hashed: Words, starts: npt.NDArray[np.int64], lengths: npt.NDArra
         hashed[row] = _mix(int(hashed[row]), values[start : starts[row] + 4 * words[row]].tobytes())
 
 
-def _mix_tails(hashed: Words, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], values: npt.NDArray[np.uint8]) -> None:
+def _mix_tails(
+    hashed: Words,
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    values: npt.NDArray[np.uint8],
+) -> None:
     """The last one to three bytes of the keys whose length is no multiple of four."""
     rows = np.flatnonzero(lengths & 3)
     if not len(rows):

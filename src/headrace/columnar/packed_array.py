@@ -1,5 +1,6 @@
-"""Columns of numbers in as few bytes as they need: each as what its values are above the lowest, in 0, 1, 2, 4 or 8 bytes. For points of windows, whose times lie close together and
-whose states are small numbers, that is a sixth.
+"""Columns of numbers in as few bytes as they need: each as what its values are above the lowest, in
+0, 1, 2, 4 or 8 bytes. For points of windows, whose times lie close together and whose states are
+small numbers, that is a sixth.
 
 | bytes | what |
 |---|---|
@@ -27,15 +28,22 @@ FORM_BYTES: int = _FORM.itemsize
 
 @dataclass(frozen=True)
 class Form:
-    """How rows are laid out: for each column its width and its lowest number, as whole numbers of 64 bits."""
+    """How rows are laid out: for each column its width and its lowest number, as whole numbers of
+    64 bits.
+    """
 
     widths: tuple[int, ...]
     lowest: tuple[int, ...]
 
     @staticmethod
     def of(columns: Sequence[Column]) -> Form:
-        """The narrowest; the first column has at least a byte, so that bytes tell how many rows there are."""
-        ranges = [(int(column.min()), int(column.max())) if len(column) else (0, 0) for column in map(_as_whole, columns)]
+        """The narrowest; the first column has at least a byte, so that bytes tell how many rows
+        there are.
+        """
+        ranges = [
+            (int(column.min()), int(column.max())) if len(column) else (0, 0)
+            for column in map(_as_whole, columns)
+        ]
         widths = [_width(high - low) for low, high in ranges]
         return Form((max(widths[0], 1), *widths[1:]), tuple(low % 2**64 for low, _ in ranges))
 
@@ -44,7 +52,9 @@ class Form:
 
     def packed(self, columns: Sequence[Column]) -> npt.NDArray[np.void]:
         rows = np.empty(len(columns[0]), row_type(self.widths))
-        for at, (column, width, lowest) in enumerate(zip(columns, self.widths, self.lowest, strict=True)):
+        for at, (column, width, lowest) in enumerate(
+            zip(columns, self.widths, self.lowest, strict=True)
+        ):
             if width:
                 rows[str(at)] = _as_whole(column).view(np.uint64) - np.uint64(lowest)
         return rows
@@ -58,23 +68,42 @@ class Alike:
     widths: tuple[int, ...]
     lowest: npt.NDArray[np.uint64]
 
-    def unpacked(self, rows: npt.NDArray[np.void], counts: Ints, kinds: Sequence[np.dtype[Any]]) -> list[Column]:
+    def unpacked(
+        self, rows: npt.NDArray[np.void], counts: Ints, kinds: Sequence[np.dtype[Any]]
+    ) -> list[Column]:
         """The columns of these entries' rows, of which each has so many."""
         of_rows = self.lowest if len(self.lowest) == 1 else np.repeat(self.lowest, counts, axis=0)
         return [self._column(rows, at, of_rows[:, at], kind) for at, kind in enumerate(kinds)]
 
-    def _column(self, rows: npt.NDArray[np.void], at: int, lowest: npt.NDArray[np.uint64], kind: np.dtype[Any]) -> Column:
-        whole = rows[str(at)].astype(np.uint64) + lowest if self.widths[at] else np.broadcast_to(lowest, len(rows)).copy()
+    def _column(
+        self,
+        rows: npt.NDArray[np.void],
+        at: int,
+        lowest: npt.NDArray[np.uint64],
+        kind: np.dtype[Any],
+    ) -> Column:
+        whole = (
+            rows[str(at)].astype(np.uint64) + lowest
+            if self.widths[at]
+            else np.broadcast_to(lowest, len(rows)).copy()
+        )
         return whole.view(kind) if kind.itemsize == whole.itemsize else whole.astype(kind)
 
 
 def by_widths(raw: npt.NDArray[np.uint8]) -> list[Alike]:
-    """Entries' forms, one behind the other in each row: there are as many as were written at different times, but few differ in their widths."""
+    """Entries' forms, one behind the other in each row: there are as many as were written at
+    different times, but few differ in their widths.
+    """
     forms = np.ascontiguousarray(raw).view(_FORM)
     widths, lowest = np.ascontiguousarray(forms["width"]), np.ascontiguousarray(forms["lowest"])
-    different = pa.FixedSizeBinaryArray.from_buffers(pa.binary(widths.shape[1]), len(widths), [None, pa.py_buffer(widths)]).dictionary_encode()
+    different = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(widths.shape[1]), len(widths), [None, pa.py_buffer(widths)]
+    ).dictionary_encode()
     of = different.indices.to_numpy()
-    return [_alike(np.flatnonzero(of == number), tuple(each), lowest) for number, each in enumerate(different.dictionary.to_pylist())]
+    return [
+        _alike(np.flatnonzero(of == number), tuple(each), lowest)
+        for number, each in enumerate(different.dictionary.to_pylist())
+    ]
 
 
 def _alike(which: Ints, widths: tuple[int, ...], lowest: npt.NDArray[np.uint64]) -> Alike:

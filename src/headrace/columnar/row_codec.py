@@ -1,11 +1,14 @@
-"""Values of any Arrow type as bytes, one by one, and back, whole columns at a time: how states that have no fixed width are stored.
+"""Values of any Arrow type as bytes, one by one, and back, whole columns at a time: how states that
+have no fixed width are stored.
 
 | type | bytes of a value |
 |---|---|
 | fixed width | as Arrow has it, little-endian; BOOLEAN one byte |
 | STRING, BINARY | as they are |
-| STRUCT | for each part: 1 if it is there (else 0); its length if it varies, in 4 bytes; its bytes |
-| ARRAY | how many, in 4 bytes; for each 1 if it is there; for each its length if it varies; the bytes of all |
+| STRUCT | for each part: 1 if it is there (else 0); its length if it varies, in 4 bytes; its bytes
+|
+| ARRAY | how many, in 4 bytes; for each 1 if it is there; for each its length if it varies; the
+bytes of all |
 | MAP | as an ARRAY of STRUCT |
 """
 
@@ -43,9 +46,15 @@ def decode(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
 
 
 def decode_array(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The same from a column of large binary, none null. Of a struct its first parts can be read alone: give a struct of those."""
+    """The same from a column of large binary, none null. Of a struct its first parts can be read
+    alone: give a struct of those.
+    """
     offsets = _large_offsets(values)
-    data = np.frombuffer(values.buffers()[2], np.uint8) if len(values) and values.buffers()[2] is not None else np.zeros(0, np.uint8)
+    data = (
+        np.frombuffer(values.buffers()[2], np.uint8)
+        if len(values) and values.buffers()[2] is not None
+        else np.zeros(0, np.uint8)
+    )
     return _decoded(kind, data, offsets[:-1], np.diff(offsets))
 
 
@@ -53,7 +62,9 @@ def width_of(kind: pa.DataType) -> int | None:
     """How many bytes each value has; None if that varies."""
     if pa.types.is_boolean(kind):
         return 1
-    return kind.bit_width // 8 if pa.types.is_primitive(kind) or pa.types.is_decimal128(kind) else None
+    return (
+        kind.bit_width // 8 if pa.types.is_primitive(kind) or pa.types.is_decimal128(kind) else None
+    )
 
 
 # Writing
@@ -84,11 +95,17 @@ def _fixed(array: pa.Array, width: int) -> pa.Array:
 def _part(child: pa.Array) -> list[pa.Array]:
     """A struct's part: whether it is there, its length if it varies, its bytes."""
     there, encoded = _bytes_of(_valid(child).astype(np.uint8)), _encoded(child)
-    return [there, encoded] if width_of(child.type) is not None else [there, _bytes_of(pc.binary_length(encoded).to_numpy().astype("<u4")), encoded]
+    return (
+        [there, encoded]
+        if width_of(child.type) is not None
+        else [there, _bytes_of(pc.binary_length(encoded).to_numpy().astype("<u4")), encoded]
+    )
 
 
 def _list(array: pa.Array) -> pa.Array:
-    """Sections of all lists side by side, then put together list by list: bytes of neighbours need no move."""
+    """Sections of all lists side by side, then put together list by list: bytes of neighbours need
+    no move.
+    """
     offsets, child = offsets_of(array), array.values
     if array.null_count:
         array = array.fill_null(pa.scalar([], array.type))
@@ -96,11 +113,20 @@ def _list(array: pa.Array) -> pa.Array:
     first, last = int(offsets[0]), int(offsets[-1])
     child, offsets = child.slice(first, last - first), offsets - first
     encoded = _encoded(child)
-    sections = [_bytes_of(np.diff(offsets).astype("<u4")), _binary(_valid(child).astype(np.uint8), offsets)]
+    sections = [
+        _bytes_of(np.diff(offsets).astype("<u4")),
+        _binary(_valid(child).astype(np.uint8), offsets),
+    ]
     if width_of(child.type) is None:
         sections.append(_binary(pc.binary_length(encoded).to_numpy().astype("<u4"), 4 * offsets))
     starts = _large_offsets(encoded)
-    sections.append(pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(array), [None, pa.py_buffer(starts[offsets]), encoded.buffers()[2]]))
+    sections.append(
+        pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(),
+            len(array),
+            [None, pa.py_buffer(starts[offsets]), encoded.buffers()[2]],
+        )
+    )
     return _joined(sections, len(array))
 
 
@@ -109,7 +135,9 @@ def _as_list(array: pa.Array) -> pa.Array:
 
 
 def _entry(kind: pa.MapType) -> pa.DataType:
-    return pa.struct([pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)])
+    return pa.struct(
+        [pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)]
+    )
 
 
 def _joined(pieces: list[pa.Array], count: int) -> pa.Array:
@@ -123,12 +151,20 @@ def _bytes_of(values: npt.NDArray[np.generic]) -> pa.Array:
 
 
 def _binary(values: npt.NDArray[np.generic], offsets: Ints) -> pa.Array:
-    buffers = [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(np.ascontiguousarray(values))]
+    buffers = [
+        None,
+        pa.py_buffer(offsets.astype(np.int64)),
+        pa.py_buffer(np.ascontiguousarray(values)),
+    ]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 
 
 def _large_offsets(array: pa.Array) -> Ints:
-    return np.frombuffer(array.buffers()[1], np.int64, count=len(array) + 1, offset=array.offset * 8) if len(array) else np.zeros(1, np.int64)
+    return (
+        np.frombuffer(array.buffers()[1], np.int64, count=len(array) + 1, offset=array.offset * 8)
+        if len(array)
+        else np.zeros(1, np.int64)
+    )
 
 
 def _valid(array: pa.Array) -> Mask:
@@ -148,7 +184,9 @@ def _decoded(kind: pa.DataType, data: Data, starts: Ints, lengths: Ints) -> pa.A
         return _list_from(kind, data, starts)
     if pa.types.is_map(kind):
         entries = _list_from(pa.list_(_entry(kind)), data, starts)
-        return pa.MapArray.from_arrays(entries.offsets, entries.values.field(0), entries.values.field(1), type=kind)
+        return pa.MapArray.from_arrays(
+            entries.offsets, entries.values.field(0), entries.values.field(1), type=kind
+        )
     return cut_out(data, starts, lengths).cast(pa.binary()).cast(kind)
 
 
@@ -172,7 +210,11 @@ def _struct_from(kind: pa.StructType, data: Data, starts: Ints) -> pa.Array:
             lengths = np.full(len(at), width)
         children.append(_where(there, _decoded(field.type, data, at, lengths)))
         at += lengths
-    return pa.StructArray.from_arrays(children, fields=list(kind)) if children else pa.array([{}] * len(starts), kind)
+    return (
+        pa.StructArray.from_arrays(children, fields=list(kind))
+        if children
+        else pa.array([{}] * len(starts), kind)
+    )
 
 
 def _list_from(kind: pa.ListType, data: Data, starts: Ints) -> pa.Array:
@@ -214,8 +256,14 @@ def _fixed_at(data: Data, starts: Ints, width: int) -> Data:
 
 
 def cut_out(data: Data, starts: Ints, lengths: Ints) -> pa.Array:
-    """The bytes of many runs as a column of large binary. The runs lie one behind the other, perhaps with gaps: every second piece is one of them."""
+    """The bytes of many runs as a column of large binary. The runs lie one behind the other,
+    perhaps with gaps: every second piece is one of them.
+    """
     offsets = np.zeros(2 * len(starts), np.int64)
     offsets[0::2], offsets[1::2] = starts, starts + lengths
-    pieces = pa.LargeBinaryArray.from_buffers(pa.large_binary(), max(len(offsets) - 1, 0), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    pieces = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(),
+        max(len(offsets) - 1, 0),
+        [None, pa.py_buffer(offsets), pa.py_buffer(data)],
+    )
     return pieces.take(pa.array(np.arange(0, len(offsets), 2)))

@@ -1,7 +1,9 @@
-"""Rows in order of key, tick and arrival, cut into segments: the rows of one key in one tick. Every keyed kernel works on these, whole columns at a time.
+"""Rows in order of key, tick and arrival, cut into segments: the rows of one key in one tick. Every
+keyed kernel works on these, whole columns at a time.
 
-A key's history within a call is a row of *versions*: what it was before, and what it is after each of its segments. A kernel may add keys
-of which no row came, to see what they amount to: they have no segment, and one version.
+A key's history within a call is a row of *versions*: what it was before, and what it is after each
+of its segments. A kernel may add keys of which no row came, to see what they amount to: they have
+no segment, and one version.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Segments:
         """1 for a row that comes, -1 for a row that goes; None if all come."""
         if CHANGE_TYPE not in self.rows.schema.names:
             return None
-        goes = pc.is_in(whole(self.rows.column(CHANGE_TYPE)), pa.array(["delete", "update_preimage"]))
+        goes = pc.is_in(
+            whole(self.rows.column(CHANGE_TYPE)), pa.array(["delete", "update_preimage"])
+        )
         return np.where(goes.to_numpy(zero_copy_only=False)[self.order], -1, 1)
 
     def column(self, name: str) -> pa.Array:
@@ -85,7 +89,9 @@ class Segments:
         return np.arange(len(self)) + self.key_of + 1
 
     def rounds(self) -> Iterator[Ints]:
-        """Segments that can be worked on together: the first of every key, then the second of those that have one, …"""
+        """Segments that can be worked on together: the first of every key, then the second of those
+        that have one, …
+        """
         turn = np.arange(len(self)) - self.firsts[self.key_of]
         by_turn = np.argsort(turn, kind="stable")
         yield from np.split(by_turn, np.flatnonzero(np.diff(turn[by_turn])) + 1)
@@ -103,12 +109,15 @@ class Segments:
 def cut(rows: pa.Table, keys: pa.Array) -> Segments:
     """The segments of rows that come in the pipeline's order; `keys` are the rows' key bytes."""
     segments, _ = cut_codes(rows, codes_of(keys))
-    return replace(segments, keys=keys.take(pa.array(segments.order[segments.starts[segments.firsts]])))
+    return replace(
+        segments, keys=keys.take(pa.array(segments.order[segments.starts[segments.firsts]]))
+    )
 
 
 def cut_codes(rows: pa.Table, codes: Codes, entries: Ints | None = None) -> tuple[Segments, Codes]:
-    """The segments by numbers instead of keys, and the distinct numbers in their order. `entries` are the rows that the numbers belong to, if not one
-    to each row: a row may be left out, or be in several keys.
+    """The segments by numbers instead of keys, and the distinct numbers in their order. `entries`
+    are the rows that the numbers belong to, if not one to each row: a row may be left out, or be in
+    several keys.
     """
     ticks = whole(rows.column(TICK)).to_numpy()
     if len(ticks) and (np.diff(ticks) < 0).any():
@@ -122,16 +131,25 @@ def cut_codes(rows: pa.Table, codes: Codes, entries: Ints | None = None) -> tupl
     new_segment[1:] |= ticks[1:] != ticks[:-1]
     starts = np.flatnonzero(new_segment)
     firsts = np.flatnonzero(new_key[starts])
-    return Segments(rows, order, starts, ticks[starts], firsts, _NO_KEYS), codes[position[starts[firsts]]]
+    return (
+        Segments(rows, order, starts, ticks[starts], firsts, _NO_KEYS),
+        codes[position[starts[firsts]]],
+    )
 
 
 def with_keys(segments: Segments, known: Codes, codes: Codes) -> Segments:
-    """The same with more keys, of which no row came: all have the `codes`, in order, of which the segments' own are the `known`."""
-    return replace(segments, firsts=np.append(segments.firsts, len(segments))[np.searchsorted(known, codes)])
+    """The same with more keys, of which no row came: all have the `codes`, in order, of which the
+    segments' own are the `known`.
+    """
+    return replace(
+        segments, firsts=np.append(segments.firsts, len(segments))[np.searchsorted(known, codes)]
+    )
 
 
 def by_key(keys: pa.Array) -> tuple[Ints, Mask]:
-    """The rows in order of key, and of arrival within a key; and for each of them whether a new key begins there."""
+    """The rows in order of key, and of arrival within a key; and for each of them whether a new key
+    begins there.
+    """
     return by_code(codes_of(keys))
 
 

@@ -1,4 +1,6 @@
-"""Keys as numbers in the same order: several parts put together into one number, and sorted as numbers are, which is several times as fast as sorting keys."""
+"""Keys as numbers in the same order: several parts put together into one number, and sorted as
+numbers are, which is several times as fast as sorting keys.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,16 @@ def _as_numbers(keys: pa.FixedSizeBinaryArray) -> Codes:
 
 
 def _in_one_word(keys: pa.FixedSizeBinaryArray) -> Codes | None:
-    """The bits in which longer keys differ, as one number; None if they are too many. Keys of several columns mostly differ in few."""
+    """The bits in which longer keys differ, as one number; None if they are too many. Keys of
+    several columns mostly differ in few.
+    """
     width: int = keys.type.byte_width
     padded = np.zeros((len(keys), -(-width // 8) * 8), np.uint8)
     padded[:, :width] = fixed_width(keys, np.uint8).reshape(-1, width)
     codes, used = np.zeros(len(keys), np.uint64), 0
-    for word in padded.view(">u8").T[::-1] if len(keys) else ():  # the last is the least significant
+    for word in (
+        padded.view(">u8").T[::-1] if len(keys) else ()
+    ):  # the last is the least significant
         plain = word.astype(np.uint64)
         plain -= plain.min()
         differ = int(np.bitwise_or.reduce(plain))
@@ -62,9 +68,11 @@ def _in_one_word(keys: pa.FixedSizeBinaryArray) -> Codes | None:
 
 
 def stable_sort(codes: Codes) -> tuple[Ints, Codes]:
-    """Where each code of the sorted sequence comes from, equal ones in their old order; and the sorted sequence, less the smallest of them.
+    """Where each code of the sorted sequence comes from, equal ones in their old order; and the
+    sorted sequence, less the smallest of them.
 
-    Sorting numbers is several times as fast as sorting positions by them: where both fit into one word, that is what is done.
+    Sorting numbers is several times as fast as sorting positions by them: where both fit into one
+    word, that is what is done.
     """
     if not len(codes):
         return np.zeros(0, np.int64), codes
@@ -74,18 +82,24 @@ def stable_sort(codes: Codes) -> tuple[Ints, Codes]:
         order = np.argsort(codes, kind="stable")
         return order, codes[order] - np.uint64(lowest)
     shift = np.uint64(position_bits)
-    together = np.sort(((codes - np.uint64(lowest)) << shift) | np.arange(len(codes), dtype=np.uint64))
+    together = np.sort(
+        ((codes - np.uint64(lowest)) << shift) | np.arange(len(codes), dtype=np.uint64)
+    )
     return (together & np.uint64((1 << position_bits) - 1)).astype(np.int64), together >> shift
 
 
 def are_few(codes: Codes) -> bool:
-    """Whether the distinct codes are so few that finding them by hashing is quicker than sorting all, by a sample."""
+    """Whether the distinct codes are so few that finding them by hashing is quicker than sorting
+    all, by a sample.
+    """
     sample = codes[:: max(1, len(codes) // _SAMPLE)]
     return len(np.unique(sample)) < _FEW * len(sample)
 
 
 def ranked_by_hashing(codes: Codes) -> tuple[Ints, Ints]:
-    """Where each distinct code is first, in order of the codes; and the place of each code among them."""
+    """Where each distinct code is first, in order of the codes; and the place of each code among
+    them.
+    """
     encoded = pa.array(codes).dictionary_encode()
     numbers = encoded.indices.to_numpy()
     order = np.argsort(encoded.dictionary.to_numpy())
@@ -105,7 +119,9 @@ def joint(codes: Codes, numbers: Ints) -> Codes:
 
 
 def spread_out(codes: Codes, room: int) -> Codes:
-    """Numbers in the same order, from 0 on, so far apart that one below `room` can be added to each."""
+    """Numbers in the same order, from 0 on, so far apart that one below `room` can be added to
+    each.
+    """
     if not len(codes):
         return codes
     lowest = codes.min()
@@ -121,7 +137,9 @@ def _dense(codes: Codes) -> Codes:
 
 
 def ranked(numbers: Ints) -> tuple[Ints, Ints]:
-    """The distinct numbers in order, and the place of each among them. Quickest where they lie close together."""
+    """The distinct numbers in order, and the place of each among them. Quickest where they lie
+    close together.
+    """
     if not len(numbers):
         return numbers, numbers
     lowest, highest = int(numbers.min()), int(numbers.max())
@@ -133,15 +151,18 @@ def ranked(numbers: Ints) -> tuple[Ints, Ints]:
     return np.flatnonzero(there) + lowest, (np.cumsum(there) - 1)[numbers - lowest]
 
 
-# Rows in order of several whole-number columns. Columns are put together into words, as many as fit: sorting words is several times as fast as a `lexsort`.
+# Rows in order of several whole-number columns. Columns are put together into words, as many as
+# fit: sorting words is several times as fast as a `lexsort`.
 
 Column = npt.NDArray[np.integer[Any]]
 
 
 def order_of(columns: Sequence[Column], *, likely: int = 0) -> Ints | None:
-    """Where each row of the ordered sequence comes from, rows that are alike in their old order; None if rows lie in order as they are.
+    """Where each row of the ordered sequence comes from, rows that are alike in their old order;
+    None if rows lie in order as they are.
 
-    The first column decides most. With `likely`, the others behind so many are tried first as they are: mostly rows that are alike in those lie in their order.
+    The first column decides most. With `likely`, the others behind so many are tried first as they
+    are: mostly rows that are alike in those lie in their order.
     """
     if not len(columns[0]):
         return None
@@ -160,7 +181,9 @@ def order_of(columns: Sequence[Column], *, likely: int = 0) -> Ints | None:
 
 
 def words(columns: Sequence[Column]) -> list[Codes]:
-    """Columns put together, the least significant first; with room left for a row's position. Columns with one value are left out."""
+    """Columns put together, the least significant first; with room left for a row's position.
+    Columns with one value are left out.
+    """
     room = _WORD_BITS - (len(columns[0]) - 1).bit_length()
     found: list[Codes] = []
     used = room

@@ -1,4 +1,5 @@
-"""Integers of two or three 64-bit words, for many keys at once: sums that cannot overflow, whatever comes and goes.
+"""Integers of two or three 64-bit words, for many keys at once: sums that cannot overflow, whatever
+comes and goes.
 
 A wide integer is a tuple of arrays of words, the lowest first, in two's complement.
 """
@@ -44,7 +45,10 @@ def _shifted(values: Ints, bits: int, words: int) -> Wide:
     at, offset = divmod(bits, 64)
     parts = [np.zeros(len(values), np.uint64)] * at
     if offset:
-        parts += [values.view(np.uint64) << np.uint64(offset), (values >> np.int64(64 - offset)).view(np.uint64)]
+        parts += [
+            values.view(np.uint64) << np.uint64(offset),
+            (values >> np.int64(64 - offset)).view(np.uint64),
+        ]
     else:
         parts += [values.view(np.uint64)]
     return tuple([*parts, *([_sign(values)] * words)][:words])
@@ -56,19 +60,25 @@ def segment_sums(values: Ints, signs: Ints | None, starts: Ints, words: int) -> 
     most_rows = int(np.diff(starts, append=len(values)).max(initial=1))
     if max(-lowest, highest) * most_rows < 1 << 63:
         signed = values if signs is None else values * signs
-        return of_integers(signed if len(starts) == len(values) else np.add.reduceat(signed, starts), words)
+        return of_integers(
+            signed if len(starts) == len(values) else np.add.reduceat(signed, starts), words
+        )
     return limb_sums([values & _LOW, values >> np.int64(32)], signs, starts, words)
 
 
 def limb_sums(limbs: Sequence[Ints], signs: Ints | None, starts: Ints, words: int) -> Wide:
     """The same for values given as 32-bit limbs, the highest one signed."""
-    return of_limbs([np.add.reduceat(limb if signs is None else limb * signs, starts) for limb in limbs], words)
+    return of_limbs(
+        [np.add.reduceat(limb if signs is None else limb * signs, starts) for limb in limbs], words
+    )
 
 
 def limbs_of(word: Words, *, signed: bool) -> tuple[Ints, Ints]:
     """The low and the high half of each word."""
     halves = word.view(np.int64)
-    return halves & _LOW, halves >> np.int64(32) if signed else (word >> np.uint64(32)).view(np.int64)
+    return halves & _LOW, (
+        halves >> np.int64(32) if signed else (word >> np.uint64(32)).view(np.int64)
+    )
 
 
 def fits_one_word(wide: Wide) -> Mask:
@@ -82,13 +92,20 @@ def fits_one_word(wide: Wide) -> Mask:
 
 def as_python(wide: Wide, which: Ints) -> list[int]:
     """Some of them as Python's integers: for the few cases that need more than words."""
-    signed = [word[which].tolist() for word in wide[:-1]] + [wide[-1].view(np.int64)[which].tolist()]
-    return [sum(part << (64 * at) for at, part in enumerate(parts)) for parts in zip(*signed, strict=True)]
+    signed = [word[which].tolist() for word in wide[:-1]] + [
+        wide[-1].view(np.int64)[which].tolist()
+    ]
+    return [
+        sum(part << (64 * at) for at, part in enumerate(parts))
+        for parts in zip(*signed, strict=True)
+    ]
 
 
 def of_python(values: Sequence[int], words: int) -> Wide:
     mask = (1 << 64) - 1
-    return tuple(np.array([value >> (64 * at) & mask for value in values], np.uint64) for at in range(words))
+    return tuple(
+        np.array([value >> (64 * at) & mask for value in values], np.uint64) for at in range(words)
+    )
 
 
 def within(wide: Wide, most: int) -> Mask:

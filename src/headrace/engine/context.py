@@ -1,4 +1,6 @@
-"""What a micro-batch needs to know, as plain data that Spark can carry to its workers: stages, and the context of one batch."""
+"""What a micro-batch needs to know, as plain data that Spark can carry to its workers: stages, and
+the context of one batch.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from headrace.operators.watermark import ClockPath, ClockSpec
 
 @dataclass(frozen=True)
 class HostedInput:
-    """One input of a step: the columns of its rows, the pipeline's order included, and the way from the inputs' clocks to its own."""
+    """One input of a step: the columns of its rows, the pipeline's order included, and the way from
+    the inputs' clocks to its own.
+    """
 
     schema: pa.Schema
     clocks: tuple[ClockPath, ...]
@@ -31,7 +35,10 @@ class HostedStep:
     kernel: Kernel | TimedKernel
     inputs: tuple[HostedInput, ...] = ()
     late_topic: str | None = None  # where rows that came too late go, if not nowhere
-    clock: ClockSpec | None = None  # of a step that finds out when rows happened: how the clock goes that it is to tell of
+    clock: ClockSpec | None = (
+        # of a step that finds out when rows happened: how the clock goes that it is to tell of
+        None
+    )
     aside_topic: str | None = None  # where partial matches go whose time ran out, if not nowhere
 
 
@@ -46,7 +53,9 @@ class TopicTarget:
 
 @dataclass(frozen=True)
 class StageTarget:
-    """The stage behind the next shuffle: its first step, the key by which it gets rows (None: every shard gets all), and which of its inputs these are."""
+    """The stage behind the next shuffle: its first step, the key by which it gets rows (None: every
+    shard gets all), and which of its inputs these are.
+    """
 
     step: str
     key: tuple[str, ...] | None
@@ -57,14 +66,18 @@ class StageTarget:
 
 @dataclass(frozen=True)
 class StageSpec:
-    """Kernels with one key behind one shuffle, and where the last one's rows go: into views, and on to what is next.
+    """Kernels with one key behind one shuffle, and where the last one's rows go: into views, and on
+    to what is next.
 
-    `next`: nothing, rows for Spark ("rows"), blobs for a stage by another key, or blobs for the tasks that write a topic.
+    `next`: nothing, rows for Spark ("rows"), blobs for a stage by another key, or blobs for the
+    tasks that write a topic.
     """
 
     name: str
     steps: tuple[HostedStep, ...]
-    key: tuple[str, ...] | None  # by which the rows that come out are put into order within a tick; None if they keep their places
+    key: (
+        tuple[str, ...] | None
+    )  # by which the rows that come out are put into order within a tick; None if they keep their places
     views: tuple[str, ...] = ()
     next: str | StageTarget | TopicTarget | None = None
 
@@ -98,15 +111,25 @@ class BatchContext:
 
 @dataclass
 class BatchResult:
-    """What a batch made, from its tasks' reports: new state ids, files with a view's changes, rows staged for topics, and counts."""
+    """What a batch made, from its tasks' reports: new state ids, files with a view's changes, rows
+    staged for topics, and counts.
+    """
 
     ids: dict[str, StateIds] = field(default_factory=dict)
     views: dict[str, list[Path]] = field(default_factory=dict)
     topics: list[Staged] = field(default_factory=list)
-    topic_ticks: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)  # (topic, partition) -> tick -> rows
-    diverted: dict[str, list[Path]] = field(default_factory=dict)  # step -> files with rows that could not be used, with where and why
-    late: list[tuple[str, int, str | None, int]] = field(default_factory=list)  # step, minute, producer, rows that came too late
+    topic_ticks: dict[tuple[str, int], dict[int, int]] = field(
+        default_factory=dict
+    )  # (topic, partition) -> tick -> rows
+    diverted: dict[str, list[Path]] = field(
+        default_factory=dict
+    )  # step -> files with rows that could not be used, with where and why
+    late: list[tuple[str, int, str | None, int]] = field(
+        default_factory=list
+    )  # step, minute, producer, rows that came too late
     late_rows: dict[str, list[Path]] = field(default_factory=dict)  # topic -> files with such rows
     counts: dict[str, int] = field(default_factory=dict)
-    due_us: dict[str, int] = field(default_factory=dict)  # step -> the earliest time that something in its state waits for
+    due_us: dict[str, int] = field(
+        default_factory=dict
+    )  # step -> the earliest time that something in its state waits for
     how: list[str] = field(default_factory=list)

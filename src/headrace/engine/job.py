@@ -1,4 +1,6 @@
-"""The functions that a micro-batch's Spark job is made of, and the reading of its tasks' reports. `pipeline.builder` puts them together."""
+"""The functions that a micro-batch's Spark job is made of, and the reading of its tasks' reports.
+`pipeline.builder` puts them together.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Combining(Protocol):
 
 @dataclass(frozen=True)
 class Reading:
-    """Some ranges of an input, how its clock goes, and row-local steps that are done on the spot."""
+    """Some ranges of an input, how its clock goes, and row-local steps that are done on the
+    spot.
+    """
 
     ranges: tuple[TopicRange, ...]
     clock: ClockSpec
@@ -55,8 +59,14 @@ class Reading:
         """The usable rows of a range; what was found out about time is left for the shards."""
         times, shed = EventTimes(self.clock, self.ranges[number], number, self.directory), 0
         for batch in self.ranges[number].read(self.log):
-            rows = times.taken(batch if self.time_as is None else with_tick_times(batch, self.ranges[number], self.time_as))
-            if self.shedding is not None:  # when its time has been seen: a row that is left out happened nevertheless
+            rows = times.taken(
+                batch
+                if self.time_as is None
+                else with_tick_times(batch, self.ranges[number], self.time_as)
+            )
+            if (
+                self.shedding is not None
+            ):  # when its time has been seen: a row that is left out happened nevertheless
                 before, rows = rows.num_rows, self.shedding.kept(rows)
                 shed += before - rows.num_rows
             try:
@@ -67,7 +77,11 @@ class Reading:
                 break
         times.finish()
         if shed:  # whoever reads these rows leaves out the same, and says so in the same report
-            write_report(self.directory, f"shed-{self.clock.name}-{number}", {"counts": {f"{self.clock.name}.shed": shed}})
+            write_report(
+                self.directory,
+                f"shed-{self.clock.name}-{number}",
+                {"counts": {f"{self.clock.name}.shed": shed}},
+            )
 
 
 @dataclass(frozen=True)
@@ -84,7 +98,9 @@ class ReadRows:
 
 @dataclass(frozen=True)
 class Chained:
-    """Two functions in one task: what the first gives, the second takes, and nothing goes through Spark between them."""
+    """Two functions in one task: what the first gives, the second takes, and nothing goes through
+    Spark between them.
+    """
 
     first: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
     second: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -95,7 +111,9 @@ class Chained:
 
 @dataclass(frozen=True)
 class ReadAndPack:
-    """The same where no step of Spark's stands between: rows never leave Python before the shuffle."""
+    """The same where no step of Spark's stands between: rows never leave Python before the
+    shuffle.
+    """
 
     reading: Reading
     port: int
@@ -121,12 +139,18 @@ class ReadAndPack:
                 counted += kept.num_rows
                 yield kept
 
-        work = self.combine.combine if self.combine else self.prepare.prepare if self.prepare else None
+        work = (
+            self.combine.combine if self.combine else self.prepare.prepare if self.prepare else None
+        )
         yield from pack(self.port, keyed(), self.key, self.shards, work)
         part = f"{self.port}-{self.reading.clock.name}-{number}"
         diverter.finish(part)
         if self.combine is not None:  # the shard sees fewer rows than there were
-            write_report(self.reading.directory, f"packed-{self.step}-{part}", {"counts": {f"{self.step}.rows_in": counted}})
+            write_report(
+                self.reading.directory,
+                f"packed-{self.step}-{part}",
+                {"counts": {f"{self.step}.rows_in": counted}},
+            )
 
 
 @dataclass(frozen=True)
@@ -144,7 +168,9 @@ class PackRows:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         diverter = Diverter(self.directory, self.step)
         keyed = (diverter.keyed(rows, self.key, nulls=self.nulls) for rows in batches)
-        yield from pack(self.port, keyed, self.key, self.shards, self.prepare.prepare if self.prepare else None)
+        yield from pack(
+            self.port, keyed, self.key, self.shards, self.prepare.prepare if self.prepare else None
+        )
         diverter.finish(f"{self.port}-{this_task()}")
 
 
@@ -161,24 +187,38 @@ class Greet:
 
 
 def read_reports(context: BatchContext, stages: Collection[str] = ()) -> BatchResult:
-    """What the tasks of a job made, from the small files they left. Every shard of every stage has left one, or its rows would be lost without a word."""
-    for name in (f"stage-{stage}-{shard}.json" for stage in stages for shard in range(context.shards)):
+    """What the tasks of a job made, from the small files they left. Every shard of every stage has
+    left one, or its rows would be lost without a word.
+    """
+    for name in (
+        f"stage-{stage}-{shard}.json" for stage in stages for shard in range(context.shards)
+    ):
         if not (context.job_directory / name).exists():
-            raise BugError(f"A job of the pipeline {context.pipeline!r} ended, and {name} is not in {context.job_directory}.")
+            raise BugError(
+                f"A job of the pipeline {context.pipeline!r} ended, and {name} is not in"
+                f" {context.job_directory}."
+            )
     result = BatchResult(ids={step: dict(ids) for step, ids in context.ids.items()})
     for path in sorted(context.job_directory.glob("*.json")):
         report = json.loads(path.read_text())
         for step, ids in report.get("ids", {}).items():
-            result.ids.setdefault(step, {}).update({int(group): name for group, name in ids.items()})
+            result.ids.setdefault(step, {}).update(
+                {int(group): name for group, name in ids.items()}
+            )
         for view, file in report.get("views", {}).items():
             result.views.setdefault(view, []).append(context.job_directory / file)
         if "topic" in report:
             places = {int(p): (file, rows) for p, (file, rows) in report["partitions"].items()}
             result.topics.append(Staged(report["topic"], places, report["rows"]))
-            result.topic_ticks |= {(report["topic"], int(p)): {tick: rows for tick, rows in found} for p, found in report["ticks"].items()}  # noqa: C416
+            result.topic_ticks |= {
+                (report["topic"], int(p)): {tick: rows for tick, rows in found}  # noqa: C416
+                for p, found in report["ticks"].items()
+            }
         for step, file in report.get("diverted", {}).items():
             result.diverted.setdefault(step, []).append(context.job_directory / file)
-        result.late += [(step, *found) for step, counted in report.get("late", {}).items() for found in counted]
+        result.late += [
+            (step, *found) for step, counted in report.get("late", {}).items() for found in counted
+        ]
         for topic, file in report.get("late_rows", {}).items():
             result.late_rows.setdefault(topic, []).append(context.job_directory / file)
         for step, due_us in report.get("due_us", {}).items():

@@ -1,7 +1,9 @@
-"""The ledger: for each commit of a pipeline's query the last tick and the state ids. Whatever is not in it never happened.
+"""The ledger: for each commit of a pipeline's query the last tick and the state ids. Whatever is
+not in it never happened.
 
-It is a topic of the log, so outputs in the log commit in the same transaction as their entry; the newest entry of each query also stands in a note, where it is found
-at once. Who may write is decided by an epoch, taken by compare-and-set when a run starts and checked inside every commit.
+It is a topic of the log, so outputs in the log commit in the same transaction as their entry; the
+newest entry of each query also stands in a note, where it is found at once. Who may write is
+decided by an epoch, taken by compare-and-set when a run starts and checked inside every commit.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ class RunnerFenced(FencedError):
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """All inputs up to `tick` are in the outputs; `states` are the ids of every step's key groups as of it, `clocks` the id of the clocks.
+    """All inputs up to `tick` are in the outputs; `states` are the ids of every step's key groups
+    as of it, `clocks` the id of the clocks.
 
-    `due_us`: what the steps that go by time wait for next. `counts`: what was counted since the beginning, each row once.
+    `due_us`: what the steps that go by time wait for next. `counts`: what was counted since the
+    beginning, each row once.
     """
 
     epoch: int
@@ -46,18 +50,44 @@ class LedgerEntry:
 
     def to_json(self) -> str:
         states = {step: _ranges(ids) for step, ids in self.states.items()}
-        about = {"version": VERSION, "epoch": self.epoch, "query": self.query, "tick": self.tick, "states": states}
-        return json.dumps({**about, "clocks": self.clocks, "due_us": dict(self.due_us), "counts": dict(self.counts)}, separators=(",", ":"))
+        about = {
+            "version": VERSION,
+            "epoch": self.epoch,
+            "query": self.query,
+            "tick": self.tick,
+            "states": states,
+        }
+        return json.dumps(
+            {
+                **about,
+                "clocks": self.clocks,
+                "due_us": dict(self.due_us),
+                "counts": dict(self.counts),
+            },
+            separators=(",", ":"),
+        )
 
     @classmethod
     def from_json(cls, text: str) -> LedgerEntry:
         stored = json.loads(text)
         if stored["version"] > VERSION:
-            raise NewerFormat(f"The ledger has format {stored['version']}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
+            raise NewerFormat(
+                f"The ledger has format {stored['version']}; this Headrace knows {VERSION}.",
+                fix="upgrade Headrace.",
+            )
         states = {
-            step: {group: name for first, last, name in ranges for group in range(first, last + 1)} for step, ranges in stored["states"].items()
+            step: {group: name for first, last, name in ranges for group in range(first, last + 1)}
+            for step, ranges in stored["states"].items()
         }
-        return cls(stored["epoch"], stored["query"], stored["tick"], states, stored.get("clocks"), stored.get("due_us", {}), stored.get("counts", {}))
+        return cls(
+            stored["epoch"],
+            stored["query"],
+            stored["tick"],
+            states,
+            stored.get("clocks"),
+            stored.get("due_us", {}),
+            stored.get("counts", {}),
+        )
 
 
 def _ranges(ids: StateIds) -> list[tuple[int, int, str]]:
@@ -85,17 +115,27 @@ class Ledger:
     def __init__(self, log: Log, pipeline: str) -> None:
         self.log, self.pipeline, self.topic = log, pipeline, f"__ledger.{pipeline}"
         self._epoch_note = f"epoch.{pipeline}"
-        log.create_topic(self.topic, _SCHEMA, exist_ok=True, retention_bytes=_KEPT_BYTES, segment_bytes=_KEPT_BYTES // 8)
+        log.create_topic(
+            self.topic,
+            _SCHEMA,
+            exist_ok=True,
+            retention_bytes=_KEPT_BYTES,
+            segment_bytes=_KEPT_BYTES // 8,
+        )
         self.epoch = -1
         self._transaction: Transaction | None = None  # the last one of this runner
         self._added: dict[str, _Stored] = {}  # by it
-        self._known: dict[str, _Stored] = {}  # the newest, which nobody else can change while this is the runner
+        self._known: dict[
+            str, _Stored
+        ] = {}  # the newest, which nobody else can change while this is the runner
         self._is_settled = True  # whether the outcome of the last commit is known
 
     def take_over(self) -> int:
         """Become the pipeline's runner: an older one is refused from its next commit on."""
         while True:
-            tx = self._opened()  # from here on an older runner cannot commit, so what is read next stays
+            tx = (
+                self._opened()
+            )  # from here on an older runner cannot commit, so what is read next stays
             known = self.log.note(self._epoch_note)
             self.epoch = int(known or 0) + 1
             tx.set_note(self._epoch_note, str(self.epoch), expect=known)
@@ -118,7 +158,9 @@ class Ledger:
         return tx
 
     def settle(self) -> None:
-        """Before anything is read that the last commit may have written: if its outcome is unknown, decide it. The log does so when its owner opens another transaction."""
+        """Before anything is read that the last commit may have written: if its outcome is unknown,
+        decide it. The log does so when its owner opens another transaction.
+        """
         if not self._is_settled:
             self.transaction().abort()
 
@@ -140,19 +182,38 @@ class Ledger:
             raise self._refused() from error
 
     def _refused(self) -> RunnerFenced | RetryError:
-        """Fenced by a newer runner; or, if there is none, by an older one that found out too late: then it is worth another try."""
+        """Fenced by a newer runner; or, if there is none, by an older one that found out too late:
+        then it is worth another try.
+        """
         if self.log.note(self._epoch_note) == str(self.epoch):
             self._transaction = None
-            return RetryError(f"A commit of the pipeline {self.pipeline!r} was disturbed, and nothing of it is stored.", fix="try again.")
+            return RetryError(
+                f"A commit of the pipeline {self.pipeline!r} was disturbed, and nothing of it is"
+                " stored.",
+                fix="try again.",
+            )
         return RunnerFenced(
-            f"Another runner of the pipeline {self.pipeline!r} has taken over (this one has epoch {self.epoch}).",
-            fix="nothing, if that was meant: this one has ended, and the newer one goes on where it stopped. Start one runner of a pipeline only.",
+            f"Another runner of the pipeline {self.pipeline!r} has taken over (this one has epoch"
+            f" {self.epoch}).",
+            fix=(
+                "nothing, if that was meant: this one has ended, and the newer one goes on where it"
+                " stopped. Start one runner of a pipeline only."
+            ),
         )
 
     def add(self, tx: Transaction, entry: LedgerEntry) -> None:
-        """An entry behind the newest one that is known here: if there is another by the time of the commit, that fails."""
+        """An entry behind the newest one that is known here: if there is another by the time of the
+        commit, that fails.
+        """
         text = entry.to_json()
-        row = {"version": VERSION, "epoch": entry.epoch, "query": entry.query, "tick": entry.tick, "states": text, "at": datetime.now(UTC)}
+        row = {
+            "version": VERSION,
+            "epoch": entry.epoch,
+            "query": entry.query,
+            "tick": entry.tick,
+            "states": text,
+            "at": datetime.now(UTC),
+        }
         before = self._newest(entry.query)
         tx.append(self.topic, [row])
         tx.set_note(self._note(entry.query), text, expect=None if before is None else before.text)
@@ -193,7 +254,9 @@ class Ledger:
         return [entry for entries in found.values() for entry in entries[-count:]]
 
     def check_newest(self) -> None:
-        """RunnerFenced if another runner has taken over, which otherwise the next commit finds out."""
+        """RunnerFenced if another runner has taken over, which otherwise the next commit finds
+        out.
+        """
         if self.log.note(self._epoch_note) != str(self.epoch):
             raise self._refused()
 

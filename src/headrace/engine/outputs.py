@@ -1,4 +1,6 @@
-"""Tasks that put a batch's rows aside for its commit: rows of a derived topic, in order and staged in the log; a view's changes, in a file."""
+"""Tasks that put a batch's rows aside for its commit: rows of a derived topic, in order and staged
+in the log; a view's changes, in a file.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _ORDER = [field.name for field in ORDER_FIELDS]
 
 @dataclass(frozen=True)
 class WriteTopic:
-    """Behind a shuffle by partition: within a tick rows are written in order of key and, for one key, of change, so the topic does not depend on shards."""
+    """Behind a shuffle by partition: within a tick rows are written in order of key and, for one
+    key, of change, so the topic does not depend on shards.
+    """
 
     target: TopicTarget
     context: BatchContext
@@ -41,12 +45,24 @@ class WriteTopic:
             plain = rows.drop_columns([name for name in rows.column_names if name in _ORDER])
             partition = None if self.target.key else 0  # as `chosen_partitions`
             log, directory = shared_log(Address(self.context.log)), str(self.context.job_directory)
-            staged = log.stage(self.target.name, plain.to_batches(), partition=partition, directory=directory, group=self.context.job)
+            staged = log.stage(
+                self.target.name,
+                plain.to_batches(),
+                partition=partition,
+                directory=directory,
+                group=self.context.job,
+            )
             report = {
-                "topic": staged.topic, "rows": staged.rows, "partitions": {str(p): list(place) for p, place in staged.partitions.items()},
+                "topic": staged.topic,
+                "rows": staged.rows,
+                "partitions": {str(p): list(place) for p, place in staged.partitions.items()},
                 "ticks": ticks,
-            }  # fmt: skip
-            write_report(self.context.job_directory, f"topic-{self.target.name}-{labels(self.context.shards).index(label)}", report)
+            }
+            write_report(
+                self.context.job_directory,
+                f"topic-{self.target.name}-{labels(self.context.shards).index(label)}",
+                report,
+            )
         yield from ()
 
 
@@ -65,10 +81,15 @@ def _tick_rows(rows: pa.Table, target: TopicTarget) -> dict[str, list[list[int]]
 
 
 def _in_topic_order(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
-    """By tick and key; rows of one key and tick stay in the order of change in which their shard gave them."""
+    """By tick and key; rows of one key and tick stay in the order of change in which their shard
+    gave them.
+    """
     rows = rows.combine_chunks()
     columns = [rows[TICK].to_numpy(), *([codes_of(encode_keys(rows, list(key)))] if key else [])]
-    order = order_of([*columns, *(rows[name].to_numpy() for name in ("_rank", "_partition", "_offset"))], likely=len(columns))
+    order = order_of(
+        [*columns, *(rows[name].to_numpy() for name in ("_rank", "_partition", "_offset"))],
+        likely=len(columns),
+    )
     return rows if order is None else rows.take(pa.array(order))
 
 

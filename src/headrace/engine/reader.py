@@ -1,7 +1,8 @@
-"""Reading by ticks: which rows of which partition belong to a batch, and a Spark task that reads them.
+"""Reading by ticks: which rows of which partition belong to a batch, and a Spark task that reads
+them.
 
-A task is an offset range of one topic partition with the ends of the ticks in it; its rows come as Arrow batches with their tick and their place in
-the pipeline's order.
+A task is an offset range of one topic partition with the ends of the ticks in it; its rows come as
+Arrow batches with their tick and their place in the pipeline's order.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ ORDER_FIELDS = (
 
 @dataclass(frozen=True)
 class TopicRange:
-    """Offsets `start` to `stop` of a partition. `ticks[i]` ends at `ends[i]`, and has the time `times_us[i]`."""
+    """Offsets `start` to `stop` of a partition. `ticks[i]` ends at `ends[i]`, and has the time
+    `times_us[i]`.
+    """
 
     topic: str
     partition: int
@@ -57,7 +60,9 @@ class TopicRange:
 
     def _placed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         offsets = batch.column(OFFSET_COLUMN)
-        at = np.searchsorted(np.array(self.ends), offsets.to_numpy(zero_copy_only=False), side="right")
+        at = np.searchsorted(
+            np.array(self.ends), offsets.to_numpy(zero_copy_only=False), side="right"
+        )
         order = [
             pa.array(np.array(self.ticks)[at]),
             pa.array(np.full(batch.num_rows, self.rank, np.int32)),
@@ -66,16 +71,30 @@ class TopicRange:
         ]
         columns = [batch.column(name) for name in self.columns]
         fields = [batch.schema.field(name) for name in self.columns]
-        return pa.RecordBatch.from_arrays([*columns, *order], schema=pa.schema([*fields, *ORDER_FIELDS]))
+        return pa.RecordBatch.from_arrays(
+            [*columns, *order], schema=pa.schema([*fields, *ORDER_FIELDS])
+        )
 
 
 def least_rows(log_address: str) -> int:
-    """A range is not cut into smaller pieces than this. Kafka's client reads on behind the end of a piece, for nothing."""
+    """A range is not cut into smaller pieces than this. Kafka's client reads on behind the end of a
+    piece, for nothing.
+    """
     return _LEAST_ROWS_ON_KAFKA if log_address.startswith("kafka:") else _LEAST_ROWS
 
 
-def ranges(topic: str, rank: int, columns: Sequence[str], before: Tick, ticks: Sequence[Tick], *, parts: int, least: int = 1) -> list[TopicRange]:
-    """What is to be read of one input for some ticks: of each partition one range, or several of about equal size so that at least `parts` can be read at once.
+def ranges(
+    topic: str,
+    rank: int,
+    columns: Sequence[str],
+    before: Tick,
+    ticks: Sequence[Tick],
+    *,
+    parts: int,
+    least: int = 1,
+) -> list[TopicRange]:
+    """What is to be read of one input for some ticks: of each partition one range, or several of
+    about equal size so that at least `parts` can be read at once.
 
     They have at least `least` rows each, if there are so many.
     """
@@ -88,6 +107,13 @@ def ranges(topic: str, rank: int, columns: Sequence[str], before: Tick, ticks: S
         start, stop = before.end(topic, partition), last.end(topic, partition)
         pieces = max(1, min(most_pieces, (stop - start) // least))
         cuts = [start + (stop - start) * piece // pieces for piece in range(pieces + 1)]
-        numbers, ends = tuple(tick.number for tick in ticks), tuple(tick.end(topic, partition) for tick in ticks)
-        found += [TopicRange(topic, partition, rank, tuple(columns), a, b, numbers, ends, times_us) for a, b in pairwise(cuts) if b > a]
+        numbers, ends = (
+            tuple(tick.number for tick in ticks),
+            tuple(tick.end(topic, partition) for tick in ticks),
+        )
+        found += [
+            TopicRange(topic, partition, rank, tuple(columns), a, b, numbers, ends, times_us)
+            for a, b in pairwise(cuts)
+            if b > a
+        ]
     return found

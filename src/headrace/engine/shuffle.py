@@ -1,4 +1,6 @@
-"""Packing: rows to their shards as a handful of large Arrow blobs, where a shuffle of single rows would move a million small ones."""
+"""Packing: rows to their shards as a handful of large Arrow blobs, where a shuffle of single rows
+would move a million small ones.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ from headrace.errors import BugError
 
 # Labels that Spark sends to a chosen partition.
 #
-# Spark places a row by the Murmur3 hash of its label. The labels 0, 1, 2, … collide (0 and 1 land in the same of two partitions, and half the
-# machine is idle), so for each shard a label is searched that leads to the partition of the same number.
+# Spark places a row by the Murmur3 hash of its label. The labels 0, 1, 2, … collide (0 and 1 land
+# in the same of two partitions, and half the machine is idle), so for each shard a label is
+# searched that leads to the partition of the same number.
 
 
 _SEED = 42
@@ -41,13 +44,16 @@ def spark_hash(label: int) -> int:
 
 @cache
 def labels(shards: int) -> tuple[int, ...]:
-    """For each shard the smallest label that `repartition(shards, "label")` sends to the partition of that number."""
+    """For each shard the smallest label that `repartition(shards, "label")` sends to the partition
+    of that number.
+    """
     found: dict[int, int] = {}
     for label in count():
         found.setdefault(spark_hash(label) % shards, label)
         if len(found) == shards:
             return tuple(found[shard] for shard in range(shards))
     raise AssertionError
+
 
 PACKED = "label INT, port INT, blob BINARY"
 PACKED_SCHEMA = pa.schema([("label", pa.int32()), ("port", pa.int32()), ("blob", pa.binary())])
@@ -61,19 +67,31 @@ def shard_groups(shard: int, shards: int) -> range:
     return range(-(-shard * GROUPS // shards), -(-(shard + 1) * GROUPS // shards))
 
 
-def shards_of(rows: pa.Table | pa.RecordBatch, key: Sequence[str], shards: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def shards_of(
+    rows: pa.Table | pa.RecordBatch, key: Sequence[str], shards: int
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """The shard of each row, by the key group of its key."""
     groups = key_groups(encode_keys(rows, list(key))).astype(np.int64)
     return groups * shards // GROUPS
 
 
 def pack(
-    port: int, batches: Iterable[pa.RecordBatch], key: Sequence[str] | None, shards: int, work: Callable[[pa.Table], pa.Table] | None = None
+    port: int,
+    batches: Iterable[pa.RecordBatch],
+    key: Sequence[str] | None,
+    shards: int,
+    work: Callable[[pa.Table], pa.Table] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Blobs for each shard, of bounded size. `work`: what a kernel does to rows before, as combining them. Without a key every row goes to every shard."""
+    """Blobs for each shard, of bounded size. `work`: what a kernel does to rows before, as
+    combining them. Without a key every row goes to every shard.
+    """
     for rows in gathered(batches):
         for piece in pieces(rows if work is None else work(rows.combine_chunks())):
-            yield packed_rows(labels(shards), port, [to_blob(piece)] * shards) if key is None else _sorted_out(port, piece, key, shards)
+            yield (
+                packed_rows(labels(shards), port, [to_blob(piece)] * shards)
+                if key is None
+                else _sorted_out(port, piece, key, shards)
+            )
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -97,13 +115,21 @@ def _sorted_out(port: int, rows: pa.RecordBatch, key: Sequence[str], shards: int
     in_order = rows.take(pa.array(order))
     cuts = np.searchsorted(shard[order], np.arange(shards + 1))
     present = [number for number in range(shards) if cuts[number + 1] > cuts[number]]
-    blobs = [to_blob(in_order.slice(int(cuts[number]), int(cuts[number + 1] - cuts[number]))) for number in present]
+    blobs = [
+        to_blob(in_order.slice(int(cuts[number]), int(cuts[number + 1] - cuts[number])))
+        for number in present
+    ]
     return packed_rows([labels(shards)[number] for number in present], port, blobs)
 
 
 def packed_rows(to: Sequence[int], port: int, blobs: Sequence[bytes | None]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
-        [pa.array(to, pa.int32()), pa.array([port] * len(to), pa.int32()), pa.array(blobs, pa.binary())], schema=PACKED_SCHEMA
+        [
+            pa.array(to, pa.int32()),
+            pa.array([port] * len(to), pa.int32()),
+            pa.array(blobs, pa.binary()),
+        ],
+        schema=PACKED_SCHEMA,
     )
 
 
@@ -113,9 +139,13 @@ def hello(shards: int) -> pa.RecordBatch:
 
 
 def to_blob(batch: pa.RecordBatch) -> bytes:
-    """Large ones that are mostly text are compressed: they are copied several times on their way through Spark, and a text is half as long then."""
+    """Large ones that are mostly text are compressed: they are copied several times on their way
+    through Spark, and a text is half as long then.
+    """
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=_COMPRESSED if _is_text(batch) else None) as writer:
+    with pa.ipc.new_stream(
+        sink, batch.schema, options=_COMPRESSED if _is_text(batch) else None
+    ) as writer:
         writer.write_batch(batch)
     blob: bytes = sink.getvalue().to_pybytes()
     return blob
@@ -123,20 +153,33 @@ def to_blob(batch: pa.RecordBatch) -> bytes:
 
 def _is_text(batch: pa.RecordBatch) -> bool:
     size = batch.nbytes
-    texts = sum(column.nbytes for column in batch.columns if pa.types.is_string(column.type) or pa.types.is_binary(column.type))
+    texts = sum(
+        column.nbytes
+        for column in batch.columns
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type)
+    )
     return bool(size > _WORTHWHILE_BYTES and 2 * texts > size)
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> tuple[int | None, dict[int, list[pa.Table]]]:
-    """What a shard got: its label, and for each port its tables. Rows of two shards in one task would mix their states, so it is not believed but checked."""
+    """What a shard got: its label, and for each port its tables. Rows of two shards in one task
+    would mix their states, so it is not believed but checked.
+    """
     label: int | None = None
     ports: dict[int, list[pa.Table]] = {}
     for batch in batches:
         blobs = batch.column("blob")
-        for row, (to, port) in enumerate(zip(batch.column("label").to_pylist(), batch.column("port").to_pylist(), strict=True)):
+        for row, (to, port) in enumerate(
+            zip(batch.column("label").to_pylist(), batch.column("port").to_pylist(), strict=True)
+        ):
             if label not in {None, to}:
-                raise BugError(f"A task got rows of two shards (labels {label} and {to}): Spark did not keep them apart.")
+                raise BugError(
+                    f"A task got rows of two shards (labels {label} and {to}): Spark did not keep"
+                    " them apart."
+                )
             label = to
             if port >= 0:
-                ports.setdefault(port, []).append(pa.ipc.open_stream(blobs[row].as_buffer()).read_all())
+                ports.setdefault(port, []).append(
+                    pa.ipc.open_stream(blobs[row].as_buffer()).read_all()
+                )
     return label, ports

@@ -1,7 +1,9 @@
-"""Ticks: the pipeline's own time. A tick says up to which offset of each input partition rows belong to it.
+"""Ticks: the pipeline's own time. A tick says up to which offset of each input partition rows
+belong to it.
 
-The journal of a pipeline's ticks is a topic with one fenced writer. A tick is durable before it is used; replays use it again, and so give the same
-rows. Most ticks are stored as what changed since the one before, so that many inputs cost little.
+The journal of a pipeline's ticks is a topic with one fenced writer. A tick is durable before it is
+used; replays use it again, and so give the same rows. Most ticks are stored as what changed since
+the one before, so that many inputs cost little.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from headrace.operators.kernel import UNSTARTED, Clocks
 
 Ends = Mapping[str, Mapping[int, int]]
 _SCHEMA = "tick BIGINT, time_us BIGINT, whole BOOLEAN, ends STRING"
-_SHED = "__shed"  # among the ends, in ticks in which rows are left out; no topic of users has such a name
+_SHED = (  # among the ends, in ticks in which rows are left out; no topic of users has such a name
+    "__shed"
+)
 _WHOLE_EVERY = 64
 _NEAR = 256  # offsets; among so many there is a whole tick
 MOST_AT_HAND = 10_000
@@ -30,7 +34,9 @@ MOST_AT_HAND = 10_000
 
 @dataclass(frozen=True)
 class Tick:
-    """Rows below `ends` and at or above the ends of the tick before belong to it. Its time is the pipeline's processing time."""
+    """Rows below `ends` and at or above the ends of the tick before belong to it. Its time is the
+    pipeline's processing time.
+    """
 
     number: int
     time_us: int
@@ -48,7 +54,9 @@ def beginning(starts: Ends) -> Tick:
 
 
 class TickJournal:
-    """The recorded ticks of a pipeline, oldest first. The newest ones are at hand; older ones, which only a query that is catching up needs, are read when they are asked for."""
+    """The recorded ticks of a pipeline, oldest first. The newest ones are at hand; older ones,
+    which only a query that is catching up needs, are read when they are asked for.
+    """
 
     def __init__(self, log: Log, pipeline: str) -> None:
         self.log, self.topic = log, f"__ticks.{pipeline}"
@@ -56,18 +64,23 @@ class TickJournal:
         self._ticks: list[Tick] = []
         self._first: Tick | None = None
         self._offset = self._begin_near_the_end()
-        self._unsure = False  # whether something was given to a transaction whose outcome has not been looked at
+        # whether something was given to a transaction whose outcome has not been looked at
+        self._unsure = False
         self.refresh()
 
     def _begin_near_the_end(self) -> int:
-        """An offset from which on there is a whole tick, and the newest one, without reading all of them."""
+        """An offset from which on there is a whole tick, and the newest one, without reading all of
+        them.
+        """
         start, end = self.log.start_offsets(self.topic)[0], self.log.end_offsets(self.topic)[0]
         first = next(self._read(start, min(end, start + _NEAR)), None)
         self._first = None if first is None else _tick(first[1], None)
         return self._whole_before(end, start)
 
     def _whole_before(self, offset: int, start: int) -> int:
-        """The offset of a whole tick at or before this one; there is one every 64 ticks, with markers between them on Kafka."""
+        """The offset of a whole tick at or before this one; there is one every 64 ticks, with
+        markers between them on Kafka.
+        """
         while offset > start:
             low = max(start, offset - _NEAR)
             wholes = [at for at, row in self._read(low, offset + 1) if row["whole"]]
@@ -84,7 +97,9 @@ class TickJournal:
         self._unsure = False
 
     def took(self, ticks: Sequence[Tick], position: Position) -> None:
-        """Ticks that were recorded here, and committed at a position: there is no need to read them."""
+        """Ticks that were recorded here, and committed at a position: there is no need to read
+        them.
+        """
         self._keep(ticks)
         self._offset = position.partitions(self.topic)[0].stop
         self._unsure = False
@@ -102,12 +117,16 @@ class TickJournal:
 
     @property
     def first(self) -> Tick | None:
-        """Where the pipeline began: tick 0, unless it is a version that was replayed from a later one."""
+        """Where the pipeline began: tick 0, unless it is a version that was replayed from a later
+        one.
+        """
         return self._first
 
     @property
     def last(self) -> Tick | None:
-        if self._unsure:  # a commit that failed may have happened nevertheless; to record the same number twice would be worse than to look
+        # a commit that failed may have happened nevertheless; to record the same number twice would
+        # be worse than to look
+        if self._unsure:
             self.refresh()
         return self._ticks[-1] if self._ticks else None
 
@@ -117,7 +136,11 @@ class TickJournal:
             return []
         first = self._ticks[0].number
         at_hand = self._ticks[max(0, after + 1 - first) : max(0, up_to + 1 - first)]
-        return at_hand if after + 1 >= first else [*self._older(after, min(up_to, first - 1)), *at_hand]
+        return (
+            at_hand
+            if after + 1 >= first
+            else [*self._older(after, min(up_to, first - 1)), *at_hand]
+        )
 
     def _older(self, after: int, up_to: int) -> list[Tick]:
         """Ticks (after, up_to] that are no longer at hand."""
@@ -134,11 +157,17 @@ class TickJournal:
         return found
 
     def _offset_of(self, number: int, low: int, high: int) -> int:
-        """An offset at or before that of a tick: numbers rise with offsets, so it is found by halving."""
+        """An offset at or before that of a tick: numbers rise with offsets, so it is found by
+        halving.
+        """
         while high - low > _NEAR:
             middle = (low + high) // 2
             found = next(self._read(middle, min(high, middle + _NEAR)), None)
-            low, high = (middle, high) if found is not None and found[1]["tick"] <= number else (low, middle)
+            low, high = (
+                (middle, high)
+                if found is not None and found[1]["tick"] <= number
+                else (low, middle)
+            )
         return low
 
     def at(self, number: int) -> Tick | None:
@@ -146,13 +175,22 @@ class TickJournal:
         return found[0] if found else None
 
     def record(self, tx: Transaction, ticks: Sequence[Tick]) -> None:
-        """Add ticks to a transaction, which must check that its writer is still the pipeline's runner."""
+        """Add ticks to a transaction, which must check that its writer is still the pipeline's
+        runner.
+        """
         rows, before = [], self.last
         for tick in ticks:
             whole = before is None or tick.number % _WHOLE_EVERY == 0
             ends = tick.ends if before is None or whole else _changed(before.ends, tick.ends)
             told = {**ends, _SHED: dict.fromkeys(sorted(tick.shed), 1)} if tick.shed else ends
-            rows.append({"tick": tick.number, "time_us": tick.time_us, "whole": whole, "ends": json.dumps(told, separators=(",", ":"))})
+            rows.append(
+                {
+                    "tick": tick.number,
+                    "time_us": tick.time_us,
+                    "whole": whole,
+                    "ends": json.dumps(told, separators=(",", ":")),
+                }
+            )
             before = tick
         self._unsure = True
         tx.append(self.topic, rows)
@@ -163,23 +201,36 @@ def _tick(row: Mapping[str, Any], before: Tick | None) -> Tick:
     told = json.loads(row["ends"])
     shed = frozenset(told.pop(_SHED, ()))
     ends = {topic: {int(p): end for p, end in parts.items()} for topic, parts in told.items()}
-    return Tick(row["tick"], row["time_us"], ends if row["whole"] or before is None else _merged(before.ends, ends), shed)
+    return Tick(
+        row["tick"],
+        row["time_us"],
+        ends if row["whole"] or before is None else _merged(before.ends, ends),
+        shed,
+    )
 
 
 def _merged(before: Ends, changed: Ends) -> Ends:
     """What did not change is shared, so that many ticks need little room."""
-    return {**before, **{topic: {**before.get(topic, {}), **parts} for topic, parts in changed.items()}}
+    return {
+        **before,
+        **{topic: {**before.get(topic, {}), **parts} for topic, parts in changed.items()},
+    }
 
 
 def _changed(before: Ends, after: Ends) -> Ends:
-    differences = {topic: {p: end for p, end in parts.items() if before.get(topic, {}).get(p) != end} for topic, parts in after.items()}
+    differences = {
+        topic: {p: end for p, end in parts.items() if before.get(topic, {}).get(p) != end}
+        for topic, parts in after.items()
+    }
     return {topic: parts for topic, parts in differences.items() if parts}
 
 
-# Cutting ticks: how far the inputs have come, and, for a backlog, where to cut it so that a tick stays bounded.
+# Cutting ticks: how far the inputs have come, and, for a backlog, where to cut it so that a tick
+# stays bounded.
 #
-# A cut never goes through a transaction of the embedded log: `snapshot` does not, and rows of one commit share their append time. Asking a log where it was at a
-# time costs a cluster several messages, so a backlog is cut with about two questions a tick.
+# A cut never goes through a transaction of the embedded log: `snapshot` does not, and rows of one
+# commit share their append time. Asking a log where it was at a time costs a cluster several
+# messages, so a backlog is cut with about two questions a tick.
 
 
 MOST_ROWS_A_TICK = 1_000_000
@@ -196,15 +247,29 @@ class _Moment:
     ends: Ends
 
 
-def next_ticks(log: Log, topics: Iterable[str], last: Tick, now_us: int, *, most_rows: int = MOST_ROWS_A_TICK, forced: bool = False) -> list[Tick]:
-    """The ticks that are due: none if nothing is new (unless `forced`), several if there is a backlog."""
+def next_ticks(
+    log: Log,
+    topics: Iterable[str],
+    last: Tick,
+    now_us: int,
+    *,
+    most_rows: int = MOST_ROWS_A_TICK,
+    forced: bool = False,
+) -> list[Tick]:
+    """The ticks that are due: none if nothing is new (unless `forced`), several if there is a
+    backlog.
+    """
     found = log.snapshot(topics)
     _refuse_what_went_back(last, found)
     newest = _Moment(now_us, _merged_ends(last.ends, found))
     rows = rows_between(last.ends, newest.ends)
     if not rows:
         return [Tick(last.number + 1, max(last.time_us, now_us), newest.ends)] if forced else []
-    cuts = [newest] if rows <= most_rows else islice(_cuts(log, last, newest, most_rows), MOST_TICKS_AT_ONCE)
+    cuts = (
+        [newest]
+        if rows <= most_rows
+        else islice(_cuts(log, last, newest, most_rows), MOST_TICKS_AT_ONCE)
+    )
     ticks: list[Tick] = []
     for cut in cuts:
         last = Tick(last.number + 1, max(last.time_us, cut.time_us), cut.ends)
@@ -213,24 +278,38 @@ def next_ticks(log: Log, topics: Iterable[str], last: Tick, now_us: int, *, most
 
 
 def _refuse_what_went_back(last: Tick, found: Ends) -> None:
-    """Rows below an end that was taken in are never read: if there are others now, that must not go unnoticed."""
+    """Rows below an end that was taken in are never read: if there are others now, that must not go
+    unnoticed.
+    """
     for topic, parts in found.items():
         for partition, end in parts.items():
             if end < last.end(topic, partition):
                 raise RetryError(
-                    f"{topic}[{partition}] ends at offset {end}, and rows up to {last.end(topic, partition)} have been taken in: it has lost rows, or was made again.",
-                    fix="restore the topic; or build the pipeline anew from what is there: headrace replay FILE --as v2 --retick.",
+                    f"{topic}[{partition}] ends at offset {end}, and rows up to"
+                    f" {last.end(topic, partition)} have been taken in: it has lost rows, or was"
+                    " made again.",
+                    fix=(
+                        "restore the topic; or build the pipeline anew from what is there: headrace"
+                        " replay FILE --as v2 --retick."
+                    ),
                 )
 
 
 def _merged_ends(last: Ends, limit: Ends) -> Ends:
     """An end never goes back."""
-    return {topic: {p: max(end, last.get(topic, {}).get(p, 0)) for p, end in parts.items()} for topic, parts in {**last, **limit}.items()}
+    return {
+        topic: {p: max(end, last.get(topic, {}).get(p, 0)) for p, end in parts.items()}
+        for topic, parts in {**last, **limit}.items()
+    }
 
 
 def rows_between(before: Ends, after: Ends) -> int:
     """How many offsets lie between two moments."""
-    return sum(end - before.get(topic, {}).get(p, 0) for topic, parts in after.items() for p, end in parts.items())
+    return sum(
+        end - before.get(topic, {}).get(p, 0)
+        for topic, parts in after.items()
+        for p, end in parts.items()
+    )
 
 
 # A backlog
@@ -260,7 +339,9 @@ def _moments(log: Log, begun: Ends, newest: _Moment) -> list[_Moment]:
 
 
 def _split(log: Log, low: _Moment, high: _Moment, most_rows: int) -> Iterator[_Moment]:
-    """Moments after `low`, up to `high`. Where even one microsecond has more rows than the bound, they are taken whole."""
+    """Moments after `low`, up to `high`. Where even one microsecond has more rows than the bound,
+    they are taken whole.
+    """
     rows = rows_between(low.ends, high.ends)
     if rows > most_rows and high.time_us - low.time_us > 1:
         middle = _moment(log, (low.time_us + high.time_us) // 2, low.ends, high.ends)
@@ -272,15 +353,24 @@ def _split(log: Log, low: _Moment, high: _Moment, most_rows: int) -> Iterator[_M
 
 def _moment(log: Log, time_us: int, low: Ends, high: Ends) -> _Moment:
     """Where each partition was at a time between two moments."""
-    ends = {topic: log.offsets_at(topic, from_us(time_us + 1)) for topic, parts in high.items() if parts != low.get(topic)}
-    within = {topic: {p: min(ends.get(topic, parts).get(p, end), end) for p, end in parts.items()} for topic, parts in high.items()}
+    ends = {
+        topic: log.offsets_at(topic, from_us(time_us + 1))
+        for topic, parts in high.items()
+        if parts != low.get(topic)
+    }
+    within = {
+        topic: {p: min(ends.get(topic, parts).get(p, end), end) for p, end in parts.items()}
+        for topic, parts in high.items()
+    }
     return _Moment(time_us, _merged_ends(low, within))
 
 
-# What a derived topic carries beside its rows: with each commit, how many rows of which tick a partition got, and the clocks of the step that wrote it.
+# What a derived topic carries beside its rows: with each commit, how many rows of which tick a
+# partition got, and the clocks of the step that wrote it.
 #
-# So whoever reads the topic can know where each of the writer's ticks ends, and how far time had come then: `carried_ticks`. A pipeline that reads the topic as an input
-# cuts ticks of its own, as of any topic. On Kafka what is carried is a record with a reserved header.
+# So whoever reads the topic can know where each of the writer's ticks ends, and how far time had
+# come then: `carried_ticks`. A pipeline that reads the topic as an input cuts ticks of its own, as
+# of any topic. On Kafka what is carried is a record with a reserved header.
 
 
 VERSION = 1
@@ -290,7 +380,9 @@ TickRows = Mapping[int, int]
 
 @dataclass(frozen=True)
 class CarriedTick:
-    """Rows of a partition below `end` are of this tick or an earlier one; the clocks are as of the end of the tick."""
+    """Rows of a partition below `end` are of this tick or an earlier one; the clocks are as of the
+    end of the tick.
+    """
 
     tick: int
     end: int
@@ -302,18 +394,32 @@ def to_control(rows: TickRows, clocks: Clocks) -> bytes:
     """What one partition gets with a commit. Clocks are told where they change."""
     before = np.stack([clocks.complete_before, clocks.closed_before])
     moved = np.flatnonzero((before != np.stack([clocks.complete, clocks.closed])).any(axis=0))
-    changes = [[int(clocks.ticks[at]), int(clocks.complete[at]), int(clocks.closed[at])] for at in moved]
+    changes = [
+        [int(clocks.ticks[at]), int(clocks.complete[at]), int(clocks.closed[at])] for at in moved
+    ]
     start = [clocks.complete_at_start, clocks.closed_at_start]
-    content = {"version": VERSION, "tick": int(clocks.ticks[-1]), "rows": sorted(rows.items()), "start": start, "clocks": changes}
+    content = {
+        "version": VERSION,
+        "tick": int(clocks.ticks[-1]),
+        "rows": sorted(rows.items()),
+        "start": start,
+        "clocks": changes,
+    }
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def carried_ticks(log: Log, topic: str, partition: int, start: int | None = None) -> Iterator[CarriedTick]:
-    """The ticks that a partition's rows belong to, oldest first: those that brought rows, those that moved a clock, and the last of each commit."""
+def carried_ticks(
+    log: Log, topic: str, partition: int, start: int | None = None
+) -> Iterator[CarriedTick]:
+    """The ticks that a partition's rows belong to, oldest first: those that brought rows, those
+    that moved a clock, and the last of each commit.
+    """
     for control in log.read_control(topic, partition, start):
         content = json.loads(control.payload)
         if content["version"] > VERSION:
-            raise NewerFormat(f"The topic {topic!r} was written by a newer Headrace.", fix="upgrade Headrace.")
+            raise NewerFormat(
+                f"The topic {topic!r} was written by a newer Headrace.", fix="upgrade Headrace."
+            )
         yield from _ticks(content, control.offset)
 
 

@@ -1,8 +1,10 @@
 """Clocks: how far event time has come in each input, tick by tick.
 
-Read tasks tell the newest event time of each producer in each tick (`event_times`). From that and from the clocks' state as of the tick before, everyone who
-needs the clocks computes the same ones: the shards, to know which windows are complete; the driver, to write the clocks' new state and to show them.
-A producer that is silent for longer than `idle` of tick time is forgotten; when all are, time follows the ticks. An input without a first row has no time yet.
+Read tasks tell the newest event time of each producer in each tick (`event_times`). From that and
+from the clocks' state as of the tick before, everyone who needs the clocks computes the same ones:
+the shards, to know which windows are complete; the driver, to write the clocks' new state and to
+show them. A producer that is silent for longer than `idle` of tick time is forgotten; when all are,
+time follows the ticks. An input without a first row has no time yet.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ PARTS = pa.schema([("tick", pa.int64()), ("producer", pa.string()), ("newest_us"
 
 @dataclass(frozen=True)
 class InputClock:
-    """One input's clock as of a tick: its live producers, the newest time of each, and when (in tick time) each was last heard."""
+    """One input's clock as of a tick: its live producers, the newest time of each, and when (in
+    tick time) each was last heard.
+    """
 
     complete_us: int = UNSTARTED
     producers: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
@@ -44,9 +48,14 @@ class InputClock:
     begun: bool = False
 
     def holding(self, most: int = 3) -> list[tuple[str, int, int]]:
-        """The producers that hold this clock back most: name, newest time, when it was last heard."""
+        """The producers that hold this clock back most: name, newest time, when it was last
+        heard.
+        """
         order = np.argsort(self.newest_us, kind="stable")[:most]
-        return [(self.producers[int(at)].as_py(), int(self.newest_us[at]), int(self.active_us[at])) for at in order]
+        return [
+            (self.producers[int(at)].as_py(), int(self.newest_us[at]), int(self.active_us[at]))
+            for at in order
+        ]
 
 
 @dataclass(frozen=True)
@@ -59,11 +68,24 @@ class ClockState:
 
 
 def advance(
-    specs: Sequence[ClockSpec], state: ClockState, parts: Mapping[str, pa.Table], ticks: Times, times_us: Times
+    specs: Sequence[ClockSpec],
+    state: ClockState,
+    parts: Mapping[str, pa.Table],
+    ticks: Times,
+    times_us: Times,
 ) -> tuple[dict[str, Times], ClockState]:
     """Each input's complete clock at the end of each tick, and the state after the last."""
-    moving = {spec.name: _Moving(spec, state.inputs.get(spec.name, InputClock()), parts.get(spec.name), ticks) for spec in specs if not spec.follows_ticks}
-    clocks = {spec.name: times_us if spec.follows_ticks else moving[spec.name].through(times_us) for spec in specs}
+    moving = {
+        spec.name: _Moving(
+            spec, state.inputs.get(spec.name, InputClock()), parts.get(spec.name), ticks
+        )
+        for spec in specs
+        if not spec.follows_ticks
+    }
+    clocks = {
+        spec.name: times_us if spec.follows_ticks else moving[spec.name].through(times_us)
+        for spec in specs
+    }
     last_us = int(times_us[-1]) if len(times_us) else state.time_us
     return clocks, ClockState({name: each.now(last_us) for name, each in moving.items()}, last_us)
 
@@ -71,11 +93,17 @@ def advance(
 class _Moving:
     """One input's clock on its way through some ticks."""
 
-    def __init__(self, spec: ClockSpec, clock: InputClock, parts: pa.Table | None, ticks: Times) -> None:
+    def __init__(
+        self, spec: ClockSpec, clock: InputClock, parts: pa.Table | None, ticks: Times
+    ) -> None:
         self.spec, self.complete_us, self.begun = spec, clock.complete_us, clock.begun
         table = in_order(parts) if parts is not None else PARTS.empty_table()
         known = len(clock.producers)
-        everyone = pa.chunked_array([clock.producers, *table["producer"].chunks], pa.string()).combine_chunks().dictionary_encode()
+        everyone = (
+            pa.chunked_array([clock.producers, *table["producer"].chunks], pa.string())
+            .combine_chunks()
+            .dictionary_encode()
+        )
         self.producers = everyone.dictionary  # those known before come first: each is there once
         self.newest_us = np.full(len(self.producers), UNSTARTED, np.int64)
         self.active_us = np.full(len(self.producers), UNSTARTED, np.int64)
@@ -83,7 +111,9 @@ class _Moving:
         self._who = everyone.indices.to_numpy()[known:]
         self._when_us = table["newest_us"].to_numpy()
         self._cuts = np.searchsorted(table["tick"].to_numpy(), np.append(ticks, ticks[-1:] + 1))
-        self._quiet_until_us = UNSTARTED  # as long as no row comes, nothing changes before this time
+        self._quiet_until_us = (
+            UNSTARTED  # as long as no row comes, nothing changes before this time
+        )
 
     def through(self, times_us: Times) -> Times:
         clock = np.empty(len(times_us), np.int64)
@@ -115,19 +145,33 @@ class _Moving:
         count = int(np.count_nonzero(live))
         if count > MOST_PRODUCERS:
             raise TooManyProducers(
-                f"The input {self.spec.name!r} has {count:,} producers at once; at most {MOST_PRODUCERS:,} can be told apart.",
-                fix="name a column with fewer values as producer=, such as the site instead of the device, or a shorter idle=.",
+                f"The input {self.spec.name!r} has {count:,} producers at once; at most"
+                f" {MOST_PRODUCERS:,} can be told apart.",
+                fix=(
+                    "name a column with fewer values as producer=, such as the site instead of the"
+                    " device, or a shorter idle=."
+                ),
             )
         slowest_us = int(self.newest_us[live].min()) if count else time_us
         self.complete_us = max(self.complete_us, slowest_us - self.spec.delay_us)
-        self._quiet_until_us = int(self.active_us[live].min()) + self.spec.idle_us if count else UNSTARTED
+        self._quiet_until_us = (
+            int(self.active_us[live].min()) + self.spec.idle_us if count else UNSTARTED
+        )
 
     def now(self, time_us: int) -> InputClock:
         """As of the last tick, without the producers that were given up."""
         live = self._live(time_us)
         if live.all():
-            return InputClock(self.complete_us, self.producers, self.newest_us, self.active_us, self.begun)
-        return InputClock(self.complete_us, self.producers.filter(pa.array(live)), self.newest_us[live], self.active_us[live], self.begun)
+            return InputClock(
+                self.complete_us, self.producers, self.newest_us, self.active_us, self.begun
+            )
+        return InputClock(
+            self.complete_us,
+            self.producers.filter(pa.array(live)),
+            self.newest_us[live],
+            self.active_us[live],
+            self.begun,
+        )
 
 
 def newest(parts: pa.Table) -> pa.Table:
@@ -138,8 +182,18 @@ def newest(parts: pa.Table) -> pa.Table:
     ticks = parts["tick"].to_numpy()
     starts = np.flatnonzero(np.concatenate([[True], ticks[1:] != ticks[:-1]]))
     if len(starts) * _FEW_ROWS > len(ticks):  # many ticks, each with few rows
-        return parts.group_by(["tick", "producer"]).aggregate([("newest_us", "max")]).rename_columns(["tick", "producer", "newest_us"]).cast(PARTS)
-    return pa.concat_tables([_newest_of_one(parts.slice(start, end - start)) for start, end in pairwise([*starts.tolist(), len(ticks)])])
+        return (
+            parts.group_by(["tick", "producer"])
+            .aggregate([("newest_us", "max")])
+            .rename_columns(["tick", "producer", "newest_us"])
+            .cast(PARTS)
+        )
+    return pa.concat_tables(
+        [
+            _newest_of_one(parts.slice(start, end - start))
+            for start, end in pairwise([*starts.tolist(), len(ticks)])
+        ]
+    )
 
 
 def in_order(parts: pa.Table) -> pa.Table:
@@ -147,7 +201,11 @@ def in_order(parts: pa.Table) -> pa.Table:
     if parts["newest_us"].null_count:
         parts = parts.filter(parts["newest_us"].is_valid())
     ticks = parts["tick"].to_numpy()
-    return parts if (ticks[1:] >= ticks[:-1]).all() else parts.take(pa.array(np.argsort(ticks, kind="stable")))
+    return (
+        parts
+        if (ticks[1:] >= ticks[:-1]).all()
+        else parts.take(pa.array(np.argsort(ticks, kind="stable")))
+    )
 
 
 def _newest_of_one(parts: pa.Table) -> pa.Table:
@@ -156,7 +214,9 @@ def _newest_of_one(parts: pa.Table) -> pa.Table:
     times_us = np.full(len(encoded.dictionary), UNSTARTED, np.int64)
     np.maximum.at(times_us, encoded.indices.to_numpy(), parts["newest_us"].to_numpy())
     ticks = np.full(len(times_us), parts["tick"][0].as_py(), np.int64)
-    return pa.Table.from_arrays([pa.array(ticks), encoded.dictionary, pa.array(times_us)], schema=PARTS)
+    return pa.Table.from_arrays(
+        [pa.array(ticks), encoded.dictionary, pa.array(times_us)], schema=PARTS
+    )
 
 
 @dataclass(frozen=True)
@@ -169,23 +229,40 @@ class BatchClocks:
     before: Mapping[str, int]
 
     def of(self, paths: Sequence[ClockPath]) -> Clocks:
-        """A step's clocks: as far as the slowest of its inputs, less what is held back on the way."""
+        """A step's clocks: as far as the slowest of its inputs, less what is held back on the
+        way.
+        """
         complete = [_back(self.inputs[path.name], path.complete_back_us) for path in paths]
         closed = [_back(self.inputs[path.name], path.closed_back_us) for path in paths]
         before = [(self.before[path.name], path) for path in paths]
         return Clocks(
-            self.ticks, self.times_us, np.minimum.reduce(complete), np.minimum.reduce(closed),
-            min(_one_back(start, path.complete_back_us) for start, path in before), min(_one_back(start, path.closed_back_us) for start, path in before),
-        )  # fmt: skip
+            self.ticks,
+            self.times_us,
+            np.minimum.reduce(complete),
+            np.minimum.reduce(closed),
+            min(_one_back(start, path.complete_back_us) for start, path in before),
+            min(_one_back(start, path.closed_back_us) for start, path in before),
+        )
 
 
 def batch_clocks(
-    specs: Sequence[ClockSpec], state: ClockState, parts: Mapping[str, pa.Table], ticks: Sequence[int], times_us: Sequence[int]
+    specs: Sequence[ClockSpec],
+    state: ClockState,
+    parts: Mapping[str, pa.Table],
+    ticks: Sequence[int],
+    times_us: Sequence[int],
 ) -> tuple[BatchClocks, ClockState]:
     """What `advance` gives, with the clocks as they were before."""
     numbers, times = np.array(ticks, np.int64), np.array(times_us, np.int64)
     clocks, after = advance(specs, state, parts, numbers, times)
-    before = {spec.name: state.time_us if spec.follows_ticks else state.inputs.get(spec.name, InputClock()).complete_us for spec in specs}
+    before = {
+        spec.name: (
+            state.time_us
+            if spec.follows_ticks
+            else state.inputs.get(spec.name, InputClock()).complete_us
+        )
+        for spec in specs
+    }
     return BatchClocks(numbers, times, clocks, before), after
 
 
@@ -197,24 +274,42 @@ def _one_back(clock: int, by_us: int) -> int:
     return clock if clock == UNSTARTED else clock - by_us
 
 
-# The clocks' state on disk: one file a batch under a random id, durable before the id is in the ledger, like any state. And the parts that read tasks leave.
+# The clocks' state on disk: one file a batch under a random id, durable before the id is in the
+# ledger, like any state. And the parts that read tasks leave.
 
 
 VERSION = 1
 _SUFFIX = ".clocks"
-_SCHEMA = pa.schema([("input", pa.string()), ("producer", pa.string()), ("newest_us", pa.int64()), ("active_us", pa.int64())])
+_SCHEMA = pa.schema(
+    [
+        ("input", pa.string()),
+        ("producer", pa.string()),
+        ("newest_us", pa.int64()),
+        ("active_us", pa.int64()),
+    ]
+)
 
 
 def write_clocks(directory: Path, state: ClockState) -> str:
     """Store the clocks; returns their id."""
-    inputs = {name: {"complete_us": clock.complete_us, "begun": clock.begun} for name, clock in state.inputs.items()}
-    table = pa.concat_tables([_rows(name, clock) for name, clock in state.inputs.items()] or [_SCHEMA.empty_table()])
+    inputs = {
+        name: {"complete_us": clock.complete_us, "begun": clock.begun}
+        for name, clock in state.inputs.items()
+    }
+    table = pa.concat_tables(
+        [_rows(name, clock) for name, clock in state.inputs.items()] or [_SCHEMA.empty_table()]
+    )
     return files.store(directory, _SUFFIX, table, {"version": VERSION, "inputs": inputs})
 
 
 def _rows(name: str, clock: InputClock) -> pa.Table:
     count = len(clock.producers)
-    columns = [pa.repeat(pa.scalar(name), count), clock.producers, pa.array(clock.newest_us), pa.array(clock.active_us)]
+    columns = [
+        pa.repeat(pa.scalar(name), count),
+        clock.producers,
+        pa.array(clock.newest_us),
+        pa.array(clock.active_us),
+    ]
     return pa.Table.from_arrays(columns, schema=_SCHEMA)
 
 
@@ -233,12 +328,17 @@ def _clock(table: pa.Table, name: str, known: dict[str, Any]) -> InputClock:
     return InputClock(known["complete_us"], producers, newest, active, known["begun"])
 
 
-def sweep_clocks(directory: Path, kept: set[str], *, begun_s: float, older_than_s: float = 60.0) -> None:
-    """Remove the clocks that no ledger entry refers to and that were old when the runner's last commit began. Those of a newer runner are younger, however long
-    this one was held up since.
+def sweep_clocks(
+    directory: Path, kept: set[str], *, begun_s: float, older_than_s: float = 60.0
+) -> None:
+    """Remove the clocks that no ledger entry refers to and that were old when the runner's last
+    commit began. Those of a newer runner are younger, however long this one was held up since.
     """
     for path in directory.glob(f"*{_SUFFIX}"):
-        if path.name.removesuffix(_SUFFIX) not in kept and path.stat().st_mtime < begun_s - older_than_s:
+        if (
+            path.name.removesuffix(_SUFFIX) not in kept
+            and path.stat().st_mtime < begun_s - older_than_s
+        ):
             path.unlink(missing_ok=True)
 
 
@@ -246,7 +346,9 @@ def sweep_clocks(directory: Path, kept: set[str], *, begun_s: float, older_than_
 
 
 def write_part(directory: Path, name: str, number: int, rows: pa.Table) -> None:
-    """The newest times that one read task found. Another attempt of the task replaces it by the same."""
+    """The newest times that one read task found. Another attempt of the task replaces it by the
+    same.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     fresh = directory / f".clock-{name}-{number}-{os.urandom(4).hex()}"
     with pa.ipc.new_file(str(fresh), rows.schema) as writer:
@@ -255,13 +357,18 @@ def write_part(directory: Path, name: str, number: int, rows: pa.Table) -> None:
 
 
 def read_parts(directory: Path, name: str) -> pa.Table:
-    found = [pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all() for path in sorted(directory.glob(f"clock-{name}-*.part"))]
+    found = [
+        pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
+        for path in sorted(directory.glob(f"clock-{name}-*.part"))
+    ]
     return pa.concat_tables(found) if found else PARTS.empty_table()
 
 
 @dataclass(frozen=True)
 class ClockWork:
-    """What the clocks of a batch are computed from: how each input's clock goes, the clocks as of the tick before, and the ticks."""
+    """What the clocks of a batch are computed from: how each input's clock goes, the clocks as of
+    the tick before, and the ticks.
+    """
 
     specs: tuple[ClockSpec, ...] = ()
     id: str | None = None
@@ -269,16 +376,32 @@ class ClockWork:
     ticks: tuple[int, ...] = ()
     times_us: tuple[int, ...] = ()
 
-    def clocks(self, directory: Path, job_directory: Path, names: Collection[str]) -> tuple[BatchClocks, ClockState]:
-        """The clocks of some inputs, which must all have been read: behind a shuffle those upstream have."""
+    def clocks(
+        self, directory: Path, job_directory: Path, names: Collection[str]
+    ) -> tuple[BatchClocks, ClockState]:
+        """The clocks of some inputs, which must all have been read: behind a shuffle those upstream
+        have.
+        """
         specs = [spec for spec in self.specs if spec.name in names]
-        parts = {spec.name: read_parts(job_directory, spec.name) for spec in specs if not spec.follows_ticks}
-        return batch_clocks(specs, replace(read_clocks(directory, self.id), time_us=self.before_us), parts, self.ticks, self.times_us)
+        parts = {
+            spec.name: read_parts(job_directory, spec.name)
+            for spec in specs
+            if not spec.follows_ticks
+        }
+        return batch_clocks(
+            specs,
+            replace(read_clocks(directory, self.id), time_us=self.before_us),
+            parts,
+            self.ticks,
+            self.times_us,
+        )
 
 
-# Event times of the rows that one task reads, or that a shard finds them for: rows without a usable time are put aside, of the others the newest of each producer is told.
+# Event times of the rows that one task reads, or that a shard finds them for: rows without a usable
+# time are put aside, of the others the newest of each producer is told.
 #
-# A time that is null, or absurdly far in the future, must not move the clock: everything else would then be late.
+# A time that is null, or absurdly far in the future, must not move the clock: everything else would
+# then be late.
 
 
 NO_TIME = "its event time is null"
@@ -297,7 +420,9 @@ class Ticks(Protocol):
 
 
 class EventTimes:
-    """For one task: `taken` gives a batch's usable rows, `finish` leaves what was found. `ticks` have numbers and times."""
+    """For one task: `taken` gives a batch's usable rows, `finish` leaves what was found. `ticks`
+    have numbers and times.
+    """
 
     def __init__(self, spec: ClockSpec, ticks: Ticks, number: int, directory: Path) -> None:
         self.spec, self.ticks, self.number, self.directory = spec, ticks, number, directory
@@ -314,15 +439,29 @@ class EventTimes:
         return usable
 
     def _usable(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
-        """Without rows that have no time, or one that cannot be. The tombstone of a table has none, and needs none."""
-        times = rows.column(self.spec.column).cast(pa.timestamp("us", "UTC") if _zoned(rows, self.spec) else pa.timestamp("us")).cast(pa.int64())
+        """Without rows that have no time, or one that cannot be. The tombstone of a table has none,
+        and needs none.
+        """
+        times = (
+            rows.column(self.spec.column)
+            .cast(pa.timestamp("us", "UTC") if _zoned(rows, self.spec) else pa.timestamp("us"))
+            .cast(pa.int64())
+        )
         if times.null_count:
-            gone = pc.equal(rows.column(CHANGE_TYPE), DELETE) if CHANGE_TYPE in rows.schema.names else pa.repeat(pa.scalar(False), rows.num_rows)
-            rows, times = self._without(rows, times, pc.and_(pc.is_null(times), pc.invert(gone)), NO_TIME)
+            gone = (
+                pc.equal(rows.column(CHANGE_TYPE), DELETE)
+                if CHANGE_TYPE in rows.schema.names
+                else pa.repeat(pa.scalar(False), rows.num_rows)
+            )
+            rows, times = self._without(
+                rows, times, pc.and_(pc.is_null(times), pc.invert(gone)), NO_TIME
+            )
         rows, times = self._without(rows, times, pc.less(times, _YEAR_1_US), NEVER)
         return self._without(rows, times, pc.greater(times, self._limits(rows)), self._ahead)
 
-    def _without(self, rows: pa.RecordBatch, times: pa.Array, which: pa.Array, reason: str) -> tuple[pa.RecordBatch, pa.Array]:
+    def _without(
+        self, rows: pa.RecordBatch, times: pa.Array, which: pa.Array, reason: str
+    ) -> tuple[pa.RecordBatch, pa.Array]:
         bad = which.fill_null(False)
         if pc.any(bad).as_py():
             self._diverter.divert(rows.filter(bad), reason)
@@ -347,18 +486,26 @@ class EventTimes:
     def finish(self) -> None:
         self._diverter.finish(f"times-{self.number}")
         if self._found:
-            write_part(self.directory, self.spec.name, self.number, newest(pa.concat_tables(self._found)))
+            write_part(
+                self.directory, self.spec.name, self.number, newest(pa.concat_tables(self._found))
+            )
 
 
 def _tick_times(rows: pa.RecordBatch, piece: Ticks) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    times: np.ndarray[tuple[int], np.dtype[np.int64]] = np.array(piece.times_us, np.int64)[np.searchsorted(piece.ticks, rows.column(TICK).to_numpy())]
+    times: np.ndarray[tuple[int], np.dtype[np.int64]] = np.array(piece.times_us, np.int64)[
+        np.searchsorted(piece.ticks, rows.column(TICK).to_numpy())
+    ]
     return times
 
 
 def with_tick_times(rows: pa.RecordBatch, piece: TopicRange, name: str) -> pa.RecordBatch:
     """Rows with the time of their tick in a column behind the user's own."""
     at = len(piece.stored_columns)
-    return rows.add_column(at, pa.field(name, pa.timestamp("us", "UTC")), pa.array(_tick_times(rows, piece)).cast(pa.timestamp("us", "UTC")))
+    return rows.add_column(
+        at,
+        pa.field(name, pa.timestamp("us", "UTC")),
+        pa.array(_tick_times(rows, piece)).cast(pa.timestamp("us", "UTC")),
+    )
 
 
 def _zoned(rows: pa.RecordBatch, spec: ClockSpec) -> bool:
@@ -368,13 +515,24 @@ def _zoned(rows: pa.RecordBatch, spec: ClockSpec) -> bool:
 def _hex(column: pa.Array) -> pa.Array:
     """Bytes as text: producers are few, so each is spelled once."""
     encoded = column.dictionary_encode()
-    return pa.array([value.hex() for value in encoded.dictionary.to_pylist()], pa.string()).take(encoded.indices)
+    return pa.array([value.hex() for value in encoded.dictionary.to_pylist()], pa.string()).take(
+        encoded.indices
+    )
 
 
-def corrected(spec: ClockSpec, rows: pa.Table, given: pa.Table, ticks: Ticks, shard: int, directory: Path) -> pa.Table:
-    """Rows whose times a shard has found, `given` as they came to it: usable ones, in the places that they have in their topic; the rest is done as where rows are read."""
+def corrected(
+    spec: ClockSpec, rows: pa.Table, given: pa.Table, ticks: Ticks, shard: int, directory: Path
+) -> pa.Table:
+    """Rows whose times a shard has found, `given` as they came to it: usable ones, in the places
+    that they have in their topic; the rest is done as where rows are read.
+    """
     names = [field.name for field in ORDER_FIELDS]
-    placed = pa.table({**{name: rows[name] for name in rows.column_names if name not in names}, **{name: given[name] for name in names}})
+    placed = pa.table(
+        {
+            **{name: rows[name] for name in rows.column_names if name not in names},
+            **{name: given[name] for name in names},
+        }
+    )
     times = EventTimes(spec, ticks, shard, directory)
     usable = [times.taken(batch) for batch in placed.to_batches()]
     times.finish()

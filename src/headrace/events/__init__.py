@@ -1,4 +1,6 @@
-"""Event sourcing on the log: events are the truth, everything else is derived from them. See docs/concepts/event-sourcing.md."""
+"""Event sourcing on the log: events are the truth, everything else is derived from them. See
+docs/concepts/event-sourcing.md.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Deciders: business rules as two plain functions, `decide(command, state) -> events` and `evolve(state, event) -> state`, and what runs them on a store.
+"""Deciders: business rules as two plain functions, `decide(command, state) -> events` and
+`evolve(state, event) -> state`, and what runs them on a store.
 
-A state is never stored as truth: it is folded from events. It is kept in memory, and in snapshots every so many events, only to fold less.
+A state is never stored as truth: it is folded from events. It is kept in memory, and in snapshots
+every so many events, only to fold less.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from headrace.errors import BadEvent, CommandRefused, DeciderFailed, EventIdConflict, InputError, VersionConflict
+from headrace.errors import (
+    BadEvent,
+    CommandRefused,
+    DeciderFailed,
+    EventIdConflict,
+    InputError,
+    VersionConflict,
+)
 from headrace.events.codec import Codec, Upcaster, from_json, to_json
 from headrace.events.event import Event, Recorded, check_entity, recorded
 from headrace.events.store import EventStore
@@ -35,9 +44,11 @@ _LONGEST_WAIT_S = 0.05
 
 @dataclass(frozen=True)
 class Decider(Generic[S]):
-    """The rules. `initial` is the state of an entity without events; states must not be changed in place.
+    """The rules. `initial` is the state of an entity without events; states must not be changed in
+    place.
 
-    Raise `CommandRefused` (or a subclass of yours) in `decide` to refuse a command. Increase `state_version` when `evolve` or the state's form changes: snapshots of others are not used.
+    Raise `CommandRefused` (or a subclass of yours) in `decide` to refuse a command. Increase
+    `state_version` when `evolve` or the state's form changes: snapshots of others are not used.
     """
 
     name: str
@@ -53,7 +64,10 @@ class Decider(Generic[S]):
         if not self.name or len(self.name.encode()) > 90:
             raise InputError(f"{self.name!r} cannot name a decider.", fix="use 1 to 90 bytes.")
         if self.snapshot_every is not None and self.snapshot_every < 1:
-            raise InputError(f"snapshot_every is {self.snapshot_every}.", fix="give 1 or more, or None for no snapshots.")
+            raise InputError(
+                f"snapshot_every is {self.snapshot_every}.",
+                fix="give 1 or more, or None for no snapshots.",
+            )
 
 
 @dataclass(frozen=True)
@@ -70,16 +84,22 @@ class Handled(Generic[S]):
 class Handler(Generic[S]):
     """Runs one decider on a store. Safe for threads; any number of processes may have one."""
 
-    def __init__(self, store: EventStore, decider: Decider[S], *, vault: Vault | None = None) -> None:
+    def __init__(
+        self, store: EventStore, decider: Decider[S], *, vault: Vault | None = None
+    ) -> None:
         self.store, self.decider, self.vault = store, decider, vault
         self.codec = Codec(decider.events, upcasters=decider.upcasters, vault=vault)
         self._states: OrderedDict[str, tuple[int, S]] = OrderedDict()
         self._generation = store.by_entity.generation
         self._guard = threading.Lock()
-        self._turns = [threading.Lock() for _ in range(_LOCKS)]  # threads that want one entity wait here, and not for each other's conflicts
+        self._turns = [
+            threading.Lock() for _ in range(_LOCKS)
+        ]  # threads that want one entity wait here, and not for each other's conflicts
 
     def handle(self, entity: str, command: Any, *, id: str | None = None) -> Handled[S]:
-        """Load, decide, append; again if another was quicker. With an `id`, a command that comes again is answered as before and changes nothing."""
+        """Load, decide, append; again if another was quicker. With an `id`, a command that comes
+        again is answered as before and changes nothing.
+        """
         check_entity(entity)
         with self._turns[hash(entity) % _LOCKS]:
             for attempt in range(_MOST_ATTEMPTS):
@@ -88,7 +108,9 @@ class Handler(Generic[S]):
                 except VersionConflict:
                     if attempt + 1 == _MOST_ATTEMPTS:
                         raise
-                    time.sleep(random.uniform(0, min(_LONGEST_WAIT_S, 0.001 * 2 ** min(attempt, 10))))  # noqa: S311 - not for secrets
+                    time.sleep(
+                        random.uniform(0, min(_LONGEST_WAIT_S, 0.001 * 2 ** min(attempt, 10)))  # noqa: S311
+                    )
         raise AssertionError
 
     def _once(self, entity: str, command: Any, id: str | None) -> Handled[S]:
@@ -97,7 +119,10 @@ class Handler(Generic[S]):
             return known
         version, state = self._load(entity)
         things = self._decide(entity, command, state)
-        events = [self.codec.to_event(thing, id=None if id is None else f"{id}/{at}") for at, thing in enumerate(things)]
+        events = [
+            self.codec.to_event(thing, id=None if id is None else f"{id}/{at}")
+            for at, thing in enumerate(things)
+        ]
         if not events:
             return Handled(state, version, (), self.store.position())
         after = self._fold(entity, state, list(map(self.codec.sealed, things, events)))
@@ -122,25 +147,48 @@ class Handler(Generic[S]):
         if place is None:
             return None
         if place[0] != entity:
-            raise EventIdConflict(f"The command id {id!r} was used for {place[0]!r}.", fix="give each command an id of its own; nothing was stored.")
-        ours = [event for event in self.store.load(entity, after=place[1] - 1) if (event.id or "").rpartition("/")[0] == id]
+            raise EventIdConflict(
+                f"The command id {id!r} was used for {place[0]!r}.",
+                fix="give each command an id of its own; nothing was stored.",
+            )
+        ours = [
+            event
+            for event in self.store.load(entity, after=place[1] - 1)
+            if (event.id or "").rpartition("/")[0] == id
+        ]
         version, state = self._load(entity)
-        return Handled(state, version, tuple(map(self.codec.from_recorded, ours)), self.store.position(ours[-1].offset + 1), duplicate=True)
+        return Handled(
+            state,
+            version,
+            tuple(map(self.codec.from_recorded, ours)),
+            self.store.position(ours[-1].offset + 1),
+            duplicate=True,
+        )
 
     def _decide(self, entity: str, command: Any, state: S) -> list[Any]:
         try:
             decided = self.decider.decide(command, state)
-            things = list(decided) if isinstance(decided, Iterable) else [] if decided is None else [decided]
+            things = (
+                list(decided)
+                if isinstance(decided, Iterable)
+                else []
+                if decided is None
+                else [decided]
+            )
         except CommandRefused:
             raise
         except Exception as error:
             raise DeciderFailed(
-                f"The decider {self.decider.name!r} failed at {type(command).__name__} for {entity!r}: {error!r}; no event was stored.",
+                f"The decider {self.decider.name!r} failed at {type(command).__name__} for"
+                f" {entity!r}: {error!r}; no event was stored.",
                 fix="correct its decide function; raise CommandRefused to refuse a command.",
             ) from error
         for thing in things:
             if isinstance(thing, Event):
-                raise BadEvent(f"The decider {self.decider.name!r} gave a plain Event.", fix="give instances of its event classes.")
+                raise BadEvent(
+                    f"The decider {self.decider.name!r} gave a plain Event.",
+                    fix="give instances of its event classes.",
+                )
         return things
 
     def _fold(self, entity: str, state: S, things: Iterable[Any]) -> S:
@@ -148,24 +196,37 @@ class Handler(Generic[S]):
             for thing in things:
                 state = self.decider.evolve(state, thing)
         except Exception as error:
-            raise DeciderFailed(f"evolve of the decider {self.decider.name!r} failed for {entity!r}: {error!r}.", fix="correct it: it must take every event that was stored.") from error
+            raise DeciderFailed(
+                f"evolve of the decider {self.decider.name!r} failed for {entity!r}: {error!r}.",
+                fix="correct it: it must take every event that was stored.",
+            ) from error
         return state
 
     # States
 
-    def state(self, entity: str, *, version: int | None = None, at: datetime | str | float | None = None) -> S:
+    def state(
+        self, entity: str, *, version: int | None = None, at: datetime | str | float | None = None
+    ) -> S:
         """The state now, or as of a version or a time."""
         return self.versioned_state(entity, version=version, at=at)[1]
 
-    def versioned_state(self, entity: str, *, version: int | None = None, at: datetime | str | float | None = None) -> tuple[int, S]:
+    def versioned_state(
+        self, entity: str, *, version: int | None = None, at: datetime | str | float | None = None
+    ) -> tuple[int, S]:
         check_entity(entity)
         if version is not None and (at is not None or version < 0):
-            raise InputError("A state is asked for as of a version from 0 on, or as of a time.", fix="give one of them.")
+            raise InputError(
+                "A state is asked for as of a version from 0 on, or as of a time.",
+                fix="give one of them.",
+            )
         if version is None and at is None:
             return self._load(entity)
         wanted = self.store.version_at(entity, at) if at is not None else version
         if version is not None and version > (newest := self.store.version(entity)):
-            raise InputError(f"The entity {entity!r} is at version {newest}, and was asked for as of {version}.", fix=f"give 0 to {newest}.")
+            raise InputError(
+                f"The entity {entity!r} is at version {newest}, and was asked for as of {version}.",
+                fix=f"give 0 to {newest}.",
+            )
         return self._folded(entity, wanted)
 
     def history(self, entity: str) -> list[tuple[Recorded, Any]]:
@@ -184,19 +245,31 @@ class Handler(Generic[S]):
         self._keep(entity, version, state, since=known[0] if known else version)
         return version, state
 
-    def _folded(self, entity: str, upto: int | None, known: tuple[int, S] | None = None) -> tuple[int, S]:
+    def _folded(
+        self, entity: str, upto: int | None, known: tuple[int, S] | None = None
+    ) -> tuple[int, S]:
         indexed = self.store.by_entity
         end = indexed.refresh()
         with indexed.look(end=end) as look:
-            version, state = known or self._snapshot(look.snapshot(entity, self.decider.name), upto) or (0, self.decider.initial)
+            version, state = (
+                known
+                or self._snapshot(look.snapshot(entity, self.decider.name), upto)
+                or (0, self.decider.initial)
+            )
             found = recorded(entity, look.texts(entity, version, upto))
-            newest = max(version, look.head(entity)) if upto is None else version  # the newest events may have been excised
+            newest = (
+                max(version, look.head(entity)) if upto is None else version
+            )  # the newest events may have been excised
         state = self._fold(entity, state, [self.codec.from_recorded(event) for event in found])
         return (max(found[-1].version, newest) if found else newest), state
 
     def _snapshot(self, content: bytes | None, upto: int | None) -> tuple[int, S] | None:
         stored = None if content is None else json.loads(content)
-        if stored is None or stored["state_version"] != self.decider.state_version or (upto is not None and stored["version"] > upto):
+        if (
+            stored is None
+            or stored["state_version"] != self.decider.state_version
+            or (upto is not None and stored["version"] > upto)
+        ):
             return None
         return stored["version"], from_json(type(self.decider.initial), stored["state"])
 
@@ -211,8 +284,14 @@ class Handler(Generic[S]):
                 self._states.popitem(last=False)
         every = self.decider.snapshot_every
         if every is not None and version // every > since // every:
-            content = {"state_version": self.decider.state_version, "version": version, "state": to_json(state)}
-            self.store.by_entity.put_snapshot(entity, self.decider.name, json.dumps(content, separators=(",", ":")).encode())
+            content = {
+                "state_version": self.decider.state_version,
+                "version": version,
+                "state": to_json(state),
+            }
+            self.store.by_entity.put_snapshot(
+                entity, self.decider.name, json.dumps(content, separators=(",", ":")).encode()
+            )
 
     def _forget_if_excised(self) -> None:
         if self.store.by_entity.generation != self._generation:
@@ -221,7 +300,8 @@ class Handler(Generic[S]):
                 self._generation = self.store.by_entity.generation
 
 
-# Hashes of ranges of entities, to compare two stores that should hold the same: a replica, a restored backup, a state folded by another process.
+# Hashes of ranges of entities, to compare two stores that should hold the same: a replica, a
+# restored backup, a state folded by another process.
 
 
 MOST_RANGES = 4096
@@ -237,8 +317,12 @@ class RangeDigest:
     digest: str
 
 
-def digest(store: EventStore, *, ranges: int = 16, handler: Handler[Any] | None = None) -> list[RangeDigest]:
-    """A hash for each range of entities, of what happened to them (and, with a handler, of the states folded from it). Offsets and times do not count: a copy has its own."""
+def digest(
+    store: EventStore, *, ranges: int = 16, handler: Handler[Any] | None = None
+) -> list[RangeDigest]:
+    """A hash for each range of entities, of what happened to them (and, with a handler, of the
+    states folded from it). Offsets and times do not count: a copy has its own.
+    """
     if not 1 <= ranges <= MOST_RANGES:
         raise InputError(f"{ranges} ranges were asked for.", fix=f"give 1 to {MOST_RANGES}.")
     hashes = [sha256() for _ in range(ranges)]
@@ -246,12 +330,25 @@ def digest(store: EventStore, *, ranges: int = 16, handler: Handler[Any] | None 
     for entity, _ in store.entities():
         number = range_of(entity, ranges)
         found = store.load(entity)
-        hashes[number].update(_line([entity, [[event.version, event.type, event.type_version, event.data, event.state] for event in found]]))
+        hashes[number].update(
+            _line(
+                [
+                    entity,
+                    [
+                        [event.version, event.type, event.type_version, event.data, event.state]
+                        for event in found
+                    ],
+                ]
+            )
+        )
         if handler is not None:
             hashes[number].update(state_bytes(handler, entity))
         entities[number] += 1
         events[number] += len(found)
-    return [RangeDigest(number, entities[number], events[number], hashes[number].hexdigest()) for number in range(ranges)]
+    return [
+        RangeDigest(number, entities[number], events[number], hashes[number].hexdigest())
+        for number in range(ranges)
+    ]
 
 
 def range_of(entity: str, ranges: int) -> int:
@@ -260,7 +357,11 @@ def range_of(entity: str, ranges: int) -> int:
 
 def state_bytes(handler: Handler[Any], entity: str) -> bytes:
     """The state of an entity as bytes: the same in every process that folds the same events."""
-    return _line([handler.decider.name, handler.decider.state_version, to_json(handler.state(entity))])
+    return _line(
+        [handler.decider.name, handler.decider.state_version, to_json(handler.state(entity))]
+    )
 
 
-_line: Callable[[Any], bytes] = lambda value: json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n"  # noqa: E731
+_line: Callable[[Any], bytes] = lambda value: (  # noqa: E731
+    json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+)

@@ -1,4 +1,6 @@
-"""What an event store speaks in: events before and after they are stored, what an append expects, and what it answers."""
+"""What an event store speaks in: events before and after they are stored, what an append expects,
+and what it answers.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ _written = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened, to be appended. `data` is JSON: a dict with strings as keys. `type_version` is the version of its form.
+    """Something that happened, to be appended. `data` is JSON: a dict with strings as keys.
+    `type_version` is the version of its form.
 
-    An `id` makes a repeated append harmless. The `subject` is the person whom it is about: what `excise` removes, and whose key its personal fields have.
+    An `id` makes a repeated append harmless. The `subject` is the person whom it is about: what
+    `excise` removes, and whose key its personal fields have.
     """
 
     type: str
@@ -40,7 +44,9 @@ class Event:
 
 
 class Recorded(NamedTuple):
-    """An event as it is stored: of an entity, under a version from 1 on, at an offset that is its place in the global order."""
+    """An event as it is stored: of an entity, under a version from 1 on, at an offset that is its
+    place in the global order.
+    """
 
     entity: str
     offset: int
@@ -69,7 +75,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Appended:
-    """Where events went. `str(position)` can be given to a served view as `at_least`, which then shows them."""
+    """Where events went. `str(position)` can be given to a served view as `at_least`, which then
+    shows them.
+    """
 
     position: Position
     versions: Mapping[str, int]
@@ -89,28 +97,55 @@ class Draft(NamedTuple):
 
 
 def check_entity(entity: Any) -> str:
-    if not isinstance(entity, str) or not entity or not entity.isprintable() or len(entity.encode("utf-8", "replace")) > MOST_NAME_BYTES:
-        raise BadEvent(f"{entity!r} cannot name an entity.", fix=f"use a text of 1 to {MOST_NAME_BYTES} bytes, such as 'account-17', without control characters.")
+    if (
+        not isinstance(entity, str)
+        or not entity
+        or not entity.isprintable()
+        or len(entity.encode("utf-8", "replace")) > MOST_NAME_BYTES
+    ):
+        raise BadEvent(
+            f"{entity!r} cannot name an entity.",
+            fix=(
+                f"use a text of 1 to {MOST_NAME_BYTES} bytes, such as 'account-17', without control"
+                " characters."
+            ),
+        )
     return entity
 
 
 def check_expected(expected: Any, entity: str) -> int:
     if not isinstance(expected, int) or isinstance(expected, bool) or expected < ANY:
-        raise BadEvent(f"The expected version of {entity!r} is {expected!r}.", fix="give the version that you loaded, events.NEW or events.ANY.")
+        raise BadEvent(
+            f"The expected version of {entity!r} is {expected!r}.",
+            fix="give the version that you loaded, events.NEW or events.ANY.",
+        )
     return expected
 
 
 def draft(event: Any, entity: str) -> Draft:
     """Make an event ready, or say what is wrong with it."""
     if not isinstance(event, Event):
-        raise BadEvent(f"A {type(event).__name__} was given as an event of {entity!r}.", fix="give events.Event('Opened', {...}), or let a decider's codec make it.")
+        raise BadEvent(
+            f"A {type(event).__name__} was given as an event of {entity!r}.",
+            fix="give events.Event('Opened', {...}), or let a decider's codec make it.",
+        )
     for what, value in (("type", event.type), ("id", event.id), ("subject", event.subject)):
         optional = what != "type" and value is None
-        if not optional and (not isinstance(value, str) or not value or not value.isprintable() or len(value.encode("utf-8", "replace")) > MOST_NAME_BYTES):
-            raise BadEvent(f"The {what} of an event of {entity!r} is {value!r}.", fix=f"use a text of 1 to {MOST_NAME_BYTES} bytes without control characters.")
+        if not optional and (
+            not isinstance(value, str)
+            or not value
+            or not value.isprintable()
+            or len(value.encode("utf-8", "replace")) > MOST_NAME_BYTES
+        ):
+            raise BadEvent(
+                f"The {what} of an event of {entity!r} is {value!r}.",
+                fix=f"use a text of 1 to {MOST_NAME_BYTES} bytes without control characters.",
+            )
     number: object = event.type_version
     if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number < 1 << 31:
-        raise BadEvent(f"The type_version of {event.type!r} is {event.type_version!r}.", fix="count from 1.")
+        raise BadEvent(
+            f"The type_version of {event.type!r} is {event.type_version!r}.", fix="count from 1."
+        )
     return Draft(event.type, event.type_version, event.id, event.subject, _text(event, entity))
 
 
@@ -120,24 +155,36 @@ def _text(event: Event, entity: str) -> str:
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise BadEvent(
-            f"The event {event.type!r} of {entity!r} cannot be written as JSON: {error}.", fix="use texts, numbers, booleans, None, lists and dicts; or a dataclass with a codec."
+            f"The event {event.type!r} of {entity!r} cannot be written as JSON: {error}.",
+            fix="use texts, numbers, booleans, None, lists and dicts; or a dataclass with a codec.",
         ) from error
     if not text.startswith("{"):
-        raise BadEvent(f"The data of the event {event.type!r} of {entity!r} is a {type(event.data).__name__}.", fix="give a dict.")
+        raise BadEvent(
+            f"The data of the event {event.type!r} of {entity!r} is a {type(event.data).__name__}.",
+            fix="give a dict.",
+        )
     return text
 
 
 # Events as rows of their topic, and as the small texts that the index keeps. One row is one event.
 #
-# The topic has one partition, so that a row's offset is its place in the global order. Anybody may read it, pipelines too; only the store writes it.
+# The topic has one partition, so that a row's offset is its place in the global order. Anybody may
+# read it, pipelines too; only the store writes it.
 
 
-SCHEMA = "entity STRING, version BIGINT, type STRING, type_version INT, id STRING, subject STRING, data STRING, state BINARY"
+SCHEMA = (
+    "entity STRING, version BIGINT, type STRING, type_version INT, id STRING, subject STRING, data"
+    " STRING, state BINARY"
+)
 ARROW: pa.Schema = parse_schema(SCHEMA)
 COLUMNS: list[str] = ARROW.names
 _TYPES = [field.type for field in ARROW]
 _ONE_NULL = [pa.nulls(1, kind) for kind in _TYPES]
-_INT32, _INT64, _OFFSETS = struct.Struct("<i").pack, struct.Struct("<q").pack, struct.Struct("<ii").pack
+_INT32, _INT64, _OFFSETS = (
+    struct.Struct("<i").pack,
+    struct.Struct("<q").pack,
+    struct.Struct("<ii").pack,
+)
 
 
 class Entry(NamedTuple):
@@ -155,43 +202,107 @@ def batch(rows: Sequence[tuple[str, int, Draft]]) -> pa.RecordBatch:
     if len(rows) == 1:
         return _one(*rows[0])
     events = [event for _, _, event in rows]
-    columns: list[list[Any]] = [[entity for entity, _, _ in rows], [version for _, version, _ in rows]]
+    columns: list[list[Any]] = [
+        [entity for entity, _, _ in rows],
+        [version for _, version, _ in rows],
+    ]
     columns += [[event.type for event in events], [event.type_version for event in events]]
-    columns += [[event.id for event in events], [event.subject for event in events], [event.data for event in events], [event.state for event in events]]
-    return pa.RecordBatch.from_arrays([_array(values, kind) for values, kind in zip(columns, _TYPES, strict=True)], schema=ARROW)
+    columns += [
+        [event.id for event in events],
+        [event.subject for event in events],
+        [event.data for event in events],
+        [event.state for event in events],
+    ]
+    return pa.RecordBatch.from_arrays(
+        [_array(values, kind) for values, kind in zip(columns, _TYPES, strict=True)], schema=ARROW
+    )
 
 
 def _one(entity: str, version: int, event: Draft) -> pa.RecordBatch:
     """The quick way for one event, as most commands have: its buffers are written by hand."""
-    values = (entity, version, event.type, event.type_version, event.id, event.subject, event.data, event.state)
-    return pa.RecordBatch.from_arrays([_ONE_NULL[at] if value is None else _one_array(value, _TYPES[at]) for at, value in enumerate(values)], schema=ARROW)
+    values = (
+        entity,
+        version,
+        event.type,
+        event.type_version,
+        event.id,
+        event.subject,
+        event.data,
+        event.state,
+    )
+    return pa.RecordBatch.from_arrays(
+        [
+            _ONE_NULL[at] if value is None else _one_array(value, _TYPES[at])
+            for at, value in enumerate(values)
+        ],
+        schema=ARROW,
+    )
 
 
 def _one_array(value: str | bytes | int, kind: pa.DataType) -> pa.Array:
     if isinstance(value, int):
-        return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer((_INT32 if kind == pa.int32() else _INT64)(value))])
+        return pa.Array.from_buffers(
+            kind, 1, [None, pa.py_buffer((_INT32 if kind == pa.int32() else _INT64)(value))]
+        )
     content = value.encode() if isinstance(value, str) else value
-    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(_OFFSETS(0, len(content))), pa.py_buffer(content)])
+    return pa.Array.from_buffers(
+        kind, 1, [None, pa.py_buffer(_OFFSETS(0, len(content))), pa.py_buffer(content)]
+    )
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    return pa.array(values, kind) if any(value is not None for value in values) else pa.nulls(len(values), kind)
+    return (
+        pa.array(values, kind)
+        if any(value is not None for value in values)
+        else pa.nulls(len(values), kind)
+    )
 
 
 def entry(entity: str, version: int, event: Draft, offset: int, time_us: int) -> Entry:
-    text = _row_text(offset, time_us, version, event.type, event.type_version, event.id, event.subject, event.data, event.state)
+    text = _row_text(
+        offset,
+        time_us,
+        version,
+        event.type,
+        event.type_version,
+        event.id,
+        event.subject,
+        event.data,
+        event.state,
+    )
     return Entry(entity, version, offset, event.id, text)
 
 
-def entries(stored: pa.RecordBatch, offsets: Iterable[int], times_us: Iterable[int]) -> Iterator[Entry]:
+def entries(
+    stored: pa.RecordBatch, offsets: Iterable[int], times_us: Iterable[int]
+) -> Iterator[Entry]:
     """The same from rows that were read."""
-    columns = (stored.column(name).to_pylist() if name in stored.schema.names else [None] * stored.num_rows for name in COLUMNS)
-    for offset, time_us, entity, version, kind, kind_version, event_id, subject, data, state in zip(offsets, times_us, *columns, strict=True):
-        yield Entry(entity, version, offset, event_id, _row_text(offset, time_us, version, kind, kind_version, event_id, subject, data, state))
+    columns = (
+        stored.column(name).to_pylist() if name in stored.schema.names else [None] * stored.num_rows
+        for name in COLUMNS
+    )
+    for offset, time_us, entity, version, kind, kind_version, event_id, subject, data, state in zip(
+        offsets, times_us, *columns, strict=True
+    ):
+        yield Entry(
+            entity,
+            version,
+            offset,
+            event_id,
+            _row_text(offset, time_us, version, kind, kind_version, event_id, subject, data, state),
+        )
 
 
 def _row_text(
-    offset: int, time_us: int, version: int, kind: str, kind_version: int, id: str | None, subject: str | None, data: str | None, state: bytes | None
+    offset: int,
+    time_us: int,
+    version: int,
+    kind: str,
+    kind_version: int,
+    id: str | None,
+    subject: str | None,
+    data: str | None,
+    state: bytes | None,
 ) -> str:
     rest = "" if state is None else "," + json.dumps(state.decode("latin-1"))
     return f"[{offset},{time_us},{version},{json.dumps(kind)},{kind_version},{_quoted(id)},{_quoted(subject)},{data or '{}'}{rest}]"
@@ -202,13 +313,18 @@ def _quoted(text: str | None) -> str:
 
 
 def recorded(entity: str, texts: Sequence[str]) -> list[Recorded]:
-    """All at once: one call of the parser for a thousand events takes a fifth of the time of a thousand calls."""
+    """All at once: one call of the parser for a thousand events takes a fifth of the time of a
+    thousand calls.
+    """
     return [Recorded(entity, *fields) for fields in json.loads(f"[{','.join(texts)}]")]
 
 
 def recorded_rows(rows: pa.RecordBatch) -> list[Recorded]:
     """Events of many entities, from rows with `_offset` and `_timestamp`."""
-    offsets, times = rows.column("_offset").to_pylist(), rows.column("_timestamp").cast(pa.int64()).to_pylist()
+    offsets, times = (
+        rows.column("_offset").to_pylist(),
+        rows.column("_timestamp").cast(pa.int64()).to_pylist(),
+    )
     found = list(entries(rows, offsets, times))
     parsed = json.loads(f"[{','.join(each.text for each in found)}]")
     return [Recorded(each.entity, *fields) for each, fields in zip(found, parsed, strict=True)]

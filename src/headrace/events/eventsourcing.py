@@ -1,7 +1,11 @@
-"""A persistence module for the `eventsourcing` library: set PERSISTENCE_MODULE=headrace.events.eventsourcing, and its applications keep their events in an embedded log.
+"""A persistence module for the `eventsourcing` library: set
+PERSISTENCE_MODULE=headrace.events.eventsourcing, and its applications keep their events in an
+embedded log.
 
-HEADRACE_LOG says which log (`file:PATH`). Each application has a topic of its own, whose offsets, counted from 1, are its notification ids; snapshots have another. How far a process
-application has come is a note of the log, stored in the same commit as its events. Versions of an aggregate must ascend.
+HEADRACE_LOG says which log (`file:PATH`). Each application has a topic of its own, whose offsets,
+counted from 1, are its notification ids; snapshots have another. How far a process application has
+come is a note of the log, stored in the same commit as its events. Versions of an aggregate must
+ascend.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ except ImportError as missing:
     raise MissingExtra("eventsourcing", "events") from missing
 
 IdType = Literal["uuid", "text"]
-R = TypeVar("R", "HeadraceApplicationRecorder", "HeadraceTrackingRecorder", "HeadraceProcessRecorder")
+R = TypeVar(
+    "R", "HeadraceApplicationRecorder", "HeadraceTrackingRecorder", "HeadraceProcessRecorder"
+)
 _POLL_S = 0.05
 _AT_ONCE = 1000
 
@@ -57,19 +63,28 @@ class HeadraceAggregateRecorder(AggregateRecorder):
     def __init__(self, store: EventStore, *, id_type: IdType = "uuid") -> None:
         self._store, self._id_type = store, id_type
 
-    def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int] | None:
+    def insert_events(
+        self, stored_events: Sequence[StoredEvent], **kwargs: Any
+    ) -> Sequence[int] | None:
         self._insert(stored_events, **kwargs)
         return None
 
-    def _insert(self, stored_events: Sequence[StoredEvent], *, tracking: Tracking | None = None, **_: Any) -> Sequence[int]:
+    def _insert(
+        self, stored_events: Sequence[StoredEvent], *, tracking: Tracking | None = None, **_: Any
+    ) -> Sequence[int]:
         if not stored_events and tracking is None:
             return []
-        rows = [(str(event.originator_id), event.originator_version, _draft(event)) for event in stored_events]
+        rows = [
+            (str(event.originator_id), event.originator_version, _draft(event))
+            for event in stored_events
+        ]
         self._store.by_entity.refresh()
         while True:
             frames = prepared(self._store.topic_state, rows) if rows else None
             try:
-                offsets = self._store.log.committer.submit(partial(self._decide, rows, frames, tracking), size=frames.size if frames else 0)
+                offsets = self._store.log.committer.submit(
+                    partial(self._decide, rows, frames, tracking), size=frames.size if frames else 0
+                )
             except StaleTopic:
                 self._store.look_again()
                 continue
@@ -78,7 +93,13 @@ class HeadraceAggregateRecorder(AggregateRecorder):
             self._store.by_entity.flush_if_due()
             return [offset + 1 for offset in offsets]
 
-    def _decide(self, rows: Sequence[tuple[str, int, Draft]], frames: PreparedRows | None, tracking: Tracking | None, draft: LogDraft) -> range:
+    def _decide(
+        self,
+        rows: Sequence[tuple[str, int, Draft]],
+        frames: PreparedRows | None,
+        tracking: Tracking | None,
+        draft: LogDraft,
+    ) -> range:
         """Under the log's lock: everything that can refuse it comes first."""
         by_entity, topic = self._store.by_entity, self._store.topic
         if frames is not None:
@@ -92,9 +113,18 @@ class HeadraceAggregateRecorder(AggregateRecorder):
             draft.append(frames)
             place = draft.offsets[topic][0]
             offsets = range(place.start, place.stop)
-            by_entity.add([entry(entity, version, event, offset, draft.time_us) for offset, (entity, version, event) in zip(offsets, rows, strict=True)])
+            by_entity.add(
+                [
+                    entry(entity, version, event, offset, draft.time_us)
+                    for offset, (entity, version, event) in zip(offsets, rows, strict=True)
+                ]
+            )
         if tracking is not None:
-            draft.do("note", tracking_note(topic, tracking.application_name), str(tracking.notification_id))
+            draft.do(
+                "note",
+                tracking_note(topic, tracking.application_name),
+                str(tracking.notification_id),
+            )
         return offsets
 
     def _check_versions(self, rows: Sequence[tuple[str, int, Draft]]) -> None:
@@ -105,18 +135,32 @@ class HeadraceAggregateRecorder(AggregateRecorder):
                     known = look.newest(entity)
                     newest[entity] = -1 if known is None else known
                 if version <= newest[entity]:
-                    raise _Refused(f"Version {version} of {entity!r} is not new: it is at version {newest[entity]}.")
+                    raise _Refused(
+                        f"Version {version} of {entity!r} is not new: it is at version"
+                        f" {newest[entity]}."
+                    )
                 newest[entity] = version
 
     def select_events(
-        self, originator_id: UUID | str, *, gt: int | None = None, lte: int | None = None, desc: bool = False, limit: int | None = None
+        self,
+        originator_id: UUID | str,
+        *,
+        gt: int | None = None,
+        lte: int | None = None,
+        desc: bool = False,
+        limit: int | None = None,
     ) -> Sequence[StoredEvent]:
         entity = str(originator_id)
         end = self._store.by_entity.refresh()
         with self._store.by_entity.look(end=end) as look:
-            texts = look.texts(entity, -1 if gt is None else gt, lte) if lte is None or lte >= 0 else []
+            texts = (
+                look.texts(entity, -1 if gt is None else gt, lte) if lte is None or lte >= 0 else []
+            )
         chosen = (texts[::-1] if desc else texts)[:limit]
-        return [StoredEvent(self._id(event), event.version, event.type, _state(event)) for event in recorded(entity, chosen)]
+        return [
+            StoredEvent(self._id(event), event.version, event.type, _state(event))
+            for event in recorded(entity, chosen)
+        ]
 
     def _id(self, event: Recorded) -> UUID | str:
         return UUID(event.entity) if self._id_type == "uuid" else event.entity
@@ -125,18 +169,36 @@ class HeadraceAggregateRecorder(AggregateRecorder):
 class HeadraceApplicationRecorder(HeadraceAggregateRecorder, ApplicationRecorder):
     """The same, with the topic's order as the application's sequence of notifications."""
 
-    def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int] | None:
+    def insert_events(
+        self, stored_events: Sequence[StoredEvent], **kwargs: Any
+    ) -> Sequence[int] | None:
         return self._insert(stored_events, **kwargs)
 
     def select_notifications(
-        self, start: int | None, limit: int, stop: int | None = None, topics: Sequence[str] = (), *, inclusive_of_start: bool = True
+        self,
+        start: int | None,
+        limit: int,
+        stop: int | None = None,
+        topics: Sequence[str] = (),
+        *,
+        inclusive_of_start: bool = True,
     ) -> Sequence[Notification]:
-        first = max(0, (0 if start is None else start) - 1 + (not inclusive_of_start and start is not None))
+        first = max(
+            0, (0 if start is None else start) - 1 + (not inclusive_of_start and start is not None)
+        )
         end = self._store.end() if stop is None else min(stop, self._store.end())
         found: list[Notification] = []
         for event in self._between(first, end, limit):
             if not topics or event.type in topics:
-                found.append(Notification(self._id(event), event.version, event.type, _state(event), id=event.offset + 1))
+                found.append(
+                    Notification(
+                        self._id(event),
+                        event.version,
+                        event.type,
+                        _state(event),
+                        id=event.offset + 1,
+                    )
+                )
                 if len(found) == limit:
                     break
         return found
@@ -150,7 +212,9 @@ class HeadraceApplicationRecorder(HeadraceAggregateRecorder, ApplicationRecorder
     def max_notification_id(self) -> int | None:
         return self._store.end() or None
 
-    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> Subscription[ApplicationRecorder]:
+    def subscribe(
+        self, gt: int | None = None, topics: Sequence[str] = ()
+    ) -> Subscription[ApplicationRecorder]:
         return HeadraceSubscription(recorder=self, gt=gt, topics=topics)
 
 
@@ -176,7 +240,11 @@ class HeadraceTrackingRecorder(TrackingRecorder):
     def insert_tracking(self, tracking: Tracking) -> None:
         def decide(draft: LogDraft) -> None:
             check_tracking(draft, self._store.topic, tracking)
-            draft.do("note", tracking_note(self._store.topic, tracking.application_name), str(tracking.notification_id))
+            draft.do(
+                "note",
+                tracking_note(self._store.topic, tracking.application_name),
+                str(tracking.notification_id),
+            )
 
         try:
             self._store.log.committer.submit(decide)
@@ -188,7 +256,9 @@ class HeadraceTrackingRecorder(TrackingRecorder):
         return None if note is None else int(note)
 
 
-class HeadraceProcessRecorder(HeadraceTrackingRecorder, HeadraceApplicationRecorder, ProcessRecorder):
+class HeadraceProcessRecorder(
+    HeadraceTrackingRecorder, HeadraceApplicationRecorder, ProcessRecorder
+):
     """Both, in one commit."""
 
 
@@ -202,7 +272,10 @@ class HeadraceFactory(InfrastructureFactory[HeadraceTrackingRecorder]):
         super().__init__(env)
         address = self.env.get(self.HEADRACE_LOG)
         if not address:
-            raise OSError(f"The log's address is not in the environment: set {' or '.join(self.env.create_keys(self.HEADRACE_LOG))} to file:PATH.")
+            raise OSError(
+                "The log's address is not in the environment: set"
+                f" {' or '.join(self.env.create_keys(self.HEADRACE_LOG))} to file:PATH."
+            )
         self._id_type = cast(IdType, self.env.get(self.ORIGINATOR_ID_TYPE, "uuid").lower())
         if self._id_type not in {"uuid", "text"}:
             raise OSError(f"{self.ORIGINATOR_ID_TYPE} is {self._id_type!r}; use 'uuid' or 'text'.")
@@ -221,8 +294,14 @@ class HeadraceFactory(InfrastructureFactory[HeadraceTrackingRecorder]):
     def application_recorder(self) -> ApplicationRecorder:
         return self._chosen(self.APPLICATION_RECORDER_TOPIC, HeadraceApplicationRecorder)
 
-    def tracking_recorder(self, tracking_recorder_class: type[HeadraceTrackingRecorder] | None = None) -> HeadraceTrackingRecorder:
-        return self._chosen(self.TRACKING_RECORDER_TOPIC, tracking_recorder_class or HeadraceTrackingRecorder, given=tracking_recorder_class is not None)
+    def tracking_recorder(
+        self, tracking_recorder_class: type[HeadraceTrackingRecorder] | None = None
+    ) -> HeadraceTrackingRecorder:
+        return self._chosen(
+            self.TRACKING_RECORDER_TOPIC,
+            tracking_recorder_class or HeadraceTrackingRecorder,
+            given=tracking_recorder_class is not None,
+        )
 
     def process_recorder(self) -> ProcessRecorder:
         return self._chosen(self.PROCESS_RECORDER_TOPIC, HeadraceProcessRecorder)
@@ -249,7 +328,10 @@ def check_tracking(draft: LogDraft, topic: str, tracking: Tracking) -> None:
     """Under the log's lock: a notification is processed once, and in order."""
     known = draft.state.notes.get(tracking_note(topic, tracking.application_name))
     if known is not None and int(known) >= tracking.notification_id:
-        raise _Refused(f"Notification {tracking.notification_id} of {tracking.application_name!r} was processed: it is at {known}.")
+        raise _Refused(
+            f"Notification {tracking.notification_id} of {tracking.application_name!r} was"
+            f" processed: it is at {known}."
+        )
 
 
 def _draft(event: StoredEvent) -> Draft:

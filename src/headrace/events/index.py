@@ -1,7 +1,10 @@
-"""A store's events by entity, as of now: the index on disk and the tail in memory, kept up with the log.
+"""A store's events by entity, as of now: the index on disk and the tail in memory, kept up with the
+log.
 
-One object a log and topic, for all threads. Readers are shown what is durable. A commit is decided, under the log's lock, against everything that was drafted, durable or not;
-what it drafts goes into the tail at once. If a commit fails, the log forgets the state it had in mind, which is how this notices, and forgets what was drafted with it.
+One object a log and topic, for all threads. Readers are shown what is durable. A commit is decided,
+under the log's lock, against everything that was drafted, durable or not; what it drafts goes into
+the tail at once. If a commit fails, the log forgets the state it had in mind, which is how this
+notices, and forgets what was drafted with it.
 """
 
 from __future__ import annotations
@@ -34,11 +37,13 @@ if TYPE_CHECKING:
     from headrace.log.file.state import State, TopicState
 
 
-
-# The vault: a key for each person, so that what is known of one can be made unreadable everywhere at once, by deleting a key.
+# The vault: a key for each person, so that what is known of one can be made unreadable everywhere
+# at once, by deleting a key.
 #
-# Personal fields are sealed with AES-GCM under the subject's key and stay sealed wherever they go: in events, states, snapshots, views, backups. Keys are kept beside the events, each wrapped
-# by a master key that comes from the environment or a file and is never stored. Deleting a key overwrites it (SQLite's secure_delete), and every process notices at its next look.
+# Personal fields are sealed with AES-GCM under the subject's key and stay sealed wherever they go:
+# in events, states, snapshots, views, backups. Keys are kept beside the events, each wrapped by a
+# master key that comes from the environment or a file and is never stored. Deleting a key
+# overwrites it (SQLite's secure_delete), and every process notices at its next look.
 
 EXCISED_VERSION = "version"
 
@@ -59,16 +64,20 @@ def kept_versions(log: FileLog, events: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for row in log.read(erasure_topic(events)).to_pylist():
         if row["what"] == EXCISED_VERSION:
-            found[row["subject_sha256"]] = max(found.get(row["subject_sha256"], 0), json.loads(row["details"])["version"])
+            found[row["subject_sha256"]] = max(
+                found.get(row["subject_sha256"], 0), json.loads(row["details"])["version"]
+            )
     return found
 
 
-
-# The index by entity: every event again, but those of an entity beside each other, so that loading one costs its own events only.
+# The index by entity: every event again, but those of an entity beside each other, so that loading
+# one costs its own events only.
 #
-# It is an LMDB store beside the log's topics, written some thousand events at a time, durably, and only with what is durable in the log: it says how far it reaches, and
-# `tail` has the rest. All of it can be made again from the topic: another version, a file that is damaged or cut short, or one that does not fit the topic is thrown away.
-# Snapshots are kept here too, since they are as dispensable. Processes share it; one process opens it once (`opened`), as LMDB demands.
+# It is an LMDB store beside the log's topics, written some thousand events at a time, durably, and
+# only with what is durable in the log: it says how far it reaches, and `tail` has the rest. All of
+# it can be made again from the topic: another version, a file that is damaged or cut short, or one
+# that does not fit the topic is thrown away. Snapshots are kept here too, since they are as
+# dispensable. Processes share it; one process opens it once (`opened`), as LMDB demands.
 
 
 VERSION = 1
@@ -92,11 +101,15 @@ class Index:
 
     def _open(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._env = lmdb.open(str(self.directory), map_size=_MAP_BYTES, max_dbs=_DATABASES, max_readers=1024)
+        self._env = lmdb.open(
+            str(self.directory), map_size=_MAP_BYTES, max_dbs=_DATABASES, max_readers=1024
+        )
         try:
             self._check_length()
             self._env.reader_check()
-            self._events, self._ids, self._snapshots, self._about = (self._env.open_db(name) for name in (b"events", b"ids", b"snapshots", b"about"))
+            self._events, self._ids, self._snapshots, self._about = (
+                self._env.open_db(name) for name in (b"events", b"ids", b"snapshots", b"about")
+            )
             self._check_version()
         except BaseException:
             self._env.close()
@@ -104,7 +117,9 @@ class Index:
 
     def _check_length(self) -> None:
         """Reading behind the end of a file that was cut short would end the process."""
-        if (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"] > (self.directory / "data.mdb").stat().st_size:
+        if (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"] > (
+            self.directory / "data.mdb"
+        ).stat().st_size:
             raise lmdb.CorruptedError(f"{self.directory} was cut short")
 
     def _check_version(self) -> None:
@@ -122,11 +137,20 @@ class Index:
         return int(txn.get(b"position", db=self._about) or 0)
 
     def reading(self) -> Reading:
-        """One moment of it, to be closed. Whoever asks has seen to it that the index stays open (`retain`)."""
+        """One moment of it, to be closed. Whoever asks has seen to it that the index stays open
+        (`retain`).
+        """
         return Reading(self, self._env.begin())
 
-    def put(self, entries: Iterable[Entry], position: int, snapshots: Iterable[tuple[str, str, bytes]] = ()) -> int:
-        """Add events up to a position, unless another process was quicker. Returns how far it reaches now."""
+    def put(
+        self,
+        entries: Iterable[Entry],
+        position: int,
+        snapshots: Iterable[tuple[str, str, bytes]] = (),
+    ) -> int:
+        """Add events up to a position, unless another process was quicker. Returns how far it
+        reaches now.
+        """
         with self._env.begin(write=True) as txn:
             before, last = self._position(txn), None
             for entry in entries:
@@ -134,11 +158,19 @@ class Index:
                     last = entry
                     txn.put(_key(entry.entity, entry.version), entry.text.encode(), db=self._events)
                     if entry.id is not None:
-                        txn.put(_id_key(entry.id), b"%d %d %s" % (entry.version, entry.offset, entry.entity.encode()), db=self._ids)
+                        txn.put(
+                            _id_key(entry.id),
+                            b"%d %d %s" % (entry.version, entry.offset, entry.entity.encode()),
+                            db=self._ids,
+                        )
             for entity, name, snapshot in snapshots:
                 txn.put(_key(entity, 0) + name.encode(), snapshot, db=self._snapshots)
             if last is not None:
-                txn.put(b"last", json.dumps([last.entity, last.version, last.offset]).encode(), db=self._about)
+                txn.put(
+                    b"last",
+                    json.dumps([last.entity, last.version, last.offset]).encode(),
+                    db=self._about,
+                )
             if position > before:
                 txn.put(b"position", b"%d" % position, db=self._about)
             return max(position, before)
@@ -175,7 +207,9 @@ class Reading:
     def texts(self, entity: str, after: int, upto: int | None) -> list[str]:
         """An entity's events behind one version, up to another."""
         cursor = self._txn.cursor(db=self._index._events)  # noqa: SLF001
-        stop = _key(entity, upto) if upto is not None else entity.encode() + b"\0" + b"\xff" * _NUMBER
+        stop = (
+            _key(entity, upto) if upto is not None else entity.encode() + b"\0" + b"\xff" * _NUMBER
+        )
         found: list[str] = []
         if cursor.set_range(_key(entity, after + 1)):
             for key, value in cursor.iternext():
@@ -193,7 +227,10 @@ class Reading:
         return entity.decode(), int(version), int(offset)
 
     def snapshot(self, entity: str, name: str) -> bytes | None:
-        found: bytes | None = self._txn.get(_key(entity, 0) + name.encode(), db=self._index._snapshots)  # noqa: SLF001
+        found: bytes | None = self._txn.get(
+            _key(entity, 0) + name.encode(),
+            db=self._index._snapshots,  # noqa: SLF001
+        )
         return found
 
     def entities(self, prefix: str = "") -> Iterator[tuple[str, int]]:
@@ -226,7 +263,9 @@ def opened(directory: Path) -> Index:
 
 
 def retain(index: Index) -> Index:
-    """Nobody closes it until it is released: what LMDB has mapped must not go away under a reader."""
+    """Nobody closes it until it is released: what LMDB has mapped must not go away under a
+    reader.
+    """
     key = os.getpid(), index.directory
     with _guard:
         known, users = _opened.get(key, (None, 0))
@@ -250,7 +289,9 @@ def released(index: Index) -> None:
 
 
 def thrown_away(index: Index) -> None:
-    """It does not fit its topic: whoever opens it next makes it anew. Others in this process who still have it go on with what they see."""
+    """It does not fit its topic: whoever opens it next makes it anew. Others in this process who
+    still have it go on with what they see.
+    """
     with _guard:
         _, users = _opened.pop((os.getpid(), index.directory))
         if users <= 1:
@@ -258,12 +299,14 @@ def thrown_away(index: Index) -> None:
         shutil.rmtree(index.directory, ignore_errors=True)
 
 
-# The newest events, in memory: those that the index does not have yet. Bounded by how often they are moved there (`indexed`).
-
+# The newest events, in memory: those that the index does not have yet. Bounded by how often they
+# are moved there (`indexed`).
 
 
 class Tail:
-    """Events from offset `start` up to `end`. Not safe for several threads: its owner has a lock."""
+    """Events from offset `start` up to `end`. Not safe for several threads: its owner has a
+    lock.
+    """
 
     def __init__(self, start: int) -> None:
         self.start = self.end = start
@@ -279,8 +322,15 @@ class Tail:
         self.end = entry.offset + 1
 
     def since(self, entity: str, version: int, offset: int) -> list[Entry]:
-        """An entity's events behind a version, from an offset on, newest first; versions and offsets grow together."""
-        return list(takewhile(lambda entry: entry.version > version and entry.offset >= offset, reversed(self._of.get(entity, ()))))
+        """An entity's events behind a version, from an offset on, newest first; versions and
+        offsets grow together.
+        """
+        return list(
+            takewhile(
+                lambda entry: entry.version > version and entry.offset >= offset,
+                reversed(self._of.get(entity, ())),
+            )
+        )
 
     def newest(self, entity: str) -> Entry | None:
         known = self._of.get(entity)
@@ -293,7 +343,9 @@ class Tail:
         return list(self._of)
 
     def kept(self, start: int, end: int) -> Tail:
-        """Another one, without what is before one offset or behind another. Whoever reads this one goes on as before."""
+        """Another one, without what is before one offset or behind another. Whoever reads this one
+        goes on as before.
+        """
         tail = Tail(start)
         for entry in self.entries:
             if start <= entry.offset < end:
@@ -301,9 +353,12 @@ class Tail:
         tail.end = max(start, min(self.end, end))
         return tail
 
+
 logger = logging.getLogger("headrace.events")
 FLUSH_ENTRIES = 4096
-"""So many events are moved to the index at a time: a sync for each would cost as much as the append."""
+"""So many events are moved to the index at a time: a sync for each would cost as much as the
+append.
+"""
 _READ_ENTRIES = 20_000
 _NEAR_S = 0.1
 _all: WeakKeyDictionary[FileLog, dict[str, Indexed]] = WeakKeyDictionary()
@@ -327,7 +382,11 @@ def indexed(log: FileLog, topic: str) -> Indexed:
 class Indexed:
     def __init__(self, log: FileLog, topic: str) -> None:
         if not log.store.writable:
-            raise ReadOnlyLog(f"The log in {log.store.root} cannot be written, and an event store keeps an index in it.", fix="check the directory's permissions.")
+            raise ReadOnlyLog(
+                f"The log in {log.store.root} cannot be written, and an event store keeps an index"
+                " in it.",
+                fix="check the directory's permissions.",
+            )
         self._log, self._topic = log, topic
         self.users = 0
         self._lock = threading.RLock()
@@ -356,7 +415,9 @@ class Indexed:
         return log.store.root / "events" / directory / f"index-{generation}"
 
     def _fits(self) -> bool:
-        """Whether the newest event of the index is where it says in the topic; not so if the log lost rows that were not synced, or was put back from a backup."""
+        """Whether the newest event of the index is where it says in the topic; not so if the log
+        lost rows that were not synced, or was put back from a backup.
+        """
         last = self._index.last()
         if last is None:
             return self._index.position() == 0
@@ -366,7 +427,10 @@ class Indexed:
             return False
         with suppress(CorruptionError, OffsetOutOfRange):
             reader = self._log.partition_reader(topic, 0)
-            return any((found.entity, found.version) == (entity, version) for found in _read(reader, offset, offset + 1))
+            return any(
+                (found.entity, found.version) == (entity, version)
+                for found in _read(reader, offset, offset + 1)
+            )
         return False
 
     # Keeping up
@@ -376,7 +440,10 @@ class Indexed:
         state = self._log.store.view()
         topic = state.topic(self._topic)
         if topic.directory != self._directory:
-            raise InputError(f"The topic {self._topic!r} was deleted and made again.", fix="open the event store again.")
+            raise InputError(
+                f"The topic {self._topic!r} was deleted and made again.",
+                fix="open the event store again.",
+            )
         end = topic.partitions[0].end
         generation = state.notes.get(generation_note(self._topic), "0")
         with self._lock:
@@ -388,7 +455,9 @@ class Indexed:
                 self._catch_up_to(topic, end)
             self._sure = max(self._sure, end)
             self._refreshed_s = time.monotonic()
-        if len(self._tail.entries) >= 2 * FLUSH_ENTRIES:  # one who only reads must not gather what others write
+        if (
+            len(self._tail.entries) >= 2 * FLUSH_ENTRIES
+        ):  # one who only reads must not gather what others write
             self.flush_if_due()
         return end
 
@@ -422,7 +491,9 @@ class Indexed:
         self._tail.end = stop
 
     def catch_up(self, draft: Draft) -> None:
-        """Under the log's lock: know everything that was drafted before. StaleTopic if events were excised since: that is learned outside the lock, by `refresh`."""
+        """Under the log's lock: know everything that was drafted before. StaleTopic if events were
+        excised since: that is learned outside the lock, by `refresh`.
+        """
         with self._lock:
             if draft.state.notes.get(generation_note(self._topic), "0") != self.generation:
                 raise StaleTopic(f"Events of {self._topic!r} were excised.")
@@ -444,7 +515,9 @@ class Indexed:
 
     def flush_if_due(self) -> None:
         """Move durable events to the index, when there are many."""
-        if len(self._tail.entries) + len(self._snapshots) >= FLUSH_ENTRIES and self._flushing.acquire(blocking=False):
+        if len(self._tail.entries) + len(
+            self._snapshots
+        ) >= FLUSH_ENTRIES and self._flushing.acquire(blocking=False):
             try:
                 self._flush()
             except (lmdb.Error, OSError) as error:  # events are in the log, and stay in memory
@@ -461,7 +534,9 @@ class Indexed:
         with self._lock:
             index, sure = retain(self._index), self._sure
             found = [entry for entry in self._tail.entries if entry.offset < sure]
-            snapshots = [(entity, name, content) for (entity, name), content in self._snapshots.items()]
+            snapshots = [
+                (entity, name, content) for (entity, name), content in self._snapshots.items()
+            ]
             self._snapshots = {}
         try:
             reached = index.put(found, sure, snapshots)
@@ -489,7 +564,9 @@ class Indexed:
             return index, index.reading(), self._tail
 
     def newest(self, entity: str, *, end: int | None = None) -> int | None:
-        """The newest version of an entity, if it has any; the tail, where it is, is newer than the index."""
+        """The newest version of an entity, if it has any; the tail, where it is, is newer than the
+        index.
+        """
         with self._lock:
             last = self._tail.newest(entity)
         if last is not None and (end is None or last.offset < end):
@@ -505,7 +582,9 @@ class Indexed:
         return version if kept is None else max(kept, version or 0)
 
     def is_near(self) -> bool:
-        """Whether this was kept up a moment ago, so that little is left to read under the log's lock."""
+        """Whether this was kept up a moment ago, so that little is left to read under the log's
+        lock.
+        """
         return time.monotonic() - self._refreshed_s < _NEAR_S
 
     def since(self, tail: Tail, entity: str, version: int, offset: int) -> list[Entry]:
@@ -549,7 +628,9 @@ class Look:
     def _newer(self, entity: str, after: int = -1) -> list[Entry]:
         """Of the tail, newest first: what the index does not have, and may be seen."""
         found = self._owner.since(self._tail, entity, after, self._reading.position)
-        return found if self._end is None else [entry for entry in found if entry.offset < self._end]
+        return (
+            found if self._end is None else [entry for entry in found if entry.offset < self._end]
+        )
 
     def newest(self, entity: str) -> int | None:
         """The newest version of an entity, if it has or had any."""
@@ -568,7 +649,11 @@ class Look:
         return self.newest(entity) or 0
 
     def texts(self, entity: str, after: int = 0, upto: int | None = None) -> list[str]:
-        newer = [entry.text for entry in reversed(self._newer(entity, after)) if upto is None or entry.version <= upto]
+        newer = [
+            entry.text
+            for entry in reversed(self._newer(entity, after))
+            if upto is None or entry.version <= upto
+        ]
         return self._reading.texts(entity, after, upto) + newer
 
     def place_of(self, id: str) -> tuple[str, int, int] | None:
@@ -597,5 +682,10 @@ def _read(reader: PartitionReader, start: int, stop: int) -> Iterator[Entry]:
             offsets = rows.column("_offset").to_pylist()
             times = rows.column("_timestamp").cast("int64").to_pylist()
         else:
-            offsets, times = list(range(piece.first, piece.first + rows.num_rows)), [piece.time_us] * rows.num_rows
-        yield from (entry for entry in entries(rows, offsets, times) if start <= entry.offset < stop)
+            offsets, times = (
+                list(range(piece.first, piece.first + rows.num_rows)),
+                [piece.time_us] * rows.num_rows,
+            )
+        yield from (
+            entry for entry in entries(rows, offsets, times) if start <= entry.offset < stop
+        )

@@ -1,4 +1,6 @@
-"""Projections: views of events are pipelines over their topic, like any other. See docs/concepts/event-sourcing.md for rebuilding one beside the old one."""
+"""Projections: views of events are pipelines over their topic, like any other. See
+docs/concepts/event-sourcing.md for rebuilding one beside the old one.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ if TYPE_CHECKING:
     from headrace.pipeline.stream import Stream
 
 
-
 def stream(pipeline: Pipeline, name: str) -> Stream:
-    """An event store's events as a stream of a pipeline, in their global order: entity, version, type, type_version, id, subject, and `data` as JSON text."""
+    """An event store's events as a stream of a pipeline, in their global order: entity, version,
+    type, type_version, id, subject, and `data` as JSON text.
+    """
     return pipeline.topic(name, schema=SCHEMA, key="entity", partitions=1)

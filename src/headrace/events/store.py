@@ -1,7 +1,10 @@
-"""The event store: entities' events on one topic of the embedded log. Who builds on it: deciders, projections, the `eventsourcing` library's module.
+"""The event store: entities' events on one topic of the embedded log. Who builds on it: deciders,
+projections, the `eventsourcing` library's module.
 
-An append is decided under the log's lock, against the version that the entity has then, and is one commit of the log: durable with one sync, all or nothing, also over several
-entities. The topic has one partition, so an event's offset is its place in the global order: offsets are given out and become visible in the same order, without gaps.
+An append is decided under the log's lock, against the version that the entity has then, and is one
+commit of the log: durable with one sync, all or nothing, also over several entities. The topic has
+one partition, so an event's offset is its place in the global order: offsets are given out and
+become visible in the same order, without gaps.
 """
 
 from __future__ import annotations
@@ -14,7 +17,21 @@ from typing import TYPE_CHECKING, cast
 from headrace.durations import to_time_us, to_us
 from headrace.errors import BadEvent, EventIdConflict, InputError, NotSupported, VersionConflict
 from headrace.events import event as event_module
-from headrace.events.event import ANY, ARROW, SCHEMA, Appended, Change, Draft, Entry, Event, Recorded, batch, entry, recorded, recorded_rows
+from headrace.events.event import (
+    ANY,
+    ARROW,
+    SCHEMA,
+    Appended,
+    Change,
+    Draft,
+    Entry,
+    Event,
+    Recorded,
+    batch,
+    entry,
+    recorded,
+    recorded_rows,
+)
 from headrace.events.index import Indexed, Look, indexed
 from headrace.log.api import Closing, Log
 from headrace.log.file.commit_draft import PreparedRows, StaleTopic
@@ -33,7 +50,9 @@ Drafted = Sequence[tuple[str, int, Sequence[Draft]]]
 
 
 def open_store(log: Log, name: str) -> EventStore:
-    """The event store of that name in a log; made if it is not there yet. Its topic has the same name."""
+    """The event store of that name in a log; made if it is not there yet. Its topic has the same
+    name.
+    """
     return EventStore(log, name)
 
 
@@ -41,9 +60,14 @@ def check_log(log: Log) -> None:
     """NotSupported for a log that cannot keep what a store promises."""
     if not hasattr(log, "committer"):
         raise NotSupported(
-            f"The log {log.address} cannot keep an event store: Kafka appends whatever it is sent, and cannot refuse an append because an entity has another version "
-            "by now. So it can promise neither expected versions nor gap-free versions nor one append of each event id.",
-            fix="keep the events in an embedded log (file:PATH); what is needed on Kafka can be copied there, see docs/concepts/event-sourcing.md.",
+            f"The log {log.address} cannot keep an event store: Kafka appends whatever it is sent,"
+            " and cannot refuse an append because an entity has another version by now. So it can"
+            " promise neither expected versions nor gap-free versions nor one append of each"
+            " event id.",
+            fix=(
+                "keep the events in an embedded log (file:PATH); what is needed on Kafka can be"
+                " copied there, see docs/concepts/event-sourcing.md."
+            ),
         )
 
 
@@ -59,26 +83,47 @@ class EventStore(Closing):
         self._check_topic()
         self._indexed: Indexed = indexed(self.log, name)
         self.topic_state: TopicState = self.log.topic_state(name)
-        """As it was when it was last looked at: whether it is still so is checked in each commit."""
+        """As it was when it was last looked at: whether it is still so is checked in each
+        commit.
+        """
         self._closed = False
 
     def _check_topic(self) -> None:
         info = self.log.topic(self.topic)
-        if info.partitions != 1 or info.is_table or not info.arrow_schema.equals(ARROW) or info.compact or info.retention_us or info.retention_bytes:
+        if (
+            info.partitions != 1
+            or info.is_table
+            or not info.arrow_schema.equals(ARROW)
+            or info.compact
+            or info.retention_us
+            or info.retention_bytes
+        ):
             raise InputError(
-                f"The topic {self.topic!r} is not one of events: they have one partition, the columns {SCHEMA}, and no retention.", fix="give the event store another name."
+                f"The topic {self.topic!r} is not one of events: they have one partition, the"
+                f" columns {SCHEMA}, and no retention.",
+                fix="give the event store another name.",
             )
 
     # Writing
 
-    def append(self, entity: str, events: Event | Iterable[Event], *, expected: int = ANY) -> Appended:
-        """Store events behind an entity's others; VersionConflict if it is not at the expected version. Durable when this returns."""
-        return self.commit([Change(entity, [events] if isinstance(events, Event) else list(events), expected)])
+    def append(
+        self, entity: str, events: Event | Iterable[Event], *, expected: int = ANY
+    ) -> Appended:
+        """Store events behind an entity's others; VersionConflict if it is not at the expected
+        version. Durable when this returns.
+        """
+        return self.commit(
+            [Change(entity, [events] if isinstance(events, Event) else list(events), expected)]
+        )
 
     def commit(self, changes: Iterable[Change]) -> Appended:
         """Events of several entities, all or none."""
         drafted = [
-            (event_module.check_entity(change.entity), event_module.check_expected(change.expected, change.entity), [event_module.draft(event, change.entity) for event in change.events])
+            (
+                event_module.check_entity(change.entity),
+                event_module.check_expected(change.expected, change.entity),
+                [event_module.draft(event, change.entity) for event in change.events],
+            )
             for change in changes
         ]
         return self.commit_drafted(drafted)
@@ -103,7 +148,9 @@ class EventStore(Closing):
     # Reading
 
     def load(self, entity: str, *, after: int = 0, upto: int | None = None) -> list[Recorded]:
-        """An entity's events in order, behind one version and up to another. Costs what they cost, however many others there are."""
+        """An entity's events in order, behind one version and up to another. Costs what they cost,
+        however many others there are.
+        """
         event_module.check_entity(entity)
         end = self._indexed.refresh()
         with self._indexed.look(end=end) as look:
@@ -128,12 +175,16 @@ class EventStore(Closing):
             return look.entities(prefix)
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[Recorded]:
-        """All entities' events in the global order, from one offset up to another (the end as of now)."""
+        """All entities' events in the global order, from one offset up to another (the end as of
+        now).
+        """
         for rows in self.log.read(self.topic, 0, start, stop):
             yield from recorded_rows(rows)
 
     def follow(self, start: int = 0, *, idle: Duration | None = None) -> Iterator[Recorded]:
-        """The same, and then those that come; ends when none came for `idle`, if that is given. No event is left out, doubled or shown before it is durable."""
+        """The same, and then those that come; ends when none came for `idle`, if that is given. No
+        event is left out, doubled or shown before it is durable.
+        """
         idle_s = None if idle is None else to_us(idle, what="idle") / 1e6
         wait_s, since = _SHORTEST_WAIT_S, time.monotonic()
         while True:
@@ -176,11 +227,15 @@ class EventStore(Closing):
 def prepared(topic: TopicState, rows: Sequence[tuple[str, int, Draft]]) -> PreparedRows:
     """Rows of (entity, version, event) as the log stores them."""
     frames = list(encode_rows(batch(rows), compression=topic.info.compression))
-    return PreparedRows(topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), {0: frames})
+    return PreparedRows(
+        topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), {0: frames}
+    )
 
 
 class _Writing:
-    """One append on its way. Rows are prepared outside the lock, for the versions that are most likely; under it they are prepared again if that was wrong."""
+    """One append on its way. Rows are prepared outside the lock, for the versions that are most
+    likely; under it they are prepared again if that was wrong.
+    """
 
     def __init__(self, store: EventStore, drafted: Drafted) -> None:
         self.log, self.topic, self._indexed = store.log, store.topic, store.by_entity
@@ -189,10 +244,20 @@ class _Writing:
         self._rows = self._prepare()
 
     def _guess(self) -> dict[str, int]:
-        return {entity: expected if expected != ANY else self._indexed.newest(entity) or 0 for entity, expected, _ in self.drafted}
+        return {
+            entity: expected if expected != ANY else self._indexed.newest(entity) or 0
+            for entity, expected, _ in self.drafted
+        }
 
     def _prepare(self) -> PreparedRows:
-        return prepared(self._store.topic_state, [(entity, self._heads[entity] + 1 + at, event) for entity, _, events in self.drafted for at, event in enumerate(events)])
+        return prepared(
+            self._store.topic_state,
+            [
+                (entity, self._heads[entity] + 1 + at, event)
+                for entity, _, events in self.drafted
+                for at, event in enumerate(events)
+            ],
+        )
 
     def commit(self) -> Appended:
         while True:
@@ -232,12 +297,19 @@ class _Writing:
         found: list[Entry] = []
         for entity, _, events in self.drafted:
             for at, event in enumerate(events):
-                found.append(entry(entity, self._heads[entity] + 1 + at, event, offset + len(found), time_us))
+                found.append(
+                    entry(entity, self._heads[entity] + 1 + at, event, offset + len(found), time_us)
+                )
         return found
 
     def _repeated(self, look: Look) -> Appended | None:
         """Where this append went when it came first. Refuses ids that stand for something else."""
-        ids = [(entity, event) for entity, _, events in self.drafted for event in events if event.id is not None]
+        ids = [
+            (entity, event)
+            for entity, _, events in self.drafted
+            for event in events
+            if event.id is not None
+        ]
         places = [look.place_of(event.id) for _, event in ids if event.id is not None]
         known = [place for place in places if place is not None]
         if not known:
@@ -247,13 +319,22 @@ class _Writing:
             _check_same(look, entity, event, place)
         if len(known) < total:
             raise EventIdConflict(
-                f"Of {total} events for {', '.join(repr(name) for name, _, _ in self.drafted)}, {len(known)} are stored already, by their ids.",
+                f"Of {total} events for {', '.join(repr(name) for name, _, _ in self.drafted)},"
+                f" {len(known)} are stored already, by their ids.",
                 fix="repeat an append as it was; nothing was stored.",
             )
-        versions = {entity: max(version for name, version, _ in known if name == entity) for entity, _, _ in self.drafted}
+        versions = {
+            entity: max(version for name, version, _ in known if name == entity)
+            for entity, _, _ in self.drafted
+        }
         offsets = [offset for _, _, offset in known]
         span = range(min(offsets), max(offsets) + 1)
-        return Appended(Position({self.topic: {0: OffsetRange(span.start, span.stop)}}, duplicate=True), versions, span, duplicate=True)
+        return Appended(
+            Position({self.topic: {0: OffsetRange(span.start, span.stop)}}, duplicate=True),
+            versions,
+            span,
+            duplicate=True,
+        )
 
 
 def _check(drafted: Drafted) -> None:
@@ -264,7 +345,10 @@ def _check(drafted: Drafted) -> None:
     if len(set(ids)) < len(ids):
         raise BadEvent("One append has an event id twice.", fix="give each event an id of its own.")
     if sum(len(events) for _, _, events in drafted) > event_module.MOST_EVENTS_AN_APPEND:
-        raise BadEvent(f"One append has more than {event_module.MOST_EVENTS_AN_APPEND:,} events.", fix="append them in parts.")
+        raise BadEvent(
+            f"One append has more than {event_module.MOST_EVENTS_AN_APPEND:,} events.",
+            fix="append them in parts.",
+        )
 
 
 def _check_versions(drafted: Drafted, heads: Mapping[str, int]) -> None:
@@ -277,9 +361,17 @@ def _check_same(look: Look, entity: str, event: Draft, place: tuple[str, int, in
     if place is None:
         return
     there, version, _ = place
-    (stored,) = recorded(there, look.texts(there, version - 1, version)) if there == entity else (None,)
+    (stored,) = (
+        recorded(there, look.texts(there, version - 1, version)) if there == entity else (None,)
+    )
     (meant,) = recorded(entity, [entry(entity, version, event, 0, 0).text])
-    if stored is None or (stored.type, stored.type_version, stored.data) != (meant.type, meant.type_version, meant.data):
+    if stored is None or (stored.type, stored.type_version, stored.data) != (
+        meant.type,
+        meant.type_version,
+        meant.data,
+    ):
         raise EventIdConflict(
-            f"The event id {event.id!r} is that of version {version} of {there!r}, which is another event.", fix="give each event an id of its own; nothing was stored."
+            f"The event id {event.id!r} is that of version {version} of {there!r}, which is another"
+            " event.",
+            fix="give each event an id of its own; nothing was stored.",
         )

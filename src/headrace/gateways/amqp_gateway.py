@@ -1,6 +1,8 @@
-"""The AMQP gateway: a queue of RabbitMQ, from which messages come as many at a time as `prefetch` allows, and are acknowledged when their rows are durable here.
+"""The AMQP gateway: a queue of RabbitMQ, from which messages come as many at a time as `prefetch`
+allows, and are acknowledged when their rows are durable here.
 
-What was not acknowledged when the connection, this process or the broker ends is delivered again. A message that has a `message_id` and is in the topic already is acknowledged and left out.
+What was not acknowledged when the connection, this process or the broker ends is delivered again. A
+message that has a `message_id` and is in the topic already is acknowledged and left out.
 """
 
 from __future__ import annotations
@@ -29,32 +31,45 @@ class AmqpReceiving(ThreadReceiving):
         super().__init__(gateway, log)
         self._url, self._queue = gateway.options["url"], gateway.options["queue"]
         self._done: deque[tuple[Any, int, Outcome]] = deque()
-        """Bounded by `prefetch`, as is the next: the broker sends no more before these are acknowledged."""
+        """Bounded by `prefetch`, as is the next: the broker sends no more before these are
+        acknowledged.
+        """
         self._refused: deque[tuple[Any, int, float]] = deque()
         """What goes back into the queue, and when."""
         self._messages = self._redelivered = self._sessions = 0
         self._pika = driver()
 
     def begin(self) -> None:
-        """The first connection is made here, where whoever starts the gateway sees what is wrong."""
+        """The first connection is made here, where whoever starts the gateway sees what is
+        wrong.
+        """
         self._first: Any = self._opened()
         self.address = f"queue {self._queue}"
         super().begin()
 
     def details(self) -> dict[str, int]:
-        return {"messages": self._messages, "redelivered": self._redelivered, "connections": self._sessions}
+        return {
+            "messages": self._messages,
+            "redelivered": self._redelivered,
+            "connections": self._sessions,
+        }
 
     def _opened(self) -> Any:
         """A connection with a channel that consumes."""
         connection = connected(self._url)
         try:
             channel = connection.channel()
-            channel.queue_declare(self._queue, durable=True, passive=not self.gateway.options["declare"])
+            channel.queue_declare(
+                self._queue, durable=True, passive=not self.gateway.options["declare"]
+            )
             channel.basic_qos(prefetch_count=self.gateway.options["prefetch"])
             channel.basic_consume(self._queue, self._take)
         except self._pika.exceptions.AMQPError as error:
             connection.close()
-            raise RetryError(f"The queue {self._queue!r} cannot be read: {error}.", fix="see that it is there and durable; declare=True makes it.") from None
+            raise RetryError(
+                f"The queue {self._queue!r} cannot be read: {error}.",
+                fix="see that it is there and durable; declare=True makes it.",
+            ) from None
         self._sessions += 1
         return connection
 
@@ -80,16 +95,31 @@ class AmqpReceiving(ThreadReceiving):
         self._messages += 1
         self._redelivered += bool(method.redelivered)
         known = {
-            "message_id": properties.message_id, "routing_key": method.routing_key, "exchange": method.exchange, "content_type": properties.content_type,
-            "headers": {str(name): str(value) for name, value in (properties.headers or {}).items()},
-        }  # fmt: skip
+            "message_id": properties.message_id,
+            "routing_key": method.routing_key,
+            "exchange": method.exchange,
+            "content_type": properties.content_type,
+            "headers": {
+                str(name): str(value) for name, value in (properties.headers or {}).items()
+            },
+        }
         content = content_of(body, self.gateway.options["format"], known)
-        delivery = Delivery(self.gateway.topics[0], content, rows_of(content), len(body), now_us(), properties.message_id or None, body)
+        delivery = Delivery(
+            self.gateway.topics[0],
+            content,
+            rows_of(content),
+            len(body),
+            now_us(),
+            properties.message_id or None,
+            body,
+        )
         delivery.done = lambda outcome: self._done.append((channel, method.delivery_tag, outcome))
         self.inbox.submit(delivery, self.stopped)
 
     def _answer(self) -> None:
-        """Tell the broker what became of messages; not if their channel has gone, since it delivers them again."""
+        """Tell the broker what became of messages; not if their channel has gone, since it delivers
+        them again.
+        """
         for _ in range(len(self._done)):
             channel, tag, outcome = self._done.popleft()
             if outcome.fate is Fate.refused and outcome.passing:
@@ -99,7 +129,9 @@ class AmqpReceiving(ThreadReceiving):
         self._send_back(time.monotonic())
 
     def _send_back(self, now_s: float) -> None:
-        """What was refused for now goes back into the queue after a pause: the broker delivers it again at once, and both would do nothing else."""
+        """What was refused for now goes back into the queue after a pause: the broker delivers it
+        again at once, and both would do nothing else.
+        """
         while self._refused and self._refused[0][2] <= now_s:
             channel, tag, _ = self._refused.popleft()
             if channel.is_open:
@@ -115,4 +147,6 @@ class AmqpReceiving(ThreadReceiving):
             self._send_back(math.inf)
             connection.close()
         except (self._pika.exceptions.AMQPError, OSError) as error:
-            logger.warning("The gateway %s could not close its connection: %s", self.gateway.name, error)
+            logger.warning(
+                "The gateway %s could not close its connection: %s", self.gateway.name, error
+            )

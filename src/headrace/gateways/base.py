@@ -1,4 +1,5 @@
-"""A gateway at work: what all kinds share. Each kind says how it receives (`begin`, `end`); everything else is the same: an inbox, a writer, counts.
+"""A gateway at work: what all kinds share. Each kind says how it receives (`begin`, `end`);
+everything else is the same: an inbox, a writer, counts.
 
 with hr.gateways.http("orders", port=0).open(log) as running:
 print(running.address, running.status())
@@ -14,7 +15,16 @@ from threading import Event, Thread
 from typing import Any, Self
 
 from headrace.errors import ConfigurationError, InputError, nearest
-from headrace.gateways.inbox import Content, Counts, GatewayStatus, Inbox, Lines, Parsed, Plain, Policy
+from headrace.gateways.inbox import (
+    Content,
+    Counts,
+    GatewayStatus,
+    Inbox,
+    Lines,
+    Parsed,
+    Plain,
+    Policy,
+)
 from headrace.gateways.metrics import Telling
 from headrace.gateways.writer import Writer
 from headrace.log.api import Closing, Log
@@ -33,7 +43,9 @@ def now_us() -> int:
 
 @dataclass(frozen=True)
 class GatewaySpec:
-    """Where rows come in, and the topics they go to. `name` identifies it: a second process with the same name takes over from the first."""
+    """Where rows come in, and the topics they go to. `name` identifies it: a second process with
+    the same name takes over from the first.
+    """
 
     name: str
     kind: str
@@ -50,7 +62,9 @@ class GatewaySpec:
     def __post_init__(self) -> None:
         check_name(self.name, what="gateway name")
         if not self.topics:
-            raise InputError(f"The gateway {self.name!r} has no topic to append to.", fix="name one.")
+            raise InputError(
+                f"The gateway {self.name!r} has no topic to append to.", fix="name one."
+            )
 
     def open(self, log: Log) -> Receiving:
         """The gateway, ready to be entered with `with`."""
@@ -59,7 +73,9 @@ class GatewaySpec:
     def log_address(self, given: str | None = None) -> str:
         address = given or self.log
         if address is None:
-            raise ConfigurationError(f"The gateway {self.name!r} has no log.", fix="pass log=… (--log …).")
+            raise ConfigurationError(
+                f"The gateway {self.name!r} has no log.", fix="pass log=… (--log …)."
+            )
         return address
 
 
@@ -67,7 +83,9 @@ class Receiving(Closing):
     """Begins to receive when it is entered; ends with everything appended that was taken."""
 
     patient = True
-    """Whether an append that fails in passing is tried again, since the sender could not be told."""
+    """Whether an append that fails in passing is tried again, since the sender could not be
+    told.
+    """
     address = ""
 
     def __init__(self, gateway: GatewaySpec, log: Log) -> None:
@@ -94,7 +112,13 @@ class Receiving(Closing):
 
     def __enter__(self) -> Self:
         self.prepare_topics()
-        self.inbox = Inbox(self.gateway.policy, self.counts, self._writer.write, patient=self.patient, on_room=self.on_room())
+        self.inbox = Inbox(
+            self.gateway.policy,
+            self.counts,
+            self._writer.write,
+            patient=self.patient,
+            on_room=self.on_room(),
+        )
         try:
             self.begin()
         except BaseException:
@@ -106,13 +130,17 @@ class Receiving(Closing):
         return None
 
     def prepare_topics(self) -> None:
-        """Make what is missing, where the gateway itself says what a topic's rows are; else a topic must be there."""
+        """Make what is missing, where the gateway itself says what a topic's rows are; else a topic
+        must be there.
+        """
         for topic in self.gateway.topics:
             if topic not in self.log.topics() and topic in self.gateway.schemas:
                 self.log.create_topic(topic, self.gateway.schemas[topic], exist_ok=True)
             info = self.log.topic(topic)
             if topic.startswith("__"):
-                raise InputError(f"The topic {info.name!r} is Headrace's own.", fix="choose another.")
+                raise InputError(
+                    f"The topic {info.name!r} is Headrace's own.", fix="choose another."
+                )
 
     def close(self) -> None:
         self.stopped.set()
@@ -169,7 +197,8 @@ class ThreadReceiving(Receiving):
             self._thread.join(END_S)
 
 
-# A message's body as rows, for gateways whose senders cannot be told what is wrong with it: JSON, JSON lines, or the body as it is. What cannot be read becomes a dead letter.
+# A message's body as rows, for gateways whose senders cannot be told what is wrong with it: JSON,
+# JSON lines, or the body as it is. What cannot be read becomes a dead letter.
 
 
 JSON, RAW = "json", "raw"
@@ -178,12 +207,17 @@ FORMATS = (JSON, RAW)
 
 def check_format(name: str) -> str:
     if name not in FORMATS:
-        raise InputError(f"There is no format {name!r}: {nearest(name, FORMATS)}", fix=f"choose one of {', '.join(FORMATS)}.")
+        raise InputError(
+            f"There is no format {name!r}: {nearest(name, FORMATS)}",
+            fix=f"choose one of {', '.join(FORMATS)}.",
+        )
     return name
 
 
 def content_of(body: bytes, format: str, extra: Mapping[str, Any]) -> Content:
-    """`extra` is what is known of a raw body. An array is many rows, and so are lines; what is neither is one row, whatever comes of it."""
+    """`extra` is what is known of a raw body. An array is many rows, and so are lines; what is
+    neither is one row, whatever comes of it.
+    """
     if format == RAW:
         return Plain([{"body": body, **extra}])
     if body.lstrip()[:1] == b"[":
@@ -198,7 +232,11 @@ def content_of(body: bytes, format: str, extra: Mapping[str, Any]) -> Content:
 def _objects(body: bytes) -> list[bytes]:
     """Each line an object; but an object that was written over several lines is one."""
     lines = [line for line in body.split(b"\n") if line and not line.isspace()]
-    return lines if all(line.strip().startswith(b"{") and line.strip().endswith(b"}") for line in lines) else [body]
+    return (
+        lines
+        if all(line.strip().startswith(b"{") and line.strip().endswith(b"}") for line in lines)
+        else [body]
+    )
 
 
 def rows_of(content: Content) -> int:

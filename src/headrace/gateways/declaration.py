@@ -1,4 +1,6 @@
-"""A gateway, declared: what `hr.gateways.http(…)` and its siblings return. It opens nothing until it is run."""
+"""A gateway, declared: what `hr.gateways.http(…)` and its siblings return. It opens nothing until
+it is run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from headrace.gateways.base import Receiving
     from headrace.gateways.inbox import GatewayStatus
     from headrace.log.api import Log
-
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,17 @@ class Gateway(GatewaySpec):
             receiving.tell()
 
 
-
-# `hr.gateways.<kind>(…)`: how each kind of gateway is declared. Optional packages are imported when a gateway is opened.
+# `hr.gateways.<kind>(…)`: how each kind of gateway is declared. Optional packages are imported when
+# a gateway is opened.
 
 
 HTTP_PORT, STATSD_PORT = 8766, 8125
 SHORTEST_FLUSH_US = 100_000
 _RAW_ZEROMQ = "body BINARY, subject STRING, received_at TIMESTAMP"
-_RAW_AMQP = "body BINARY, message_id STRING, routing_key STRING, exchange STRING, content_type STRING, headers MAP<STRING, STRING>, received_at TIMESTAMP"
+_RAW_AMQP = (
+    "body BINARY, message_id STRING, routing_key STRING, exchange STRING, content_type STRING,"
+    " headers MAP<STRING, STRING>, received_at TIMESTAMP"
+)
 DEFAULT_BODY_BYTES = 8 << 20
 _SETTINGS = ("log", "policy", "most_rows", "most_bytes", "patience", "received")
 
@@ -73,21 +77,39 @@ def http(
     name: str | None = None,
     **settings: Any,
 ) -> Gateway:
-    """`POST /topics/NAME`: JSON, JSON lines, or, for `hooks`, any body. It is answered when the rows are durable.
+    """`POST /topics/NAME`: JSON, JSON lines, or, for `hooks`, any body. It is answered when the
+    rows are durable.
 
-    Elsewhere than on this machine it listens only with a token, from `token_file` or the environment's HEADRACE_TOKEN; hooks are known by their signatures.
+    Elsewhere than on this machine it listens only with a token, from `token_file` or the
+    environment's HEADRACE_TOKEN; hooks are known by their signatures.
 
-    Settings, as for all gateways: `log`, `policy` ("block", "buffer", "drop newest" or "drop oldest"), `most_rows` and `most_bytes` (that may wait for the log), `patience` (of a sender
-    that waits), and `received` (the column that gets the time of receipt, where a topic has it; `received_at` by default).
+    Settings, as for all gateways: `log`, `policy` ("block", "buffer", "drop newest" or "drop
+    oldest"), `most_rows` and `most_bytes` (that may wait for the log), `patience` (of a sender that
+    waits), and `received` (the column that gets the time of receipt, where a topic has it;
+    `received_at` by default).
     """
     if not 1 <= body_bytes <= 1 << 30:
         raise InputError("body_bytes must be from 1 to 1 GiB.")
     by_topic = {each.topic: each for each in hooks}
     if len(by_topic) < len(hooks):
         raise DuplicateStep("Two hooks are for one topic.", fix="give each a topic of its own.")
-    options = {"port": port, "host": host, "hooks": by_topic, "token_file": None if token_file is None else Path(token_file), "body_bytes": body_bytes}
+    options = {
+        "port": port,
+        "host": host,
+        "hooks": by_topic,
+        "token_file": None if token_file is None else Path(token_file),
+        "body_bytes": body_bytes,
+    }
     schemas = {each.topic: RAW_SCHEMA for each in hooks if each.raw}
-    return _gateway("http", name or f"http.{port}", _open_http, (*_listed(topics), *by_topic), settings, schemas=schemas, **options)
+    return _gateway(
+        "http",
+        name or f"http.{port}",
+        _open_http,
+        (*_listed(topics), *by_topic),
+        settings,
+        schemas=schemas,
+        **options,
+    )
 
 
 def _open_http(gateway: GatewaySpec, log: Log) -> Receiving:
@@ -106,7 +128,8 @@ def statsd(
     name: str | None = None,
     **settings: Any,
 ) -> Gateway:
-    """StatsD's packets over UDP. Each `flush` interval gives one row a metric; `flush=None` stores every value as it came. The topic is made, if it is missing.
+    """StatsD's packets over UDP. Each `flush` interval gives one row a metric; `flush=None` stores
+    every value as it came. The topic is made, if it is missing.
 
     Gauges are told again in every interval; with `forget_gauges` only when somebody set them.
     """
@@ -115,9 +138,20 @@ def statsd(
 
     flush_us = None if flush is None else to_us(flush, what="flush")
     if flush_us is not None and flush_us < SHORTEST_FLUSH_US:
-        raise InputError(f"A flush interval of {flush} is too short.", fix="give at least 100 ms, or flush=None for every value as it came.")
+        raise InputError(
+            f"A flush interval of {flush} is too short.",
+            fix="give at least 100 ms, or flush=None for every value as it came.",
+        )
     options = {"port": port, "host": host, "flush_us": flush_us, "forget_gauges": forget_gauges}
-    return _gateway("statsd", name or f"statsd.{port}", _open_statsd, (topic,), settings, schemas={topic: RAW_VALUES if flush_us is None else SCHEMA}, **options)
+    return _gateway(
+        "statsd",
+        name or f"statsd.{port}",
+        _open_statsd,
+        (topic,),
+        settings,
+        schemas={topic: RAW_VALUES if flush_us is None else SCHEMA},
+        **options,
+    )
 
 
 def _open_statsd(gateway: GatewaySpec, log: Log) -> Receiving:
@@ -138,7 +172,8 @@ def zeromq(
     name: str | None = None,
     **settings: Any,
 ) -> Gateway:
-    """Messages of a ZeroMQ socket, "pull" or "sub" (to `subjects`, prefixes of a message's first part), bound or connected to addresses such as tcp://127.0.0.1:5556. Needs the extra `zeromq`.
+    """Messages of a ZeroMQ socket, "pull" or "sub" (to `subjects`, prefixes of a message's first
+    part), bound or connected to addresses such as tcp://127.0.0.1:5556. Needs the extra `zeromq`.
 
     A body is JSON (an object, an array, or lines), or with `format="raw"` anything.
     """
@@ -146,11 +181,29 @@ def zeromq(
         raise InputError(f"There is no socket {socket!r} here: {nearest(socket, ['pull', 'sub'])}")
     places = (*_listed(bind), *_listed(connect))
     if not places:
-        raise InputError("The ZeroMQ gateway neither binds nor connects.", fix="give bind='tcp://127.0.0.1:5556', or connect=….")
-    options = {"socket": socket, "bind": _listed(bind), "connect": _listed(connect), "subjects": _listed(subjects), "message_bytes": message_bytes}
+        raise InputError(
+            "The ZeroMQ gateway neither binds nor connects.",
+            fix="give bind='tcp://127.0.0.1:5556', or connect=….",
+        )
+    options = {
+        "socket": socket,
+        "bind": _listed(bind),
+        "connect": _listed(connect),
+        "subjects": _listed(subjects),
+        "message_bytes": message_bytes,
+    }
     schemas = {topic: _RAW_ZEROMQ} if check_format(format) == RAW else {}
     chosen = name or f"zeromq.{hashlib.sha256(' '.join(places).encode()).hexdigest()[:8]}"
-    return _gateway("zeromq", chosen, _open_zeromq, (topic,), settings, schemas=schemas, format=format, **options)
+    return _gateway(
+        "zeromq",
+        chosen,
+        _open_zeromq,
+        (topic,),
+        settings,
+        schemas=schemas,
+        format=format,
+        **options,
+    )
 
 
 def _open_zeromq(gateway: GatewaySpec, log: Log) -> Receiving:
@@ -170,7 +223,8 @@ def amqp(
     name: str | None = None,
     **settings: Any,
 ) -> Gateway:
-    """Messages of a RabbitMQ queue, each acknowledged there when it is durable here; repeats are known by their `message_id`. Needs the extra `amqp`.
+    """Messages of a RabbitMQ queue, each acknowledged there when it is durable here; repeats are
+    known by their `message_id`. Needs the extra `amqp`.
 
     `url` may be named: `env:NAME` or `file:PATH`. `declare` makes the queue, if it is missing.
     """
@@ -178,9 +232,23 @@ def amqp(
 
     if not 1 <= prefetch <= 65_535:
         raise InputError(f"A prefetch of {prefetch} is none.", fix="choose from 1 to 65,535.")
-    options = {"url": check_url(url), "queue": queue, "prefetch": prefetch, "declare": declare, "format": check_format(format)}
+    options = {
+        "url": check_url(url),
+        "queue": queue,
+        "prefetch": prefetch,
+        "declare": declare,
+        "format": check_format(format),
+    }
     schemas = {topic: _RAW_AMQP} if format == RAW else {}
-    return _gateway("amqp", name or f"amqp.{hashlib.sha256(queue.encode()).hexdigest()[:8]}", _open_amqp, (topic,), settings, schemas=schemas, **options)
+    return _gateway(
+        "amqp",
+        name or f"amqp.{hashlib.sha256(queue.encode()).hexdigest()[:8]}",
+        _open_amqp,
+        (topic,),
+        settings,
+        schemas=schemas,
+        **options,
+    )
 
 
 def _open_amqp(gateway: GatewaySpec, log: Log) -> Receiving:
@@ -193,12 +261,34 @@ def _listed(topics: str | Sequence[str]) -> tuple[str, ...]:
     return (topics,) if isinstance(topics, str) else tuple(topics)
 
 
-def _gateway(kind: str, name: str, opener: Any, topics: tuple[str, ...], settings: dict[str, Any], *, schemas: dict[str, str] | None = None, **options: Any) -> Gateway:
+def _gateway(
+    kind: str,
+    name: str,
+    opener: Any,
+    topics: tuple[str, ...],
+    settings: dict[str, Any],
+    *,
+    schemas: dict[str, str] | None = None,
+    **options: Any,
+) -> Gateway:
     for setting in settings:
         if setting not in _SETTINGS:
-            raise InputError(f"hr.gateways.{kind} has no setting {setting!r}: {nearest(setting, _SETTINGS)}")
+            raise InputError(
+                f"hr.gateways.{kind} has no setting {setting!r}: {nearest(setting, _SETTINGS)}"
+            )
     policy = policy_of(
-        settings.pop("policy", BLOCK), most_rows=settings.pop("most_rows", DEFAULT_ROWS), most_bytes=settings.pop("most_bytes", DEFAULT_BYTES),
+        settings.pop("policy", BLOCK),
+        most_rows=settings.pop("most_rows", DEFAULT_ROWS),
+        most_bytes=settings.pop("most_bytes", DEFAULT_BYTES),
         patience=settings.pop("patience", "30 seconds"),
-    )  # fmt: skip
-    return Gateway(name, kind, opener, tuple(dict.fromkeys(topics)), policy=policy, schemas=schemas or {}, options=options, **settings)
+    )
+    return Gateway(
+        name,
+        kind,
+        opener,
+        tuple(dict.fromkeys(topics)),
+        policy=policy,
+        schemas=schemas or {},
+        options=options,
+        **settings,
+    )

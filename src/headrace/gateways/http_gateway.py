@@ -1,7 +1,8 @@
 """The HTTP gateway: `POST /topics/NAME`, answered when the rows are durable.
 
-A request goes through numbered steps (`Posts._take`): who may send, how the body is written, room for it, the body, its signature, its rows, and the wait for the log. Requests that wait
-together are appended together.
+A request goes through numbered steps (`Posts._take`): who may send, how the body is written, room
+for it, the body, its signature, its rows, and the wait for the log. Requests that wait together are
+appended together.
 """
 
 from __future__ import annotations
@@ -25,7 +26,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.errors import HeadraceError, nearest
 from headrace.gateways.base import GatewaySpec, Receiving, now_us
-from headrace.gateways.inbox import FULL, Admission, Content, Delivery, Fate, Lines, Outcome, Parsed, Plain
+from headrace.gateways.inbox import (
+    FULL,
+    Admission,
+    Content,
+    Delivery,
+    Fate,
+    Lines,
+    Outcome,
+    Parsed,
+    Plain,
+)
 from headrace.gateways.metrics import metrics
 from headrace.gateways.signatures import BadSignature, Hook, SignatureCheck
 from headrace.http_server import MEDIA_TYPE, HttpServer, listen
@@ -34,11 +45,18 @@ from headrace.serve.access import Access, check_listening, find_token, is_loopba
 from headrace.serve.requests import JSON_HEADERS, Refused, error_response, json_response
 from headrace.types.json_codec import Misshapen, parse
 
-# A request's body: how its sender says that it is written, how it is read within bounds, and what rows it has.
+# A request's body: how its sender says that it is written, how it is read within bounds, and what
+# rows it has.
 
 
 LINES, JSON, RAW = "lines", "json", "raw"
-_LINES = {"application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines", "application/json-lines"}
+_LINES = {
+    "application/x-ndjson",
+    "application/ndjson",
+    "application/jsonl",
+    "application/x-jsonlines",
+    "application/json-lines",
+}
 _ID_HEADERS = ("idempotency-key", "webhook-id", "x-github-delivery")
 _SECRET_HEADERS = {"authorization", "proxy-authorization", "cookie"}
 LONGEST_ID = 255
@@ -51,17 +69,27 @@ class BrokenOff(Exception):
 def kind_of(headers: Headers) -> str:
     """By the content type: JSON, or JSON lines."""
     if headers.get("content-encoding", "identity") != "identity":
-        raise Refused(415, f"The content encoding {headers['content-encoding'][:40]!r} is not read here.", fix="send the body as it is.")
+        raise Refused(
+            415,
+            f"The content encoding {headers['content-encoding'][:40]!r} is not read here.",
+            fix="send the body as it is.",
+        )
     given = headers.get("content-type", "").partition(";")[0].strip().lower()
     if given in _LINES:
         return LINES
     if given == "application/json" or given.endswith("+json"):
         return JSON
-    raise Refused(415, f"The content type {given[:80]!r} is not read here.", fix="send application/json, or application/x-ndjson for JSON lines.")
+    raise Refused(
+        415,
+        f"The content type {given[:80]!r} is not read here.",
+        fix="send application/json, or application/x-ndjson for JSON lines.",
+    )
 
 
 def length_of(headers: Headers, most_bytes: int) -> int:
-    """The bytes to make room for: as many as the sender says, or, if it does not say, as there may be."""
+    """The bytes to make room for: as many as the sender says, or, if it does not say, as there may
+    be.
+    """
     text = headers.get("content-length")
     if text is None:
         return most_bytes
@@ -92,7 +120,9 @@ async def read(receive: Receive, most_bytes: int) -> bytes:
 
 
 async def count(receive: Receive, kind: str, most_bytes: int) -> int:
-    """The rows of a body for which there is no room: lines are counted as they pass, anything else is one."""
+    """The rows of a body for which there is no room: lines are counted as they pass, anything else
+    is one.
+    """
     lines = size = 0
     last = b"\n"
     while True:
@@ -100,7 +130,11 @@ async def count(receive: Receive, kind: str, most_bytes: int) -> int:
         part: bytes = message.get("body", b"")
         lines, size = lines + part.count(b"\n"), size + len(part)
         last = part[-1:] or last
-        if message["type"] == "http.disconnect" or size > most_bytes or not message.get("more_body", False):
+        if (
+            message["type"] == "http.disconnect"
+            or size > most_bytes
+            or not message.get("more_body", False)
+        ):
             break
     return max(1, lines + (last != b"\n")) if kind == LINES else 1
 
@@ -115,7 +149,9 @@ def content_of(kind: str, body: bytes, extra: Mapping[str, Any]) -> Content:
     try:
         parsed = parse(body)
     except Misshapen as error:
-        raise Refused(400, f"The body cannot be used: {error}.", fix="send an object, or an array of objects.") from None
+        raise Refused(
+            400, f"The body cannot be used: {error}.", fix="send an object, or an array of objects."
+        ) from None
     return Parsed(parsed)
 
 
@@ -137,8 +173,13 @@ def id_of(headers: Headers) -> str | None:
     """The id by which a repeat is known: of the convention, or of GitHub."""
     given = next((value for name in _ID_HEADERS if (value := headers.get(name))), None)
     if given is not None and len(given) > LONGEST_ID:
-        raise Refused(400, f"The id of the request has more than {LONGEST_ID} characters.", fix="send a shorter one.")
+        raise Refused(
+            400,
+            f"The id of the request has more than {LONGEST_ID} characters.",
+            fix="send a shorter one.",
+        )
     return given
+
 
 _PREFIX = "/topics/"
 _SLOW_S = 30.0
@@ -153,10 +194,16 @@ class HttpReceiving(Receiving):
         self._host: str = gateway.options["host"]
         self._hooks: dict[str, Hook] = gateway.options["hooks"]
         self._token = find_token(gateway.options["token_file"])
-        self._posts = Posts(self, {name: SignatureCheck(each) for name, each in self._hooks.items()})
+        self._posts = Posts(
+            self, {name: SignatureCheck(each) for name, each in self._hooks.items()}
+        )
         open_topics = [name for name in gateway.topics if name not in self._signed]
         if open_topics or not is_loopback(self._host):
-            check_listening(self._host, self._token if open_topics else "signed", what=f"append to {', '.join(open_topics)}")
+            check_listening(
+                self._host,
+                self._token if open_topics else "signed",
+                what=f"append to {', '.join(open_topics)}",
+            )
 
     @property
     def _signed(self) -> set[str]:
@@ -168,11 +215,22 @@ class HttpReceiving(Receiving):
     def begin(self) -> None:
         listening = listen(self._host, self.gateway.options["port"], slow_s=_SLOW_S)
         try:
-            routes = [Route("/health", self._health, methods=["GET"]), Route("/metrics", self._metrics, methods=["GET"])]
-            rest = Starlette(routes=routes, exception_handlers={HTTPException: _not_here}, lifespan=self._posts.lifespan)
+            routes = [
+                Route("/health", self._health, methods=["GET"]),
+                Route("/metrics", self._metrics, methods=["GET"]),
+            ]
+            rest = Starlette(
+                routes=routes,
+                exception_handlers={HTTPException: _not_here},
+                lifespan=self._posts.lifespan,
+            )
             signed = frozenset(_PREFIX + name for name in self._signed)
-            app = Access(Shortcut(rest, self._posts), host=self._host, token=self._token, signed=signed)
-            self._server = HttpServer(Counting(app, self), listening, host=self._host, name=f"gateway {self.gateway.name}")
+            app = Access(
+                Shortcut(rest, self._posts), host=self._host, token=self._token, signed=signed
+            )
+            self._server = HttpServer(
+                Counting(app, self), listening, host=self._host, name=f"gateway {self.gateway.name}"
+            )
             self._server.begin()
         except BaseException:
             listening.close()
@@ -193,8 +251,20 @@ class HttpReceiving(Receiving):
 def _not_here(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if request.url.path.startswith(_PREFIX):
-        return error_response(Refused(405, f"{request.method} means nothing here.", fix=f"send rows with POST {request.url.path}."))
-    return error_response(Refused(error.status_code, "There is nothing here.", fix=f"send rows with POST {_PREFIX}NAME; there is GET /health and GET /metrics too."))
+        return error_response(
+            Refused(
+                405,
+                f"{request.method} means nothing here.",
+                fix=f"send rows with POST {request.url.path}.",
+            )
+        )
+    return error_response(
+        Refused(
+            error.status_code,
+            "There is nothing here.",
+            fix=f"send rows with POST {_PREFIX}NAME; there is GET /health and GET /metrics too.",
+        )
+    )
 
 
 class Counting:
@@ -209,7 +279,11 @@ class Counting:
             return
 
         async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] in {401, 403, 404, 405} and "headrace.counted" not in scope:
+            if (
+                message["type"] == "http.response.start"
+                and message["status"] in {401, 403, 404, 405}
+                and "headrace.counted" not in scope
+            ):
                 self._counts.turned_away(1, f"HTTP {message['status']}")
             await send(message)
 
@@ -217,13 +291,19 @@ class Counting:
 
 
 class Shortcut:
-    """Hands posted rows to `Posts`, before anything else looks at the request, and passes every other request on."""
+    """Hands posted rows to `Posts`, before anything else looks at the request, and passes every
+    other request on.
+    """
 
     def __init__(self, app: ASGIApp, posts: Posts) -> None:
         self._app, self._posts = app, posts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"].startswith(_PREFIX):
+        if (
+            scope["type"] == "http"
+            and scope["method"] == "POST"
+            and scope["path"].startswith(_PREFIX)
+        ):
             scope["headrace.counted"] = True
             await self._posts(scope, receive, send)
         else:
@@ -231,7 +311,9 @@ class Shortcut:
 
 
 class Posts:
-    """Rows on their way in. It lives in the event loop's thread; the inbox calls it from its own."""
+    """Rows on their way in. It lives in the event loop's thread; the inbox calls it from its
+    own.
+    """
 
     def __init__(self, receiving: HttpReceiving, checks: dict[str, SignatureCheck]) -> None:
         gateway = receiving.gateway
@@ -255,11 +337,19 @@ class Posts:
         except BrokenOff:
             self._counts.turned_away(1, "broken off")
         else:
-            await send({"type": "http.response.start", "status": 200, "headers": [*JSON_HEADERS, (b"content-length", b"%d" % len(body))]})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [*JSON_HEADERS, (b"content-length", b"%d" % len(body))],
+                }
+            )
             await send({"type": "http.response.body", "body": body})
 
     async def _take(self, scope: Scope, receive: Receive) -> bytes:
-        """1. which topic, and how the body is written; 2. room for the body; 3. the body, and its signature; 4. room for its rows; 5. durable."""
+        """1. which topic, and how the body is written; 2. room for the body; 3. the body, and its
+        signature; 4. room for its rows; 5. durable.
+        """
         headers = Headers(scope=scope)
         try:
             topic = self._topic(unquote(scope["path"][len(_PREFIX) :]))
@@ -270,7 +360,9 @@ class Posts:
             raise
         if (answer := await self._room(0, size)) is not Admission.taken:  # 2
             rows = await count(receive, kind, self._most_bytes)
-            self._counts.turned_away(rows, FULL, Fate.dropped if answer is Admission.dropped else Fate.refused)
+            self._counts.turned_away(
+                rows, FULL, Fate.dropped if answer is Admission.dropped else Fate.refused
+            )
             raise self._full()
         try:
             delivery = await self._delivery(scope, receive, headers, topic, kind, identity)  # 3
@@ -285,18 +377,36 @@ class Posts:
     def _topic(self, name: str) -> str:
         topics = self._receiving.gateway.topics
         if name not in topics:
-            raise Refused(404, f"This gateway has no topic {name[:100]!r}: {nearest(name, topics)}", fix="name it when the gateway is started, if it is to have it.")
+            raise Refused(
+                404,
+                f"This gateway has no topic {name[:100]!r}: {nearest(name, topics)}",
+                fix="name it when the gateway is started, if it is to have it.",
+            )
         return name
 
-    async def _delivery(self, scope: Scope, receive: Receive, headers: Headers, topic: str, kind: str, id: str | None) -> Delivery:
+    async def _delivery(
+        self,
+        scope: Scope,
+        receive: Receive,
+        headers: Headers,
+        topic: str,
+        kind: str,
+        id: str | None,
+    ) -> Delivery:
         try:
             body = await read(receive, self._most_bytes)
             received_us = now_us()
             vouched = self._checks[topic].check(headers, body) if topic in self._checks else None
-            content = content_of(kind, body, asdict(Known.of(headers, scope["query_string"])) if kind == RAW else {})
+            content = content_of(
+                kind, body, asdict(Known.of(headers, scope["query_string"])) if kind == RAW else {}
+            )
         except BadSignature as error:
             self._counts.turned_away(1, "signature")
-            raise Refused(401, str(error), fix="sign the body with the secret that this hook has, and send it at once.") from None
+            raise Refused(
+                401,
+                str(error),
+                fix="sign the body with the secret that this hook has, and send it at once.",
+            ) from None
         except HeadraceError as error:
             self._counts.turned_away(1, _reason(error))
             raise
@@ -338,7 +448,11 @@ class Posts:
                 each.set_result(None)
 
     def _full(self) -> Refused:
-        return Refused(503, "The log is slower than those who send: there is no room.", fix="come back in a moment.")
+        return Refused(
+            503,
+            "The log is slower than those who send: there is no room.",
+            fix="come back in a moment.",
+        )
 
     async def _stored(self, delivery: Delivery) -> bytes:
         loop = asyncio.get_running_loop()
@@ -349,9 +463,19 @@ class Posts:
             async with asyncio.timeout(self._patience_s):
                 outcome = await done
         except TimeoutError:
-            is_signed = delivery.topic in self._hooks and self._hooks[delivery.topic].signature is not None
-            fix = "send it again, as it is: then it is stored once." if is_signed else "send it again, under the same Idempotency-Key: then it is stored once."
-            raise Refused(503, f"The rows are not durable after {self._patience_s:g} seconds; they may yet be.", fix=fix) from None
+            is_signed = (
+                delivery.topic in self._hooks and self._hooks[delivery.topic].signature is not None
+            )
+            fix = (
+                "send it again, as it is: then it is stored once."
+                if is_signed
+                else "send it again, under the same Idempotency-Key: then it is stored once."
+            )
+            raise Refused(
+                503,
+                f"The rows are not durable after {self._patience_s:g} seconds; they may yet be.",
+                fix=fix,
+            ) from None
         return _answer(delivery, outcome)
 
 
@@ -366,15 +490,25 @@ def _tell(loop: asyncio.AbstractEventLoop, done: asyncio.Future[Outcome], outcom
 
 def _answer(delivery: Delivery, outcome: Outcome) -> bytes:
     if outcome.fate in {Fate.stored, Fate.repeated}:
-        known = {"position": outcome.position} if outcome.fate is Fate.stored else {"repeated": True}
+        known = (
+            {"position": outcome.position} if outcome.fate is Fate.stored else {"repeated": True}
+        )
         return json.dumps({"topic": delivery.topic, "rows": delivery.rows, **known}).encode()
     if outcome.passing:
         raise Refused(503, outcome.message, fix="come back in a moment.")
-    raise Refused(404 if outcome.reason == "unknown topic" else 400, outcome.message, fix="nothing of this request was stored: mend it, and send it again.")
+    raise Refused(
+        404 if outcome.reason == "unknown topic" else 400,
+        outcome.message,
+        fix="nothing of this request was stored: mend it, and send it again.",
+    )
 
 
 _REASONS = {400: "malformed", 404: "unknown topic", 413: "too large", 415: "content type"}
 
 
 def _reason(error: HeadraceError) -> str:
-    return _REASONS.get(error.status, f"HTTP {error.status}") if isinstance(error, Refused) else type(error).__name__
+    return (
+        _REASONS.get(error.status, f"HTTP {error.status}")
+        if isinstance(error, Refused)
+        else type(error).__name__
+    )

@@ -1,6 +1,8 @@
-"""Between those who receive and the log: a bounded queue, one thread that appends what is in it, and the policy for when it is full.
+"""Between those who receive and the log: a bounded queue, one thread that appends what is in it,
+and the policy for when it is full.
 
-Deliveries that wait together are appended together, so that many small ones share one sync. Whoever handed one in hears, from the thread that appends, what became of it.
+Deliveries that wait together are appended together, so that many small ones share one sync. Whoever
+handed one in hears, from the thread that appends, what became of it.
 """
 
 from __future__ import annotations
@@ -20,11 +22,17 @@ from headrace.durations import to_us
 from headrace.errors import HeadraceError, InputError, RetryError, nearest
 from headrace.log.values import Duration
 
-# What a gateway does when the log is slower than whoever sends: chosen by name, and bounded in rows and in bytes.
+# What a gateway does when the log is slower than whoever sends: chosen by name, and bounded in rows
+# and in bytes.
 #
-# - `block`: the sender waits. HTTP answers later, RabbitMQ keeps what is not acknowledged, a PUSH socket stops; of UDP the system's own buffer fills, and what does not fit there is counted.
-# - `buffer`: what comes is kept in memory, up to a bound; beyond it the sender is refused (HTTP: 503, come back).
-# - `drop newest`, `drop oldest`: nobody waits; beyond the bound what comes, or what has waited longest, is dropped and counted.
+# - `block`: the sender waits. HTTP answers later, RabbitMQ keeps what is not acknowledged, a PUSH
+# socket stops; of UDP the system's own buffer fills, and what does not fit there is counted.
+# socket stops; of UDP the system's own buffer fills, and what does not fit there is counted. -
+# `buffer`: what comes is kept in memory, up to a bound; beyond it the sender is refused (HTTP: 503,
+# come back).
+# `buffer`: what comes is kept in memory, up to a bound; beyond it the sender is refused (HTTP: 503,
+# come back). - `drop newest`, `drop oldest`: nobody waits; beyond the bound what comes, or what has
+# waited longest, is dropped and counted.
 
 
 BLOCK, BUFFER, DROP_NEWEST, DROP_OLDEST = "block", "buffer", "drop newest", "drop oldest"
@@ -35,7 +43,9 @@ DEFAULT_ROWS, DEFAULT_BYTES = 100_000, 64 << 20
 
 @dataclass(frozen=True)
 class Policy:
-    """At most `rows` rows and `bytes` bytes wait for the log. One delivery alone may be larger: it is let in when nothing else waits."""
+    """At most `rows` rows and `bytes` bytes wait for the log. One delivery alone may be larger: it
+    is let in when nothing else waits.
+    """
 
     name: str = BLOCK
     rows: int = DEFAULT_ROWS
@@ -50,15 +60,24 @@ class Policy:
             raise InputError("A gateway's patience must be longer than nothing.")
 
 
-def policy_of(name: str, *, most_rows: int = DEFAULT_ROWS, most_bytes: int = DEFAULT_BYTES, patience: Duration = "30 seconds") -> Policy:
+def policy_of(
+    name: str,
+    *,
+    most_rows: int = DEFAULT_ROWS,
+    most_bytes: int = DEFAULT_BYTES,
+    patience: Duration = "30 seconds",
+) -> Policy:
     chosen = _SHORT.get(name, name)
     if chosen not in NAMES:
-        raise InputError(f"There is no policy {name!r}: {nearest(name, NAMES)}", fix=f"choose one of {', '.join(NAMES)}.")
+        raise InputError(
+            f"There is no policy {name!r}: {nearest(name, NAMES)}",
+            fix=f"choose one of {', '.join(NAMES)}.",
+        )
     return Policy(chosen, most_rows, most_bytes, to_us(patience, what="patience") / 1e6)
 
 
-# What a gateway hands to the log: deliveries, each of which is stored, refused or dropped as a whole, and what became of it.
-
+# What a gateway hands to the log: deliveries, each of which is stored, refused or dropped as a
+# whole, and what became of it.
 
 
 @dataclass(frozen=True)
@@ -77,14 +96,18 @@ class Parsed:
 
 @dataclass(frozen=True)
 class Plain:
-    """Rows by column name, as Python has them: a body as it came, with what is known of it. What the topic has no column for is left out."""
+    """Rows by column name, as Python has them: a body as it came, with what is known of it. What
+    the topic has no column for is left out.
+    """
 
     values: list[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Rows that are Arrow data already. A delivery of StatsD's stands for more values than it has rows."""
+    """Rows that are Arrow data already. A delivery of StatsD's stands for more values than it has
+    rows.
+    """
 
     batch: pa.RecordBatch
 
@@ -104,7 +127,9 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a delivery. `reason` is a few words that are counted; `message` says it to whoever sent it."""
+    """What became of a delivery. `reason` is a few words that are counted; `message` says it to
+    whoever sent it.
+    """
 
     fate: Fate
     reason: str = ""
@@ -120,7 +145,9 @@ def _nobody(_outcome: Outcome) -> None:
 
 @dataclass
 class Delivery:
-    """One request, one message, or the values of some packets. `rows` are those it takes room for."""
+    """One request, one message, or the values of some packets. `rows` are those it takes room
+    for.
+    """
 
     topic: str
     content: Content
@@ -139,13 +166,15 @@ class Delivery:
         return self.rows if self.stands_for is None else self.stands_for
 
 
-# How a gateway is doing: every row that came is counted once, as stored, repeated, dropped or refused, or waits.
-
+# How a gateway is doing: every row that came is counted once, as stored, repeated, dropped or
+# refused, or waits.
 
 
 @dataclass
 class GatewayStatus:
-    """`received` is the sum of `stored`, `repeated`, `dropped`, `refused` and `waiting_rows`, at any moment."""
+    """`received` is the sum of `stored`, `repeated`, `dropped`, `refused` and `waiting_rows`, at
+    any moment.
+    """
 
     gateway: str
     kind: str
@@ -212,9 +241,18 @@ class Counts:
             fates = {fate.value: count for fate, count in self._fates.items()}
             waiting = self._received - sum(fates.values())
             return GatewayStatus(
-                self.gateway, self.kind, received=self._received, **fates, waiting_rows=waiting, waiting_bytes=waiting_bytes, reasons=dict(self._reasons),
-                details=dict(self.details), failures=self.failures, error=self.error,
-            )  # fmt: skip
+                self.gateway,
+                self.kind,
+                received=self._received,
+                **fates,
+                waiting_rows=waiting,
+                waiting_bytes=waiting_bytes,
+                reasons=dict(self._reasons),
+                details=dict(self.details),
+                failures=self.failures,
+                error=self.error,
+            )
+
 
 logger = logging.getLogger("headrace.gateways")
 MOST_ROWS_AN_APPEND, MOST_BYTES_AN_APPEND = 100_000, 4 << 20
@@ -237,12 +275,22 @@ class Admission(Enum):
 
 
 class Inbox:
-    """`admit` asks for room, `put` hands a delivery in that has room; `submit` does both, and waits where the policy blocks. `write` appends deliveries of one topic, and says what became of each.
+    """`admit` asks for room, `put` hands a delivery in that has room; `submit` does both, and waits
+    where the policy blocks. `write` appends deliveries of one topic, and says what became of each.
 
-    `patient` gateways have nobody to tell when the log fails in passing: they try again. After a minute of failures in a row the error stands in `failure`, and `ended` is set.
+    `patient` gateways have nobody to tell when the log fails in passing: they try again. After a
+    minute of failures in a row the error stands in `failure`, and `ended` is set.
     """
 
-    def __init__(self, policy: Policy, counts: Counts, write: Write, *, patient: bool, on_room: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        counts: Counts,
+        write: Write,
+        *,
+        patient: bool,
+        on_room: Callable[[], None] | None = None,
+    ) -> None:
         self.policy, self.counts = policy, counts
         self.failure: BaseException | None = None
         self.ended = Event()
@@ -256,7 +304,9 @@ class Inbox:
 
     @property
     def waiting_rows(self) -> int:
-        """Rows that have room here, with those being appended unless the policy drops what is oldest. Senders that still wait for room are not in it."""
+        """Rows that have room here, with those being appended unless the policy drops what is
+        oldest. Senders that still wait for room are not in it.
+        """
         return self._rows
 
     @property
@@ -266,7 +316,9 @@ class Inbox:
     # Coming in
 
     def admit(self, rows: int, size: int) -> Admission:
-        """Take room for rows and bytes, or say what the policy says. What is larger than all the room there is gets in when nothing else waits."""
+        """Take room for rows and bytes, or say what the policy says. What is larger than all the
+        room there is gets in when nothing else waits.
+        """
         evicted: list[Delivery] = []
         with self._changed:
             if self.policy.name == DROP_OLDEST:
@@ -276,13 +328,25 @@ class Inbox:
             if fits:
                 self._rows, self._bytes = self._rows + rows, self._bytes + size
         for each in evicted:
-            self._settle(each, Outcome(Fate.dropped, FULL, "It was dropped: the log is slower than those who send, and newer rows came.", passing=True))
+            self._settle(
+                each,
+                Outcome(
+                    Fate.dropped,
+                    FULL,
+                    "It was dropped: the log is slower than those who send, and newer rows came.",
+                    passing=True,
+                ),
+            )
         if fits:
             return Admission.taken
-        return {BLOCK: Admission.wait, BUFFER: Admission.refused}.get(self.policy.name, Admission.dropped)
+        return {BLOCK: Admission.wait, BUFFER: Admission.refused}.get(
+            self.policy.name, Admission.dropped
+        )
 
     def _fits(self, rows: int, size: int) -> bool:
-        return self._has_room(self._rows, rows, self.policy.rows) and self._has_room(self._bytes, size, self.policy.bytes)
+        return self._has_room(self._rows, rows, self.policy.rows) and self._has_room(
+            self._bytes, size, self.policy.bytes
+        )
 
     @staticmethod
     def _has_room(waiting: int, more: int, most: int) -> bool:
@@ -307,12 +371,17 @@ class Inbox:
             self._on_room()
 
     def submit(self, delivery: Delivery, stopped: Event) -> bool:
-        """For a thread that receives. Whatever happens, the delivery is counted, and `done` is called. Returns whether it is on its way."""
+        """For a thread that receives. Whatever happens, the delivery is counted, and `done` is
+        called. Returns whether it is on its way.
+        """
         if delivery.stands_for is None:  # else its parts were counted as they came
             self.counts.came(delivery.rows)
         while (answer := self.admit(delivery.rows, delivery.size)) is Admission.wait:
             if stopped.is_set() or self.ended.is_set():
-                self._settle(delivery, Outcome(Fate.refused, "stopping", "The gateway is stopping.", passing=True))
+                self._settle(
+                    delivery,
+                    Outcome(Fate.refused, "stopping", "The gateway is stopping.", passing=True),
+                )
                 return False
             with self._changed:
                 self._changed.wait(0.1)
@@ -324,7 +393,9 @@ class Inbox:
 
     def turn_away(self, delivery: Delivery, answer: Admission) -> None:
         fate = Fate.dropped if answer is Admission.dropped else Fate.refused
-        self._settle(delivery, Outcome(fate, FULL, "The log is slower than those who send.", passing=True))
+        self._settle(
+            delivery, Outcome(fate, FULL, "The log is slower than those who send.", passing=True)
+        )
 
     def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
         self.counts.settled(delivery.counted, outcome)
@@ -344,13 +415,21 @@ class Inbox:
             self.ended.set()
 
     def _taken(self) -> list[Delivery]:
-        """What waits, as much as one append should have; nothing when the inbox is closed and empty. Its room is given back when it is done with."""
+        """What waits, as much as one append should have; nothing when the inbox is closed and
+        empty. Its room is given back when it is done with.
+        """
         with self._changed:
             while not self._queue and not self._closing:
                 self._changed.wait()
             taken: list[Delivery] = []
             rows = size = 0
-            while self._queue and (not taken or (rows + self._queue[0].rows <= MOST_ROWS_AN_APPEND and size + self._queue[0].size <= MOST_BYTES_AN_APPEND)):
+            while self._queue and (
+                not taken
+                or (
+                    rows + self._queue[0].rows <= MOST_ROWS_AN_APPEND
+                    and size + self._queue[0].size <= MOST_BYTES_AN_APPEND
+                )
+            ):
                 taken.append(self._queue.popleft())
                 rows, size = rows + taken[-1].rows, size + taken[-1].size
             if self._frees_early:
@@ -359,7 +438,9 @@ class Inbox:
 
     @property
     def _frees_early(self) -> bool:
-        """What is being appended cannot be dropped any more. If it kept its room, what comes next would have to go, though it is newer."""
+        """What is being appended cannot be dropped any more. If it kept its room, what comes next
+        would have to go, though it is newer.
+        """
         return self.policy.name == DROP_OLDEST
 
     def _append(self, taken: list[Delivery]) -> None:
@@ -371,7 +452,9 @@ class Inbox:
         self._finish(taken, outcomes)
 
     def _written(self, taken: list[Delivery]) -> list[Outcome]:
-        """What failed in passing is tried again where nobody could be told; the log takes a repeated append for the one it was."""
+        """What failed in passing is tried again where nobody could be told; the log takes a
+        repeated append for the one it was.
+        """
         while True:
             try:
                 outcomes = self._write(taken)
@@ -415,4 +498,9 @@ class Inbox:
 
 
 def _failed(error: BaseException) -> Outcome:
-    return Outcome(Fate.refused, "the log failed", error.message if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}", passing=True)
+    return Outcome(
+        Fate.refused,
+        "the log failed",
+        error.message if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}",
+        passing=True,
+    )

@@ -1,4 +1,6 @@
-"""The StatsD gateway: one thread receives packets, another reads them, and appends them as they are or puts them together until the interval ends."""
+"""The StatsD gateway: one thread receives packets, another reads them, and appends them as they are
+or puts them together until the interval ends.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from headrace.gateways.inbox import Columns, Delivery
 from headrace.gateways.metrics import LOST
 from headrace.log.api import Log
 
-# UDP packets, many with one call to the system. Python's own `recv` takes one at a time; `recvmmsg` takes all that wait, so a flood costs little more than its bytes.
+# UDP packets, many with one call to the system. Python's own `recv` takes one at a time; `recvmmsg`
+# takes all that wait, so a flood costs little more than its bytes.
 #
 # What the system had no room for is counted by it, in /proc/net/udp.
 
@@ -47,9 +50,14 @@ class _Iovec(ctypes.Structure):
 
 class _Header(ctypes.Structure):
     _fields_ = (
-        ("name", ctypes.c_void_p), ("name_length", ctypes.c_uint32), ("parts", ctypes.POINTER(_Iovec)), ("part_count", ctypes.c_size_t),
-        ("control", ctypes.c_void_p), ("control_length", ctypes.c_size_t), ("flags", ctypes.c_int),
-    )  # fmt: skip
+        ("name", ctypes.c_void_p),
+        ("name_length", ctypes.c_uint32),
+        ("parts", ctypes.POINTER(_Iovec)),
+        ("part_count", ctypes.c_size_t),
+        ("control", ctypes.c_void_p),
+        ("control_length", ctypes.c_size_t),
+        ("flags", ctypes.c_int),
+    )
 
 
 class _Message(ctypes.Structure):
@@ -59,16 +67,24 @@ class _Message(ctypes.Structure):
 def opened(host: str, port: int) -> socket.socket:
     """A socket that listens, with as much room as the system gives."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE
+        )[0]
         listening = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise ConfigurationError(f"Cannot listen on {host}, port {port}: {error.strerror or error}.", fix="choose another --host or --port.") from None
+        raise ConfigurationError(
+            f"Cannot listen on {host}, port {port}: {error.strerror or error}.",
+            fix="choose another --host or --port.",
+        ) from None
     try:
         _make_room(listening)
         listening.bind(address)
     except OSError as error:
         listening.close()
-        raise ConfigurationError(f"Cannot listen on {host}, port {port} (UDP): {error.strerror or error}.", fix="choose another --host or --port.") from None
+        raise ConfigurationError(
+            f"Cannot listen on {host}, port {port} (UDP): {error.strerror or error}.",
+            fix="choose another --host or --port.",
+        ) from None
     return listening
 
 
@@ -92,28 +108,44 @@ class Packets:
         self._slots = bytearray(PACKETS_A_CALL * SLOT_BYTES)
         self._view = memoryview(self._slots)
         self._messages = self._prepared()
-        self._raw = np.frombuffer(memoryview(self._messages), np.uint8).reshape(PACKETS_A_CALL, ctypes.sizeof(_Message))
+        self._raw = np.frombuffer(memoryview(self._messages), np.uint8).reshape(
+            PACKETS_A_CALL, ctypes.sizeof(_Message)
+        )
 
     def _prepared(self) -> ctypes.Array[_Message]:
         address = ctypes.addressof((ctypes.c_char * len(self._slots)).from_buffer(self._slots))
-        self._parts = (_Iovec * PACKETS_A_CALL)(*(_Iovec(address + i * SLOT_BYTES, SLOT_BYTES) for i in range(PACKETS_A_CALL)))
+        self._parts = (_Iovec * PACKETS_A_CALL)(
+            *(_Iovec(address + i * SLOT_BYTES, SLOT_BYTES) for i in range(PACKETS_A_CALL))
+        )
         messages = (_Message * PACKETS_A_CALL)()
         for i in range(PACKETS_A_CALL):
-            messages[i].header.parts, messages[i].header.part_count = ctypes.pointer(self._parts[i]), 1
+            messages[i].header.parts, messages[i].header.part_count = (
+                ctypes.pointer(self._parts[i]),
+                1,
+            )
         return messages
 
     def receive(self) -> list[memoryview]:
-        """What waits, or what comes first; nothing if none came in time. What it returns is good until the next call."""
+        """What waits, or what comes first; nothing if none came in time. What it returns is good
+        until the next call.
+        """
         if self._call is None:
             return self._receive_one()
-        count = self._call(self._socket.fileno(), self._messages, PACKETS_A_CALL, _MSG_WAITFORONE, None)
+        count = self._call(
+            self._socket.fileno(), self._messages, PACKETS_A_CALL, _MSG_WAITFORONE, None
+        )
         if count < 0:
             if (number := ctypes.get_errno()) in _QUIET:
                 return []
             raise OSError(number, os.strerror(number))
         at, view = _Message.length.offset, self._view
-        lengths = np.ascontiguousarray(self._raw[:count, at : at + 4]).view(np.uint32).ravel().tolist()
-        return [view[start : start + length] for start, length in zip(range(0, count * SLOT_BYTES, SLOT_BYTES), lengths, strict=True)]
+        lengths = (
+            np.ascontiguousarray(self._raw[:count, at : at + 4]).view(np.uint32).ravel().tolist()
+        )
+        return [
+            view[start : start + length]
+            for start, length in zip(range(0, count * SLOT_BYTES, SLOT_BYTES), lengths, strict=True)
+        ]
 
     def _receive_one(self) -> list[memoryview]:
         try:
@@ -125,7 +157,9 @@ class Packets:
 
 
 def lost(listening: socket.socket) -> int:
-    """Packets for which the system had no room, since the socket was opened; 0 where it does not say."""
+    """Packets for which the system had no room, since the socket was opened; 0 where it does not
+    say.
+    """
     inode = str(os.fstat(listening.fileno()).st_ino)
     table = Path("/proc/net/udp6" if listening.family == socket.AF_INET6 else "/proc/net/udp")
     try:
@@ -135,9 +169,11 @@ def lost(listening: socket.socket) -> int:
         return 0
 
 
-# StatsD's lines, read by column: `name:value|kind[|@rate][|#tags]`, as StatsD has them and with DogStatsD's tags and packed values (`name:1:2:3|ms`).
+# StatsD's lines, read by column: `name:value|kind[|@rate][|#tags]`, as StatsD has them and with
+# DogStatsD's tags and packed values (`name:1:2:3|ms`).
 #
-# Equal lines are read once: a service counts the same thing again and again. A line that is none of these is malformed; it is counted, and nothing else of its packet is lost.
+# Equal lines are read once: a service counts the same thing again and again. A line that is none of
+# these is malformed; it is counted, and nothing else of its packet is lost.
 
 
 COUNTER, GAUGE, TIMER, HISTOGRAM, SET = "counter", "gauge", "timer", "histogram", "set"
@@ -152,7 +188,9 @@ _NUMBER = r"^[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 
 @dataclass(frozen=True)
 class Values:
-    """Different values, in columns, and how often each came. `order` has, for every value that came, in that order, which one it was."""
+    """Different values, in columns, and how often each came. `order` has, for every value that
+    came, in that order, which one it was.
+    """
 
     metric: pa.Array
     kind: pa.Array
@@ -180,17 +218,23 @@ def read(data: bytes) -> Values:
     encoded = lines.dictionary_encode()
     order = encoded.indices.to_numpy().astype(np.int64)
     parts = pc.extract_regex(_readable(encoded.dictionary), _LINE)
-    metric, value, kind, rate, tags = (parts.field(name) for name in ("metric", "value", "kind", "rate", "tags"))
+    metric, value, kind, rate, tags = (
+        parts.field(name) for name in ("metric", "value", "kind", "rate", "tags")
+    )
     kind = _kinds(kind)
     which, value = _unpacked(value, kind)
     if which is not None:
-        metric, kind, rate, tags = (column.take(pa.array(which)) for column in (metric, kind, rate, tags))
+        metric, kind, rate, tags = (
+            column.take(pa.array(which)) for column in (metric, kind, rate, tags)
+        )
     return _checked(metric, kind, rate, tags, value, _spread(order, which, len(encoded.dictionary)))
 
 
 def _readable(lines: pa.Array) -> pa.Array:
     trimmed = pc.utf8_rtrim(lines, "\r")
-    return pc.if_else(pc.greater(pc.binary_length(trimmed), LONGEST_LINE), pa.scalar("", trimmed.type), trimmed)
+    return pc.if_else(
+        pc.greater(pc.binary_length(trimmed), LONGEST_LINE), pa.scalar("", trimmed.type), trimmed
+    )
 
 
 def _kinds(short: pa.Array) -> pa.Array:
@@ -199,7 +243,9 @@ def _kinds(short: pa.Array) -> pa.Array:
 
 
 def _unpacked(value: pa.Array, kind: pa.Array) -> tuple[npt.NDArray[np.int64] | None, pa.Array]:
-    """`1:2:3` is three values; but for sets, whose members may have any character. Also which line each is of, unless each has one."""
+    """`1:2:3` is three values; but for sets, whose members may have any character. Also which line
+    each is of, unless each has one.
+    """
     packed = pc.fill_null(pc.and_(pc.match_substring(value, ":"), pc.not_equal(kind, SET)), False)
     if not pc.any(packed).as_py():
         return None, value
@@ -211,7 +257,9 @@ def _each_alone(value: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(np.arange(len(value) + 1, dtype=np.int32)), value)
 
 
-def _spread(order: npt.NDArray[np.int64], which: npt.NDArray[np.int64] | None, lines: int) -> npt.NDArray[np.int64]:
+def _spread(
+    order: npt.NDArray[np.int64], which: npt.NDArray[np.int64] | None, lines: int
+) -> npt.NDArray[np.int64]:
     """The order of values, from that of lines."""
     if which is None:
         return order
@@ -224,23 +272,45 @@ def _spread(order: npt.NDArray[np.int64], which: npt.NDArray[np.int64] | None, l
     return result
 
 
-def _checked(metric: pa.Array, kind: pa.Array, rate: pa.Array, tags: pa.Array, value: pa.Array, order: npt.NDArray[np.int64]) -> Values:
+def _checked(
+    metric: pa.Array,
+    kind: pa.Array,
+    rate: pa.Array,
+    tags: pa.Array,
+    value: pa.Array,
+    order: npt.NDArray[np.int64],
+) -> Values:
     """Without what is malformed: no known line, no number, a rate that is none."""
     is_set = pc.equal(kind, SET)
     numbers, is_number = _numbers(value)
     rates, is_rate = _numbers(rate)
     has_rate = pc.not_equal(pc.fill_null(rate, ""), "").to_numpy(zero_copy_only=False)
     rates = np.where(has_rate, rates, 1.0)
-    good = pc.is_valid(kind).to_numpy(zero_copy_only=False) & (is_number | _as_bools(is_set)) & (~has_rate | (is_rate & (rates > 0) & (rates <= 1)))
+    good = (
+        pc.is_valid(kind).to_numpy(zero_copy_only=False)
+        & (is_number | _as_bools(is_set))
+        & (~has_rate | (is_rate & (rates > 0) & (rates <= 1)))
+    )
     kept = pa.array(np.flatnonzero(good))
     renumbered = np.where(good, np.cumsum(good) - 1, -1)[order]
     signed = _as_bools(pc.and_(pc.equal(kind, GAUGE), pc.match_substring_regex(value, r"^[+-]")))
     order = renumbered[renumbered >= 0]
     times = np.bincount(order, minlength=len(kept)).astype(np.int64)
     member = pc.if_else(is_set, value, pa.scalar(None, value.type))
-    text = [column.take(kept).cast(pa.string()) for column in (metric, kind, _in_order(tags), member)]
+    text = [
+        column.take(kept).cast(pa.string()) for column in (metric, kind, _in_order(tags), member)
+    ]
     return Values(
-        text[0], text[1], text[2], np.where(_as_bools(is_set), np.nan, numbers)[good], text[3], signed[good], rates[good], times, order, int((renumbered < 0).sum())
+        text[0],
+        text[1],
+        text[2],
+        np.where(_as_bools(is_set), np.nan, numbers)[good],
+        text[3],
+        signed[good],
+        rates[good],
+        times,
+        order,
+        int((renumbered < 0).sum()),
     )
 
 
@@ -261,13 +331,17 @@ def _in_order(tags: pa.Array) -> pa.Array:
     """`b:2,a:1` and `a:1,b:2` are the same tags. There are few different ones."""
     encoded = pc.fill_null(tags, "").dictionary_encode()
     different: list[Any] = encoded.dictionary.to_pylist()
-    sorted_tags = pa.array([",".join(sorted(filter(None, each.split(",")))) for each in different], pa.string())
+    sorted_tags = pa.array(
+        [",".join(sorted(filter(None, each.split(",")))) for each in different], pa.string()
+    )
     return sorted_tags.take(encoded.indices)
 
 
-# What StatsD does each flush interval: counters are summed, gauges remembered, timers and histograms described, members of sets counted.
+# What StatsD does each flush interval: counters are summed, gauges remembered, timers and
+# histograms described, members of sets counted.
 #
-# Values wait as columns, by the number of their metric. Only metrics are gone through one by one, never values.
+# Values wait as columns, by the number of their metric. Only metrics are gone through one by one,
+# never values.
 
 
 MOST_METRICS = 100_000
@@ -275,8 +349,9 @@ MOST_VALUES = 5_000_000
 """Values of timers and members of sets that wait for the end of their interval."""
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 SCHEMA = (
-    "metric STRING, kind STRING, tags STRING, value DOUBLE, count DOUBLE, rate DOUBLE, sum DOUBLE, min DOUBLE, max DOUBLE, mean DOUBLE, "
-    "p50 DOUBLE, p90 DOUBLE, p95 DOUBLE, p99 DOUBLE, started_at TIMESTAMP, ended_at TIMESTAMP, received_at TIMESTAMP"
+    "metric STRING, kind STRING, tags STRING, value DOUBLE, count DOUBLE, rate DOUBLE, sum DOUBLE,"
+    " min DOUBLE, max DOUBLE, mean DOUBLE, p50 DOUBLE, p90 DOUBLE, p95 DOUBLE, p99 DOUBLE,"
+    " started_at TIMESTAMP, ended_at TIMESTAMP, received_at TIMESTAMP"
 )
 _FIGURES = ("value", "count", "rate", "sum", "min", "max", "mean", *PERCENTILES)
 Numbers = npt.NDArray[np.int64]
@@ -331,7 +406,9 @@ class Aggregator:
 
     def _metrics_of(self, values: Values) -> Numbers:
         """The number of each value's metric; -1 for one too many."""
-        names = pc.binary_join_element_wise(values.metric, values.kind, values.tags, "\n").dictionary_encode()
+        names = pc.binary_join_element_wise(
+            values.metric, values.kind, values.tags, "\n"
+        ).dictionary_encode()
         numbers = np.array([self._number(name) for name in names.dictionary.to_pylist()], np.int64)
         found: Numbers = numbers[names.indices.to_numpy()] if len(numbers) else _NO_NUMBERS
         return found
@@ -347,11 +424,15 @@ class Aggregator:
             self._names.append(name)
         return number
 
-    def _add_counters(self, metrics: Numbers, values: Values, weights: Floats, mine: npt.NDArray[np.bool_]) -> None:
+    def _add_counters(
+        self, metrics: Numbers, values: Values, weights: Floats, mine: npt.NDArray[np.bool_]
+    ) -> None:
         different, places = np.unique(metrics[mine], return_inverse=True)
         sums = np.bincount(places, weights=values.value[mine] * weights[mine])
         times = np.bincount(places, weights=weights[mine])
-        for metric, total, count in zip(different.tolist(), sums.tolist(), times.tolist(), strict=True):
+        for metric, total, count in zip(
+            different.tolist(), sums.tolist(), times.tolist(), strict=True
+        ):
             self._waiting.totals[metric] = self._waiting.totals.get(metric, 0.0) + total
             self._waiting.counts[metric] = self._waiting.counts.get(metric, 0.0) + count
 
@@ -373,7 +454,9 @@ class Aggregator:
         for metric, count in zip(different.tolist(), times.tolist(), strict=True):
             self._waiting.counts[metric] = self._waiting.counts.get(metric, 0.0) + count
 
-    def _add_timed(self, metrics: Numbers, values: Values, weights: Floats, mine: npt.NDArray[np.bool_]) -> None:
+    def _add_timed(
+        self, metrics: Numbers, values: Values, weights: Floats, mine: npt.NDArray[np.bool_]
+    ) -> None:
         if mine.any():
             self._waiting.timed.append((metrics[mine], values.value[mine], weights[mine]))
             self._waiting.size += int(mine.sum())
@@ -381,19 +464,35 @@ class Aggregator:
     def _add_members(self, metrics: Numbers, values: Values, mine: npt.NDArray[np.bool_]) -> None:
         if mine.any():
             members = values.member.filter(pa.array(mine))
-            self._waiting.members.append(pa.record_batch({"metric": pa.array(metrics[mine]), "member": members}))
+            self._waiting.members.append(
+                pa.record_batch({"metric": pa.array(metrics[mine]), "member": members})
+            )
             self._waiting.size += int(mine.sum())
 
     # The end of an interval
 
     def flush(self, started_us: int, ended_us: int) -> tuple[pa.RecordBatch, int]:
-        """One row a metric, and how many values they are of. Gauges that nobody told anything about keep their values, and are told again unless they are to be forgotten."""
+        """One row a metric, and how many values they are of. Gauges that nobody told anything about
+        keep their values, and are told again unless they are to be forgotten.
+        """
         waiting, self._waiting = self._waiting, _Waiting()
         seconds = max((ended_us - started_us) / 1e6, 1e-6)
         rows: list[tuple[int, dict[str, float]]] = [
-            (metric, {"value": total, "sum": total, "count": waiting.counts[metric], "rate": total / seconds}) for metric, total in waiting.totals.items()
+            (
+                metric,
+                {
+                    "value": total,
+                    "sum": total,
+                    "count": waiting.counts[metric],
+                    "rate": total / seconds,
+                },
+            )
+            for metric, total in waiting.totals.items()
         ]
-        rows += [(metric, {"value": value, "count": waiting.counts.get(metric, 0.0)}) for metric, value in self._gauges.items()]
+        rows += [
+            (metric, {"value": value, "count": waiting.counts.get(metric, 0.0)})
+            for metric, value in self._gauges.items()
+        ]
         rows += _described(waiting.timed, seconds) + _distinct(waiting.members)
         batch = self._batch(rows, started_us, ended_us)
         if self._forget_gauges:
@@ -409,17 +508,32 @@ class Aggregator:
         self._names, self._numbers = kept, {name: number for number, name in enumerate(kept)}
         self._gauges = dict(enumerate(gauges))
 
-    def _batch(self, rows: list[tuple[int, dict[str, float]]], started_us: int, ended_us: int) -> pa.RecordBatch:
+    def _batch(
+        self, rows: list[tuple[int, dict[str, float]]], started_us: int, ended_us: int
+    ) -> pa.RecordBatch:
         names = [self._names[number] for number, _ in rows]
         moment = pa.timestamp("us", "UTC")
-        columns = {each: pa.array([name[i] for name in names], pa.string()) for i, each in enumerate(("metric", "kind", "tags"))}
-        columns |= {each: pa.array([figures.get(each) for _, figures in rows], pa.float64()) for each in _FIGURES}
-        columns |= {name: pa.repeat(pa.scalar(us, moment), len(rows)) for name, us in (("started_at", started_us), ("ended_at", ended_us))}
+        columns = {
+            each: pa.array([name[i] for name in names], pa.string())
+            for i, each in enumerate(("metric", "kind", "tags"))
+        }
+        columns |= {
+            each: pa.array([figures.get(each) for _, figures in rows], pa.float64())
+            for each in _FIGURES
+        }
+        columns |= {
+            name: pa.repeat(pa.scalar(us, moment), len(rows))
+            for name, us in (("started_at", started_us), ("ended_at", ended_us))
+        }
         return pa.record_batch(columns)
 
 
-def _described(timed: list[tuple[Numbers, Floats, Floats]], seconds: float) -> list[tuple[int, dict[str, float]]]:
-    """Each metric's values, in order of size: percentiles are those of what the values stand for, sampled or not."""
+def _described(
+    timed: list[tuple[Numbers, Floats, Floats]], seconds: float
+) -> list[tuple[int, dict[str, float]]]:
+    """Each metric's values, in order of size: percentiles are those of what the values stand for,
+    sampled or not.
+    """
     if not timed:
         return []
     metrics, values, weights = (np.concatenate([part[i] for part in timed]) for i in range(3))
@@ -432,8 +546,19 @@ def _described(timed: list[tuple[Numbers, Floats, Floats]], seconds: float) -> l
     for metric, first, end in zip(different.tolist(), firsts.tolist(), ends.tolist(), strict=True):
         mine, share = values[first:end], total[first:end] - (total[first - 1] if first else 0.0)
         count, whole = float(share[-1]), float((mine * weights[first:end]).sum())
-        figures = {"value": whole / count, "mean": whole / count, "count": count, "rate": count / seconds, "sum": whole, "min": float(mine[0]), "max": float(mine[-1])}
-        places = np.minimum(np.searchsorted(share, np.array(list(PERCENTILES.values())) * count * (1 - 1e-12)), len(mine) - 1)
+        figures = {
+            "value": whole / count,
+            "mean": whole / count,
+            "count": count,
+            "rate": count / seconds,
+            "sum": whole,
+            "min": float(mine[0]),
+            "max": float(mine[-1]),
+        }
+        places = np.minimum(
+            np.searchsorted(share, np.array(list(PERCENTILES.values())) * count * (1 - 1e-12)),
+            len(mine) - 1,
+        )
         rows.append((metric, figures | dict(zip(PERCENTILES, mine[places].tolist(), strict=True))))
     return rows
 
@@ -441,15 +566,27 @@ def _described(timed: list[tuple[Numbers, Floats, Floats]], seconds: float) -> l
 def _distinct(members: list[pa.RecordBatch]) -> list[tuple[int, dict[str, float]]]:
     if not members:
         return []
-    counted = pa.Table.from_batches(members).group_by("metric").aggregate([("member", "count_distinct")])
-    return [(metric, {"value": float(count), "count": float(count)}) for metric, count in zip(*(counted[name].to_pylist() for name in ("metric", "member_count_distinct")), strict=True)]
+    counted = (
+        pa.Table.from_batches(members).group_by("metric").aggregate([("member", "count_distinct")])
+    )
+    return [
+        (metric, {"value": float(count), "count": float(count)})
+        for metric, count in zip(
+            *(counted[name].to_pylist() for name in ("metric", "member_count_distinct")),
+            strict=True,
+        )
+    ]
+
 
 WAIT_S = 0.02
 GATHER_S = 0.05
 GATHER_BYTES = 1 << 20
 MOST_GATHERED = 16
 """Pieces of up to about `GATHER_BYTES` that wait to be read; then the system's own buffer fills."""
-RAW_SCHEMA = "metric STRING, kind STRING, tags STRING, value DOUBLE, member STRING, is_delta BOOLEAN, sample_rate DOUBLE, stands_for DOUBLE, received_at TIMESTAMP"
+RAW_SCHEMA = (
+    "metric STRING, kind STRING, tags STRING, value DOUBLE, member STRING, is_delta BOOLEAN,"
+    " sample_rate DOUBLE, stands_for DOUBLE, received_at TIMESTAMP"
+)
 
 
 class StatsdReceiving(ThreadReceiving):
@@ -487,7 +624,11 @@ class StatsdReceiving(ThreadReceiving):
 
     def details(self) -> dict[str, int]:
         lost_packets = lost(self._socket) if self._socket.fileno() >= 0 else self._lost
-        return {"packets": self._packets, LOST: lost_packets, "values_in_this_interval": self._aggregator.waiting}
+        return {
+            "packets": self._packets,
+            LOST: lost_packets,
+            "values_in_this_interval": self._aggregator.waiting,
+        }
 
     # Receiving
 
@@ -547,7 +688,9 @@ class StatsdReceiving(ThreadReceiving):
             self._flush()
 
     def _flush(self) -> None:
-        """Intervals follow each other without a gap; one in which nothing came tells of gauges alone."""
+        """Intervals follow each other without a gap; one in which nothing came tells of gauges
+        alone.
+        """
         if self._flush_us is None:
             return
         ended_us = now_us()
@@ -564,17 +707,32 @@ class StatsdReceiving(ThreadReceiving):
             piece = batch.slice(start, rows)
             self._submit(piece, piece.nbytes, received_us, None)
 
-    def _submit(self, batch: pa.RecordBatch, size: int, received_us: int, stands_for: int | None) -> None:
+    def _submit(
+        self, batch: pa.RecordBatch, size: int, received_us: int, stands_for: int | None
+    ) -> None:
         topic = self.gateway.topics[0]
-        self.inbox.submit(Delivery(topic, Columns(batch), batch.num_rows, size, received_us, stands_for=stands_for), self._given_up)
+        self.inbox.submit(
+            Delivery(
+                topic, Columns(batch), batch.num_rows, size, received_us, stands_for=stands_for
+            ),
+            self._given_up,
+        )
 
 
 def _raw(values: Values) -> pa.RecordBatch:
     """Each value that came, in that order."""
     order = pa.array(values.order)
     number = pa.array(values.value, from_pandas=True)
-    different = pa.record_batch({
-        "metric": values.metric, "kind": values.kind, "tags": values.tags, "value": number, "member": values.member,
-        "is_delta": pa.array(values.is_delta), "sample_rate": pa.array(values.rate), "stands_for": pa.array(1 / values.rate),
-    })  # fmt: skip
+    different = pa.record_batch(
+        {
+            "metric": values.metric,
+            "kind": values.kind,
+            "tags": values.tags,
+            "value": number,
+            "member": values.member,
+            "is_delta": pa.array(values.is_delta),
+            "sample_rate": pa.array(values.rate),
+            "stands_for": pa.array(1 / values.rate),
+        }
+    )
     return different.take(order)

@@ -1,6 +1,8 @@
-"""Deliveries into topics: repeats left out, rows decoded and stamped with the time they came, appended in one append a topic; what cannot be used becomes a dead letter.
+"""Deliveries into topics: repeats left out, rows decoded and stamped with the time they came,
+appended in one append a topic; what cannot be used becomes a dead letter.
 
-Each gateway appends as a producer with its own name. So a second process with the same name takes over, and the first one is refused; and an append that is tried again is stored once.
+Each gateway appends as a producer with its own name. So a second process with the same name takes
+over, and the first one is refused; and an append that is tried again is stored once.
 """
 
 from __future__ import annotations
@@ -24,13 +26,15 @@ from headrace.log.rows import to_batch
 from headrace.log.values import Position, TopicInfo
 from headrace.types.json_codec import Decoded, decode, decode_exactly
 
-# Deliveries as rows of their topic, all at once where they fit; those that do not are found, and say why.
-
+# Deliveries as rows of their topic, all at once where they fit; those that do not are found, and
+# say why.
 
 
 @dataclass
 class DecodedDeliveries:
-    """Rows of the deliveries that fit, in their order, and how many each has; for the others the reason."""
+    """Rows of the deliveries that fit, in their order, and how many each has; for the others the
+    reason.
+    """
 
     fitting: list[Delivery] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -49,8 +53,12 @@ def _count(delivery: Delivery) -> int:
     return content.batch.num_rows if isinstance(content, Columns) else len(content.values)
 
 
-def decoded(deliveries: Sequence[Delivery], schema: pa.Schema, *, ignored: Collection[str], topic: str) -> DecodedDeliveries:
-    """`schema` is what senders give; `ignored` are columns they may give although we know better."""
+def decoded(
+    deliveries: Sequence[Delivery], schema: pa.Schema, *, ignored: Collection[str], topic: str
+) -> DecodedDeliveries:
+    """`schema` is what senders give; `ignored` are columns they may give although we know
+    better.
+    """
     result = DecodedDeliveries()
     for kind, run in groupby(deliveries, key=lambda each: type(each.content)):
         together = list(run)
@@ -62,8 +70,15 @@ def decoded(deliveries: Sequence[Delivery], schema: pa.Schema, *, ignored: Colle
     return result
 
 
-def _decode_json(deliveries: list[Delivery], schema: pa.Schema, ignored: Collection[str], result: DecodedDeliveries) -> None:
-    """Together; if some do not fit, each of these is refused as a whole, and the others are decoded again."""
+def _decode_json(
+    deliveries: list[Delivery],
+    schema: pa.Schema,
+    ignored: Collection[str],
+    result: DecodedDeliveries,
+) -> None:
+    """Together; if some do not fit, each of these is refused as a whole, and the others are decoded
+    again.
+    """
     parts = _decode(deliveries, schema, ignored)
     if not parts.misfits:
         result.add(deliveries, parts.batch)
@@ -71,7 +86,9 @@ def _decode_json(deliveries: list[Delivery], schema: pa.Schema, ignored: Collect
     first, fitting = 0, []
     for each in deliveries:
         count = _count(each)
-        reasons = [(index, why) for index, why in parts.misfits.items() if first <= index < first + count]
+        reasons = [
+            (index, why) for index, why in parts.misfits.items() if first <= index < first + count
+        ]
         if reasons:
             result.refused[id(each)] = f"Row {reasons[0][0] - first}: {reasons[0][1]}"
         else:
@@ -92,10 +109,16 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _decode_plain(delivery: Delivery, schema: pa.Schema, topic: str, result: DecodedDeliveries) -> None:
+def _decode_plain(
+    delivery: Delivery, schema: pa.Schema, topic: str, result: DecodedDeliveries
+) -> None:
     content = cast("Plain | Columns", delivery.content)
     try:
-        rows = _aligned(content.batch, schema) if isinstance(content, Columns) else [{name: row.get(name) for name in schema.names} for row in content.values]
+        rows = (
+            _aligned(content.batch, schema)
+            if isinstance(content, Columns)
+            else [{name: row.get(name) for name in schema.names} for row in content.values]
+        )
         result.add([delivery], to_batch(rows, schema, topic=topic))
     except BadRows as error:
         result.refused[id(delivery)] = error.message
@@ -103,13 +126,22 @@ def _decode_plain(delivery: Delivery, schema: pa.Schema, topic: str, result: Dec
 
 def _aligned(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The columns that the topic has; what the batch lacks is null."""
-    arrays = [batch.column(each.name) if each.name in batch.schema.names else pa.nulls(batch.num_rows, each.type) for each in schema]
+    arrays = [
+        (
+            batch.column(each.name)
+            if each.name in batch.schema.names
+            else pa.nulls(batch.num_rows, each.type)
+        )
+        for each in schema
+    ]
     return pa.RecordBatch.from_arrays(arrays, names=schema.names)
 
 
-# Which message ids a topic has already: they stand in a header of the rows themselves, so an id and its rows are stored together or not at all.
+# Which message ids a topic has already: they stand in a header of the rows themselves, so an id and
+# its rows are stored together or not at all.
 #
-# The newest ids are kept in memory. After a restart they are read from the topic's end; what others append meanwhile is read before each append.
+# The newest ids are kept in memory. After a restart they are read from the topic's end; what others
+# append meanwhile is read before each append.
 
 
 ID_HEADER = "message-id"
@@ -131,7 +163,10 @@ class Repeats:
         ends = self._log.end_offsets(self._topic)
         if self._reached is None:
             starts = self._log.start_offsets(self._topic)
-            self._reached = {partition: max(starts.get(partition, 0), end - self._most) for partition, end in ends.items()}
+            self._reached = {
+                partition: max(starts.get(partition, 0), end - self._most)
+                for partition, end in ends.items()
+            }
         for partition, end in ends.items():
             start = self._reached.get(partition, 0)
             if start < end:
@@ -139,7 +174,9 @@ class Repeats:
             self._reached[partition] = end
 
     def _read(self, partition: int, start: int, end: int) -> None:
-        for batch in self._log.read(self._topic, partition, start, end, columns=[HEADERS_COLUMN], headers=True):
+        for batch in self._log.read(
+            self._topic, partition, start, end, columns=[HEADERS_COLUMN], headers=True
+        ):
             entries = batch.column(0).flatten()
             ids = entries.filter(pc.equal(entries.field(0), ID_HEADER)).field(1).to_pylist()
             for each in ids:
@@ -158,6 +195,7 @@ class Repeats:
             if self._reached.get(partition, 0) == span.start:
                 self._reached[partition] = span.stop
 
+
 RECEIVED = "received_at"
 """The column that gets the time at which a row came, if the topic has it."""
 
@@ -170,7 +208,9 @@ class Writer:
         self._topics: dict[str, TopicWriter] = {}
 
     def write(self, deliveries: list[Delivery]) -> list[Outcome]:
-        """Deliveries of one topic, and what becomes of each. After a RetryError the same deliveries can be written again: what was stored is not stored twice."""
+        """Deliveries of one topic, and what becomes of each. After a RetryError the same deliveries
+        can be written again: what was stored is not stored twice.
+        """
         topic = deliveries[0].topic
         try:
             if topic not in self._topics:
@@ -195,10 +235,16 @@ class TopicWriter:
 
     def _learn(self) -> None:
         self._info: TopicInfo = self._log.topic(self._topic)
-        has_time = self._received in self._info.columns and pa.types.is_timestamp(self._info.arrow_schema.field(self._received).type)
+        has_time = self._received in self._info.columns and pa.types.is_timestamp(
+            self._info.arrow_schema.field(self._received).type
+        )
         self._stamped = (self._received,) if has_time else ()
-        self._given = pa.schema([each for each in self._info.arrow_schema if each.name not in self._stamped])
-        if self._info.is_table:  # a change that says nothing of its kind is the newest row of its key
+        self._given = pa.schema(
+            [each for each in self._info.arrow_schema if each.name not in self._stamped]
+        )
+        if (
+            self._info.is_table
+        ):  # a change that says nothing of its kind is the newest row of its key
             position = self._given.get_field_index(CHANGE_TYPE)
             self._given = self._given.set(position, self._given.field(position).with_nullable(True))
 
@@ -211,10 +257,14 @@ class TopicWriter:
                 outcomes[id(each)] = Outcome(Fate.refused, "does not fit", rows.refused[id(each)])
         if rows.fitting:
             position = self._append(rows)
-            outcomes |= {id(each): Outcome(Fate.stored, position=str(position)) for each in rows.fitting}
+            outcomes |= {
+                id(each): Outcome(Fate.stored, position=str(position)) for each in rows.fitting
+            }
         return outcomes
 
-    def _without_repeats(self, deliveries: list[Delivery]) -> tuple[list[Delivery], dict[int, Outcome]]:
+    def _without_repeats(
+        self, deliveries: list[Delivery]
+    ) -> tuple[list[Delivery], dict[int, Outcome]]:
         named = [each for each in deliveries if each.id is not None]
         if not named:
             return deliveries, {}
@@ -238,7 +288,9 @@ class TopicWriter:
         return rows
 
     def _append(self, rows: DecodedDeliveries) -> Position:
-        """One append. Its number is the next one as long as it has not succeeded, so the log knows it when it is tried again."""
+        """One append. Its number is the next one as long as it has not succeeded, so the log knows
+        it when it is tried again.
+        """
         headers = _headers(rows) if any(each.id is not None for each in rows.fitting) else None
         position = self._producer.append(self._stored_form(rows), headers=headers)
         if headers is not None:
@@ -249,19 +301,31 @@ class TopicWriter:
         return position
 
     def _stored_form(self, rows: DecodedDeliveries) -> pa.RecordBatch:
-        """The topic's columns, in their order: with the time of receipt, and for tables the kind of change."""
+        """The topic's columns, in their order: with the time of receipt, and for tables the kind of
+        change.
+        """
         whole = pa.Table.from_batches(rows.batches).combine_chunks()
         columns = {name: _one(whole.column(name)) for name in whole.column_names}
         for name in self._stamped:
-            moments = np.repeat(np.array([each.received_us for each in rows.fitting], np.int64), rows.counts)
+            moments = np.repeat(
+                np.array([each.received_us for each in rows.fitting], np.int64), rows.counts
+            )
             columns[name] = pa.array(moments).cast(self._info.arrow_schema.field(name).type)
         if self._info.is_table:
             columns[CHANGE_TYPE] = pc.fill_null(columns[CHANGE_TYPE], UPDATE)
-        return pa.RecordBatch.from_arrays([columns[name] for name in self._info.columns], schema=self._info.arrow_schema)
+        return pa.RecordBatch.from_arrays(
+            [columns[name] for name in self._info.columns], schema=self._info.arrow_schema
+        )
 
     def _put_aside(self, refused: Sequence[Delivery], reasons: dict[int, str]) -> None:
         """Dead letters, for those that nobody else would hear of."""
-        letters = [dead_letters.DeadLetter(f"gateway {self._gateway}", reasons[id(each)], payload=each.payload) for each in refused if each.payload is not None]
+        letters = [
+            dead_letters.DeadLetter(
+                f"gateway {self._gateway}", reasons[id(each)], payload=each.payload
+            )
+            for each in refused
+            if each.payload is not None
+        ]
         if letters:
             dead_letters.divert(self._log, self._topic, letters)
 
@@ -275,5 +339,8 @@ def _headers(rows: DecodedDeliveries) -> list[dict[str, bytes | None] | None]:
     headers: list[dict[str, bytes | None] | None] = []
     for each, count in zip(rows.fitting, rows.counts, strict=True):
         if count:
-            headers += [{ID_HEADER: each.id.encode()} if each.id is not None else None, *[None] * (count - 1)]
+            headers += [
+                {ID_HEADER: each.id.encode()} if each.id is not None else None,
+                *[None] * (count - 1),
+            ]
     return headers

@@ -1,7 +1,9 @@
-"""The ZeroMQ gateway: a SUB or PULL socket, bound or connected. A message's last part is its body; a first part before it is its subject.
+"""The ZeroMQ gateway: a SUB or PULL socket, bound or connected. A message's last part is its body;
+a first part before it is its subject.
 
-ZeroMQ has no acknowledgements. With the policy `block` a PUSH socket is held up by its own high-water mark, and nothing is lost as long as both sides live; a PUB socket drops for
-subscribers that are slow, and tells nobody.
+ZeroMQ has no acknowledgements. With the policy `block` a PUSH socket is held up by its own
+high-water mark, and nothing is lost as long as both sides live; a PUB socket drops for subscribers
+that are slow, and tells nobody.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class ZeromqReceiving(ThreadReceiving):
         self._zmq: Any = zmq
 
     def begin(self) -> None:
-        """The socket is bound here, where whoever starts the gateway sees what is wrong, and used by its thread alone from then on."""
+        """The socket is bound here, where whoever starts the gateway sees what is wrong, and used
+        by its thread alone from then on.
+        """
         options, zmq = self.gateway.options, self._zmq
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.SUB if options["socket"] == "sub" else zmq.PULL)
@@ -46,7 +50,10 @@ class ZeromqReceiving(ThreadReceiving):
                 self._socket.connect(address)
         except zmq.ZMQError as error:
             self.end()
-            raise ConfigurationError(f"ZeroMQ cannot bind or connect: {error}.", fix="give addresses such as tcp://127.0.0.1:5556.") from None
+            raise ConfigurationError(
+                f"ZeroMQ cannot bind or connect: {error}.",
+                fix="give addresses such as tcp://127.0.0.1:5556.",
+            ) from None
         self.address = self._socket.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
         super().begin()
 
@@ -75,4 +82,9 @@ class ZeromqReceiving(ThreadReceiving):
         subject = parts[0].decode(errors="replace") if len(parts) > 1 else None
         content = content_of(parts[-1], self.gateway.options["format"], {"subject": subject})
         size = sum(map(len, parts))
-        self.inbox.submit(Delivery(self.gateway.topics[0], content, rows_of(content), size, now_us(), payload=parts[-1]), self.stopped)
+        self.inbox.submit(
+            Delivery(
+                self.gateway.topics[0], content, rows_of(content), size, now_us(), payload=parts[-1]
+            ),
+            self.stopped,
+        )

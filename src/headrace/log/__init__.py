@@ -1,4 +1,6 @@
-"""The log: a durable, partitioned place where everything enters. `open_log` is the one door; see `api` for what is behind it."""
+"""The log: a durable, partitioned place where everything enters. `open_log` is the one door; see
+`api` for what is behind it.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from headrace.log.api import Log
 
 
 def open_log(address: str | Path, **options: Any) -> Log:
-    """Open a log by its address: `file:PATH` (a directory, made if it is missing) or `kafka://host:port`.
+    """Open a log by its address: `file:PATH` (a directory, made if it is missing) or
+    `kafka://host:port`.
 
-    Options of `file:`: `durability="os"` for speed instead of safety, `create=False` to refuse to make a new log.
-    Options of `kafka://`: whatever librdkafka takes, TLS and SASL included.
+    Options of `file:`: `durability="os"` for speed instead of safety, `create=False` to refuse to
+    make a new log. Options of `kafka://`: whatever librdkafka takes, TLS and SASL included.
     """
     text = str(address)
     if text.startswith("kafka://"):
@@ -24,7 +27,10 @@ def open_log(address: str | Path, **options: Any) -> Log:
         from headrace.log.file.log import FileLog
 
         return FileLog(text.removeprefix("file:"), **options)
-    raise LogUnavailable(f"{text!r} is not the address of a log.", fix="use file:PATH, such as file:data, or kafka://host:port.")
+    raise LogUnavailable(
+        f"{text!r} is not the address of a log.",
+        fix="use file:PATH, such as file:data, or kafka://host:port.",
+    )
 
 
 __all__ = ["Log", "open_log"]

@@ -1,6 +1,8 @@
-"""What a log can do, whichever backend keeps it: the interface of `hr.open_log`. The values it speaks in are in `values`.
+"""What a log can do, whichever backend keeps it: the interface of `hr.open_log`. The values it
+speaks in are in `values`.
 
-`file/` and `kafka/` implement it and pass one contract suite (tests/contract). Nothing here does any I/O.
+`file/` and `kafka/` implement it and pass one contract suite (tests/contract). Nothing here does
+any I/O.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-
-# Watching lag: a hook that is called when a group falls too far behind, and again when it has caught up. For every backend.
+# Watching lag: a hook that is called when a group falls too far behind, and again when it has
+# caught up. For every backend.
 
 
 logger = logging.getLogger("headrace.log")
@@ -54,17 +56,34 @@ class LagAlert:
 
 
 class LagWatch:
-    """Compares lag with a threshold at intervals, in a thread of its own. Each start and end of an excess is told once.
+    """Compares lag with a threshold at intervals, in a thread of its own. Each start and end of an
+    excess is told once.
 
-    It outlives what fails, a hook that raises or a log that does not answer: that is logged, and it looks again.
+    It outlives what fails, a hook that raises or a log that does not answer: that is logged, and it
+    looks again.
     """
 
     def __init__(
-        self, log: Log, on_alert: Callable[[LagAlert], None], *, rows: int | None, seconds: float | None, group: str | None, every_s: float
+        self,
+        log: Log,
+        on_alert: Callable[[LagAlert], None],
+        *,
+        rows: int | None,
+        seconds: float | None,
+        group: str | None,
+        every_s: float,
     ) -> None:
         if rows is None and seconds is None:
-            raise InputError("A lag alert needs a threshold.", fix="pass rows=…, seconds=…, or both.")
-        self._log, self._on_alert, self._rows, self._seconds, self._group = log, on_alert, rows, seconds, group
+            raise InputError(
+                "A lag alert needs a threshold.", fix="pass rows=…, seconds=…, or both."
+            )
+        self._log, self._on_alert, self._rows, self._seconds, self._group = (
+            log,
+            on_alert,
+            rows,
+            seconds,
+            group,
+        )
         self._firing: dict[tuple[str, str, int], PartitionLag] = {}
         self._trouble = ""
         if group is not None:
@@ -86,9 +105,16 @@ class LagWatch:
     def check(self) -> None:
         """Look once, now. A partition that is gone is behind no more."""
         now = {(lag.group, lag.topic, lag.partition): lag for lag in self._log.lag(self._group)}
-        before, self._firing = self._firing, {key: lag for key, lag in now.items() if self.exceeds(lag)}
+        before, self._firing = (
+            self._firing,
+            {key: lag for key, lag in now.items() if self.exceeds(lag)},
+        )
         alerts = [LagAlert(True, lag) for key, lag in self._firing.items() if key not in before]
-        alerts += [LagAlert(False, now.get(key, lag)) for key, lag in before.items() if key not in self._firing]
+        alerts += [
+            LagAlert(False, now.get(key, lag))
+            for key, lag in before.items()
+            if key not in self._firing
+        ]
         for alert in alerts:
             try:
                 self._on_alert(alert)
@@ -110,7 +136,6 @@ class LagWatch:
         self._stop.set()
         if current_thread() is not self._thread:  # a hook may stop its watch
             self._thread.join(timeout=5)
-
 
 
 class Batches(ABC, Iterable[pa.RecordBatch]):
@@ -142,12 +167,19 @@ class Closing(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
 class Producer(Closing):
-    """Appends to one topic. With an id it is idempotent: its appends are numbered, and a repeated number is not stored again."""
+    """Appends to one topic. With an id it is idempotent: its appends are numbered, and a repeated
+    number is not stored again.
+    """
 
     topic: str
     id: str | None
@@ -159,25 +191,45 @@ class Producer(Closing):
         """The last number stored for this id in this topic; -1 if none."""
 
     @abstractmethod
-    def append(self, rows: Rows, *, sequence: int | None = None, headers: Headers | None = None, partition: int | None = None) -> Position:
+    def append(
+        self,
+        rows: Rows,
+        *,
+        sequence: int | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+    ) -> Position:
         """Store rows, atomically over partitions. Returns when they are durable."""
 
     @abstractmethod
-    def upsert(self, rows: Rows, *, sequence: int | None = None, headers: Headers | None = None) -> Position:
+    def upsert(
+        self, rows: Rows, *, sequence: int | None = None, headers: Headers | None = None
+    ) -> Position:
         """On a table's topic: rows that are now the newest for their keys."""
 
     @abstractmethod
     def delete(self, keys: Any, *, sequence: int | None = None) -> Position:
-        """On a table's topic: tombstones. Keys are values (one key column), tuples, or rows with the key's columns."""
+        """On a table's topic: tombstones. Keys are values (one key column), tuples, or rows with
+        the key's columns.
+        """
 
 
 class Transaction(Closing):
-    """Appends to many topics, group offsets and notes, visible at once or never. Leaving `with` commits; an exception aborts."""
+    """Appends to many topics, group offsets and notes, visible at once or never. Leaving `with`
+    commits; an exception aborts.
+    """
 
     id: str
 
     @abstractmethod
-    def append(self, topic: str, rows: Rows, *, headers: Headers | None = None, partition: int | None = None) -> None: ...
+    def append(
+        self,
+        topic: str,
+        rows: Rows,
+        *,
+        headers: Headers | None = None,
+        partition: int | None = None,
+    ) -> None: ...
 
     @abstractmethod
     def upsert(self, topic: str, rows: Rows) -> None: ...
@@ -197,7 +249,9 @@ class Transaction(Closing):
 
     @abstractmethod
     def set_note(self, name: str, value: str | None, **expect: str | None) -> None:
-        """Store a small value with the transaction. With `expect=`, the commit fails with NoteConflict if it has another value by then."""
+        """Store a small value with the transaction. With `expect=`, the commit fails with
+        NoteConflict if it has another value by then.
+        """
 
     @abstractmethod
     def commit(self) -> Position: ...
@@ -207,15 +261,22 @@ class Transaction(Closing):
 
     @abstractmethod
     def next(self) -> Transaction:
-        """Another transaction of the same owner, when this one has ended; it is aborted if it has not.
+        """Another transaction of the same owner, when this one has ended; it is aborted if it has
+        not.
 
-        `log.transaction(id)` takes over from whoever had the id; this takes over from nobody: an owner that was replaced stays refused.
+        `log.transaction(id)` takes over from whoever had the id; this takes over from nobody: an
+        owner that was replaced stays refused.
         """
 
     def close(self) -> None:
         self.abort()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is None:
             self.commit()
         else:
@@ -223,14 +284,20 @@ class Transaction(Closing):
 
 
 class Consumer(Closing):
-    """One member of a group. Partitions are shared out among members; what is delivered stays the group's until committed."""
+    """One member of a group. Partitions are shared out among members; what is delivered stays the
+    group's until committed.
+    """
 
     group: str
     topics: tuple[str, ...]
 
     @abstractmethod
-    def poll(self, timeout: Duration = "1 second", max_rows: int | None = None) -> list[pa.RecordBatch]:
-        """The next rows of this member's partitions, one batch per topic and partition at a time; empty when none came in time."""
+    def poll(
+        self, timeout: Duration = "1 second", max_rows: int | None = None
+    ) -> list[pa.RecordBatch]:
+        """The next rows of this member's partitions, one batch per topic and partition at a time;
+        empty when none came in time.
+        """
 
     @abstractmethod
     def positions(self) -> Positions:
@@ -238,7 +305,9 @@ class Consumer(Closing):
 
     @abstractmethod
     def commit(self, positions: Mapping[str, Mapping[int, int]] | None = None) -> None:
-        """Remember positions (of everything delivered, if none are given) for the group. MemberFenced if a partition was lost."""
+        """Remember positions (of everything delivered, if none are given) for the group.
+        MemberFenced if a partition was lost.
+        """
 
     @abstractmethod
     def seek(self, partition: int, offset: int, *, topic: str | None = None) -> None: ...
@@ -270,14 +339,22 @@ class Message(ABC):
 
 
 class Queue(Closing):
-    """A topic used as a queue: messages are taken, acknowledged or given back one by one; order is given up."""
+    """A topic used as a queue: messages are taken, acknowledged or given back one by one; order is
+    given up.
+    """
 
     topic: str
     group: str
     delivery_limit: int
 
     @abstractmethod
-    def receive(self, max_messages: int = 1, *, visibility: Duration = "30 seconds", wait: Duration = "0 seconds") -> Sequence[Message]: ...
+    def receive(
+        self,
+        max_messages: int = 1,
+        *,
+        visibility: Duration = "30 seconds",
+        wait: Duration = "0 seconds",
+    ) -> Sequence[Message]: ...
 
     @abstractmethod
     def ack(self, receipts: Iterable[str]) -> None:
@@ -338,7 +415,9 @@ class Log(Closing):
         allow_moving_keys: bool = False,
         **settings: Any,
     ) -> TopicInfo:
-        """Add nullable columns, add partitions (a keyed topic only with allow_moving_keys=True), or change retention and the like."""
+        """Add nullable columns, add partitions (a keyed topic only with allow_moving_keys=True), or
+        change retention and the like.
+        """
 
     @abstractmethod
     def delete_topic(self, name: str) -> None: ...
@@ -352,7 +431,9 @@ class Log(Closing):
     # Writing
 
     @abstractmethod
-    def producer(self, topic: str, id: str | None = None, *, partitioner: Partitioner | None = None) -> Producer: ...
+    def producer(
+        self, topic: str, id: str | None = None, *, partitioner: Partitioner | None = None
+    ) -> Producer: ...
 
     @abstractmethod
     def transaction(self, id: str, *, timeout: Duration = "1 minute") -> Transaction: ...
@@ -370,10 +451,12 @@ class Log(Closing):
         directory: str | None = None,
         group: str | None = None,
     ) -> Staged:
-        """Put rows aside, durably but invisibly, for a transaction of another process to adopt. If the rows fail on the way, nothing is left.
+        """Put rows aside, durably but invisibly, for a transaction of another process to adopt. If
+        the rows fail on the way, nothing is left.
 
-        `directory` is where, if the log has no place for them itself (Kafka has none); it must be seen by both processes.
-        `group` is a name for what belongs together, such as the tasks of one job: `discard_group` removes it all, also what a killed process left.
+        `directory` is where, if the log has no place for them itself (Kafka has none); it must be
+        seen by both processes. `group` is a name for what belongs together, such as the tasks of
+        one job: `discard_group` removes it all, also what a killed process left.
         """
 
     @abstractmethod
@@ -382,7 +465,9 @@ class Log(Closing):
 
     @abstractmethod
     def discard_group(self, group: str, *, directory: str | None = None) -> None:
-        """Remove whatever was put aside under a group's name and not adopted. Safe also when a commit failed and may yet have happened."""
+        """Remove whatever was put aside under a group's name and not adopted. Safe also when a
+        commit failed and may yet have happened.
+        """
 
     # Reading
 
@@ -398,28 +483,38 @@ class Log(Closing):
         headers: bool = False,
         on_corrupt: str = "raise",
     ) -> Batches:
-        """Committed rows: the topic's columns and `_partition`, `_offset` and `_timestamp`, or just the ones named. All partitions if none is named."""
+        """Committed rows: the topic's columns and `_partition`, `_offset` and `_timestamp`, or just
+        the ones named. All partitions if none is named.
+        """
 
     @abstractmethod
-    def read_control(self, topic: str, partition: int, start: int | None = None, stop: int | None = None) -> list[Control]: ...
+    def read_control(
+        self, topic: str, partition: int, start: int | None = None, stop: int | None = None
+    ) -> list[Control]: ...
 
     @abstractmethod
     def start_offsets(self, topic: str) -> dict[int, int]: ...
 
     @abstractmethod
     def whole_from(self, topic: str) -> dict[int, int]:
-        """For each partition the offset from which on every row is still there: behind what retention removed, and what compaction may have thinned out."""
+        """For each partition the offset from which on every row is still there: behind what
+        retention removed, and what compaction may have thinned out.
+        """
 
     @abstractmethod
     def end_offsets(self, topic: str) -> dict[int, int]: ...
 
     @abstractmethod
     def snapshot(self, topics: Iterable[str]) -> Positions:
-        """The ends of several topics at one moment; on the embedded log it never cuts a transaction in two."""
+        """The ends of several topics at one moment; on the embedded log it never cuts a transaction
+        in two.
+        """
 
     @abstractmethod
     def offsets_at(self, topic: str, time: datetime | str | float) -> dict[int, int]:
-        """For each partition the first offset appended at or after a time (the end, if there is none)."""
+        """For each partition the first offset appended at or after a time (the end, if there is
+        none).
+        """
 
     # Groups, queues, notes
 
@@ -449,8 +544,17 @@ class Log(Closing):
     def committed(self, group: str) -> Positions: ...
 
     @abstractmethod
-    def reset_group(self, group: str, topic: str, to: str | int | datetime, *, partitions: Sequence[int] | None = None) -> Positions:
-        """Move a group that nobody reads with: to "earliest", "latest", an offset, or a time. Returns the new positions."""
+    def reset_group(
+        self,
+        group: str,
+        topic: str,
+        to: str | int | datetime,
+        *,
+        partitions: Sequence[int] | None = None,
+    ) -> Positions:
+        """Move a group that nobody reads with: to "earliest", "latest", an offset, or a time.
+        Returns the new positions.
+        """
 
     @abstractmethod
     def lag(self, group: str | None = None) -> list[PartitionLag]: ...
@@ -464,8 +568,17 @@ class Log(Closing):
         group: str | None = None,
         every: Duration = "5 seconds",
     ) -> LagWatch:
-        """Call a function when a group falls further behind than a threshold, and again when it has caught up. `stop()` ends it."""
-        return LagWatch(self, on_alert, rows=rows, seconds=seconds, group=group, every_s=to_us(every, what="every") / 1e6)
+        """Call a function when a group falls further behind than a threshold, and again when it has
+        caught up. `stop()` ends it.
+        """
+        return LagWatch(
+            self,
+            on_alert,
+            rows=rows,
+            seconds=seconds,
+            group=group,
+            every_s=to_us(every, what="every") / 1e6,
+        )
 
     @abstractmethod
     def note(self, name: str) -> str | None:

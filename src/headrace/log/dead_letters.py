@@ -1,6 +1,8 @@
-"""Dead letters: rows or bytes that could not be used, with where and why. Everywhere the same, on every backend.
+"""Dead letters: rows or bytes that could not be used, with where and why. Everywhere the same, on
+every backend.
 
-They stand in a topic `<name>.dead`, of the topic, step, sink or gateway that refused them; they can be listed, and replayed after a fix.
+They stand in a topic `<name>.dead`, of the topic, step, sink or gateway that refused them; they can
+be listed, and replayed after a fix.
 """
 
 from __future__ import annotations
@@ -21,9 +23,18 @@ from headrace.types.json_codec import decode, encode, encoded, with_iso_years
 
 SUFFIX = ".dead"
 _SCHEMA = (
-    "place STRING, reason STRING, `at` TIMESTAMP, source_partition INT, source_offset BIGINT, tick BIGINT, row STRING, payload BINARY, key BINARY"
+    "place STRING, reason STRING, `at` TIMESTAMP, source_partition INT, source_offset BIGINT, tick"
+    " BIGINT, row STRING, payload BINARY, key BINARY"
 )
-ASIDE = pa.schema([("row", pa.string()), ("tick", pa.int64()), ("reason", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
+ASIDE = pa.schema(
+    [
+        ("row", pa.string()),
+        ("tick", pa.int64()),
+        ("reason", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+    ]
+)
 """Letters that wait in a file for their commit: what is known of each when it is put aside."""
 
 _MOST_ROWS_A_READ = 100_000
@@ -55,7 +66,9 @@ class ReplayResult:
     """How many letters went back into their topic, and why the others did not."""
 
     replayed: int
-    failed: list[tuple[int, int, str]] = field(default_factory=list)  # (partition, offset in the dead topic, reason)
+    failed: list[tuple[int, int, str]] = field(
+        default_factory=list
+    )  # (partition, offset in the dead topic, reason)
 
 
 def dead_name(topic: str) -> str:
@@ -74,11 +87,18 @@ def letters_to_rows(letters: Iterable[DeadLetter]) -> list[dict[str, Any]]:
     at = datetime.now(UTC)
     return [
         {
-            "place": letter.place, "reason": letter.reason, "at": at, "source_partition": letter.partition, "source_offset": letter.offset,
-            "tick": letter.tick, "row": letter.row, "payload": letter.payload, "key": letter.key,
+            "place": letter.place,
+            "reason": letter.reason,
+            "at": at,
+            "source_partition": letter.partition,
+            "source_offset": letter.offset,
+            "tick": letter.tick,
+            "row": letter.row,
+            "payload": letter.payload,
+            "key": letter.key,
         }
         for letter in letters
-    ]  # fmt: skip
+    ]
 
 
 def aside_to_rows(place: str, letters: pa.RecordBatch) -> pa.RecordBatch:
@@ -87,16 +107,29 @@ def aside_to_rows(place: str, letters: pa.RecordBatch) -> pa.RecordBatch:
     row, tick, reason, partition, offset = (letters.column(name) for name in ASIDE.names)
     at = pa.repeat(pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), count)
     nothing = pa.nulls(count, pa.binary())
-    return pa.record_batch({
-        "place": pa.repeat(pa.scalar(place), count), "reason": reason, "at": at, "source_partition": partition, "source_offset": offset,
-        "tick": tick, "row": row, "payload": nothing, "key": nothing,
-    })  # fmt: skip
+    return pa.record_batch(
+        {
+            "place": pa.repeat(pa.scalar(place), count),
+            "reason": reason,
+            "at": at,
+            "source_partition": partition,
+            "source_offset": offset,
+            "tick": tick,
+            "row": row,
+            "payload": nothing,
+            "key": nothing,
+        }
+    )
 
 
-def divert(log: Log, topic: str, letters: Sequence[DeadLetter] | Sequence[Mapping[str, Any]]) -> None:
+def divert(
+    log: Log, topic: str, letters: Sequence[DeadLetter] | Sequence[Mapping[str, Any]]
+) -> None:
     """Put letters into the dead-letter topic of a topic."""
     if letters:
-        entries = [letter if isinstance(letter, DeadLetter) else DeadLetter(**letter) for letter in letters]
+        entries = [
+            letter if isinstance(letter, DeadLetter) else DeadLetter(**letter) for letter in letters
+        ]
         with log.producer(ensure_topic(log, topic)) as producer:
             producer.append(letters_to_rows(entries))
 
@@ -111,7 +144,9 @@ def topics(log: Log) -> list[DeadTopic]:
     return found
 
 
-def letters(log: Log, topic: str, start: int | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+def letters(
+    log: Log, topic: str, start: int | None = None, limit: int | None = None
+) -> list[dict[str, Any]]:
     """The letters of a topic (named with or without `.dead`), oldest first."""
     name = topic if topic.endswith(SUFFIX) else dead_name(topic)
     rows: list[dict[str, Any]] = []
@@ -120,12 +155,16 @@ def letters(log: Log, topic: str, start: int | None = None, limit: int | None = 
         if limit is not None and len(rows) >= limit:
             return rows[:limit]
         if len(rows) > _MOST_ROWS_A_READ:
-            raise InputError(f"{name} has more than {_MOST_ROWS_A_READ} letters.", fix="name a limit.")
+            raise InputError(
+                f"{name} has more than {_MOST_ROWS_A_READ} letters.", fix="name a limit."
+            )
     return rows
 
 
 def replay(log: Log, topic: str, offsets: Iterable[int] | None = None) -> ReplayResult:
-    """Append letters to their topic again, each once: a letter that was replayed before is left out."""
+    """Append letters to their topic again, each once: a letter that was replayed before is left
+    out.
+    """
     name = topic if topic.endswith(SUFFIX) else dead_name(topic)
     of = name[: -len(SUFFIX)]
     info = log.topic(_to_replay_into(log, name, of))
@@ -147,7 +186,10 @@ def _to_replay_into(log: Log, name: str, of: str) -> str:
     if name in known and of not in known:
         raise InputError(
             f"The letters in {name!r} are not of a topic, so there is none to put them back into.",
-            fix="a sink's: write the rows to its topic again, or `headrace sync … --start-over`; a step's: replay its inputs.",
+            fix=(
+                "a sink's: write the rows to its topic again, or `headrace sync … --start-over`; a"
+                " step's: replay its inputs."
+            ),
         )
     return of
 
@@ -157,7 +199,11 @@ def _replay_one(log: Log, info: TopicInfo, letter: Mapping[str, Any], identity: 
     note = f"replayed.{info.name}{SUFFIX}.{identity}"
     if log.note(note) is not None:
         return 0
-    text = letter["row"] if letter["row"] is not None else (letter["payload"] or b"").decode(errors="replace")
+    text = (
+        letter["row"]
+        if letter["row"] is not None
+        else (letter["payload"] or b"").decode(errors="replace")
+    )
     batch = row_from_text(text, info.arrow_schema, info.name)
     with log.transaction(f"replay.{info.name}") as tx:
         tx.append(info.name, batch)
@@ -169,7 +215,10 @@ def row_from_text(text: str, schema: pa.Schema, topic: str) -> pa.RecordBatch:
     """A row from its JSON text, by the topic's schema."""
     decoded = decode([text.encode()], schema)
     if decoded.misfits:
-        raise InputError(f"The letter still does not fit {topic!r}: {decoded.misfits[0]}", fix="mend the topic or the row, and replay it again.")
+        raise InputError(
+            f"The letter still does not fit {topic!r}: {decoded.misfits[0]}",
+            fix="mend the topic or the row, and replay it again.",
+        )
     return decoded.batch
 
 
@@ -179,10 +228,18 @@ def row_to_text(batch: pa.RecordBatch) -> list[str]:
 
 
 def letter_texts(rows: pa.RecordBatch) -> pa.ChunkedArray:
-    """The rows of letters as JSON texts. A time in a year that JSON does not know is null: a letter that could not be written would stop everything."""
-    return rows_to_texts(pa.Table.from_arrays([with_iso_years(column) for column in rows.columns], names=rows.schema.names))
+    """The rows of letters as JSON texts. A time in a year that JSON does not know is null: a letter
+    that could not be written would stop everything.
+    """
+    return rows_to_texts(
+        pa.Table.from_arrays(
+            [with_iso_years(column) for column in rows.columns], names=rows.schema.names
+        )
+    )
 
 
 def rows_to_texts(rows: pa.Table) -> pa.ChunkedArray:
     """The same of many rows, as a column."""
-    return pa.chunked_array([encoded(batch).cast(pa.string()) for batch in pieces(rows)], pa.string())
+    return pa.chunked_array(
+        [encoded(batch).cast(pa.string()) for batch in pieces(rows)], pa.string()
+    )

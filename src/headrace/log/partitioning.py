@@ -1,4 +1,6 @@
-"""Which partition each row of an append goes to: named by the caller, by key, by a function of the user's, or in turn."""
+"""Which partition each row of an append goes to: named by the caller, by key, by a function of the
+user's, or in turn.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,16 @@ from headrace.errors import BadPartition
 from headrace.log.values import Partitioner, TopicInfo
 from headrace.types.json_codec import array_text, json_text
 
-# From a row's key to its partition: the key's bytes, and the partition that Kafka's murmur2 over them gives, for whole columns at once.
+# From a row's key to its partition: the key's bytes, and the partition that Kafka's murmur2 over
+# them gives, for whole columns at once.
 #
-# Both backends partition with this, so a topic's rows land in the same partition on the embedded log, on Kafka, and from Kafka's Java clients.
-
+# Both backends partition with this, so a topic's rows land in the same partition on the embedded
+# log, on Kafka, and from Kafka's Java clients.
 
 
 def key_bytes(batch: pa.RecordBatch, key: tuple[str, ...]) -> pa.BinaryArray:
-    """The bytes that stand for each row's key: a STRING or BINARY as it is, another scalar as JSON text, several columns as a JSON array.
+    """The bytes that stand for each row's key: a STRING or BINARY as it is, another scalar as JSON
+    text, several columns as a JSON array.
 
     A key of one column that is null gives null; within several columns it is written as `null`.
     """
@@ -33,8 +37,12 @@ def key_bytes(batch: pa.RecordBatch, key: tuple[str, ...]) -> pa.BinaryArray:
     return json_text(columns[0]).cast(pa.binary())
 
 
-def partitions_by_key(batch: pa.RecordBatch, key: tuple[str, ...], partitions: int) -> npt.NDArray[np.int32]:
-    """The partition of each row, as Kafka's Java client would choose it. Rows whose key is null go where the empty key goes."""
+def partitions_by_key(
+    batch: pa.RecordBatch, key: tuple[str, ...], partitions: int
+) -> npt.NDArray[np.int32]:
+    """The partition of each row, as Kafka's Java client would choose it. Rows whose key is null go
+    where the empty key goes.
+    """
     if partitions == 1:
         return np.zeros(batch.num_rows, np.int32)
     if batch.num_rows == 1:
@@ -53,11 +61,14 @@ def _one_key(batch: pa.RecordBatch, key: tuple[str, ...]) -> bytes:
             return bytes(array[0].as_buffer())
     return key_bytes(batch, key)[0].as_py() or b""
 
+
 Numbers = npt.NDArray[np.int32]
 
 
 class Chooser:
-    """Chooses partitions for one producer; rows without a key go round in turn, across appends too."""
+    """Chooses partitions for one producer; rows without a key go round in turn, across appends
+    too.
+    """
 
     def __init__(self, partitioner: Partitioner | None = None) -> None:
         self._partitioner = partitioner
@@ -78,15 +89,24 @@ class Chooser:
 
 def check_partition(info: TopicInfo, partition: int) -> None:
     if not 0 <= partition < info.partitions:
-        raise BadPartition(f"The topic {info.name!r} has no partition {partition}.", fix=f"name one from 0 to {info.partitions - 1}.")
+        raise BadPartition(
+            f"The topic {info.name!r} has no partition {partition}.",
+            fix=f"name one from 0 to {info.partitions - 1}.",
+        )
 
 
 def _checked(chosen: Any, info: TopicInfo, rows: int) -> Numbers:
     numbers = np.asarray(chosen)
     if numbers.shape != (rows,) or numbers.dtype.kind not in "iu":
         raise BadPartition(
-            f"The partitioner of {info.name!r} returned {type(chosen).__name__} of shape {numbers.shape}.", fix=f"return {rows} whole numbers."
+            f"The partitioner of {info.name!r} returned {type(chosen).__name__} of shape"
+            f" {numbers.shape}.",
+            fix=f"return {rows} whole numbers.",
         )
     if rows and not 0 <= numbers.min() <= numbers.max() < info.partitions:
-        raise BadPartition(f"The partitioner of {info.name!r} chose a partition outside 0 to {info.partitions - 1}.", fix="keep within the topic's.")
+        raise BadPartition(
+            f"The partitioner of {info.name!r} chose a partition outside 0 to"
+            f" {info.partitions - 1}.",
+            fix="keep within the topic's.",
+        )
     return numbers.astype(np.int32)

@@ -1,7 +1,9 @@
-"""Whatever a user appends, made into one Arrow batch with exactly the topic's schema, or refused with the row and the column named.
+"""Whatever a user appends, made into one Arrow batch with exactly the topic's schema, or refused
+with the row and the column named.
 
-Producers and transactions of both backends call `to_batch` before anything is written. The usual case is converted first and looked at only if that
-fails: one dict costs some microseconds, a batch that already fits next to nothing. Row numbers count from 0.
+Producers and transactions of both backends call `to_batch` before anything is written. The usual
+case is converted first and looked at only if that fails: one dict costs some microseconds, a batch
+that already fits next to nothing. Row numbers count from 0.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.columns import CHANGE_TYPE, CHANGE_TYPES, DELETE, HEADERS_COLUMN, HEADERS_TYPE, UPDATE
+from headrace.columnar.columns import (
+    CHANGE_TYPE,
+    CHANGE_TYPES,
+    DELETE,
+    HEADERS_COLUMN,
+    HEADERS_TYPE,
+    UPDATE,
+)
 from headrace.errors import BadRows, nearest
 from headrace.log.values import Headers, Rows
 from headrace.types.schema import NOT_NULL_KEY, declared_schema
@@ -46,11 +55,19 @@ _plans: dict[int, _Plan] = {}
 
 
 def _plan(schema: pa.Schema) -> _Plan:
-    """Kept by identity: schemas are compared without their metadata, where lengths stand. A plan holds its schema, so an id is not used again."""
+    """Kept by identity: schemas are compared without their metadata, where lengths stand. A plan
+    holds its schema, so an id is not used again.
+    """
     plan = _plans.get(id(schema))
     if plan is None:
         checked = [position for position, field in enumerate(schema) if needs_check(field)]
-        plan = _Plan(schema, schema.names, [column(field) for field in schema], pa.struct(list(schema)), checked)
+        plan = _Plan(
+            schema,
+            schema.names,
+            [column(field) for field in schema],
+            pa.struct(list(schema)),
+            checked,
+        )
         if len(_plans) >= _PLANS_KEPT:
             _plans.clear()
         _plans[id(schema)] = plan
@@ -58,7 +75,9 @@ def _plan(schema: pa.Schema) -> _Plan:
 
 
 def to_batch(rows: Rows, schema: pa.Schema, *, topic: str) -> pa.RecordBatch:
-    """`rows` as one batch with exactly `schema`. BadRows, naming row and column, if that would lose or guess anything."""
+    """`rows` as one batch with exactly `schema`. BadRows, naming row and column, if that would lose
+    or guess anything.
+    """
     plan = _plan(schema)
     if type(rows) is dict:
         return _from_mappings([rows], plan, topic)
@@ -80,7 +99,9 @@ _ACCEPTED = "pass a dict, a list of dicts, a pyarrow Table or RecordBatch, or a 
 
 
 def _is_pandas(rows: object) -> TypeGuard[pd.DataFrame]:
-    """Without importing pandas: whoever has a frame has done so. Another thread may be importing it right now."""
+    """Without importing pandas: whoever has a frame has done so. Another thread may be importing it
+    right now.
+    """
     frame = getattr(sys.modules.get("pandas"), "DataFrame", None)
     return frame is not None and isinstance(rows, frame)
 
@@ -96,7 +117,9 @@ def _from_mappings(rows: list[Mapping[str, Any]], plan: _Plan, topic: str) -> pa
 
 
 def _converted(rows: list[Mapping[str, Any]], plan: _Plan) -> pa.RecordBatch | None:
-    """The batch, or nothing if any row does not fit; which one, and why, is a question for later."""
+    """The batch, or nothing if any row does not fit; which one, and why, is a question for
+    later.
+    """
     try:
         if not {len(plan.names)}.issuperset(map(len, rows)):
             return None
@@ -109,15 +132,21 @@ def _converted(rows: list[Mapping[str, Any]], plan: _Plan) -> pa.RecordBatch | N
 
 
 def _are_plain(rows: list[Mapping[str, Any]], plan: _Plan) -> bool:
-    """Whether all values have types that Arrow takes as they are: then it can take all columns in one go."""
-    return {dict}.issuperset(map(type, rows)) and all(each.exact.issuperset([type(row[each.name]) for row in rows]) for each in plan.columns)
+    """Whether all values have types that Arrow takes as they are: then it can take all columns in
+    one go.
+    """
+    return {dict}.issuperset(map(type, rows)) and all(
+        each.exact.issuperset([type(row[each.name]) for row in rows]) for each in plan.columns
+    )
 
 
 def _explain_mappings(rows: list[Mapping[str, Any]], plan: _Plan, topic: str) -> NoReturn:
     """The first thing that is wrong: the columns of any row come before the values."""
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise BadRows(f"Row {number} for {topic} is a {type(row).__name__}, not a dict.", fix=_ACCEPTED)
+            raise BadRows(
+                f"Row {number} for {topic} is a {type(row).__name__}, not a dict.", fix=_ACCEPTED
+            )
         _check_names(row, plan.names, where=f"Row {number} for {topic}")
     for each in plan.columns:
         values = [row[each.name] for row in rows]
@@ -133,21 +162,33 @@ def _check_names(present: Iterable[str], wanted: list[str], *, where: str) -> No
     missing = [name for name in wanted if name not in names]
     extra = [name for name in names if name not in wanted]
     if extra:
-        raise BadRows(f"{where}: the topic has no column {extra[0]!r}: {nearest(str(extra[0]), wanted)}", fix=_FIX_NAMES)
+        raise BadRows(
+            f"{where}: the topic has no column {extra[0]!r}: {nearest(str(extra[0]), wanted)}",
+            fix=_FIX_NAMES,
+        )
     if missing:
-        raise BadRows(f"{where}: the column {missing[0]!r} is missing.", fix="give every column of the schema; None where there is no value.")
+        raise BadRows(
+            f"{where}: the column {missing[0]!r} is missing.",
+            fix="give every column of the schema; None where there is no value.",
+        )
     if len(names) != len(wanted):
         twice = next(name for name in names if names.count(name) > 1)
         raise BadRows(f"{where}: the column {twice!r} is there twice.", fix="rename or drop one.")
 
 
-_FIX_NAMES = "give exactly the columns of the schema, or add the column to the topic with alter_topic(add_columns=...)."
+_FIX_NAMES = (
+    "give exactly the columns of the schema, or add the column to the topic with"
+    " alter_topic(add_columns=...)."
+)
 
 
 def _refuse(topic: str, name: str, row: int, reason: str) -> NoReturn:
     raise BadRows(
         f"Row {row} for {topic}, column {name!r}: {reason.rstrip('.')}.",
-        fix="convert the value to the column's type before appending; nothing of this append was stored.",
+        fix=(
+            "convert the value to the column's type before appending; nothing of this append was"
+            " stored."
+        ),
     )
 
 
@@ -159,7 +200,10 @@ def _from_arrow(rows: pa.Table | pa.RecordBatch, plan: _Plan, topic: str) -> pa.
         _check_columns(rows, plan, topic)
         return rows
     _check_names(rows.schema.names, plan.names, where=f"Rows for {topic}")
-    arrays = [_fitted(_whole(rows.column(field.name), topic, field.name), field, topic) for field in plan.schema]
+    arrays = [
+        _fitted(_whole(rows.column(field.name), topic, field.name), field, topic)
+        for field in plan.schema
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=plan.schema)
 
 
@@ -181,7 +225,10 @@ def _whole(values: pa.Array | pa.ChunkedArray, topic: str, name: str) -> pa.Arra
     combined = values.combine_chunks()
     if isinstance(combined, pa.ChunkedArray):
         if combined.num_chunks > 1:
-            raise BadRows(f"Column {name!r} of the rows for {topic} is larger than 2 GiB.", fix="append fewer rows at once.")
+            raise BadRows(
+                f"Column {name!r} of the rows for {topic} is larger than 2 GiB.",
+                fix="append fewer rows at once.",
+            )
         return combined.chunk(0) if combined.num_chunks else pa.array([], combined.type)
     return combined
 
@@ -197,7 +244,9 @@ def _fitted(array: pa.Array, field: pa.Field, topic: str) -> pa.Array:
 
 
 def _from_pandas(frame: Any, plan: _Plan, topic: str) -> pa.RecordBatch:
-    """Column by column: objects value by value, everything typed through Arrow. What pandas calls missing is null."""
+    """Column by column: objects value by value, everything typed through Arrow. What pandas calls
+    missing is null.
+    """
     _check_names(frame.columns, plan.names, where=f"Rows for {topic}")
     arrays = [_from_series(frame[each.name], each, topic) for each in plan.columns]
     return pa.RecordBatch.from_arrays(arrays, schema=plan.schema)
@@ -216,7 +265,9 @@ def _from_series(series: Any, each: Column, topic: str) -> pa.Array:
 
 
 def _from_objects(series: Any, each: Column, topic: str) -> pa.Array:
-    values = [None if missing else value for value, missing in zip(series, series.isna(), strict=True)]
+    values = [
+        None if missing else value for value, missing in zip(series, series.isna(), strict=True)
+    ]
     try:
         return each.array(values)
     except _ERRORS:
@@ -224,7 +275,9 @@ def _from_objects(series: Any, each: Column, topic: str) -> pa.Array:
 
 
 def _integers(array: pa.Array, each: Column, topic: str) -> pa.Array:
-    """Floats are what pandas has for integers with gaps; whole numbers are taken back as what they were."""
+    """Floats are what pandas has for integers with gaps; whole numbers are taken back as what they
+    were.
+    """
 
     def whole(part: pa.Array, field: pa.Field) -> pa.Array:
         if not pc.all(pc.equal(pc.trunc(part), part), min_count=0).as_py():
@@ -245,7 +298,10 @@ def with_headers(batch: pa.RecordBatch, headers: Headers | None) -> pa.RecordBat
     if headers is None:
         return batch
     if len(headers) != batch.num_rows:
-        raise BadRows(f"There are {len(headers)} headers for {batch.num_rows} rows.", fix="give one entry per row; None for a row without headers.")
+        raise BadRows(
+            f"There are {len(headers)} headers for {batch.num_rows} rows.",
+            fix="give one entry per row; None for a row without headers.",
+        )
     pairs = [_header_pairs(entry, row) for row, entry in enumerate(headers)]
     return batch.append_column(_HEADERS_FIELD, pa.array(pairs, HEADERS_TYPE))
 
@@ -255,8 +311,16 @@ def _header_pairs(entry: Any, row: int) -> list[tuple[str, bytes | None]] | None
         return None
     pairs = list(entry.items()) if isinstance(entry, Mapping) else list(entry)
     for pair in pairs:
-        if not (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], bytes | None)):
-            raise BadRows(f"Row {row} has the header {pair!r}.", fix="a header is a str and bytes (or None), as in [('trace', b'7')].")
+        if not (
+            isinstance(pair, tuple | list)
+            and len(pair) == 2
+            and isinstance(pair[0], str)
+            and isinstance(pair[1], bytes | None)
+        ):
+            raise BadRows(
+                f"Row {row} has the header {pair!r}.",
+                fix="a header is a str and bytes (or None), as in [('trace', b'7')].",
+            )
     return [(name, value) for name, value in pairs]
 
 
@@ -264,7 +328,11 @@ def with_change_type(batch: pa.RecordBatch, change: str) -> pa.RecordBatch:
     """`batch` with every row's `_change_type` set to `change`."""
     changes = pa.repeat(pa.scalar(change, pa.string()), batch.num_rows)
     position = batch.schema.get_field_index(CHANGE_TYPE)
-    return batch.append_column(_CHANGE_FIELD, changes) if position < 0 else batch.set_column(position, _CHANGE_FIELD, changes)
+    return (
+        batch.append_column(_CHANGE_FIELD, changes)
+        if position < 0
+        else batch.set_column(position, _CHANGE_FIELD, changes)
+    )
 
 
 def check_changes(batch: pa.RecordBatch, *, topic: str = "the table") -> None:
@@ -274,20 +342,33 @@ def check_changes(batch: pa.RecordBatch, *, topic: str = "the table") -> None:
     if pc.any(unknown).as_py():
         row = pc.index(unknown, True).as_py()
         change = changes[row].as_py()
-        _refuse(topic, CHANGE_TYPE, row, f"{change!r} is not a change: {nearest(str(change), CHANGE_TYPES)}")
+        _refuse(
+            topic,
+            CHANGE_TYPE,
+            row,
+            f"{change!r} is not a change: {nearest(str(change), CHANGE_TYPES)}",
+        )
     for field in batch.schema:
-        if field.metadata and NOT_NULL_KEY in field.metadata and batch.column(field.name).null_count:
+        if (
+            field.metadata
+            and NOT_NULL_KEY in field.metadata
+            and batch.column(field.name).null_count
+        ):
             _check_not_null(batch.column(field.name), changes, field.name, topic)
 
 
 def _check_not_null(array: pa.Array, changes: pa.Array, name: str, topic: str) -> None:
     wrong = pc.and_(array.is_null(), pc.not_equal(changes, DELETE))
     if pc.any(wrong).as_py():
-        _refuse(topic, name, pc.index(wrong, True).as_py(), "it is null, but the column is NOT NULL")
+        _refuse(
+            topic, name, pc.index(wrong, True).as_py(), "it is null, but the column is NOT NULL"
+        )
 
 
 def upserts(rows: Rows, schema: pa.Schema, *, topic: str) -> pa.RecordBatch:
-    """Rows of a table as the changes that store them. `schema` is the table's stored one; the rows come without `_change_type`."""
+    """Rows of a table as the changes that store them. `schema` is the table's stored one; the rows
+    come without `_change_type`.
+    """
     batch = to_batch(rows, _derived(schema, None), topic=topic)
     return pa.RecordBatch.from_arrays(with_change_type(batch, UPDATE).columns, schema=schema)
 
@@ -296,12 +377,18 @@ _derived_schemas: dict[tuple[int, tuple[str, ...] | None], tuple[pa.Schema, pa.S
 
 
 def _derived(schema: pa.Schema, key: tuple[str, ...] | None) -> pa.Schema:
-    """What users give for a table stored as `schema`: its key's columns, or all declared ones. Kept by identity, so that the plan is found again."""
+    """What users give for a table stored as `schema`: its key's columns, or all declared ones. Kept
+    by identity, so that the plan is found again.
+    """
     kept = _derived_schemas.get((id(schema), key))
     if kept is None:
         if len(_derived_schemas) >= _PLANS_KEPT:
             _derived_schemas.clear()
-        derived = declared_schema(schema) if key is None else pa.schema([schema.field(name) for name in key])
+        derived = (
+            declared_schema(schema)
+            if key is None
+            else pa.schema([schema.field(name) for name in key])
+        )
         kept = _derived_schemas[id(schema), key] = (schema, derived)
     return kept[1]
 
@@ -313,7 +400,10 @@ def tombstones(keys: Any, schema: pa.Schema, key: tuple[str, ...], *, topic: str
     """
     batch = to_batch(_key_rows(keys, key), _derived(schema, key), topic=topic)
     count = batch.num_rows
-    arrays = [batch.column(field.name) if field.name in key else pa.nulls(count, field.type) for field in schema]
+    arrays = [
+        batch.column(field.name) if field.name in key else pa.nulls(count, field.type)
+        for field in schema
+    ]
     arrays[schema.get_field_index(CHANGE_TYPE)] = pa.repeat(pa.scalar(DELETE, pa.string()), count)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -324,7 +414,11 @@ def _key_rows(keys: Any, key: tuple[str, ...]) -> Any:
         return keys
     if isinstance(keys, pa.Array | pa.ChunkedArray) and len(key) == 1:
         return pa.table({key[0]: keys})
-    if isinstance(keys, str | bytes) or not isinstance(keys, Iterable) or (isinstance(keys, tuple) and len(key) > 1):
+    if (
+        isinstance(keys, str | bytes)
+        or not isinstance(keys, Iterable)
+        or (isinstance(keys, tuple) and len(key) > 1)
+    ):
         keys = [keys]
     return [each if isinstance(each, Mapping) else _key_row(each, key) for each in keys]
 
@@ -333,5 +427,8 @@ def _key_row(value: Any, key: tuple[str, ...]) -> dict[str, Any]:
     if len(key) == 1:
         return {key[0]: value}
     if not isinstance(value, tuple | list) or len(value) != len(key):
-        raise BadRows(f"The key {value!r} does not have the columns {', '.join(key)}.", fix="give a dict, or a tuple with one value per key column.")
+        raise BadRows(
+            f"The key {value!r} does not have the columns {', '.join(key)}.",
+            fix="give a dict, or a tuple with one value per key column.",
+        )
     return dict(zip(key, value, strict=True))

@@ -1,4 +1,6 @@
-"""A topic as a user declares it: checked, with durations in microseconds. The same on every backend."""
+"""A topic as a user declares it: checked, with durations in microseconds. The same on every
+backend.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,19 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from headrace.durations import to_us
-from headrace.errors import BadName, HeadraceError, IncompatibleChange, InputError, TopicExists, nearest
+from headrace.errors import (
+    BadName,
+    HeadraceError,
+    IncompatibleChange,
+    InputError,
+    TopicExists,
+    nearest,
+)
 from headrace.log.values import TopicInfo
 from headrace.types.schema import add_columns, check_key, parse_schema, table_schema, to_ddl
 
-# Which names topics, groups, producers and transactions may have, on every backend: Kafka's rule for topics. And the words for a place in one.
+# Which names topics, groups, producers and transactions may have, on every backend: Kafka's rule
+# for topics. And the words for a place in one.
 
 
 T = TypeVar("T")
@@ -24,30 +34,54 @@ _PLACES = {"beginning": "earliest", "end": "latest"}
 
 def check_name(name: str, *, what: str, error: type[HeadraceError] = BadName) -> str:
     if not _NAME.fullmatch(name) or name in {".", ".."}:
-        raise error(f"{name!r} cannot be a {what}.", fix="use 1 to 200 letters, digits, dots, hyphens and underscores.")
+        raise error(
+            f"{name!r} cannot be a {what}.",
+            fix="use 1 to 200 letters, digits, dots, hyphens and underscores.",
+        )
     return name
 
 
 def place_word(to: T) -> T | str:
-    """Two words for one thing: "beginning" is "earliest", "end" is "latest". Offsets and times stay what they are."""
+    """Two words for one thing: "beginning" is "earliest", "end" is "latest". Offsets and times stay
+    what they are.
+    """
     return _PLACES.get(to, to) if isinstance(to, str) else to
+
 
 COMPRESSIONS = ("none", "lz4", "zstd")
 MOST_PARTITIONS = 10_000
 # The option of create_topic and alter_topic, and the field of TopicInfo that holds it.
-_DURATIONS = {"retention": "retention_us", "history": "history_us", "tombstones": "tombstone_us", "segment_age": "segment_us"}
+_DURATIONS = {
+    "retention": "retention_us",
+    "history": "history_us",
+    "tombstones": "tombstone_us",
+    "segment_age": "segment_us",
+}
 _PLAIN = {"retention_bytes", "compact", "segment_bytes", "compression"}
 
 
-def declared(name: str, schema: str, key: str | Sequence[str] | None, *, partitions: int, is_table: bool, options: Mapping[str, Any]) -> TopicInfo:
+def declared(
+    name: str,
+    schema: str,
+    key: str | Sequence[str] | None,
+    *,
+    partitions: int,
+    is_table: bool,
+    options: Mapping[str, Any],
+) -> TopicInfo:
     """The topic that a user asks for."""
     check_name(name, what="topic name")
     columns = parse_schema(schema)
     names = check_key(columns, key, where=f"The topic {name!r}")
     if not 1 <= partitions <= MOST_PARTITIONS:
-        raise InputError(f"The topic {name!r} cannot have {partitions} partitions.", fix=f"give it 1 to {MOST_PARTITIONS}.")
+        raise InputError(
+            f"The topic {name!r} cannot have {partitions} partitions.",
+            fix=f"give it 1 to {MOST_PARTITIONS}.",
+        )
     if is_table and not names:
-        raise InputError(f"The table {name!r} needs a primary key.", fix="name its column with primary_key=….")
+        raise InputError(
+            f"The table {name!r} needs a primary key.", fix="name its column with primary_key=…."
+        )
     info = TopicInfo(
         name=name,
         schema=to_ddl(columns),
@@ -69,7 +103,8 @@ def stored_schema(columns: pa.Schema, key: tuple[str, ...], *, is_table: bool) -
 def _check_compaction(info: TopicInfo) -> None:
     if info.compact and not info.key:
         raise InputError(
-            f"The topic {info.name!r} has no key, and compaction keeps the newest row of each key.", fix="name its key, or leave out compact."
+            f"The topic {info.name!r} has no key, and compaction keeps the newest row of each key.",
+            fix="name its key, or leave out compact.",
         )
 
 
@@ -82,20 +117,37 @@ def setting_fields(options: Mapping[str, Any]) -> dict[str, Any]:
         elif option in _PLAIN:
             known[option] = value
         else:
-            raise InputError(f"A topic has no setting {option!r}: {nearest(option, [*_DURATIONS, *_PLAIN, 'partitions', 'key', 'schema'])}")
+            raise InputError(
+                f"A topic has no setting {option!r}:"
+                f" {nearest(option, [*_DURATIONS, *_PLAIN, 'partitions', 'key', 'schema'])}"
+            )
     if known.get("compression", "none") not in COMPRESSIONS:
-        raise InputError(f"The compression {known['compression']!r} is not known: {nearest(str(known['compression']), COMPRESSIONS)}")
+        raise InputError(
+            f"The compression {known['compression']!r} is not known:"
+            f" {nearest(str(known['compression']), COMPRESSIONS)}"
+        )
     if known.get("segment_bytes", 1) < 1 or (known.get("retention_bytes") or 1) < 1:
         raise InputError("segment_bytes and retention_bytes are 1 or more.")
     return known
 
 
-def altered(info: TopicInfo, *, columns: str | None, partitions: int | None, allow_moving_keys: bool, settings: Mapping[str, Any]) -> TopicInfo:
+def altered(
+    info: TopicInfo,
+    *,
+    columns: str | None,
+    partitions: int | None,
+    allow_moving_keys: bool,
+    settings: Mapping[str, Any],
+) -> TopicInfo:
     """A topic after a change; IncompatibleChange if readers of what is stored would break."""
     changed = replace(info, **setting_fields(settings))
     if columns is not None:
         schema = add_columns(parse_schema(info.schema), columns)
-        changed = replace(changed, schema=to_ddl(schema), arrow_schema=stored_schema(schema, info.key, is_table=info.is_table))
+        changed = replace(
+            changed,
+            schema=to_ddl(schema),
+            arrow_schema=stored_schema(schema, info.key, is_table=info.is_table),
+        )
     if partitions is not None:
         _check_partitions(info, partitions, allow_moving_keys=allow_moving_keys)
         changed = replace(changed, partitions=partitions)
@@ -106,26 +158,38 @@ def altered(info: TopicInfo, *, columns: str | None, partitions: int | None, all
 def _check_partitions(info: TopicInfo, partitions: int, *, allow_moving_keys: bool) -> None:
     if partitions < info.partitions:
         raise IncompatibleChange(
-            f"The topic {info.name!r} has {info.partitions} partitions; they cannot become {partitions}, as rows would be lost.",
+            f"The topic {info.name!r} has {info.partitions} partitions; they cannot become"
+            f" {partitions}, as rows would be lost.",
             fix="create another topic and copy the rows.",
         )
     if partitions > MOST_PARTITIONS:
-        raise InputError(f"The topic {info.name!r} cannot have {partitions} partitions.", fix=f"give it 1 to {MOST_PARTITIONS}.")
+        raise InputError(
+            f"The topic {info.name!r} cannot have {partitions} partitions.",
+            fix=f"give it 1 to {MOST_PARTITIONS}.",
+        )
     if partitions > info.partitions and info.key and not allow_moving_keys:
         raise IncompatibleChange(
-            f"More partitions for {info.name!r} would send most keys to another partition: rows of one key would no longer be in one partition, in order, "
-            "and a table's older rows would not be found beside the newer ones.",
-            fix="create another topic, or pass allow_moving_keys=True (--allow-moving-keys) if nobody relies on it.",
+            f"More partitions for {info.name!r} would send most keys to another partition: rows of"
+            " one key would no longer be in one partition, in order, and a table's older rows"
+            " would not be found beside the newer ones.",
+            fix=(
+                "create another topic, or pass allow_moving_keys=True (--allow-moving-keys) if"
+                " nobody relies on it."
+            ),
         )
 
 
 def check_same(found: TopicInfo, wanted: TopicInfo, *, exist_ok: bool) -> TopicInfo:
     """What to do when a topic to be created is there already."""
     if not exist_ok:
-        raise TopicExists(f"There is a topic {wanted.name!r} already.", fix="choose another name, or pass exist_ok=True.")
+        raise TopicExists(
+            f"There is a topic {wanted.name!r} already.",
+            fix="choose another name, or pass exist_ok=True.",
+        )
     if (found.schema, found.key, found.is_table) != (wanted.schema, wanted.key, wanted.is_table):
         raise TopicExists(
-            f"There is a topic {wanted.name!r} already, with another schema or key: {found.schema} (key: {', '.join(found.key) or 'none'}).",
+            f"There is a topic {wanted.name!r} already, with another schema or key: {found.schema}"
+            f" (key: {', '.join(found.key) or 'none'}).",
             fix="choose another name, or declare it as it is; columns are added with alter_topic.",
         )
     return found

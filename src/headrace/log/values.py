@@ -1,4 +1,6 @@
-"""The small values a log speaks in: what goes in, what comes out, and the names of the columns it adds. Part of `api`."""
+"""The small values a log speaks in: what goes in, what comes out, and the names of the columns it
+adds. Part of `api`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from headrace.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-Rows: TypeAlias = "Mapping[str, Any] | Iterable[Mapping[str, Any]] | pa.Table | pa.RecordBatch | pd.DataFrame"
+Rows: TypeAlias = (
+    "Mapping[str, Any] | Iterable[Mapping[str, Any]] | pa.Table | pa.RecordBatch | pd.DataFrame"
+)
 """What can be appended: dicts, an Arrow table or batch, a pandas frame."""
 
 Headers = Sequence[Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | None] | None]
@@ -32,7 +36,9 @@ TOPIC_METADATA = b"headrace.topic"
 
 @dataclass(frozen=True)
 class TopicInfo:
-    """A topic as declared. `schema` is the DDL; `arrow_schema` has the stored columns (for a table, `_change_type` too)."""
+    """A topic as declared. `schema` is the DDL; `arrow_schema` has the stored columns (for a table,
+    `_change_type` too).
+    """
 
     name: str
     schema: str
@@ -77,7 +83,9 @@ class OffsetRange:
 
 @dataclass(frozen=True)
 class Position:
-    """Where an append went: for each topic and partition the offsets it got. `commit` is its number in the log's global order."""
+    """Where an append went: for each topic and partition the offsets it got. `commit` is its number
+    in the log's global order.
+    """
 
     offsets: Mapping[str, Mapping[int, OffsetRange]]
     commit: int | None = None
@@ -89,14 +97,28 @@ class Position:
         return self.offsets.get(topic, {})
 
     def __str__(self) -> str:
-        """`orders:0:18,orders:1:20`: where each partition ends behind it. A server that is given it waits until a view contains it."""
-        return ",".join(f"{topic}:{partition}:{span.stop}" for topic, parts in self.offsets.items() for partition, span in parts.items())
+        """`orders:0:18,orders:1:20`: where each partition ends behind it. A server that is given it
+        waits until a view contains it.
+        """
+        return ",".join(
+            f"{topic}:{partition}:{span.stop}"
+            for topic, parts in self.offsets.items()
+            for partition, span in parts.items()
+        )
 
 
 class Positions(dict[str, dict[int, int]]):
-    """Topic -> partition -> next offset. Taken from a consumer it also carries who it was, so that a commit can be fenced."""
+    """Topic -> partition -> next offset. Taken from a consumer it also carries who it was, so that
+    a commit can be fenced.
+    """
 
-    def __init__(self, offsets: Mapping[str, Mapping[int, int]] = {}, *, member: str | None = None, handle: Any = None) -> None:
+    def __init__(
+        self,
+        offsets: Mapping[str, Mapping[int, int]] = {},
+        *,
+        member: str | None = None,
+        handle: Any = None,
+    ) -> None:
         super().__init__({topic: dict(parts) for topic, parts in offsets.items()})
         self.member = member
         self.handle = handle
@@ -114,7 +136,9 @@ class Control:
 
 @dataclass(frozen=True)
 class PartitionLag:
-    """How far a group is behind in one partition: in rows, and in seconds since its next row was appended."""
+    """How far a group is behind in one partition: in rows, and in seconds since its next row was
+    appended.
+    """
 
     group: str
     topic: str
@@ -146,7 +170,9 @@ class GroupInfo:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something `verify` found: `kind` is "corrupt", "missing", or "stale" (a cache that will be built again)."""
+    """Something `verify` found: `kind` is "corrupt", "missing", or "stale" (a cache that will be
+    built again).
+    """
 
     kind: str
     file: str
@@ -170,14 +196,17 @@ class TopicStats:
 
 @dataclass(frozen=True)
 class Staged:
-    """Rows put aside by a task (of Spark, say), to be made part of a transaction by its driver. Small, picklable."""
+    """Rows put aside by a task (of Spark, say), to be made part of a transaction by its driver.
+    Small, picklable.
+    """
 
     topic: str
     partitions: Mapping[int, tuple[str, int]]  # partition -> (file, rows)
     rows: int
 
 
-# The numbers that a producer with an id gives its appends, so that a repeat is known. The same rule on every backend.
+# The numbers that a producer with an id gives its appends, so that a repeat is known. The same rule
+# on every backend.
 
 
 LARGEST = 1 << 62  # stored in 64 bits, with a sign; a producer must be able to count on from here
@@ -188,12 +217,19 @@ def check_sequence(sequence: Any, *, topic: str, id: str | None) -> None:
     if sequence is None:
         return
     if id is None:
-        raise InputError("A sequence number needs a producer with an id.", fix=f"open it with log.producer({topic!r}, id='...').")
+        raise InputError(
+            "A sequence number needs a producer with an id.",
+            fix=f"open it with log.producer({topic!r}, id='...').",
+        )
     if not isinstance(sequence, int) or isinstance(sequence, bool) or not 0 <= sequence <= LARGEST:
-        raise InputError(f"A sequence number is an int from 0 to {LARGEST}, not {sequence!r}.", fix="use producer.last_sequence + 1.")
+        raise InputError(
+            f"A sequence number is an int from 0 to {LARGEST}, not {sequence!r}.",
+            fix="use producer.last_sequence + 1.",
+        )
 
 
-# What questions and answers are called in the log: the plan makes these topics, the server appends to one and follows the other.
+# What questions and answers are called in the log: the plan makes these topics, the server appends
+# to one and follows the other.
 
 
 ASK_ID, FOUND = "ask_id", "found"
@@ -211,4 +247,8 @@ def answers_topic(name: str) -> str:
 def names(topics: list[str]) -> list[str]:
     """The questions that can be asked, among all topics."""
     answers = {topic for topic in topics if topic.startswith(_PREFIX) and topic.endswith(_ANSWERS)}
-    return sorted(topic[len(_PREFIX) : -len(_ANSWERS)] for topic in answers if topic[: -len(_ANSWERS)] in topics)
+    return sorted(
+        topic[len(_PREFIX) : -len(_ANSWERS)]
+        for topic in answers
+        if topic[: -len(_ANSWERS)] in topics
+    )

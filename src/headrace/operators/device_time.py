@@ -1,11 +1,14 @@
-"""When something happened on a device whose clock is wrong, from three times: when it happened and when it was sent, by the device's clock; and when it was received, by ours.
+"""When something happened on a device whose clock is wrong, from three times: when it happened and
+when it was sent, by the device's clock; and when it was received, by ours.
 
-What was received less what was sent is how far the device's clock is off (and how long the row travelled). A device's offset is smoothed tick by tick: a tick's is the median of
-its rows', and moves the smoothed one by an eighth of the difference. A tick that lies farther off than the tolerance does not count; the third in a row does, for then
-the device's clock has been set. A row's time is its event's time plus its device's offset, and never later than it was received.
+What was received less what was sent is how far the device's clock is off (and how long the row
+travelled). A device's offset is smoothed tick by tick: a tick's is the median of its rows', and
+moves the smoothed one by an eighth of the difference. A tick that lies farther off than the
+tolerance does not count; the third in a row does, for then the device's clock has been set. A row's
+time is its event's time plus its device's offset, and never later than it was received.
 
-Times that cannot be are flagged, and corrected as well as they can be: a row whose own offset lies beyond the tolerance goes by its own. One whose clocks are thousands of years
-apart has no time.
+Times that cannot be are flagged, and corrected as well as they can be: a row whose own offset lies
+beyond the tolerance goes by its own. One whose clocks are thousands of years apart has no time.
 """
 
 from __future__ import annotations
@@ -29,13 +32,18 @@ _STATE = np.dtype([("version", "u1"), ("jumps", "u1"), ("offset", "<i8")])
 _SMOOTHING = 8
 _JUMPS = 3  # ticks in a row beyond the tolerance, after which the device's clock has been set
 _FARTHEST_US = 1 << 60
-_EARLIEST_US, _LATEST_US = -59_011_459_200_000_000, 253_370_764_800_000_000  # the years 100 to 9998: what lies around them calendars know, too
+_EARLIEST_US, _LATEST_US = (
+    -59_011_459_200_000_000,
+    253_370_764_800_000_000,
+)  # the years 100 to 9998: what lies around them calendars know, too
 _FINE, _NO_EVENT, _NO_YEAR, _NO_OFFSET, _AFTER_SENT, _OFF = range(6)
 
 
 @dataclass(frozen=True)
 class DeviceColumns:
-    """The columns with the three times and the device; and those that are added: the corrected time, and why it may be wrong (null if it is not)."""
+    """The columns with the three times and the device; and those that are added: the corrected
+    time, and why it may be wrong (null if it is not).
+    """
 
     event: str
     sent: str
@@ -48,19 +56,29 @@ class DeviceColumns:
 class DeviceTimeKernel:
     """Adds the corrected time to each row. Keyed by device; rows stay in their order."""
 
-    def __init__(self, step: str, schema: pa.Schema, columns: DeviceColumns, tolerance_us: int = 60_000_000) -> None:
-        self.step_name, self.schema, self.columns, self.tolerance_us = step, schema, columns, tolerance_us
+    def __init__(
+        self, step: str, schema: pa.Schema, columns: DeviceColumns, tolerance_us: int = 60_000_000
+    ) -> None:
+        self.step_name, self.schema, self.columns, self.tolerance_us = (
+            step,
+            schema,
+            columns,
+            tolerance_us,
+        )
         for name in (columns.event, columns.sent, columns.received, columns.device):
             if name not in schema.names:
                 raise UnknownColumn(name, schema.names, where=f"The input of step {step!r}")
         for name in (columns.event, columns.sent, columns.received):
             if not pa.types.is_timestamp(schema.field(name).type):
                 raise InputError(
-                    f"The column {name!r} of step {step!r} is {schema.field(name).type} and no time.", fix="name columns of type TIMESTAMP."
+                    f"The column {name!r} of step {step!r} is {schema.field(name).type} and no"
+                    " time.",
+                    fix="name columns of type TIMESTAMP.",
                 )
         if taken := {columns.time, columns.flag} & set(schema.names):
             raise InputError(
-                f"The input of step {step!r} has a column {min(taken)!r} already.", fix="give the corrected time and its flag other names."
+                f"The input of step {step!r} has a column {min(taken)!r} already.",
+                fix="give the corrected time and its flag other names.",
             )
         self.counts: dict[str, int] = {}
 
@@ -70,7 +88,9 @@ class DeviceTimeKernel:
         return pa.schema([*self.schema, corrected, pa.field(self.columns.flag, pa.string())])
 
     def step(self, state: KeyedState, rows: pa.Table) -> pa.Table:
-        """1. Cut rows into segments. 2. Get the devices' offsets. 3. Go through the ticks. 4. Put the offsets. 5. Correct the times."""
+        """1. Cut rows into segments. 2. Get the devices' offsets. 3. Go through the ticks. 4. Put
+        the offsets. 5. Correct the times.
+        """
         schema = self.output.append(pa.field(TICK, pa.int64(), nullable=False))
         self.counts = {"flagged": 0}
         if not rows.num_rows:
@@ -80,15 +100,26 @@ class DeviceTimeKernel:
         used, known = self._smoothed(state, segments, offsets)
         times, flags = self._corrected(rows, offsets, used, known)
         self.counts["flagged"] = len(flags) - flags.null_count
-        columns = [*(rows.column(name) for name in self.schema.names), times, flags, rows.column(TICK)]
+        columns = [
+            *(rows.column(name) for name in self.schema.names),
+            times,
+            flags,
+            rows.column(TICK),
+        ]
         return pa.Table.from_arrays([whole(column) for column in columns], schema=schema)
 
     # Offsets
 
-    def _smoothed(self, state: KeyedState, segments: Segments, offsets: _Offsets) -> tuple[Times, Mask]:
+    def _smoothed(
+        self, state: KeyedState, segments: Segments, offsets: _Offsets
+    ) -> tuple[Times, Mask]:
         """Each row's device's offset as of its tick, and whether there is one."""
         stored = self._read(state.get_array(segments.keys))
-        known, offset, jumps = stored["version"] > 0, stored["offset"].copy(), stored["jumps"].astype(np.int64)
+        known, offset, jumps = (
+            stored["version"] > 0,
+            stored["offset"].copy(),
+            stored["jumps"].astype(np.int64),
+        )
         medians, some = offsets.medians(segments)
         after, there = np.zeros(len(segments), np.int64), np.zeros(len(segments), np.bool_)
         for turn in segments.rounds():
@@ -100,7 +131,9 @@ class DeviceTimeKernel:
             jumps[device[jumped]] = 0
             fresh = new & ~known[device] | jumped
             smooth = new & known[device] & ~far
-            offset[device] = np.where(fresh, median, np.where(smooth, offset[device] + away // _SMOOTHING, offset[device]))
+            offset[device] = np.where(
+                fresh, median, np.where(smooth, offset[device] + away // _SMOOTHING, offset[device])
+            )
             known[device] |= new
             after[turn], there[turn] = offset[device], known[device]
         self._write(state, segments.keys, known, offset, jumps)
@@ -112,9 +145,14 @@ class DeviceTimeKernel:
         found = np.zeros(len(values), _STATE)
         there = values.drop_null()
         if len(there):
-            found[values.is_valid().to_numpy(zero_copy_only=False)] = np.frombuffer(b"".join(there.to_pylist()), _STATE)
+            found[values.is_valid().to_numpy(zero_copy_only=False)] = np.frombuffer(
+                b"".join(there.to_pylist()), _STATE
+            )
         if len(found) and int(found["version"].max()) > _VERSION:
-            raise NewerFormat(f"The state of step {self.step_name!r} was written by a newer Headrace.", fix="upgrade Headrace.")
+            raise NewerFormat(
+                f"The state of step {self.step_name!r} was written by a newer Headrace.",
+                fix="upgrade Headrace.",
+            )
         return found
 
     @staticmethod
@@ -122,23 +160,44 @@ class DeviceTimeKernel:
         fresh = np.zeros(len(known), _STATE)
         fresh["version"], fresh["jumps"], fresh["offset"] = _VERSION, jumps, offset
         which = np.flatnonzero(known)
-        state.put_array(keys.take(pa.array(which)), as_binary(fresh[which].view(f"V{_STATE.itemsize}")))
+        state.put_array(
+            keys.take(pa.array(which)), as_binary(fresh[which].view(f"V{_STATE.itemsize}"))
+        )
 
     # Times
 
-    def _corrected(self, rows: pa.Table, offsets: _Offsets, used: Times, known: Mask) -> tuple[pa.Array, pa.Array]:
+    def _corrected(
+        self, rows: pa.Table, offsets: _Offsets, used: Times, known: Mask
+    ) -> tuple[pa.Array, pa.Array]:
         event, has_event = _times(rows, self.columns.event)
         off = offsets.there & (np.abs(offsets.values - used) > self.tolerance_us)
         corrected = event + np.where(off, offsets.values, np.where(known, used, 0))
-        corrected = np.where(offsets.has_received, np.minimum(corrected, offsets.received), corrected)
+        corrected = np.where(
+            offsets.has_received, np.minimum(corrected, offsets.received), corrected
+        )
         in_years = (corrected >= _EARLIEST_US) & (corrected < _LATEST_US)
-        reasons = [~has_event, ~in_years, ~known | ~offsets.there, offsets.there & (event > offsets.sent), off]
+        reasons = [
+            ~has_event,
+            ~in_years,
+            ~known | ~offsets.there,
+            offsets.there & (event > offsets.sent),
+            off,
+        ]
         codes = np.select(reasons, [_NO_EVENT, _NO_YEAR, _NO_OFFSET, _AFTER_SENT, _OFF], _FINE)
-        texts = pa.array([
-            None, "no event time", "no year from 100 to 9998", "no times of sending and receipt", "the event is after it was sent",
-            f"the clock is off by more than {format_us(self.tolerance_us)} from what it was",
-        ], pa.string())  # fmt: skip
-        times = pa.array(corrected, mask=~(has_event & in_years)).cast(self.output.field(self.columns.time).type)
+        texts = pa.array(
+            [
+                None,
+                "no event time",
+                "no year from 100 to 9998",
+                "no times of sending and receipt",
+                "the event is after it was sent",
+                f"the clock is off by more than {format_us(self.tolerance_us)} from what it was",
+            ],
+            pa.string(),
+        )
+        times = pa.array(corrected, mask=~(has_event & in_years)).cast(
+            self.output.field(self.columns.time).type
+        )
         return times, texts.take(pa.array(codes))
 
 
@@ -154,11 +213,15 @@ class _Offsets:
 
     @staticmethod
     def of(rows: pa.Table, columns: DeviceColumns) -> _Offsets:
-        (sent, has_sent), (received, has_received) = (_times(rows, name) for name in (columns.sent, columns.received))
+        (sent, has_sent), (received, has_received) = (
+            _times(rows, name) for name in (columns.sent, columns.received)
+        )
         return _Offsets(received - sent, has_sent & has_received, sent, received, has_received)
 
     def medians(self, segments: Segments) -> tuple[Times, Mask]:
-        """The median of each segment's offsets, of two in the middle the lower one; and whether it has any."""
+        """The median of each segment's offsets, of two in the middle the lower one; and whether it
+        has any.
+        """
         there = self.there[segments.order]
         segment, values = segments.segment_of[there], self.values[segments.order][there]
         in_order = values[np.lexsort((values, segment))]
@@ -171,7 +234,9 @@ class _Offsets:
 
 
 def _times(rows: pa.Table, name: str) -> tuple[Times, Mask]:
-    """A column of times, 0 where there is none, and where there is one. Those that are absurdly far are brought nearer, so that no sum overflows."""
+    """A column of times, 0 where there is none, and where there is one. Those that are absurdly far
+    are brought nearer, so that no sum overflows.
+    """
     column = whole(rows.column(name))
     there = column.is_valid().to_numpy(zero_copy_only=False)
     return np.clip(microseconds(column.fill_null(0)), -_FARTHEST_US, _FARTHEST_US), there

@@ -1,6 +1,8 @@
-"""What a kernel is, and what it sees of its state and of time. Kernels compute; the engine hosts them on Spark, tests and users' tests host them in memory.
+"""What a kernel is, and what it sees of its state and of time. Kernels compute; the engine hosts
+them on Spark, tests and users' tests host them in memory.
 
-A kernel is pure: its answer follows from its state, its rows and the clocks, never from a wall clock, from chance, or from how ticks were put into calls.
+A kernel is pure: its answer follows from its state, its rows and the clocks, never from a wall
+clock, from chance, or from how ticks were put into calls.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ UNSTARTED = -(2**63)
 
 @dataclass(frozen=True)
 class Clocks:
-    """An input's clocks at the end of each tick of a call, rows or not; and as they were before the first of them. All times are microseconds.
+    """An input's clocks at the end of each tick of a call, rows or not; and as they were before the
+    first of them. All times are microseconds.
 
-    A row of the tick `ticks[i]` is judged by the clocks before that tick (`closed_before(i)`); what a tick completes is told with that tick's number.
-    `complete`: no row before it is expected. `closed`: a row before it is too late for anyone.
+    A row of the tick `ticks[i]` is judged by the clocks before that tick (`closed_before(i)`); what
+    a tick completes is told with that tick's number. `complete`: no row before it is expected.
+    `closed`: a row before it is too late for anyone.
     """
 
     ticks: Times
@@ -46,12 +50,20 @@ class Clocks:
     @property
     def complete_before(self) -> Times:
         """The complete clock as it was before each tick."""
-        return np.concatenate([[np.int64(self.complete_at_start)], self.complete[:-1]]) if len(self) else self.complete
+        return (
+            np.concatenate([[np.int64(self.complete_at_start)], self.complete[:-1]])
+            if len(self)
+            else self.complete
+        )
 
     @property
     def closed_before(self) -> Times:
         """The closed clock as it was before each tick."""
-        return np.concatenate([[np.int64(self.closed_at_start)], self.closed[:-1]]) if len(self) else self.closed
+        return (
+            np.concatenate([[np.int64(self.closed_at_start)], self.closed[:-1]])
+            if len(self)
+            else self.closed
+        )
 
     def at(self, row_ticks: Times) -> npt.NDArray[np.intp]:
         """The place of each row's tick in these arrays."""
@@ -61,8 +73,10 @@ class Clocks:
 class KeyedState(Protocol):
     """A kernel's memory: bytes by key. The host makes it durable, and knows what changed.
 
-    A key belongs to a key group, by which state is spread over shards: the group of the key's own bytes, or the one given. A kernel that keeps several entries
-    for one user's key (its windows, its buffered rows, its timers) must file them all under the group of the user's key: `key_groups(encode_keys(rows, by))`.
+    A key belongs to a key group, by which state is spread over shards: the group of the key's own
+    bytes, or the one given. A kernel that keeps several entries for one user's key (its windows,
+    its buffered rows, its timers) must file them all under the group of the user's key:
+    `key_groups(encode_keys(rows, by))`.
     """
 
     @property
@@ -74,22 +88,30 @@ class KeyedState(Protocol):
         """The values of many keys at once; None for a key that has none."""
         ...
 
-    def put(self, keys: Sequence[bytes], values: Sequence[bytes | None], groups: Groups | None = None) -> None:
+    def put(
+        self, keys: Sequence[bytes], values: Sequence[bytes | None], groups: Groups | None = None
+    ) -> None:
         """Store the values of many keys at once; None deletes. A later `get` or `scan` sees it."""
         ...
 
     def get_array(self, keys: pa.Array, groups: Groups | None = None) -> pa.Array:
-        """As `get`, for columns: keys are BINARY or fixed-size, none null; values come as BINARY, null for a key that has none."""
+        """As `get`, for columns: keys are BINARY or fixed-size, none null; values come as BINARY,
+        null for a key that has none.
+        """
         ...
 
     def put_array(self, keys: pa.Array, values: pa.Array, groups: Groups | None = None) -> None:
-        """As `put`, for columns: no key twice in a call. Costs least with the very `keys` that `get_array` was last called with."""
+        """As `put`, for columns: no key twice in a call. Costs least with the very `keys` that
+        `get_array` was last called with.
+        """
         ...
 
     def scan(self, low: bytes, high: bytes) -> tuple[list[bytes], list[bytes], Groups]:
-        """Keys from `low` up to but not including `high`, of all groups at hand, with their values and groups. Sorted by key within a group only.
+        """Keys from `low` up to but not including `high`, of all groups at hand, with their values
+        and groups. Sorted by key within a group only.
 
-        Costs what it finds and a seek a group. Keys above 400 bytes come back as the store has them (a prefix and a digest): keep the whole key in the value.
+        Costs what it finds and a seek a group. Keys above 400 bytes come back as the store has them
+        (a prefix and a digest): keep the whole key in the value.
         """
         ...
 
@@ -107,32 +129,44 @@ class Kernel(Protocol):
         ...
 
     def step(self, state: KeyedState, rows: pa.Table) -> pa.Table:
-        """Take in the rows of some ticks, whole ones, in the pipeline's order; give the result's rows, each with its `_tick`.
+        """Take in the rows of some ticks, whole ones, in the pipeline's order; give the result's
+        rows, each with its `_tick`.
 
-        The result is sorted by tick, key and change. Ticks may come one at a time or many in a call: the rows are the same.
+        The result is sorted by tick, key and change. Ticks may come one at a time or many in a
+        call: the rows are the same.
         """
         ...
 
 
 @runtime_checkable
 class TimedKernel(Protocol):
-    """An operator that also goes by its inputs' clocks, and is called for every tick, rows or not."""
+    """An operator that also goes by its inputs' clocks, and is called for every tick, rows or
+    not.
+    """
 
     @property
     def output(self) -> pa.Schema: ...
 
-    def step_timed(self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]) -> pa.Table:
-        """As `step`, with the rows and clocks of each input. An input without rows comes as an empty table with its columns."""
+    def step_timed(
+        self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]
+    ) -> pa.Table:
+        """As `step`, with the rows and clocks of each input. An input without rows comes as an
+        empty table with its columns.
+        """
         ...
 
     def due(self, state: KeyedState) -> int | None:
-        """The earliest time that something in the state waits for: a complete clock at or past it would give rows or let state go. None if nothing waits."""
+        """The earliest time that something in the state waits for: a complete clock at or past it
+        would give rows or let state go. None if nothing waits.
+        """
         ...
 
 
 @runtime_checkable
 class Gauged(Protocol):
-    """A kernel of whose state people want to know how many entries there are: by the name of the figure, what the names of those entries begin with."""
+    """A kernel of whose state people want to know how many entries there are: by the name of the
+    figure, what the names of those entries begin with.
+    """
 
     gauges: Mapping[str, bytes]
 
@@ -148,7 +182,9 @@ class PutsAside(Protocol):
 
 @runtime_checkable
 class Preparing(Protocol):
-    """A kernel with an input whose rows go to every shard: what each shard would have to find out about them is found out before."""
+    """A kernel with an input whose rows go to every shard: what each shard would have to find out
+    about them is found out before.
+    """
 
     def prepare(self, rows: pa.Table) -> pa.Table:
         """The same rows with columns of the kernel's own."""
@@ -157,15 +193,17 @@ class Preparing(Protocol):
 
 @runtime_checkable
 class Remembering(Protocol):
-    """State with a place for something that a kernel made of it and would have to make again in another process. It is no state: it may be gone, or older."""
+    """State with a place for something that a kernel made of it and would have to make again in
+    another process. It is no state: it may be gone, or older.
+    """
 
     def recall(self) -> bytes | None: ...
 
     def remember(self, content: bytes) -> None: ...
 
 
-# Stored state for people: what a kernel can tell of the bytes it keeps under a key. `headrace state show` asks; nothing else needs it.
-
+# Stored state for people: what a kernel can tell of the bytes it keeps under a key. `headrace state
+# show` asks; nothing else needs it.
 
 
 @runtime_checkable
@@ -185,9 +223,14 @@ class Describing(Protocol):
 def no_rows(schema: pa.Schema, keys: int, *, over_table: bool) -> Segments:
     """Segments of keys of which no row came: their only versions are what is stored."""
     nothing = np.zeros(0, np.int64)
-    system = [pa.field(TICK, pa.int64()), *([pa.field(CHANGE_TYPE, pa.string())] if over_table else [])]
+    system = [
+        pa.field(TICK, pa.int64()),
+        *([pa.field(CHANGE_TYPE, pa.string())] if over_table else []),
+    ]
     rows = pa.schema([*schema, *system]).empty_table()
-    return Segments(rows, nothing, nothing, nothing, np.zeros(keys, np.int64), pa.array([], pa.binary()))
+    return Segments(
+        rows, nothing, nothing, nothing, np.zeros(keys, np.int64), pa.array([], pa.binary())
+    )
 
 
 # Rows that an aggregate could not take in, with which and why: the host sends them to dead letters.
@@ -201,31 +244,44 @@ class Diverted:
     """Collects rows until the host takes them, after each step."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        system = [pa.field(TICK, pa.int64()), pa.field(CHANGE_TYPE, pa.string()), pa.field(AGGREGATE, pa.string()), pa.field(REASON, pa.string())]
+        system = [
+            pa.field(TICK, pa.int64()),
+            pa.field(CHANGE_TYPE, pa.string()),
+            pa.field(AGGREGATE, pa.string()),
+            pa.field(REASON, pa.string()),
+        ]
         self.schema = pa.schema([*schema, *system])
         self._tables: list[pa.Table] = []
 
     def add(self, rows: pa.Table, which: Ints, aggregate: str, reason: str) -> None:
         chosen = rows.take(pa.array(which))
         known = {name: chosen.column(name) for name in chosen.schema.names}
-        known[AGGREGATE], known[REASON] = (pa.repeat(pa.scalar(text), len(which)) for text in (aggregate, reason))
+        known[AGGREGATE], known[REASON] = (
+            pa.repeat(pa.scalar(text), len(which)) for text in (aggregate, reason)
+        )
         arrays = [known.get(field.name, pa.nulls(len(which), field.type)) for field in self.schema]
         self._tables.append(pa.Table.from_arrays(arrays, schema=self.schema))
 
     def take(self) -> pa.Table:
-        """What was diverted since the last time: the rows, `_tick`, `_change_type`, and which aggregate left them out and why."""
+        """What was diverted since the last time: the rows, `_tick`, `_change_type`, and which
+        aggregate left them out and why.
+        """
         tables, self._tables = self._tables, []
         return pa.concat_tables(tables).sort_by(TICK) if tables else self.schema.empty_table()
 
 
-# What stops a kernel: a user's own aggregate that raises, and a group with more values than it may keep.
-
+# What stops a kernel: a user's own aggregate that raises, and a group with more values than it may
+# keep.
 
 
 class AggregateFailed(InputError):
-    """A user's own aggregate raised, or gave back something else than it promised. `row` is the row it raised on, where that can be told."""
+    """A user's own aggregate raised, or gave back something else than it promised. `row` is the row
+    it raised on, where that can be told.
+    """
 
-    def __init__(self, *, step: str, aggregate: str, row: dict[str, Any] | None, cause: str, trace: str) -> None:
+    def __init__(
+        self, *, step: str, aggregate: str, row: dict[str, Any] | None, cause: str, trace: str
+    ) -> None:
         place = "" if row is None else f" on the row {row!r}"
         super().__init__(
             f"The aggregate {aggregate!r} of the step {step!r} failed{place}: {cause}\n{trace}".rstrip(),
@@ -239,8 +295,12 @@ class GroupFull(InputError):
 
     def __init__(self, *, step: str, aggregate: str, group: dict[str, Any], most: int) -> None:
         super().__init__(
-            f"The aggregate {aggregate!r} of the step {step!r} keeps up to {most:,} values a group, and the group {group!r} has more.",
-            fix='give it a larger most=, or let what is too much go to dead letters with when_full="divert".',
+            f"The aggregate {aggregate!r} of the step {step!r} keeps up to {most:,} values a group,"
+            f" and the group {group!r} has more.",
+            fix=(
+                "give it a larger most=, or let what is too much go to dead letters with"
+                ' when_full="divert".'
+            ),
         )
         self.step, self.aggregate, self.group, self.most = step, aggregate, group, most
 

@@ -1,4 +1,6 @@
-"""What may be left out of an input when too much of it waits, as plain values: `pipeline/shedding` makes them, `engine/shedding` goes by them."""
+"""What may be left out of an input when too much of it waits, as plain values: `pipeline/shedding`
+makes them, `engine/shedding` goes by them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from headrace.columnar.columns import OFFSET_COLUMN, PARTITION_COLUMN, TICK
 
 @dataclass(frozen=True)
 class Shed:
-    """What is left out of an input once more than `behind` rows of it wait: all but a share `keep`, never those whose `priority` is at least `least`."""
+    """What is left out of an input once more than `behind` rows of it wait: all but a share `keep`,
+    never those whose `priority` is at least `least`.
+    """
 
     behind: int
     keep: float = 0.0
@@ -27,8 +31,9 @@ class Shed:
         return f"shed(behind={self.behind:,}, keep={self.keep:g}{above})"
 
 
-# Rows left out on purpose, when a pipeline is too far behind: by priority, or a share of them by chance. Which ticks are shed is recorded with them; which rows of those
-# follows from where they stand in their topic. So a replay leaves out the same rows, and everyone who reads them does.
+# Rows left out on purpose, when a pipeline is too far behind: by priority, or a share of them by
+# chance. Which ticks are shed is recorded with them; which rows of those follows from where they
+# stand in their topic. So a replay leaves out the same rows, and everyone who reads them does.
 
 
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -48,7 +53,10 @@ class Shedding:
         in_them = np.isin(ticks, np.fromiter(self.ticks, np.int64, len(self.ticks)))
         if not in_them.any():
             return rows
-        stays = ~in_them | (chance(rows.column(PARTITION_COLUMN).to_numpy(), rows.column(OFFSET_COLUMN).to_numpy()) < self.shed.keep)
+        stays = ~in_them | (
+            chance(rows.column(PARTITION_COLUMN).to_numpy(), rows.column(OFFSET_COLUMN).to_numpy())
+            < self.shed.keep
+        )
         if self.shed.priority is not None:
             column = rows.column(self.shed.priority)
             matters = pc.greater_equal(column, pa.scalar(self.shed.least).cast(column.type))
@@ -56,7 +64,9 @@ class Shedding:
         return rows.filter(pa.array(stays))
 
 
-def chance(partitions: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def chance(
+    partitions: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
     """A number from 0 to 1 for each row, by its place alone."""
     mixed = (offsets.astype(np.uint64) + (partitions.astype(np.uint64) << np.uint64(48))) * _STEP
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX[0]

@@ -14,7 +14,9 @@ from headrace.pipeline.pipeline import Pipeline
 
 
 def load(file: str | Path, name: str | None = None) -> Pipeline:
-    """The one pipeline in a file, or the one with a name. BadPipelineFile if there is none, or more than one to choose from."""
+    """The one pipeline in a file, or the one with a name. BadPipelineFile if there is none, or more
+    than one to choose from.
+    """
     path = Path(file)
     found = pipelines_in(path)
     if name is not None:
@@ -23,11 +25,16 @@ def load(file: str | Path, name: str | None = None) -> Pipeline:
         return found[name]
     if not found:
         raise BadPipelineFile(
-            f"{path} declares no pipeline.", fix="make one at the top of the file, as in shop = hr.Pipeline('shop', log='file:data')."
+            f"{path} declares no pipeline.",
+            fix=(
+                "make one at the top of the file, as in shop = hr.Pipeline('shop',"
+                " log='file:data')."
+            ),
         )
     if len(found) > 1:
         raise BadPipelineFile(
-            f"{path} declares {len(found)} pipelines: {', '.join(sorted(found))}.", fix=f"choose one, as in --pipeline {min(found)}."
+            f"{path} declares {len(found)} pipelines: {', '.join(sorted(found))}.",
+            fix=f"choose one, as in --pipeline {min(found)}.",
         )
     return next(iter(found.values()))
 
@@ -39,7 +46,10 @@ def pipelines_in(path: Path) -> dict[str, Pipeline]:
     for value in vars(module).values():
         if isinstance(value, Pipeline):
             if found.get(value.name, value) is not value:
-                raise BadPipelineFile(f"{path} declares two pipelines named {value.name!r}.", fix="rename one of them.")
+                raise BadPipelineFile(
+                    f"{path} declares two pipelines named {value.name!r}.",
+                    fix="rename one of them.",
+                )
             found[value.name] = value
     return found
 
@@ -47,7 +57,10 @@ def pipelines_in(path: Path) -> dict[str, Pipeline]:
 def run_file(path: Path) -> ModuleType:
     """Run a file as a module of its own; it can import what lies beside it."""
     if not path.is_file():
-        raise BadPipelineFile(f"There is no file {path}{': it is a directory' if path.is_dir() else ''}.", fix="give the path of a Python file.")
+        raise BadPipelineFile(
+            f"There is no file {path}{': it is a directory' if path.is_dir() else ''}.",
+            fix="give the path of a Python file.",
+        )
     name = f"headrace_pipeline_{path.stem}"
     spec = importlib.util.spec_from_loader(name, loader=None, origin=str(path))
     assert spec is not None
@@ -62,10 +75,15 @@ def run_file(path: Path) -> ModuleType:
         error.add_note(f"in {path}, line {_line_in(error, path)}")
         raise
     except (Exception, SystemExit) as error:
-        raise BadPipelineFile(f"{path} fails{_at(error, path)}: {type(error).__name__}: {error}", fix="run it with Python to see more.") from error
+        raise BadPipelineFile(
+            f"{path} fails{_at(error, path)}: {type(error).__name__}: {error}",
+            fix="run it with Python to see more.",
+        ) from error
     finally:
         sys.path.remove(folder)
-        del sys.modules[name]  # workers cannot import it: what is not found there is pickled whole, with its code
+        del sys.modules[
+            name
+        ]  # workers cannot import it: what is not found there is pickled whole, with its code
     return module
 
 
@@ -76,5 +94,9 @@ def _at(error: BaseException, path: Path) -> str:
 
 def _line_in(error: BaseException, path: Path) -> int | None:
     """The line of the file where it went wrong: the deepest frame that is in it."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(path)
+    ]
     return lines[-1] if lines else None

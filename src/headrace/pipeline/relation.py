@@ -1,4 +1,6 @@
-"""`Relation`: the last step of a plan under construction, with its pipeline. `Stream` and `Table` add the operations (`stream`); joins, windows, patterns and search take relations."""
+"""`Relation`: the last step of a plan under construction, with its pipeline. `Stream` and `Table`
+add the operations (`stream`); joins, windows, patterns and search take relations.
+"""
 
 from __future__ import annotations
 
@@ -29,5 +31,7 @@ class Relation:
         return self.step.key
 
     def step_label(self, operation: str, name: str | None) -> str:
-        """What errors call the step that is being declared: its name, or the path that leads to it."""
+        """What errors call the step that is being declared: its name, or the path that leads to
+        it.
+        """
         return check_step_name(name) or f"{self.step.place}.{operation}"

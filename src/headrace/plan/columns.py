@@ -1,4 +1,5 @@
-"""What the operations of `stream` ask about columns: what a selection makes of a schema, which columns are a key, which schemas are the same.
+"""What the operations of `stream` ask about columns: what a selection makes of a schema, which
+columns are a key, which schemas are the same.
 
 Every check names the step (`where`) and, for an unknown column, the nearest one.
 """
@@ -34,35 +35,58 @@ class Selection:
         return tuple((name, expression.text) for name, expression in self.expressions)
 
     def key_of(self, step: Step, *, where: str) -> tuple[str, ...]:
-        """The key under its names after the selection. A table must keep it; a stream that does not has none."""
-        kept = {expression.column: name for name, expression in reversed(self.expressions) if expression.column is not None}
+        """The key under its names after the selection. A table must keep it; a stream that does not
+        has none.
+        """
+        kept = {
+            expression.column: name
+            for name, expression in reversed(self.expressions)
+            if expression.column is not None
+        }
         missing = [name for name in step.key if name not in kept]
         if not missing:
             return tuple(kept[name] for name in step.key)
         if step.is_table:
             raise PlanError(
-                f"The step {where} leaves out or changes {', '.join(map(repr, missing))} of the table's primary key.",
+                f"The step {where} leaves out or changes {', '.join(map(repr, missing))} of the"
+                " table's primary key.",
                 fix="select the key's columns as they are, under any name.",
             )
         return ()
 
 
-def selected(step: Step, columns: Sequence[str], named: Mapping[str, str], *, where: str) -> Selection:
+def selected(
+    step: Step, columns: Sequence[str], named: Mapping[str, str], *, where: str
+) -> Selection:
     """The columns of `select`: positional ones first, then those by keyword."""
     chosen: list[tuple[str, Expression]] = []
     for text in columns:
-        chosen += _all_columns(step, where=where) if text == "*" else [_positional(text, step.schema, where=where)]
-    chosen += [(name, read(text, step.schema, where=f"{where}, column {name!r}")) for name, text in named.items()]
+        chosen += (
+            _all_columns(step, where=where)
+            if text == "*"
+            else [_positional(text, step.schema, where=where)]
+        )
+    chosen += [
+        (name, read(text, step.schema, where=f"{where}, column {name!r}"))
+        for name, text in named.items()
+    ]
     if not chosen:
-        raise PlanError(f"The step {where} selects no columns.", fix="name at least one, or leave the step out.")
+        raise PlanError(
+            f"The step {where} selects no columns.", fix="name at least one, or leave the step out."
+        )
     return _selection(chosen, step.schema, where=where)
 
 
 def added(step: Step, columns: Sequence[str], named: Mapping[str, str], *, where: str) -> Selection:
-    """The columns of `with_columns`: those there are, each replaced where it stands if it is given anew, then the new ones."""
+    """The columns of `with_columns`: those there are, each replaced where it stands if it is given
+    anew, then the new ones.
+    """
     given = dict(selected(step, columns, named, where=where).expressions)
     folded = {name.lower(): name for name in given}
-    kept = [(name, given.pop(folded[name.lower()]) if name.lower() in folded else all_) for name, all_ in _all_columns(step, where=where)]
+    kept = [
+        (name, given.pop(folded[name.lower()]) if name.lower() in folded else all_)
+        for name, all_ in _all_columns(step, where=where)
+    ]
     return _selection([*kept, *given.items()], step.schema, where=where)
 
 
@@ -74,12 +98,15 @@ def _positional(text: str, schema: pa.Schema, *, where: str) -> tuple[str, Expre
     name, expression = read_named(text, schema, where=where)
     if name is None:
         raise BadExpression(
-            f"The step {where} has the expression {text!r}, which has no name.", fix=f"write {f'{text} AS total'!r}, or total={text!r}."
+            f"The step {where} has the expression {text!r}, which has no name.",
+            fix=f"write {f'{text} AS total'!r}, or total={text!r}.",
         )
     return name, expression
 
 
-def _selection(chosen: Sequence[tuple[str, Expression]], schema: pa.Schema, *, where: str) -> Selection:
+def _selection(
+    chosen: Sequence[tuple[str, Expression]], schema: pa.Schema, *, where: str
+) -> Selection:
     fields = [_field(name, expression, schema, where=where) for name, expression in chosen]
     return Selection(tuple(chosen), check_columns(pa.schema(fields), where=f"The step {where}"))
 
@@ -89,21 +116,28 @@ def _field(name: str, expression: Expression, schema: pa.Schema, *, where: str) 
         return schema.field(expression.column).with_name(name)
     if expression.type is None:
         raise UnfitColumn(
-            f"The type of the column {name!r} of the step {where} cannot be told from {expression.text!r}.",
+            f"The type of the column {name!r} of the step {where} cannot be told from"
+            f" {expression.text!r}.",
             fix=f"say it: CAST({expression.text} AS STRING), or whichever type it has.",
         )
     return pa.field(name, expression.type)
 
 
 def check_columns(schema: pa.Schema, *, where: str) -> pa.Schema:
-    """That no two columns have one name, whatever the case (Spark does not tell case apart), and none has a reserved one."""
+    """That no two columns have one name, whatever the case (Spark does not tell case apart), and
+    none has a reserved one.
+    """
     seen: dict[str, str] = {}
     for name in schema.names:
         if name.lower() in SYSTEM_COLUMNS:
-            raise PlanError(f"{where} has a column {name!r}, a name that is reserved.", fix=f"rename it; reserved are {', '.join(SYSTEM_COLUMNS)}.")
+            raise PlanError(
+                f"{where} has a column {name!r}, a name that is reserved.",
+                fix=f"rename it; reserved are {', '.join(SYSTEM_COLUMNS)}.",
+            )
         if name.lower() in seen:
             raise PlanError(
-                f"{where} has the column {name!r} twice (first as {seen[name.lower()]!r}).", fix="rename one; Spark does not tell case apart."
+                f"{where} has the column {name!r} twice (first as {seen[name.lower()]!r}).",
+                fix="rename one; Spark does not tell case apart.",
             )
         seen[name.lower()] = name
     return schema
@@ -118,7 +152,8 @@ def condition(text: str, schema: pa.Schema, *, where: str) -> Expression:
     expression = read(text, schema, where=where)
     if expression.type is not None and not pa.types.is_boolean(expression.type):
         raise UnfitColumn(
-            f"The condition {text!r} of the step {where} is {type_name(expression.type)}, not BOOLEAN.",
+            f"The condition {text!r} of the step {where} is {type_name(expression.type)}, not"
+            " BOOLEAN.",
             fix="compare it with something, as in 'amount > 0'.",
         )
     return expression
@@ -139,8 +174,15 @@ def shared_key(steps: Sequence[Step]) -> tuple[str, ...]:
 
 
 def shared_schema(steps: Sequence[Step]) -> pa.Schema:
-    """The columns of the first; what not all declare alike (NOT NULL, a length, a comment) is dropped."""
-    return pa.schema([_shared_field([step.schema.field(field.name) for step in steps]) for field in steps[0].schema])
+    """The columns of the first; what not all declare alike (NOT NULL, a length, a comment) is
+    dropped.
+    """
+    return pa.schema(
+        [
+            _shared_field([step.schema.field(field.name) for step in steps])
+            for field in steps[0].schema
+        ]
+    )
 
 
 def _shared_field(fields: Sequence[pa.Field]) -> pa.Field:
@@ -154,13 +196,21 @@ def check_same_columns(one: Step, other: Step, *, where: str) -> None:
     for step, against in ((other, one), (one, other)):
         for name in step.schema.names:
             if name not in against.schema.names:
-                raise UnknownColumn(name, against.schema.names, where=f"The step {where} unites different schemas: {against.place}")
+                raise UnknownColumn(
+                    name,
+                    against.schema.names,
+                    where=f"The step {where} unites different schemas: {against.place}",
+                )
     for name in one.schema.names:
         kinds = [each.schema.field(name).type for each in (one, other)]
         if kinds[0] != kinds[1]:
             raise UnfitColumn(
-                f"The step {where} unites different schemas: {name!r} is {type_name(kinds[0])} in {one.place} and {type_name(kinds[1])} in {other.place}.",
-                fix=f"cast it in one of them: with_columns({name}='CAST({name} AS {type_name(kinds[0])})').",
+                f"The step {where} unites different schemas: {name!r} is {type_name(kinds[0])} in"
+                f" {one.place} and {type_name(kinds[1])} in {other.place}.",
+                fix=(
+                    f"cast it in one of them: with_columns({name}='CAST({name} AS"
+                    f" {type_name(kinds[0])})')."
+                ),
             )
 
 
@@ -177,10 +227,14 @@ def check_step_name(name: Any) -> str:
     """A step's name must do as part of a topic's name, since its dead letters are in one."""
     if name is None:
         return ""
-    hint = f"use letters, digits, dots, hyphens and underscores. (name= names the step; for a column of that name, write {'… AS name'!r}.)"
+    hint = (
+        "use letters, digits, dots, hyphens and underscores. (name= names the step; for a column"
+        f" of that name, write {'… AS name'!r}.)"
+    )
     if isinstance(name, AggregateSpec):
         raise PlanError(
-            f"name= names the step, so an aggregate ({name.kind}) cannot be called 'name' here.", fix="call it something else, and rename it behind: select('… AS name')."
+            f"name= names the step, so an aggregate ({name.kind}) cannot be called 'name' here.",
+            fix="call it something else, and rename it behind: select('… AS name').",
         )
     if not isinstance(name, str):
         raise PlanError(f"{name!r} cannot be the name of a step.", fix=hint)

@@ -1,4 +1,6 @@
-"""Operations on tables alone: the first rows of each group, the different rows, and settling what was told under two keys or more than once."""
+"""Operations on tables alone: the first rows of each group, the different rows, and settling what
+was told under two keys or more than once.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from headrace.operators.joins.timeline import HistoryKernel
     from headrace.operators.joins.top import Order, TopKernel
     from headrace.operators.joins.versioned import CorrectedJoin, VersionedJoin
-
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,7 +65,9 @@ class DistinctStep(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SettleStep(Step):
-    """A table's changes, of which those of one key may come from different shards, as one change for each key and tick."""
+    """A table's changes, of which those of one key may come from different shards, as one change
+    for each key and tick.
+    """
 
     operation: ClassVar[str] = "settle"
     stateful: ClassVar[bool] = True
@@ -77,7 +80,9 @@ class SettleStep(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NewestStep(Step):
-    """Of rows with one key the latest by event time: behind a join that corrects what it told of a stream, which may bring a key more than once."""
+    """Of rows with one key the latest by event time: behind a join that corrects what it told of a
+    stream, which may bring a key more than once.
+    """
 
     operation: ClassVar[str] = "newest"
     stateful: ClassVar[bool] = True
@@ -98,7 +103,8 @@ class NewestStep(Step):
         return f"of each {', '.join(self.key)} by {self.row_time}"
 
 
-# Joins in a plan: `rows.join(other, …)`, the step it makes, and what is checked when it is declared.
+# Joins in a plan: `rows.join(other, …)`, the step it makes, and what is checked when it is
+# declared.
 
 
 if TYPE_CHECKING:
@@ -137,10 +143,19 @@ class JoinStep(Step):
 
         if self.kind == "stream-stream":
             bounds = {"before_us": self.before_us, "after_us": self.after_us}
-            return StreamStreamJoin(self.name, self.left, self.right, self.columns, **bounds, how=self.how)
+            return StreamStreamJoin(
+                self.name, self.left, self.right, self.columns, **bounds, how=self.how
+            )
         if self.history_us is not None:
             versioned = VersionedJoin if self.late_versions == WAIT else CorrectedJoin
-            return versioned(self.name, self.left, self.right, self.columns, history_us=self.history_us, how=self.how)
+            return versioned(
+                self.name,
+                self.left,
+                self.right,
+                self.columns,
+                history_us=self.history_us,
+                how=self.how,
+            )
         if self.kind == "stream-table":
             return StreamTableJoin(self.name, self.left, self.right, self.columns, how=self.how)
         return TableTableJoin(self.name, self.left, self.right, self.columns, how=self.how)
@@ -161,7 +176,11 @@ class JoinStep(Step):
     @property
     def timed_by(self) -> tuple[Step, ...]:
         """A stream that looks things up in a table goes by its own time."""
-        return self.inputs[:1] if self.kind == "stream-table" and self.history_us is None else self.inputs
+        return (
+            self.inputs[:1]
+            if self.kind == "stream-table" and self.history_us is None
+            else self.inputs
+        )
 
     @property
     def versioned_inputs(self) -> tuple[int, ...]:
@@ -173,19 +192,50 @@ class JoinStep(Step):
         named = {(kind, column): name for kind, column, name in self.columns}
         if before is None or self.is_table:
             return None
-        name = named.get(("time", before.name)) or named.get(("left", before.name)) or named.get(("key", before.name))
-        return None if name is None else TimeColumn(name, before.shift_us, named.get(("left", before.producer or "")))
+        name = (
+            named.get(("time", before.name))
+            or named.get(("left", before.name))
+            or named.get(("key", before.name))
+        )
+        return (
+            None
+            if name is None
+            else TimeColumn(name, before.shift_us, named.get(("left", before.producer or "")))
+        )
 
     def details(self) -> dict[str, Any]:
-        bounds: dict[str, Any] = {"before_us": self.before_us, "after_us": self.after_us} if self.kind == "stream-stream" else {}
+        bounds: dict[str, Any] = (
+            {"before_us": self.before_us, "after_us": self.after_us}
+            if self.kind == "stream-stream"
+            else {}
+        )
         if self.history_us is not None:
             bounds = {"history_us": self.history_us, "late_versions": self.late_versions}
-        return {"left_on": list(self.left.on), "right_on": list(self.right.on), "how": self.how, "columns": [list(each) for each in self.columns], **bounds}
+        return {
+            "left_on": list(self.left.on),
+            "right_on": list(self.right.on),
+            "how": self.how,
+            "columns": [list(each) for each in self.columns],
+            **bounds,
+        }
 
     def summary(self) -> str:
-        on = ", ".join(a if a == b else f"{a} = {b}" for a, b in zip(self.left.on, self.right.on, strict=True))
-        within = f", {_bounds_text(self.before_us, self.after_us)}" if self.kind == "stream-stream" else ""
-        versions = "" if self.history_us is None else f" as of {self.left.time}, history {format_us(self.history_us)}, late versions {self.late_versions}"
+        on = ", ".join(
+            a if a == b else f"{a} = {b}" for a, b in zip(self.left.on, self.right.on, strict=True)
+        )
+        within = (
+            f", {_bounds_text(self.before_us, self.after_us)}"
+            if self.kind == "stream-stream"
+            else ""
+        )
+        versions = (
+            ""
+            if self.history_us is None
+            else (
+                f" as of {self.left.time}, history {format_us(self.history_us)}, late versions"
+                f" {self.late_versions}"
+            )
+        )
         return f"{self.how} on {on}{within}{versions}"
 
     def identity(self) -> dict[str, Any]:
@@ -223,13 +273,22 @@ class HistoryStep(Step):
         from headrace.operators.joins.timeline import HistoryKernel
 
         table = self.input
-        return HistoryKernel(self.name, Side(table.schema, table.key, table.key, self.valid_from), history_us=self.history_us, valid_to=self.valid_to)
+        return HistoryKernel(
+            self.name,
+            Side(table.schema, table.key, table.key, self.valid_from),
+            history_us=self.history_us,
+            valid_to=self.valid_to,
+        )
 
     def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
         return None
 
     def details(self) -> dict[str, Any]:
-        return {"valid_from": self.valid_from, "valid_to": self.valid_to, "history_us": self.history_us}
+        return {
+            "valid_from": self.valid_from,
+            "valid_to": self.valid_to,
+            "history_us": self.history_us,
+        }
 
     def summary(self) -> str:
         return f"from {self.valid_from} to {self.valid_to}, of {format_us(self.history_us)}"

@@ -1,7 +1,9 @@
-"""Patterns in a plan: `stream.match(…)`, the steps it makes, and what is checked when it is declared.
+"""Patterns in a plan: `stream.match(…)`, the steps it makes, and what is checked when it is
+declared.
 
-Conditions that a row alone decides become columns, `_fits0`, `_fits1`, …, which are computed before rows are sent to shards; what no symbol can use is left out there, if no
-row must directly follow another.
+Conditions that a row alone decides become columns, `_fits0`, `_fits1`, …, which are computed before
+rows are sent to shards; what no symbol can use is left out there, if no row must directly follow
+another.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ if TYPE_CHECKING:
     from headrace.operators.patterns.settings import MatchSettings
 
 
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MatchStep(Step):
-    """Matches of patterns, as a stream. `bits`: the columns of its input that say which conditions a row alone meets, and what they are."""
+    """Matches of patterns, as a stream. `bits`: the columns of its input that say which conditions
+    a row alone meets, and what they are.
+    """
 
     operation: ClassVar[str] = "match"
     stateful: ClassVar[bool] = True
@@ -52,23 +54,45 @@ class MatchStep(Step):
 
     @cached_property
     def compiled(self) -> tuple[tuple[str, CompiledPattern], ...]:
-        return tuple((name, compiled(spec, self.plain_schema, where=self.place, lenient=self.several)) for name, spec in self.patterns)
+        return tuple(
+            (name, compiled(spec, self.plain_schema, where=self.place, lenient=self.several))
+            for name, spec in self.patterns
+        )
 
     @cached_property
     def settings(self) -> MatchSettings:
         from headrace.operators.patterns.settings import MatchSettings
 
         places = {text: at for at, (_, text) in enumerate(self.bits)}
-        fits = tuple(tuple((each.symbol, places[each.condition]) for each in found.definitions if each.alone) for _, found in self.compiled)
+        fits = tuple(
+            tuple((each.symbol, places[each.condition]) for each in found.definitions if each.alone)
+            for _, found in self.compiled
+        )
         assert isinstance(self.late, Drop | Divert)
         return MatchSettings(
-            self.name, self.plain_schema, self.by, self.over.name, self.compiled, tuple(name for name, _ in self.bits), fits, self.rows, self.several,
-            self.timed_out is not None, self.late, self.over.producer, self.over.shift_us, self.when_full, self._closed_behind_us,
-        )  # fmt: skip
+            self.name,
+            self.plain_schema,
+            self.by,
+            self.over.name,
+            self.compiled,
+            tuple(name for name, _ in self.bits),
+            fits,
+            self.rows,
+            self.several,
+            self.timed_out is not None,
+            self.late,
+            self.over.producer,
+            self.over.shift_us,
+            self.when_full,
+            self._closed_behind_us,
+        )
 
     @property
     def _closed_behind_us(self) -> int:
-        return max((path.closed_back_us - path.complete_back_us for path in clock_paths(self.input)), default=0)
+        return max(
+            (path.closed_back_us - path.complete_back_us for path in clock_paths(self.input)),
+            default=0,
+        )
 
     @property
     def holds_back_us(self) -> int:
@@ -86,29 +110,66 @@ class MatchStep(Step):
 
     @property
     def aside(self) -> tuple[Aside, ...]:
-        late = [Aside(self.late.topic, self.plain_schema, self.input.key, "diverts late rows")] if isinstance(self.late, Divert) else []
-        out = [Aside(self.timed_out, self.schema, self.key, "sends partial matches whose time ran out")] if self.timed_out else []
+        late = (
+            [Aside(self.late.topic, self.plain_schema, self.input.key, "diverts late rows")]
+            if isinstance(self.late, Divert)
+            else []
+        )
+        out = (
+            [
+                Aside(
+                    self.timed_out,
+                    self.schema,
+                    self.key,
+                    "sends partial matches whose time ran out",
+                )
+            ]
+            if self.timed_out
+            else []
+        )
         return (*late, *out)
 
     def renamed(self, version: str) -> dict[str, Any]:
-        late = {"late": replace(self.late, topic=f"{self.late.topic}.{version}")} if isinstance(self.late, Divert) else {}
+        late = (
+            {"late": replace(self.late, topic=f"{self.late.topic}.{version}")}
+            if isinstance(self.late, Divert)
+            else {}
+        )
         return {**late, **({"timed_out": f"{self.timed_out}.{version}"} if self.timed_out else {})}
 
     def details(self) -> dict[str, Any]:
         said = {name: _said(spec) for name, spec in self.patterns}
         more = {"timed_out": self.timed_out} if self.timed_out else {}
         patterns = said if self.several else next(iter(said.values()))
-        return {"by": list(self.by), "rows": self.rows, "late": str(self.late), **({"patterns": patterns} if self.several else patterns), **more}
+        return {
+            "by": list(self.by),
+            "rows": self.rows,
+            "late": str(self.late),
+            **({"patterns": patterns} if self.several else patterns),
+            **more,
+        }
 
     def identity(self) -> dict[str, Any]:
         """What is kept are rows and which conditions they meet."""
-        kept = {name: value for name, value in super().identity().items() if name not in {"late", "timed_out", "most_rows"}}
-        return {**kept, "conditions": [text for _, text in self.bits], "given": to_ddl(self.input.schema), "time": self.over.name}
+        kept = {
+            name: value
+            for name, value in super().identity().items()
+            if name not in {"late", "timed_out", "most_rows"}
+        }
+        return {
+            **kept,
+            "conditions": [text for _, text in self.bits],
+            "given": to_ddl(self.input.schema),
+            "time": self.over.name,
+        }
 
     def summary(self) -> str:
         by = f" by {', '.join(self.by)}" if self.by else ""
         if self.several:
-            return f"{len(self.patterns)} patterns{by}: {', '.join(name for name, _ in self.patterns[:5])}"
+            return (
+                f"{len(self.patterns)} patterns{by}:"
+                f" {', '.join(name for name, _ in self.patterns[:5])}"
+            )
         return f"{self.patterns[0][1]}{by}"
 
     def drawn(self) -> list[str]:
@@ -122,15 +183,22 @@ class MatchStep(Step):
 
 def _said(spec: PatternSpec) -> dict[str, Any]:
     within = {} if spec.within_us is None else {"within": format_us(spec.within_us)}
-    subsets = {"subsets": {name: list(members) for name, members in spec.subsets}} if spec.subsets else {}
+    subsets = (
+        {"subsets": {name: list(members) for name, members in spec.subsets}} if spec.subsets else {}
+    )
     return {
-        "pattern": spec.pattern, "define": dict(spec.define), "measures": dict(spec.measures), **within, "after_match": spec.after_match, **subsets,
+        "pattern": spec.pattern,
+        "define": dict(spec.define),
+        "measures": dict(spec.measures),
+        **within,
+        "after_match": spec.after_match,
+        **subsets,
         "most_rows": spec.most_rows,
-    }  # fmt: skip
+    }
 
 
-# Patterns that live in a table: `stream.match(rules, measures=…)`, whose rules come, change and go as rows of a topic, and what is checked when it is declared.
-
+# Patterns that live in a table: `stream.match(rules, measures=…)`, whose rules come, change and go
+# as rows of a topic, and what is checked when it is declared.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -163,7 +231,15 @@ class RuledMatchStep(MatchStep):
 
         rules = self.inputs[1]
         return RuleSettings(
-            self.settings, rules.schema, rules.key[0], self.measures, self.within_us, self.after_match, self.most_rules, self.most_rows, self.most_matches
+            self.settings,
+            rules.schema,
+            rules.key[0],
+            self.measures,
+            self.within_us,
+            self.after_match,
+            self.most_rules,
+            self.most_rows,
+            self.most_matches,
         )
 
     def kernel(self) -> RuledKernel:  # type: ignore[override]  # another kernel, with the same duties
@@ -174,12 +250,28 @@ class RuledMatchStep(MatchStep):
     def details(self) -> dict[str, Any]:
         within = {} if self.within_us is None else {"within": format_us(self.within_us)}
         aside = {"timed_out": self.timed_out} if self.timed_out else {}
-        more = {"after_match": self.after_match, "most_rules": self.most_rules, "most_rows": self.most_rows}
-        return {"by": list(self.by), "rules": self.inputs[1].name, "measures": dict(self.measures), **within, **more, "late": str(self.late), **aside}
+        more = {
+            "after_match": self.after_match,
+            "most_rules": self.most_rules,
+            "most_rows": self.most_rows,
+        }
+        return {
+            "by": list(self.by),
+            "rules": self.inputs[1].name,
+            "measures": dict(self.measures),
+            **within,
+            **more,
+            "late": str(self.late),
+            **aside,
+        }
 
     def identity(self) -> dict[str, Any]:
         """What is kept are rows and rules."""
-        kept = {name: value for name, value in super().identity().items() if name not in {"rules", "measures", "within", "after_match", "schema"}}
+        kept = {
+            name: value
+            for name, value in super().identity().items()
+            if name not in {"rules", "measures", "within", "after_match", "schema"}
+        }
         return {**kept, "rules": to_ddl(self.inputs[1].schema)}
 
     def summary(self) -> str:

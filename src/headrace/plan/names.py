@@ -1,9 +1,12 @@
-"""Stable names for steps: the one the user gave, or one derived from the output a step feeds and its operation.
+"""Stable names for steps: the one the user gave, or one derived from the output a step feeds and
+its operation.
 
-A name finds a step's state after an edit, so edits elsewhere must not change it. A derived name is `OUTPUT.OPERATION`, where OUTPUT is the first
-declared output that the step feeds. Of several steps with the same operation, the one nearest to the input has the plain name and the next ones are
-`OUTPUT.OPERATION-2`, …. The branches of a union are named for themselves, `OUTPUT.SOURCE.OPERATION`, all but the first: so a union that is added later,
-or gets another branch, renames nothing.
+A name finds a step's state after an edit, so edits elsewhere must not change it. A derived name is
+`OUTPUT.OPERATION`, where OUTPUT is the first declared output that the step feeds. Of several steps
+with the same operation, the one nearest to the input has the plain name and the next ones are
+`OUTPUT.OPERATION-2`, …. The branches of a union are named for themselves,
+`OUTPUT.SOURCE.OPERATION`, all but the first: so a union that is added later, or gets another
+branch, renames nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from headrace.plan.plan import Output, PipelinePlan, Step, TopicStep, digest, or
 
 
 def with_names(inputs: Sequence[TopicStep], outputs: Sequence[Output]) -> tuple[Output, ...]:
-    """The same outputs over steps that all have names. DuplicateStep if two steps would have the same one."""
+    """The same outputs over steps that all have names. DuplicateStep if two steps would have the
+    same one.
+    """
     names = {id(each): each.name for each in inputs}
     for output in outputs:
         _name_upstream(output.input, output.name, names)
@@ -25,23 +30,33 @@ def with_names(inputs: Sequence[TopicStep], outputs: Sequence[Output]) -> tuple[
     named: dict[int, Step] = {}
     for step in steps:
         given = tuple(named[id(each)] for each in step.inputs)
-        named[id(step)] = step if isinstance(step, TopicStep) else replace(step, name=names[id(step)], inputs=given, name_is_derived=not step.name)
+        named[id(step)] = (
+            step
+            if isinstance(step, TopicStep)
+            else replace(step, name=names[id(step)], inputs=given, name_is_derived=not step.name)
+        )
     return tuple(replace(output, input=named[id(output.input)]) for output in outputs)
 
 
 def _name_upstream(last: Step, prefix: str, names: dict[int, str]) -> None:
-    """Name what has no name yet on the main line that ends in `last`, then the other branches of its unions, each under its own prefix."""
+    """Name what has no name yet on the main line that ends in `last`, then the other branches of
+    its unions, each under its own prefix.
+    """
     branches = [(last, prefix)]
     taken: dict[str, int] = {}
     while branches:
         step, under = branches.pop(0)
         line = _main_line(step, names)
         for each in line:
-            derived = _numbered(f"{under}.{each.operation}", taken)  # counted even if not needed: naming one step renames no other
+            derived = _numbered(
+                f"{under}.{each.operation}", taken
+            )  # counted even if not needed: naming one step renames no other
             names[id(each)] = each.name or derived
         for each in reversed(line):
             others = [branch for branch in each.inputs[1:] if id(branch) not in names]
-            branches += [(branch, _numbered(f"{prefix}.{_source(branch)}", taken)) for branch in others]
+            branches += [
+                (branch, _numbered(f"{prefix}.{_source(branch)}", taken)) for branch in others
+            ]
 
 
 def _main_line(last: Step, names: dict[int, str]) -> list[Step]:
@@ -71,7 +86,8 @@ def _refuse_duplicates(steps: Iterable[Step], names: dict[int, str]) -> None:
         name = names[id(step)]
         if name in seen:
             raise DuplicateStep(
-                f"Two steps have the name {name!r}: {_described(seen[name])} and {_described(step)}.",
+                f"Two steps have the name {name!r}: {_described(seen[name])} and"
+                f" {_described(step)}.",
                 fix="give one of them another name with name=….",
             )
         seen[name] = step
@@ -82,16 +98,19 @@ def _described(step: Step) -> str:
     return f"{step.operation}({summary})" if summary else step.operation
 
 
-# What a step means, so that its state is found again after an edit, and is not gone on with where it no longer fits.
+# What a step means, so that its state is found again after an edit, and is not gone on with where
+# it no longer fits.
 #
-# A stream's rows are taken in once, so what is done to them on the way may change from one tick to the next. A table's changes take back what was told before: whatever
-# lies between a table and a step that keeps state, or an output, must stay as it was.
-
+# A stream's rows are taken in once, so what is done to them on the way may change from one tick to
+# the next. A table's changes take back what was told before: whatever lies between a table and a
+# step that keeps state, or an output, must stay as it was.
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """Digests: of what a step does itself, of how the tables that it is given come about, and of everything upstream of it."""
+    """Digests: of what a step does itself, of how the tables that it is given come about, and of
+    everything upstream of it.
+    """
 
     signature: str
     tables: str
@@ -100,21 +119,31 @@ class Meaning:
 
 def meanings(last: Iterable[Step]) -> dict[str, Meaning]:
     """Of the steps that keep state, of these and all upstream of them."""
-    return {step.name: Meaning(step.signature, tables_of(step.inputs), step.lineage) for step in ordered(last) if step.keeps_state}
+    return {
+        step.name: Meaning(step.signature, tables_of(step.inputs), step.lineage)
+        for step in ordered(last)
+        if step.keeps_state
+    }
 
 
 def tables_of(inputs: Iterable[Step]) -> str:
-    """A digest of how tables come about, by way of tables alone; empty if there is none among the inputs."""
+    """A digest of how tables come about, by way of tables alone; empty if there is none among the
+    inputs.
+    """
     tables = [each for each in inputs if each.is_table]
     digests: dict[int, str] = {}
     for step in ordered(tables):
         does = step.identity() if step.keeps_state else {**step.identity(), **step.details()}
-        digests[id(step)] = digest([does, [digests[id(each)] for each in step.inputs if each.is_table]])
+        digests[id(step)] = digest(
+            [does, [digests[id(each)] for each in step.inputs if each.is_table]]
+        )
     return digest([digests[id(each)] for each in tables]) if tables else ""
 
 
 def with_known_names(plan: PipelinePlan, known: Mapping[str, Meaning]) -> PipelinePlan:
-    """Steps whose name was derived have the one under which their state is known, whatever outputs were declared before theirs since."""
+    """Steps whose name was derived have the one under which their state is known, whatever outputs
+    were declared before theirs since.
+    """
     steps = ordered([*plan.inputs, *(output.input for output in plan.outputs)])
     names = _names(steps, known)
     if all(names[id(step)] == step.name for step in steps):
@@ -122,12 +151,21 @@ def with_known_names(plan: PipelinePlan, known: Mapping[str, Meaning]) -> Pipeli
     named: dict[int, Step] = {}
     for step in steps:
         inputs = tuple(named[id(each)] for each in step.inputs)
-        named[id(step)] = step if isinstance(step, TopicStep) else replace(step, name=names[id(step)], inputs=inputs)
-    return replace(plan, outputs=tuple(replace(output, input=named[id(output.input)]) for output in plan.outputs))
+        named[id(step)] = (
+            step
+            if isinstance(step, TopicStep)
+            else replace(step, name=names[id(step)], inputs=inputs)
+        )
+    return replace(
+        plan,
+        outputs=tuple(replace(output, input=named[id(output.input)]) for output in plan.outputs),
+    )
 
 
 def _names(steps: Iterable[Step], known: Mapping[str, Meaning]) -> dict[int, str]:
-    """First come those whose name is given, or that are what was known under theirs; then those that are what was known under another; then the rest."""
+    """First come those whose name is given, or that are what was known under theirs; then those
+    that are what was known under another; then the rest.
+    """
     free = {name: meaning.lineage for name, meaning in known.items()}
     names: dict[int, str] = {}
     waiting: list[Step] = []
@@ -137,7 +175,11 @@ def _names(steps: Iterable[Step], known: Mapping[str, Meaning]) -> dict[int, str
         else:
             names[id(step)] = step.name
             free.pop(step.name, None)
-    found = {id(step): name for step in waiting if (name := _taken_by_lineage(free, step.lineage)) is not None}
+    found = {
+        id(step): name
+        for step in waiting
+        if (name := _taken_by_lineage(free, step.lineage)) is not None
+    }
     names |= found
     for step in waiting:
         if id(step) not in names:

@@ -1,7 +1,9 @@
-"""The inert plan of a pipeline: what `Pipeline`, `Stream` and `Table` build, and what the planner, the drawings and the tests read.
+"""The inert plan of a pipeline: what `Pipeline`, `Stream` and `Table` build, and what the planner,
+the drawings and the tests read.
 
-Plain frozen values, without a JVM or a log: they can be printed, compared and drawn. A step knows its inputs, the schema of its rows (the user's
-columns, in Arrow's types as `log/schema` gives them) and whether it is a table. Its name is stable; `names` gives one where the user gave none.
+Plain frozen values, without a JVM or a log: they can be printed, compared and drawn. A step knows
+its inputs, the schema of its rows (the user's columns, in Arrow's types as `log/schema` gives them)
+and whether it is a table. Its name is stable; `names` gives one where the user gave none.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from headrace.types.schema import to_ddl
 
 NULL, DIVERT = "null", "divert"
 ERRORS = (NULL, DIVERT)
-"""What becomes of a row on which an expression fails: the result is null, or the row goes to dead letters."""
+"""What becomes of a row on which an expression fails: the result is null, or the row goes to dead
+letters.
+"""
 
 Settings = tuple[tuple[str, Any], ...]
 _MOST_SHOWN = 4
@@ -35,7 +39,9 @@ _MOST_SHOWN = 4
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """The column that says when a row happened: its value and `shift_us` is the event time. `producer`: the column that says who sent it."""
+    """The column that says when a row happened: its value and `shift_us` is the event time.
+    `producer`: the column that says who sent it.
+    """
 
     name: str
     shift_us: int = 0
@@ -47,7 +53,9 @@ Times = Sequence[TimeColumn | None]
 
 @dataclass(frozen=True)
 class Aside:
-    """A topic of its own that a step writes beside its rows, with their columns and key; and how people call that."""
+    """A topic of its own that a step writes beside its rows, with their columns and key; and how
+    people call that.
+    """
 
     topic: str
     schema: pa.Schema
@@ -57,7 +65,9 @@ class Aside:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Step:
-    """One operation. `name` is empty until the plan is made, unless the user gave one. `key`: a table's primary key, or what a stream is keyed by."""
+    """One operation. `name` is empty until the plan is made, unless the user gave one. `key`: a
+    table's primary key, or what a stream is keyed by.
+    """
 
     operation: ClassVar[str] = "step"
     stateful: ClassVar[bool] = False
@@ -85,7 +95,11 @@ class Step:
 
     def kernel(self) -> Kernel | TimedKernel:
         """The kernel that computes this step. NotSupported if there is none."""
-        raise NotSupported(f"The step {self.name!r} ({self.operation}) can be declared and drawn, but not run yet.", fix="leave it out.")
+        raise NotSupported(
+            f"The step {self.name!r} ({self.operation}) can be declared and drawn, but not run"
+            " yet.",
+            fix="leave it out.",
+        )
 
     def drawn(self) -> list[str]:
         """Further lines for the tree of the plan, such as a pattern's automaton."""
@@ -98,7 +112,9 @@ class Step:
 
     @property
     def versioned_inputs(self) -> tuple[int, ...]:
-        """The inputs of which every version is needed, not only what each tick left: such a table is read as it lies in its topic."""
+        """The inputs of which every version is needed, not only what each tick left: such a table
+        is read as it lies in its topic.
+        """
         return ()
 
     @property
@@ -112,16 +128,26 @@ class Step:
         return ()
 
     def renamed(self, version: str) -> dict[str, Any]:  # noqa: ARG002
-        """The fields that name topics, under the names that they have in another version of the pipeline."""
+        """The fields that name topics, under the names that they have in another version of the
+        pipeline.
+        """
         return {}
 
     def time(self, inputs: Times) -> TimeColumn | None:
-        """The event time of this step's rows, given that of its inputs; None if it has none. `timing.time_column` asks all steps on the way."""
-        return inputs[0] if inputs and inputs[0] is not None and inputs[0].name in self.schema.names else None
+        """The event time of this step's rows, given that of its inputs; None if it has none.
+        `timing.time_column` asks all steps on the way.
+        """
+        return (
+            inputs[0]
+            if inputs and inputs[0] is not None and inputs[0].name in self.schema.names
+            else None
+        )
 
     @property
     def place(self) -> str:
-        """How errors call this step before it has a name: the way that leads to it, such as `orders.where.select`."""
+        """How errors call this step before it has a name: the way that leads to it, such as
+        `orders.where.select`.
+        """
         step, way = self, []
         while not step.name and step.inputs:
             if step.operation not in {"settle", "newest"}:  # which nobody declares
@@ -131,7 +157,9 @@ class Step:
         return ".".join([step.name, *reversed(shown)])
 
     def details(self) -> dict[str, Any]:
-        """What this step does, in plain values: the part that makes it differ from another of its kind."""
+        """What this step does, in plain values: the part that makes it differ from another of its
+        kind.
+        """
         return {}
 
     def summary(self) -> str:
@@ -153,7 +181,13 @@ class Step:
     def identity(self) -> dict[str, Any]:
         """What this step's state depends on: with another identity, the state is another's."""
         details = {name: value for name, value in self.details().items() if name != "errors"}
-        return {"operation": self.operation, "is_table": self.is_table, "key": self.key, "schema": to_ddl(self.schema), **details}
+        return {
+            "operation": self.operation,
+            "is_table": self.is_table,
+            "key": self.key,
+            "schema": to_ddl(self.schema),
+            **details,
+        }
 
     @cached_property
     def signature(self) -> str:
@@ -165,7 +199,9 @@ class Step:
         """A digest of this step and everything upstream of it, whatever the steps are called."""
         digests: dict[int, str] = {}
         for each in ordered([self]):
-            digests[id(each)] = digest([each.signature, [digests[id(given)] for given in each.inputs]])
+            digests[id(each)] = digest(
+                [each.signature, [digests[id(given)] for given in each.inputs]]
+            )
         return digests[id(self)]
 
     def __eq__(self, other: object) -> bool:
@@ -190,12 +226,17 @@ class TopicStep(Step):
     shed: Shed | None = None
     """What is left out when too much of it waits."""
     captured_by: str | None = None
-    """The capture that fills it, and makes it: the topic may have more columns than are declared."""
+    """The capture that fills it, and makes it: the topic may have more columns than are
+    declared.
+    """
 
     def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
         if self.event_time is None:
             return None
-        return TimeColumn(self.event_time.column, producer=self.event_time.producer if isinstance(self.event_time, EventTime) else None)
+        return TimeColumn(
+            self.event_time.column,
+            producer=self.event_time.producer if isinstance(self.event_time, EventTime) else None,
+        )
 
     @property
     def processed_at(self) -> str | None:
@@ -204,25 +245,55 @@ class TopicStep(Step):
 
     @property
     def device_time(self) -> DeviceTime | None:
-        """How the devices' clocks are put right, if they are: that is done by device, with state."""
+        """How the devices' clocks are put right, if they are: that is done by device, with
+        state.
+        """
         return self.event_time if isinstance(self.event_time, DeviceTime) else None
 
     @property
     def stored_schema(self) -> pa.Schema:
         """The columns that the topic has."""
-        added = [] if self.event_time is None else [each.name for each in self.event_time.added(self.schema)]
+        added = (
+            []
+            if self.event_time is None
+            else [each.name for each in self.event_time.added(self.schema)]
+        )
         return pa.schema([field for field in self.schema if field.name not in added])
 
     def details(self) -> dict[str, Any]:
         times = {} if self.event_time is None else {"event_time": str(self.event_time)}
         captured = {} if self.captured_by is None else {"captured_by": self.captured_by}
         shed = {} if self.shed is None else {"shed": str(self.shed)}
-        return {"topic": self.topic, "partitions": self.partitions, **captured, **times, **shed, **dict(self.settings)}
+        return {
+            "topic": self.topic,
+            "partitions": self.partitions,
+            **captured,
+            **times,
+            **shed,
+            **dict(self.settings),
+        }
 
     def identity(self) -> dict[str, Any]:
         times = self.device_time
-        corrected = {} if times is None else {"device": [times.device, times.sent, times.received, str(self.schema.field(times.device).type)]}
-        return {"operation": self.operation, "topic": self.topic, "is_table": self.is_table, "key": self.key, **corrected}
+        corrected = (
+            {}
+            if times is None
+            else {
+                "device": [
+                    times.device,
+                    times.sent,
+                    times.received,
+                    str(self.schema.field(times.device).type),
+                ]
+            }
+        )
+        return {
+            "operation": self.operation,
+            "topic": self.topic,
+            "is_table": self.is_table,
+            "key": self.key,
+            **corrected,
+        }
 
     def summary(self) -> str:
         parts = [f"key {', '.join(self.key)}"] if self.key else []
@@ -230,7 +301,9 @@ class TopicStep(Step):
 
     @property
     def keeps_state(self) -> bool:
-        """A table's topic keeps state: its records carry only new values, and downstream steps need the old value to retract. So does one whose device clocks are corrected."""
+        """A table's topic keeps state: its records carry only new values, and downstream steps need
+        the old value to retract. So does one whose device clocks are corrected.
+        """
         return self.is_table or self.device_time is not None
 
     def kernel(self) -> Kernel | TimedKernel:
@@ -240,7 +313,9 @@ class TopicStep(Step):
         if self.is_table:
             return LatestKernel(self.name, self.schema, self.key)
         if (times := self.device_time) is not None:
-            columns = DeviceColumns(times.event, times.sent, times.received, times.device, times.column, times.flag)
+            columns = DeviceColumns(
+                times.event, times.sent, times.received, times.device, times.column, times.flag
+            )
             return DeviceTimeKernel(self.name, self.stored_schema, columns, times.tolerance_us)
         return super().kernel()
 
@@ -256,23 +331,36 @@ class SelectStep(Step):
 
     @cached_property
     def expressions(self) -> tuple[Expression, ...]:
-        """The columns' expressions, read over the input's schema: their types, what they read, and the forms that cannot fail."""
+        """The columns' expressions, read over the input's schema: their types, what they read, and
+        the forms that cannot fail.
+        """
         return tuple(read(text, self.input.schema, where=self.place) for _, text in self.columns)
 
     def time(self, inputs: Times) -> TimeColumn | None:
         """It lives on in a column that is taken over as it is."""
         (before,) = inputs
-        names = {expression.column: name for (name, _), expression in zip(reversed(self.columns), reversed(self.expressions), strict=True)}
+        names = {
+            expression.column: name
+            for (name, _), expression in zip(
+                reversed(self.columns), reversed(self.expressions), strict=True
+            )
+        }
         if before is None or before.name not in names:
             return None
-        same = before.name if dict(self.columns).get(before.name) == before.name else names[before.name]
+        same = (
+            before.name
+            if dict(self.columns).get(before.name) == before.name
+            else names[before.name]
+        )
         return replace(before, name=same, producer=names.get(before.producer))
 
     def details(self) -> dict[str, Any]:
         return {"columns": dict(self.columns), "errors": self.errors}
 
     def summary(self) -> str:
-        return ", ".join(name if name == text else f"{name} = {text}" for name, text in self.columns)
+        return ", ".join(
+            name if name == text else f"{name} = {text}" for name, text in self.columns
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -315,18 +403,34 @@ class AggregateStep(Step):
     by: tuple[str, ...]
     aggregates: tuple[tuple[str, AggregateSpec], ...]
     errors: str = NULL
-    """What becomes of a row on which a user's own aggregate raises: with "null" the query stops and says why, with "divert" the row goes to dead letters."""
+    """What becomes of a row on which a user's own aggregate raises: with "null" the query stops and
+    says why, with "divert" the row goes to dead letters.
+    """
 
     def details(self) -> dict[str, Any]:
-        return {"by": list(self.by), "aggregates": {name: str(spec) for name, spec in self.aggregates}, "errors": self.errors}
+        return {
+            "by": list(self.by),
+            "aggregates": {name: str(spec) for name, spec in self.aggregates},
+            "errors": self.errors,
+        }
 
     def identity(self) -> dict[str, Any]:
         """What is kept depends on the types that are read; how much may be kept can be changed."""
-        read = {name: str(self.input.schema.field(spec.column).type) for name, spec in self.aggregates if spec.column is not None}
-        return {**super().identity(), "aggregates": {name: str(spec.without_bounds()) for name, spec in self.aggregates}, "read": read}
+        read = {
+            name: str(self.input.schema.field(spec.column).type)
+            for name, spec in self.aggregates
+            if spec.column is not None
+        }
+        return {
+            **super().identity(),
+            "aggregates": {name: str(spec.without_bounds()) for name, spec in self.aggregates},
+            "read": read,
+        }
 
     def summary(self) -> str:
-        return f"by {', '.join(self.by)}: " + ", ".join(f"{name} = {spec}" for name, spec in self.aggregates)
+        return f"by {', '.join(self.by)}: " + ", ".join(
+            f"{name} = {spec}" for name, spec in self.aggregates
+        )
 
     def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
         return None
@@ -337,13 +441,21 @@ class AggregateStep(Step):
         source = self.input
         row_key = source.key if source.is_table else ()
         return AggregateKernel(
-            self.name, source.schema, self.by, self.aggregates, over_table=source.is_table, row_key=row_key, divert=self.errors == DIVERT
+            self.name,
+            source.schema,
+            self.by,
+            self.aggregates,
+            over_table=source.is_table,
+            row_key=row_key,
+            divert=self.errors == DIVERT,
         )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UnionStep(Step):
-    """The rows of all inputs, which have the same columns (in any order; the first input's is kept)."""
+    """The rows of all inputs, which have the same columns (in any order; the first input's is
+    kept).
+    """
 
     operation: ClassVar[str] = "union"
 
@@ -379,7 +491,9 @@ class DedupeStep(Step):
         from headrace.operators.deduplication import DedupeKernel
 
         time = time_column(self)
-        return DedupeKernel(self.name, self.schema, self.on, self.within_us, None if time is None else time.name)
+        return DedupeKernel(
+            self.name, self.schema, self.on, self.within_us, None if time is None else time.name
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -449,7 +563,9 @@ class TopicOutput(Output):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ViewOutput(Output):
-    """A table kept where it can be asked by key, and its newest changes for those who follow it or ask for an earlier tick."""
+    """A table kept where it can be asked by key, and its newest changes for those who follow it or
+    ask for an earlier tick.
+    """
 
     kind: ClassVar[str] = "view"
 
@@ -458,7 +574,9 @@ class ViewOutput(Output):
 
 @dataclass(frozen=True)
 class Ingest:
-    """A streaming DataFrame that is brought in through a topic. The DataFrame itself is no part of the plan."""
+    """A streaming DataFrame that is brought in through a topic. The DataFrame itself is no part of
+    the plan.
+    """
 
     name: str
     topic: str
@@ -466,7 +584,9 @@ class Ingest:
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """A whole pipeline: its inputs, used or not, and its outputs, which hold on to the steps between."""
+    """A whole pipeline: its inputs, used or not, and its outputs, which hold on to the steps
+    between.
+    """
 
     name: str
     inputs: tuple[TopicStep, ...]
@@ -475,7 +595,10 @@ class PipelinePlan:
     _steps: dict[str, Step] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._steps.update((each.name, each) for each in ordered([*self.inputs, *(output.input for output in self.outputs)]))
+        self._steps.update(
+            (each.name, each)
+            for each in ordered([*self.inputs, *(output.input for output in self.outputs)])
+        )
 
     def steps(self) -> tuple[Step, ...]:
         """All steps, each after its inputs."""
@@ -483,12 +606,16 @@ class PipelinePlan:
 
     def step(self, name: str) -> Step:
         if name not in self._steps:
-            raise PlanError(f"The pipeline {self.name!r} has no step {name!r}: {nearest(name, self._steps)}")
+            raise PlanError(
+                f"The pipeline {self.name!r} has no step {name!r}: {nearest(name, self._steps)}"
+            )
         return self._steps[name]
 
     def consumers(self, step: Step) -> tuple[Step | Output, ...]:
         """The steps and outputs that a step feeds."""
-        feeds = [each for each in self.steps() for given in each.inputs if given is step]  # a step joined with itself feeds the join twice
+        feeds = [
+            each for each in self.steps() for given in each.inputs if given is step
+        ]  # a step joined with itself feeds the join twice
         return (*feeds, *(each for each in self.outputs if each.input is step))
 
     def describe(self) -> dict[str, Any]:
@@ -511,7 +638,9 @@ class PipelinePlan:
 
 
 def tree(plan: PipelinePlan) -> str:
-    """Each output, and below it the steps that lead to it. A step that was drawn already is only named."""
+    """Each output, and below it the steps that lead to it. A step that was drawn already is only
+    named.
+    """
     lines = [f"pipeline {plan.name}"]
     drawn: set[str] = set()
     unused = [each.name for each in plan.inputs if not plan.consumers(each)]
@@ -531,17 +660,25 @@ def _below(first: Step, indent: str, drawn: set[str]) -> list[str]:
     while left:
         step, indent, last = left.pop()
         known = step.name in drawn and bool(step.inputs)
-        lines.append(f"{indent}{_branch(last)}{step.name}  {'(as above)' if known else step_text(step)}{'' if known or not step.stateful else '  [keeps state]'}".rstrip())
+        lines.append(
+            f"{indent}{_branch(last)}{step.name} "
+            f" {'(as above)' if known else step_text(step)}{'' if known or not step.stateful else '  [keeps state]'}".rstrip()
+        )
         if not known:
             lines += [f"{indent}{_indent(last)}    {line}" for line in step.drawn()]
             drawn.add(step.name)
-            left += [(each, indent + _indent(last), position == len(step.inputs) - 1) for position, each in enumerate(step.inputs)][::-1]
+            left += [
+                (each, indent + _indent(last), position == len(step.inputs) - 1)
+                for position, each in enumerate(step.inputs)
+            ][::-1]
     return lines
 
 
 def step_text(step: Step) -> str:
     """A step in one line: what it is, and what it does."""
-    kind = ("table" if step.is_table else "topic") if isinstance(step, TopicStep) else step.operation
+    kind = (
+        ("table" if step.is_table else "topic") if isinstance(step, TopicStep) else step.operation
+    )
     return f"{kind} {step.summary()}".rstrip()
 
 
@@ -554,7 +691,9 @@ def _indent(last: bool) -> str:
 
 
 def ordered(last: Iterable[Step]) -> list[Step]:
-    """These steps and all upstream of them, each once and after its inputs. CyclicPlan if a step needs itself."""
+    """These steps and all upstream of them, each once and after its inputs. CyclicPlan if a step
+    needs itself.
+    """
     done: dict[int, Step] = {}
     for step in last:
         _visit(step, done)
@@ -574,7 +713,8 @@ def _visit(last: Step, done: dict[int, Step]) -> None:
             path.pop()
         elif id(following) in on_path:
             raise CyclicPlan(
-                f"The step {following.name or following.operation!r} needs its own result.", fix="break the cycle with a topic of another pipeline."
+                f"The step {following.name or following.operation!r} needs its own result.",
+                fix="break the cycle with a topic of another pipeline.",
             )
         else:
             on_path.add(id(following))
@@ -590,25 +730,35 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-# Time in a plan: how each input's clock goes, which way leads from there to a step's clocks, and which column of a step is its event time.
-
+# Time in a plan: how each input's clock goes, which way leads from there to a step's clocks, and
+# which column of a step is its event time.
 
 
 def clock_spec(step: TopicStep) -> ClockSpec:
-    """A table's clock follows the ticks unless its event time names a delay or a producer; so does that of a topic without event time."""
+    """A table's clock follows the ticks unless its event time names a delay or a producer; so does
+    that of a topic without event time.
+    """
     times = step.event_time
-    if not isinstance(times, EventTime) or (step.is_table and not times.delay_given and times.producer is None):
+    if not isinstance(times, EventTime) or (
+        step.is_table and not times.delay_given and times.producer is None
+    ):
         return ClockSpec(step.name)
-    return ClockSpec(step.name, times.column, times.producer, times.delay_us, times.idle_us, times.most_ahead_us)
+    return ClockSpec(
+        step.name, times.column, times.producer, times.delay_us, times.idle_us, times.most_ahead_us
+    )
 
 
 def read_clock(step: TopicStep) -> ClockSpec:
-    """What tasks that read a topic tell of its clock: nothing, if times are known only behind them."""
+    """What tasks that read a topic tell of its clock: nothing, if times are known only behind
+    them.
+    """
     return clock_spec(step) if step.device_time is None else ClockSpec(step.name)
 
 
 def clock_paths(step: Step) -> tuple[ClockPath, ...]:
-    """From the inputs' clocks to this step's: what all steps on the way hold back and allow for adds up; of several ways to one input the longest counts."""
+    """From the inputs' clocks to this step's: what all steps on the way hold back and allow for
+    adds up; of several ways to one input the longest counts.
+    """
     found: dict[int, dict[str, ClockPath]] = {}
     for each in ordered([step]):
         if isinstance(each, TopicStep):
@@ -617,8 +767,13 @@ def clock_paths(step: Step) -> tuple[ClockPath, ...]:
         paths: dict[str, ClockPath] = {}
         for path in (path for given in each.timed_by for path in found[id(given)].values()):
             known = paths.get(path.name, ClockPath(path.name))
-            complete, closed = path.complete_back_us + each.holds_back_us, path.closed_back_us + each.holds_back_us + each.allows_late_us
-            paths[path.name] = ClockPath(path.name, max(known.complete_back_us, complete), max(known.closed_back_us, closed))
+            complete, closed = (
+                path.complete_back_us + each.holds_back_us,
+                path.closed_back_us + each.holds_back_us + each.allows_late_us,
+            )
+            paths[path.name] = ClockPath(
+                path.name, max(known.complete_back_us, complete), max(known.closed_back_us, closed)
+            )
         found[id(each)] = paths
     return tuple(found[id(step)].values())
 

@@ -1,4 +1,6 @@
-"""A plan for people: as a tree of text, and as a graph in Mermaid's language. `svg` draws the same graph."""
+"""A plan for people: as a tree of text, and as a graph in Mermaid's language. `svg` draws the same
+graph.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,27 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.plan.join_steps import SettleStep, TopStep
-from headrace.plan.plan import KeyByStep, Output, PipelinePlan, SelectStep, Step, TopicOutput, TopicStep, WhereStep, step_text
+from headrace.plan.plan import (
+    KeyByStep,
+    Output,
+    PipelinePlan,
+    SelectStep,
+    Step,
+    TopicOutput,
+    TopicStep,
+    WhereStep,
+    step_text,
+)
 from headrace.plan.window_steps import WindowStep
 
 STREAM, TABLE, STEP, STATE, OUTPUT = "stream", "table", "step", "state", "output"
-_SHAPES = {STREAM: ('[("', '")]'), TABLE: ('[("', '")]'), STEP: ('["', '"]'), STATE: ('[["', '"]]'), OUTPUT: ('(["', '"])')}
+_SHAPES = {
+    STREAM: ('[("', '")]'),
+    TABLE: ('[("', '")]'),
+    STEP: ('["', '"]'),
+    STATE: ('[["', '"]]'),
+    OUTPUT: ('(["', '"])'),
+}
 _MOST_SUMMARY = 80
 
 
@@ -41,7 +59,9 @@ class Graph:
 def graph(plan: PipelinePlan) -> Graph:
     steps = plan.steps()
     ids = {step.name: f"s{position}" for position, step in enumerate(steps)}
-    nodes = [Node(ids[step.name], _kind(step), step.name, shortened(step_text(step))) for step in steps]
+    nodes = [
+        Node(ids[step.name], _kind(step), step.name, shortened(step_text(step))) for step in steps
+    ]
     edges = [(ids[given.name], ids[step.name]) for step in steps for given in step.inputs]
     for position, output in enumerate(plan.outputs):
         nodes.append(Node(f"o{position}", OUTPUT, output.name, _output_said(output)))
@@ -70,9 +90,16 @@ def mermaid(plan: PipelinePlan) -> str:
     lines = ["flowchart LR"]
     for node in drawn.nodes:
         before, after = _SHAPES[node.kind]
-        lines.append(f"    {node.id}{before}<b>{_entities(node.title)}</b><br/>{_entities(node.says)}{after}")
+        lines.append(
+            f"    {node.id}{before}<b>{_entities(node.title)}</b><br/>{_entities(node.says)}{after}"
+        )
     lines += [f"    {start} --> {end}" for start, end in drawn.edges]
-    for kind, style in (("stream", "fill:#e8f1fb"), ("table", "fill:#e6f4ea"), ("state", "fill:#fff4e0"), ("output", "fill:#f3e8fb")):
+    for kind, style in (
+        ("stream", "fill:#e8f1fb"),
+        ("table", "fill:#e6f4ea"),
+        ("state", "fill:#fff4e0"),
+        ("output", "fill:#f3e8fb"),
+    ):
         members = ",".join(node.id for node in drawn.nodes if node.kind == kind)
         if members:
             lines += [f"    classDef {kind} {style},stroke:#5f6b7a", f"    class {members} {kind}"]
@@ -80,13 +107,19 @@ def mermaid(plan: PipelinePlan) -> str:
 
 
 def _entities(text: str) -> str:
-    """Mermaid reads its own entities, with # for &; everything that has a meaning to it is written so."""
-    return "".join(each if each.isalnum() or each in " _.,-:=+*/…" else f"#{ord(each)};" for each in text)
+    """Mermaid reads its own entities, with # for &; everything that has a meaning to it is written
+    so.
+    """
+    return "".join(
+        each if each.isalnum() or each in " _.,-:=+*/…" else f"#{ord(each)};" for each in text
+    )
 
 
-# Where the boxes of a graph go: in columns from inputs to outputs, ordered within a column so that few arrows cross. Used by `svg`.
+# Where the boxes of a graph go: in columns from inputs to outputs, ordered within a column so that
+# few arrows cross. Used by `svg`.
 #
-# An arrow that spans several columns goes through a free place in each column between, so that it passes beside the boxes and not through them.
+# An arrow that spans several columns goes through a free place in each column between, so that it
+# passes beside the boxes and not through them.
 
 
 _SWEEPS = 8
@@ -94,7 +127,9 @@ _SWEEPS = 8
 
 @dataclass(frozen=True)
 class Layout:
-    """Places by id: (column, row). `routes` are the ids an arrow goes through, from its start to its end."""
+    """Places by id: (column, row). `routes` are the ids an arrow goes through, from its start to
+    its end.
+    """
 
     columns: tuple[tuple[str, ...], ...]
     routes: tuple[tuple[str, ...], ...]
@@ -111,7 +146,9 @@ def layout(graph: Graph) -> Layout:
 
 
 def _depths(ids: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """How many steps lie before each; `ids` come in topological order. An input stands just before the first that reads it."""
+    """How many steps lie before each; `ids` come in topological order. An input stands just before
+    the first that reads it.
+    """
     depth = dict.fromkeys(ids, 0)
     for name in ids:
         depth[name] = max((depth[start] + 1 for start, end in edges if end == name), default=0)
@@ -122,7 +159,9 @@ def _depths(ids: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, i
     return depth
 
 
-def _route(start: str, end: str, depth: dict[str, int], columns: list[list[str]]) -> tuple[str, ...]:
+def _route(
+    start: str, end: str, depth: dict[str, int], columns: list[list[str]]
+) -> tuple[str, ...]:
     between = [f"{start}>{end}:{column}" for column in range(depth[start] + 1, depth[end])]
     for column, name in enumerate(between, depth[start] + 1):
         columns[column].append(name)
@@ -140,7 +179,9 @@ def _untangle(columns: list[list[str]], routes: Iterable[tuple[str, ...]]) -> No
     for sweep in range(_SWEEPS):
         forward = sweep % 2 == 0
         for position in range(1, len(columns)) if forward else range(len(columns) - 2, -1, -1):
-            fixed = {name: row for row, name in enumerate(columns[position + (-1 if forward else 1)])}
+            fixed = {
+                name: row for row, name in enumerate(columns[position + (-1 if forward else 1)])
+            }
             _sort(columns[position], fixed, before if forward else after)
 
 
@@ -173,8 +214,8 @@ _STYLE = "".join(  # for this picture alone: in a notebook, others are on the sa
 )
 
 _TIP = (
-    '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-    '<path d="M0 0L8 4L0 8z" style="fill:#5f6b7a;stroke:none"/></marker></defs>'
+    '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7"'
+    ' orient="auto"><path d="M0 0L8 4L0 8z" style="fill:#5f6b7a;stroke:none"/></marker></defs>'
 )
 
 
@@ -185,14 +226,20 @@ def svg(plan: PipelinePlan) -> str:
     nodes = {node.id: node for node in drawn.nodes}
     tallest = max(map(len, placed.columns))
     corners = {
-        name: (_MARGIN + column * (_WIDTH + _GAP_X), _MARGIN + round((row + (tallest - len(names)) / 2) * (_HEIGHT + _GAP_Y)))
+        name: (
+            _MARGIN + column * (_WIDTH + _GAP_X),
+            _MARGIN + round((row + (tallest - len(names)) / 2) * (_HEIGHT + _GAP_Y)),
+        )
         for column, names in enumerate(placed.columns)
         for row, name in enumerate(names)
     }
     width = 2 * _MARGIN + len(placed.columns) * (_WIDTH + _GAP_X) - _GAP_X
     height = 2 * _MARGIN + tallest * (_HEIGHT + _GAP_Y) - _GAP_Y
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="{_CLASS}" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="{_CLASS}" width="{width}"'
+            f' height="{height}" viewBox="0 0 {width} {height}" role="img">'
+        ),
         f"<title>The pipeline {escape(plan.name)}</title><style>{_STYLE}</style>",
         _TIP,
         f'<rect width="{width}" height="{height}" style="fill:#ffffff;stroke:none"/>',
@@ -204,7 +251,9 @@ def svg(plan: PipelinePlan) -> str:
 
 
 def _arrow(corners: list[tuple[int, int]]) -> str:
-    """From the right side of the first box to the left side of the last, level through the places between."""
+    """From the right side of the first box to the left side of the last, level through the places
+    between.
+    """
     x, y = corners[0][0] + _WIDTH, corners[0][1] + _HEIGHT // 2
     path = f"M{x} {y}"
     for left, top in corners[1:]:
@@ -218,13 +267,19 @@ def _arrow(corners: list[tuple[int, int]]) -> str:
 
 
 def _box(node: Node, x: int, y: int) -> str:
-    """The name, and below it what the step does on at most two lines; the rest shows when the pointer rests on it."""
+    """The name, and below it what the step does on at most two lines; the rest shows when the
+    pointer rests on it.
+    """
     lines, inset = _wrapped(node.says), 26 if node.kind == OUTPUT else 10
-    said = "".join(f'<text class="says" x="{x + inset}" y="{y + 38 + 15 * row}">{escape(line)}</text>' for row, line in enumerate(lines))
+    said = "".join(
+        f'<text class="says" x="{x + inset}" y="{y + 38 + 15 * row}">{escape(line)}</text>'
+        for row, line in enumerate(lines)
+    )
     return (
-        f'<g><title>{escape(node.title)}: {escape(node.says)}</title><rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" '
-        f'rx="{_HEIGHT // 2 if node.kind == OUTPUT else 6}" style="fill:{_FILLS[node.kind]}"/>'
-        f'<text class="name" x="{x + inset}" y="{y + 20}">{escape(shortened(node.title, 29))}</text>{said}</g>'
+        f'<g><title>{escape(node.title)}: {escape(node.says)}</title><rect x="{x}" y="{y}"'
+        f' width="{_WIDTH}" height="{_HEIGHT}" rx="{_HEIGHT // 2 if node.kind == OUTPUT else 6}"'
+        f' style="fill:{_FILLS[node.kind]}"/><text class="name" x="{x + inset}"'
+        f' y="{y + 20}">{escape(shortened(node.title, 29))}</text>{said}</g>'
     )
 
 
@@ -237,7 +292,8 @@ def _wrapped(text: str) -> list[str]:
     return [text[:cut], shortened(text[cut:].strip(), _LINE)]
 
 
-# The plan as a file in the state directory, in plain values: who shows a pipeline (`headrace dashboard`, `headrace top`) need not load the file that declares it.
+# The plan as a file in the state directory, in plain values: who shows a pipeline (`headrace
+# dashboard`, `headrace top`) need not load the file that declares it.
 
 
 FILE = "plan.json"
@@ -254,7 +310,9 @@ class PlannedSink(Protocol):
     def table(self) -> str | None: ...
 
 
-def write_plan(directory: Path, plan: PipelinePlan, sinks: Mapping[str, PlannedSink], log: str) -> None:
+def write_plan(
+    directory: Path, plan: PipelinePlan, sinks: Mapping[str, PlannedSink], log: str
+) -> None:
     """`log`: its address, without which topics cannot be shown."""
     told = {"version": VERSION, "pipeline": plan.name, "log": log, "nodes": nodes(plan, sinks)}
     directory.mkdir(parents=True, exist_ok=True)
@@ -265,10 +323,16 @@ def write_plan(directory: Path, plan: PipelinePlan, sinks: Mapping[str, PlannedS
 
 def nodes(plan: PipelinePlan, sinks: Mapping[str, PlannedSink]) -> list[dict[str, Any]]:
     """What there is to draw, each behind what it reads: captures, topics, steps, outputs, sinks."""
-    captures = [_node(f"capture {name}", "capture", name, []) for name in dict.fromkeys(step.captured_by for step in plan.inputs if step.captured_by)]
+    captures = [
+        _node(f"capture {name}", "capture", name, [])
+        for name in dict.fromkeys(step.captured_by for step in plan.inputs if step.captured_by)
+    ]
     steps = [_step(step) for step in plan.steps()]
     outputs = [_output(output) for output in plan.outputs]
-    followers = [_node(f"sink {topic}", "sink", sink.kind, [_source(plan, topic)], about=sink.table or topic) for topic, sink in sinks.items()]
+    followers = [
+        _node(f"sink {topic}", "sink", sink.kind, [_source(plan, topic)], about=sink.table or topic)
+        for topic, sink in sinks.items()
+    ]
     return [*captures, *steps, *outputs, *followers]
 
 
@@ -279,19 +343,51 @@ def _node(identity: str, kind: str, label: str, inputs: list[str], **more: Any) 
 def _step(step: Step) -> dict[str, Any]:
     if isinstance(step, TopicStep):
         captured = [f"capture {step.captured_by}"] if step.captured_by else []
-        return _node(step.name, "table" if step.is_table else "topic", step.name, captured, topic=step.topic, about=step.summary(), stateful=step.is_table)
+        return _node(
+            step.name,
+            "table" if step.is_table else "topic",
+            step.name,
+            captured,
+            topic=step.topic,
+            about=step.summary(),
+            stateful=step.is_table,
+        )
     more = {"window": str(step.window)} if isinstance(step, WindowStep) else {}
-    return _node(step.name, step.operation, step.name, [each.name for each in step.inputs], about=step.summary(), stateful=step.stateful, **more)
+    return _node(
+        step.name,
+        step.operation,
+        step.name,
+        [each.name for each in step.inputs],
+        about=step.summary(),
+        stateful=step.stateful,
+        **more,
+    )
 
 
 def _output(output: Output) -> dict[str, Any]:
     if isinstance(output, TopicOutput):
-        return _node(f"write {output.name}", "written", output.name, [output.input.name], of=output.input.operation, topic=output.name)
-    return _node(f"view {output.name}", "view", output.name, [output.input.name], of=output.input.operation, **_ranking(output.input))
+        return _node(
+            f"write {output.name}",
+            "written",
+            output.name,
+            [output.input.name],
+            of=output.input.operation,
+            topic=output.name,
+        )
+    return _node(
+        f"view {output.name}",
+        "view",
+        output.name,
+        [output.input.name],
+        of=output.input.operation,
+        **_ranking(output.input),
+    )
 
 
 def _ranking(step: Step) -> dict[str, Any]:
-    """How a leaderboard's rows are in order, by the view's own names of columns: `order` has columns, each with whether the largest is first; it is so within each of `per`."""
+    """How a leaderboard's rows are in order, by the view's own names of columns: `order` has
+    columns, each with whether the largest is first; it is so within each of `per`.
+    """
     if isinstance(step, TopStep):
         return {"order": [list(each) for each in step.order], "per": list(step.per)}
     if not isinstance(step, SelectStep | WhereStep | KeyByStep | SettleStep):
@@ -299,13 +395,26 @@ def _ranking(step: Step) -> dict[str, Any]:
     before = _ranking(step.input)
     if not before or not isinstance(step, SelectStep):
         return before
-    names = {expression.column: name for (name, _), expression in zip(reversed(step.columns), reversed(step.expressions), strict=True)}
+    names = {
+        expression.column: name
+        for (name, _), expression in zip(
+            reversed(step.columns), reversed(step.expressions), strict=True
+        )
+    }
     order = [[names[column], largest] for column, largest in before["order"] if column in names]
-    return {"order": order, "per": [names[column] for column in before["per"] if column in names]} if order else {}
+    return (
+        {"order": order, "per": [names[column] for column in before["per"] if column in names]}
+        if order
+        else {}
+    )
 
 
 def _source(plan: PipelinePlan, topic: str) -> str:
     """The node that stands for a topic: where it is written, or where it is read."""
-    written = [f"write {output.name}" for output in plan.outputs if isinstance(output, TopicOutput) and output.name == topic]
+    written = [
+        f"write {output.name}"
+        for output in plan.outputs
+        if isinstance(output, TopicOutput) and output.name == topic
+    ]
     read = [step.name for step in plan.inputs if step.topic == topic]
     return (written or read or [topic])[0]

@@ -1,4 +1,6 @@
-"""Search in a plan: `stream.search(queries, …)`, the steps it makes, and what is checked when it is declared."""
+"""Search in a plan: `stream.search(queries, …)`, the steps it makes, and what is checked when it is
+declared.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class SearchStep(Step):
 
     @property
     def query_key(self) -> tuple[str, ...]:
-        """The queries' key, as its columns are called in the result: by it, queries are spread over shards."""
+        """The queries' key, as its columns are called in the result: by it, queries are spread over
+        shards.
+        """
         names = dict(self.query_columns)
         return tuple(names[name] for name in self.inputs[1].key)
 
@@ -42,7 +46,16 @@ class SearchStep(Step):
 
         documents, queries = self.inputs
         return SearchSettings(
-            self.name, documents.schema, queries.schema, queries.key, self.query, self.query_columns, self.language, self.highlights, self.explain, self.gathered
+            self.name,
+            documents.schema,
+            queries.schema,
+            queries.key,
+            self.query,
+            self.query_columns,
+            self.language,
+            self.highlights,
+            self.explain,
+            self.gathered,
         )
 
     def kernel(self) -> SearchKernel:
@@ -64,11 +77,20 @@ class SearchStep(Step):
         more |= {"stop_words": sorted(analysis.stop_words)} if analysis.stop_words else {}
         more |= {"default": self.language.default} if self.language.default != "or" else {}
         fields = self.language.fields
-        return {"query": self.query, "text": list(fields.text), "filters": [name for name, _ in fields.filters], **more}
+        return {
+            "query": self.query,
+            "text": list(fields.text),
+            "filters": [name for name, _ in fields.filters],
+            **more,
+        }
 
     def summary(self) -> str:
         fields = self.language.fields
-        filters = f", filtered by {', '.join(name for name, _ in fields.filters)}" if fields.filters else ""
+        filters = (
+            f", filtered by {', '.join(name for name, _ in fields.filters)}"
+            if fields.filters
+            else ""
+        )
         return f"{self.query} in {', '.join(fields.text)}{filters}"
 
 

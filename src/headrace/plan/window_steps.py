@@ -1,4 +1,6 @@
-"""Windows in a plan: `rows.window(…)`, the step that `aggregate` makes of it, and what is checked when it is declared."""
+"""Windows in a plan: `rows.window(…)`, the step that `aggregate` makes of it, and what is checked
+when it is declared.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from headrace.durations import format_us
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.kernel import TimedKernel
-from headrace.operators.windows.specs import Divert, Drop, Hopping, LatePolicy, Sliding, Tumbling, WindowSpec, identity
+from headrace.operators.windows.specs import (
+    Divert,
+    Drop,
+    Hopping,
+    LatePolicy,
+    Sliding,
+    Tumbling,
+    WindowSpec,
+    identity,
+)
 from headrace.plan.plan import DIVERT, NULL, Aside, Step, TimeColumn, Times
 
 if TYPE_CHECKING:
@@ -39,13 +50,23 @@ class WindowStep(Step):
 
     @property
     def aside(self) -> tuple[Aside, ...]:
-        return (Aside(self.late.topic, self.input.schema, self.input.key, "diverts late rows"),) if isinstance(self.late, Divert) else ()
+        return (
+            (Aside(self.late.topic, self.input.schema, self.input.key, "diverts late rows"),)
+            if isinstance(self.late, Divert)
+            else ()
+        )
 
     def renamed(self, version: str) -> dict[str, Any]:
-        return {"late": replace(self.late, topic=f"{self.late.topic}.{version}")} if isinstance(self.late, Divert) else {}
+        return (
+            {"late": replace(self.late, topic=f"{self.late.topic}.{version}")}
+            if isinstance(self.late, Divert)
+            else {}
+        )
 
     def time(self, inputs: Times) -> TimeColumn | None:  # noqa: ARG002
-        """A window happened when it was over: its last microsecond. A sliding one ends with its row."""
+        """A window happened when it was over: its last microsecond. A sliding one ends with its
+        row.
+        """
         return TimeColumn(WINDOW_END, 0 if isinstance(self.window, Sliding) else -1)
 
     def details(self) -> dict[str, Any]:
@@ -61,15 +82,31 @@ class WindowStep(Step):
 
     def identity(self) -> dict[str, Any]:
         """How late rows may be can be changed; what windows are and what they keep cannot."""
-        read = {name: str(self.input.schema.field(spec.column).type) for name, spec in self.aggregates if spec.column is not None}
+        read = {
+            name: str(self.input.schema.field(spec.column).type)
+            for name, spec in self.aggregates
+            if spec.column is not None
+        }
         kept = {name: str(spec.without_bounds()) for name, spec in self.aggregates}
-        details = {name: value for name, value in super().identity().items() if name not in {"late", "window"}}
-        return {**details, "window": identity(self.window), "aggregates": kept, "read": read, "shift_us": self.over.shift_us}
+        details = {
+            name: value
+            for name, value in super().identity().items()
+            if name not in {"late", "window"}
+        }
+        return {
+            **details,
+            "window": identity(self.window),
+            "aggregates": kept,
+            "read": read,
+            "shift_us": self.over.shift_us,
+        }
 
     def summary(self) -> str:
         by = f" by {', '.join(self.by)}" if self.by else ""
         late = "" if isinstance(self.late, Drop) else f", late {self.late}"
-        return f"{self.window}{by}{late}: " + ", ".join(f"{name} = {spec}" for name, spec in self.aggregates)
+        return f"{self.window}{by}{late}: " + ", ".join(
+            f"{name} = {spec}" for name, spec in self.aggregates
+        )
 
     def kernel(self) -> TimedKernel:
         from headrace.operators.windows.factory import window_kernel
@@ -77,19 +114,32 @@ class WindowStep(Step):
 
         source = self.input
         settings = WindowSettings(
-            self.name, source.schema, self.over.name, self.window, self.by, self.aggregates, late=self.late, emit=self.emit, over_table=source.is_table,
-            row_key=source.key if source.is_table else (), producer=self.over.producer, time_shift_us=self.over.shift_us, divert_errors=self.errors == DIVERT,
-        )  # fmt: skip
+            self.name,
+            source.schema,
+            self.over.name,
+            self.window,
+            self.by,
+            self.aggregates,
+            late=self.late,
+            emit=self.emit,
+            over_table=source.is_table,
+            row_key=source.key if source.is_table else (),
+            producer=self.over.producer,
+            time_shift_us=self.over.shift_us,
+            divert_errors=self.errors == DIVERT,
+        )
         return window_kernel(settings)
 
 
-# `table.compare("7 days")` in a plan: each window beside the same window a period earlier, and what is checked when it is declared.
-
+# `table.compare("7 days")` in a plan: each window beside the same window a period earlier, and what
+# is checked when it is declared.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CompareStep(Step):
-    """A table of windows with the columns of the same window a period earlier under names with a prefix; null where there is none."""
+    """A table of windows with the columns of the same window a period earlier under names with a
+    prefix; null where there is none.
+    """
 
     operation: ClassVar[str] = "compare"
     stateful: ClassVar[bool] = True
@@ -102,7 +152,9 @@ class CompareStep(Step):
     def kernel(self) -> CompareKernel:
         from headrace.operators.windows.comparison import CompareKernel
 
-        return CompareKernel(self.name, self.input.schema, self.by, self.period_us, self.window, self.prefix)
+        return CompareKernel(
+            self.name, self.input.schema, self.by, self.period_us, self.window, self.prefix
+        )
 
     def time(self, inputs: Times) -> TimeColumn | None:
         return inputs[0]

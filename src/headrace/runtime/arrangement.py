@@ -1,7 +1,8 @@
 """Which outputs are computed in which query, and whether the state that is there fits the plan.
 
-A note in the log says how it was: for each query its outputs, and the meaning of each of its steps. An output that was added later, or a view that was lost, is built from the first
-recorded tick in a query of its own. A step whose meaning changed must not go on with the state of the old one.
+A note in the log says how it was: for each query its outputs, and the meaning of each of its steps.
+An output that was added later, or a view that was lost, is built from the first recorded tick in a
+query of its own. A step whose meaning changed must not go on with the state of the old one.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Arranged:
-    """One query: its outputs, what its steps that keep state mean, how the outputs' tables come about, and up to which tick an earlier query has told of rows that its steps
-    could not use.
+    """One query: its outputs, what its steps that keep state mean, how the outputs' tables come
+    about, and up to which tick an earlier query has told of rows that its steps could not use.
 
-    `again`: up to this tick all of it was computed before (`pipeline.forgetting`). State and views are built anew; topics and dead letters have what they were told.
+    `again`: up to this tick all of it was computed before (`pipeline.forgetting`). State and views
+    are built anew; topics and dead letters have what they were told.
     """
 
     outputs: tuple[str, ...]
@@ -46,19 +48,29 @@ class Arrangement:
     queries: dict[str, Arranged] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        return json.dumps({"version": VERSION, "queries": {name: asdict(each) for name, each in self.queries.items()}})
+        return json.dumps(
+            {
+                "version": VERSION,
+                "queries": {name: asdict(each) for name, each in self.queries.items()},
+            }
+        )
 
     @classmethod
     def from_json(cls, text: str | None) -> Arrangement:
         stored = json.loads(text or '{"version": 1, "queries": {}}')
         if stored["version"] > VERSION:
-            raise NewerFormat(f"The pipeline was last run by a newer Headrace (format {stored['version']}).", fix="upgrade Headrace.")
+            raise NewerFormat(
+                f"The pipeline was last run by a newer Headrace (format {stored['version']}).",
+                fix="upgrade Headrace.",
+            )
         return cls({name: _arranged(each) for name, each in stored["queries"].items()})
 
 
 def _arranged(stored: Mapping[str, Any]) -> Arranged:
     steps = {name: Meaning(**each) for name, each in stored["steps"].items()}
-    return Arranged(tuple(stored["outputs"]), steps, stored["tables"], stored["told"], stored.get("again", 0))
+    return Arranged(
+        tuple(stored["outputs"]), steps, stored["tables"], stored["told"], stored.get("again", 0)
+    )
 
 
 def note_name(pipeline: str) -> str:
@@ -66,34 +78,65 @@ def note_name(pipeline: str) -> str:
 
 
 def arrangement_of(queries: Iterable[Query]) -> Arrangement:
-    return Arrangement({each.name: arranged_query(each.plan, each.told, each.again) for each in queries})
+    return Arrangement(
+        {each.name: arranged_query(each.plan, each.told, each.again) for each in queries}
+    )
 
 
-def arranged_query(plan: PipelinePlan, told: Mapping[str, int] | None = None, again: int = 0) -> Arranged:
+def arranged_query(
+    plan: PipelinePlan, told: Mapping[str, int] | None = None, again: int = 0
+) -> Arranged:
     inputs = [output.input for output in plan.outputs]  # a declared input that nothing uses is none
     tables = {output.name: tables_of([output.input]) for output in plan.outputs}
-    return Arranged(tuple(output.name for output in plan.outputs), meanings(inputs), tables, dict(told or {}), again)
+    return Arranged(
+        tuple(output.name for output in plan.outputs),
+        meanings(inputs),
+        tables,
+        dict(told or {}),
+        again,
+    )
 
 
 def known_names(plan: PipelinePlan, log: Log) -> PipelinePlan:
     """The plan with the names under which its steps' state is known."""
     stored = Arrangement.from_json(log.note(note_name(plan.name)))
-    return with_known_names(plan, {name: meaning for each in stored.queries.values() for name, meaning in each.steps.items()})
+    return with_known_names(
+        plan,
+        {name: meaning for each in stored.queries.values() for name, meaning in each.steps.items()},
+    )
 
 
-def arranged(plan: PipelinePlan, log: Log, ledger: Ledger, journal: TickJournal, view_tick: Callable[[str], int] | None) -> Arrangement:
-    """How the plan's outputs are to be computed now. `view_tick` says how far a view is. PlanChanged if what is stored does not fit."""
+def arranged(
+    plan: PipelinePlan,
+    log: Log,
+    ledger: Ledger,
+    journal: TickJournal,
+    view_tick: Callable[[str], int] | None,
+) -> Arrangement:
+    """How the plan's outputs are to be computed now. `view_tick` says how far a view is.
+    PlanChanged if what is stored does not fit.
+    """
     stored = Arrangement.from_json(log.note(note_name(plan.name)))
     views = {output.name for output in plan.outputs if isinstance(output, ViewOutput)}
     topics = {output.name for output in plan.outputs} - views
-    begun = {name: (each, entry) for name, each in stored.queries.items() if (entry := ledger.last(name)) is not None}
+    begun = {
+        name: (each, entry)
+        for name, each in stored.queries.items()
+        if (entry := ledger.last(name)) is not None
+    }
     queries: dict[str, Arranged] = {}
     for name, (each, entry) in begun.items():
-        there = {view for view in views if view_tick is not None and view_tick(view) >= entry.tick}  # the others were lost
+        there = {
+            view for view in views if view_tick is not None and view_tick(view) >= entry.tick
+        }  # the others were lost
         if outputs := tuple(output for output in each.outputs if output in topics | there):
             queries[name] = _checked(plan, replace(each, outputs=outputs))
     for name, each in stored.queries.items():
-        if name not in begun and each.again and (outputs := tuple(output for output in each.outputs if output in topics | views)):
+        if (
+            name not in begun
+            and each.again
+            and (outputs := tuple(output for output in each.outputs if output in topics | views))
+        ):
             queries[name] = arranged_query(sub_plan(plan, outputs), each.told, each.again)
     known = {output for each in queries.values() for output in each.outputs}
     if added := tuple(output.name for output in plan.outputs if output.name not in known):
@@ -107,11 +150,16 @@ def arranged(plan: PipelinePlan, log: Log, ledger: Ledger, journal: TickJournal,
 
 
 def check_fits(plan: PipelinePlan, log: Log, state: Path) -> None:
-    """PlanChanged if a plan cannot go on from what is stored. Nothing is changed by asking, and a runner at work is not disturbed."""
+    """PlanChanged if a plan cannot go on from what is stored. Nothing is changed by asking, and a
+    runner at work is not disturbed.
+    """
     if log.note(note_name(plan.name)) is None:
         return
     views = [output for output in plan.outputs if isinstance(output, ViewOutput)]
-    ticks = {each.name: declared_tick(state / VIEWS_FILE, each.name, each.input.schema, view_key(each)) for each in views}
+    ticks = {
+        each.name: declared_tick(state / VIEWS_FILE, each.name, each.input.schema, view_key(each))
+        for each in views
+    }
     arranged(plan, log, Ledger(log, plan.name), TickJournal(log, plan.name), ticks.__getitem__)
 
 
@@ -120,11 +168,19 @@ def view_key(output: ViewOutput) -> tuple[str, ...]:
     return output.input.key if output.input.is_table else ()
 
 
-def _told(plan: PipelinePlan, begun: Mapping[str, tuple[Arranged, LedgerEntry]], added: Collection[str]) -> dict[str, int]:
-    """How far the queries that had these outputs before, views that were lost, have told of rows that could not be used."""
+def _told(
+    plan: PipelinePlan, begun: Mapping[str, tuple[Arranged, LedgerEntry]], added: Collection[str]
+) -> dict[str, int]:
+    """How far the queries that had these outputs before, views that were lost, have told of rows
+    that could not be used.
+    """
     told: dict[str, int] = {}
     for each, entry in begun.values():
-        lost = [output.input for output in plan.outputs if output.name in added and output.name in each.outputs]
+        lost = [
+            output.input
+            for output in plan.outputs
+            if output.name in added and output.name in each.outputs
+        ]
         told.update({step.name: max(entry.tick, told.get(step.name, 0)) for step in ordered(lost)})
     return told
 
@@ -132,29 +188,56 @@ def _told(plan: PipelinePlan, begun: Mapping[str, tuple[Arranged, LedgerEntry]],
 def _check_history(plan: PipelinePlan, log: Log, journal: TickJournal) -> None:
     """What is built from the beginning needs its inputs from the beginning."""
     first = journal.first
-    needed = sorted({step.topic for step in plan.inputs if step in ordered([output.input for output in plan.outputs])})
+    needed = sorted(
+        {
+            step.topic
+            for step in plan.inputs
+            if step in ordered([output.input for output in plan.outputs])
+        }
+    )
     for topic in [topic for topic in needed if first is not None and topic in first.ends]:
         assert first is not None
-        gone = [(p, offset) for p, offset in log.whole_from(topic).items() if offset > first.end(topic, p)]
+        gone = [
+            (p, offset)
+            for p, offset in log.whole_from(topic).items()
+            if offset > first.end(topic, p)
+        ]
         if gone:
             partition, offset = gone[0]
             raise PlanChanged(
-                f"{', '.join(output.name for output in plan.outputs)} must be built from the first tick on, and retention or compaction has taken rows of "
-                f"{topic}[{partition}] away: it is whole from offset {offset} on.",
-                fix="build the pipeline beside the old one from what is kept: headrace replay FILE --as v2 --retick; or leave these outputs out.",
+                f"{', '.join(output.name for output in plan.outputs)} must be built from the first"
+                f" tick on, and retention or compaction has taken rows of {topic}[{partition}]"
+                f" away: it is whole from offset {offset} on.",
+                fix=(
+                    "build the pipeline beside the old one from what is kept: headrace replay FILE"
+                    " --as v2 --retick; or leave these outputs out."
+                ),
             )
 
 
 def _checked(plan: PipelinePlan, known: Arranged) -> Arranged:
-    """That the steps of a query are what they were, and none is new; and that the tables that they and the outputs are given come about as they did."""
+    """That the steps of a query are what they were, and none is new; and that the tables that they
+    and the outputs are given come about as they did.
+    """
     now = arranged_query(sub_plan(plan, known.outputs), known.told, known.again)
     for name, meaning in now.steps.items():
         if name not in known.steps:
             gone = sorted(known.steps.keys() - now.steps.keys())
-            had = f"if it has had another name ({', '.join(gone)}), give it that with name=…; else " if gone else ""
-            raise _changed(f"The step {name!r} is new, and what it feeds ({', '.join(known.outputs)}) has been running without it.", had)
+            had = (
+                f"if it has had another name ({', '.join(gone)}), give it that with name=…; else "
+                if gone
+                else ""
+            )
+            raise _changed(
+                f"The step {name!r} is new, and what it feeds ({', '.join(known.outputs)}) has been"
+                " running without it.",
+                had,
+            )
         if known.steps[name].signature != meaning.signature:
-            raise _changed(f"The step {name!r} is not what it was: its state belongs to its old meaning ({plan.step(name).summary()} now).")
+            raise _changed(
+                f"The step {name!r} is not what it was: its state belongs to its old meaning"
+                f" ({plan.step(name).summary()} now)."
+            )
         if known.steps[name].tables != meaning.tables:
             raise _changed(_other_tables(f"The step {name!r}", plan.step(name).inputs))
     for output in plan.outputs:
@@ -164,31 +247,50 @@ def _checked(plan: PipelinePlan, known: Arranged) -> Arranged:
 
 
 def _other_tables(who: str, inputs: Iterable[Step]) -> str:
-    """A table that is computed otherwise would take back rows that it never told of, and keep some that nobody takes back."""
+    """A table that is computed otherwise would take back rows that it never told of, and keep some
+    that nobody takes back.
+    """
     way = [step for step in ordered(inputs) if step.is_table and not step.keeps_state]
     now = "; ".join(f"{step.name}: {step.summary()}" for step in way)
-    return f"{who} is given a table that comes about otherwise than before: the rows that it has would never be taken back ({now or 'directly'} now)."
+    return (
+        f"{who} is given a table that comes about otherwise than before: the rows that it has would"
+        f" never be taken back ({now or 'directly'} now)."
+    )
 
 
 def _changed(what: str, had: str = "") -> PlanChanged:
-    fix = "give the output another name, and it is built from the beginning; or build everything beside the old: headrace replay FILE --as v2."
+    fix = (
+        "give the output another name, and it is built from the beginning; or build everything"
+        " beside the old: headrace replay FILE --as v2."
+    )
     return PlanChanged(what, fix=f"{had}{fix}")
 
 
 def _check_new_topics(plan: PipelinePlan, log: Log, added: Collection[str]) -> None:
-    """A topic that is built from the beginning must be empty: what is in it would be there twice."""
+    """A topic that is built from the beginning must be empty: what is in it would be there
+    twice.
+    """
     for output in plan.outputs:
-        if output.name in added and isinstance(output, TopicOutput) and any(log.end_offsets(output.name).values()):
+        if (
+            output.name in added
+            and isinstance(output, TopicOutput)
+            and any(log.end_offsets(output.name).values())
+        ):
             raise PlanChanged(
-                f"The output {output.name!r} is new to the pipeline, but its topic has rows already.",
-                fix=f"write to another topic, or delete it first: headrace topic delete {output.name}.",
+                f"The output {output.name!r} is new to the pipeline, but its topic has rows"
+                " already.",
+                fix=(
+                    "write to another topic, or delete it first: headrace topic delete"
+                    f" {output.name}."
+                ),
             )
 
 
-# How many shards a pipeline is to have: a note in the log, which the next run uses and a run under way takes on between two batches.
+# How many shards a pipeline is to have: a note in the log, which the next run uses and a run under
+# way takes on between two batches.
 #
-# The number of shards changes how fast a pipeline is and nothing else: state lies in 128 key groups, and shards only share them out.
-
+# The number of shards changes how fast a pipeline is and nothing else: state lies in 128 key
+# groups, and shards only share them out.
 
 
 def remembered_shards(log: Log, pipeline: str) -> int | None:
@@ -201,9 +303,12 @@ def remember_shards(log: Log, pipeline: str, shards: int | None) -> None:
     """Choose a number; None leaves it to each run again."""
     if shards is not None and not 1 <= shards <= GROUPS:
         raise ConfigurationError(
-            f"{shards} cannot be a number of shards.", fix=f"choose one from 1 to {GROUPS}: there are {GROUPS} key groups to share out."
+            f"{shards} cannot be a number of shards.",
+            fix=f"choose one from 1 to {GROUPS}: there are {GROUPS} key groups to share out.",
         )
-    with log.transaction(f"rescale.{pipeline}") as tx:  # not the runner's own transaction, or it would be fenced
+    with log.transaction(
+        f"rescale.{pipeline}"
+    ) as tx:  # not the runner's own transaction, or it would be fenced
         tx.set_note(_note(pipeline), None if shards is None else str(shards))
 
 

@@ -1,4 +1,6 @@
-"""What the runtime asks of a declared pipeline. `headrace.pipeline.Pipeline` meets it; nothing here imports that class, so imports point one way."""
+"""What the runtime asks of a declared pipeline. `headrace.pipeline.Pipeline` meets it; nothing here
+imports that class, so imports point one way.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class DeclaredPipeline(Protocol):
-    """A pipeline as its author declared it: the plan, and the services that run in the background beside it."""
+    """A pipeline as its author declared it: the plan, and the services that run in the background
+    beside it.
+    """
 
     @property
     def name(self) -> str: ...
@@ -30,7 +34,9 @@ class DeclaredPipeline(Protocol):
 
     @property
     def ingested(self) -> Mapping[str, Any]:
-        """Streaming DataFrames, or functions that make them from a session, by the name of their ingest."""
+        """Streaming DataFrames, or functions that make them from a session, by the name of their
+        ingest.
+        """
 
     @property
     def captures(self) -> Mapping[str, Capture]: ...

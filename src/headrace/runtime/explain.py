@@ -1,4 +1,6 @@
-"""Why has this window not been published? What a step waits for: its open windows, its clocks, the producers that hold them back, and what would release them."""
+"""Why has this window not been published? What a step waits for: its open windows, its clocks, the
+producers that hold them back, and what would release them.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,11 @@ class Held:
 
 @dataclass(frozen=True)
 class OpenWindow:
-    """A window in the state: `waiting` to be told, or told and kept for corrections. `groups`: how many groups have it.
+    """A window in the state: `waiting` to be told, or told and kept for corrections. `groups`: how
+    many groups have it.
 
-    Of sliding windows, of which there is one for each row, a group has the first that waits and the last that is kept.
+    Of sliding windows, of which there is one for each row, a group has the first that waits and the
+    last that is kept.
     """
 
     start_us: int
@@ -81,33 +85,62 @@ class Explanation:
     sliding: bool = False
 
 
-def explain(plan: PipelinePlan, log: Log, state: Path, step_name: str, window: datetime | str | None = None) -> Explanation:
+def explain(
+    plan: PipelinePlan, log: Log, state: Path, step_name: str, window: datetime | str | None = None
+) -> Explanation:
     """About a step that goes by time; with `window`, about the window that holds that time."""
     step = plan.step(step_name)
     if not step.keeps_state or not step.inputs:
-        timed = ", ".join(each.name for each in plan.steps() if isinstance(each, WindowStep)) or "no windows"
-        raise PlanError(f"The step {step_name!r} ({step.operation}) waits for nothing.", fix=f"name a step that goes by time; the plan has {timed}.")
+        timed = (
+            ", ".join(each.name for each in plan.steps() if isinstance(each, WindowStep))
+            or "no windows"
+        )
+        raise PlanError(
+            f"The step {step_name!r} ({step.operation}) waits for nothing.",
+            fix=f"name a step that goes by time; the plan has {timed}.",
+        )
     entry = last_entry(log, plan.name)
     clocks = clocks_at(plan, log, state, entry)
     tick_us = clocks.time_us
     complete_us, closed_us = clocks_of(plan, step, clocks, entry.tick)
     sliding = isinstance(step, WindowStep) and isinstance(step.window, Sliding)
-    windows = [each for each in _windows(step, state, entry) if window is None or _holds(each, window, sliding=sliding)]
-    waiting = [each.end_us + sliding for each in windows if each.waiting]  # another row may come at the very end of a sliding one
+    windows = [
+        each
+        for each in _windows(step, state, entry)
+        if window is None or _holds(each, window, sliding=sliding)
+    ]
+    waiting = [
+        each.end_us + sliding for each in windows if each.waiting
+    ]  # another row may come at the very end of a sliding one
     next_us = min(waiting, default=entry.due_us.get(step.name))
     held, not_begun = _held(plan, step, clocks, next_us, tick_us)
-    return Explanation(step.name, entry.tick, tick_us, complete_us, closed_us, windows, held, not_begun, next_us, sliding)
+    return Explanation(
+        step.name,
+        entry.tick,
+        tick_us,
+        complete_us,
+        closed_us,
+        windows,
+        held,
+        not_begun,
+        next_us,
+        sliding,
+    )
 
 
 def clocks_at(plan: PipelinePlan, log: Log, state: Path, entry: LedgerEntry) -> ClockState:
     """The inputs' clocks as an entry of the ledger left them."""
     tick = TickJournal(log, plan.name).at(entry.tick)
-    return ClockState(read_clocks(state / "clocks", entry.clocks).inputs, tick.time_us if tick else 0)
+    return ClockState(
+        read_clocks(state / "clocks", entry.clocks).inputs, tick.time_us if tick else 0
+    )
 
 
 def clocks_of(plan: PipelinePlan, step: Step, clocks: ClockState, tick: int) -> tuple[int, int]:
     """The step's input clocks as of the last tick."""
-    found, _ = batch_clocks([clock_spec(each) for each in plan.inputs], clocks, {}, [tick], [clocks.time_us])
+    found, _ = batch_clocks(
+        [clock_spec(each) for each in plan.inputs], clocks, {}, [tick], [clocks.time_us]
+    )
     paths = [path for given in step.inputs for path in clock_paths(given)]
     of_step = found.of(paths)
     return of_step.complete_at_start, of_step.closed_at_start
@@ -116,14 +149,21 @@ def clocks_of(plan: PipelinePlan, step: Step, clocks: ClockState, tick: int) -> 
 def _windows(step: Step, state: Path, entry: LedgerEntry) -> list[OpenWindow]:
     if not isinstance(step, WindowStep):
         return []
-    content = StateFiles(state / "steps" / step.name).load(range(GROUPS), dict(entry.states.get(step.name, {})))
+    content = StateFiles(state / "steps" / step.name).load(
+        range(GROUPS), dict(entry.states.get(step.name, {}))
+    )
     names = [name for group in content.values() for name in group if name[:1] in (WAITING, TOLD)]
     found = Counter((*_bounds(step.window, name), name[:1] == WAITING) for name in names)
-    return sorted((OpenWindow(start, end, waiting, count) for (start, end, waiting), count in found.items()), key=lambda each: (each.end_us, each.start_us))
+    return sorted(
+        (OpenWindow(start, end, waiting, count) for (start, end, waiting), count in found.items()),
+        key=lambda each: (each.end_us, each.start_us),
+    )
 
 
 def _bounds(window: WindowSpec, name: bytes) -> tuple[int, int]:
-    """Of sliding windows entries are timers: of the moment behind the first that waits, and of when the last is not needed any more."""
+    """Of sliding windows entries are timers: of the moment behind the first that waits, and of when
+    the last is not needed any more.
+    """
     start_us, end_us = bounds_of(name)
     if not isinstance(window, Sliding):
         return start_us, end_us
@@ -137,7 +177,9 @@ def _holds(window: OpenWindow, at: datetime | str, *, sliding: bool) -> bool:
     return window.start_us <= at_us < window.end_us
 
 
-def _held(plan: PipelinePlan, step: Step, clocks: ClockState, next_us: int | None, tick_us: int) -> tuple[list[Held], list[str]]:
+def _held(
+    plan: PipelinePlan, step: Step, clocks: ClockState, next_us: int | None, tick_us: int
+) -> tuple[list[Held], list[str]]:
     """Who keeps the clocks from reaching the next time that is waited for."""
     if next_us is None:
         return [], []
@@ -155,33 +197,61 @@ def _held(plan: PipelinePlan, step: Step, clocks: ClockState, next_us: int | Non
     return held, not_begun
 
 
-def _producers(topic: TopicStep, times: EventTime, clock: InputClock, needed_us: int, tick_us: int) -> list[Held]:
+def _producers(
+    topic: TopicStep, times: EventTime, clock: InputClock, needed_us: int, tick_us: int
+) -> list[Held]:
     spec = clock_spec(topic)
     behind = np.flatnonzero(clock.newest_us - times.delay_us < needed_us)
     slowest = behind[np.argsort(clock.newest_us[behind], kind="stable")][:MOST_PRODUCERS]
     return [
         Held(
-            topic.name, spec.label(clock.producers[int(at)].as_py()), int(clock.newest_us[at]), tick_us - int(clock.active_us[at]),
-            needed_us + times.delay_us, int(clock.active_us[at]) + times.idle_us, spec.producer is None,
+            topic.name,
+            spec.label(clock.producers[int(at)].as_py()),
+            int(clock.newest_us[at]),
+            tick_us - int(clock.active_us[at]),
+            needed_us + times.delay_us,
+            int(clock.active_us[at]) + times.idle_us,
+            spec.producer is None,
         )
         for at in slowest
-    ]  # fmt: skip
+    ]
 
 
 def explanation_text(explanation: Explanation) -> list[str]:
     """In sentences, for people."""
-    clocks = f"complete up to {time_text(explanation.complete_us)}, closed up to {time_text(explanation.closed_us)}"
-    lines = [f"{explanation.step} at tick {explanation.tick} ({time_text(explanation.tick_us)}): {clocks}."]
-    waiting, kept = ([each for each in explanation.windows if each.waiting is which] for which in (True, False))
+    clocks = (
+        f"complete up to {time_text(explanation.complete_us)}, closed up to"
+        f" {time_text(explanation.closed_us)}"
+    )
+    lines = [
+        f"{explanation.step} at tick {explanation.tick} ({time_text(explanation.tick_us)}):"  # noqa: ISC004
+        f" {clocks}."
+    ]
+    waiting, kept = (
+        [each for each in explanation.windows if each.waiting is which] for which in (True, False)
+    )
     if waiting:
-        lines.append(f"{_many(waiting, explanation.sliding)} to be published, the first one ends at {time_text(waiting[0].end_us)}.")
+        lines.append(
+            f"{_many(waiting, explanation.sliding)} to be published, the first one ends at"
+            f" {time_text(waiting[0].end_us)}."
+        )
     if kept and explanation.sliding:
-        lines.append(f"The rows of {sum(each.groups for each in kept):,} groups are kept for windows that are to come and for corrections.")
+        lines.append(
+            f"The rows of {sum(each.groups for each in kept):,} groups are kept for windows that"
+            " are to come and for corrections."
+        )
     elif kept:
-        lines.append("1 published window is kept for corrections." if len(kept) == 1 else f"{len(kept):,} published windows are kept for corrections.")
+        lines.append(
+            "1 published window is kept for corrections."
+            if len(kept) == 1
+            else f"{len(kept):,} published windows are kept for corrections."
+        )
     if explanation.next_us is None:
         return [*lines, "Nothing waits for time."]
-    lines += [f"The input {name} has not had a row yet, and has no time until then." for name in explanation.not_begun]
+    lines += [
+        f"The input {name} has not had a row yet, and has no time until then."
+        for name in explanation.not_begun
+    ]
     lines += [_held_text(each) for each in explanation.held_by]
     if not explanation.held_by and not explanation.not_begun:
         lines.append("Nobody holds it back: it is told with the next tick.")
@@ -198,29 +268,48 @@ def _many(waiting: list[OpenWindow], sliding: bool) -> str:
 def _held_text(held: Held) -> str:
     who = held.producer if held.is_partition else f"the producer {held.producer}"
     return (
-        f"{held.input} waits for {who}: its newest row is of {time_text(held.newest_us)}, it has been silent for {format_us(max(0, held.silent_us) // _SECOND_US * _SECOND_US)}. "
-        f"A row of {time_text(held.needed_us)} or later releases it, or silence until {time_text(held.given_up_us)}."
+        f"{held.input} waits for {who}: its newest row is of {time_text(held.newest_us)}, it has"
+        f" been silent for {format_us(max(0, held.silent_us) // _SECOND_US * _SECOND_US)}. A row of"
+        f" {time_text(held.needed_us)} or later releases it, or silence until"
+        f" {time_text(held.given_up_us)}."
     )
 
 
 def time_text(time_us: int) -> str:
-    return "no time yet" if time_us == UNSTARTED else from_us(time_us).isoformat(sep=" ", timespec="milliseconds")
+    return (
+        "no time yet"
+        if time_us == UNSTARTED
+        else from_us(time_us).isoformat(sep=" ", timespec="milliseconds")
+    )
 
 
 def explanation_plain(explanation: Explanation) -> dict[str, Any]:
     """For programs."""
-    about = {name: value for name, value in vars(explanation).items() if name not in {"windows", "held_by"}}
-    about |= {name: None if about[name] == UNSTARTED else about[name] for name in ("complete_us", "closed_us")}
-    return {**about, "windows": [vars(each) for each in explanation.windows], "held_by": [vars(each) for each in explanation.held_by]}
+    about = {
+        name: value
+        for name, value in vars(explanation).items()
+        if name not in {"windows", "held_by"}
+    }
+    about |= {
+        name: None if about[name] == UNSTARTED else about[name]
+        for name in ("complete_us", "closed_us")
+    }
+    return {
+        **about,
+        "windows": [vars(each) for each in explanation.windows],
+        "held_by": [vars(each) for each in explanation.held_by],
+    }
 
 
-# The partial matches of a key as of the last tick that was committed: for `headrace explain`, which shows people what a pattern waits for.
-
+# The partial matches of a key as of the last tick that was committed: for `headrace explain`, which
+# shows people what a pattern waits for.
 
 
 @dataclass(frozen=True)
 class PartialMatch:
-    """A beginning whose fate is open: the rows taken so far along the first way that is open, what may come next, and until when. `pattern`: its name, of several."""
+    """A beginning whose fate is open: the rows taken so far along the first way that is open, what
+    may come next, and until when. `pattern`: its name, of several.
+    """
 
     pattern: str
     rows: list[dict[str, Any]]
@@ -230,7 +319,9 @@ class PartialMatch:
 
 @dataclass(frozen=True)
 class KeyMatches:
-    """What there is of a key: its partial matches, and how many rows wait until they are certain to be in order."""
+    """What there is of a key: its partial matches, and how many rows wait until they are certain to
+    be in order.
+    """
 
     step: str
     tick: int
@@ -239,21 +330,40 @@ class KeyMatches:
     waiting_rows: int
 
 
-def partial_matches(plan: PipelinePlan, log: Log, state: Path, step_name: str, key: Mapping[str, str]) -> KeyMatches:
+def partial_matches(
+    plan: PipelinePlan, log: Log, state: Path, step_name: str, key: Mapping[str, str]
+) -> KeyMatches:
     """Of a step with patterns; `key`: texts of the key's columns."""
     step = plan.step(step_name)
     if not isinstance(step, MatchStep):
         known = [each.name for each in plan.steps() if isinstance(each, MatchStep)]
-        raise PlanError(f"The step {step_name!r} ({step.operation}) looks for no pattern: {nearest(step_name, known)}")
+        raise PlanError(
+            f"The step {step_name!r} ({step.operation}) looks for no pattern:"
+            f" {nearest(step_name, known)}"
+        )
     values = _key_values(step, key)
     entry = last_entry(log, plan.name)
-    encoded = encode_keys(pa.table({name: pa.array([value], step.plain_schema.field(name).type) for name, value in values.items()}), step.by)
+    encoded = encode_keys(
+        pa.table(
+            {
+                name: pa.array([value], step.plain_schema.field(name).type)
+                for name, value in values.items()
+            }
+        ),
+        step.by,
+    )
     group = int(key_groups(encoded)[0])
-    content = StateFiles(state / "steps" / step.name).load(range(GROUPS), dict(entry.states.get(step.name, {})))
+    content = StateFiles(state / "steps" / step.name).load(
+        range(GROUPS), dict(entry.states.get(step.name, {}))
+    )
     _, closed_us = clocks_of(plan, step, clocks_at(plan, log, state, entry), entry.tick)
     stored = content.get(group, {}).get(b"r" + encoded.cast(pa.binary())[0].as_py())
-    found, waiting = partial(_settings(step, content.get(group, {}), group), step.schema, stored, closed_us)
-    return KeyMatches(step.name, entry.tick, values, [PartialMatch(*each) for each in found], waiting)
+    found, waiting = partial(
+        _settings(step, content.get(group, {}), group), step.schema, stored, closed_us
+    )
+    return KeyMatches(
+        step.name, entry.tick, values, [PartialMatch(*each) for each in found], waiting
+    )
 
 
 def _settings(step: MatchStep, content: Mapping[bytes, bytes], group: int) -> MatchSettings:
@@ -261,31 +371,51 @@ def _settings(step: MatchStep, content: Mapping[bytes, bytes], group: int) -> Ma
     if not isinstance(step, RuledMatchStep):
         return step.settings
     settings = step.rule_settings
-    return in_force(settings, step.name.encode(), from_bytes(content.get(RULES + bytes([group])), settings))
+    return in_force(
+        settings, step.name.encode(), from_bytes(content.get(RULES + bytes([group])), settings)
+    )
 
 
 def _key_values(step: MatchStep, key: Mapping[str, str]) -> dict[str, Any]:
     if set(key) != set(step.by):
-        raise InputError(f"The step {step.name!r} goes by {', '.join(step.by)}, and {', '.join(key) or 'no key'} was given.", fix=f"give {' '.join(f'--key {name}=…' for name in step.by)}.")
+        raise InputError(
+            f"The step {step.name!r} goes by {', '.join(step.by)}, and {', '.join(key) or 'no key'}"
+            " was given.",
+            fix=f"give {' '.join(f'--key {name}=…' for name in step.by)}.",
+        )
     values = {}
     for name in step.by:
         kind = step.plain_schema.field(name).type
         try:
             values[name] = pa.array([key[name]]).cast(kind)[0].as_py()
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            raise InputError(f"{key[name]!r} is no {kind}, which {name!r} is.", fix="write it as the column has it.") from None
+            raise InputError(
+                f"{key[name]!r} is no {kind}, which {name!r} is.",
+                fix="write it as the column has it.",
+            ) from None
     return values
 
 
 def partial_matches_text(found: KeyMatches) -> list[str]:
     """In sentences, for people."""
     key = ", ".join(f"{name}={value}" for name, value in found.key.items())
-    lines = [f"{found.step} at tick {found.tick}, {key}: {len(found.partial):,} partial matches, {found.waiting_rows:,} rows wait for the clock."]
+    lines = [
+        f"{found.step} at tick {found.tick}, {key}: {len(found.partial):,} partial matches,"  # noqa: ISC004
+        f" {found.waiting_rows:,} rows wait for the clock."
+    ]
     for each in found.partial:
         taken = " ".join(str(row["classifier"]) for row in each.rows)
         name = f"{each.pattern}: " if each.pattern else ""
-        until = "" if each.until_us is None else f" until {from_us(each.until_us).isoformat(sep=' ', timespec='milliseconds')}"
-        lines.append(f"{name}has {taken} since {from_us(each.rows[0]['time_us']).isoformat(sep=' ', timespec='milliseconds')}, waits for {' or '.join(each.waits_for)}{until}.")
+        until = (
+            ""
+            if each.until_us is None
+            else f" until {from_us(each.until_us).isoformat(sep=' ', timespec='milliseconds')}"
+        )
+        lines.append(
+            f"{name}has {taken} since"
+            f" {from_us(each.rows[0]['time_us']).isoformat(sep=' ', timespec='milliseconds')},"
+            f" waits for {' or '.join(each.waits_for)}{until}."
+        )
     return lines
 
 

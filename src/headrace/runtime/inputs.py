@@ -1,4 +1,6 @@
-"""The topics of a pipeline: those that are missing are made when it runs, those that are there must fit their declaration."""
+"""The topics of a pipeline: those that are missing are made when it runs, those that are there must
+fit their declaration.
+"""
 
 from __future__ import annotations
 
@@ -38,26 +40,38 @@ def _make_output(log: Log, output: TopicOutput, known: set[str]) -> None:
     info = log.topic(output.name)
     if (info.schema, info.key, info.is_table) != (to_ddl(step.schema), step.key, step.is_table):
         raise TopicExists(
-            f"The output {output.name!r} has the columns {to_ddl(step.schema)} ({_keyed(step.key, is_table=step.is_table)}), and there is a topic of that name with "
-            f"{info.schema} ({_keyed(info.key, is_table=info.is_table)}).",
+            f"The output {output.name!r} has the columns {to_ddl(step.schema)}"
+            f" ({_keyed(step.key, is_table=step.is_table)}), and there is a topic of that name with"
+            f" {info.schema} ({_keyed(info.key, is_table=info.is_table)}).",
             fix="write to another topic, or delete that one first.",
         )
     if info.partitions != output.partitions:
         raise TopicExists(
-            f"The output {output.name!r} is declared with {output.partitions} partitions, and its topic has {info.partitions}: keys would go elsewhere.",
+            f"The output {output.name!r} is declared with {output.partitions} partitions, and its"
+            f" topic has {info.partitions}: keys would go elsewhere.",
             fix=f"declare it with partitions={info.partitions}, or write to another topic.",
         )
 
 
 def _differences(step: TopicStep, info: TopicInfo) -> Iterator[str]:
-    declared, there = ({field.name: to_ddl(pa.schema([field])) for field in schema} for schema in (step.stored_schema, parse_schema(info.schema)))
+    declared, there = (
+        {field.name: to_ddl(pa.schema([field])) for field in schema}
+        for schema in (step.stored_schema, parse_schema(info.schema))
+    )
     yield from (f"{name!r} is not in the topic" for name in declared if name not in there)
     yield from (f"{name!r} is in the topic only" for name in there if name not in declared)
-    yield from (f"{there[name]} is declared as {declared[name]}" for name in declared if there.get(name, declared[name]) != declared[name])
+    yield from (
+        f"{there[name]} is declared as {declared[name]}"
+        for name in declared
+        if there.get(name, declared[name]) != declared[name]
+    )
     if info.is_table != step.is_table:
         yield f"it is a {'table' if info.is_table else 'topic'}"
     if info.key != step.key:
-        yield f"its key is {', '.join(info.key) or 'none'}, and {', '.join(step.key) or 'none'} is declared"
+        yield (
+            f"its key is {', '.join(info.key) or 'none'}, and {', '.join(step.key) or 'none'} is"
+            " declared"
+        )
     if declared == there and list(declared) != list(there):
         yield "its columns have another order"
 
@@ -74,13 +88,16 @@ def _make_aside(log: Log, step: Step, aside: Aside, known: set[str]) -> None:
     info = log.topic(aside.topic)
     if (info.schema, info.key, info.is_table) != (schema, aside.key, False):
         raise TopicExists(
-            f"The step {step.name!r} {aside.what} to the topic {aside.topic!r}, which is there with another schema or key: {info.schema}.",
+            f"The step {step.name!r} {aside.what} to the topic {aside.topic!r}, which is there with"
+            f" another schema or key: {info.schema}.",
             fix="name another topic: hr.divert(…).",
         )
 
 
 def make_input(log: Log, step: TopicStep, known: set[str]) -> None:
-    """Make an input's topic, if it is not among those that are known to be there; if it is, it must have the declared columns and key."""
+    """Make an input's topic, if it is not among those that are known to be there; if it is, it must
+    have the declared columns and key.
+    """
     if step.captured_by is not None:
         _check_captured(step, log.topic(step.topic) if step.topic in known else None)
     elif step.topic not in known:
@@ -90,7 +107,9 @@ def make_input(log: Log, step: TopicStep, known: set[str]) -> None:
 
 
 def make_captured(log: Log, plan: PipelinePlan) -> None:
-    """Make the topics of captured tables that are missing, with the declared columns: for tests that feed them by hand, without a database."""
+    """Make the topics of captured tables that are missing, with the declared columns: for tests
+    that feed them by hand, without a database.
+    """
     known = set(log.topics())
     for step in plan.inputs:
         if step.captured_by is not None and step.topic not in known:
@@ -98,48 +117,80 @@ def make_captured(log: Log, plan: PipelinePlan) -> None:
 
 
 def _check_captured(step: TopicStep, info: TopicInfo | None) -> None:
-    """The capture makes the topic, as the database has the table; here it may be declared with some of its columns."""
+    """The capture makes the topic, as the database has the table; here it may be declared with some
+    of its columns.
+    """
     if info is None:
         raise TopicExists(
-            f"The table {step.topic!r} has not been captured yet by {step.captured_by!r}.", fix="run the capture first, with `headrace capture` or `headrace run`."
+            f"The table {step.topic!r} has not been captured yet by {step.captured_by!r}.",
+            fix="run the capture first, with `headrace capture` or `headrace run`.",
         )
-    wrong = [each for each in _differences(step, info) if not each.endswith(("is in the topic only", "another order"))]
+    wrong = [
+        each
+        for each in _differences(step, info)
+        if not each.endswith(("is in the topic only", "another order"))
+    ]
     if wrong:
-        raise TopicExists(f"The captured table {step.topic!r} is not as it is declared: {'; '.join(wrong)}.", fix=f"declare columns that it has: {info.schema}.")
+        raise TopicExists(
+            f"The captured table {step.topic!r} is not as it is declared: {'; '.join(wrong)}.",
+            fix=f"declare columns that it has: {info.schema}.",
+        )
 
 
-def _create(log: Log, name: str, step: Step, schema: pa.Schema, partitions: int, settings: dict[str, Any]) -> None:
+def _create(
+    log: Log, name: str, step: Step, schema: pa.Schema, partitions: int, settings: dict[str, Any]
+) -> None:
     ddl = to_ddl(schema)
     if step.is_table:
-        log.create_table(name, ddl, primary_key=step.key, partitions=partitions, exist_ok=True, **settings)
+        log.create_table(
+            name, ddl, primary_key=step.key, partitions=partitions, exist_ok=True, **settings
+        )
     else:
-        log.create_topic(name, ddl, key=step.key or None, partitions=partitions, exist_ok=True, **settings)
+        log.create_topic(
+            name, ddl, key=step.key or None, partitions=partitions, exist_ok=True, **settings
+        )
 
 
 def _check_fits(step: TopicStep, info: TopicInfo) -> None:
-    if (info.schema, info.key, info.is_table) != (to_ddl(step.stored_schema), step.key, step.is_table):
+    if (info.schema, info.key, info.is_table) != (
+        to_ddl(step.stored_schema),
+        step.key,
+        step.is_table,
+    ):
         raise TopicExists(
-            f"The topic {step.topic!r} is not as it is declared: {'; '.join(_differences(step, info))}.",
-            fix=f"declare it in the pipeline as it is: {info.schema} (key: {', '.join(info.key) or 'none'}).",
+            f"The topic {step.topic!r} is not as it is declared:"
+            f" {'; '.join(_differences(step, info))}.",
+            fix=(
+                f"declare it in the pipeline as it is: {info.schema} (key:"
+                f" {', '.join(info.key) or 'none'})."
+            ),
         )
 
 
-# Which topics a pipeline's inputs are. A topic that was deleted and made again has the old one's name and other rows: its offsets say nothing about what was taken in.
+# Which topics a pipeline's inputs are. A topic that was deleted and made again has the old one's
+# name and other rows: its offsets say nothing about what was taken in.
 #
-# A note of the log has the id of each topic that was ever read. The runner checks it when it starts, and with every tick.
+# A note of the log has the id of each topic that was ever read. The runner checks it when it
+# starts, and with every tick.
 
 
 VERSION = 1
 
 
 class Sources:
-    """InputReplaced if one of the topics is not what it was. Topics that are read for the first time are remembered with `remember`."""
+    """InputReplaced if one of the topics is not what it was. Topics that are read for the first
+    time are remembered with `remember`.
+    """
 
     def __init__(self, log: Log, pipeline: str, topics: Iterable[str]) -> None:
         self._log, self._pipeline, self._note = log, pipeline, f"inputs.{pipeline}"
         self._stored = _ids(log.note(self._note), pipeline)
         there = set(log.topics())
-        self._ids = {topic: log.topic(topic).id for topic in topics if topic in there and topic not in self._stored} | self._stored
+        self._ids = {
+            topic: log.topic(topic).id
+            for topic in topics
+            if topic in there and topic not in self._stored
+        } | self._stored
         self.check(topic for topic in topics if topic in there)
 
     def remember(self, ledger: Ledger) -> None:
@@ -154,8 +205,12 @@ class Sources:
         for topic in topics:
             if self._log.topic(topic).id != self._ids.get(topic):
                 raise InputReplaced(
-                    f"The topic {topic!r} was deleted and made again since the pipeline {self._pipeline!r} first read it: its rows are others now.",
-                    fix="build the pipeline anew from what is there: headrace replay FILE --as v2 --retick; or give it another name.",
+                    f"The topic {topic!r} was deleted and made again since the pipeline"
+                    f" {self._pipeline!r} first read it: its rows are others now.",
+                    fix=(
+                        "build the pipeline anew from what is there: headrace replay FILE --as v2"
+                        " --retick; or give it another name."
+                    ),
                 )
 
 
@@ -164,6 +219,10 @@ def _ids(text: str | None, pipeline: str) -> dict[str, str]:
         return {}
     stored = json.loads(text)
     if stored["version"] > VERSION:
-        raise NewerFormat(f"The inputs of {pipeline!r} were remembered by a newer Headrace (format {stored['version']}).", fix="upgrade Headrace.")
+        raise NewerFormat(
+            f"The inputs of {pipeline!r} were remembered by a newer Headrace (format"
+            f" {stored['version']}).",
+            fix="upgrade Headrace.",
+        )
     ids: dict[str, str] = stored["ids"]
     return ids

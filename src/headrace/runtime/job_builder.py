@@ -1,7 +1,10 @@
-"""From the plan to one Spark job: the DataFrame whose single action computes all outputs of a pipeline for some ticks.
+"""From the plan to one Spark job: the DataFrame whose single action computes all outputs of a
+pipeline for some ticks.
 
-Rows stay in Python where the plan allows it: a topic, with row-local steps that need no Spark, is read and packed in one go, a stage hands blobs to the next, and writes its
-views itself. Where Spark SQL stands between, rows go through Spark. A step with several consumers is kept, so that it is not computed again for each of them.
+Rows stay in Python where the plan allows it: a topic, with row-local steps that need no Spark, is
+read and packed in one go, a stage hands blobs to the next, and writes its views itself. Where Spark
+SQL stands between, rows go through Spark. A step with several consumers is kept, so that it is not
+computed again for each of them.
 """
 
 from __future__ import annotations
@@ -14,7 +17,14 @@ import pyarrow as pa
 
 from headrace.columnar.columns import CHANGE_TYPE, RANK
 from headrace.columnar.expressions import Compute, Keep, RowStep
-from headrace.engine.context import BatchContext, HostedInput, HostedStep, StageSpec, StageTarget, TopicTarget
+from headrace.engine.context import (
+    BatchContext,
+    HostedInput,
+    HostedStep,
+    StageSpec,
+    StageTarget,
+    TopicTarget,
+)
 from headrace.engine.dead_letters import KEEP, DivertFailed, keep_changes
 from headrace.engine.job import Chained, Combining, Greet, PackRows, ReadAndPack, Reading, ReadRows
 from headrace.engine.outputs import PackForTopic, WriteTopic, WriteView
@@ -54,9 +64,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation, SparkSession
 
 
-
-
-# Which row-local steps need not go through Spark: those behind a topic whose expressions Python can compute with the same results.
+# Which row-local steps need not go through Spark: those behind a topic whose expressions Python can
+# compute with the same results.
 
 
 Behind = tuple[TopicStep, tuple[RowStep, ...]]
@@ -64,9 +73,11 @@ Behind = tuple[TopicStep, tuple[RowStep, ...]]
 
 
 def local_steps(step: Step, *, hopeful: bool) -> Behind | None:
-    """How a step's rows come from a topic without Spark; None if they do not. Where several steps use them, each reads for itself: that costs less than keeping them.
+    """How a step's rows come from a topic without Spark; None if they do not. Where several steps
+    use them, each reads for itself: that costs less than keeping them.
 
-    `hopeful`: also where some rows may turn out to be Spark's (`json_fields.Inexact`); the batch is then done again without.
+    `hopeful`: also where some rows may turn out to be Spark's (`json_fields.Inexact`); the batch is
+    then done again without.
     """
     done: list[RowStep] = []
     while not isinstance(step, TopicStep):
@@ -89,9 +100,14 @@ def _row_step(step: Step, hopeful: bool) -> RowStep | None:
         return None if condition is None else Keep(condition)
     if isinstance(step, SelectStep):
         nodes = [in_arrow(each, step.input.schema, hopeful=hopeful) for each in step.expressions]
-        columns = tuple((name, node) for (name, _), node in zip(step.columns, nodes, strict=True) if node is not None)
+        columns = tuple(
+            (name, node)
+            for (name, _), node in zip(step.columns, nodes, strict=True)
+            if node is not None
+        )
         return Compute(columns, step.schema) if len(columns) == len(nodes) else None
     return None
+
 
 ROWS_WORTH_A_TASK = 10_000
 _CHANGE_FIELD = pa.field(CHANGE_TYPE, pa.string(), nullable=False)
@@ -113,17 +129,31 @@ class JobBuilder:
         *,
         hopeful: bool = False,
     ) -> None:
-        self.spark, self.plan, self.context, self.before, self.ticks, self.cores = spark, plan, context, before, ticks, cores
+        self.spark, self.plan, self.context, self.before, self.ticks, self.cores = (
+            spark,
+            plan,
+            context,
+            before,
+            ticks,
+            cores,
+        )
         self._combined = combined  # steps whose rows are worth combining before the shuffle
         self._hopeful = hopeful
         self._rows: dict[str, DataFrame] = {}
         self._kept: list[DataFrame] = []
         self.failures: dict[str, Observation] = {}
         self.stages: list[str] = []
-        self._ranks = {step.name: rank for rank, step in enumerate(sorted(plan.inputs, key=lambda each: (not each.is_table, each.topic)))}
+        self._ranks = {
+            step.name: rank
+            for rank, step in enumerate(
+                sorted(plan.inputs, key=lambda each: (not each.is_table, each.topic))
+            )
+        }
 
     def job(self) -> DataFrame:
-        """All outputs in one DataFrame without rows: computing it writes the files that the commit refers to."""
+        """All outputs in one DataFrame without rows: computing it writes the files that the commit
+        refers to.
+        """
         leaves: list[DataFrame] = []
         for step in self.plan.steps():
             outputs = [each for each in self.plan.outputs if each.input is step]
@@ -133,7 +163,9 @@ class JobBuilder:
 
     def failure_counts(self) -> dict[str, int]:
         """After the job has run: on how many rows each step's expressions failed and gave null."""
-        found = {step: int(observation.get["rows"] or 0) for step, observation in self.failures.items()}
+        found = {
+            step: int(observation.get["rows"] or 0) for step, observation in self.failures.items()
+        }
         return {f"{step}.errors": count for step, count in found.items() if count}
 
     def forget(self) -> None:
@@ -161,25 +193,35 @@ class JobBuilder:
         return written
 
     def _read_for_topic(self, behind: Behind, target: TopicTarget) -> DataFrame:
-        """From topic to topic without Spark's columns: rows are read, computed and packed in one task."""
+        """From topic to topic without Spark's columns: rows are read, computed and packed in one
+        task.
+        """
         reading = self._reading(*behind)
         work = Chained(ReadRows(reading), PackForTopic(target, self.context.shards))
-        return self._written(self._read_tasks(reading).mapInArrow(work, PACKED).unionAll(self._greeting()), target)
+        return self._written(
+            self._read_tasks(reading).mapInArrow(work, PACKED).unionAll(self._greeting()), target
+        )
 
     @staticmethod
     def _target(output: TopicOutput) -> TopicTarget:
         return TopicTarget(output.name, output.input.key, output.partitions)
 
     def _written(self, packed: DataFrame, target: TopicTarget) -> DataFrame:
-        return packed.repartition(self.context.shards, "label").mapInArrow(WriteTopic(target, self.context), PACKED)
+        return packed.repartition(self.context.shards, "label").mapInArrow(
+            WriteTopic(target, self.context), PACKED
+        )
 
     # Rows
 
     def rows(self, step: Step) -> DataFrame:
-        """A step's rows as Spark has them: the user's columns, a table's `_change_type`, and the pipeline's order."""
+        """A step's rows as Spark has them: the user's columns, a table's `_change_type`, and the
+        pipeline's order.
+        """
         if step.name not in self._rows:
             made = self._make_rows(step)
-            if len(self.plan.consumers(step)) > 1 and (step.keeps_state or self._local(step) is None):
+            if len(self.plan.consumers(step)) > 1 and (
+                step.keeps_state or self._local(step) is None
+            ):
                 made = made.persist()
                 self._kept.append(made)
             self._rows[step.name] = made
@@ -198,40 +240,64 @@ class JobBuilder:
         if isinstance(step, KeyByStep):
             return self.rows(step.input)
         if isinstance(step, UnionStep):
-            first, *others = (self._ranked(each, number, len(step.inputs)) for number, each in enumerate(step.inputs))
+            first, *others = (
+                self._ranked(each, number, len(step.inputs))
+                for number, each in enumerate(step.inputs)
+            )
             return reduce(lambda left, right: left.unionByName(right), others, first)
         if isinstance(step, ChangesStep):
             names = [f"`{name}`" for name in step.input.schema.names]
-            return self.rows(step.input).selectExpr(*names, f"`{CHANGE_TYPE}` AS `{step.column}`", *_ORDER)
+            return self.rows(step.input).selectExpr(
+                *names, f"`{CHANGE_TYPE}` AS `{step.column}`", *_ORDER
+            )
         return self._stage(step, (), "rows", schema=self._spark_schema(step))
 
     def _ranked(self, step: Step, number: int, of: int) -> DataFrame:
-        """An input of a union: rows that stand at the same place of several inputs come in the order of the inputs. A rank below zero stays there."""
+        """An input of a union: rows that stand at the same place of several inputs come in the
+        order of the inputs. A rank below zero stays there.
+        """
         names = [f"`{field.name}`" for field in shard_schema(step) if field.name != RANK]
-        return self.rows(step).selectExpr(*names, f"CAST(`{RANK}` * {of} + {number} AS INT) AS `{RANK}`")
+        return self.rows(step).selectExpr(
+            *names, f"CAST(`{RANK}` * {of} + {number} AS INT) AS `{RANK}`"
+        )
 
     def _selected(self, step: SelectStep) -> DataFrame:
-        columns = [f"{expression.safe} AS `{name}`" for (name, _), expression in zip(step.columns, step.expressions, strict=True)]
+        columns = [
+            f"{expression.safe} AS `{name}`"
+            for (name, _), expression in zip(step.columns, step.expressions, strict=True)
+        ]
         change = [f"`{CHANGE_TYPE}`"] if step.is_table else []
         return self._guarded(step, step.expressions).selectExpr(*columns, *change, *_ORDER)
 
     def _filtered(self, step: WhereStep) -> DataFrame:
-        """Of a table, an update may make a row fit, or no longer fit: both its images are looked at together."""
+        """Of a table, an update may make a row fit, or no longer fit: both its images are looked at
+        together.
+        """
         rows = self._guarded(step, [step.expression])
         if not step.is_table:
             return rows.where(step.expression.safe)
-        return rows.selectExpr(*_columns(step.input), f"{step.expression.safe} AS `{KEEP}`").mapInArrow(keep_changes, self._spark_schema(step))
+        return rows.selectExpr(
+            *_columns(step.input), f"{step.expression.safe} AS `{KEEP}`"
+        ).mapInArrow(keep_changes, self._spark_schema(step))
 
-    def _guarded(self, step: SelectStep | WhereStep, expressions: Sequence[Expression]) -> DataFrame:
-        """A step's input without the rows on which its expressions fail, if they are to be diverted; with a count of them, if not."""
+    def _guarded(
+        self, step: SelectStep | WhereStep, expressions: Sequence[Expression]
+    ) -> DataFrame:
+        """A step's input without the rows on which its expressions fail, if they are to be
+        diverted; with a count of them, if not.
+        """
         rows = self.rows(step.input)
         failing = [f"({each.failed})" for each in expressions if each.failed is not None]
         if not failing:
             return rows
         failed = f"coalesce({' OR '.join(failing)}, false)"
         if step.errors == DIVERT:
-            divert = DivertFailed(self.context.job_directory, step.name, f"an expression failed: {step.summary()}")
-            return rows.selectExpr(*_columns(step.input), f"NOT {failed} AS `{KEEP}`").mapInArrow(divert, self._spark_schema(step.input))
+            divert = DivertFailed(
+                self.context.job_directory, step.name, f"an expression failed: {step.summary()}"
+            )
+            return rows.selectExpr(*_columns(step.input), f"NOT {failed} AS `{KEEP}`").mapInArrow(
+                divert, self._spark_schema(step.input)
+            )
         from pyspark.sql import Observation
         from pyspark.sql.functions import expr
 
@@ -244,8 +310,24 @@ class JobBuilder:
     def _reading(self, step: TopicStep, steps: tuple[RowStep, ...] = ()) -> Reading:
         columns = [*step.stored_schema.names, *([CHANGE_TYPE] if step.is_table else [])]
         least = least_rows(self.context.log)
-        found = ranges(step.topic, self._ranks[step.name], columns, self.before, self.ticks, parts=self.cores, least=least)
-        return Reading(tuple(found), read_clock(step), self.context.log, self.context.job_directory, step.processed_at, steps, self._shedding(step))
+        found = ranges(
+            step.topic,
+            self._ranks[step.name],
+            columns,
+            self.before,
+            self.ticks,
+            parts=self.cores,
+            least=least,
+        )
+        return Reading(
+            tuple(found),
+            read_clock(step),
+            self.context.log,
+            self.context.job_directory,
+            step.processed_at,
+            steps,
+            self._shedding(step),
+        )
 
     def _shedding(self, step: TopicStep) -> Shedding | None:
         ticks = frozenset(tick.number for tick in self.ticks if step.topic in tick.shed)
@@ -255,9 +337,13 @@ class JobBuilder:
         return self.spark.range(0, count, 1, max(1, count))
 
     def _read_tasks(self, reading: Reading) -> DataFrame:
-        """The numbers of the ranges. A task has one of them, or several where they are so small that tasks would cost more than they gain."""
+        """The numbers of the ranges. A task has one of them, or several where they are so small
+        that tasks would cost more than they gain.
+        """
         count, rows = len(reading.ranges), sum(each.stop - each.start for each in reading.ranges)
-        return self.spark.range(0, count, 1, max(1, min(count, max(self.cores, rows // ROWS_WORTH_A_TASK))))
+        return self.spark.range(
+            0, count, 1, max(1, min(count, max(self.cores, rows // ROWS_WORTH_A_TASK)))
+        )
 
     def _read_rows(self, step: Step, behind: Behind) -> DataFrame:
         reading = self._reading(*behind)
@@ -265,7 +351,14 @@ class JobBuilder:
 
     # Stages
 
-    def _stage(self, step: Step, views: tuple[str, ...], following: str | StageTarget | TopicTarget | None, *, schema: str = PACKED) -> DataFrame:
+    def _stage(
+        self,
+        step: Step,
+        views: tuple[str, ...],
+        following: str | StageTarget | TopicTarget | None,
+        *,
+        schema: str = PACKED,
+    ) -> DataFrame:
         chain = self._fused(step)
         hosted = tuple(_hosted(each) for each in chain)
         stage = StageSpec(step.name, hosted, _order_key(step), views, following)
@@ -273,17 +366,25 @@ class JobBuilder:
         first = chain[0]
         inputs = [
             self._packed(each, key, first, port, hosted[0])
-            for port, (each, key) in enumerate(zip(first.inputs or (first,), input_keys(first), strict=True))
+            for port, (each, key) in enumerate(
+                zip(first.inputs or (first,), input_keys(first), strict=True)
+            )
         ]
         packed = reduce(lambda left, right: left.unionAll(right), inputs)
-        return packed.repartition(self.context.shards, "label").mapInArrow(ShardFunction(stage, self.context), schema)
+        return packed.repartition(self.context.shards, "label").mapInArrow(
+            ShardFunction(stage, self.context), schema
+        )
 
     def _fused(self, step: Step) -> list[Step]:
-        """A step and those before it that work on the same key and feed nothing else: one shuffle and one stage for all of them."""
+        """A step and those before it that work on the same key and feed nothing else: one shuffle
+        and one stage for all of them.
+        """
         chain = [step]
         while len(chain[0].inputs) == 1 and not chain[0].versioned_inputs:
             before, alone = self._behind_key_by(chain[0].input)
-            if not (alone and before.keeps_state and stage_key(before) == stage_key(step) == before.key) or _tells_times(before):
+            if not (
+                alone and before.keeps_state and stage_key(before) == stage_key(step) == before.key
+            ) or _tells_times(before):
                 break
             chain.insert(0, before)
         return chain
@@ -298,10 +399,18 @@ class JobBuilder:
 
     def _combining(self, hosted: HostedStep) -> Combining | None:
         kernel = hosted.kernel
-        return kernel if hosted.name in self._combined and isinstance(kernel, Combining) and kernel.combinable else None
+        return (
+            kernel
+            if hosted.name in self._combined and isinstance(kernel, Combining) and kernel.combinable
+            else None
+        )
 
-    def _packed(self, given: Step, key: tuple[str, ...] | None, of: Step, port: int, hosted: HostedStep) -> DataFrame:
-        """A step's rows on their way to the shards of the stage whose first step is `of`. A join meets null keys itself; elsewhere rows with one are put aside."""
+    def _packed(
+        self, given: Step, key: tuple[str, ...] | None, of: Step, port: int, hosted: HostedStep
+    ) -> DataFrame:
+        """A step's rows on their way to the shards of the stage whose first step is `of`. A join
+        meets null keys itself; elsewhere rows with one are put aside.
+        """
         nulls = isinstance(of, JoinStep | SettleStep | DistinctStep | TopStep | GatherStep)
         prepare = hosted.kernel if key is None and isinstance(hosted.kernel, Preparing) else None
         step, alone = self._behind_key_by(given)
@@ -311,11 +420,22 @@ class JobBuilder:
             reading = self._reading(*behind)
             if not reading.ranges:
                 return self._greeting()
-            read = ReadAndPack(reading, port, of.name, key, self.context.shards, self._combining(hosted), nulls, prepare)
+            read = ReadAndPack(
+                reading,
+                port,
+                of.name,
+                key,
+                self.context.shards,
+                self._combining(hosted),
+                nulls,
+                prepare,
+            )
             return self._read_tasks(reading).mapInArrow(read, PACKED).unionAll(self._greeting())
         if step.keeps_state and alone:
             return self._stage(step, (), StageTarget(of.name, key, port, nulls, prepare))
-        packed = PackRows(port, of.name, key, self.context.shards, self.context.job_directory, nulls, prepare)
+        packed = PackRows(
+            port, of.name, key, self.context.shards, self.context.job_directory, nulls, prepare
+        )
         return self.rows(step).mapInArrow(packed, PACKED).unionAll(self._greeting())
 
     def _greeting(self) -> DataFrame:
@@ -323,33 +443,53 @@ class JobBuilder:
 
 
 def shard_schema(step: Step) -> pa.Schema:
-    """The columns of a step's rows inside a job: the user's, a table's `_change_type`, and the pipeline's order."""
+    """The columns of a step's rows inside a job: the user's, a table's `_change_type`, and the
+    pipeline's order.
+    """
     return pa.schema([*step.schema, *([_CHANGE_FIELD] if step.is_table else []), *ORDER_FIELDS])
 
 
 def _columns(step: Step) -> list[str]:
-    """The same in SQL, in the order in which a function over Arrow must give them back: a union has them in another."""
+    """The same in SQL, in the order in which a function over Arrow must give them back: a union has
+    them in another.
+    """
     return [f"`{field.name}`" for field in shard_schema(step)]
 
 
 def _hosted(step: Step) -> HostedStep:
-    inputs = tuple(HostedInput(shard_schema(given), clock_paths(given)) for given in step.inputs or (step,))
+    inputs = tuple(
+        HostedInput(shard_schema(given), clock_paths(given)) for given in step.inputs or (step,)
+    )
     clock = clock_spec(step) if _tells_times(step) else None
-    return HostedStep(step.name, step.kernel(), inputs, late_topic_of(step), clock, step.timed_out if isinstance(step, MatchStep) else None)
+    return HostedStep(
+        step.name,
+        step.kernel(),
+        inputs,
+        late_topic_of(step),
+        clock,
+        step.timed_out if isinstance(step, MatchStep) else None,
+    )
 
 
 def _tells_times(step: Step) -> TypeGuard[TopicStep]:
-    """Whether only this step's shards know when rows happened: what goes by its clock stands behind another shuffle."""
+    """Whether only this step's shards know when rows happened: what goes by its clock stands behind
+    another shuffle.
+    """
     return isinstance(step, TopicStep) and step.device_time is not None
 
 
 def late_topic_of(step: Step) -> str | None:
     """Where a step's late rows go, if it sends them somewhere."""
-    return step.late.topic if isinstance(step, WindowStep | MatchStep) and isinstance(step.late, Divert) else None
+    return (
+        step.late.topic
+        if isinstance(step, WindowStep | MatchStep) and isinstance(step.late, Divert)
+        else None
+    )
 
 
 def _order_key(step: Step) -> tuple[str, ...] | None:
-    """The columns by which a stage's rows are put into order within a tick: those by which rows came to its shards, where they are still there.
+    """The columns by which a stage's rows are put into order within a tick: those by which rows
+    came to its shards, where they are still there.
 
     None for rows that keep the place which they have in their topic.
     """

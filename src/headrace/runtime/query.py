@@ -1,4 +1,5 @@
-"""A query: some outputs of a pipeline that are computed and committed together, with a place of their own in the ledger.
+"""A query: some outputs of a pipeline that are computed and committed together, with a place of
+their own in the ledger.
 
 A pipeline has one, and for outputs that were added later another until it has caught up.
 """
@@ -20,10 +21,26 @@ from headrace.engine.job import clean_up, read_reports, was_inexact
 from headrace.engine.ledger import Ledger, LedgerEntry
 from headrace.engine.state.files import new_id
 from headrace.engine.ticks import Tick, TickJournal, rows_between, to_control
-from headrace.engine.watermarks import BatchClocks, ClockState, ClockWork, InputClock, batch_clocks, read_clocks, write_clocks
+from headrace.engine.watermarks import (
+    BatchClocks,
+    ClockState,
+    ClockWork,
+    InputClock,
+    batch_clocks,
+    read_clocks,
+    write_clocks,
+)
 from headrace.errors import ConfigurationError
 from headrace.log.api import Log
-from headrace.plan.plan import PipelinePlan, Step, TopicOutput, ViewOutput, clock_paths, clock_spec, ordered
+from headrace.plan.plan import (
+    PipelinePlan,
+    Step,
+    TopicOutput,
+    ViewOutput,
+    clock_paths,
+    clock_spec,
+    ordered,
+)
 from headrace.runtime.job_builder import JobBuilder
 from headrace.views.store import ViewStore
 
@@ -33,26 +50,25 @@ if TYPE_CHECKING:
     from headrace.engine.ticks import Ends
 
 
-
 # The runner: cuts ticks, runs batches, commits them, until it is told to stop.
 #
-# It alone writes a pipeline's ticks and ledger. It holds nothing that is not in the log or the state directory: killed at any moment, the next one goes on at the ledger's tick.
+# It alone writes a pipeline's ticks and ledger. It holds nothing that is not in the log or the
+# state directory: killed at any moment, the next one goes on at the ledger's tick.
 
 
-
-
-# How many rows the next batch takes in, so that a batch takes about as long as it should: a batch that took too long makes the next one smaller, one that was quick makes it larger.
+# How many rows the next batch takes in, so that a batch takes about as long as it should: a batch
+# that took too long makes the next one smaller, one that was quick makes it larger.
 #
-# What is computed does not depend on it: an answer is defined tick by tick, whatever the batches. A batch has at least one tick, which has at most a million rows.
+# What is computed does not depend on it: an answer is defined tick by tick, whatever the batches. A
+# batch has at least one tick, which has at most a million rows.
 
 
 MOST_ROWS, LEAST_ROWS = 4_000_000, 1_000
 _TOO_LONG, _QUICK = 1.25, 0.5
 
 
-
-# What a runner tells of itself: a small file in its state directory, written after each batch and every few seconds. `headrace status` shows it.
-
+# What a runner tells of itself: a small file in its state directory, written after each batch and
+# every few seconds. `headrace status` shows it.
 
 
 def told_query(query: Query, ends: Ends) -> dict[str, Any]:
@@ -75,21 +91,31 @@ def told_clocks(query: Query) -> dict[str, dict[str, Any]]:
     found = {}
     specs = {spec.name: spec for spec in map(clock_spec, query.plan.inputs)}
     for name, clock in query.clock_state.inputs.items():
-        holding = [{"producer": specs[name].label(who), "newest_us": newest_us, "heard_us": heard_us} for who, newest_us, heard_us in clock.holding()]
+        holding = [
+            {"producer": specs[name].label(who), "newest_us": newest_us, "heard_us": heard_us}
+            for who, newest_us, heard_us in clock.holding()
+        ]
         complete_us = clock.complete_us if clock.begun else None
-        found[name] = {"complete_us": complete_us, "producers": len(clock.producers), "held_back_by": holding}
+        found[name] = {
+            "complete_us": complete_us,
+            "producers": len(clock.producers),
+            "held_back_by": holding,
+        }
     return found
 
 
 # The runner: cuts ticks, runs batches, commits them, until it is told to stop.
 #
-# It alone writes a pipeline's ticks and ledger. It holds nothing that is not in the log or the state directory: killed at any moment, the next one goes on at the ledger's tick.
+# It alone writes a pipeline's ticks and ledger. It holds nothing that is not in the log or the
+# state directory: killed at any moment, the next one goes on at the ledger's tick.
 
 DEFAULT_TARGET_S = 30.0
 
 
 class BatchSize:
-    """It begins at the most there may be: what every batch costs, however small, would make a first small one look slow."""
+    """It begins at the most there may be: what every batch costs, however small, would make a first
+    small one look slow.
+    """
 
     def __init__(self, target_s: float = DEFAULT_TARGET_S) -> None:
         self.target_s, self.rows = target_s, MOST_ROWS
@@ -129,17 +155,28 @@ class Workshop:
 class Query:
     """`plan` has all inputs of the pipeline and this query's outputs. `step()` does one batch."""
 
-    def __init__(self, name: str, plan: PipelinePlan, workshop: Workshop, told: Mapping[str, int] | None = None, again: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        plan: PipelinePlan,
+        workshop: Workshop,
+        told: Mapping[str, int] | None = None,
+        again: int = 0,
+    ) -> None:
         self.name, self.plan, self.workshop, self.again = name, plan, workshop, again
         self.told: Mapping[str, int] = told or {}
-        """Up to which tick a step's rows that could not be used have been told, by a query that had the step before. A batch ends there at the latest."""
+        """Up to which tick a step's rows that could not be used have been told, by a query that had
+        the step before. A batch ends there at the latest.
+        """
         self.clock_state: ClockState = read_clocks(workshop.clock_directory, self.entry.clocks)
         self.last_result: BatchResult | None = None
         self.batches, self.batch_rows, self.batch_seconds = 0, 0, 0.0
         self._size = BatchSize(workshop.batch_target_s)
         self._hopeful = True
         self.told_elsewhere: frozenset[str] = frozenset()
-        """Steps that another query, further than this one, has too: it has told of their rows that could not be used."""
+        """Steps that another query, further than this one, has too: it has told of their rows that
+        could not be used.
+        """
 
     @property
     def has_begun(self) -> bool:
@@ -149,7 +186,9 @@ class Query:
     def entry(self) -> LedgerEntry:
         """The newest one; before the first batch, one that says where the pipeline begins."""
         first = self.workshop.journal.first
-        return self.workshop.ledger.last(self.name) or LedgerEntry(0, self.name, first.number if first else 0)
+        return self.workshop.ledger.last(self.name) or LedgerEntry(
+            0, self.name, first.number if first else 0
+        )
 
     @property
     def tick(self) -> int:
@@ -158,16 +197,24 @@ class Query:
 
     @cached_property
     def steps(self) -> dict[str, Step]:
-        """What this query's outputs are computed by. A declared input that none of them reads is not among them."""
+        """What this query's outputs are computed by. A declared input that none of them reads is
+        not among them.
+        """
         return {step.name: step for step in ordered([output.input for output in self.plan.outputs])}
 
     def own(self, entry: LedgerEntry) -> LedgerEntry:
-        """Of an entry only what this query computes: the rest is of outputs that it had once, and would be stale."""
+        """Of an entry only what this query computes: the rest is of outputs that it had once, and
+        would be stale.
+        """
         return replace(
             entry,
             states={step: ids for step, ids in entry.states.items() if step in self.steps},
             due_us={step: due_us for step, due_us in entry.due_us.items() if step in self.steps},
-            counts={name: count for name, count in entry.counts.items() if name.rpartition(".")[0] in self.steps},
+            counts={
+                name: count
+                for name, count in entry.counts.items()
+                if name.rpartition(".")[0] in self.steps
+            },
         )
 
     @property
@@ -177,17 +224,31 @@ class Query:
         return {name: clock for name, clock in self.clock_state.inputs.items() if name in read}
 
     def step(self, up_to: int, most_ticks: int = MOST_TICKS_A_BATCH) -> bool:
-        """One batch of ticks up to `up_to`, if there are any that the ledger does not have. Returns whether there were."""
+        """One batch of ticks up to `up_to`, if there are any that the ledger does not have. Returns
+        whether there were.
+        """
         entry, journal = self.entry, self.workshop.journal
         before = journal.at(entry.tick)
         if before is None:
-            raise ConfigurationError(f"The ticks of {self.plan.name!r} do not reach back to {entry.tick}.", fix="replay the pipeline.")
-        up_to = min([up_to, entry.tick + most_ticks, *(told for told in (*self.told.values(), self.again) if told > entry.tick)])
+            raise ConfigurationError(
+                f"The ticks of {self.plan.name!r} do not reach back to {entry.tick}.",
+                fix="replay the pipeline.",
+            )
+        up_to = min(
+            [
+                up_to,
+                entry.tick + most_ticks,
+                *(told for told in (*self.told.values(), self.again) if told > entry.tick),
+            ]
+        )
         ticks = _bounded(before, journal.between(entry.tick, up_to), self._size.rows)
         if ticks:
             started = time.monotonic()
             self._batch(entry, before, ticks)
-            self.batch_rows, self.batch_seconds = rows_between(before.ends, ticks[-1].ends), time.monotonic() - started
+            self.batch_rows, self.batch_seconds = (
+                rows_between(before.ends, ticks[-1].ends),
+                time.monotonic() - started,
+            )
             self._size.took(self.batch_rows, self.batch_seconds)
         return bool(ticks)
 
@@ -196,7 +257,9 @@ class Query:
         return self.batch_rows / max(self.batch_seconds, 1e-9)
 
     def _batch(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> None:
-        """The job, and once more if rows turned out to be Spark's, which in this run they then are from the beginning."""
+        """The job, and once more if rows turned out to be Spark's, which in this run they then are
+        from the beginning.
+        """
         if not self._try_batch(entry, before, ticks):
             self._hopeful = False
             self._try_batch(entry, before, ticks)
@@ -205,7 +268,14 @@ class Query:
         """The job, its reports, the clocks, the commit."""
         context = self._context(entry, before, ticks)
         builder = JobBuilder(
-            self.workshop.spark, self.plan, context, before, ticks, self.workshop.cores, self._worth_combining(), hopeful=self._hopeful
+            self.workshop.spark,
+            self.plan,
+            context,
+            before,
+            ticks,
+            self.workshop.cores,
+            self._worth_combining(),
+            hopeful=self._hopeful,
         )
         try:
             builder.job().collect()
@@ -213,7 +283,11 @@ class Query:
                 return False
             result = read_reports(context, builder.stages)
             result.counts |= builder.failure_counts()
-            clocks, state = context.time.clocks(context.clock_directory, context.job_directory, [spec.name for spec in context.time.specs])
+            clocks, state = context.time.clocks(
+                context.clock_directory,
+                context.job_directory,
+                [spec.name for spec in context.time.specs],
+            )
             self._commit(context, result, clocks, state)
             self.clock_state, self.last_result = state, result
             self.batches += 1
@@ -226,31 +300,65 @@ class Query:
     def _context(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> BatchContext:
         shop = self.workshop
         specs = tuple(clock_spec(step) for step in self.plan.inputs)
-        time = ClockWork(specs, entry.clocks, before.time_us, tuple(tick.number for tick in ticks), tuple(tick.time_us for tick in ticks))
+        time = ClockWork(
+            specs,
+            entry.clocks,
+            before.time_us,
+            tuple(tick.number for tick in ticks),
+            tuple(tick.time_us for tick in ticks),
+        )
         ids = {step: dict(found) for step, found in self.own(entry).states.items()}
         return BatchContext(
-            self.plan.name, shop.log.address, shop.state, shop.local / self.name, new_id(), shop.shards, entry.tick, ticks[-1].number, ids, time
+            self.plan.name,
+            shop.log.address,
+            shop.state,
+            shop.local / self.name,
+            new_id(),
+            shop.shards,
+            entry.tick,
+            ticks[-1].number,
+            ids,
+            time,
         )
 
-    def _commit(self, context: BatchContext, result: BatchResult, clocks: BatchClocks, state: ClockState) -> None:
+    def _commit(
+        self, context: BatchContext, result: BatchResult, clocks: BatchClocks, state: ClockState
+    ) -> None:
         shop = self.workshop
         stored = write_clocks(context.clock_directory, state) if state.inputs else None
         counts = _added(self.own(self.entry).counts, result.counts)
-        entry = LedgerEntry(shop.ledger.epoch, self.name, context.up_to, result.ids, stored, result.due_us, counts)
+        entry = LedgerEntry(
+            shop.ledger.epoch, self.name, context.up_to, result.ids, stored, result.due_us, counts
+        )
         views = [each.name for each in self.plan.outputs if isinstance(each, ViewOutput)]
         self._leave_out_told(result, context.up_to)
-        made = Made(result.views, result.topics, self._controls(result, clocks), result.diverted, result.late, result.late_rows)
+        made = Made(
+            result.views,
+            result.topics,
+            self._controls(result, clocks),
+            result.diverted,
+            result.late,
+            result.late_rows,
+        )
         if context.up_to <= self.again:
             made = Made(result.views)
         commit_batch(shop.ledger, shop.views, entry, made, views)
 
     def _leave_out_told(self, result: BatchResult, up_to: int) -> None:
-        """A row becomes a dead letter, or goes to a topic for late rows, once, however many queries meet it."""
+        """A row becomes a dead letter, or goes to a topic for late rows, once, however many queries
+        meet it.
+        """
         told = self.told_elsewhere | {step for step, tick in self.told.items() if tick >= up_to}
-        topics = {aside.topic for name in told if name in self.steps for aside in self.steps[name].aside}
-        result.diverted = {step: letters for step, letters in result.diverted.items() if step not in told}
+        topics = {
+            aside.topic for name in told if name in self.steps for aside in self.steps[name].aside
+        }
+        result.diverted = {
+            step: letters for step, letters in result.diverted.items() if step not in told
+        }
         result.late = [counted for counted in result.late if counted[0] not in told]
-        result.late_rows = {topic: files for topic, files in result.late_rows.items() if topic not in topics}
+        result.late_rows = {
+            topic: files for topic, files in result.late_rows.items() if topic not in topics
+        }
 
     def _controls(self, result: BatchResult, clocks: BatchClocks) -> dict[tuple[str, int], bytes]:
         """Each derived topic carries the ticks of its rows and its step's clocks."""
@@ -259,14 +367,22 @@ class Query:
             if isinstance(output, TopicOutput):
                 of_step = clocks.of(clock_paths(output.input))
                 for partition in range(output.partitions):
-                    found[output.name, partition] = to_control(result.topic_ticks.get((output.name, partition), {}), of_step)
+                    found[output.name, partition] = to_control(
+                        result.topic_ticks.get((output.name, partition), {}), of_step
+                    )
         return found
 
     def _worth_combining(self) -> set[str]:
-        """Steps that had many rows a key in the last batch. What they compute does not depend on it, only how fast."""
+        """Steps that had many rows a key in the last batch. What they compute does not depend on
+        it, only how fast.
+        """
         counts = self.last_result.counts if self.last_result else {}
         many = ROWS_A_KEY_TO_COMBINE
-        return {name for name in self.steps if counts.get(f"{name}.rows_in", 0) > many * counts.get(f"{name}.keys", 1)}
+        return {
+            name
+            for name in self.steps
+            if counts.get(f"{name}.rows_in", 0) > many * counts.get(f"{name}.keys", 1)
+        }
 
     # Time
 
@@ -278,8 +394,21 @@ class Query:
         last = self.workshop.journal.at(entry.tick)
         specs = [clock_spec(step) for step in self.plan.inputs]
         before_us = last.time_us if last else 0
-        clocks, _ = batch_clocks(specs, ClockState(self.clock_state.inputs, before_us), {}, [entry.tick + 1], [max(now_us, before_us)])
-        return next((name for name, due_us in entry.due_us.items() if name in self.steps and self._reaches(clocks, self.steps[name], due_us)), None)
+        clocks, _ = batch_clocks(
+            specs,
+            ClockState(self.clock_state.inputs, before_us),
+            {},
+            [entry.tick + 1],
+            [max(now_us, before_us)],
+        )
+        return next(
+            (
+                name
+                for name, due_us in entry.due_us.items()
+                if name in self.steps and self._reaches(clocks, self.steps[name], due_us)
+            ),
+            None,
+        )
 
     @staticmethod
     def _reaches(clocks: BatchClocks, step: Step, due_us: int) -> bool:
@@ -296,7 +425,11 @@ def _added(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]
 def _bounded(before: Tick, ticks: Sequence[Tick], most_rows: int) -> Sequence[Tick]:
     """As many ticks as make a batch of bounded size; at least one."""
     for count, tick in enumerate(ticks):
-        rows = sum(end - before.end(topic, p) for topic, parts in tick.ends.items() for p, end in parts.items())
+        rows = sum(
+            end - before.end(topic, p)
+            for topic, parts in tick.ends.items()
+            for p, end in parts.items()
+        )
         if rows > most_rows and count:
             return ticks[:count]
     return ticks
@@ -304,10 +437,16 @@ def _bounded(before: Tick, ticks: Sequence[Tick], most_rows: int) -> Sequence[Ti
 
 def sub_plan(plan: PipelinePlan, outputs: Mapping[str, object] | Sequence[str]) -> PipelinePlan:
     """The same pipeline with some of its outputs: all inputs stay, so rows keep their order."""
-    return PipelinePlan(plan.name, plan.inputs, tuple(each for each in plan.outputs if each.name in set(outputs)), plan.ingests)
+    return PipelinePlan(
+        plan.name,
+        plan.inputs,
+        tuple(each for each in plan.outputs if each.name in set(outputs)),
+        plan.ingests,
+    )
 
 
-# Why a batch failed, in a few lines: what a worker raised, without the traces of all that stood between it and the runner.
+# Why a batch failed, in a few lines: what a worker raised, without the traces of all that stood
+# between it and the runner.
 
 
 LASTING = (
@@ -345,12 +484,22 @@ def is_lasting(error: BaseException) -> bool:
 
 
 def _raised_in_worker(text: str) -> str:
-    """The error at the end of a worker's traceback: of several the last, but one of ours before all others, since it says what to do. Up to the JVM's part."""
+    """The error at the end of a worker's traceback: of several the last, but one of ours before all
+    others, since it says what to do. Up to the JVM's part.
+    """
     lines = text[text.index(_TRACE) :].splitlines()
-    raised = [number for number, line in enumerate(lines) if _RAISED.match(line) and number and lines[number - 1].startswith("  ")]
+    raised = [
+        number
+        for number, line in enumerate(lines)
+        if _RAISED.match(line) and number and lines[number - 1].startswith("  ")
+    ]
     if not raised:
         return text.strip()
-    begin = next((number for number in reversed(raised) if lines[number].startswith("headrace.")), raised[-1])
-    end = next((number for number in range(begin + 1, len(lines)) if _END.match(lines[number])), len(lines))
+    begin = next(
+        (number for number in reversed(raised) if lines[number].startswith("headrace.")), raised[-1]
+    )
+    end = next(
+        (number for number in range(begin + 1, len(lines)) if _END.match(lines[number])), len(lines)
+    )
     name, colon, rest = lines[begin].partition(":")
     return "\n".join([f"{name.rsplit('.', 1)[-1]}{colon}{rest}", *lines[begin + 1 : end]])

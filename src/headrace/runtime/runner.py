@@ -1,6 +1,7 @@
 """The runner: cuts ticks, runs batches, commits them, until it is told to stop.
 
-It alone writes a pipeline's ticks and ledger. It holds nothing that is not in the log or the state directory: killed at any moment, the next one goes on at the ledger's tick.
+It alone writes a pipeline's ticks and ledger. It holds nothing that is not in the log or the state
+directory: killed at any moment, the next one goes on at the ledger's tick.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from headrace.engine.context import BatchResult
 from headrace.engine.ledger import MAIN_QUERY, Ledger, LedgerEntry, RunnerFenced
 from headrace.engine.state.files import StateIds
 from headrace.engine.state.sweeper import Sweeper
-from headrace.engine.ticks import MOST_ROWS_A_TICK, Tick, TickJournal, beginning, next_ticks, rows_between
+from headrace.engine.ticks import (
+    MOST_ROWS_A_TICK,
+    Tick,
+    TickJournal,
+    beginning,
+    next_ticks,
+    rows_between,
+)
 from headrace.engine.watermarks import ClockState, sweep_clocks, write_clocks
 from headrace.errors import HeadraceError
 from headrace.log.api import Log
@@ -38,7 +46,17 @@ from headrace.runtime.arrangement import (
     view_key,
 )
 from headrace.runtime.inputs import Sources, make_topics
-from headrace.runtime.query import DEFAULT_TARGET_S, MOST_TICKS_A_BATCH, Query, Workshop, is_lasting, reason, sub_plan, told_clocks, told_query
+from headrace.runtime.query import (
+    DEFAULT_TARGET_S,
+    MOST_TICKS_A_BATCH,
+    Query,
+    Workshop,
+    is_lasting,
+    reason,
+    sub_plan,
+    told_clocks,
+    told_query,
+)
 from headrace.runtime.state_directory import StateDirectory
 from headrace.runtime.status import Status, process_start_ticks, write_status
 from headrace.views.file import VIEWS_FILE
@@ -48,10 +66,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-
-
-# What a runner tells of itself: a small file in its state directory, written after each batch and every few seconds. `headrace status` shows it.
-
+# What a runner tells of itself: a small file in its state directory, written after each batch and
+# every few seconds. `headrace status` shows it.
 
 
 def status_of(runner: Runner) -> Status:
@@ -90,14 +106,28 @@ def status_of(runner: Runner) -> Status:
 # `shed=hr.shed(…)` of a topic, as users write it, checked.
 
 
-
 def decided(ticks: Sequence[Tick], done: Tick, sheds: Mapping[str, Shed]) -> list[Tick]:
-    """Ticks with the topics that are shed in them: those of which more rows wait than may. `done`: the last one that was committed."""
+    """Ticks with the topics that are shed in them: those of which more rows wait than may. `done`:
+    the last one that was committed.
+    """
 
     def waits(tick: Tick, topic: str) -> int:
         return rows_between({topic: done.ends.get(topic, {})}, {topic: tick.ends.get(topic, {})})
 
-    return [replace(tick, shed=frozenset(topic for topic, wanted in sheds.items() if waits(tick, topic) > wanted.behind)) for tick in ticks] if sheds else list(ticks)
+    return (
+        [
+            replace(
+                tick,
+                shed=frozenset(
+                    topic for topic, wanted in sheds.items() if waits(tick, topic) > wanted.behind
+                ),
+            )
+            for tick in ticks
+        ]
+        if sheds
+        else list(ticks)
+    )
+
 
 logger = logging.getLogger("headrace.pipeline")
 TICK_EVERY_S = 0.2
@@ -110,7 +140,14 @@ class Runner:
     """One run of a pipeline. `step()` does one batch; `run()` goes on until stopped."""
 
     def __init__(
-        self, plan: PipelinePlan, log: Log, spark: SparkSession, state: Path, *, shards: int | None = None, local: Path | None = None,
+        self,
+        plan: PipelinePlan,
+        log: Log,
+        spark: SparkSession,
+        state: Path,
+        *,
+        shards: int | None = None,
+        local: Path | None = None,
         batch_target_s: float = DEFAULT_TARGET_S,
     ) -> None:
         plan = known_names(plan, log)
@@ -131,7 +168,18 @@ class Runner:
         self.journal = TickJournal(log, plan.name)  # now nobody else can add to it
         self._begin()
         self.views = self._open_views()
-        self._workshop = Workshop(log, spark, self.state, self.local, self.cores, self.shards, self.ledger, self.journal, self.views, batch_target_s)
+        self._workshop = Workshop(
+            log,
+            spark,
+            self.state,
+            self.local,
+            self.cores,
+            self.shards,
+            self.ledger,
+            self.journal,
+            self.views,
+            batch_target_s,
+        )
         self.queries = self._arranged()
         self.started, self.failures = time.time(), 0
         self.last_error: str | None = None
@@ -150,7 +198,9 @@ class Runner:
             return None
         store = ViewStore(self.state / VIEWS_FILE)
         for output in outputs:
-            store.declare(output.name, output.input.schema, view_key(output), most_changes=output.keep_changes)
+            store.declare(
+                output.name, output.input.schema, view_key(output), most_changes=output.keep_changes
+            )
         store.fence(self.ledger.epoch)
         return store
 
@@ -159,9 +209,18 @@ class Runner:
         known = self.views.reader.tick if self.views is not None else None
         arrangement = arranged(self.plan, self.log, self.ledger, self.journal, known)
         self._store(arrangement)
-        queries = [Query(name, sub_plan(self.plan, each.outputs), self._workshop, each.told, each.again) for name, each in arrangement.queries.items()]
+        queries = [
+            Query(name, sub_plan(self.plan, each.outputs), self._workshop, each.told, each.again)
+            for name, each in arrangement.queries.items()
+        ]
         if self.views is not None:
-            new = [output.name for query in queries if not query.has_begun for output in query.plan.outputs if isinstance(output, ViewOutput)]
+            new = [
+                output.name
+                for query in queries
+                if not query.has_begun
+                for output in query.plan.outputs
+                if isinstance(output, ViewOutput)
+            ]
             self.views.empty(new, self.ledger.epoch)
         return sorted(queries, key=lambda query: (-query.tick, query.name != MAIN_QUERY))
 
@@ -175,7 +234,9 @@ class Runner:
     def _begin(self) -> None:
         """Tick 0 says where each input began when the pipeline was first run."""
         if self.journal.last is None:
-            self._record([beginning({topic: self.log.start_offsets(topic) for topic in self.topics})])
+            self._record(
+                [beginning({topic: self.log.start_offsets(topic) for topic in self.topics})]
+            )
 
     @property
     def topics(self) -> list[str]:
@@ -215,13 +276,24 @@ class Runner:
         return self.leading.clock_state
 
     def cut(self, *, forced: bool = False, most_rows: int = MOST_ROWS_A_TICK) -> int:
-        """Record the ticks that are due: for new rows, or because time itself has something to tell. Returns how many."""
+        """Record the ticks that are due: for new rows, or because time itself has something to
+        tell. Returns how many.
+        """
         self.ledger.settle()
         last, now_us = self.journal.last, self.now_us()
         assert last is not None
-        ticks = next_ticks(self.log, self.topics, last, now_us, most_rows=most_rows, forced=forced or self._time_must_move(last, now_us))
+        ticks = next_ticks(
+            self.log,
+            self.topics,
+            last,
+            now_us,
+            most_rows=most_rows,
+            forced=forced or self._time_must_move(last, now_us),
+        )
         if ticks:
-            self._sources.check(topic for topic, ends in ticks[-1].ends.items() if ends != last.ends.get(topic))
+            self._sources.check(
+                topic for topic, ends in ticks[-1].ends.items() if ends != last.ends.get(topic)
+            )
             self._record(decided(ticks, self.journal.at(self.tick) or last, self._sheds))
         return len(ticks)
 
@@ -238,19 +310,31 @@ class Runner:
         begun_s = time.time()
         self._workshop.shards = self.shards
         for number, query in enumerate(self.queries):
-            query.told_elsewhere = frozenset(step for further in self.queries[:number] for step in further.steps)
+            query.told_elsewhere = frozenset(
+                step for further in self.queries[:number] for step in further.steps
+            )
         worked = self.leading.step(self._newest(), most_ticks)
         for query in self.queries[1:]:
             worked |= query.step(self.leading.tick, most_ticks)
         if len(self.queries) > 1:
             self._join_up()
         if worked:
-            sweep_clocks(self._workshop.clock_directory, {query.entry.clocks or "" for query in self.queries}, begun_s=begun_s)
+            sweep_clocks(
+                self._workshop.clock_directory,
+                {query.entry.clocks or "" for query in self.queries},
+                begun_s=begun_s,
+            )
         return worked
 
     def _join_up(self) -> None:
-        """A query that has caught up becomes part of the leading one: they have the same tick, so the states of both fit together."""
-        for query in [query for query in self.queries[1:] if query.tick == self.leading.tick >= max(query.again, self.leading.again)]:
+        """A query that has caught up becomes part of the leading one: they have the same tick, so
+        the states of both fit together.
+        """
+        for query in [
+            query
+            for query in self.queries[1:]
+            if query.tick == self.leading.tick >= max(query.again, self.leading.again)
+        ]:
             leading = self.leading
             outputs = [output.name for output in (*leading.plan.outputs, *query.plan.outputs)]
             entry = self._both(leading, query)
@@ -262,11 +346,16 @@ class Runner:
             tx.set_note(note_name(self.plan.name), arrangement.to_json())
             self.ledger.commit(tx)
             joined = Query(leading.name, sub_plan(self.plan, outputs), self._workshop)
-            joined.last_result, joined.batches = leading.last_result, leading.batches + query.batches
+            joined.last_result, joined.batches = (
+                leading.last_result,
+                leading.batches + query.batches,
+            )
             self.queries = [joined, *rest]
 
     def _both(self, leading: Query, query: Query) -> LedgerEntry:
-        """The entry of two queries as one: of each only what it computes itself, clocks included."""
+        """The entry of two queries as one: of each only what it computes itself, clocks
+        included.
+        """
         mine, theirs = leading.own(leading.entry), query.own(query.entry)
         clocks = ClockState({**query.own_clocks, **leading.own_clocks})
         return replace(
@@ -278,10 +367,18 @@ class Runner:
             counts={**theirs.counts, **mine.counts},
         )
 
-    def run(self, *, until_caught_up: bool = False, stop: Event | None = None, between: Callable[[], bool] | None = None) -> None:
-        """Batches until `stop` is set, or until everything that was there at the start has been taken in.
+    def run(
+        self,
+        *,
+        until_caught_up: bool = False,
+        stop: Event | None = None,
+        between: Callable[[], bool] | None = None,
+    ) -> None:
+        """Batches until `stop` is set, or until everything that was there at the start has been
+        taken in.
 
-        `between` is called between batches. It says whether more rows will come of what it looks after: then it is too early to end.
+        `between` is called between batches. It says whether more rows will come of what it looks
+        after: then it is too early to end.
         """
         stopped = stop or Event()
         target: int | None = None
@@ -297,7 +394,11 @@ class Runner:
             if started - self._told_s > TELL_EVERY_S:
                 self.tell()
                 self._look_for_newer()
-            stopped.wait(0 if worked and self.tick < self._newest() else max(0.0, TICK_EVERY_S - (time.monotonic() - started)))
+            stopped.wait(
+                0
+                if worked and self.tick < self._newest()
+                else max(0.0, TICK_EVERY_S - (time.monotonic() - started))
+            )
 
     def _look_for_newer(self) -> None:
         """RunnerFenced if another runner has taken over, though there is nothing to commit here."""
@@ -306,20 +407,26 @@ class Runner:
         except RunnerFenced:
             raise
         except HeadraceError as error:  # the log is away: the next batch will tell
-            logger.debug("Whether %s has a newer runner is not known.", self.plan.name, exc_info=error)
+            logger.debug(
+                "Whether %s has a newer runner is not known.", self.plan.name, exc_info=error
+            )
 
     def _newest(self) -> int:
         return self.journal.last.number if self.journal.last else 0
 
     def _try_batch(self, stopped: Event) -> bool:
-        """A batch that fails is tried again, after a while that grows; one that has lost the pipeline to another runner, or cannot do better, is not."""
+        """A batch that fails is tried again, after a while that grows; one that has lost the
+        pipeline to another runner, or cannot do better, is not.
+        """
         try:
             self.cut()
             worked = self.step()
         except RunnerFenced:
             raise
         except Exception as error:
-            if not stopped.is_set():  # else the batch was given up: whatever is not in the ledger never happened
+            if (
+                not stopped.is_set()
+            ):  # else the batch was given up: whatever is not in the ledger never happened
                 self._failed(error, stopped)
             return False
         if worked or self.last_error is not None:
@@ -334,12 +441,20 @@ class Runner:
         logger.debug("A batch of %s failed.", self.plan.name, exc_info=error)
         if self.failures > MOST_FAILURES or is_lasting(error):
             raise error
-        logger.warning("A batch of %s failed (%d in a row): %s\nTrying again in %.0f s.", self.plan.name, self.failures, self.last_error, pause)
+        logger.warning(
+            "A batch of %s failed (%d in a row): %s\nTrying again in %.0f s.",
+            self.plan.name,
+            self.failures,
+            self.last_error,
+            pause,
+        )
         self.tell()
         stopped.wait(pause)
 
     def tell(self) -> None:
-        """Leave word of how it goes, for `headrace status` and whoever watches. If that fails, as it does without the log, it is no reason to stop."""
+        """Leave word of how it goes, for `headrace status` and whoever watches. If that fails, as
+        it does without the log, it is no reason to stop.
+        """
         self._told_s = time.monotonic()
         try:
             status = status_of(self)
@@ -352,7 +467,10 @@ class Runner:
     def state_bytes(self) -> int:
         """The size of all state files; looked up now and then."""
         if time.monotonic() > self._sized[0] + TELL_EVERY_S:
-            self._sized = (time.monotonic(), sum(path.stat().st_size for path in (self.state / "steps").glob("*/*.state")))
+            self._sized = (
+                time.monotonic(),
+                sum(path.stat().st_size for path in (self.state / "steps").glob("*/*.state")),
+            )
         return self._sized[1]
 
     def close(self) -> None:
@@ -360,18 +478,27 @@ class Runner:
             self.views.close()
 
 
-# What a run does beside its batches, seldom and a little at a time: it sweeps state that nobody needs any more, and notices when another number of shards was chosen.
+# What a run does beside its batches, seldom and a little at a time: it sweeps state that nobody
+# needs any more, and notices when another number of shards was chosen.
 
 ENTRIES_KEPT = 10
 LOOK_EVERY_S = 2.0
 
 
 class Upkeep:
-    """Of one runner. `fixed_shards`: the run was told how many shards to have, and stays with that."""
+    """Of one runner. `fixed_shards`: the run was told how many shards to have, and stays with
+    that.
+    """
 
     def __init__(self, runner: Runner, *, fixed_shards: bool = False) -> None:
         self.runner, self.fixed_shards = runner, fixed_shards
-        self.sweeper = Sweeper(runner.state, runner.local, self._roots, lambda: runner.shards, lambda: {query.name for query in runner.queries})
+        self.sweeper = Sweeper(
+            runner.state,
+            runner.local,
+            self._roots,
+            lambda: runner.shards,
+            lambda: {query.name for query in runner.queries},
+        )
         self._next_look_s = 0.0
 
     def attend(self) -> None:
@@ -379,7 +506,10 @@ class Upkeep:
         try:
             self._notice_shards()
             self.sweeper.work()
-        except (HeadraceError, OSError) as error:  # no reason to stop: if it is one, the next batch will tell
+        except (
+            HeadraceError,
+            OSError,
+        ) as error:  # no reason to stop: if it is one, the next batch will tell
             logger.warning("The upkeep of %s was put off: %s", self.runner.plan.name, error)
             self.sweeper.postpone()
 
@@ -388,17 +518,29 @@ class Upkeep:
         if now_s < self._next_look_s:
             return
         self._next_look_s = now_s + LOOK_EVERY_S
-        chosen = None if self.fixed_shards else remembered_shards(self.runner.log, self.runner.plan.name)
+        chosen = (
+            None if self.fixed_shards else remembered_shards(self.runner.log, self.runner.plan.name)
+        )
         if chosen is not None and chosen != self.runner.shards:
-            logger.info("%s goes on with %d shards instead of %d.", self.runner.plan.name, chosen, self.runner.shards)
+            logger.info(
+                "%s goes on with %d shards instead of %d.",
+                self.runner.plan.name,
+                chosen,
+                self.runner.shards,
+            )
             self.runner.shards = chosen
 
     def _roots(self) -> dict[str, list[StateIds]]:
-        """What must stay: the states of the newest entry of every query, and of the entries just before."""
+        """What must stay: the states of the newest entry of every query, and of the entries just
+        before.
+        """
         ledger = self.runner.ledger
         ledger.check_newest()
         found: dict[str, list[StateIds]] = {}
-        for entry in [*(query.entry for query in self.runner.queries), *ledger.recent(ENTRIES_KEPT)]:
+        for entry in [
+            *(query.entry for query in self.runner.queries),
+            *ledger.recent(ENTRIES_KEPT),
+        ]:
             for step, ids in entry.states.items():
                 found.setdefault(step, []).append(dict(ids))
         return found

@@ -1,4 +1,7 @@
-"""What goes on beside a run: captures, gateways, sinks and alerts, each piece of work in a thread of its own, told when the run is over. One that fails for good ends the run, and its error is the run's."""
+"""What goes on beside a run: captures, gateways, sinks and alerts, each piece of work in a thread
+of its own, told when the run is over. One that fails for good ends the run, and its error is the
+run's.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,17 @@ Work = Callable[[Event], None]
 
 
 @contextmanager
-def beside(works: Mapping[str, Work], stop: Event, *, patience_s: float | None = None) -> Iterator[list[BaseException]]:
-    """Around a run. `stop` ends it when one fails; the failures so far are what it gives. `patience_s`: how long each is waited for at the end."""
+def beside(
+    works: Mapping[str, Work], stop: Event, *, patience_s: float | None = None
+) -> Iterator[list[BaseException]]:
+    """Around a run. `stop` ends it when one fails; the failures so far are what it gives.
+    `patience_s`: how long each is waited for at the end.
+    """
     done, failures = Event(), list[BaseException]()
-    threads = [Thread(target=_run, args=(work, done, stop, failures), daemon=True, name=name) for name, work in works.items()]
+    threads = [
+        Thread(target=_run, args=(work, done, stop, failures), daemon=True, name=name)
+        for name, work in works.items()
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -58,7 +68,9 @@ def _run(work: Work, done: Event, stop: Event, failures: list[BaseException]) ->
         stop.set()
 
 
-# The alerts of a pipeline, at work beside it: for each a thread that decides what is told, and one for each receiver. What fails for a receiver is its own affair; what fails for the log ends the run.
+# The alerts of a pipeline, at work beside it: for each a thread that decides what is told, and one
+# for each receiver. What fails for a receiver is its own affair; what fails for the log ends the
+# run.
 
 
 logger = logging.getLogger("headrace.alerts")
@@ -67,7 +79,14 @@ OnAlert = Callable[["AlertMessage"], None]
 
 
 @contextmanager
-def alerting(pipeline: DeclaredPipeline, log: Log, stop: Event, *, until_caught_up: bool, on_alert: OnAlert | None) -> Iterator[None]:
+def alerting(
+    pipeline: DeclaredPipeline,
+    log: Log,
+    stop: Event,
+    *,
+    until_caught_up: bool,
+    on_alert: OnAlert | None,
+) -> Iterator[None]:
     """Around a run. One that is to end by itself tells what it found when it has found it."""
     if not pipeline.alerts:
         yield
@@ -75,14 +94,22 @@ def alerting(pipeline: DeclaredPipeline, log: Log, stop: Event, *, until_caught_
     from headrace.alerts.decision import Deciding
     from headrace.alerts.delivery import Sending
 
-    sendings = [Sending(log, pipeline.name, alert, way) for alert in pipeline.alerts.values() for way in alert.to]
+    sendings = [
+        Sending(log, pipeline.name, alert, way)
+        for alert in pipeline.alerts.values()
+        for way in alert.to
+    ]
     deciders = [Deciding(log, pipeline.name, alert, on_alert) for alert in pipeline.alerts.values()]
     if until_caught_up:
         yield
         _tell_all(deciders, sendings, stop)
         return
-    works: dict[str, Work] = {f"alert {each.alert.name}": partial(_decide, each) for each in deciders}
-    works |= {f"alert {each.alert.name} tells {number}": each.run for number, each in enumerate(sendings)}
+    works: dict[str, Work] = {
+        f"alert {each.alert.name}": partial(_decide, each) for each in deciders
+    }
+    works |= {
+        f"alert {each.alert.name} tells {number}": each.run for number, each in enumerate(sendings)
+    }
     with beside(works, stop):
         yield
 
@@ -96,7 +123,9 @@ def _tell_all(deciders: list[Deciding], sendings: list[Sending], stop: Event) ->
 
 
 def _decide(deciding: Deciding, ended: Event) -> None:
-    """What fails in passing is tried again: nothing was told then. Of failures in a row the first is told of."""
+    """What fails in passing is tried again: nothing was told then. Of failures in a row the first
+    is told of.
+    """
     is_failing = False
     while not ended.is_set():
         try:
@@ -106,7 +135,11 @@ def _decide(deciding: Deciding, ended: Event) -> None:
             is_failing = False
         except RetryError as error:
             if not is_failing:
-                logger.warning("The alert %s cannot be decided now, and is tried again: %s", deciding.alert.name, error)
+                logger.warning(
+                    "The alert %s cannot be decided now, and is tried again: %s",
+                    deciding.alert.name,
+                    error,
+                )
             is_failing = True
             ended.wait(1.0)
             continue
@@ -118,23 +151,29 @@ def _now_us() -> int:
     return time.time_ns() // 1_000
 
 
-# The captures of a pipeline, at work beside it: each in a thread of its own, for as long as the run goes on.
+# The captures of a pipeline, at work beside it: each in a thread of its own, for as long as the run
+# goes on.
 #
-# A run that is to catch up lets the captures catch up first. A capture that fails for good ends the run, and its error is the run's.
+# A run that is to catch up lets the captures catch up first. A capture that fails for good ends the
+# run, and its error is the run's.
 
 
 PATIENCE_S = 60.0
 
 
 @contextmanager
-def capturing(pipeline: DeclaredPipeline, log: Log, stop: Event, *, until_caught_up: bool) -> Iterator[None]:
+def capturing(
+    pipeline: DeclaredPipeline, log: Log, stop: Event, *, until_caught_up: bool
+) -> Iterator[None]:
     captures = list(pipeline.captures.values())
     if until_caught_up:
         for each in captures:
             each.run(log=log.address, stop=stop, until_caught_up=True)
         yield
         return
-    works = {f"capture {each.name}": partial(_follow_capture, each, log.address) for each in captures}
+    works = {
+        f"capture {each.name}": partial(_follow_capture, each, log.address) for each in captures
+    }
     with beside(works, stop, patience_s=PATIENCE_S) as failures:
         _await_topics(pipeline, log, stop, failures)
         yield
@@ -144,19 +183,25 @@ def _follow_capture(capture: Capture, log: str, done: Event) -> None:
     capture.run(log=log, stop=done)
 
 
-def _await_topics(pipeline: DeclaredPipeline, log: Log, stop: Event, failures: list[BaseException]) -> None:
+def _await_topics(
+    pipeline: DeclaredPipeline, log: Log, stop: Event, failures: list[BaseException]
+) -> None:
     """A captured table's topic is made by its capture, as soon as that has looked at the table."""
     wanted = {step.topic for step in pipeline.plan().inputs if step.captured_by is not None}
     deadline_s = time.monotonic() + PATIENCE_S
     while not wanted <= set(log.topics()) and not stop.is_set():
         if time.monotonic() > deadline_s:
-            raise RetryError(f"No capture has made the topics {sorted(wanted - set(log.topics()))} yet.", fix="see that the database can be reached.")
+            raise RetryError(
+                f"No capture has made the topics {sorted(wanted - set(log.topics()))} yet.",
+                fix="see that the database can be reached.",
+            )
         time.sleep(0.05)
     if failures:
         raise failures[0]
 
 
-# The gateways of a pipeline, at work beside it: each in a thread of its own, for as long as the run goes on. One that fails for good ends the run, and its error is the run's.
+# The gateways of a pipeline, at work beside it: each in a thread of its own, for as long as the run
+# goes on. One that fails for good ends the run, and its error is the run's.
 #
 # A run that is to end by itself takes in what is there: its gateways stay closed.
 
@@ -165,35 +210,59 @@ OnReady = Callable[["Gateway", str], None]
 
 
 @contextmanager
-def receiving(pipeline: DeclaredPipeline, log: str, stop: Event, *, until_caught_up: bool, on_ready: OnReady | None) -> Iterator[None]:
+def receiving(
+    pipeline: DeclaredPipeline,
+    log: str,
+    stop: Event,
+    *,
+    until_caught_up: bool,
+    on_ready: OnReady | None,
+) -> Iterator[None]:
     """Around a run, once its topics are there."""
     if until_caught_up or not pipeline.gateways:
         yield
         return
-    with beside({f"gateway {each.name}": partial(_receive, each, log, on_ready) for each in pipeline.gateways.values()}, stop):
+    with beside(
+        {
+            f"gateway {each.name}": partial(_receive, each, log, on_ready)
+            for each in pipeline.gateways.values()
+        },
+        stop,
+    ):
         yield
 
 
 def _receive(gateway: Gateway, log: str, on_ready: OnReady | None, done: Event) -> None:
-    gateway.run(log=log, stop=done, on_ready=None if on_ready is None else lambda address: on_ready(gateway, address))
+    gateway.run(
+        log=log,
+        stop=done,
+        on_ready=None if on_ready is None else lambda address: on_ready(gateway, address),
+    )
 
 
 # A pipeline's sinks: other systems that follow its derived topics for as long as it runs.
 #
-# `Pipeline.sink` writes rows to a derived topic, exactly once as all outputs; each sink then follows its topic by the same loop as `headrace sync`, in a thread of its own. So a slow or
+# `Pipeline.sink` writes rows to a derived topic, exactly once as all outputs; each sink then
+# follows its topic by the same loop as `headrace sync`, in a thread of its own. So a slow or
 # missing target does not hold up the pipeline, and there is one way in which targets are written.
 
 
-
 @contextmanager
-def sinking(sinks: Mapping[str, Sink], log: str, stop: Event, *, until_caught_up: bool) -> Iterator[None]:
-    """Around a run. One that is to end by itself applies what it made when it has made it; another does so meanwhile, and is stopped if a sink fails for good."""
+def sinking(
+    sinks: Mapping[str, Sink], log: str, stop: Event, *, until_caught_up: bool
+) -> Iterator[None]:
+    """Around a run. One that is to end by itself applies what it made when it has made it; another
+    does so meanwhile, and is stopped if a sink fails for good.
+    """
     if until_caught_up:
         yield
         for topic, sink in sinks.items():
             sink.run(topic, log=log, stop=stop, until_caught_up=True)
         return
-    with beside({f"sink {topic}": partial(_follow_sink, sink, topic, log) for topic, sink in sinks.items()}, stop):
+    with beside(
+        {f"sink {topic}": partial(_follow_sink, sink, topic, log) for topic, sink in sinks.items()},
+        stop,
+    ):
         yield
 
 
@@ -201,10 +270,12 @@ def _follow_sink(sink: Sink, topic: str, log: str, ended: Event) -> None:
     sink.run(topic, log=log, stop=ended)
 
 
-# Streaming DataFrames that are brought in: for each a Spark query that writes into its topic, as long as the run goes on.
+# Streaming DataFrames that are brought in: for each a Spark query that writes into its topic, as
+# long as the run goes on.
 #
-# A query has a checkpoint in the state directory, and writes under a name of its own, by which the log recognises a repeated batch: each row comes in once. One that fails is
-# started again, after a while that grows; the status says why.
+# A query has a checkpoint in the state directory, and writes under a name of its own, by which the
+# log recognises a repeated batch: each row comes in once. One that fails is started again, after a
+# while that grows; the status says why.
 
 
 ingest_logger = logging.getLogger("headrace.pipeline")
@@ -230,9 +301,18 @@ class IngestQuery:
 
     def start(self, spark: SparkSession, log: str, *, until_caught_up: bool) -> None:
         rows = self._rows(spark)
-        writing = rows.writeStream.format("headrace").option("log", log).option("topic", self.topic).option("writer", self.writer)
+        writing = (
+            rows.writeStream.format("headrace")
+            .option("log", log)
+            .option("topic", self.topic)
+            .option("writer", self.writer)
+        )
         writing = writing.option("checkpointLocation", str(self.checkpoint)).queryName(self.writer)
-        triggered = writing.trigger(availableNow=True) if until_caught_up else writing.trigger(processingTime=EVERY)
+        triggered = (
+            writing.trigger(availableNow=True)
+            if until_caught_up
+            else writing.trigger(processingTime=EVERY)
+        )
         self.query = triggered.start()
 
     def _rows(self, spark: SparkSession) -> DataFrame:
@@ -240,7 +320,10 @@ class IngestQuery:
         if not getattr(rows, "isStreaming", False):
             raise ConfigurationError(
                 f"What is to be ingested as {self.name!r} is no streaming DataFrame.",
-                fix="read it with spark.readStream; a batch is written once, with df.write.format('headrace').",
+                fix=(
+                    "read it with spark.readStream; a batch is written once, with"
+                    " df.write.format('headrace')."
+                ),
             )
         return rows
 
@@ -251,7 +334,13 @@ class IngestQuery:
             raise error
         pause_s = min(LONGEST_PAUSE_S, 2.0 ** min(self.failures, 10))
         self.start_after_s = time.monotonic() + pause_s
-        ingest_logger.warning("The ingest %s failed (%d in a row): %s\nTrying again in %.0f s.", self.name, self.failures, self.error, pause_s)
+        ingest_logger.warning(
+            "The ingest %s failed (%d in a row): %s\nTrying again in %.0f s.",
+            self.name,
+            self.failures,
+            self.error,
+            pause_s,
+        )
 
     def about(self) -> str:
         """How it is doing, in a few words."""
@@ -260,23 +349,47 @@ class IngestQuery:
         if self.is_done:
             return "done"
         progress = self.query.lastProgress if self.query is not None else None
-        return "starting" if progress is None else f"running, batch {progress.batchId}, {progress.processedRowsPerSecond:,.0f} rows/s"
+        return (
+            "starting"
+            if progress is None
+            else f"running, batch {progress.batchId}, {progress.processedRowsPerSecond:,.0f} rows/s"
+        )
 
 
 class Ingests:
     """All of a run. `attend` is called between batches."""
 
     def __init__(
-        self, pipeline: DeclaredPipeline, spark: SparkSession, log: str, state: Path, *, until_caught_up: bool, on_change: Callable[[], None]
+        self,
+        pipeline: DeclaredPipeline,
+        spark: SparkSession,
+        log: str,
+        state: Path,
+        *,
+        until_caught_up: bool,
+        on_change: Callable[[], None],
     ) -> None:
-        self.spark, self.log, self.until_caught_up, self.on_change = spark, log, until_caught_up, on_change
+        self.spark, self.log, self.until_caught_up, self.on_change = (
+            spark,
+            log,
+            until_caught_up,
+            on_change,
+        )
         self.queries = [
-            IngestQuery(each.name, each.topic, f"{pipeline.name}.{each.name}", pipeline.ingested[each.name], state.absolute() / "ingest" / each.name)
+            IngestQuery(
+                each.name,
+                each.topic,
+                f"{pipeline.name}.{each.name}",
+                pipeline.ingested[each.name],
+                state.absolute() / "ingest" / each.name,
+            )
             for each in pipeline.plan().ingests
         ]
 
     def attend(self) -> bool:
-        """Start what is to be started, notice what has ended. Returns whether rows may still come before a run that is to catch up may end."""
+        """Start what is to be started, notice what has ended. Returns whether rows may still come
+        before a run that is to catch up may end.
+        """
         changed = [self._attend_one(query) for query in self.queries]
         if any(changed):
             self.on_change()

@@ -1,6 +1,8 @@
-"""The directory with a pipeline's state and views, and the one that the log's ledger speaks of: they are told apart by an id, which both have.
+"""The directory with a pipeline's state and views, and the one that the log's ledger speaks of:
+they are told apart by an id, which both have.
 
-The ledger names state files by their ids, and views know their last tick. With another directory neither would be found, or they would be those of another run.
+The ledger names state files by their ids, and views know their last tick. With another directory
+neither would be found, or they would be those of another run.
 """
 
 from __future__ import annotations
@@ -28,20 +30,35 @@ _USED = ("steps", VIEWS_FILE)
 
 
 class StateDirectory:
-    """StateElsewhere if a directory is not the one that the pipeline's ledger speaks of. A new one is made the pipeline's with `remember`."""
+    """StateElsewhere if a directory is not the one that the pipeline's ledger speaks of. A new one
+    is made the pipeline's with `remember`.
+    """
 
     def __init__(self, log: Log, pipeline: str, path: Path) -> None:
         self.path, self._pipeline, self._note = path.absolute(), pipeline, f"state.{pipeline}"
         stored, known = _read(log.note(self._note)), self._known()
         self._is_remembered = stored is not None and known == stored["id"]
-        if stored is not None and not self._is_remembered and Ledger(log, pipeline).last(MAIN_QUERY) is not None:
+        if (
+            stored is not None
+            and not self._is_remembered
+            and Ledger(log, pipeline).last(MAIN_QUERY) is not None
+        ):
             raise StateElsewhere(
-                f"The state of the pipeline {pipeline!r} is not in {self.path}: the directory that it ran with was {stored['path']}.",
-                fix=f"name that directory, with --state {stored['path']} or state=…; if it is lost, build everything anew: headrace replay FILE --as v2.",
+                f"The state of the pipeline {pipeline!r} is not in {self.path}: the directory that"
+                f" it ran with was {stored['path']}.",
+                fix=(
+                    f"name that directory, with --state {stored['path']} or state=…; if it is lost,"
+                    " build everything anew: headrace replay FILE --as v2."
+                ),
             )
-        if stored is None and known is not None and any((self.path / name).exists() for name in _USED):
+        if (
+            stored is None
+            and known is not None
+            and any((self.path / name).exists() for name in _USED)
+        ):
             raise StateElsewhere(
-                f"The directory {self.path} has the state of a pipeline on another log, or on this one before it was lost.",
+                f"The directory {self.path} has the state of a pipeline on another log, or on this"
+                " one before it was lost.",
                 fix="name another directory with --state DIR or state=…, or remove this one.",
             )
         self.id = known or new_id()
@@ -53,16 +70,24 @@ class StateDirectory:
         if self._known() is None:
             self._write()
         tx = ledger.transaction()
-        tx.set_note(self._note, json.dumps({"version": VERSION, "id": self.id, "path": str(self.path)}))
+        tx.set_note(
+            self._note, json.dumps({"version": VERSION, "id": self.id, "path": str(self.path)})
+        )
         ledger.commit(tx)
         self._is_remembered = True
 
     def local(self, spark: SparkSession, given: Path | None) -> Path:
-        """Where each machine keeps the state that it has at hand. A cluster's machines share the state directory, which is no place for that."""
+        """Where each machine keeps the state that it has at hand. A cluster's machines share the
+        state directory, which is no place for that.
+        """
         if given is not None:
             return given.absolute() / self.id
         on_this_machine = (spark.conf.get("spark.master", "local") or "local").startswith("local")
-        return self.path / "local" if on_this_machine else Path(tempfile.gettempdir()) / f"headrace-{self.id}"
+        return (
+            self.path / "local"
+            if on_this_machine
+            else Path(tempfile.gettempdir()) / f"headrace-{self.id}"
+        )
 
     def _known(self) -> str | None:
         try:
@@ -87,5 +112,8 @@ def _read(text: str | None) -> dict[str, str] | None:
         return None
     stored = json.loads(text)
     if stored["version"] > VERSION:
-        raise NewerFormat(f"The state directory has format {stored['version']}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
+        raise NewerFormat(
+            f"The state directory has format {stored['version']}; this Headrace knows {VERSION}.",
+            fix="upgrade Headrace.",
+        )
     return {name: str(value) for name, value in stored.items()}

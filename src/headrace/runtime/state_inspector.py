@@ -1,4 +1,6 @@
-"""Looking at a pipeline's state from outside, by the ledger: which keys a step has, what is kept for them, and whether the files are sound."""
+"""Looking at a pipeline's state from outside, by the ledger: which keys a step has, what is kept
+for them, and whether the files are sound.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,32 @@ class StepState:
 
 def entries(log: Log, pipeline: str) -> list[LedgerEntry]:
     """The newest entry of each query, the main one first."""
-    known = [topic.removeprefix("__ledger.") for topic in log.topics() if topic.startswith("__ledger.")]
+    known = [
+        topic.removeprefix("__ledger.") for topic in log.topics() if topic.startswith("__ledger.")
+    ]
     ledger = Ledger(log, pipeline) if pipeline in known else None
-    queries = [MAIN_QUERY, *(name for name in Arrangement.from_json(log.note(note_name(pipeline))).queries if name != MAIN_QUERY)]
-    found = [] if ledger is None else [entry for entry in map(ledger.last, queries) if entry is not None]
+    queries = [
+        MAIN_QUERY,
+        *(
+            name
+            for name in Arrangement.from_json(log.note(note_name(pipeline))).queries
+            if name != MAIN_QUERY
+        ),
+    ]
+    found = (
+        []
+        if ledger is None
+        else [entry for entry in map(ledger.last, queries) if entry is not None]
+    )
     if ledger is not None and not found:
-        raise ConfigurationError(f"The pipeline {pipeline!r} has not finished a batch on this log yet.", fix="wait for its first batch, or start it with: headrace run.")
+        raise ConfigurationError(
+            f"The pipeline {pipeline!r} has not finished a batch on this log yet.",
+            fix="wait for its first batch, or start it with: headrace run.",
+        )
     if not found:
-        raise ConfigurationError(f"No pipeline {pipeline!r} has run on this log: {nearest(pipeline, known)}")
+        raise ConfigurationError(
+            f"No pipeline {pipeline!r} has run on this log: {nearest(pipeline, known)}"
+        )
     return found
 
 
@@ -62,11 +82,15 @@ def last_entry(log: Log, pipeline: str) -> LedgerEntry:
 
 
 def states(log: Log, pipeline: str, state: Path) -> dict[str, StepState]:
-    """All steps that keep state, by name. A step that two queries have is shown as the first of them has it."""
+    """All steps that keep state, by name. A step that two queries have is shown as the first of
+    them has it.
+    """
     found: dict[str, StepState] = {}
     for entry in entries(log, pipeline):
         for step, ids in entry.states.items():
-            found.setdefault(step, StepState(step, entry.tick, dict(ids), StateFiles(state / "steps" / step)))
+            found.setdefault(
+                step, StepState(step, entry.tick, dict(ids), StateFiles(state / "steps" / step))
+            )
     return dict(sorted(found.items()))
 
 
@@ -81,7 +105,9 @@ def step_states(log: Log, pipeline: str, state: Path) -> list[StepStateInfo]:
 
 
 def damaged_files(log: Log, pipeline: str, state: Path) -> list[str]:
-    """What is wrong with the files that the newest ledger entries lead to, and which key groups it concerns."""
+    """What is wrong with the files that the newest ledger entries lead to, and which key groups it
+    concerns.
+    """
     damage: dict[tuple[str, str], list[int]] = {}
     for each in states(log, pipeline, state).values():
         sound: dict[str, StateFile] = {}
@@ -91,26 +117,44 @@ def damaged_files(log: Log, pipeline: str, state: Path) -> list[str]:
                     continue
             except CorruptionError as error:
                 damage.setdefault((each.step, error.message), []).append(group)
-    return [f"step {step}, key groups {', '.join(map(str, groups))}: {message}" for (step, message), groups in damage.items()]
+    return [
+        f"step {step}, key groups {', '.join(map(str, groups))}: {message}"
+        for (step, message), groups in damage.items()
+    ]
 
 
 # What is kept
 
 
 class Shown:
-    """One step's state, decoded as far as its kernel can: with a plan that has the step, and a kernel that tells; otherwise as bytes."""
+    """One step's state, decoded as far as its kernel can: with a plan that has the step, and a
+    kernel that tells; otherwise as bytes.
+    """
 
-    def __init__(self, log: Log, pipeline: str, state: Path, step: str, plan: PipelinePlan | None, *, version: str | None = None) -> None:
+    def __init__(
+        self,
+        log: Log,
+        pipeline: str,
+        state: Path,
+        step: str,
+        plan: PipelinePlan | None,
+        *,
+        version: str | None = None,
+    ) -> None:
         """Of a version, the step may be named as its pipeline names it."""
         known = states(log, pipeline, state)
         if step not in known and f"{step}.{version}" in known:
             step = f"{step}.{version}"
         if step not in known:
             raise InputError(
-                f"The pipeline {pipeline!r} keeps no state for a step {step!r}: {nearest(step, known)}", fix="`headrace state list` names them."
+                f"The pipeline {pipeline!r} keeps no state for a step {step!r}:"
+                f" {nearest(step, known)}",
+                fix="`headrace state list` names them.",
             )
         self.state = known[step]
-        kernel: object = plan.step(step).kernel() if plan is not None and plan.step(step).keeps_state else None
+        kernel: object = (
+            plan.step(step).kernel() if plan is not None and plan.step(step).keeps_state else None
+        )
         self.kernel: Describing | None = kernel if isinstance(kernel, Describing) else None
 
     @property
@@ -131,7 +175,10 @@ class Shown:
     def row(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
         """What is kept for one key, by the values of its columns; None if nothing is."""
         columns = [pa.array([key[field.name]], field.type) for field in self.key_fields]
-        encoded = encode_keys(pa.table(columns, names=[field.name for field in self.key_fields]), [field.name for field in self.key_fields])
+        encoded = encode_keys(
+            pa.table(columns, names=[field.name for field in self.key_fields]),
+            [field.name for field in self.key_fields],
+        )
         keys, values = self.state.entries(int(key_groups(encoded)[0]))
         wanted = encoded[0].as_py()
         found = self._described([wanted], [values[keys.index(wanted)]]) if wanted in keys else []
@@ -139,10 +186,15 @@ class Shown:
 
     def _described(self, keys: list[bytes], values: list[bytes]) -> list[dict[str, Any]]:
         """Decoded where that can be: of a long key only the beginning and a digest are stored."""
-        rows = [{"_key": key, "_bytes": len(value)} for key, value in zip(keys, values, strict=True)]
+        rows = [
+            {"_key": key, "_bytes": len(value)} for key, value in zip(keys, values, strict=True)
+        ]
         whole = [at for at, key in enumerate(keys) if len(key) < _LONGEST_KEY]
         if self.kernel is not None and whole:
-            found = self.kernel.describe(pa.array([keys[at] for at in whole], pa.binary()), pa.array([values[at] for at in whole], pa.binary()))
+            found = self.kernel.describe(
+                pa.array([keys[at] for at in whole], pa.binary()),
+                pa.array([values[at] for at in whole], pa.binary()),
+            )
             for at, row in zip(whole, found.to_pylist(), strict=True):
                 rows[at] = row
         return rows

@@ -1,4 +1,6 @@
-"""What a runner tells of itself: a small file in its state directory, written after each batch and every few seconds. `headrace status` shows it."""
+"""What a runner tells of itself: a small file in its state directory, written after each batch and
+every few seconds. `headrace status` shows it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _HEARD_LATELY_S = 30.0
 
 @dataclass(frozen=True)
 class Status:
-    """One pipeline's run. Times are seconds since the epoch; what is said of a batch is said of the last one of the query that is furthest."""
+    """One pipeline's run. Times are seconds since the epoch; what is said of a batch is said of the
+    last one of the query that is furthest.
+    """
 
     pipeline: str
     process: int
@@ -41,19 +45,25 @@ class Status:
     ingests: dict[str, str] = field(default_factory=dict)
     """How each stream that is brought in is doing."""
     queries: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Each query: its tick, its outputs, its last batch and what was counted in it, how far it is behind, and the times its steps wait for."""
+    """Each query: its tick, its outputs, its last batch and what was counted in it, how far it is
+    behind, and the times its steps wait for.
+    """
     clocks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Each input with event time: how far it is complete, and the producers that hold it back."""
     host: str = ""
     process_began: str | None = None
-    """When the process was started, as its system counts: another process may get the same number later."""
+    """When the process was started, as its system counts: another process may get the same number
+    later.
+    """
     local: str = ""
     """Where state is at hand on each machine."""
     version: int = VERSION
 
     @property
     def is_running(self) -> bool:
-        """Whether the process that wrote it is still there; of one on another machine, whether it was lately."""
+        """Whether the process that wrote it is still there; of one on another machine, whether it
+        was lately.
+        """
         if self.host != socket.gethostname():
             return time.time() - self.updated < _HEARD_LATELY_S
         try:
@@ -66,7 +76,9 @@ class Status:
 
 
 def process_start_ticks(process: int) -> str | None:
-    """Ticks of the system's clock from its start to the process's; None where the system does not tell."""
+    """Ticks of the system's clock from its start to the process's; None where the system does not
+    tell.
+    """
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -84,7 +96,11 @@ def running_elsewhere(directory: Path) -> Status | None:
     if not (directory / FILE).exists():
         return None
     known = read_status(directory)
-    return known if known.is_running and (known.host, known.process) != (socket.gethostname(), os.getpid()) else None
+    return (
+        known
+        if known.is_running and (known.host, known.process) != (socket.gethostname(), os.getpid())
+        else None
+    )
 
 
 def read_status(directory: Path) -> Status:
@@ -92,6 +108,10 @@ def read_status(directory: Path) -> Status:
         stored = json.loads((directory / FILE).read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigurationError(
-            f"No pipeline has run with the state directory {directory}.", fix="name the pipeline's state directory, such as shop.state, or run the pipeline first."
+            f"No pipeline has run with the state directory {directory}.",
+            fix=(
+                "name the pipeline's state directory, such as shop.state, or run the pipeline"
+                " first."
+            ),
         ) from None
     return Status(**stored)

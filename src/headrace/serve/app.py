@@ -1,4 +1,6 @@
-"""The HTTP interface: which paths there are, and what each does with a request. `description` says the same as OpenAPI."""
+"""The HTTP interface: which paths there are, and what each does with a request. `description` says
+the same as OpenAPI.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,12 @@ class Service:
         place = self.stores.place(request.path_params["name"])
         asked = Asked(request, views.PARAMETERS)
         if (position := asked.one("at_least")) is not None:
-            await self.arrivals.wait(place.store, place.stored, position, asked.seconds("wait", self.limits.wait_s, self.limits.most_wait_s))
+            await self.arrivals.wait(
+                place.store,
+                place.stored,
+                position,
+                asked.seconds("wait", self.limits.wait_s, self.limits.most_wait_s),
+            )
         wanted = views.Range.of(asked, self.limits)
         tick = asked.number("at_tick", most=views.MOST_TICK)
         if tick is not None:
@@ -95,17 +102,24 @@ class Service:
 
     async def changes(self, request: Request) -> ASGIApp:
         asked = Asked(request, ("key", "where"))
-        name, resume = request.path_params["name"], resume_from(request.headers.get("last-event-id"))
+        name, resume = (
+            request.path_params["name"],
+            resume_from(request.headers.get("last-event-id")),
+        )
         subscription = Subscription(self.stores, self.hub, self.snapshots, name)
         info = await subscription.info()
-        subscription.select = selection(info.name, info.schema, info.key, asked.all("key"), asked.one("where"))
+        subscription.select = selection(
+            info.name, info.schema, info.key, asked.all("key"), asked.one("where")
+        )
         await subscription.check(resume)
         return self._stream(subscription.events(resume))
 
     async def sql(self, request: Request) -> Response:
         asked = await views.read_query(request, self.limits)
         if asked.at_least is not None:
-            await self.arrivals.wait(self.stores.store(asked.version), None, asked.at_least, asked.wait_s)
+            await self.arrivals.wait(
+                self.stores.store(asked.version), None, asked.at_least, asked.wait_s
+            )
         return await self.reads.run(views.answer, self.stores, asked)
 
     # Topics
@@ -113,16 +127,27 @@ class Service:
     async def tail(self, request: Request) -> ASGIApp:
         asked = Asked(request, ("where", "last"))
         if self.log is None:
-            raise ConfigurationError("This server was started without a log.", fix="start it with --log ADDRESS.")
-        resume, last = subscriptions.offsets_from(request.headers.get("last-event-id")), asked.number("last", most=MOST_TAIL_ROWS) or 0
+            raise ConfigurationError(
+                "This server was started without a log.", fix="start it with --log ADDRESS."
+            )
+        resume, last = (
+            subscriptions.offsets_from(request.headers.get("last-event-id")),
+            asked.number("last", most=MOST_TAIL_ROWS) or 0,
+        )
         topic = await self.reads.run(self.log.topic, request.path_params["name"])
-        select = selection(topic.name, topic.arrow_schema, (), [], asked.one("where"), as_changes=False)
+        select = selection(
+            topic.name, topic.arrow_schema, (), [], asked.one("where"), as_changes=False
+        )
         after = await self.reads.run(subscriptions.start_of, self.log, topic.name, resume, last)
         return self._stream(subscriptions.tail(self.log, self.hub, topic.name, after, select))
 
     def _stream(self, events: Any) -> EventStream:
         if self.hub.subscribers >= self.limits.subscribers:
-            raise Refused(503, f"There are {self.limits.subscribers:,} subscribers, which is the most.", fix="come back later.")
+            raise Refused(
+                503,
+                f"There are {self.limits.subscribers:,} subscribers, which is the most.",
+                fix="come back later.",
+            )
         return EventStream(events, self.limits.slow_s)
 
     # The dashboard
@@ -132,13 +157,25 @@ class Service:
         return json_response(await self.reads.run(self.board.facts))
 
     async def replay_letters(self, request: Request) -> Response:
-        """Dead letters again, all or one: the only request that changes anything. A page of another origin cannot make it (`access`)."""
+        """Dead letters again, all or one: the only request that changes anything. A page of another
+        origin cannot make it (`access`).
+        """
         asked = Asked(request, ("offset",))
         if self.log is None:
-            raise ConfigurationError("This server was started without a log.", fix="start it with --log ADDRESS.")
+            raise ConfigurationError(
+                "This server was started without a log.", fix="start it with --log ADDRESS."
+            )
         offset = asked.number("offset", most=views.MOST_TICK)
-        result = await self.reads.run(dead_letters.replay, self.log, request.path_params["name"], None if offset is None else [offset])
-        failed = [{"partition": partition, "offset": at, "reason": reason} for partition, at, reason in result.failed]
+        result = await self.reads.run(
+            dead_letters.replay,
+            self.log,
+            request.path_params["name"],
+            None if offset is None else [offset],
+        )
+        failed = [
+            {"partition": partition, "offset": at, "reason": reason}
+            for partition, at, reason in result.failed
+        ]
         return json_response({"replayed": result.replayed, "failed": failed})
 
     # The server itself
@@ -157,7 +194,9 @@ class Service:
         return json_response({"status": "ok"})
 
     async def failed(self, request: Request, error: Exception) -> Response:
-        """What went wrong, as an answer. A view that is not there may be misspelt, and be one of a version."""
+        """What went wrong, as an answer. A view that is not there may be misspelt, and be one of a
+        version.
+        """
         assert isinstance(error, HeadraceError)
         if isinstance(error, UnknownView) and (name := request.path_params.get("name")):
             return error_response(await self.reads.run(self.stores.unknown, name))
@@ -182,17 +221,32 @@ def make_app(service: Service, *, host: str, token: str | None) -> ASGIApp:
         Route("/health", service.health, methods=["GET"]),
         Route("/openapi.json", service.describe, methods=["GET"]),
     ]
-    handlers: dict[Any, Callable[..., Any]] = {HeadraceError: service.failed, HTTPException: _not_here, Exception: _broken}
+    handlers: dict[Any, Callable[..., Any]] = {
+        HeadraceError: service.failed,
+        HTTPException: _not_here,
+        Exception: _broken,
+    }
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=service.lifespan)
     return Access(veiled(Shortcut(app, service.lookups), service.log), host=host, token=token)
 
 
 def _broken(_request: Request, error: Exception) -> Response:
     """An error of our own, which the server's log tells in full."""
-    return error_response(BugError(f"The answer could not be made ({type(error).__name__}).", fix="see the server's log, and please report it."))
+    return error_response(
+        BugError(
+            f"The answer could not be made ({type(error).__name__}).",
+            fix="see the server's log, and please report it.",
+        )
+    )
 
 
 def _not_here(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     fix = "/openapi.json says what there is."
-    return error_response(Refused(error.status_code, f"{error.detail}: {request.method} {request.url.path[:200]}.", fix=fix))
+    return error_response(
+        Refused(
+            error.status_code,
+            f"{error.detail}: {request.method} {request.url.path[:200]}.",
+            fix=fix,
+        )
+    )

@@ -1,4 +1,6 @@
-"""`POST /ask/NAME`: the question is appended to its topic, and the answer given when it appears in the other. Who waits too long, or is one too many, is told to come back."""
+"""`POST /ask/NAME`: the question is appended to its topic, and the answer given when it appears in
+the other. Who waits too long, or is one too many, is told to come back.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from starlette.responses import Response
 from headrace.errors import ConfigurationError, InputError, nearest
 from headrace.log.api import Log
 from headrace.log.values import ASK_ID, answers_topic, names, questions_topic
-from headrace.serve.requests import Asked, Limits, Reads, Refused, json_response, read_json, rows_json
+from headrace.serve.requests import (
+    Asked,
+    Limits,
+    Reads,
+    Refused,
+    json_response,
+    read_json,
+    rows_json,
+)
 
 MOST_WAITING = 1_000
 LOOK_EVERY_S = 0.02
@@ -23,7 +33,9 @@ _IDLE_S = 60.0
 
 
 class Asks:
-    """Of one server. Each question that is asked has a task that follows its answers for as long as somebody waits."""
+    """Of one server. Each question that is asked has a task that follows its answers for as long as
+    somebody waits.
+    """
 
     def __init__(self, log: Log | None, reads: Reads, limits: Limits) -> None:
         self._log, self._reads, self._limits = log, reads, limits
@@ -31,7 +43,9 @@ class Asks:
         self._following: dict[str, asyncio.Task[None]] = {}
 
     async def ask(self, request: Request) -> Response:
-        """1. Wait for answers. 2. Append the question. 3. Its answer, or that there was none in time."""
+        """1. Wait for answers. 2. Append the question. 3. Its answer, or that there was none in
+        time.
+        """
         asked = Asked(request, ("wait",))
         wait_s = asked.seconds("wait", self._limits.wait_s, self._limits.most_wait_s)
         name, log = request.path_params["name"], self._opened()
@@ -45,7 +59,9 @@ class Asks:
                 return json_response(await asyncio.wait_for(answer, wait_s))
             except TimeoutError:
                 raise Refused(
-                    503, f"The question was not answered within {wait_s:g} seconds.", fix="see that the pipeline runs (headrace status), or wait longer: ?wait=30s."
+                    503,
+                    f"The question was not answered within {wait_s:g} seconds.",
+                    fix="see that the pipeline runs (headrace status), or wait longer: ?wait=30s.",
                 ) from None
 
     async def close(self) -> None:
@@ -55,13 +71,19 @@ class Asks:
 
     def _opened(self) -> Log:
         if self._log is None:
-            raise ConfigurationError("This server was started without a log.", fix="start it with --log ADDRESS.")
+            raise ConfigurationError(
+                "This server was started without a log.", fix="start it with --log ADDRESS."
+            )
         return self._log
 
     @contextlib.contextmanager
     def _expected(self, name: str, mine: str) -> Iterator[asyncio.Future[bytes]]:
         if sum(map(len, self._waiting.values())) >= MOST_WAITING:
-            raise Refused(503, f"{MOST_WAITING:,} questions wait for their answers, which is the most.", fix="come back in a moment.")
+            raise Refused(
+                503,
+                f"{MOST_WAITING:,} questions wait for their answers, which is the most.",
+                fix="come back in a moment.",
+            )
         waiting = self._waiting.setdefault(name, {})
         waiting[mine] = asyncio.get_running_loop().create_future()
         try:
@@ -72,7 +94,9 @@ class Asks:
     # Answers
 
     async def _follow(self, log: Log, name: str) -> None:
-        """From now on, so before the question is appended. Of several who begin together one follows."""
+        """From now on, so before the question is appended. Of several who begin together one
+        follows.
+        """
         if self._is_followed(name):
             return
         reached = await self._reads.run(log.end_offsets, answers_topic(name))
@@ -84,7 +108,9 @@ class Asks:
         return task is not None and not task.done()
 
     async def _hear(self, log: Log, name: str, reached: dict[int, int]) -> None:
-        """Until nobody has asked for a while. Whoever asked during the last pause counts on this task, so it looks for them before it ends; nothing else runs between that look and its end."""
+        """Until nobody has asked for a while. Whoever asked during the last pause counts on this
+        task, so it looks for them before it ends; nothing else runs between that look and its end.
+        """
         idle_s = 0.0
         while idle_s < _IDLE_S or self._waiting[name]:
             for row in await self._reads.run(_news, log, answers_topic(name), reached):
@@ -98,7 +124,11 @@ class Asks:
 def _check_name(log: Log, name: str) -> None:
     known = names(log.topics())
     if name not in known:
-        raise Refused(404, f"There is no question {name!r}: {nearest(name, known)}", fix="declare it with pipeline.ask(…), and run the pipeline once.")
+        raise Refused(
+            404,
+            f"There is no question {name!r}: {nearest(name, known)}",
+            fix="declare it with pipeline.ask(…), and run the pipeline once.",
+        )
 
 
 async def _question(request: Request, limits: Limits) -> dict[str, Any]:
@@ -122,7 +152,13 @@ def _news(log: Log, topic: str, reached: dict[int, int]) -> list[tuple[str, byte
         start = reached.get(partition, 0)
         if end > start:
             rows = log.read(topic, partition, start, end).to_table()
-            plain = rows.select([column for column in rows.column_names if not column.startswith("_") and column != ASK_ID])
+            plain = rows.select(
+                [
+                    column
+                    for column in rows.column_names
+                    if not column.startswith("_") and column != ASK_ID
+                ]
+            )
             found += [(mine, _one(plain, at)) for at, mine in enumerate(rows[ASK_ID].to_pylist())]
             reached[partition] = end
     return found

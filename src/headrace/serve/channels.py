@@ -1,8 +1,10 @@
-"""One reader for many subscribers: what is followed is read once, and each event is encoded once, however many hear of it.
+"""One reader for many subscribers: what is followed is read once, and each event is encoded once,
+however many hear of it.
 
-A channel has a ring of the newest events, bounded in number and bytes. A subscriber is only a place in that ring, so thousands of idle ones cost little, and a slow
-one holds nothing up: when it has fallen behind the ring it is dropped, and resumes later from what the store or the log keeps. All of this lives in the
-event loop's thread; reading happens in one thread beside it.
+A channel has a ring of the newest events, bounded in number and bytes. A subscriber is only a place
+in that ring, so thousands of idle ones cost little, and a slow one holds nothing up: when it has
+fallen behind the ring it is dropped, and resumes later from what the store or the log keeps. All of
+this lives in the event loop's thread; reading happens in one thread beside it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ Select = Callable[[pa.Table], pa.Table]
 
 @dataclass(frozen=True)
 class Event:
-    """Rows that belong together: of one tick, or of one read. `id` is where to resume behind it, `data` what is sent to those who want all of it."""
+    """Rows that belong together: of one tick, or of one read. `id` is where to resume behind it,
+    `data` what is sent to those who want all of it.
+    """
 
     id: str
     rows: pa.Table
@@ -62,7 +66,9 @@ class Source(Protocol):
 
 
 class Moved(Exception):
-    """What is followed has changed otherwise than by events: a version was switched, a store rebuilt, or more came at once than is kept."""
+    """What is followed has changed otherwise than by events: a version was switched, a store
+    rebuilt, or more came at once than is kept.
+    """
 
 
 class Dropped(Exception):
@@ -76,7 +82,9 @@ class Channel:
         self.source, self.position, self._limits = source, position, limits
         self._events: deque[Event] = deque()
         self._newest: list[Event] = []
-        """Only these keep what was chosen of them: whoever keeps up is told soon, and what some thousand others want adds up."""
+        """Only these keep what was chosen of them: whoever keeps up is told soon, and what some
+        thousand others want adds up.
+        """
         self._first, self._bytes, self._beats = 0, 0, 0
         self._changed = asyncio.Event()
         self.subscribers = 0
@@ -96,7 +104,9 @@ class Channel:
         for event in events:
             self._events.append(event)
             self._bytes += len(event.data)
-        while self._events and (len(self._events) > self._limits.ring_events or self._bytes > self._limits.ring_bytes):
+        while self._events and (
+            len(self._events) > self._limits.ring_events or self._bytes > self._limits.ring_bytes
+        ):
             self._bytes -= len(self._events.popleft().data)
             self._first += 1
         if events:
@@ -115,7 +125,9 @@ class Channel:
         changed.set()
 
     async def listen(self, number: int, select: Select | None) -> AsyncGenerator[bytes, None]:
-        """Events from a number on, as they are sent, and a heartbeat when there has been none for long. Dropped, if it is no longer there."""
+        """Events from a number on, as they are sent, and a heartbeat when there has been none for
+        long. Dropped, if it is no longer there.
+        """
         beats = self._beats
         while True:
             changed = self._changed
@@ -134,7 +146,9 @@ class Channel:
                 await changed.wait()
 
     def _some(self, number: int, select: Select | None) -> tuple[int, bytes]:
-        """The events from a number on, in one piece of about so many bytes: who is behind catches up in fewer steps. And the number behind them."""
+        """The events from a number on, in one piece of about so many bytes: who is behind catches
+        up in fewer steps. And the number behind them.
+        """
         parts, size = [], 0
         while number < self.next and size < _BYTES_A_SEND:
             parts.append(self.data(self._events[number - self._first], select))
@@ -148,7 +162,9 @@ class Channel:
         data = event.chosen.get(select)
         if data is None:
             rows = select(event.rows)
-            data = event.chosen[select] = self.source.encode(event.id, rows) if rows.num_rows else b""
+            data = event.chosen[select] = (
+                self.source.encode(event.id, rows) if rows.num_rows else b""
+            )
         return data
 
 
@@ -184,7 +200,11 @@ class Hub:
     def followed(self, channel: Channel) -> Iterator[None]:
         """For as long as someone listens to it."""
         if self.subscribers >= self.limits.subscribers:
-            raise Refused(503, f"There are {self.limits.subscribers:,} subscribers, which is the most.", fix="come back later.")
+            raise Refused(
+                503,
+                f"There are {self.limits.subscribers:,} subscribers, which is the most.",
+                fix="come back later.",
+            )
         channel.subscribers += 1
         try:
             yield
@@ -202,11 +222,17 @@ class Hub:
             found = self._channels.get(key)
             if found is None or found.end is not None:
                 source = make()
-                found = self._channels[key] = Channel(source, await self.in_thread(source.start), self.limits)
+                found = self._channels[key] = Channel(
+                    source, await self.in_thread(source.start), self.limits
+                )
             return found
 
-    async def follow(self, channel: Channel, after: Position, select: Select | None) -> AsyncGenerator[bytes, None]:
-        """Everything behind a position, without a gap and without a repeat: first what was missed, then what comes."""
+    async def follow(
+        self, channel: Channel, after: Position, select: Select | None
+    ) -> AsyncGenerator[bytes, None]:
+        """Everything behind a position, without a gap and without a repeat: first what was missed,
+        then what comes.
+        """
         await self._reach(channel, after)
         while True:
             up_to, number = channel.position, channel.next
@@ -219,8 +245,12 @@ class Hub:
         async for data in channel.listen(number, select):
             yield data
 
-    async def _missed(self, channel: Channel, after: Position, up_to: Position, select: Select | None) -> AsyncGenerator[bytes, None]:
-        """What lies between two positions. Few are told so at once, as it is read for each of them; one that takes too long makes room, and resumes where it is."""
+    async def _missed(
+        self, channel: Channel, after: Position, up_to: Position, select: Select | None
+    ) -> AsyncGenerator[bytes, None]:
+        """What lies between two positions. Few are told so at once, as it is read for each of them;
+        one that takes too long makes room, and resumes where it is.
+        """
         async with self._resuming:
             until = time.monotonic() + self.limits.resuming_s
             missed = await self.in_thread(channel.source.missed, after, up_to)
@@ -231,7 +261,9 @@ class Hub:
                     yield data
 
     async def _reach(self, channel: Channel, position: Position) -> None:
-        """A snapshot, or a subscriber of another server, can be ahead of what was last read here."""
+        """A snapshot, or a subscriber of another server, can be ahead of what was last read
+        here.
+        """
         if channel.source.is_behind(channel.position, position):
             async with self._reading:
                 await self._read(channel)
@@ -271,7 +303,8 @@ class Closing(Exception):
     """The server ends."""
 
 
-# Server-sent events: how one is written, and a response that sends them for as long as the client listens and keeps up.
+# Server-sent events: how one is written, and a response that sends them for as long as the client
+# listens and keeps up.
 
 
 HEADERS = [
@@ -279,7 +312,10 @@ HEADERS = [
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
-DROPPED = b'event: dropped\ndata: {"why":"too slow: connect again with the Last-Event-ID of the last event"}\n\n'
+DROPPED = (
+    b'event: dropped\ndata: {"why":"too slow: connect again with the Last-Event-ID of the last'
+    b' event"}\n\n'
+)
 
 
 def event(kind: str, data: str, id: str | None = None) -> bytes:
@@ -289,16 +325,23 @@ def event(kind: str, data: str, id: str | None = None) -> bytes:
 
 
 class EventStream:
-    """Sends events until there are no more, the client goes, or it does not take one for `slow_s` seconds."""
+    """Sends events until there are no more, the client goes, or it does not take one for `slow_s`
+    seconds.
+    """
 
     def __init__(self, events: AsyncGenerator[bytes, None], slow_s: float) -> None:
         self._events, self._slow_s = events, slow_s
         self._sending_since: float | None = None
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """A client that is stuck gets no last word: the connection is closed under it, and it resumes with the id of what it got."""
+        """A client that is stuck gets no last word: the connection is closed under it, and it
+        resumes with the id of what it got.
+        """
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        tasks = [asyncio.ensure_future(each) for each in (self._send_all(send), _gone(receive), self._stuck())]
+        tasks = [
+            asyncio.ensure_future(each)
+            for each in (self._send_all(send), _gone(receive), self._stuck())
+        ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -319,7 +362,19 @@ class EventStream:
             except Closing:
                 pass
             except HeadraceError as error:
-                await self._send(send, event("error", json.dumps({"error": type(error).__name__, "message": error.message, "fix": error.fix})))
+                await self._send(
+                    send,
+                    event(
+                        "error",
+                        json.dumps(
+                            {
+                                "error": type(error).__name__,
+                                "message": error.message,
+                                "fix": error.fix,
+                            }
+                        ),
+                    ),
+                )
         await self._send(send, b"", more=False)
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
@@ -328,7 +383,9 @@ class EventStream:
         self._sending_since = None
 
     async def _stuck(self) -> None:
-        """Returns when one event has been on its way for too long. A look now and then costs less than a timer for each event."""
+        """Returns when one event has been on its way for too long. A look now and then costs less
+        than a timer for each event.
+        """
         while self._sending_since is None or time.monotonic() - self._sending_since < self._slow_s:  # noqa: ASYNC110 - nobody could set an event
             await asyncio.sleep(self._slow_s / 4)
 

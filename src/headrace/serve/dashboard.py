@@ -1,6 +1,8 @@
-"""What the dashboard and `headrace top` show of a pipeline: its plan, how it goes, its topics and groups, time, and how all that was in the last minutes.
+"""What the dashboard and `headrace top` show of a pipeline: its plan, how it goes, its topics and
+groups, time, and how all that was in the last minutes.
 
-Everything is read from what the runner leaves in its state directory and from the log, so it can be another process that shows it. Rates are differences between two looks.
+Everything is read from what the runner leaves in its state directory and from the log, so it can be
+another process that shows it. Rates are differences between two looks.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from headrace.log import dead_letters
 from headrace.log.api import Log
 from headrace.serve.stores import Stores, version_directory, versions
 
-# What a pipeline's runner tells of itself in its state directory (`pipeline/status.py` writes it), as the server needs it: its name, and figures for Prometheus.
+# What a pipeline's runner tells of itself in its state directory (`pipeline/status.py` writes it),
+# as the server needs it: its name, and figures for Prometheus.
 
 
 _FILE = "status.json"
@@ -63,30 +66,91 @@ def pipeline_of(directory: Path) -> str | None:
 def metrics(stores: Stores, subscribers: int) -> str:
     """Prometheus' text format."""
     lines: list[str] = []
-    runs = [run for version in (None, *versions(stores.state)) if (run := read_run(version_directory(stores.state, version)))]
+    runs = [
+        run
+        for version in (None, *versions(stores.state))
+        if (run := read_run(version_directory(stores.state, version)))
+    ]
     for name, what in _GAUGES.items():
-        lines += family(f"headrace_{name}", "gauge", what, [(_of(run), run[name]) for run in runs if name in run])
+        lines += family(
+            f"headrace_{name}",
+            "gauge",
+            what,
+            [(_of(run), run[name]) for run in runs if name in run],
+        )
     for name, what in _COUNTERS.items():
-        lines += family(f"headrace_{name}_total", "counter", what, [(_of(run), run[name]) for run in runs if name in run])
-    lines += family("headrace_running", "gauge", "Whether the pipeline's process is there.", [(_of(run), float(is_running(run))) for run in runs])
+        lines += family(
+            f"headrace_{name}_total",
+            "counter",
+            what,
+            [(_of(run), run[name]) for run in runs if name in run],
+        )
     lines += family(
-        "headrace_updated_timestamp_seconds", "gauge", "When the pipeline last told of itself.", [(_of(run), run["updated"]) for run in runs]
-    )
-    lines += family("headrace_rows_counted_total", "counter", "Rows that were put aside or came too late, by step and reason.", list(_counts(runs)))
-    lines += family("headrace_complete_timestamp_seconds", "gauge", "Event time up to which an input is complete.", list(_clocks(runs)))
-    lines += family("headrace_producers", "gauge", "Producers of an input that are waited for.", list(_producers(runs)))
-    lines += family(
-        "headrace_producer_timestamp_seconds", "gauge", "Newest event time of the producers that hold an input's clock back most.", list(_held(runs, "newest_us"))
+        "headrace_running",
+        "gauge",
+        "Whether the pipeline's process is there.",
+        [(_of(run), float(is_running(run))) for run in runs],
     )
     lines += family(
-        "headrace_producer_silent_seconds", "gauge", "How long the producers that hold an input's clock back most have been silent.", [(of, time.time() - heard_s) for of, heard_s in _held(runs, "heard_us")]
+        "headrace_updated_timestamp_seconds",
+        "gauge",
+        "When the pipeline last told of itself.",
+        [(_of(run), run["updated"]) for run in runs],
     )
-    lines += family("headrace_open_windows", "gauge", "Windows that wait to be published, and those kept for corrections.", list(_windows(runs)))
-    lines += family("headrace_waits_for_timestamp_seconds", "gauge", "The event time that a step waits for next.", list(_due(runs)))
     lines += family(
-        "headrace_view_tick", "gauge", "The tick that a view shows.", [({"view": place.name}, info.tick) for place, info in _views(stores)]
+        "headrace_rows_counted_total",
+        "counter",
+        "Rows that were put aside or came too late, by step and reason.",
+        list(_counts(runs)),
     )
-    lines += family("headrace_subscribers", "gauge", "Those who follow views and topics here.", [({}, subscribers)])
+    lines += family(
+        "headrace_complete_timestamp_seconds",
+        "gauge",
+        "Event time up to which an input is complete.",
+        list(_clocks(runs)),
+    )
+    lines += family(
+        "headrace_producers",
+        "gauge",
+        "Producers of an input that are waited for.",
+        list(_producers(runs)),
+    )
+    lines += family(
+        "headrace_producer_timestamp_seconds",
+        "gauge",
+        "Newest event time of the producers that hold an input's clock back most.",
+        list(_held(runs, "newest_us")),
+    )
+    lines += family(
+        "headrace_producer_silent_seconds",
+        "gauge",
+        "How long the producers that hold an input's clock back most have been silent.",
+        [(of, time.time() - heard_s) for of, heard_s in _held(runs, "heard_us")],
+    )
+    lines += family(
+        "headrace_open_windows",
+        "gauge",
+        "Windows that wait to be published, and those kept for corrections.",
+        list(_windows(runs)),
+    )
+    lines += family(
+        "headrace_waits_for_timestamp_seconds",
+        "gauge",
+        "The event time that a step waits for next.",
+        list(_due(runs)),
+    )
+    lines += family(
+        "headrace_view_tick",
+        "gauge",
+        "The tick that a view shows.",
+        [({"view": place.name}, info.tick) for place, info in _views(stores)],
+    )
+    lines += family(
+        "headrace_subscribers",
+        "gauge",
+        "Those who follow views and topics here.",
+        [({}, subscribers)],
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -127,7 +191,10 @@ def _held(runs: list[dict[str, Any]], what: str) -> Iterator[tuple[dict[str, str
     for run in runs:
         for name, clock in run.get("clocks", {}).items():
             for held in clock.get("held_back_by", ()):
-                yield {**_of(run), "input": name, "producer": str(held["producer"])}, held[what] / 1_000_000
+                yield (
+                    {**_of(run), "input": name, "producer": str(held["producer"])},
+                    held[what] / 1_000_000,
+                )
 
 
 def _clocks(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
@@ -154,12 +221,15 @@ def is_running(run: dict[str, Any]) -> bool:
         return True
     return True
 
+
 PLAN = "plan.json"
 LOOK_EVERY_S = 1.0
 SIZES_EVERY_S = 10.0
 MOST_LOOKS = 600
 RATE_OVER_S = 5.0
-RATE_OVER_TICKS = 3  # counts are told once a batch: over less than some of them, a rate would be 0 or too much
+RATE_OVER_TICKS = (
+    3  # counts are told once a batch: over less than some of them, a rate would be 0 or too much
+)
 RATE_OVER_AT_MOST_S = 20.0
 MOST_TOPICS = 200
 _RESERVED = "__"
@@ -169,7 +239,13 @@ _OWN_GROUPS = ("headrace", "__")
 def check_state(state: Path) -> None:
     """A directory without a run is more likely to be misspelt than to get one."""
     if not (state / PLAN).exists():
-        raise ConfigurationError(f"No pipeline has run with the state directory {state}.", fix="name the pipeline's state directory, such as shop.state, or run the pipeline first.")
+        raise ConfigurationError(
+            f"No pipeline has run with the state directory {state}.",
+            fix=(
+                "name the pipeline's state directory, such as shop.state, or run the pipeline"
+                " first."
+            ),
+        )
 
 
 def log_of(state: Path) -> str | None:
@@ -212,7 +288,9 @@ class Sizes:
 
 
 class Board:
-    """Looks when it is asked, at most once a second; keeps the last ten minutes. The rows of views are counted for those who want that."""
+    """Looks when it is asked, at most once a second; keeps the last ten minutes. The rows of views
+    are counted for those who want that.
+    """
 
     def __init__(self, state: Path, log: Log | None, *, count_views: bool = False) -> None:
         self.state, self.log, self.count_views = state, log, count_views
@@ -226,8 +304,20 @@ class Board:
             if self._looks and time.time() - self._looks[-1].at < LOOK_EVERY_S * 0.9:
                 return
             run = read_run(self.state) or {}
-            clocks = {name: clock.get("complete_us") for name, clock in run.get("clocks", {}).items()}
-            self._looks.append(Look(time.time(), int(run.get("tick", 0)), dict(run.get("counts", {})), self._ends(), int(run.get("rows_behind", 0)), self._lag(), clocks))
+            clocks = {
+                name: clock.get("complete_us") for name, clock in run.get("clocks", {}).items()
+            }
+            self._looks.append(
+                Look(
+                    time.time(),
+                    int(run.get("tick", 0)),
+                    dict(run.get("counts", {})),
+                    self._ends(),
+                    int(run.get("rows_behind", 0)),
+                    self._lag(),
+                    clocks,
+                )
+            )
             if time.time() - self._sizes.at > SIZES_EVERY_S:
                 self._sizes = self._sized()
 
@@ -238,9 +328,17 @@ class Board:
         with self._lock:
             before, now = span(self._looks)
         return {
-            "at": now.at, "plan": read_plan(self.state), "run": None if run is None else {**run, "is_running": is_running(run)}, "rates": _rates(before, now), "topics": self._topics(before, now),
-            "groups": now.lag, "state": self._sizes.steps, "dead": self._sizes.dead, "views": self._sizes.views, "series": self._series(),
-        }  # fmt: skip
+            "at": now.at,
+            "plan": read_plan(self.state),
+            "run": None if run is None else {**run, "is_running": is_running(run)},
+            "rates": _rates(before, now),
+            "topics": self._topics(before, now),
+            "groups": now.lag,
+            "state": self._sizes.steps,
+            "dead": self._sizes.dead,
+            "views": self._sizes.views,
+            "series": self._series(),
+        }
 
     # A look
 
@@ -272,8 +370,16 @@ class Board:
             return sizes
         for each in self.log.stats():
             if not each.name.startswith(_RESERVED):
-                sizes.topics[each.name] = {"partitions": each.partitions, "bytes": each.bytes, "rows": each.rows}
-        sizes.dead = [{"name": each.name, "of": each.of, "rows": each.rows} for each in dead_letters.topics(self.log) if each.rows]
+                sizes.topics[each.name] = {
+                    "partitions": each.partitions,
+                    "bytes": each.bytes,
+                    "rows": each.rows,
+                }
+        sizes.dead = [
+            {"name": each.name, "of": each.of, "rows": each.rows}
+            for each in dead_letters.topics(self.log)
+            if each.rows
+        ]
         return sizes
 
     # What follows from looks
@@ -281,19 +387,29 @@ class Board:
     def _topics(self, before: Look, now: Look) -> list[dict[str, Any]]:
         seconds = max(now.at - before.at, 1e-9)
         return [
-            {"name": name, "rows_per_second": max(0.0, (end - before.ends.get(name, end)) / seconds), "end": end, **self._sizes.topics.get(name, {})}
+            {
+                "name": name,
+                "rows_per_second": max(0.0, (end - before.ends.get(name, end)) / seconds),
+                "end": end,
+                **self._sizes.topics.get(name, {}),
+            }
             for name, end in sorted(now.ends.items())
         ]
 
     def _series(self) -> dict[str, Any]:
-        """The last minutes: rows behind, each group's lag, and how far each input's time is behind the clock on the wall."""
+        """The last minutes: rows behind, each group's lag, and how far each input's time is behind
+        the clock on the wall.
+        """
         with self._lock:
             looks = list(self._looks)
         return {
             "at": [round(look.at, 1) for look in looks],
             "behind": [look.behind for look in looks],
             "lag": {group: [look.lag.get(group) for look in looks] for group in looks[-1].lag},
-            "event_time": {name: [_seconds(look.complete_us.get(name)) for look in looks] for name in looks[-1].complete_us},
+            "event_time": {
+                name: [_seconds(look.complete_us.get(name)) for look in looks]
+                for name in looks[-1].complete_us
+            },
         }
 
 
@@ -301,14 +417,25 @@ def span(looks: Sequence[Look]) -> tuple[Look, Look]:
     """The newest look, and one some seconds and batches before it: what rates are told over."""
     now = looks[-1]
     recent = [look for look in looks if now.at - look.at <= RATE_OVER_AT_MOST_S]
-    enough = (look for look in reversed(recent) if now.at - look.at >= RATE_OVER_S and now.tick - look.tick >= RATE_OVER_TICKS)
+    enough = (
+        look
+        for look in reversed(recent)
+        if now.at - look.at >= RATE_OVER_S and now.tick - look.tick >= RATE_OVER_TICKS
+    )
     return next(enough, recent[0]), now
 
 
 def _rates(before: Look, now: Look) -> dict[str, float]:
     """Of every count, how fast it grows."""
     seconds = now.at - before.at
-    return {} if seconds <= 0 else {name: (count - before.counts.get(name, count)) / seconds for name, count in now.counts.items()}
+    return (
+        {}
+        if seconds <= 0
+        else {
+            name: (count - before.counts.get(name, count)) / seconds
+            for name, count in now.counts.items()
+        }
+    )
 
 
 def _view_rows(state: Path) -> dict[str, int]:
@@ -338,7 +465,8 @@ def _size(path: Path) -> int:
         return 0
 
 
-# The dashboard's files: one page, its scripts, one style sheet, served as they are. Nothing is loaded from elsewhere, and the browser is told to refuse it.
+# The dashboard's files: one page, its scripts, one style sheet, served as they are. Nothing is
+# loaded from elsewhere, and the browser is told to refuse it.
 
 
 _SCRIPT = "text/javascript"
@@ -350,7 +478,10 @@ _FILES = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src"
+        " 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -359,7 +490,9 @@ _HEADERS = {
 
 async def page(request: Request) -> Response:
     name, kind = _FILES[request.url.path]
-    return Response((files("headrace.serve") / "page" / name).read_bytes(), media_type=kind, headers=_HEADERS)
+    return Response(
+        (files("headrace.serve") / "page" / name).read_bytes(), media_type=kind, headers=_HEADERS
+    )
 
 
 def page_routes() -> list[Route]:

@@ -1,5 +1,6 @@
-"""One row by key: what is asked most, so it is answered before anything else looks at the request, with as little as can be: one look at which version is served, one at
-whether anything has been committed, and one statement.
+"""One row by key: what is asked most, so it is answered before anything else looks at the request,
+with as little as can be: one look at which version is served, one at whether anything has been
+committed, and one statement.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.errors import HeadraceError, UnknownView
-from headrace.serve.requests import JSON_HEADERS, NoSuchRow, error_response, head_json, only_key, typed_key
+from headrace.serve.requests import (
+    JSON_HEADERS,
+    NoSuchRow,
+    error_response,
+    head_json,
+    only_key,
+    typed_key,
+)
 from headrace.serve.stores import Place, Stores
 from headrace.views.lookup import Lookup
 
@@ -29,12 +37,17 @@ class _Known:
     def answer_head(self) -> str:
         """What answers begin with, as long as the tick is the same."""
         if self.head[0] != self.lookup.tick:
-            self.head = self.lookup.tick, head_json(self.place.name, self.place.version, self.lookup.tick)
+            self.head = (
+                self.lookup.tick,
+                head_json(self.place.name, self.place.version, self.lookup.tick),
+            )
         return self.head[1]
 
 
 class Lookups:
-    """The views by key. It lives in the event loop's thread: a row takes so little time that another thread would cost more."""
+    """The views by key. It lives in the event loop's thread: a row takes so little time that
+    another thread would cost more.
+    """
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
@@ -46,7 +59,9 @@ class Lookups:
         known = self._opened(name)
         lookup = known.lookup
         stored = lookup.stored_key(texts)
-        text = lookup.row(lookup.key_of(typed_key(lookup.info, texts, whole=True)) if stored is None else stored)
+        text = lookup.row(
+            lookup.key_of(typed_key(lookup.info, texts, whole=True)) if stored is None else stored
+        )
         if text is None:
             raise NoSuchRow(name, texts, lookup.tick)
         return f'{{{known.answer_head()},"row":{text}}}'.encode()
@@ -54,7 +69,13 @@ class Lookups:
     def _opened(self, name: str) -> _Known:
         """A view as of its newest commit."""
         known, served = self._known.get(name), self._stores.served_stamp()
-        if known is None or known.lookup.closed or known.served != served or not known.place.store.is_on_disk() or not known.lookup.show_newest():
+        if (
+            known is None
+            or known.lookup.closed
+            or known.served != served
+            or not known.place.store.is_on_disk()
+            or not known.lookup.show_newest()
+        ):
             self._known.pop(name, None)
             known = self._known[name] = self._found(name, served)
         if not self._will_let_go:
@@ -82,7 +103,11 @@ class Shortcut:
         self._app, self._lookups = app, lookups
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not (name := _view(scope)) or not (texts := only_key(scope["query_string"])):
+        if (
+            scope["type"] != "http"
+            or not (name := _view(scope))
+            or not (texts := only_key(scope["query_string"]))
+        ):
             await self._app(scope, receive, send)
             return
         try:
@@ -90,7 +115,13 @@ class Shortcut:
         except HeadraceError as error:
             await error_response(error)(scope, receive, send)
             return
-        await send({"type": "http.response.start", "status": 200, "headers": [*JSON_HEADERS, (b"content-length", b"%d" % len(body))]})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [*JSON_HEADERS, (b"content-length", b"%d" % len(body))],
+            }
+        )
         await send({"type": "http.response.body", "body": body})
 
 

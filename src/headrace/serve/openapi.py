@@ -13,22 +13,71 @@ _STRINGS = {"type": "array", "items": {"type": "string"}}
 def description(limits: Limits) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Headrace", "version": __version__, "description": "The views of a pipeline: read, queried, and pushed as they change."},
+        "info": {
+            "title": "Headrace",
+            "version": __version__,
+            "description": "The views of a pipeline: read, queried, and pushed as they change.",
+        },
         "paths": {
-            "/views": {"get": _operation("All views, with the tick each shows", [], _json("the views"))},
+            "/views": {
+                "get": _operation("All views, with the tick each shows", [], _json("the views"))
+            },
             "/views/{name}": {
-                "get": _operation("Rows of a view, with the tick that they show", _view_parameters(limits), _json("a row, or rows"), 404, 410, 503)
+                "get": _operation(
+                    "Rows of a view, with the tick that they show",
+                    _view_parameters(limits),
+                    _json("a row, or rows"),
+                    404,
+                    410,
+                    503,
+                )
             },
             "/views/{name}/changes": {
-                "get": _operation("A view's rows, then its changes as they happen", _changes_parameters(), _events(), 404, 410, 503)
+                "get": _operation(
+                    "A view's rows, then its changes as they happen",
+                    _changes_parameters(),
+                    _events(),
+                    404,
+                    410,
+                    503,
+                )
             },
             "/sql": {"post": _sql(limits)},
             "/ask/{name}": {"post": _ask()},
-            "/topics/{name}/tail": {"get": _operation("A topic's rows as they are appended", _tail_parameters(), _events(), 404, 410, 503)},
-            "/dashboard/facts": {"get": _operation("What the dashboard at / shows: the plan, the run, rates, topics, groups, time", [], _json("the facts"))},
-            "/dead/{name}/replay": {"post": _operation("Dead letters again; the one request that changes something", _replay_parameters(), _json("how many"), 404, 503)},
-            "/metrics": {"get": _operation("Figures for Prometheus", [], _content("figures", "text/plain"))},
-            "/health": {"get": _operation("Whether views can be read; needs no token", [], _json("they can"), 503)},
+            "/topics/{name}/tail": {
+                "get": _operation(
+                    "A topic's rows as they are appended",
+                    _tail_parameters(),
+                    _events(),
+                    404,
+                    410,
+                    503,
+                )
+            },
+            "/dashboard/facts": {
+                "get": _operation(
+                    "What the dashboard at / shows: the plan, the run, rates, topics, groups, time",
+                    [],
+                    _json("the facts"),
+                )
+            },
+            "/dead/{name}/replay": {
+                "post": _operation(
+                    "Dead letters again; the one request that changes something",
+                    _replay_parameters(),
+                    _json("how many"),
+                    404,
+                    503,
+                )
+            },
+            "/metrics": {
+                "get": _operation("Figures for Prometheus", [], _content("figures", "text/plain"))
+            },
+            "/health": {
+                "get": _operation(
+                    "Whether views can be read; needs no token", [], _json("they can"), 503
+                )
+            },
             "/openapi.json": {"get": _operation("This description", [], _json("it"))},
         },
         "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
@@ -36,8 +85,14 @@ def description(limits: Limits) -> dict[str, Any]:
     }
 
 
-def _operation(summary: str, parameters: list[dict[str, Any]], found: dict[str, Any], *refusals: int) -> dict[str, Any]:
-    return {"summary": summary, "parameters": parameters, "responses": {"200": found, **_refusals(400, 401, 403, *refusals)}}
+def _operation(
+    summary: str, parameters: list[dict[str, Any]], found: dict[str, Any], *refusals: int
+) -> dict[str, Any]:
+    return {
+        "summary": summary,
+        "parameters": parameters,
+        "responses": {"200": found, **_refusals(400, 401, 403, *refusals)},
+    }
 
 
 _MEANINGS = {
@@ -54,8 +109,17 @@ _MEANINGS = {
 
 
 def _refusals(*statuses: int) -> dict[str, Any]:
-    schema = {"type": "object", "properties": {name: {"type": "string"} for name in ("error", "message", "fix")}}
-    return {str(status): {"description": _MEANINGS[status], "content": {"application/json": {"schema": schema}}} for status in statuses}
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "string"} for name in ("error", "message", "fix")},
+    }
+    return {
+        str(status): {
+            "description": _MEANINGS[status],
+            "content": {"application/json": {"schema": schema}},
+        }
+        for status in statuses
+    }
 
 
 def _json(what: str) -> dict[str, Any]:
@@ -73,23 +137,44 @@ def _content(what: str, kind: str) -> dict[str, Any]:
 # Parameters
 
 
-def _parameter(name: str, what: str, schema: dict[str, Any] | None = None, place: str = "query") -> dict[str, Any]:
-    return {"name": name, "in": place, "required": place == "path", "description": what, "schema": schema or {"type": "string"}}
+def _parameter(
+    name: str, what: str, schema: dict[str, Any] | None = None, place: str = "query"
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": place,
+        "required": place == "path",
+        "description": what,
+        "schema": schema or {"type": "string"},
+    }
 
 
 def _view_parameters(limits: Limits) -> list[dict[str, Any]]:
     return [
         _parameter("name", "The view", place="path"),
         _parameter("key", "One row: once for each column of the key, in order", _STRINGS),
-        _parameter("from", "The first key, or its first columns; of a stream, the first tick", _STRINGS),
+        _parameter(
+            "from", "The first key, or its first columns; of a stream, the first tick", _STRINGS
+        ),
         _parameter("to", "The key before which to stop", _STRINGS),
         _parameter("order", "By key, or as the rows of a stream came", {"enum": ["asc", "desc"]}),
-        _parameter("limit", "How many rows", {"type": "integer", "minimum": 1, "maximum": limits.most_rows, "default": limits.rows}),
-        _parameter("at_least", "Wait until the view contains this position: TOPIC:PARTITION:END, joined by commas"),
         _parameter(
-            "wait", f"How long to wait for it; at most {limits.most_wait_s:g} seconds", {"type": "string", "default": f"{limits.wait_s:g} seconds"}
+            "limit",
+            "How many rows",
+            {"type": "integer", "minimum": 1, "maximum": limits.most_rows, "default": limits.rows},
         ),
-        _parameter("at_tick", "The view as it was at an earlier tick", {"type": "integer", "minimum": 0}),
+        _parameter(
+            "at_least",
+            "Wait until the view contains this position: TOPIC:PARTITION:END, joined by commas",
+        ),
+        _parameter(
+            "wait",
+            f"How long to wait for it; at most {limits.most_wait_s:g} seconds",
+            {"type": "string", "default": f"{limits.wait_s:g} seconds"},
+        ),
+        _parameter(
+            "at_tick", "The view as it was at an earlier tick", {"type": "integer", "minimum": 0}
+        ),
     ]
 
 
@@ -97,7 +182,9 @@ def _changes_parameters() -> list[dict[str, Any]]:
     return [
         _parameter("name", "The view", place="path"),
         _parameter("key", "Only rows whose key begins with these values", _STRINGS),
-        _parameter("where", "Only rows that meet a condition, such as: amount >= 100 and region = eu"),
+        _parameter(
+            "where", "Only rows that meet a condition, such as: amount >= 100 and region = eu"
+        ),
         _parameter("Last-Event-ID", "The id of the last event that was got", place="header"),
     ]
 
@@ -106,19 +193,46 @@ def _tail_parameters() -> list[dict[str, Any]]:
     return [
         _parameter("name", "The topic", place="path"),
         _parameter("where", "Only rows that meet a condition"),
-        _parameter("last", "So many rows of each partition that are there already", {"type": "integer", "minimum": 0, "default": 0}),
+        _parameter(
+            "last",
+            "So many rows of each partition that are there already",
+            {"type": "integer", "minimum": 0, "default": 0},
+        ),
         _parameter("Last-Event-ID", "The id of the last event that was got", place="header"),
     ]
 
 
 def _ask() -> dict[str, Any]:
-    parameters = [_parameter("name", "The question's name", place="path"), _parameter("wait", "How long to wait for the answer")]
-    body = {"content": {"application/json": {"schema": {"type": "object", "description": "The columns of the question"}}}}
-    return {**_operation("A question to the stream: appended, and answered as of its tick", parameters, _json("the answer"), 404, 413, 415, 503), "requestBody": body}
+    parameters = [
+        _parameter("name", "The question's name", place="path"),
+        _parameter("wait", "How long to wait for the answer"),
+    ]
+    body = {
+        "content": {
+            "application/json": {
+                "schema": {"type": "object", "description": "The columns of the question"}
+            }
+        }
+    }
+    return {
+        **_operation(
+            "A question to the stream: appended, and answered as of its tick",
+            parameters,
+            _json("the answer"),
+            404,
+            413,
+            415,
+            503,
+        ),
+        "requestBody": body,
+    }
 
 
 def _replay_parameters() -> list[dict[str, Any]]:
-    return [_parameter("name", "The topic whose letters", place="path"), _parameter("offset", "Only this letter", {"type": "integer", "minimum": 0})]
+    return [
+        _parameter("name", "The topic whose letters", place="path"),
+        _parameter("offset", "Only this letter", {"type": "integer", "minimum": 0}),
+    ]
 
 
 def _sql(limits: Limits) -> dict[str, Any]:
@@ -126,12 +240,41 @@ def _sql(limits: Limits) -> dict[str, Any]:
         "query": {"type": "string", "description": "One SELECT over the views, in SQLite's SQL"},
         "parameters": {"type": "array", "description": "One value for each ? of the query"},
         "timeout": {"type": "string", "default": f"{limits.sql_s:g} seconds"},
-        "limit": {"type": "integer", "minimum": 1, "maximum": limits.most_rows, "description": "More rows than this are an error"},
-        "version": {"type": "string", "description": "Query the views of a version, by their full names"},
+        "limit": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": limits.most_rows,
+            "description": "More rows than this are an error",
+        },
+        "version": {
+            "type": "string",
+            "description": "Query the views of a version, by their full names",
+        },
         "at_least": {"type": "string", "description": "Wait until all views contain this position"},
         "wait": {"type": "string", "default": f"{limits.wait_s:g} seconds"},
     }
     body = {
-        "content": {"application/json": {"schema": {"type": "object", "required": ["query"], "properties": members, "additionalProperties": False}}}
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["query"],
+                    "properties": members,
+                    "additionalProperties": False,
+                }
+            }
+        }
     }
-    return {**_operation("A SELECT over the views, all at one moment", [], _json("the rows"), 404, 409, 413, 415, 503), "requestBody": body}
+    return {
+        **_operation(
+            "A SELECT over the views, all at one moment",
+            [],
+            _json("the rows"),
+            404,
+            409,
+            413,
+            415,
+            503,
+        ),
+        "requestBody": body,
+    }

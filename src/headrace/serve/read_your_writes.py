@@ -1,7 +1,8 @@
 """Reading one's own writes: waiting until a view contains what was appended at a position.
 
-A position is written `orders:0:18,orders:1:20`: topic, partition, and the offset behind the last row, as `str(producer.append(…))` gives it. A view contains it when the
-tick that it shows reaches at least as far in each of these partitions, which the pipeline's journal of ticks tells.
+A position is written `orders:0:18,orders:1:20`: topic, partition, and the offset behind the last
+row, as `str(producer.append(…))` gives it. A view contains it when the tick that it shows reaches
+at least as far in each of these partitions, which the pipeline's journal of ticks tells.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Wanted:
     ends: Mapping[tuple[str, int], int]
 
     def is_in(self, tick: Tick) -> bool:
-        return all(tick.end(topic, partition) >= end for (topic, partition), end in self.ends.items())
+        return all(
+            tick.end(topic, partition) >= end for (topic, partition), end in self.ends.items()
+        )
 
 
 def wanted(text: str) -> Wanted:
@@ -40,7 +43,8 @@ def wanted(text: str) -> Wanted:
     found = [_PART.fullmatch(part) for part in parts]
     if len(parts) > MOST_PARTS or not all(found):
         raise InputError(
-            f"at_least={text[:80]!r} is no position.", fix="give what an append returned, as text: TOPIC:PARTITION:END, joined by commas."
+            f"at_least={text[:80]!r} is no position.",
+            fix="give what an append returned, as text: TOPIC:PARTITION:END, joined by commas.",
         )
     return Wanted({(match[1], int(match[2])): int(match[3]) for match in found if match})
 
@@ -54,7 +58,9 @@ class Arrivals:
         self._lock = threading.Lock()
 
     async def wait(self, store: Store, view: str | None, position: str, wait_s: float) -> None:
-        """Return when a view, or every view of a store, contains a position. 503 if it takes too long."""
+        """Return when a view, or every view of a store, contains a position. 503 if it takes too
+        long.
+        """
         asked = wanted(position)
         await self._reads.run(self._check, store, asked)
         deadline, needed = time.monotonic() + wait_s, None
@@ -66,7 +72,8 @@ class Arrivals:
             if time.monotonic() > deadline:
                 raise Refused(
                     503,
-                    f"After {wait_s:g} seconds the view, at tick {shown}, does not contain {position[:200]}.",
+                    f"After {wait_s:g} seconds the view, at tick {shown}, does not contain"
+                    f" {position[:200]}.",
                     fix="ask again, or wait longer with wait=.",
                 )
             await asyncio.sleep(_POLL_S)
@@ -82,7 +89,9 @@ class Arrivals:
             return _first(journal, asked, last) if last is not None and asked.is_in(last) else None
 
     def _check(self, store: Store, asked: Wanted) -> None:
-        """Refuse a position that cannot come: of another log, or in a topic that the pipeline does not read."""
+        """Refuse a position that cannot come: of another log, or in a topic that the pipeline does
+        not read.
+        """
         with self._lock:
             log, journal = self._opened(), self._journal(store)
             last = None if journal is None else journal.last
@@ -92,17 +101,20 @@ class Arrivals:
                 raise UnknownTopic(topic, known)
             if end > log.end_offsets(topic).get(partition, -1):
                 raise InputError(
-                    f"The position {topic}:{partition}:{end} is not in this log.", fix="give a position of the log that the pipeline reads."
+                    f"The position {topic}:{partition}:{end} is not in this log.",
+                    fix="give a position of the log that the pipeline reads.",
                 )
             if last is not None and topic not in last.ends:
                 raise InputError(
-                    f"The pipeline does not read the topic {topic!r}: {nearest(topic, last.ends)}", fix="wait for a topic that it reads."
+                    f"The pipeline does not read the topic {topic!r}: {nearest(topic, last.ends)}",
+                    fix="wait for a topic that it reads.",
                 )
 
     def _opened(self) -> Log:
         if self._log is None:
             raise ConfigurationError(
-                "This server was started without a log, and cannot tell what a view contains.", fix="start it with --log ADDRESS."
+                "This server was started without a log, and cannot tell what a view contains.",
+                fix="start it with --log ADDRESS.",
             )
         return self._log
 
@@ -114,7 +126,10 @@ class Arrivals:
             return None
         if pipeline not in self._journals:
             if f"__ticks.{pipeline}" not in log.topics():
-                raise ConfigurationError(f"This log has no ticks of the pipeline {pipeline!r}.", fix="start the server with the pipeline's own log.")
+                raise ConfigurationError(
+                    f"This log has no ticks of the pipeline {pipeline!r}.",
+                    fix="start the server with the pipeline's own log.",
+                )
             self._journals[pipeline] = TickJournal(log, pipeline)
         return self._journals[pipeline]
 

@@ -1,10 +1,12 @@
-"""Which store a view is served from: the pipeline's own, or that of a version which `headrace view switch` has put in its place.
+"""Which store a view is served from: the pipeline's own, or that of a version which `headrace view
+switch` has put in its place.
 
     shop.state/views.db                  the views of the pipeline
     shop.state/versions/v2/views.db      the views of its version v2: revenue.v2, …
     shop.state/served.json               which version stands behind a plain name
 
-The file is replaced as a whole, so a switch happens at once; whoever follows the view is told by a new snapshot.
+The file is replaced as a whole, so a switch happens at once; whoever follows the view is told by a
+new snapshot.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.errors import ConfigurationError, CorruptionError, NewerFormat, UnknownVersion, UnknownView
+from headrace.errors import (
+    ConfigurationError,
+    CorruptionError,
+    NewerFormat,
+    UnknownVersion,
+    UnknownView,
+)
 from headrace.log.topic_config import check_name
 from headrace.views.file import VIEWS_FILE, ViewInfo, open_for_reading, translated
 from headrace.views.lookup import Lookup
@@ -51,7 +59,9 @@ class Store:
         return (found.st_dev, found.st_ino) == self.identity
 
     def opened_lookup(self, view: str) -> Lookup:
-        """Reads single rows of a view, all at one moment, until its `end`; used by the thread of the event loop alone."""
+        """Reads single rows of a view, all at one moment, until its `end`; used by the thread of
+        the event loop alone.
+        """
         found = self._lookups.get(view)
         if found is None or not found.show_newest():  # the view was made anew meanwhile
             self.forget_lookup(view)
@@ -93,8 +103,14 @@ class Place:
     store: Store = field(compare=False, repr=False)
 
     def id(self, tick: int) -> str:
-        """The id of a tick's event; with the version in front where one is served in place of the pipeline's own view."""
-        return str(tick) if self.version is None or self.name == self.stored else f"{self.version}:{tick}"
+        """The id of a tick's event; with the version in front where one is served in place of the
+        pipeline's own view.
+        """
+        return (
+            str(tick)
+            if self.version is None or self.name == self.stored
+            else f"{self.version}:{tick}"
+        )
 
 
 class Stores:
@@ -125,7 +141,8 @@ class Stores:
             if version is not None:
                 raise UnknownVersion(version, versions(self.state)) from None
             raise ConfigurationError(
-                f"There are no views in {Path(path).parent}.", fix="run the pipeline first, or name its state directory."
+                f"There are no views in {Path(path).parent}.",
+                fix="run the pipeline first, or name its state directory.",
             ) from None
         identity = (found.st_dev, found.st_ino)
         with self._lock:
@@ -137,7 +154,9 @@ class Stores:
             return known
 
     def place(self, name: str) -> Place:
-        """Where a view is served from. A version's view can be named in full, as in `revenue.v2`; UnknownView if there is none."""
+        """Where a view is served from. A version's view can be named in full, as in `revenue.v2`;
+        UnknownView if there is none.
+        """
         version = self.served().get(name)
         if version is not None:
             return _place(name, f"{name}.{version}", self.store(version))
@@ -149,8 +168,14 @@ class Stores:
         return _place(name, name, self.store())
 
     def views(self) -> list[tuple[Place, ViewInfo]]:
-        """All views: the pipeline's by name, each from where it is served, and those of versions under their full names."""
-        found = [(_place(info.name, info.name, self.store()), info) for info in self.store().reader.views() if info.name not in self.served()]
+        """All views: the pipeline's by name, each from where it is served, and those of versions
+        under their full names.
+        """
+        found = [
+            (_place(info.name, info.name, self.store()), info)
+            for info in self.store().reader.views()
+            if info.name not in self.served()
+        ]
         for version in versions(self.state):
             store = self.store(version)
             for info in store.reader.views():
@@ -213,14 +238,21 @@ def read_served(state: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError):
-        raise CorruptionError(f"{path} is damaged.", fix="delete it, and switch the views again with `headrace view switch`.") from None
+        raise CorruptionError(
+            f"{path} is damaged.",
+            fix="delete it, and switch the views again with `headrace view switch`.",
+        ) from None
     if version > FORMAT:
-        raise NewerFormat(f"{path} has format {version}; this Headrace knows {FORMAT}.", fix="upgrade Headrace.")
+        raise NewerFormat(
+            f"{path} has format {version}; this Headrace knows {FORMAT}.", fix="upgrade Headrace."
+        )
     return dict(views)
 
 
 def switch(state: Path, view: str, version: str | None) -> None:
-    """Serve a version's view under the plain name from now on; without a version, the pipeline's own again. It is there at once or not at all."""
+    """Serve a version's view under the plain name from now on; without a version, the pipeline's
+    own again. It is there at once or not at all.
+    """
     if version is None:
         _check_own(state, view)
     else:

@@ -1,7 +1,10 @@
-"""A view's changes, pushed: its rows first, then one event for each tick that changed it, each tick once and in order.
+"""A view's changes, pushed: its rows first, then one event for each tick that changed it, each tick
+once and in order.
 
-The id of an event is its tick, with the version in front (`v2:57`) where one is served in place of the pipeline's own view. Who comes back with the last id it got goes on behind
-it. If the view itself becomes another (a version is switched, a store rebuilt), its rows come again, as a new snapshot.
+The id of an event is its tick, with the version in front (`v2:57`) where one is served in place of
+the pipeline's own view. Who comes back with the last id it got goes on behind it. If the view
+itself becomes another (a version is switched, a store rebuilt), its rows come again, as a new
+snapshot.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from headrace.serve.stores import Place, Stores
 from headrace.types.schema import type_name
 from headrace.views.file import ViewInfo
 
-# A view's rows as events: what a subscriber is told first. Written once for all who come while nothing changes, so that a thousand who come back at once cost little more than one.
+# A view's rows as events: what a subscriber is told first. Written once for all who come while
+# nothing changes, so that a thousand who come back at once cost little more than one.
 
 
 _ROWS_A_PART = 5_000
@@ -61,11 +65,17 @@ class Snapshots:
         self._known: dict[tuple[Place, Select | None], tuple[int, asyncio.Future[Written]]] = {}
 
     async def get(self, place: Place, select: Select | None) -> Written:
-        """The view's rows as they are now, or as someone else has just got them, if nothing has been committed since."""
+        """The view's rows as they are now, or as someone else has just got them, if nothing has
+        been committed since.
+        """
         commits, known = place.store.commits(), self._known.get((place, select))
         if known is not None and known[0] == commits and not _has_failed(known[1]):
             written = await asyncio.shield(known[1])
-            return written if isinstance(written.data, bytes) else await run_in_threadpool(write_snapshot, place, select)
+            return (
+                written
+                if isinstance(written.data, bytes)
+                else await run_in_threadpool(write_snapshot, place, select)
+            )
         writing = asyncio.ensure_future(run_in_threadpool(write_snapshot, place, select))
         self._known.pop((place, select), None)
         self._known[place, select] = commits, writing
@@ -79,7 +89,9 @@ def _has_failed(writing: asyncio.Future[Written]) -> bool:
 
 
 def write_snapshot(place: Place, select: Select | None) -> Written:
-    """A view's rows as events. Not sent as they are read: a client that is slow must not hold on to a moment of the store. Only the last part has an id."""
+    """A view's rows as events. Not sent as they are read: a client that is slow must not hold on to
+    a moment of the store. Only the last part has an id.
+    """
     written = tempfile.SpooledTemporaryFile(_SHARED_BYTES)  # noqa: SIM115 - whoever sends it closes it
     waiting = "[]"
     with place.store.reader.snapshot() as snap:
@@ -89,7 +101,9 @@ def write_snapshot(place: Place, select: Select | None) -> Written:
             if waiting != "[]":
                 written.write(event("snapshot", f'{{{about},"last":false,"rows":{waiting}}}'))
             waiting = part
-    written.write(event("snapshot", f'{{{about},"last":true,"rows":{waiting}}}', place.id(info.tick)))
+    written.write(
+        event("snapshot", f'{{{about},"last":true,"rows":{waiting}}}', place.id(info.tick))
+    )
     is_small = written.tell() <= _SHARED_BYTES
     written.seek(0)
     if not is_small:
@@ -102,7 +116,11 @@ def _parts(batches: Iterator[pa.RecordBatch], select: Select | None) -> Iterator
     for batch in batches:
         rows = pa.Table.from_batches([batch])
         rows = rows if select is None else select(rows)
-        yield from (rows_json(rows.slice(start, _ROWS_A_PART)) for start in range(0, rows.num_rows, _ROWS_A_PART))
+        yield from (
+            rows_json(rows.slice(start, _ROWS_A_PART))
+            for start in range(0, rows.num_rows, _ROWS_A_PART)
+        )
+
 
 _ID = re.compile(r"(?:([A-Za-z0-9._-]{1,200}):)?([0-9]{1,18})")
 
@@ -121,7 +139,10 @@ def resume_from(text: str | None) -> Resume | None:
         return None
     found = _ID.fullmatch(text)
     if found is None:
-        raise InputError(f"The Last-Event-ID {text[:80]!r} is none of this server's.", fix="send the id of the last event, such as 57, or none.")
+        raise InputError(
+            f"The Last-Event-ID {text[:80]!r} is none of this server's.",
+            fix="send the id of the last event, such as 57, or none.",
+        )
     return Resume(found[1], int(found[2]))
 
 
@@ -146,7 +167,10 @@ class ViewSource:
             return after, []
         try:
             with self.place.store.reader.snapshot() as snap:
-                tick, changes = snap.tick(self.place.stored), snap.changes_since(self.place.stored, after)
+                tick, changes = (
+                    snap.tick(self.place.stored),
+                    snap.changes_since(self.place.stored, after),
+                )
                 events = [self._event(number, rows) for number, rows in changes]
         except ChangesGone:
             raise Moved from None
@@ -187,7 +211,9 @@ class Subscription:
         return source.info
 
     async def check(self, resume: Resume | None) -> None:
-        """Refuse, before anything is sent, to resume behind a tick that is not kept, or that has not been yet."""
+        """Refuse, before anything is sent, to resume behind a tick that is not kept, or that has
+        not been yet.
+        """
         if resume is not None:
             await self._hub.in_thread(self._check, resume)
 
@@ -197,7 +223,11 @@ class Subscription:
             place.store.reader.changes_since(place.stored, resume.tick)
 
     async def events(self, resume: Resume | None) -> AsyncGenerator[bytes, None]:
-        after = resume.tick if resume is not None and _is_same(resume, self._stores.place(self._name)) else None
+        after = (
+            resume.tick
+            if resume is not None and _is_same(resume, self._stores.place(self._name))
+            else None
+        )
         while True:
             try:
                 async for data in self._follow(after):
@@ -228,20 +258,43 @@ def _is_same(resume: Resume, place: Place) -> bool:
     return resume.version == (None if place.name == place.stored else place.version)
 
 
-# What a subscriber wants of a view's rows and changes: those of one key, or those that meet a simple condition such as `amount >= 100 and region = eu`.
+# What a subscriber wants of a view's rows and changes: those of one key, or those that meet a
+# simple condition such as `amount >= 100 and region = eu`.
 #
-# A condition is a comparison of a column with a value, or several joined by `and`. Of an update that crosses the condition only one half is wanted: the row appears (an insert) or
-# disappears (a delete), so that whoever keeps the rows that meet the condition is told exactly what happens to them.
+# A condition is a comparison of a column with a value, or several joined by `and`. Of an update
+# that crosses the condition only one half is wanted: the row appears (an insert) or disappears (a
+# delete), so that whoever keeps the rows that meet the condition is told exactly what happens to
+# them.
 
 
 Condition = Callable[[pa.Table], pa.ChunkedArray]
-_COMPARISON = re.compile(r"\s*(?:\"([^\"]+)\"|([^\s<>=!\"]+))\s*(<=|>=|!=|<>|=|<|>)\s*(?:'((?:[^']|'')*)'|(\S+))\s*")
-_FUNCTIONS = {"=": pc.equal, "!=": pc.not_equal, "<>": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal}
+_COMPARISON = re.compile(
+    r"\s*(?:\"([^\"]+)\"|([^\s<>=!\"]+))\s*(<=|>=|!=|<>|=|<|>)\s*(?:'((?:[^']|'')*)'|(\S+))\s*"
+)
+_FUNCTIONS = {
+    "=": pc.equal,
+    "!=": pc.not_equal,
+    "<>": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
 MOST_TEXT = 1_000
 
 
-def selection(name: str, schema: pa.Schema, key: Sequence[str], texts: Sequence[str], where: str | None, *, as_changes: bool = True) -> Select | None:
-    """Of the rows of a view or a topic, those whose key begins with some values and that meet a condition. None if everything is wanted."""
+def selection(
+    name: str,
+    schema: pa.Schema,
+    key: Sequence[str],
+    texts: Sequence[str],
+    where: str | None,
+    *,
+    as_changes: bool = True,
+) -> Select | None:
+    """Of the rows of a view or a topic, those whose key begins with some values and that meet a
+    condition. None if everything is wanted.
+    """
     conditions = _key_conditions(name, schema, key, texts) if texts else []
     if where is not None:
         conditions += [_comparison(name, schema, part) for part in _condition_parts(where)]
@@ -271,12 +324,22 @@ class Selection:
         return _crossing(rows, wanted.to_numpy().astype(np.bool_)).filter(wanted)
 
 
-def _key_conditions(name: str, schema: pa.Schema, key: Sequence[str], texts: Sequence[str]) -> list[Condition]:
+def _key_conditions(
+    name: str, schema: pa.Schema, key: Sequence[str], texts: Sequence[str]
+) -> list[Condition]:
     if not key:
-        raise InputError(f"The view {name!r} is a stream: its rows have no key.", fix="choose rows with where=.")
+        raise InputError(
+            f"The view {name!r} is a stream: its rows have no key.", fix="choose rows with where=."
+        )
     if len(texts) > len(key):
-        raise InputError(f"{len(texts)} values came for the key of the view {name!r}, which is ({', '.join(key)}).", fix="give key= once for each.")
-    return [_compare(schema.field(column), "=", text) for column, text in zip(key, texts, strict=False)]
+        raise InputError(
+            f"{len(texts)} values came for the key of the view {name!r}, which is"
+            f" ({', '.join(key)}).",
+            fix="give key= once for each.",
+        )
+    return [
+        _compare(schema.field(column), "=", text) for column, text in zip(key, texts, strict=False)
+    ]
 
 
 def _condition_parts(where: str) -> list[str]:
@@ -290,17 +353,28 @@ def _comparison(of: str, schema: pa.Schema, text: str) -> Condition:
     found = _COMPARISON.fullmatch(text)
     if found is None:
         raise InputError(
-            f"{text!r} is no condition.", fix="write COLUMN = VALUE, with =, !=, <, <=, > or >=, joined by `and`; text with blanks in single quotes."
+            f"{text!r} is no condition.",
+            fix=(
+                "write COLUMN = VALUE, with =, !=, <, <=, > or >=, joined by `and`; text with"
+                " blanks in single quotes."
+            ),
         )
     name = found[1] or found[2]
     if name not in schema.names:
         raise UnknownColumn(name, schema.names, where=repr(of))
-    return _compare(schema.field(name), found[3], found[4].replace("''", "'") if found[4] is not None else found[5])
+    return _compare(
+        schema.field(name),
+        found[3],
+        found[4].replace("''", "'") if found[4] is not None else found[5],
+    )
 
 
 def _compare(field: pa.Field, operator: str, text: str) -> Condition:
     if pa.types.is_nested(field.type):
-        raise InputError(f"The column {field.name!r} is {type_name(field.type)}, which cannot be compared.", fix="choose another column.")
+        raise InputError(
+            f"The column {field.name!r} is {type_name(field.type)}, which cannot be compared.",
+            fix="choose another column.",
+        )
     value, compare = typed(text, field), _FUNCTIONS[operator]
     if not value.is_valid:
         return _null(field, operator)
@@ -313,20 +387,27 @@ def _null(field: pa.Field, operator: str) -> Condition:
         return lambda rows: rows[field.name].is_null()
     if operator in {"!=", "<>"}:
         return lambda rows: rows[field.name].is_valid()
-    raise InputError(f"The column {field.name!r} is compared with null, which has no order.", fix="use = or !=.")
+    raise InputError(
+        f"The column {field.name!r} is compared with null, which has no order.", fix="use = or !=."
+    )
 
 
 def _crossing(rows: pa.Table, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.Table:
-    """An update's halves stand side by side; one whose other half is not wanted becomes an insert or a delete."""
+    """An update's halves stand side by side; one whose other half is not wanted becomes an insert
+    or a delete.
+    """
     kinds = rows[CHANGE_TYPE]
-    before, after = (pc.equal(kinds, kind).to_numpy().astype(np.bool_) for kind in (UPDATE_BEFORE, UPDATE))
+    before, after = (
+        pc.equal(kinds, kind).to_numpy().astype(np.bool_) for kind in (UPDATE_BEFORE, UPDATE)
+    )
     next_wanted, last_wanted = np.append(wanted[1:], False), np.insert(wanted[:-1], 0, False)
     disappears, appears = pa.array(before & ~next_wanted), pa.array(after & ~last_wanted)
     crossed = pc.if_else(disappears, DELETE, pc.if_else(appears, INSERT, kinds))
     return rows.set_column(rows.schema.get_field_index(CHANGE_TYPE), CHANGE_TYPE, crossed)
 
 
-# A topic's rows, pushed as they are appended. The id of an event says how far each partition was read (`0:17,1:20`), so that one who comes back goes on behind it.
+# A topic's rows, pushed as they are appended. The id of an event says how far each partition was
+# read (`0:17,1:20`), so that one who comes back goes on behind it.
 
 
 Offsets = Mapping[int, int]
@@ -341,7 +422,8 @@ def offsets_from(text: str | None) -> dict[int, int] | None:
     found = [_PART.fullmatch(part) for part in text.split(",")]
     if not all(found):
         raise InputError(
-            f"The Last-Event-ID {text[:80]!r} is none of this server's.", fix="send the id of the last event, such as 0:17,1:20, or none."
+            f"The Last-Event-ID {text[:80]!r} is none of this server's.",
+            fix="send the id of the last event, such as 0:17,1:20, or none.",
         )
     return {int(match[1]): int(match[2]) for match in found if match}
 
@@ -375,7 +457,9 @@ class TopicSource:
                 yield from self._events(partition, start, stop, reached)
 
     def _events(self, partition: int, start: int, stop: int, reached: Offsets) -> list[Event]:
-        """One event for what one read gave, if that is anything: control batches take offsets too."""
+        """One event for what one read gave, if that is anything: control batches take offsets
+        too.
+        """
         batches = list(self._log.read(self.topic, partition, start, stop))
         if not any(batch.num_rows for batch in batches):
             return []
@@ -393,17 +477,23 @@ class TopicSource:
 
 
 def start_of(log: Log, topic: str, resume: Offsets | None, last: int) -> dict[int, int]:
-    """Where to begin: behind what was got, or so many rows back in each partition. What is not there any more, or not yet, is refused."""
+    """Where to begin: behind what was got, or so many rows back in each partition. What is not
+    there any more, or not yet, is refused.
+    """
     earliest, end = log.start_offsets(topic), log.end_offsets(topic)
     if resume is None:
         return {partition: max(earliest[partition], stop - last) for partition, stop in end.items()}
     for partition, offset in resume.items():
         if not earliest.get(partition, 0) <= offset <= end.get(partition, -1):
-            raise OffsetOutOfRange(topic, partition, offset, earliest.get(partition, 0), end.get(partition, 0))
+            raise OffsetOutOfRange(
+                topic, partition, offset, earliest.get(partition, 0), end.get(partition, 0)
+            )
     return {partition: resume.get(partition, earliest[partition]) for partition in end}
 
 
-async def tail(log: Log, hub: Hub, topic: str, after: Offsets, select: Select | None) -> AsyncGenerator[bytes, None]:
+async def tail(
+    log: Log, hub: Hub, topic: str, after: Offsets, select: Select | None
+) -> AsyncGenerator[bytes, None]:
     channel = await hub.channel(("topic", topic), lambda: TopicSource(log, topic))
     with hub.followed(channel):
         async for data in hub.follow(channel, after, select):

@@ -1,6 +1,9 @@
-"""Targets that cannot keep our place: a webhook's receiver, a broker. Rows are sent at least once, each with an id by which the other side can drop repeats; the place in the topic is a note of the log.
+"""Targets that cannot keep our place: a webhook's receiver, a broker. Rows are sent at least once,
+each with an id by which the other side can drop repeats; the place in the topic is a note of the
+log.
 
-Rows of one partition come in the order of the topic. When the other side goes away in the middle of a batch, what it has taken is noted, so it goes on there.
+Rows of one partition come in the order of the topic. When the other side goes away in the middle of
+a batch, what it has taken is noted, so it goes on there.
 """
 
 from __future__ import annotations
@@ -13,9 +16,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar.columns import CHANGE_TYPE, DELETE, INSERT, OFFSET_COLUMN, PARTITION_COLUMN
-from headrace.errors import NoteConflict, SinkFenced, TargetRefuses, TargetUnavailable, TransactionFenced
+from headrace.errors import (
+    NoteConflict,
+    SinkFenced,
+    TargetRefuses,
+    TargetUnavailable,
+    TransactionFenced,
+)
 from headrace.log.api import Transaction
-from headrace.sinks.base import Applied, Batch, OnRefused, Refusal, Shape, SinkSpec, Target, in_pieces, json_of
+from headrace.sinks.base import (
+    Applied,
+    Batch,
+    OnRefused,
+    Refusal,
+    Shape,
+    SinkSpec,
+    Target,
+    in_pieces,
+    json_of,
+)
 
 UPSERT = "upsert"
 MOST_REFUSED_IN_A_ROW = 100
@@ -24,7 +43,9 @@ _PLACE_TYPES = pa.schema([(PARTITION_COLUMN, pa.int32()), (OFFSET_COLUMN, pa.int
 
 
 class NotedTarget(Target):
-    """`_post` hands rows over, or raises RowsRefused or TargetUnavailable. `identity` names the target among others of the same topic."""
+    """`_post` hands rows over, or raises RowsRefused or TargetUnavailable. `identity` names the
+    target among others of the same topic.
+    """
 
     def __init__(self, sink: SinkSpec, shape: Shape, identity: str, *, request_rows: int) -> None:
         super().__init__(sink, shape)
@@ -59,13 +80,20 @@ class NotedTarget(Target):
     def _store(self) -> None:
         if self._next == self._known:
             return
-        transaction = self._transaction.next() if self._transaction is not None else self.log.transaction(self._note)
+        transaction = (
+            self._transaction.next()
+            if self._transaction is not None
+            else self.log.transaction(self._note)
+        )
         self._transaction = transaction
         try:
             with transaction:
                 transaction.set_note(self._note, self._next, expect=self._known)
         except (NoteConflict, TransactionFenced) as error:
-            raise SinkFenced(f"Another process sends to this {self.sink.kind}.", fix="nothing, if that was meant: it goes on where this one stopped.") from error
+            raise SinkFenced(
+                f"Another process sends to this {self.sink.kind}.",
+                fix="nothing, if that was meant: it goes on where this one stopped.",
+            ) from error
         self._known = self._next
 
     def read_applied(self) -> Applied | None:
@@ -75,12 +103,16 @@ class NotedTarget(Target):
         self._next = applied.to_json()
 
     def clear(self) -> None:
-        """What was sent cannot be taken back: starting over sends everything again, under the same ids."""
+        """What was sent cannot be taken back: starting over sends everything again, under the same
+        ids.
+        """
 
     # A batch
 
     def apply(self, batch: Batch, on_refused: OnRefused) -> bool:
-        """1. What the receiver takes is sent. 2. What it refuses is told of. 3. The place behind both is stored. If the receiver goes away meanwhile, as far as it went."""
+        """1. What the receiver takes is sent. 2. What it refuses is told of. 3. The place behind
+        both is stored. If the receiver goes away meanwhile, as far as it went.
+        """
         is_new = super().apply(batch, on_refused)
         if is_new and self._failure is not None:
             raise self._failure
@@ -109,24 +141,48 @@ class NotedTarget(Target):
 
     def _check_stopped(self) -> None:
         if self.stopped.is_set():
-            raise TargetUnavailable("The sink was told to stop.", fix="nothing: it goes on from here.")
+            raise TargetUnavailable(
+                "The sink was told to stop.", fix="nothing: it goes on from here."
+            )
 
     def _in_order(self, batch: Batch) -> pa.Table:
         """Upserts and deletes, as they stand in the topic."""
         upserts = batch.upserts.select(self._columns)
-        change = batch.upserts[CHANGE_TYPE] if CHANGE_TYPE in batch.upserts.column_names else pa.repeat(UPSERT if self.shape.is_merge else INSERT, upserts.num_rows)
+        change = (
+            batch.upserts[CHANGE_TYPE]
+            if CHANGE_TYPE in batch.upserts.column_names
+            else pa.repeat(UPSERT if self.shape.is_merge else INSERT, upserts.num_rows)
+        )
         parts = [_placed(upserts, change, batch.upsert_places)]
         if batch.deletes.num_rows:
-            gone = [batch.deletes[each.name] if each.name in self.shape.key else pa.nulls(batch.deletes.num_rows, each.type) for each in upserts.schema]
-            parts.append(_placed(pa.table(gone, schema=upserts.schema), pa.repeat(DELETE, batch.deletes.num_rows), batch.delete_places))
-        return pa.concat_tables(parts).sort_by([(PARTITION_COLUMN, "ascending"), (OFFSET_COLUMN, "ascending")])
+            gone = [
+                (
+                    batch.deletes[each.name]
+                    if each.name in self.shape.key
+                    else pa.nulls(batch.deletes.num_rows, each.type)
+                )
+                for each in upserts.schema
+            ]
+            parts.append(
+                _placed(
+                    pa.table(gone, schema=upserts.schema),
+                    pa.repeat(DELETE, batch.deletes.num_rows),
+                    batch.delete_places,
+                )
+            )
+        return pa.concat_tables(parts).sort_by(
+            [(PARTITION_COLUMN, "ascending"), (OFFSET_COLUMN, "ascending")]
+        )
 
     def _count_refused(self, said: str) -> None:
         self._refused_in_a_row += 1
         if self._refused_in_a_row >= MOST_REFUSED_IN_A_ROW:
             raise TargetRefuses(
                 f"The other side refuses {MOST_REFUSED_IN_A_ROW} rows in a row: {said}.",
-                fix="see what it expects; rows that were put aside are in `headrace dead list`, and the others of this batch are sent again.",
+                fix=(
+                    "see what it expects; rows that were put aside are in `headrace dead list`, and"
+                    " the others of this batch are sent again."
+                ),
             )
 
     def _taken(self) -> None:
@@ -136,8 +192,15 @@ class NotedTarget(Target):
         """Of each row its id, its place, what kind of change it is, and its JSON."""
         source = self.shape.topic_id or self.shape.topic
         (batch,) = rows.combine_chunks().to_batches()
-        places = zip(*(batch.column(name).to_pylist() for name in (*PLACES, CHANGE_TYPE)), _row_texts(batch, self._columns, self.shape.key), strict=True)
-        return [(f"{source}-{partition}-{offset}", partition, offset, change, text) for partition, offset, change, text in places]
+        places = zip(
+            *(batch.column(name).to_pylist() for name in (*PLACES, CHANGE_TYPE)),
+            _row_texts(batch, self._columns, self.shape.key),
+            strict=True,
+        )
+        return [
+            (f"{source}-{partition}-{offset}", partition, offset, change, text)
+            for partition, offset, change, text in places
+        ]
 
     def lookup(self, keys: pa.Table) -> pa.Table:  # noqa: ARG002 - nobody knows
         return self.shape.schema.empty_table()
@@ -158,7 +221,9 @@ def _row_texts(rows: pa.RecordBatch, columns: Sequence[str], key: Sequence[str])
     if not keys or not pc.any(gone).as_py():
         yield from texts
         return
-    for is_gone, text, alone in zip(gone.to_pylist(), texts, json_of(rows.select(keys)), strict=True):
+    for is_gone, text, alone in zip(
+        gone.to_pylist(), texts, json_of(rows.select(keys)), strict=True
+    ):
         yield alone if is_gone else text
 
 
@@ -167,4 +232,7 @@ def _reached(batch: Batch, rows: pa.Table, sent: int) -> dict[int, int]:
     if sent == rows.num_rows:
         return dict(batch.stop)
     here, offset = rows[PARTITION_COLUMN][sent].as_py(), rows[OFFSET_COLUMN][sent].as_py()
-    return {**{partition: stop for partition, stop in batch.stop.items() if partition < here}, here: offset}
+    return {
+        **{partition: stop for partition, stop in batch.stop.items() if partition < here},
+        here: offset,
+    }

@@ -1,7 +1,9 @@
-"""What every sink's target is: something that takes a batch and the place in the topic in one atomic commit, refuses an older owner, and can be read back.
+"""What every sink's target is: something that takes a batch and the place in the topic in one
+atomic commit, refuses an older owner, and can be read back.
 
-The rules (who may write, which batch is due, that refused rows are told of before the commit) are here, once. A kind of target says how it opens such a commit
-(`exclusive`), and what is done inside: `read_applied`, `write_applied`, `merge`, `clear`.
+The rules (who may write, which batch is due, that refused rows are told of before the commit) are
+here, once. A kind of target says how it opens such a commit (`exclusive`), and what is done inside:
+`read_applied`, `write_applied`, `merge`, `clear`.
 """
 
 from __future__ import annotations
@@ -20,15 +22,34 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.columns import CHANGE_TYPE, DELETE, HIDDEN, MARKS, OFFSET_COLUMN, PARTITION_COLUMN, UPDATE_BEFORE
-from headrace.errors import BadRows, InputError, NewerFormat, SinkFenced, TargetMismatch, TargetRefuses, TargetUnavailable, UnknownColumn, nearest
+from headrace.columnar.columns import (
+    CHANGE_TYPE,
+    DELETE,
+    HIDDEN,
+    MARKS,
+    OFFSET_COLUMN,
+    PARTITION_COLUMN,
+    UPDATE_BEFORE,
+)
+from headrace.errors import (
+    BadRows,
+    InputError,
+    NewerFormat,
+    SinkFenced,
+    TargetMismatch,
+    TargetRefuses,
+    TargetUnavailable,
+    UnknownColumn,
+    nearest,
+)
 from headrace.log.api import Closing, Log
 from headrace.log.topic_config import check_name
 from headrace.log.values import TopicInfo
 from headrace.operators.changelog import with_unchanged
 from headrace.types.json_codec import encoded
 
-# What a sink's target holds: the columns and the key that follow from a topic and how it is followed.
+# What a sink's target holds: the columns and the key that follow from a topic and how it is
+# followed.
 
 
 _HIDDEN = {each.name for each in HIDDEN}
@@ -42,8 +63,10 @@ DEFAULT_BATCH_ROWS = 50_000
 class SinkSpec:
     """One place in another system that is kept equal to a topic of the log.
 
-    `table` is what it is called there (the topic's name, if nothing is said). `mode` is "merge" (one row a key, the newest; the default for a table's topic and for
-    one with a key given here) or "append" (every row of the topic once, with `_partition` and `_offset`). `create` says whether what is missing is made.
+    `table` is what it is called there (the topic's name, if nothing is said). `mode` is "merge"
+    (one row a key, the newest; the default for a table's topic and for one with a key given here)
+    or "append" (every row of the topic once, with `_partition` and `_offset`). `create` says
+    whether what is missing is made.
     """
 
     kind: str
@@ -55,19 +78,25 @@ class SinkSpec:
     create: bool = True
     batch_rows: int = DEFAULT_BATCH_ROWS
     keeps_marks: bool = False
-    """Whether `_marks` goes along also when rows are merged: the target cannot be asked for what a change left as it was."""
+    """Whether `_marks` goes along also when rows are merged: the target cannot be asked for what a
+    change left as it was.
+    """
     options: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.mode not in {None, MERGE, APPEND}:
-            raise InputError(f"A sink has no mode {self.mode!r}: {nearest(str(self.mode), [MERGE, APPEND])}")
+            raise InputError(
+                f"A sink has no mode {self.mode!r}: {nearest(str(self.mode), [MERGE, APPEND])}"
+            )
         if self.name is not None:
             check_name(self.name, what="sink name")
         if self.batch_rows < 1:
             raise InputError("batch_rows must be at least 1.")
 
     def name_for(self, topic: str) -> str:
-        """Under which its dead letters stand: those of `orders.postgres` in the topic `orders.postgres.dead`."""
+        """Under which its dead letters stand: those of `orders.postgres` in the topic
+        `orders.postgres.dead`.
+        """
         return self.name or f"{topic}.{self.kind}"
 
     def open(self, shape: Shape, log: Log) -> Target:
@@ -79,7 +108,9 @@ class SinkSpec:
 
 @dataclass(frozen=True)
 class Shape:
-    """`schema` are the target's columns, `key` those by which a row is known there. In append mode that is the row's place in the topic."""
+    """`schema` are the target's columns, `key` those by which a row is known there. In append mode
+    that is the row's place in the topic.
+    """
 
     topic: str
     topic_id: str
@@ -102,23 +133,40 @@ class Shape:
 def shape_of(sink: SinkSpec, info: TopicInfo) -> Shape:
     mode = sink.mode or (MERGE if info.is_table or sink.key else APPEND)
     hidden = _HIDDEN - {MARKS} if mode == APPEND or sink.keeps_marks else _HIDDEN
-    fields = [pa.field(each.name, each.type) for each in info.arrow_schema if each.name != CHANGE_TYPE and not (info.is_table and each.name in hidden)]
+    fields = [
+        pa.field(each.name, each.type)
+        for each in info.arrow_schema
+        if each.name != CHANGE_TYPE and not (info.is_table and each.name in hidden)
+    ]
     if mode == APPEND:
         places = [pa.field(PARTITION_COLUMN, pa.int32()), pa.field(OFFSET_COLUMN, pa.int64())]
         changes = [pa.field(CHANGE_TYPE, pa.string())] if info.is_table else []
-        return Shape(info.name, info.id, pa.schema([*fields, *changes, *places]), (PARTITION_COLUMN, OFFSET_COLUMN), mode, info.arrow_schema)
-    return Shape(info.name, info.id, pa.schema(fields), _key(sink, info, fields), mode, info.arrow_schema)
+        return Shape(
+            info.name,
+            info.id,
+            pa.schema([*fields, *changes, *places]),
+            (PARTITION_COLUMN, OFFSET_COLUMN),
+            mode,
+            info.arrow_schema,
+        )
+    return Shape(
+        info.name, info.id, pa.schema(fields), _key(sink, info, fields), mode, info.arrow_schema
+    )
 
 
 def _key(sink: SinkSpec, info: TopicInfo, fields: list[pa.Field]) -> tuple[str, ...]:
     if info.is_table and sink.key and sink.key != info.key:
         raise InputError(
-            f"The table {info.name!r} has the key {', '.join(info.key)}, not {', '.join(sink.key)}.",
+            f"The table {info.name!r} has the key {', '.join(info.key)}, not"
+            f" {', '.join(sink.key)}.",
             fix="leave out key=…: a table is merged by its own.",
         )
     key = sink.key or info.key
     if not key:
-        raise InputError(f"The topic {info.name!r} has no key to merge by.", fix="give key=… (--key …), or use mode='append'.")
+        raise InputError(
+            f"The topic {info.name!r} has no key to merge by.",
+            fix="give key=… (--key …), or use mode='append'.",
+        )
     names = [each.name for each in fields]
     for name in key:
         if name not in names:
@@ -126,7 +174,8 @@ def _key(sink: SinkSpec, info: TopicInfo, fields: list[pa.Field]) -> tuple[str, 
     return key
 
 
-# A batch on its way to a target: of each key the last change, as Arrow tables, and the places of the topic it stands for.
+# A batch on its way to a target: of each key the last change, as Arrow tables, and the places of
+# the topic it stands for.
 
 
 Lookup = Callable[[pa.Table], pa.Table]
@@ -136,9 +185,11 @@ _PLACES = [PARTITION_COLUMN, OFFSET_COLUMN]
 
 @dataclass(frozen=True)
 class Batch:
-    """`upserts` has the target's columns, `deletes` its key's; no key is in both or twice. `upsert_places` and `delete_places` say where each stands in the topic.
+    """`upserts` has the target's columns, `deletes` its key's; no key is in both or twice.
+    `upsert_places` and `delete_places` say where each stands in the topic.
 
-    `start` and `stop` are offsets by partition: what the batch begins behind, and what is applied with it.
+    `start` and `stop` are offsets by partition: what the batch begins behind, and what is applied
+    with it.
     """
 
     upserts: pa.Table
@@ -171,18 +222,40 @@ def batch_of(
     if not shape.is_merge:
         places = rows.select(_PLACES)
         nothing = rows.slice(0, 0)
-        return Batch(plain(rows, shape), nothing.select(list(shape.key)), places, nothing.select(_PLACES), nothing, start, stop, fresh)
+        return Batch(
+            plain(rows, shape),
+            nothing.select(list(shape.key)),
+            places,
+            nothing.select(_PLACES),
+            nothing,
+            start,
+            stop,
+            fresh,
+        )
     rows, keyless = _by_having_key(rows, shape)
     rows = newest(rows, shape, lookup)
     gone = (
-        pc.equal(rows[CHANGE_TYPE], DELETE) if CHANGE_TYPE in rows.column_names else pa.chunked_array([pa.array([False] * rows.num_rows, pa.bool_())])
+        pc.equal(rows[CHANGE_TYPE], DELETE)
+        if CHANGE_TYPE in rows.column_names
+        else pa.chunked_array([pa.array([False] * rows.num_rows, pa.bool_())])
     )
     alive, dead = rows.filter(pc.invert(gone)), rows.filter(gone)
-    return Batch(plain(alive, shape), dead.select(list(shape.key)), alive.select(_PLACES), dead.select(_PLACES), keyless, start, stop, fresh)
+    return Batch(
+        plain(alive, shape),
+        dead.select(list(shape.key)),
+        alive.select(_PLACES),
+        dead.select(_PLACES),
+        keyless,
+        start,
+        stop,
+        fresh,
+    )
 
 
 def newest(rows: pa.Table, shape: Shape, lookup: Lookup) -> pa.Table:
-    """The last change of each key, in the topic's order, whole: what a change left as it was is filled in. A key stays in one partition, so the order given is its own."""
+    """The last change of each key, in the topic's order, whole: what a change left as it was is
+    filled in. A key stays in one partition, so the order given is its own.
+    """
     if CHANGE_TYPE in rows.column_names:
         rows = rows.filter(pc.not_equal(rows[CHANGE_TYPE], UPDATE_BEFORE))
     if MARKS in rows.column_names and rows[MARKS].null_count < rows.num_rows:
@@ -207,11 +280,16 @@ def _by_having_key(rows: pa.Table, shape: Shape) -> tuple[pa.Table, pa.Table]:
 
 
 def _nothing(shape: Shape) -> pa.Table:
-    fields = [*shape.source, pa.field(PARTITION_COLUMN, pa.int32()), pa.field(OFFSET_COLUMN, pa.int64())]
+    fields = [
+        *shape.source,
+        pa.field(PARTITION_COLUMN, pa.int32()),
+        pa.field(OFFSET_COLUMN, pa.int64()),
+    ]
     return pa.schema(fields).empty_table()
 
 
-# What a target knows of itself: who writes to it, and up to which place of the topic it was written. It is stored there, in the same commit as the rows.
+# What a target knows of itself: who writes to it, and up to which place of the topic it was
+# written. It is stored there, in the same commit as the rows.
 
 
 VERSION = 1
@@ -219,7 +297,9 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Applied:
-    """`owner` is a number that the writing process chose for itself, `epoch` counts the owners; `positions` are the next offsets of the topic's partitions."""
+    """`owner` is a number that the writing process chose for itself, `epoch` counts the owners;
+    `positions` are the next offsets of the topic's partitions.
+    """
 
     topic: str
     topic_id: str
@@ -235,26 +315,48 @@ class Applied:
     def from_json(cls, text: str) -> Applied:
         stored = json.loads(text)
         if stored.pop("version") > VERSION:
-            raise NewerFormat("The sink's target was written by a newer Headrace.", fix="upgrade Headrace.")
-        stored["positions"] = {int(partition): offset for partition, offset in stored["positions"].items()}
+            raise NewerFormat(
+                "The sink's target was written by a newer Headrace.", fix="upgrade Headrace."
+            )
+        stored["positions"] = {
+            int(partition): offset for partition, offset in stored["positions"].items()
+        }
         return cls(**stored)
 
     def advanced(self, positions: Mapping[int, int]) -> Applied:
-        return replace(self, positions={**self.positions, **positions}, at_us=time.time_ns() // 1000)
+        return replace(
+            self, positions={**self.positions, **positions}, at_us=time.time_ns() // 1000
+        )
 
 
-def taken_over(known: Applied | None, shape: Shape, owner: int, *, resume: bool, start_over: bool) -> Applied:
-    """What the target says from now on. An owner that only goes on after a fault must still be the newest one."""
+def taken_over(
+    known: Applied | None, shape: Shape, owner: int, *, resume: bool, start_over: bool
+) -> Applied:
+    """What the target says from now on. An owner that only goes on after a fault must still be the
+    newest one.
+    """
     if known is None or (start_over and not resume):
-        return Applied(shape.topic, shape.topic_id, 1 if known is None else known.epoch + 1, owner, at_us=time.time_ns() // 1000)
+        return Applied(
+            shape.topic,
+            shape.topic_id,
+            1 if known is None else known.epoch + 1,
+            owner,
+            at_us=time.time_ns() // 1000,
+        )
     if resume:
         check_owner(known, owner)
         return known
-    if known.topic != shape.topic or (known.topic_id and shape.topic_id and known.topic_id != shape.topic_id):
+    if known.topic != shape.topic or (
+        known.topic_id and shape.topic_id and known.topic_id != shape.topic_id
+    ):
         same = known.topic == shape.topic
         raise TargetMismatch(
-            f"The target is filled from {'an earlier topic ' + repr(known.topic) + ', which was deleted and made again' if same else 'the topic ' + repr(known.topic)}.",
-            fix="choose another target with table=… (--table …); or, to empty this one and fill it anew, --start-over.",
+            "The target is filled from"
+            f" {'an earlier topic ' + repr(known.topic) + ', which was deleted and made again' if same else 'the topic ' + repr(known.topic)}.",
+            fix=(
+                "choose another target with table=… (--table …); or, to empty this one and fill it"
+                " anew, --start-over."
+            ),
         )
     return replace(known, epoch=known.epoch + 1, owner=owner)
 
@@ -262,26 +364,36 @@ def taken_over(known: Applied | None, shape: Shape, owner: int, *, resume: bool,
 def check_owner(known: Applied | None, owner: int) -> None:
     if known is None:
         raise TargetUnavailable(
-            "The target has forgotten what it had: it was emptied, or restored.", fix="nothing: it is filled again from the beginning."
+            "The target has forgotten what it had: it was emptied, or restored.",
+            fix="nothing: it is filled again from the beginning.",
         )
     if known.owner != owner:
         raise SinkFenced(
             f"Another process writes to this target (it has epoch {known.epoch}).",
-            fix="nothing, if that was meant: it goes on where this one stopped. Start one sync of a target only.",
+            fix=(
+                "nothing, if that was meant: it goes on where this one stopped. Start one sync of a"
+                " target only."
+            ),
         )
 
 
 def is_due(known: Applied, batch: Batch) -> bool:
     """Whether a batch is the next one. What the target has already is not applied again."""
-    expected = {partition: None if partition in batch.fresh else start for partition, start in batch.start.items()}
+    expected = {
+        partition: None if partition in batch.fresh else start
+        for partition, start in batch.start.items()
+    }
     at = {partition: known.positions.get(partition) for partition in batch.stop}
     if at == expected:
         return True
     if all((at[partition] or 0) >= stop for partition, stop in batch.stop.items()):
         return False
     raise TargetUnavailable(
-        "The target is at another place of the topic than it was: it lost what it had, or was restored.", fix="nothing: it is read again from there."
+        "The target is at another place of the topic than it was: it lost what it had, or was"
+        " restored.",
+        fix="nothing: it is read again from there.",
     )
+
 
 MOST_REFUSED = 1000
 PIECE_ROWS = 10_000
@@ -289,7 +401,9 @@ PIECE_ROWS = 10_000
 
 
 class RowsRefused(Exception):
-    """The target takes these rows neither now nor later: a constraint or a type is against it. The text is the target's own."""
+    """The target takes these rows neither now nor later: a constraint or a type is against it. The
+    text is the target's own.
+    """
 
 
 @dataclass(frozen=True)
@@ -310,7 +424,9 @@ def new_owner() -> int:
 
 
 class Target(Closing):
-    """One target, opened by one process. `prepare`, then `begin`, then `apply` again and again; or `prepare` and `contents`, to compare."""
+    """One target, opened by one process. `prepare`, then `begin`, then `apply` again and again; or
+    `prepare` and `contents`, to compare.
+    """
 
     log: Log
     """Where the topic is, for a target that can keep no place of its own."""
@@ -330,7 +446,9 @@ class Target(Closing):
 
     @abstractmethod
     def exclusive(self) -> AbstractContextManager[None]:
-        """Around one atomic change: what is done inside happens when it is left, if nobody else has changed the target meanwhile, or never. An exception undoes it."""
+        """Around one atomic change: what is done inside happens when it is left, if nobody else has
+        changed the target meanwhile, or never. An exception undoes it.
+        """
 
     @abstractmethod
     def read_applied(self) -> Applied | None: ...
@@ -348,7 +466,9 @@ class Target(Closing):
 
     @abstractmethod
     def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
-        """Up to where rows were applied, and all rows, in the shape's columns, piece by piece; both as of one moment, which lasts until the last piece."""
+        """Up to where rows were applied, and all rows, in the shape's columns, piece by piece; both
+        as of one moment, which lasts until the last piece.
+        """
 
     @abstractmethod
     def lookup(self, keys: pa.Table) -> pa.Table:
@@ -357,7 +477,9 @@ class Target(Closing):
     # The same for all
 
     def begin(self, owner: int, *, resume: bool = False, start_over: bool = False) -> Applied:
-        """Take over from whoever wrote here before; with `resume`, only if that was this owner. Returns where to go on."""
+        """Take over from whoever wrote here before; with `resume`, only if that was this owner.
+        Returns where to go on.
+        """
         with self.exclusive():
             known = self.read_applied()
             mine = taken_over(known, self.shape, owner, resume=resume, start_over=start_over)
@@ -369,7 +491,9 @@ class Target(Closing):
         return mine
 
     def apply(self, batch: Batch, on_refused: OnRefused) -> bool:
-        """One batch, atomically with its place. Returns False if the target had it already. `on_refused` hears of refused rows before anything is committed."""
+        """One batch, atomically with its place. Returns False if the target had it already.
+        `on_refused` hears of refused rows before anything is committed.
+        """
         with self.exclusive():
             known = self.read_applied()
             check_owner(known, self.owner)
@@ -384,7 +508,9 @@ class Target(Closing):
         return True
 
     def reached(self, batch: Batch) -> Mapping[int, int]:
-        """How far the merge of a batch came: to its end, unless a target has to stop in the middle."""
+        """How far the merge of a batch came: to its end, unless a target has to stop in the
+        middle.
+        """
         return batch.stop
 
 
@@ -393,11 +519,18 @@ def keyless(batch: Batch) -> list[Refusal]:
 
 
 def refusals(places: pa.Table, reason: str) -> list[Refusal]:
-    return [Refusal(row["_partition"], row["_offset"], reason) for row in places.select(["_partition", "_offset"]).to_pylist()]
+    return [
+        Refusal(row["_partition"], row["_offset"], reason)
+        for row in places.select(["_partition", "_offset"]).to_pylist()
+    ]
 
 
-def in_pieces(rows: pa.Table, places: pa.Table, attempt: Callable[[pa.Table], None], refused: list[Refusal]) -> None:
-    """Do something to rows; if it is refused, to each half, and so on, until the culprits stand alone. `attempt` leaves nothing behind when it is refused."""
+def in_pieces(
+    rows: pa.Table, places: pa.Table, attempt: Callable[[pa.Table], None], refused: list[Refusal]
+) -> None:
+    """Do something to rows; if it is refused, to each half, and so on, until the culprits stand
+    alone. `attempt` leaves nothing behind when it is refused.
+    """
     if not rows.num_rows:
         return
     try:
@@ -412,11 +545,18 @@ def in_pieces(rows: pa.Table, places: pa.Table, attempt: Callable[[pa.Table], No
             in_pieces(rows.slice(start, length), places.slice(start, length), attempt, refused)
 
 
-def upserted(batch: Batch, attempt: Callable[[pa.Table], None], *, rows_at_once: int) -> list[Refusal]:
+def upserted(
+    batch: Batch, attempt: Callable[[pa.Table], None], *, rows_at_once: int
+) -> list[Refusal]:
     """A batch's upserts, some at a time; returns those that were refused."""
     refused: list[Refusal] = []
     for start in range(0, batch.upserts.num_rows, rows_at_once):
-        in_pieces(batch.upserts.slice(start, rows_at_once), batch.upsert_places.slice(start, rows_at_once), attempt, refused)
+        in_pieces(
+            batch.upserts.slice(start, rows_at_once),
+            batch.upsert_places.slice(start, rows_at_once),
+            attempt,
+            refused,
+        )
     return refused
 
 
@@ -432,6 +572,10 @@ def json_of(rows: pa.RecordBatch) -> list[bytes]:
 def _check_few(refused: Sequence[Refusal]) -> None:
     if len(refused) > MOST_REFUSED:
         raise TargetRefuses(
-            f"The target refuses more than {MOST_REFUSED:,} rows of one batch, such as offset {refused[0].offset} of partition {refused[0].partition}: {refused[0].reason}",
-            fix="change the target's table or constraints so that it takes them; nothing of this batch was applied, and it goes on there.",
+            f"The target refuses more than {MOST_REFUSED:,} rows of one batch, such as offset"
+            f" {refused[0].offset} of partition {refused[0].partition}: {refused[0].reason}",
+            fix=(
+                "change the target's table or constraints so that it takes them; nothing of this"
+                " batch was applied, and it goes on there."
+            ),
         )

@@ -1,7 +1,9 @@
 """Compare a target with its topic, key by key: `headrace sync --check`.
 
-The topic is folded up to the place that the target says it has, so a sink may run meanwhile. Neither side is held in memory: the log's rows stand in a store that goes to disk when it
-grows (`folded_rows`), and the target is read piece by piece; what it has as the log has it is struck out, and what then is left is missing there.
+The topic is folded up to the place that the target says it has, so a sink may run meanwhile.
+Neither side is held in memory: the log's rows stand in a store that goes to disk when it grows
+(`folded_rows`), and the target is read piece by piece; what it has as the log has it is struck out,
+and what then is left is missing there.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from headrace.sinks.base import Shape, SinkSpec, batch_of, shape_of
 from headrace.sinks.sync import belonging
 from headrace.types.json_codec import decode
 
-# The rows that a target should have, folded from its topic into a store that is as small as it can be and goes to disk when it grows: `headrace sync --check` strikes out what the target has.
+# The rows that a target should have, folded from its topic into a store that is as small as it can
+# be and goes to disk when it grows: `headrace sync --check` strikes out what the target has.
 #
-# The store is a temporary SQLite database without a name. Rows stand there as JSON, under the JSON of their keys, so that two rows are equal if their texts are.
+# The store is a temporary SQLite database without a name. Rows stand there as JSON, under the JSON
+# of their keys, so that two rows are equal if their texts are.
 
 
 PIECE_ROWS = 100_000
@@ -54,10 +58,14 @@ class FoldedRows(Closing):
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self._schema = _as_compared(shape.schema)
-        self._db = sqlite3.connect("", isolation_level=None)  # no name: in memory, until it is larger than the cache
+        self._db = sqlite3.connect(
+            "", isolation_level=None
+        )  # no name: in memory, until it is larger than the cache
         self._db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         self._db.execute("PRAGMA journal_mode = MEMORY")
-        self._db.execute("CREATE TABLE rows (key BLOB PRIMARY KEY, text BLOB NOT NULL) WITHOUT ROWID")
+        self._db.execute(
+            "CREATE TABLE rows (key BLOB PRIMARY KEY, text BLOB NOT NULL) WITHOUT ROWID"
+        )
 
     def close(self) -> None:
         self._db.close()
@@ -69,12 +77,19 @@ class FoldedRows(Closing):
         for piece in pieces(log, topic, self.shape, positions):
             batch = batch_of(piece, self.shape, {}, {}, self._lookup)
             self._db.execute("BEGIN")
-            self._db.executemany("DELETE FROM rows WHERE key = ?", ((key,) for key in self._keys(batch.deletes)))
-            self._db.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", self._pairs(batch.upserts))
+            self._db.executemany(
+                "DELETE FROM rows WHERE key = ?", ((key,) for key in self._keys(batch.deletes))
+            )
+            self._db.executemany(
+                "INSERT OR REPLACE INTO rows VALUES (?, ?)", self._pairs(batch.upserts)
+            )
             self._db.execute("COMMIT")
 
     def _lookup(self, keys: pa.Table) -> pa.Table:
-        found = (self._db.execute("SELECT text FROM rows WHERE key = ?", (key,)).fetchone() for key in self._keys(keys))
+        found = (
+            self._db.execute("SELECT text FROM rows WHERE key = ?", (key,)).fetchone()
+            for key in self._keys(keys)
+        )
         rows = decode([row[0] for row in found if row is not None], self._schema).batch
         return pa.Table.from_batches([rows]).cast(self.shape.schema)
 
@@ -84,7 +99,10 @@ class FoldedRows(Closing):
         return int(self._db.execute("SELECT count(*) FROM rows").fetchone()[0])
 
     def first(self, most: int) -> list[TextRow]:
-        return [TextRow(*row) for row in self._db.execute("SELECT key, text FROM rows ORDER BY key LIMIT ?", (most,))]
+        return [
+            TextRow(*row)
+            for row in self._db.execute("SELECT key, text FROM rows ORDER BY key LIMIT ?", (most,))
+        ]
 
     def strike_out(self, rows: pa.Table) -> list[TextRow]:
         """Remove rows that are the same here. Returns those that are not."""
@@ -115,7 +133,9 @@ class FoldedRows(Closing):
 
 
 def _texts(rows: pa.Table) -> list[bytes]:
-    texts: list[bytes] = rows_to_texts(rows.cast(_as_compared(rows.schema))).cast(pa.binary()).to_pylist()
+    texts: list[bytes] = (
+        rows_to_texts(rows.cast(_as_compared(rows.schema))).cast(pa.binary()).to_pylist()
+    )
     return texts
 
 
@@ -133,10 +153,17 @@ def _number_of(kind: pa.DataType) -> pa.DataType:
 # Pieces of a topic
 
 
-def pieces(log: Log, topic: str, shape: Shape, positions: Mapping[int, int]) -> Iterator[list[pa.RecordBatch]]:
-    """The topic up to some places, in pieces that can be folded one after the other: a row that takes values over from one of another key stands in the same piece."""
+def pieces(
+    log: Log, topic: str, shape: Shape, positions: Mapping[int, int]
+) -> Iterator[list[pa.RecordBatch]]:
+    """The topic up to some places, in pieces that can be folded one after the other: a row that
+    takes values over from one of another key stands in the same piece.
+    """
     first = log.start_offsets(topic)
-    reads = [log.read(topic, partition, first.get(partition, 0), stop) for partition, stop in sorted(positions.items())]
+    reads = [
+        log.read(topic, partition, first.get(partition, 0), stop)
+        for partition, stop in sorted(positions.items())
+    ]
     if MARKS in shape.source.names and len(reads) > 1:
         yield from _by_time([iter(read) for read in reads])
         return
@@ -161,7 +188,9 @@ def _is_enough(waiting: list[pa.RecordBatch]) -> bool:
 
 
 def _by_time(readers: list[Iterator[pa.RecordBatch]]) -> Iterator[list[pa.RecordBatch]]:
-    """All partitions side by side, cut at times of appending: what one commit wrote into several partitions has one time, and stays together."""
+    """All partitions side by side, cut at times of appending: what one commit wrote into several
+    partitions has one time, and stays together.
+    """
     lanes = [_Lane(reader) for reader in readers]
     waiting: list[pa.RecordBatch] = []
     while True:
@@ -204,19 +233,33 @@ class _Lane:
         if until is None:
             taken, self._rows = self._rows, []
             return taken
-        counts = [int(pc.sum(pc.less(batch.column(TIMESTAMP_COLUMN).cast(pa.int64()), until)).as_py() or 0) for batch in self._rows]
-        taken = [batch.slice(0, count) for batch, count in zip(self._rows, counts, strict=True) if count]
-        self._rows = [batch.slice(count) for batch, count in zip(self._rows, counts, strict=True) if count < batch.num_rows]
+        counts = [
+            int(
+                pc.sum(pc.less(batch.column(TIMESTAMP_COLUMN).cast(pa.int64()), until)).as_py() or 0
+            )
+            for batch in self._rows
+        ]
+        taken = [
+            batch.slice(0, count) for batch, count in zip(self._rows, counts, strict=True) if count
+        ]
+        self._rows = [
+            batch.slice(count)
+            for batch, count in zip(self._rows, counts, strict=True)
+            if count < batch.num_rows
+        ]
         if not self._rows and not self.is_ended:
             self.read_on()
         return taken
+
 
 MISSING, EXTRA, DIFFERENT = "missing", "extra", "different"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One key on which target and log disagree: a row that is missing in the target, one that it has too many, or one with other values in `columns`."""
+    """One key on which target and log disagree: a row that is missing in the target, one that it
+    has too many, or one with other values in `columns`.
+    """
 
     kind: str
     key: Mapping[str, Any]
@@ -227,7 +270,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`rows` are those that the log says there should be; `counts` how many keys differ in which way, `examples` the first of them."""
+    """`rows` are those that the log says there should be; `counts` how many keys differ in which
+    way, `examples` the first of them.
+    """
 
     rows: int
     counts: Mapping[str, int]
@@ -241,7 +286,10 @@ class Comparison:
 
 def compare(sink: SinkSpec, log: Log, topic: str, *, most: int = 20) -> Comparison:
     shape = shape_of(sink, log.topic(topic))
-    with replace(sink, create=False).open(shape, log) as target, FoldedRows(shape) as expected:  # looking changes nothing
+    with (
+        replace(sink, create=False).open(shape, log) as target,
+        FoldedRows(shape) as expected,
+    ):  # looking changes nothing
         target.prepare()
         applied, actual = target.contents()
         positions = dict(applied.positions) if applied is not None else {}
@@ -256,8 +304,12 @@ def compare(sink: SinkSpec, log: Log, topic: str, *, most: int = 20) -> Comparis
 
 def _still_kept(rows: pa.Table, first: Mapping[int, int]) -> pa.Table:
     """Appended rows that the log has not removed since."""
-    starts = pa.array([first.get(partition, 0) for partition in range(max(first, default=0) + 1)], pa.int64())
-    return rows.filter(pc.greater_equal(rows[OFFSET_COLUMN], pc.take(starts, rows[PARTITION_COLUMN])))
+    starts = pa.array(
+        [first.get(partition, 0) for partition in range(max(first, default=0) + 1)], pa.int64()
+    )
+    return rows.filter(
+        pc.greater_equal(rows[OFFSET_COLUMN], pc.take(starts, rows[PARTITION_COLUMN]))
+    )
 
 
 @dataclass
@@ -266,25 +318,41 @@ class _Comparing:
 
     expected: FoldedRows
     most: int
-    _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys((MISSING, EXTRA, DIFFERENT), 0))
-    _found: dict[str, list[tuple[TextRow | None, TextRow | None]]] = field(default_factory=lambda: {EXTRA: [], DIFFERENT: []})
+    _counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys((MISSING, EXTRA, DIFFERENT), 0)
+    )
+    _found: dict[str, list[tuple[TextRow | None, TextRow | None]]] = field(
+        default_factory=lambda: {EXTRA: [], DIFFERENT: []}
+    )
 
     def take(self, rows: pa.Table) -> None:
         for of_target in self.expected.strike_out(rows):
             of_log = self.expected.take_out(of_target.key)
             kind = EXTRA if of_log is None else DIFFERENT
             self._counts[kind] += 1
-            self._found[kind] = sorted([*self._found[kind], (of_log, of_target)], key=lambda pair: pair[1].key if pair[1] else b"")[: self.most]
+            self._found[kind] = sorted(
+                [*self._found[kind], (of_log, of_target)],
+                key=lambda pair: pair[1].key if pair[1] else b"",
+            )[: self.most]
 
     def result(self) -> tuple[Mapping[str, int], list[Difference]]:
         self._counts[MISSING] = self.expected.count()
-        pairs: list[tuple[str, TextRow | None, TextRow | None]] = [(MISSING, of_log, None) for of_log in self.expected.first(self.most)]
+        pairs: list[tuple[str, TextRow | None, TextRow | None]] = [
+            (MISSING, of_log, None) for of_log in self.expected.first(self.most)
+        ]
         pairs += [(kind, *pair) for kind, found in self._found.items() for pair in found]
-        return self._counts, [_difference(self.expected.shape, *each) for each in pairs][: self.most]
+        return (
+            self._counts,
+            [_difference(self.expected.shape, *each) for each in pairs][: self.most],
+        )
 
 
-def _difference(shape: Shape, kind: str, of_log: TextRow | None, of_target: TextRow | None) -> Difference:
+def _difference(
+    shape: Shape, kind: str, of_log: TextRow | None, of_target: TextRow | None
+) -> Difference:
     log, target = (each.values(shape) if each is not None else None for each in (of_log, of_target))
     known = log or target or {}
-    columns = tuple(name for name in shape.values if log and target and repr(log[name]) != repr(target[name]))
+    columns = tuple(
+        name for name in shape.values if log and target and repr(log[name]) != repr(target[name])
+    )
     return Difference(kind, {name: known[name] for name in shape.key}, columns, log, target)

@@ -1,4 +1,6 @@
-"""A sink, declared: what `hr.sinks.postgres(…)` and its siblings return. It opens nothing until it is run."""
+"""A sink, declared: what `hr.sinks.postgres(…)` and its siblings return. It opens nothing until it
+is run.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class Sink(SinkSpec):
         start_over: bool = False,
         on_status: Callable[[SyncStatus], None] | None = None,
     ) -> None:
-        """Follow a topic in this process until `stop` is set, or until everything that is there now has been applied.
+        """Follow a topic in this process until `stop` is set, or until everything that is there now
+        has been applied.
 
         `start_over` empties the target first, and applies the topic from its beginning.
         """
@@ -42,7 +45,9 @@ class Sink(SinkSpec):
         from headrace.sinks.sync import Syncing
 
         with open_log(log) as opened:
-            Syncing(self, opened, topic, start_over=start_over, on_status=on_status).run(stop=stop, until_caught_up=until_caught_up)
+            Syncing(self, opened, topic, start_over=start_over, on_status=on_status).run(
+                stop=stop, until_caught_up=until_caught_up
+            )
 
     def check(self, topic: str, *, log: str) -> Comparison:
         """Compare the target with the topic, key by key, as of what was applied."""
@@ -53,7 +58,8 @@ class Sink(SinkSpec):
             return compare(self, opened, topic)
 
 
-# `hr.sinks.<kind>(…)`: how each kind of sink is declared. Drivers are imported when a sink is opened.
+# `hr.sinks.<kind>(…)`: how each kind of sink is declared. Drivers are imported when a sink is
+# opened.
 
 
 _SETTINGS = ("table", "name", "mode", "key", "create", "batch_rows")
@@ -62,8 +68,10 @@ _SETTINGS = ("table", "name", "mode", "key", "create", "batch_rows")
 def sqlite(path: str | Path, **settings: Any) -> Sink:
     """A table of an SQLite database.
 
-    Settings, as for all sinks: `table` (its name there; the topic's by default), `name` (of the sink, for its dead letters), `mode` ("merge" or "append"), `key` (to merge a
-    stream by), `create` (whether to make the table, and columns that are missing; true by default), `batch_rows` (at most in one commit).
+    Settings, as for all sinks: `table` (its name there; the topic's by default), `name` (of the
+    sink, for its dead letters), `mode` ("merge" or "append"), `key` (to merge a stream by),
+    `create` (whether to make the table, and columns that are missing; true by default),
+    `batch_rows` (at most in one commit).
     """
     return _sink("sqlite", _open_sqlite, settings, path=str(path))
 
@@ -75,7 +83,9 @@ def _open_sqlite(sink: SinkSpec, shape: Shape) -> Target:
 
 
 def postgres(url: str, **settings: Any) -> Sink:
-    """A table of a Postgres database (`table` may name a schema: `reports.revenue`). Needs the extra `postgres`."""
+    """A table of a Postgres database (`table` may name a schema: `reports.revenue`). Needs the
+    extra `postgres`.
+    """
     return _sink("postgres", _open_postgres, settings, url=url)
 
 
@@ -86,9 +96,13 @@ def _open_postgres(sink: SinkSpec, shape: Shape) -> Target:
 
 
 def redis(url: str, *, encoding: str = "hash", **settings: Any) -> Sink:
-    """A key a row in Redis, `TABLE:KEY`: a hash, or with `encoding="json"` a JSON text. Needs the extra `redis`."""
+    """A key a row in Redis, `TABLE:KEY`: a hash, or with `encoding="json"` a JSON text. Needs the
+    extra `redis`.
+    """
     if encoding not in {"hash", "json"}:
-        raise InputError(f"hr.sinks.redis has no encoding {encoding!r}: {nearest(encoding, ['hash', 'json'])}")
+        raise InputError(
+            f"hr.sinks.redis has no encoding {encoding!r}: {nearest(encoding, ['hash', 'json'])}"
+        )
     settings.setdefault("batch_rows", 10_000)  # Redis does nothing else meanwhile
     return _sink("redis", _open_redis, settings, url=url, encoding=encoding)
 
@@ -100,9 +114,13 @@ def _open_redis(sink: SinkSpec, shape: Shape) -> Target:
 
 
 def parquet(path: str | Path, *, buckets: int = 16, **settings: Any) -> Sink:
-    """A directory of Parquet files (in it a directory `table`, if that is given). A table is spread over `buckets` files, of which a commit writes those anew that it touches."""
+    """A directory of Parquet files (in it a directory `table`, if that is given). A table is spread
+    over `buckets` files, of which a commit writes those anew that it touches.
+    """
     if not 1 <= buckets <= 10_000:
-        raise InputError(f"hr.sinks.parquet cannot have {buckets} buckets.", fix="choose from 1 to 10,000.")
+        raise InputError(
+            f"hr.sinks.parquet cannot have {buckets} buckets.", fix="choose from 1 to 10,000."
+        )
     return _sink("parquet", _open_parquet, settings, path=str(path), buckets=buckets)
 
 
@@ -144,18 +162,32 @@ def webhook(
     internal: Sequence[str] = (),
     **settings: Any,
 ) -> Sink:
-    """Each row is posted as JSON, at least once, with an id by which the receiver can drop repeats; at most `request_rows` in one request.
+    """Each row is posted as JSON, at least once, with an id by which the receiver can drop repeats;
+    at most `request_rows` in one request.
 
-    `secret` signs requests; it is named, not written: `env:NAME` or `file:PATH` (by default `env:HEADRACE_WEBHOOK_SECRET`, if that is set). Values of `headers` may be named so too.
-    Addresses that are not public are refused, unless they are in one of the networks `internal`, or of the environment's HEADRACE_WEBHOOK_INTERNAL.
+    `secret` signs requests; it is named, not written: `env:NAME` or `file:PATH` (by default
+    `env:HEADRACE_WEBHOOK_SECRET`, if that is set). Values of `headers` may be named so too.
+    Addresses that are not public are refused, unless they are in one of the networks `internal`, or
+    of the environment's HEADRACE_WEBHOOK_INTERNAL.
     """
     from headrace.sinks.webhook_target import SECRET_VARIABLE, Receiver
 
     if not 1 <= request_rows <= 10_000:
-        raise InputError(f"hr.sinks.webhook cannot send {request_rows} rows in a request.", fix="choose from 1 to 10,000.")
-    settings.setdefault("batch_rows", max(100, request_rows))  # what may be sent again after a crash
+        raise InputError(
+            f"hr.sinks.webhook cannot send {request_rows} rows in a request.",
+            fix="choose from 1 to 10,000.",
+        )
+    settings.setdefault(
+        "batch_rows", max(100, request_rows)
+    )  # what may be sent again after a crash
     named = secret or (f"env:{SECRET_VARIABLE}" if os.environ.get(SECRET_VARIABLE) else None)
-    receiver = Receiver(url, named, dict(headers or {}), to_us(timeout, what="timeout") / 1e6, (internal,) if isinstance(internal, str) else tuple(internal))
+    receiver = Receiver(
+        url,
+        named,
+        dict(headers or {}),
+        to_us(timeout, what="timeout") / 1e6,
+        (internal,) if isinstance(internal, str) else tuple(internal),
+    )
     return _sink("webhook", _open_webhook, settings, receiver=receiver, request_rows=request_rows)
 
 
@@ -166,14 +198,18 @@ def _open_webhook(sink: SinkSpec, shape: Shape) -> Target:
 
 
 def amqp(url: str, *, exchange: str = "", routing_key: str | None = None, **settings: Any) -> Sink:
-    """Each row is published to an exchange of RabbitMQ as JSON, at least once, and confirmed by the broker; its `message_id` is an id by which consumers can drop repeats. Needs the extra `amqp`.
+    """Each row is published to an exchange of RabbitMQ as JSON, at least once, and confirmed by the
+    broker; its `message_id` is an id by which consumers can drop repeats. Needs the extra `amqp`.
 
-    `url` may be named: `env:NAME` or `file:PATH`. The routing key is the table's name, unless another is given; the default exchange sends to the queue of that name.
+    `url` may be named: `env:NAME` or `file:PATH`. The routing key is the table's name, unless
+    another is given; the default exchange sends to the queue of that name.
     """
     from headrace.amqp import check_url
 
     settings.setdefault("batch_rows", 1_000)  # what may be sent again after a crash
-    return _sink("amqp", _open_amqp, settings, url=check_url(url), exchange=exchange, routing_key=routing_key)
+    return _sink(
+        "amqp", _open_amqp, settings, url=check_url(url), exchange=exchange, routing_key=routing_key
+    )
 
 
 def _open_amqp(sink: SinkSpec, shape: Shape) -> Target:
@@ -185,16 +221,40 @@ def _open_amqp(sink: SinkSpec, shape: Shape) -> Target:
 def _sink(kind: str, opener: Any, settings: dict[str, Any], **options: Any) -> Sink:
     for setting in settings:
         if setting not in _SETTINGS:
-            raise InputError(f"hr.sinks.{kind} has no setting {setting!r}: {nearest(setting, _SETTINGS)}")
+            raise InputError(
+                f"hr.sinks.{kind} has no setting {setting!r}: {nearest(setting, _SETTINGS)}"
+            )
     given = settings.pop("key", ())
     key: Sequence[str] = (given,) if isinstance(given, str) else given
-    return Sink(kind=kind, opener=opener, key=tuple(key), options=options, keeps_marks=kind in {"webhook", "amqp"}, **settings)
+    return Sink(
+        kind=kind,
+        opener=opener,
+        key=tuple(key),
+        options=options,
+        keeps_marks=kind in {"webhook", "amqp"},
+        **settings,
+    )
 
 
-_PATHS: dict[str, Callable[..., Sink]] = {"delta": delta, "parquet": parquet, "search": search, "sqlite": sqlite}
-_SERVERS: dict[str, Callable[..., Sink]] = {"postgres": postgres, "postgresql": postgres, "redis": redis, "rediss": redis, "amqp": amqp, "amqps": amqp}
+_PATHS: dict[str, Callable[..., Sink]] = {
+    "delta": delta,
+    "parquet": parquet,
+    "search": search,
+    "sqlite": sqlite,
+}
+_SERVERS: dict[str, Callable[..., Sink]] = {
+    "postgres": postgres,
+    "postgresql": postgres,
+    "redis": redis,
+    "rediss": redis,
+    "amqp": amqp,
+    "amqps": amqp,
+}
 _ADDRESSES: dict[str, Callable[..., Sink]] = {"webhook": webhook}
-_EXAMPLES = "sqlite:PATH, parquet:DIRECTORY, delta:DIRECTORY, search:DIRECTORY, postgresql://USER@HOST/DATABASE, redis://HOST, amqp://HOST, webhook:https://HOST/PATH"
+_EXAMPLES = (
+    "sqlite:PATH, parquet:DIRECTORY, delta:DIRECTORY, search:DIRECTORY,"
+    " postgresql://USER@HOST/DATABASE, redis://HOST, amqp://HOST, webhook:https://HOST/PATH"
+)
 
 
 def from_url(url: str, **settings: Any) -> Sink:
@@ -206,4 +266,8 @@ def from_url(url: str, **settings: Any) -> Sink:
         return _ADDRESSES[kind](url.removeprefix(f"{kind}:"), **settings)
     if kind in _SERVERS:
         return _SERVERS[kind](url, **settings)
-    raise InputError(f"{kind + ':' if kind else url!r} is no sink: {nearest(kind, [*_PATHS, *_SERVERS, *_ADDRESSES])}", fix=f"give {_EXAMPLES}.")
+    raise InputError(
+        f"{kind + ':' if kind else url!r} is no sink:"
+        f" {nearest(kind, [*_PATHS, *_SERVERS, *_ADDRESSES])}",
+        fix=f"give {_EXAMPLES}.",
+    )

@@ -1,7 +1,9 @@
-"""The target `delta`: a Delta table. A batch is one commit of Delta's log: an append, or a merge by key, with the ledger in Delta's own transaction identifiers.
+"""The target `delta`: a Delta table. A batch is one commit of Delta's log: an append, or a merge by
+key, with the ledger in Delta's own transaction identifiers.
 
-An identifier is a name and a number, kept by Delta for good: here the owner, the epoch and the place in each partition. A commit is made for exactly the version that
-was looked at, and fails if there is another by then; so an older owner cannot write.
+An identifier is a name and a number, kept by Delta for good: here the owner, the epoch and the
+place in each partition. A commit is made for exactly the version that was looked at, and fails if
+there is another by then; so an older owner cannot write.
 """
 
 from __future__ import annotations
@@ -38,18 +40,32 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except CommitFailedError as error:
-        raise TargetUnavailable(f"Someone else has written to the Delta table meanwhile: {error}.", fix="nothing: it is looked at again.") from error
+        raise TargetUnavailable(
+            f"Someone else has written to the Delta table meanwhile: {error}.",
+            fix="nothing: it is looked at again.",
+        ) from error
     except SchemaMismatchError as error:
-        raise TargetMismatch(f"Delta: {error}.", fix="choose another table; or, if nobody else needs it, remove it, and it is made anew.") from error
+        raise TargetMismatch(
+            f"Delta: {error}.",
+            fix=(
+                "choose another table; or, if nobody else needs it, remove it, and it is made anew."
+            ),
+        ) from error
     except (DeltaError, OSError) as error:
-        raise TargetUnavailable(f"Delta: {error}.", fix="see that the table's files are there and that there is room.") from error
+        raise TargetUnavailable(
+            f"Delta: {error}.", fix="see that the table's files are there and that there is room."
+        ) from error
 
 
 class DeltaTarget(Target):
     def __init__(self, sink: SinkSpec, shape: Shape) -> None:
         super().__init__(sink, shape)
-        self._uri = str(Path(sink.options["path"]) / sink.table) if sink.table else sink.options["path"]
-        self._schema = pa.schema([pa.field(each.name, _stored_type(each.type)) for each in shape.schema])
+        self._uri = (
+            str(Path(sink.options["path"]) / sink.table) if sink.table else sink.options["path"]
+        )
+        self._schema = pa.schema(
+            [pa.field(each.name, _stored_type(each.type)) for each in shape.schema]
+        )
         self._table: Any = None
         self._batch: Batch | None = None
         self._is_cleared = False
@@ -62,14 +78,18 @@ class DeltaTarget(Target):
         with _translated():
             if not deltalake.DeltaTable.is_deltatable(self._uri):
                 if not self.sink.create:
-                    raise TargetMismatch(f"There is no Delta table at {self._uri}.", fix="create=True (leave out --no-create), or make it.")
+                    raise TargetMismatch(
+                        f"There is no Delta table at {self._uri}.",
+                        fix="create=True (leave out --no-create), or make it.",
+                    )
                 deltalake.DeltaTable.create(self._uri, deltalake.Schema.from_arrow(self._schema))
             table = self._opened()
             known = [each.name for each in table.schema().fields]
             missing = [each for each in self._schema if each.name not in known]
             if missing and not self.sink.create:
                 raise TargetMismatch(
-                    f"The Delta table has no column {missing[0].name!r}: {nearest(missing[0].name, known)}",
+                    f"The Delta table has no column {missing[0].name!r}:"
+                    f" {nearest(missing[0].name, known)}",
                     fix="create=True (leave out --no-create), or add it.",
                 )
             if missing:
@@ -90,27 +110,43 @@ class DeltaTarget(Target):
 
     def _look(self) -> None:
         """At the newest version, with nothing to be done yet."""
-        self._table, self._batch, self._is_cleared, self._applied = self._opened(), None, False, None
+        self._table, self._batch, self._is_cleared, self._applied = (
+            self._opened(),
+            None,
+            False,
+            None,
+        )
 
     def _commit(self, applied: Applied) -> None:
         properties = deltalake.CommitProperties(
             custom_metadata={_TOPIC_NAME: applied.topic},
             max_commit_retries=0,
-            app_transactions=[deltalake.Transaction(f"{_APP}.{name}", number) for name, number in _numbers(applied).items()],
+            app_transactions=[
+                deltalake.Transaction(f"{_APP}.{name}", number)
+                for name, number in _numbers(applied).items()
+            ],
         )
         before = self._table.version()
         if self._batch is not None and self._batch.rows:
             self._write(self._batch, properties)
-        if self._table.version() == before:  # nothing to do is no commit for Delta, but the ledger is
+        if (
+            self._table.version() == before
+        ):  # nothing to do is no commit for Delta, but the ledger is
             mode: Any = "overwrite" if self._is_cleared else "append"
-            deltalake.write_deltalake(self._table, self._schema.empty_table(), mode=mode, commit_properties=properties)
+            deltalake.write_deltalake(
+                self._table, self._schema.empty_table(), mode=mode, commit_properties=properties
+            )
 
     def _write(self, batch: Batch, properties: Any) -> None:
         rows = _stored(batch.upserts, self._schema)
         if not self.shape.is_merge:
-            deltalake.write_deltalake(self._table, rows, mode="append", commit_properties=properties)
+            deltalake.write_deltalake(
+                self._table, rows, mode="append", commit_properties=properties
+            )
             return
-        gone = pa.table([_column(batch.deletes, each) for each in self._schema], schema=self._schema)
+        gone = pa.table(
+            [_column(batch.deletes, each) for each in self._schema], schema=self._schema
+        )
         flags = pa.array([False] * rows.num_rows + [True] * gone.num_rows)
         same = " AND ".join(f"target.`{name}` = source.`{name}`" for name in self.shape.key)
         merging = self._table.merge(
@@ -120,23 +156,47 @@ class DeltaTarget(Target):
             target_alias="target",
             commit_properties=properties,
         )
-        merging = merging.when_matched_delete(predicate=f"source.{_GONE}").when_matched_update_all(except_cols=[_GONE])
-        merging.when_not_matched_insert_all(predicate=f"NOT source.{_GONE}", except_cols=[_GONE]).execute()
+        merging = merging.when_matched_delete(predicate=f"source.{_GONE}").when_matched_update_all(
+            except_cols=[_GONE]
+        )
+        merging.when_not_matched_insert_all(
+            predicate=f"NOT source.{_GONE}", except_cols=[_GONE]
+        ).execute()
 
     def read_applied(self) -> Applied | None:
         table = self._table
         numbers = {name: table.transaction_version(f"{_APP}.{name}") for name in _NUMBERS}
         if numbers["epoch"] is None:
             return None
-        places = {partition: table.transaction_version(f"{_APP}.partition.{partition}") for partition in range(numbers["partitions"])}
-        positions = {partition: place for partition, place in places.items() if place is not None and place >= 0}
+        places = {
+            partition: table.transaction_version(f"{_APP}.partition.{partition}")
+            for partition in range(numbers["partitions"])
+        }
+        positions = {
+            partition: place
+            for partition, place in places.items()
+            if place is not None and place >= 0
+        }
         is_ours = numbers["topic"] == _digest(self.shape.topic)
         topic = self.shape.topic if is_ours else self._topic_of_history()
-        topic_id = self.shape.topic_id if numbers["topic_id"] == _digest(self.shape.topic_id) else "another"
-        return Applied(topic, topic_id, numbers["epoch"], numbers["owner"], positions, numbers["at_us"])
+        topic_id = (
+            self.shape.topic_id
+            if numbers["topic_id"] == _digest(self.shape.topic_id)
+            else "another"
+        )
+        return Applied(
+            topic, topic_id, numbers["epoch"], numbers["owner"], positions, numbers["at_us"]
+        )
 
     def _topic_of_history(self) -> str:
-        return next((str(entry[_TOPIC_NAME]) for entry in self._table.history(_LATEST_LOOKED_AT) if _TOPIC_NAME in entry), "(another)")
+        return next(
+            (
+                str(entry[_TOPIC_NAME])
+                for entry in self._table.history(_LATEST_LOOKED_AT)
+                if _TOPIC_NAME in entry
+            ),
+            "(another)",
+        )
 
     def write_applied(self, applied: Applied) -> None:
         self._applied = applied
@@ -157,7 +217,9 @@ class DeltaTarget(Target):
 
     def _pieces(self) -> Iterator[pa.Table]:
         with _translated():
-            for batch in self._table.to_pyarrow_dataset().to_batches(columns=self.shape.schema.names, batch_size=PIECE_ROWS):
+            for batch in self._table.to_pyarrow_dataset().to_batches(
+                columns=self.shape.schema.names, batch_size=PIECE_ROWS
+            ):
                 yield self._restored(pa.Table.from_batches([batch]))
 
     def lookup(self, keys: pa.Table) -> pa.Table:
@@ -169,15 +231,26 @@ class DeltaTarget(Target):
         return self._restored(self._table.to_pyarrow_table(columns=self.shape.schema.names))
 
     def _restored(self, stored: pa.Table) -> pa.Table:
-        arrays = [_restored(stored[each.name].combine_chunks(), each.type) for each in self.shape.schema]
+        arrays = [
+            _restored(stored[each.name].combine_chunks(), each.type) for each in self.shape.schema
+        ]
         return pa.table(arrays, schema=self.shape.schema)
 
 
 def _numbers(applied: Applied) -> dict[str, int]:
     count = max(applied.positions, default=-1) + 1
-    places = {f"partition.{partition}": applied.positions.get(partition, -1) for partition in range(count)}
+    places = {
+        f"partition.{partition}": applied.positions.get(partition, -1) for partition in range(count)
+    }
     of_topic = {"topic": _digest(applied.topic), "topic_id": _digest(applied.topic_id)}
-    return {"epoch": applied.epoch, "owner": applied.owner, "at_us": applied.at_us, "partitions": count, **of_topic, **places}
+    return {
+        "epoch": applied.epoch,
+        "owner": applied.owner,
+        "at_us": applied.at_us,
+        "partitions": count,
+        **of_topic,
+        **places,
+    }
 
 
 def _digest(text: str) -> int:

@@ -1,7 +1,9 @@
-"""The target `parquet`: a directory of Parquet files, and a manifest that says which of them are the table.
+"""The target `parquet`: a directory of Parquet files, and a manifest that says which of them are
+the table.
 
-In append mode each commit adds a file. In merge mode rows are spread over buckets by their key, one file each, and a commit writes those anew whose keys it touches. Data
-files are written and synced first; the manifest is the commit. A file that no manifest names is removed at the next start.
+In append mode each commit adds a file. In merge mode rows are spread over buckets by their key, one
+file each, and a commit writes those anew whose keys it touches. Data files are written and synced
+first; the manifest is the commit. A file that no manifest names is removed at the next start.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ from headrace.log.file.disk import Disk
 from headrace.log.partitioning import partitions_by_key
 from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, Shape, SinkSpec, Target
 
-# The manifest of a directory of Parquet files: which files are the table, and the sink's ledger. Each commit is a new one, under the next number.
+# The manifest of a directory of Parquet files: which files are the table, and the sink's ledger.
+# Each commit is a new one, under the next number.
 #
-# A manifest appears whole or not at all, and a number can be taken once: so whoever writes from an older state is refused, and there is nothing to lock.
+# A manifest appears whole or not at all, and a number can be taken once: so whoever writes from an
+# older state is refused, and there is nothing to lock.
 
 
 VERSION = 1
@@ -36,7 +40,9 @@ _KEPT = 3
 
 @dataclass(frozen=True)
 class Manifest:
-    """`files` are the data files by bucket (in append mode there is one bucket, with many files)."""
+    """`files` are the data files by bucket (in append mode there is one bucket, with many
+    files).
+    """
 
     number: int = 0
     applied: Applied | None = None
@@ -71,9 +77,13 @@ def read(directory: Path) -> Manifest:
         return Manifest()
     stored = json.loads(_path(directory, numbers[-1]).read_text())
     if stored["version"] > VERSION:
-        raise NewerFormat(f"The manifest in {directory} was written by a newer Headrace.", fix="upgrade Headrace.")
+        raise NewerFormat(
+            f"The manifest in {directory} was written by a newer Headrace.", fix="upgrade Headrace."
+        )
     files = {int(bucket): tuple(names) for bucket, names in stored["files"].items()}
-    return Manifest(numbers[-1], Applied.from_json(stored["applied"]) if stored["applied"] else None, files)
+    return Manifest(
+        numbers[-1], Applied.from_json(stored["applied"]) if stored["applied"] else None, files
+    )
 
 
 def publish(directory: Path, manifest: Manifest) -> None:
@@ -86,7 +96,10 @@ def publish(directory: Path, manifest: Manifest) -> None:
     try:
         os.link(waiting, _path(directory, manifest.number))
     except FileExistsError:
-        raise TargetUnavailable("Another process has written to the directory meanwhile.", fix="nothing: it is looked at again.") from None
+        raise TargetUnavailable(
+            "Another process has written to the directory meanwhile.",
+            fix="nothing: it is looked at again.",
+        ) from None
     finally:
         waiting.unlink()
     Disk().sync_directory(directory / DIRECTORY)
@@ -103,12 +116,16 @@ def forget_older(directory: Path) -> None:
 # Rows by key, in Arrow: those that have one of some keys, or none of them.
 
 
-
 def having(rows: pa.Table, keys: pa.Table, key: list[str], *, wanted: bool) -> pa.Table:
     """By number, since Arrow joins no nested columns; in their order."""
     numbered = rows.select(key).append_column("__n", pa.array(np.arange(rows.num_rows)))
-    found = numbered.join(keys.select(key).cast(rows.select(key).schema), key, join_type="left semi" if wanted else "left anti")["__n"]
+    found = numbered.join(
+        keys.select(key).cast(rows.select(key).schema),
+        key,
+        join_type="left semi" if wanted else "left anti",
+    )["__n"]
     return rows.take(pa.array(np.sort(found.to_numpy())))
+
 
 _ATTEMPTS = 10
 
@@ -118,7 +135,10 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise TargetUnavailable(f"The files cannot be written or read: {error}.", fix="see that the disk is there and has room.") from error
+        raise TargetUnavailable(
+            f"The files cannot be written or read: {error}.",
+            fix="see that the disk is there and has room.",
+        ) from error
 
 
 class ParquetTarget(Target):
@@ -136,7 +156,10 @@ class ParquetTarget(Target):
     def prepare(self) -> None:
         with _translated():
             if not self.directory.is_dir() and not self.sink.create:
-                raise TargetMismatch(f"There is no directory {self.directory}.", fix="create=True (leave out --no-create), or make it.")
+                raise TargetMismatch(
+                    f"There is no directory {self.directory}.",
+                    fix="create=True (leave out --no-create), or make it.",
+                )
             (self.directory / DIRECTORY).mkdir(parents=True, exist_ok=True)
 
     def begin(self, owner: int, *, resume: bool = False, start_over: bool = False) -> Applied:
@@ -146,7 +169,9 @@ class ParquetTarget(Target):
         return mine
 
     def _tidy_up(self) -> None:
-        """Files that were replaced, or that a process left which was killed before its commit. Nobody else writes now; one that does is not the newest, and its file is of no use."""
+        """Files that were replaced, or that a process left which was killed before its commit.
+        Nobody else writes now; one that does is not the newest, and its file is of no use.
+        """
         named = set(read(self.directory).names)
         for path in self.directory.glob("*.parquet"):
             if path.name not in named:
@@ -186,9 +211,13 @@ class ParquetTarget(Target):
             if batch.upserts.num_rows:
                 files[0] = (*files.get(0, ()), self._write(batch.upserts))
         else:
-            for bucket in np.unique(np.concatenate([self._bucket_of(batch.upserts), self._bucket_of(batch.deletes)])):
+            for bucket in np.unique(
+                np.concatenate([self._bucket_of(batch.upserts), self._bucket_of(batch.deletes)])
+            ):
                 files[int(bucket)] = self._merged(int(bucket), batch, files.get(int(bucket), ()))
-        self._next = replace(self._next, files={bucket: names for bucket, names in files.items() if names})
+        self._next = replace(
+            self._next, files={bucket: names for bucket, names in files.items() if names}
+        )
         return []
 
     def _bucket_of(self, rows: pa.Table) -> npt.NDArray[np.int32]:
@@ -199,9 +228,14 @@ class ParquetTarget(Target):
 
     def _merged(self, bucket: int, batch: Batch, names: tuple[str, ...]) -> tuple[str, ...]:
         """The rows of a bucket, without those that have changed, and with what they are now."""
-        upserts, deletes = (rows.filter(pa.array(self._bucket_of(rows) == bucket)) for rows in (batch.upserts, batch.deletes))
+        upserts, deletes = (
+            rows.filter(pa.array(self._bucket_of(rows) == bucket))
+            for rows in (batch.upserts, batch.deletes)
+        )
         key = list(self.shape.key)
-        changed = pa.concat_tables([upserts.select(key), deletes.select(key).cast(upserts.select(key).schema)])
+        changed = pa.concat_tables(
+            [upserts.select(key), deletes.select(key).cast(upserts.select(key).schema)]
+        )
         rows = pa.concat_tables([having(self._read(names), changed, key, wanted=False), upserts])
         return (self._write(rows),) if rows.num_rows else ()
 
@@ -216,7 +250,9 @@ class ParquetTarget(Target):
     # Reading back
 
     def contents(self) -> tuple[Applied | None, Iterator[pa.Table]]:
-        """A file that a sink which runs meanwhile replaces is still there for who has it open, so all are opened at once."""
+        """A file that a sink which runs meanwhile replaces is still there for who has it open, so
+        all are opened at once.
+        """
         with _translated():
             for attempt in range(_ATTEMPTS):
                 manifest = read(self.directory)
@@ -238,13 +274,24 @@ class ParquetTarget(Target):
 
     def lookup(self, keys: pa.Table) -> pa.Table:
         with _translated():
-            return having(self._read(read(self.directory).names), keys, list(self.shape.key), wanted=True)
+            return having(
+                self._read(read(self.directory).names), keys, list(self.shape.key), wanted=True
+            )
 
     def _read(self, names: tuple[str, ...] | list[str]) -> pa.Table:
-        tables = [self._fitted(pq.read_table(self.directory / name, partitioning=None)) for name in names]
+        tables = [
+            self._fitted(pq.read_table(self.directory / name, partitioning=None)) for name in names
+        ]
         return pa.concat_tables([self.shape.schema.empty_table(), *tables])
 
     def _fitted(self, rows: pa.Table) -> pa.Table:
         """Columns that the topic gained since are null."""
-        arrays = [rows[each.name] if each.name in rows.column_names else pa.nulls(rows.num_rows, each.type) for each in self.shape.schema]
+        arrays = [
+            (
+                rows[each.name]
+                if each.name in rows.column_names
+                else pa.nulls(rows.num_rows, each.type)
+            )
+            for each in self.shape.schema
+        ]
         return pa.table(arrays, names=self.shape.schema.names).cast(self.shape.schema)

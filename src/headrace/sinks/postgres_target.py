@@ -1,7 +1,8 @@
-"""The target `postgres`: a table of a Postgres database. A batch is copied into a staging table and merged from there by one statement, in one transaction with the ledger row.
+"""The target `postgres`: a table of a Postgres database. A batch is copied into a staging table and
+merged from there by one statement, in one transaction with the ledger row.
 
-The ledger is the table `_headrace_sinks`. Who commits holds an advisory lock for the table, so two processes that write to it take turns, and the older one then finds
-that it is not the newest.
+The ledger is the table `_headrace_sinks`. Who commits holds an advisory lock for the table, so two
+processes that write to it take turns, and the older one then finds that it is not the newest.
 """
 
 from __future__ import annotations
@@ -13,13 +14,30 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv
 
-from headrace.errors import ConfigurationError, MissingExtra, TargetMismatch, TargetUnavailable, nearest
-from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, RowsRefused, Shape, SinkSpec, Target, in_pieces
+from headrace.errors import (
+    ConfigurationError,
+    MissingExtra,
+    TargetMismatch,
+    TargetUnavailable,
+    nearest,
+)
+from headrace.sinks.base import (
+    PIECE_ROWS,
+    Applied,
+    Batch,
+    Refusal,
+    RowsRefused,
+    Shape,
+    SinkSpec,
+    Target,
+    in_pieces,
+)
 from headrace.types.json_codec import json_text
 from headrace.types.schema import quoted
 from headrace.views.types import is_time_text, nested_array, nested_text, time_text
 
-# Arrow columns as the text that Postgres's COPY reads, the types they are declared with, and the way back.
+# Arrow columns as the text that Postgres's COPY reads, the types they are declared with, and the
+# way back.
 #
 # | Arrow (Spark)                   | Postgres                                     |
 # |---------------------------------|----------------------------------------------|
@@ -34,9 +52,17 @@ from headrace.views.types import is_time_text, nested_array, nested_text, time_t
 
 
 _PLAIN = {
-    pa.bool_(): "boolean", pa.int8(): "smallint", pa.int16(): "smallint", pa.int32(): "integer", pa.int64(): "bigint", pa.float32(): "real",
-    pa.float64(): "double precision", pa.string(): "text", pa.binary(): "bytea", pa.date32(): "date",
-}  # fmt: skip
+    pa.bool_(): "boolean",
+    pa.int8(): "smallint",
+    pa.int16(): "smallint",
+    pa.int32(): "integer",
+    pa.int64(): "bigint",
+    pa.float32(): "real",
+    pa.float64(): "double precision",
+    pa.string(): "text",
+    pa.binary(): "bytea",
+    pa.date32(): "date",
+}
 
 
 def type_in_postgres(kind: pa.DataType) -> str:
@@ -55,7 +81,9 @@ def type_in_postgres(kind: pa.DataType) -> str:
 
 def to_csv(rows: pa.Table) -> memoryview:
     """For COPY … (FORMAT csv): nulls are empty, texts are quoted."""
-    texts = pa.table([_text(column.combine_chunks()) for column in rows.columns], names=rows.column_names)
+    texts = pa.table(
+        [_text(column.combine_chunks()) for column in rows.columns], names=rows.column_names
+    )
     buffer = pa.BufferOutputStream()
     pa.csv.write_csv(texts, buffer, pa.csv.WriteOptions(include_header=False))
     return memoryview(buffer.getvalue())
@@ -64,7 +92,10 @@ def to_csv(rows: pa.Table) -> memoryview:
 def _text(array: pa.Array) -> pa.Array:
     kind = array.type
     if pa.types.is_binary(kind):
-        return pa.array([None if value is None else "\\x" + value.hex() for value in array.to_pylist()], pa.string())
+        return pa.array(
+            [None if value is None else "\\x" + value.hex() for value in array.to_pylist()],
+            pa.string(),
+        )
     if is_time_text(kind):
         return time_text(array)
     if pa.types.is_decimal(kind):
@@ -86,6 +117,7 @@ def from_postgres(values: list[Any], kind: pa.DataType) -> pa.Array:
         return pa.array(values, pa.float64(), from_pandas=False).cast(kind)
     return pa.array(values, kind)
 
+
 try:
     import psycopg
 except ImportError as error:
@@ -94,8 +126,22 @@ except ImportError as error:
 LEDGER = "_headrace_sinks"
 CONNECT_S = 10
 _STAGE, _KEYS = "pg_temp.headrace_rows", "pg_temp.headrace_keys"
-_BAD_ADDRESS = ("authentication failed", "does not exist", "no pg_hba.conf entry", "could not translate host name", "invalid", "no password supplied")
-_WRONG = ("42P01", "42703", "42501", "42804", "42P10", "3F000")  # table, column, privilege, type, key, schema
+_BAD_ADDRESS = (
+    "authentication failed",
+    "does not exist",
+    "no pg_hba.conf entry",
+    "could not translate host name",
+    "invalid",
+    "no password supplied",
+)
+_WRONG = (
+    "42P01",
+    "42703",
+    "42501",
+    "42804",
+    "42P10",
+    "3F000",
+)  # table, column, privilege, type, key, schema
 
 
 def _list(names: Sequence[str], prefix: str = "") -> str:
@@ -111,17 +157,27 @@ def translated() -> Iterator[None]:
         text = str(error).strip()
         if error.sqlstate in _WRONG:
             raise TargetMismatch(
-                f"Postgres: {text}", fix="make the table as the topic needs it, or grant what is missing; then start again."
+                f"Postgres: {text}",
+                fix=(
+                    "make the table as the topic needs it, or grant what is missing; then start"
+                    " again."
+                ),
             ) from error
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-            raise TargetUnavailable(f"Postgres: {text}", fix="see that the server runs, can be reached and has room.") from error
-        raise ConfigurationError(f"Postgres: {text}", fix="see what the server's log says about it.") from error
+            raise TargetUnavailable(
+                f"Postgres: {text}", fix="see that the server runs, can be reached and has room."
+            ) from error
+        raise ConfigurationError(
+            f"Postgres: {text}", fix="see what the server's log says about it."
+        ) from error
 
 
 class PostgresTarget(Target):
     def __init__(self, sink: SinkSpec, shape: Shape) -> None:
         super().__init__(sink, shape)
-        self._name = ".".join(map(quoted, sink.table.split("."))) if sink.table else quoted(shape.topic)
+        self._name = (
+            ".".join(map(quoted, sink.table.split("."))) if sink.table else quoted(shape.topic)
+        )
         self._is_first_fill = False
         self._db = _connected(sink.options["url"])
 
@@ -143,14 +199,20 @@ class PostgresTarget(Target):
                         self._add(each, known)
                 self._check_key()
             columns = _list(self.shape.schema.names)
-            self._db.execute(f"CREATE TEMP TABLE headrace_rows ON COMMIT DELETE ROWS AS SELECT {columns} FROM {self._name} WITH NO DATA")
             self._db.execute(
-                f"CREATE TEMP TABLE headrace_keys ON COMMIT DELETE ROWS AS SELECT {_list(self.shape.key)} FROM {self._name} WITH NO DATA"
+                f"CREATE TEMP TABLE headrace_rows ON COMMIT DELETE ROWS AS SELECT {columns} FROM"
+                f" {self._name} WITH NO DATA"
+            )
+            self._db.execute(
+                "CREATE TEMP TABLE headrace_keys ON COMMIT DELETE ROWS AS SELECT"
+                f" {_list(self.shape.key)} FROM {self._name} WITH NO DATA"
             )
 
     def _make_ledger(self) -> None:
         """Only if it is missing: a role that may not make tables can write to one."""
-        self._db.execute("SELECT pg_advisory_xact_lock(4871)")  # one for all targets, so that two do not make it at once
+        self._db.execute(
+            "SELECT pg_advisory_xact_lock(4871)"
+        )  # one for all targets, so that two do not make it at once
         if self._db.execute("SELECT to_regclass(%s) IS NULL", (LEDGER,)).fetchone() == (True,):
             self._change(f"CREATE TABLE {LEDGER} (target text PRIMARY KEY, applied text NOT NULL)")
 
@@ -159,21 +221,39 @@ class PostgresTarget(Target):
         found = self._db.execute("SELECT to_regclass(%s)::oid", (self._name,)).fetchone()
         if found is None or found[0] is None:
             return None
-        return [row[0] for row in self._db.execute("SELECT attname FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped", found)]
+        return [
+            row[0]
+            for row in self._db.execute(
+                "SELECT attname FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT"
+                " attisdropped",
+                found,
+            )
+        ]
 
     def _create(self) -> None:
-        columns = ", ".join(f"{quoted(each.name)} {type_in_postgres(each.type)}" for each in self.shape.schema)
+        columns = ", ".join(
+            f"{quoted(each.name)} {type_in_postgres(each.type)}" for each in self.shape.schema
+        )
         statement = f"CREATE TABLE {self._name} ({columns}, PRIMARY KEY ({_list(self.shape.key)}))"
         if not self.sink.create:
-            raise TargetMismatch(f"There is no table {self.table!r} in the database.", fix=f"create=True (leave out --no-create), or: {statement}")
+            raise TargetMismatch(
+                f"There is no table {self.table!r} in the database.",
+                fix=f"create=True (leave out --no-create), or: {statement}",
+            )
         self._change(statement)
-        self._db.execute(f"DELETE FROM {LEDGER} WHERE target = %s", (self._name,))  # one that was dropped is filled from the beginning
+        self._db.execute(
+            f"DELETE FROM {LEDGER} WHERE target = %s", (self._name,)
+        )  # one that was dropped is filled from the beginning
 
     def _add(self, column: pa.Field, known: list[str]) -> None:
-        statement = f"ALTER TABLE {self._name} ADD COLUMN {quoted(column.name)} {type_in_postgres(column.type)}"
+        statement = (
+            f"ALTER TABLE {self._name} ADD COLUMN {quoted(column.name)}"
+            f" {type_in_postgres(column.type)}"
+        )
         if not self.sink.create:
             raise TargetMismatch(
-                f"The table {self.table!r} has no column {column.name!r}: {nearest(column.name, known)}",
+                f"The table {self.table!r} has no column {column.name!r}:"
+                f" {nearest(column.name, known)}",
                 fix=f"create=True (leave out --no-create), or: {statement}",
             )
         self._change(statement)
@@ -182,16 +262,26 @@ class PostgresTarget(Target):
         try:
             self._db.execute(statement)
         except psycopg.errors.InsufficientPrivilege as error:
-            raise TargetMismatch(f"Postgres: {error.diag.message_primary}.", fix=f"as a user who may: {statement}; and GRANT SELECT, INSERT, UPDATE, DELETE on it to this one.") from error
+            raise TargetMismatch(
+                f"Postgres: {error.diag.message_primary}.",
+                fix=(
+                    f"as a user who may: {statement}; and GRANT SELECT, INSERT, UPDATE, DELETE on"
+                    " it to this one."
+                ),
+            ) from error
 
     def _check_key(self) -> None:
         query = (
-            "SELECT array_agg(attname::text) FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey) "
-            "WHERE indrelid = %s::regclass AND indisunique AND indimmediate AND indpred IS NULL AND indexprs IS NULL GROUP BY indexrelid"
+            "SELECT array_agg(attname::text) FROM pg_index JOIN pg_attribute ON attrelid = indrelid"
+            " AND attnum = ANY (indkey) WHERE indrelid = %s::regclass AND indisunique AND"
+            " indimmediate AND indpred IS NULL AND indexprs IS NULL GROUP BY indexrelid"
         )
-        if set(self.shape.key) not in [set(row[0]) for row in self._db.execute(query, (self._name,))]:
+        if set(self.shape.key) not in [
+            set(row[0]) for row in self._db.execute(query, (self._name,))
+        ]:
             raise TargetMismatch(
-                f"The table {self.table!r} has no primary key or unique index on {', '.join(self.shape.key)}, by which it is to be merged.",
+                f"The table {self.table!r} has no primary key or unique index on"
+                f" {', '.join(self.shape.key)}, by which it is to be merged.",
                 fix=f"ALTER TABLE {self._name} ADD PRIMARY KEY ({_list(self.shape.key)})",
             )
 
@@ -212,11 +302,16 @@ class PostgresTarget(Target):
         self._db.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 4871))", (self._name,))
 
     def read_applied(self) -> Applied | None:
-        row = self._db.execute(f"SELECT applied FROM {LEDGER} WHERE target = %s", (self._name,)).fetchone()
+        row = self._db.execute(
+            f"SELECT applied FROM {LEDGER} WHERE target = %s", (self._name,)
+        ).fetchone()
         return None if row is None else Applied.from_json(row[0])
 
     def write_applied(self, applied: Applied) -> None:
-        statement = f"INSERT INTO {LEDGER} VALUES (%s, %s) ON CONFLICT (target) DO UPDATE SET applied = excluded.applied"
+        statement = (
+            f"INSERT INTO {LEDGER} VALUES (%s, %s) ON CONFLICT (target) DO UPDATE SET applied ="
+            " excluded.applied"
+        )
         self._db.execute(statement, (self._name, applied.to_json()))
 
     def clear(self) -> None:
@@ -229,10 +324,14 @@ class PostgresTarget(Target):
         return refused
 
     def _delete(self, keys: pa.Table) -> None:
-        same = " AND ".join(f"target.{quoted(name)} = gone.{quoted(name)}" for name in self.shape.key)
+        same = " AND ".join(
+            f"target.{quoted(name)} = gone.{quoted(name)}" for name in self.shape.key
+        )
         with self._piece():
             self._copy(_KEYS, keys)
-            self._db.execute(f"DELETE FROM {self._name} AS target USING {_KEYS} AS gone WHERE {same}")
+            self._db.execute(
+                f"DELETE FROM {self._name} AS target USING {_KEYS} AS gone WHERE {same}"
+            )
             self._db.execute(f"TRUNCATE {_KEYS}")
 
     def _upsert(self, rows: pa.Table) -> None:
@@ -240,7 +339,9 @@ class PostgresTarget(Target):
             self._merged(rows)
 
     def _copied(self, rows: pa.Table) -> bool:
-        """Straight into the table, which is twice as fast, as long as a target that is filled for the first time has none of the keys. The first that it has ends that."""
+        """Straight into the table, which is twice as fast, as long as a target that is filled for
+        the first time has none of the keys. The first that it has ends that.
+        """
         try:
             with self._piece():
                 self._copy(self._name, rows)
@@ -251,10 +352,15 @@ class PostgresTarget(Target):
     def _merged(self, rows: pa.Table) -> None:
         columns = _list(self.shape.schema.names)
         news = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in self.shape.values)
-        on_conflict = f"ON CONFLICT ({_list(self.shape.key)}) DO {f'UPDATE SET {news}' if news else 'NOTHING'}"
+        on_conflict = (
+            f"ON CONFLICT ({_list(self.shape.key)}) DO"
+            f" {f'UPDATE SET {news}' if news else 'NOTHING'}"
+        )
         with self._piece():
             self._copy(_STAGE, rows)
-            self._db.execute(f"INSERT INTO {self._name} ({columns}) SELECT {columns} FROM {_STAGE} {on_conflict}")
+            self._db.execute(
+                f"INSERT INTO {self._name} ({columns}) SELECT {columns} FROM {_STAGE} {on_conflict}"
+            )
             self._db.execute(f"TRUNCATE {_STAGE}")
 
     @contextmanager
@@ -267,7 +373,12 @@ class PostgresTarget(Target):
             raise RowsRefused(str(error.diag.message_primary or error)) from error
 
     def _copy(self, table: str, rows: pa.Table) -> None:
-        with self._db.cursor() as cursor, cursor.copy(f"COPY {table} ({_list(rows.column_names)}) FROM STDIN (FORMAT csv)") as copy:
+        with (
+            self._db.cursor() as cursor,
+            cursor.copy(
+                f"COPY {table} ({_list(rows.column_names)}) FROM STDIN (FORMAT csv)"
+            ) as copy,
+        ):
             copy.write(to_csv(rows))
 
     # Reading back
@@ -287,28 +398,48 @@ class PostgresTarget(Target):
             self._db.execute("COMMIT")
 
     def lookup(self, keys: pa.Table) -> pa.Table:
-        same = " AND ".join(f"target.{quoted(name)} = wanted.{quoted(name)}" for name in self.shape.key)
+        same = " AND ".join(
+            f"target.{quoted(name)} = wanted.{quoted(name)}" for name in self.shape.key
+        )
         with translated(), self._db.transaction():
             self._copy(_KEYS, keys.select(list(self.shape.key)))
-            return self._table(self._db.execute(f"SELECT {self._selected()} FROM {self._name} AS target JOIN {_KEYS} AS wanted ON {same}").fetchall())
+            return self._table(
+                self._db.execute(
+                    f"SELECT {self._selected()} FROM {self._name} AS target JOIN {_KEYS} AS wanted"
+                    f" ON {same}"
+                ).fetchall()
+            )
 
     def _selected(self) -> str:
-        return ", ".join(f"target.{quoted(each.name)}{'::text' if pa.types.is_nested(each.type) else ''}" for each in self.shape.schema)
+        return ", ".join(
+            f"target.{quoted(each.name)}{'::text' if pa.types.is_nested(each.type) else ''}"
+            for each in self.shape.schema
+        )
 
     def _table(self, rows: list[tuple[Any, ...]]) -> pa.Table:
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(self.shape.schema)
-        arrays = [from_postgres(list(values), each.type) for values, each in zip(columns, self.shape.schema, strict=True)]
+        arrays = [
+            from_postgres(list(values), each.type)
+            for values, each in zip(columns, self.shape.schema, strict=True)
+        ]
         return pa.table(arrays, schema=self.shape.schema)
 
 
 def _connected(url: str) -> psycopg.Connection[Any]:
     try:
-        return psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_S, application_name="headrace sync")
+        return psycopg.connect(
+            url, autocommit=True, connect_timeout=CONNECT_S, application_name="headrace sync"
+        )
     except psycopg.Error as error:
         text = str(error).strip()
         if any(word in text for word in _BAD_ADDRESS):
             raise ConfigurationError(
                 f"Postgres does not let us in: {text}",
-                fix="check the URL, the database and the role; a password can stand in PGPASSWORD or in ~/.pgpass.",
+                fix=(
+                    "check the URL, the database and the role; a password can stand in PGPASSWORD"
+                    " or in ~/.pgpass."
+                ),
             ) from error
-        raise TargetUnavailable(f"Postgres cannot be reached: {text}", fix="start the server, or correct the URL.") from error
+        raise TargetUnavailable(
+            f"Postgres cannot be reached: {text}", fix="start the server, or correct the URL."
+        ) from error

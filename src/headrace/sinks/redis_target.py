@@ -1,10 +1,12 @@
-"""The target `redis`: one hash, or one JSON text, a key. Rows and ledger are written in one MULTI, which fails if the ledger was changed meanwhile.
+"""The target `redis`: one hash, or one JSON text, a key. Rows and ledger are written in one MULTI,
+which fails if the ledger was changed meanwhile.
 
-A row of the table `accounts` with the key 7 stands under `accounts:7`; several key columns are a JSON array, as in the log. In a hash every column is a field, as the view
-store writes it (`view_types`: booleans are 1 and 0, times ISO 8601, nested values JSON); a null has no field.
+A row of the table `accounts` with the key 7 stands under `accounts:7`; several key columns are a
+JSON array, as in the log. In a hash every column is a field, as the view store writes it
+(`view_types`: booleans are 1 and 0, times ISO 8601, nested values JSON); a null has no field.
 
-Redis does not undo a command that fails inside MULTI. So the rows go in scripts that count themselves, and the ledger is advanced only if all have run; else the batch is
-applied again.
+Redis does not undo a command that fails inside MULTI. So the rows go in scripts that count
+themselves, and the ledger is advanced only if all have run; else the batch is applied again.
 """
 
 from __future__ import annotations
@@ -19,7 +21,17 @@ import pyarrow.compute as pc
 
 from headrace.errors import ConfigurationError, MissingExtra, TargetUnavailable
 from headrace.log.partitioning import key_bytes
-from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, Shape, SinkSpec, Target, json_of, upserted
+from headrace.sinks.base import (
+    PIECE_ROWS,
+    Applied,
+    Batch,
+    Refusal,
+    Shape,
+    SinkSpec,
+    Target,
+    json_of,
+    upserted,
+)
 from headrace.types.json_codec import decode
 from headrace.views.types import from_values, to_values
 
@@ -40,7 +52,8 @@ _GONE = (
     exceptions.OutOfMemoryError,
     exceptions.WatchError,
 )
-# KEYS[1] counts the scripts that have run. ARGV: the fields, then for each row its key, which columns are null ("" if none), and the columns.
+# KEYS[1] counts the scripts that have run. ARGV: the fields, then for each row its key, which
+# columns are null ("" if none), and the columns.
 _SET_HASHES = """
 local width = tonumber(ARGV[1])
 local at = width + 2
@@ -59,7 +72,10 @@ while at <= #ARGV do
 end
 redis.call('INCR', KEYS[1])
 """
-_SET_TEXTS = "for at = 1, #ARGV, 2 do redis.call('SET', ARGV[at], ARGV[at + 1]) end redis.call('INCR', KEYS[1])"
+_SET_TEXTS = (
+    "for at = 1, #ARGV, 2 do redis.call('SET', ARGV[at], ARGV[at + 1]) end redis.call('INCR',"
+    " KEYS[1])"
+)
 _UNLINK = "for at = 1, #ARGV do redis.call('UNLINK', ARGV[at]) end redis.call('INCR', KEYS[1])"
 _FINISH = """
 local ran = redis.call('GET', KEYS[1]) or '0'
@@ -75,22 +91,37 @@ def _translated() -> Iterator[None]:
         yield
     except (exceptions.AuthenticationError, exceptions.NoPermissionError) as error:
         raise ConfigurationError(
-            f"Redis does not let us in: {error}", fix="check user and password in the URL; the sink needs EVAL, MULTI, GET, SET, SCAN and UNLINK."
+            f"Redis does not let us in: {error}",
+            fix=(
+                "check user and password in the URL; the sink needs EVAL, MULTI, GET, SET, SCAN and"
+                " UNLINK."
+            ),
         ) from error
     except _GONE as error:
-        raise TargetUnavailable(f"Redis: {error}", fix="see that the server runs, can be reached and has memory left.") from error
+        raise TargetUnavailable(
+            f"Redis: {error}", fix="see that the server runs, can be reached and has memory left."
+        ) from error
     except exceptions.ResponseError as error:
         if "NOAUTH" in str(error) or "WRONGPASS" in str(error):
-            raise ConfigurationError(f"Redis does not let us in: {error}", fix="give user and password in the URL.") from error
-        raise TargetUnavailable(f"Redis: {error}", fix="see what the server's log says about it.") from error
+            raise ConfigurationError(
+                f"Redis does not let us in: {error}", fix="give user and password in the URL."
+            ) from error
+        raise TargetUnavailable(
+            f"Redis: {error}", fix="see what the server's log says about it."
+        ) from error
 
 
 class RedisTarget(Target):
     def __init__(self, sink: SinkSpec, shape: Shape) -> None:
         super().__init__(sink, shape)
         self._encoding: str = sink.options["encoding"]
-        self._ledger, self._count = f"headrace:sink:{self.table}", f"headrace:sink:{self.table}:count"
-        self._redis: Any = redis.Redis.from_url(sink.options["url"], socket_connect_timeout=10, socket_timeout=60)
+        self._ledger, self._count = (
+            f"headrace:sink:{self.table}",
+            f"headrace:sink:{self.table}:count",
+        )
+        self._redis: Any = redis.Redis.from_url(
+            sink.options["url"], socket_connect_timeout=10, socket_timeout=60
+        )
         self._pipe: Any = None
         self._scripts = 0
 
@@ -123,7 +154,9 @@ class RedisTarget(Target):
         return None if text is None else Applied.from_json(text)
 
     def write_applied(self, applied: Applied) -> None:
-        self._pipe.eval(_FINISH, 2, self._count, self._ledger, str(self._scripts), applied.to_json())
+        self._pipe.eval(
+            _FINISH, 2, self._count, self._ledger, str(self._scripts), applied.to_json()
+        )
 
     def merge(self, batch: Batch) -> list[Refusal]:
         for piece in _chunks(batch.deletes):
@@ -148,16 +181,24 @@ class RedisTarget(Target):
 
     def _keys(self, rows: pa.RecordBatch) -> list[bytes]:
         prefix = f"{self.table}:".encode()
-        keys: list[bytes] = pc.binary_join_element_wise(prefix, key_bytes(rows, self.shape.key), b"").to_pylist()
+        keys: list[bytes] = pc.binary_join_element_wise(
+            prefix, key_bytes(rows, self.shape.key), b""
+        ).to_pylist()
         return keys
 
     def _as_hashes(self, rows: pa.RecordBatch) -> list[Any]:
         """What `_SET_HASHES` is given."""
         if any(column.null_count for column in rows.columns):
-            nulls = pc.binary_join_element_wise(*[column.is_null().cast(pa.int8()).cast(pa.string()) for column in rows.columns], "").to_pylist()
+            nulls = pc.binary_join_element_wise(
+                *[column.is_null().cast(pa.int8()).cast(pa.string()) for column in rows.columns], ""
+            ).to_pylist()
         else:
             nulls = [""] * rows.num_rows
-        return [rows.num_columns, *rows.schema.names, *_interleaved([self._keys(rows), nulls, *map(_field_values, rows.columns)])]
+        return [
+            rows.num_columns,
+            *rows.schema.names,
+            *_interleaved([self._keys(rows), nulls, *map(_field_values, rows.columns)]),
+        ]
 
     # Reading back
 
@@ -189,7 +230,10 @@ class RedisTarget(Target):
             values += [value for value in pipe.execute() if value]
         if self._encoding == JSON:
             return pa.Table.from_batches([decode(values, self.shape.schema).batch])
-        arrays = [_from_fields([value.get(each.name.encode()) for value in values], each.type) for each in self.shape.schema]
+        arrays = [
+            _from_fields([value.get(each.name.encode()) for value in values], each.type)
+            for each in self.shape.schema
+        ]
         return pa.table(arrays, schema=self.shape.schema)
 
 
@@ -221,7 +265,11 @@ def _from_fields(values: list[bytes | None], kind: pa.DataType) -> pa.Array:
     if pa.types.is_binary(kind):
         return pa.array(values, kind)
     if pa.types.is_floating(kind):
-        return pa.array([None if value is None else float(value) for value in values], pa.float64(), from_pandas=False).cast(kind)
+        return pa.array(
+            [None if value is None else float(value) for value in values],
+            pa.float64(),
+            from_pandas=False,
+        ).cast(kind)
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_duration(kind):
         return from_values([None if value is None else int(value) for value in values], kind)
     return from_values([None if value is None else value.decode() for value in values], kind)

@@ -1,7 +1,9 @@
-"""The target `search`: a full-text index in a directory (tantivy). The ledger is a document of the index, committed with the others.
+"""The target `search`: a full-text index in a directory (tantivy). The ledger is a document of the
+index, committed with the others.
 
-Every row is a document: `text` are all its strings together, `row` its columns (search `row.city:oslo`), `_row` the row itself, exactly. The index is locked for the
-moment of a commit only, and the ledger is read under that lock: so an older owner finds that it is not the newest.
+Every row is a document: `text` are all its strings together, `row` its columns (search
+`row.city:oslo`), `_row` the row itself, exactly. The index is locked for the moment of a commit
+only, and the ledger is read under that lock: so an older owner finds that it is not the newest.
 """
 
 from __future__ import annotations
@@ -16,7 +18,17 @@ import pyarrow.compute as pc
 
 from headrace.errors import InputError, MissingExtra, TargetMismatch, TargetUnavailable
 from headrace.log.partitioning import key_bytes
-from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, Shape, SinkSpec, Target, json_of, upserted
+from headrace.sinks.base import (
+    PIECE_ROWS,
+    Applied,
+    Batch,
+    Refusal,
+    Shape,
+    SinkSpec,
+    Target,
+    json_of,
+    upserted,
+)
 from headrace.types.json_codec import decode
 
 try:
@@ -46,7 +58,8 @@ def _translated() -> Iterator[None]:
         if isinstance(error, InputError | TargetMismatch):
             raise
         raise TargetUnavailable(
-            f"The index cannot be used: {error}.", fix="see that no other process writes to it, and that the disk has room."
+            f"The index cannot be used: {error}.",
+            fix="see that no other process writes to it, and that the disk has room.",
         ) from error
 
 
@@ -67,7 +80,10 @@ class SearchTarget(Target):
         with _translated():
             if not self.directory.is_dir():
                 if not self.sink.create:
-                    raise TargetMismatch(f"There is no directory {self.directory}.", fix="create=True (leave out --no-create), or make it.")
+                    raise TargetMismatch(
+                        f"There is no directory {self.directory}.",
+                        fix="create=True (leave out --no-create), or make it.",
+                    )
                 self.directory.mkdir(parents=True)
             self._index = tantivy.Index(index_schema(), path=str(self.directory))
 
@@ -126,7 +142,9 @@ class SearchTarget(Target):
         self._writer.delete_all_documents()
 
     def _keys(self, rows: pa.RecordBatch) -> list[str]:
-        return [PREFIX + key.decode("latin-1") for key in key_bytes(rows, self.shape.key).to_pylist()]
+        return [
+            PREFIX + key.decode("latin-1") for key in key_bytes(rows, self.shape.key).to_pylist()
+        ]
 
     # Reading back
 
@@ -145,7 +163,15 @@ class SearchTarget(Target):
     def lookup(self, keys: pa.Table) -> pa.Table:
         with _translated():
             wanted = [key for piece in _chunks(keys) for key in self._keys(piece)]
-            return self._table([row for key in wanted for row in self._documents(tantivy.Query.term_query(self._index.schema, "_key", key), 1)])
+            return self._table(
+                [
+                    row
+                    for key in wanted
+                    for row in self._documents(
+                        tantivy.Query.term_query(self._index.schema, "_key", key), 1
+                    )
+                ]
+            )
 
     def _documents(self, query: Any, most: int) -> list[tuple[str, bytes]]:
         """Keys and rows."""
@@ -155,7 +181,9 @@ class SearchTarget(Target):
 
     def _table(self, found: list[tuple[str, bytes]]) -> pa.Table:
         values = [row for key, row in found if key != LEDGER]
-        return pa.Table.from_batches([decode(values, self.shape.schema).batch], schema=self.shape.schema)
+        return pa.Table.from_batches(
+            [decode(values, self.shape.schema).batch], schema=self.shape.schema
+        )
 
 
 def _stored(document: Any) -> tuple[str, bytes]:
@@ -170,21 +198,31 @@ def _chunks(rows: pa.Table) -> Iterator[pa.RecordBatch]:
 
 def _texts(rows: pa.RecordBatch) -> list[str]:
     """All strings of each row."""
-    strings = [pc.fill_null(column, "") for column in rows.columns if pa.types.is_string(column.type)]
-    texts: list[str] = pc.binary_join_element_wise(*strings, "\n").to_pylist() if strings else [""] * rows.num_rows
+    strings = [
+        pc.fill_null(column, "") for column in rows.columns if pa.types.is_string(column.type)
+    ]
+    texts: list[str] = (
+        pc.binary_join_element_wise(*strings, "\n").to_pylist() if strings else [""] * rows.num_rows
+    )
     return texts
 
 
 def search(path: str | Path, query: str, *, most: int = 10) -> list[tuple[float, str]]:
-    """The best rows for a query, as JSON, each with its score. A word is looked for in all strings; `row.COLUMN:WORD` in one column."""
+    """The best rows for a query, as JSON, each with its score. A word is looked for in all strings;
+    `row.COLUMN:WORD` in one column.
+    """
     if not Path(path).is_dir() or not tantivy.Index.exists(str(path)):
-        raise InputError(f"There is no search index in {path}.", fix="make one with `headrace sync TOPIC search:DIRECTORY`.")
+        raise InputError(
+            f"There is no search index in {path}.",
+            fix="make one with `headrace sync TOPIC search:DIRECTORY`.",
+        )
     index = tantivy.Index.open(str(path))
     searcher = index.searcher()
     try:
         hits = searcher.search(index.parse_query(query, ["text"]), most).hits
     except ValueError as error:
         raise InputError(
-            f"The query {query!r} cannot be read: {error}.", fix='write words, "a phrase", row.COLUMN:WORD, row.COLUMN:[1 TO 9], AND, OR, -WORD.'
+            f"The query {query!r} cannot be read: {error}.",
+            fix='write words, "a phrase", row.COLUMN:WORD, row.COLUMN:[1 TO 9], AND, OR, -WORD.',
         ) from error
     return [(score, bytes(searcher.doc(address)["_row"][0]).decode()) for score, address in hits]

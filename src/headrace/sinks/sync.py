@@ -1,7 +1,9 @@
-"""The loop of a sink: read on in the topic, apply a batch and its place in one commit of the target, again and again.
+"""The loop of a sink: read on in the topic, apply a batch and its place in one commit of the
+target, again and again.
 
-Where to go on is known by the target alone. What fails in passing (the target restarts, the disk is full) ends a *session*; after a while the next one asks the target
-where it is. So it does not matter whether a commit that failed has happened. What fails for good ends the loop.
+Where to go on is known by the target alone. What fails in passing (the target restarts, the disk is
+full) ends a *session*; after a while the next one asks the target where it is. So it does not
+matter whether a commit that failed has happened. What fails for good ends the loop.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.columnar.columns import CHANGE_TYPE, DELETE, OFFSET_COLUMN, ORDER, PARTITION_COLUMN, TIMESTAMP_COLUMN, TRANSACTION
+from headrace.columnar.columns import (
+    CHANGE_TYPE,
+    DELETE,
+    OFFSET_COLUMN,
+    ORDER,
+    PARTITION_COLUMN,
+    TIMESTAMP_COLUMN,
+    TRANSACTION,
+)
 from headrace.errors import BadRows, ReadOnlyLog, RetryError, TargetMismatch, TargetUnavailable
 from headrace.log.api import Log, Transaction
 from headrace.log.dead_letters import DeadLetter, ensure_topic, letters_to_rows, rows_to_texts
@@ -26,7 +36,6 @@ from headrace.sinks.base import Applied, Refusal, SinkSpec, Target, batch_of, ne
 
 if TYPE_CHECKING:
     from headrace.log.file.log import FileLog
-
 
 
 # A topic, read on from the places that a target has reached, in pieces of a bounded size.
@@ -37,7 +46,9 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows between two places of a topic. `fresh` are partitions of which the target knows nothing yet, `behind` is how many offsets there are after it."""
+    """Rows between two places of a topic. `fresh` are partitions of which the target knows nothing
+    yet, `behind` is how many offsets there are after it.
+    """
 
     rows: list[pa.RecordBatch]
     start: Mapping[int, int]
@@ -49,14 +60,17 @@ class Piece:
 class Following:
     """Where a target is in its topic, and what comes next.
 
-    A piece ends where the log was at one moment, if that is not too far: so a transaction that is not larger than a batch is applied as a whole by a sink that keeps up.
+    A piece ends where the log was at one moment, if that is not too far: so a transaction that is
+    not larger than a batch is applied as a whole by a sink that keeps up.
     """
 
     def __init__(self, log: Log, topic: str, applied: Applied) -> None:
         self.log, self.topic = log, topic
         first = log.start_offsets(topic)
         _check_kept(log, topic, applied, first)
-        self.positions = {partition: applied.positions.get(partition, start) for partition, start in first.items()}
+        self.positions = {
+            partition: applied.positions.get(partition, start) for partition, start in first.items()
+        }
         self._known = set(applied.positions)
         self._turn = 0
 
@@ -65,16 +79,32 @@ class Following:
         ends = self.log.snapshot([self.topic])[self.topic]
         for partition in ends.keys() - self.positions.keys():  # the topic was given more partitions
             self.positions[partition] = 0
-        start = {partition: self.positions[partition] for partition, end in ends.items() if end > self.positions[partition]}
+        start = {
+            partition: self.positions[partition]
+            for partition, end in ends.items()
+            if end > self.positions[partition]
+        }
         if not start:
             return None
         self._turn += 1  # each partition is the first one at times, so that none waits for ever
         turned = sorted(start, key=lambda partition: (partition - self._turn) % len(ends))
-        rows, stop = self._read({partition: start[partition] for partition in turned}, ends, most_rows)
-        behind = sum(end - stop.get(partition, start.get(partition, end)) for partition, end in ends.items())
-        return Piece(rows, {partition: start[partition] for partition in stop}, stop, frozenset(stop.keys() - self._known), behind)
+        rows, stop = self._read(
+            {partition: start[partition] for partition in turned}, ends, most_rows
+        )
+        behind = sum(
+            end - stop.get(partition, start.get(partition, end)) for partition, end in ends.items()
+        )
+        return Piece(
+            rows,
+            {partition: start[partition] for partition in stop},
+            stop,
+            frozenset(stop.keys() - self._known),
+            behind,
+        )
 
-    def _read(self, start: Mapping[int, int], ends: Mapping[int, int], most_rows: int) -> tuple[list[pa.RecordBatch], dict[int, int]]:
+    def _read(
+        self, start: Mapping[int, int], ends: Mapping[int, int], most_rows: int
+    ) -> tuple[list[pa.RecordBatch], dict[int, int]]:
         rows: list[pa.RecordBatch] = []
         stop: dict[int, int] = {}
         left_rows, left_bytes = most_rows, MOST_BYTES
@@ -83,7 +113,11 @@ class Following:
                 break
             stop[partition] = ends[partition]
             for batch in self.log.read(self.topic, partition, first, ends[partition]):
-                kept = batch.slice(0, left_rows) if left_rows > 0 and left_bytes > 0 else batch.slice(0, 0)
+                kept = (
+                    batch.slice(0, left_rows)
+                    if left_rows > 0 and left_bytes > 0
+                    else batch.slice(0, 0)
+                )
                 if kept.num_rows < batch.num_rows:
                     kept = batch.slice(0, kept.num_rows + belonging(rows, batch, kept.num_rows))
                 rows.append(kept)
@@ -99,57 +133,98 @@ class Following:
 
 
 def belonging(before: list[pa.RecordBatch], batch: pa.RecordBatch, count: int) -> int:
-    """1 if the row at which a piece would be cut has the same key change to tell of as the one before it: the old row goes, the new one comes, and both go together."""
+    """1 if the row at which a piece would be cut has the same key change to tell of as the one
+    before it: the old row goes, the new one comes, and both go together.
+    """
     if not {ORDER, TRANSACTION, CHANGE_TYPE} <= set(batch.schema.names):
         return 0
-    last = batch.slice(count - 1, 1) if count else next((each.slice(each.num_rows - 1, 1) for each in reversed(before) if each.num_rows), None)
-    if last is None or last.column(PARTITION_COLUMN)[0] != batch.column(PARTITION_COLUMN)[count] or last.column(CHANGE_TYPE)[0].as_py() != DELETE:
+    last = (
+        batch.slice(count - 1, 1)
+        if count
+        else next(
+            (each.slice(each.num_rows - 1, 1) for each in reversed(before) if each.num_rows), None
+        )
+    )
+    if (
+        last is None
+        or last.column(PARTITION_COLUMN)[0] != batch.column(PARTITION_COLUMN)[count]
+        or last.column(CHANGE_TYPE)[0].as_py() != DELETE
+    ):
         return 0
     order = last.column(ORDER)[0]
-    return int(order.is_valid and order == batch.column(ORDER)[count] and last.column(TRANSACTION)[0] == batch.column(TRANSACTION)[count])
+    return int(
+        order.is_valid
+        and order == batch.column(ORDER)[count]
+        and last.column(TRANSACTION)[0] == batch.column(TRANSACTION)[count]
+    )
 
 
 def _check_kept(log: Log, topic: str, applied: Applied, first: Mapping[int, int]) -> None:
-    """What the target has not seen must still be there: rows, and the tombstones that compaction removes after a while."""
+    """What the target has not seen must still be there: rows, and the tombstones that compaction
+    removes after a while.
+    """
     fix = "--start-over empties the target, and fills it with what is there now."
     for partition, position in applied.positions.items():
         if position < first.get(partition, 0):
             raise TargetMismatch(
-                f"The target is at offset {position} of {topic}[{partition}], and retention has removed what follows: the earliest kept is {first[partition]}.",
+                f"The target is at offset {position} of {topic}[{partition}], and retention has"
+                f" removed what follows: the earliest kept is {first[partition]}.",
                 fix=fix,
             )
     info = log.topic(topic)
     away_us = time.time_ns() // 1000 - applied.at_us
-    if (info.compact or info.history_us is not None) and applied.positions and away_us > info.tombstone_us:
+    if (
+        (info.compact or info.history_us is not None)
+        and applied.positions
+        and away_us > info.tombstone_us
+    ):
         whole = log.whole_from(topic)
-        if any(position < whole.get(partition, 0) for partition, position in applied.positions.items()):
+        if any(
+            position < whole.get(partition, 0) for partition, position in applied.positions.items()
+        ):
             raise TargetMismatch(
-                f"The target has not followed {topic!r} for longer than its tombstones are kept: it may have missed deletes.", fix=fix
+                f"The target has not followed {topic!r} for longer than its tombstones are kept: it"
+                " may have missed deletes.",
+                fix=fix,
             )
 
 
 # The dead letters of a sink: rows that its target refuses, each once, in the topic `<sink>.dead`.
 
 
-
 class Letters:
-    """They are written before the target commits, and a note remembers those of the batch under way: if that commit fails, they are not written again."""
+    """They are written before the target commits, and a note remembers those of the batch under
+    way: if that commit fails, they are not written again.
+    """
 
     def __init__(self, log: Log, sink: str) -> None:
         self.log, self.sink = log, sink
         self._note = f"sync.{sink}.letters"
         self._last: Transaction | None = None
 
-    def write(self, refused: Sequence[Refusal], rows: Sequence[pa.RecordBatch], start: Mapping[int, int]) -> None:
+    def write(
+        self, refused: Sequence[Refusal], rows: Sequence[pa.RecordBatch], start: Mapping[int, int]
+    ) -> None:
         place = json.dumps(sorted(start.items()))
         known = json.loads(self.log.note(self._note) or "{}")
-        told = {(partition, offset) for partition, offset in known.get("told", ())} if known.get("start") == place else set()
+        told = (
+            {(partition, offset) for partition, offset in known.get("told", ())}
+            if known.get("start") == place
+            else set()
+        )
         fresh = [each for each in refused if (each.partition, each.offset) not in told]
         if not fresh:
             return
         texts = _texts(fresh, rows)
         letters = [
-            DeadLetter(f"sink {self.sink}", each.reason, each.partition, each.offset, row=texts.get((each.partition, each.offset))) for each in fresh
+            DeadLetter(
+                f"sink {self.sink}",
+                each.reason,
+                each.partition,
+                each.offset,
+                row=texts.get((each.partition, each.offset)),
+            )
+            for each in fresh
         ]
         topic = ensure_topic(self.log, self.sink)
         told |= {(each.partition, each.offset) for each in fresh}
@@ -158,20 +233,38 @@ class Letters:
             tx.set_note(self._note, json.dumps({"start": place, "told": sorted(told)}))
 
     def _transaction(self) -> Transaction:
-        self._last = self._last.next() if self._last is not None else self.log.transaction(f"sync.{self.sink}")
+        self._last = (
+            self._last.next()
+            if self._last is not None
+            else self.log.transaction(f"sync.{self.sink}")
+        )
         return self._last
 
 
-def _texts(refused: Sequence[Refusal], rows: Sequence[pa.RecordBatch]) -> dict[tuple[int, int], str]:
+def _texts(
+    refused: Sequence[Refusal], rows: Sequence[pa.RecordBatch]
+) -> dict[tuple[int, int], str]:
     """The refused rows as JSON, by their places. There are few of them."""
     wanted = {(each.partition, each.offset) for each in refused}
     found: dict[tuple[int, int], str] = {}
     for batch in rows:
-        places = list(zip(batch.column(PARTITION_COLUMN).to_pylist(), batch.column(OFFSET_COLUMN).to_pylist(), strict=True))
+        places = list(
+            zip(
+                batch.column(PARTITION_COLUMN).to_pylist(),
+                batch.column(OFFSET_COLUMN).to_pylist(),
+                strict=True,
+            )
+        )
         here = [number for number, place in enumerate(places) if place in wanted]
         if here:
-            picked = pa.Table.from_batches([batch]).take(here).drop_columns([PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN])
-            found.update({places[number]: text for number, text in zip(here, _as_texts(picked), strict=True)})
+            picked = (
+                pa.Table.from_batches([batch])
+                .take(here)
+                .drop_columns([PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN])
+            )
+            found.update(
+                {places[number]: text for number, text in zip(here, _as_texts(picked), strict=True)}
+            )
     return found
 
 
@@ -180,7 +273,10 @@ def _as_texts(rows: pa.Table) -> list[str]:
     try:
         texts: list[str] = rows_to_texts(rows).to_pylist()
     except BadRows:
-        return [str(rows.slice(number, 1).cast(_readable(rows.schema)).to_pylist()[0]) for number in range(rows.num_rows)]
+        return [
+            str(rows.slice(number, 1).cast(_readable(rows.schema)).to_pylist()[0])
+            for number in range(rows.num_rows)
+        ]
     return texts
 
 
@@ -195,14 +291,17 @@ def _number_of(kind: pa.DataType) -> pa.DataType:
     return pa.int64() if pa.types.is_timestamp(kind) else kind
 
 
-# Which other systems have rows of a topic: each sink leaves its name in the log when it begins to follow one. Whoever must forget something can then name them.
+# Which other systems have rows of a topic: each sink leaves its name in the log when it begins to
+# follow one. Whoever must forget something can then name them.
 
 
 _PREFIX = "followed/"
 
 
 def remember(log: Log, topic: str, sink: SinkSpec) -> None:
-    """Once for each sink of a topic. What Kafka has cannot be forgotten, by nobody: nothing is left there."""
+    """Once for each sink of a topic. What Kafka has cannot be forgotten, by nobody: nothing is left
+    there.
+    """
     name, what = f"{_PREFIX}{topic}/{sink.name_for(topic)}", f"{sink.kind} {sink.table or topic}"
     if log.address.startswith("kafka:") or log.note(name) == what:
         return
@@ -212,8 +311,16 @@ def remember(log: Log, topic: str, sink: SinkSpec) -> None:
 
 def of_topic(log: FileLog, topic: str) -> list[str]:
     """Every sink that ever followed a topic, in words."""
-    known = {name.removeprefix(f"{_PREFIX}{topic}/"): what for name, what in log.store.view().notes.items() if name.startswith(f"{_PREFIX}{topic}/")}
-    return [f"the sink {name!r} ({what}), which follows the topic {topic!r}" for name, what in sorted(known.items())]
+    known = {
+        name.removeprefix(f"{_PREFIX}{topic}/"): what
+        for name, what in log.store.view().notes.items()
+        if name.startswith(f"{_PREFIX}{topic}/")
+    }
+    return [
+        f"the sink {name!r} ({what}), which follows the topic {topic!r}"
+        for name, what in sorted(known.items())
+    ]
+
 
 logger = logging.getLogger("headrace.sinks")
 POLL_S = 0.1
@@ -244,9 +351,19 @@ OnStatus = Callable[[SyncStatus], None]
 
 
 class Syncing:
-    """One sink at work. `run` returns when it is stopped, or when it has caught up with where the topic was when it began, if that is all that was asked for."""
+    """One sink at work. `run` returns when it is stopped, or when it has caught up with where the
+    topic was when it began, if that is all that was asked for.
+    """
 
-    def __init__(self, sink: SinkSpec, log: Log, topic: str, *, start_over: bool = False, on_status: OnStatus | None = None) -> None:
+    def __init__(
+        self,
+        sink: SinkSpec,
+        log: Log,
+        topic: str,
+        *,
+        start_over: bool = False,
+        on_status: OnStatus | None = None,
+    ) -> None:
         self.sink, self.log, self.topic = sink, log, topic
         self.status = SyncStatus(sink.name_for(topic), topic)
         self._letters = Letters(log, self.status.sink)
@@ -271,12 +388,16 @@ class Syncing:
         self.status.failures += 1
         self.status.error = error.message
         pause_s = _pause_s(self.status.failures, error)
-        logger.warning("The sink %s stopped: %s\nTrying again in %.1f s.", self.status.sink, error, pause_s)
+        logger.warning(
+            "The sink %s stopped: %s\nTrying again in %.1f s.", self.status.sink, error, pause_s
+        )
         self._tell()
         stopped.wait(pause_s)
 
     def _session(self, stopped: Event, goal: dict[int, int] | None) -> bool:
-        """From the target's place on. Returns False if the topic's columns have changed, and the target must be prepared for them."""
+        """From the target's place on. Returns False if the topic's columns have changed, and the
+        target must be prepared for them.
+        """
         info = self.log.topic(self.topic)
         with self.sink.open(shape_of(self.sink, info), self.log) as target:
             target.stopped = stopped
@@ -287,20 +408,27 @@ class Syncing:
             self.status.positions = following.positions
             while not stopped.is_set():
                 piece = following.next(self.sink.batch_rows)
-                if piece is not None and self.log.topic(self.topic).arrow_schema != info.arrow_schema:
+                if (
+                    piece is not None
+                    and self.log.topic(self.topic).arrow_schema != info.arrow_schema
+                ):
                     return False
                 if piece is not None:
                     self._apply(target, piece)
                     following.advance(piece)
                 self._succeeded(piece)
-                if goal is not None and all(following.positions.get(partition, 0) >= end for partition, end in goal.items()):
+                if goal is not None and all(
+                    following.positions.get(partition, 0) >= end for partition, end in goal.items()
+                ):
                     break
                 if piece is None:
                     stopped.wait(POLL_S)
         return True
 
     def _apply(self, target: Target, piece: Piece) -> None:
-        batch = batch_of(piece.rows, target.shape, piece.start, piece.stop, target.lookup, fresh=piece.fresh)
+        batch = batch_of(
+            piece.rows, target.shape, piece.start, piece.stop, target.lookup, fresh=piece.fresh
+        )
         refused: list[Refusal] = []
 
         def tell(each: Sequence[Refusal]) -> None:
@@ -310,7 +438,10 @@ class Syncing:
         if target.apply(batch, tell):
             status = self.status
             status.rows += sum(each.num_rows for each in piece.rows)
-            status.upserts, status.deletes = status.upserts + batch.upserts.num_rows, status.deletes + batch.deletes.num_rows
+            status.upserts, status.deletes = (
+                status.upserts + batch.upserts.num_rows,
+                status.deletes + batch.deletes.num_rows,
+            )
             status.commits, status.refused = status.commits + 1, status.refused + len(refused)
 
     def _succeeded(self, piece: Piece | None) -> None:
@@ -325,7 +456,9 @@ class Syncing:
 
 
 def _pause_s(failures: int, error: RetryError) -> float:
-    """Longer each time, and never quite the same, so that many sinks of one target do not come back together; not shorter than the target asks for."""
+    """Longer each time, and never quite the same, so that many sinks of one target do not come back
+    together; not shorter than the target asks for.
+    """
     longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))
     pause_s = random.uniform(longest_s / 2, longest_s)  # noqa: S311 - nothing is kept secret by it
     return max(pause_s, error.wait_s if isinstance(error, TargetUnavailable) else 0.0)

@@ -1,9 +1,10 @@
-"""Testing one step alone: its kernel, with its state in memory, tick by tick. No Spark, no log, no clock but the one that the test sets.
+"""Testing one step alone: its kernel, with its state in memory, tick by tick. No Spark, no log, no
+clock but the one that the test sets.
 
     minutes = orders.window(hr.tumbling("1 minute")).group_by("region").aggregate(n=hr.agg.count())
-    test = KernelTest(minutes)
-    assert test.tick([{"region": "eu", "at": at("12:00:10")}], complete=at("12:00:30")) == []
-    assert test.tick([], complete=at("12:01:00")) == [{"region": "eu", …, "n": 1, "_change_type": "insert"}]
+    test = KernelTest(minutes) assert test.tick([{"region": "eu", "at": at("12:00:10")}],
+    complete=at("12:00:30")) == [] assert test.tick([], complete=at("12:01:00")) == [{"region":
+    "eu", …, "n": 1, "_change_type": "insert"}]
 
 Steps before the kernel are not carried out: the rows are those that it would be given.
 """
@@ -29,15 +30,18 @@ if TYPE_CHECKING:
     from headrace.pipeline.stream import Stream, Table
 
 
-
-# A kernel's state as a dictionary: for tests of kernels, ours and users'. Remembers which keys changed, as a real host must.
-
+# A kernel's state as a dictionary: for tests of kernels, ours and users'. Remembers which keys
+# changed, as a real host must.
 
 
 class MemoryState:
-    """State in memory. `changed` has every key put since the last `take_changes`, with the value it now has (None: deleted)."""
+    """State in memory. `changed` has every key put since the last `take_changes`, with the value it
+    now has (None: deleted).
+    """
 
-    def __init__(self, values: Mapping[bytes, bytes] | None = None, at_hand: Sequence[int] = range(GROUPS)) -> None:
+    def __init__(
+        self, values: Mapping[bytes, bytes] | None = None, at_hand: Sequence[int] = range(GROUPS)
+    ) -> None:
         self.at_hand = at_hand
         self.values: dict[bytes, bytes] = dict(values or {})
         self.groups: dict[bytes, int] = {}  # of keys that were put under a group of another's
@@ -53,7 +57,9 @@ class MemoryState:
     def get(self, keys: Sequence[bytes], groups: Groups | None = None) -> list[bytes | None]:  # noqa: ARG002
         return list(map(self.values.get, keys))
 
-    def put(self, keys: Sequence[bytes], values: Sequence[bytes | None], groups: Groups | None = None) -> None:
+    def put(
+        self, keys: Sequence[bytes], values: Sequence[bytes | None], groups: Groups | None = None
+    ) -> None:
         changes = dict(zip(keys, values, strict=True))
         if groups is not None:
             self.groups.update(zip(keys, groups.tolist(), strict=True))
@@ -88,27 +94,37 @@ class MemoryState:
         fresh.groups, fresh.memo = dict(self.groups), self.memo
         return fresh
 
+
 Row = Mapping[str, Any]
 Moment = datetime | str
 
 
 class KernelTest:
-    """The last step of a stream or table, which must be one that keeps state. `state` is what it remembers; a copy of it is as good as the original."""
+    """The last step of a stream or table, which must be one that keeps state. `state` is what it
+    remembers; a copy of it is as good as the original.
+    """
 
     def __init__(self, declared: Stream | Table) -> None:
         step = declared.step
         if not step.keeps_state:
-            raise InputError(f"{step.place} keeps no state, so it has no kernel.", fix="name the step that does: an aggregate, a window, a join, ….")
+            raise InputError(
+                f"{step.place} keeps no state, so it has no kernel.",
+                fix="name the step that does: an aggregate, a window, a join, ….",
+            )
         self.step: Step = replace(step, name=step.name or step.place)
         self.kernel = self.step.kernel()
         self.state = MemoryState()
         self._tick = 0
         self._complete_us = self._closed_us = UNSTARTED
 
-    def tick(self, *inputs: Sequence[Row], complete: Moment | None = None, closed: Moment | None = None) -> list[dict[str, Any]]:
-        """One tick with the rows of each of the step's inputs, in their order; a table's rows are changes, with a `_change_type`. Returns what the step tells.
+    def tick(
+        self, *inputs: Sequence[Row], complete: Moment | None = None, closed: Moment | None = None
+    ) -> list[dict[str, Any]]:
+        """One tick with the rows of each of the step's inputs, in their order; a table's rows are
+        changes, with a `_change_type`. Returns what the step tells.
 
-        `complete`: no earlier row is expected any more; without it, time stands still. `closed`: an earlier row is too late for anyone; the same unless it is given.
+        `complete`: no earlier row is expected any more; without it, time stands still. `closed`: an
+        earlier row is too late for anyone; the same unless it is given.
         """
         before = (self._complete_us, self._closed_us)
         self._complete_us = self._complete_us if complete is None else to_time_us(complete)
@@ -124,22 +140,47 @@ class KernelTest:
 
     @property
     def waits_until_us(self) -> int | None:
-        """The time that something in the state waits for: a `complete` at or past it lets the step tell more, or forget."""
+        """The time that something in the state waits for: a `complete` at or past it lets the step
+        tell more, or forget.
+        """
         return self.kernel.due(self.state) if isinstance(self.kernel, TimedKernel) else None
 
     def _tables(self, inputs: Sequence[Sequence[Row]]) -> list[pa.Table]:
-        schemas = [self.step.stored_schema] if isinstance(self.step, TopicStep) else [given.schema for given in self.step.inputs]
-        tables = [self.step.is_table] if isinstance(self.step, TopicStep) else [given.is_table for given in self.step.inputs]
+        schemas = (
+            [self.step.stored_schema]
+            if isinstance(self.step, TopicStep)
+            else [given.schema for given in self.step.inputs]
+        )
+        tables = (
+            [self.step.is_table]
+            if isinstance(self.step, TopicStep)
+            else [given.is_table for given in self.step.inputs]
+        )
         if len(inputs) != len(schemas):
-            raise InputError(f"{self.step.name} has {len(schemas)} inputs, and {len(inputs)} were given.", fix="give the rows of each: tick(left, right).")
-        return [self._table(rows, schema, is_table=kind) for rows, schema, kind in zip(inputs, schemas, tables, strict=True)]
+            raise InputError(
+                f"{self.step.name} has {len(schemas)} inputs, and {len(inputs)} were given.",
+                fix="give the rows of each: tick(left, right).",
+            )
+        return [
+            self._table(rows, schema, is_table=kind)
+            for rows, schema, kind in zip(inputs, schemas, tables, strict=True)
+        ]
 
     def _table(self, rows: Sequence[Row], schema: pa.Schema, *, is_table: bool) -> pa.Table:
         changes = [pa.field(CHANGE_TYPE, pa.string())] if is_table else []
-        return pa.Table.from_pylist([{**row, TICK: self._tick} for row in rows], pa.schema([*schema, *changes, pa.field(TICK, pa.int64())]))
+        return pa.Table.from_pylist(
+            [{**row, TICK: self._tick} for row in rows],
+            pa.schema([*schema, *changes, pa.field(TICK, pa.int64())]),
+        )
 
     def _clocks(self, before: tuple[int, int]) -> Clocks:
         def one(value: int) -> Any:
             return np.array([value], np.int64)
 
-        return Clocks(one(self._tick), one(max(self._complete_us, 0)), one(self._complete_us), one(self._closed_us), *before)
+        return Clocks(
+            one(self._tick),
+            one(max(self._complete_us, 0)),
+            one(self._complete_us),
+            one(self._closed_us),
+            *before,
+        )

@@ -1,4 +1,5 @@
-"""Testing a pipeline: feed rows, cut ticks, run batches of any size, restart it with other shards, lose what may be lost, read what came out.
+"""Testing a pipeline: feed rows, cut ticks, run batches of any size, restart it with other shards,
+lose what may be lost, read what came out.
 
     with PipelineTest(shop, tmp_path) as test:
         test.feed("orders", rows)
@@ -9,8 +10,9 @@
             test.step(dies="between views and log")
         test.restart(shards=3)
 
-It runs the real thing: an embedded log, or the one given with `log=`, state on disk, and Spark, if it is given a session. Without one the tasks run in this process
-(`plain_spark`), in a fraction of the time, as long as the plan needs no Spark SQL. `kernels` tests one step alone.
+It runs the real thing: an embedded log, or the one given with `log=`, state on disk, and Spark, if
+it is given a session. Without one the tasks run in this process (`plain_spark`), in a fraction of
+the time, as long as the plan needs no Spark SQL. `kernels` tests one step alone.
 """
 
 from __future__ import annotations
@@ -47,11 +49,12 @@ if TYPE_CHECKING:
     from headrace.pipeline.pipeline import Pipeline
 
 
-
-# The moments at which a pipeline may be struck: a function of the engine, and whether just before or just after it.
+# The moments at which a pipeline may be struck: a function of the engine, and whether just before
+# or just after it.
 #
-# `PipelineTest.step(dies=…)` lets a runner die there; our own tests also kill whole processes. The product knows nothing of it. A name that is no longer there is
-# an error, so that no test goes on without its fault.
+# `PipelineTest.step(dies=…)` lets a runner die there; our own tests also kill whole processes. The
+# product knows nothing of it. A name that is no longer there is an error, so that no test goes on
+# without its fault.
 
 
 BEFORE, AFTER = "before", "after"
@@ -78,12 +81,20 @@ class Point:
 POINTS: dict[str, Point] = {
     "before the pack": Point("headrace.engine.job", "ReadAndPack.__call__", BEFORE),
     "a row was read": Point("headrace.engine.reader", "TopicRange._placed", AFTER),
-    "state was brought": Point("headrace.engine.state.local_store", "StoreTransaction.bring_to", AFTER),
-    "before the kernel": Point("headrace.operators.aggregates.kernel", "AggregateKernel.step", BEFORE),
+    "state was brought": Point(
+        "headrace.engine.state.local_store", "StoreTransaction.bring_to", AFTER
+    ),
+    "before the kernel": Point(
+        "headrace.operators.aggregates.kernel", "AggregateKernel.step", BEFORE
+    ),
     "in the kernel": Point("headrace.engine.state.step_state", "StepState._put", AFTER),
     "files were written": Point("headrace.engine.state.step_state", "_write_delta", AFTER),
-    "the undo was kept": Point("headrace.engine.state.local_store", "StoreTransaction.keep_undo", AFTER),
-    "the store was committed": Point("headrace.engine.state.local_store", "LocalStore._write_about", BEFORE),
+    "the undo was kept": Point(
+        "headrace.engine.state.local_store", "StoreTransaction.keep_undo", AFTER
+    ),
+    "the store was committed": Point(
+        "headrace.engine.state.local_store", "LocalStore._write_about", BEFORE
+    ),
     "the store was closed": Point("headrace.engine.state.local_store", "LocalStore.close", AFTER),
     "a view's changes were written": Point("headrace.engine.shard", "write_rows", AFTER),
     "a shard has reported": Point("headrace.engine.shard", "ShardFunction._report", AFTER),
@@ -103,9 +114,13 @@ POINTS |= {
 }
 ON_THE_DRIVER = tuple(name for name in POINTS if name not in IN_TASKS)
 # Where the log is Kafka's, in the place of those of the embedded log
-KAFKA_IN_TASKS = {"rows were staged for Kafka": Point("headrace.log.kafka.log", "KafkaLog.stage", AFTER)}
+KAFKA_IN_TASKS = {
+    "rows were staged for Kafka": Point("headrace.log.kafka.log", "KafkaLog.stage", AFTER)
+}
 KAFKA_ON_THE_DRIVER = {
-    "sent to Kafka": Point("headrace.log.kafka.transaction", "KafkaTransaction._send_everything", AFTER),
+    "sent to Kafka": Point(
+        "headrace.log.kafka.transaction", "KafkaTransaction._send_everything", AFTER
+    ),
     "committed in Kafka": Point("headrace.log.kafka.transaction", "commit", AFTER),
 }
 ALL = POINTS | KAFKA_IN_TASKS | KAFKA_ON_THE_DRIVER
@@ -116,7 +131,11 @@ def on_kafka(names: Iterable[str]) -> list[str]:
     return [name for name in names if not ALL[name].module.startswith("headrace.log.file")]
 
 
-def put_in_place(names: Iterable[str], strike: Callable[[str], None], patch: Callable[[Any, str, Any], None] = setattr) -> None:
+def put_in_place(
+    names: Iterable[str],
+    strike: Callable[[str], None],
+    patch: Callable[[Any, str, Any], None] = setattr,
+) -> None:
     """Let `strike` be called with a point's name whenever it is passed. Modules are imported."""
     for name in names:
         point = ALL[name]
@@ -124,7 +143,9 @@ def put_in_place(names: Iterable[str], strike: Callable[[str], None], patch: Cal
         patch(owner, point.name, _struck(getattr(owner, point.name), name, point.when, strike))
 
 
-def _struck(real: Callable[..., Any], name: str, when: str, strike: Callable[[str], None]) -> Callable[..., Any]:
+def _struck(
+    real: Callable[..., Any], name: str, when: str, strike: Callable[[str], None]
+) -> Callable[..., Any]:
     @functools.wraps(real)
     def struck(*args: Any, **options: Any) -> Any:
         if when == BEFORE:
@@ -150,10 +171,18 @@ def _die(point: str) -> None:
 
 
 class PipelineTest:
-    """A pipeline under test, in a directory of its own. `log` is an open log, which stays open, or an address; without one the log is in the directory too."""
+    """A pipeline under test, in a directory of its own. `log` is an open log, which stays open, or
+    an address; without one the log is in the directory too.
+    """
 
     def __init__(
-        self, pipeline: Pipeline, root: Path, spark: SparkSession | PlainSpark | None = None, *, shards: int = 2, log: Log | str | None = None
+        self,
+        pipeline: Pipeline,
+        root: Path,
+        spark: SparkSession | PlainSpark | None = None,
+        *,
+        shards: int = 2,
+        log: Log | str | None = None,
     ) -> None:
         self.pipeline, self.root = pipeline, root
         self.spark: Any = PlainSpark() if spark is None else spark
@@ -192,17 +221,25 @@ class PipelineTest:
     def step(self, most_ticks: int = 1_000_000, *, dies: str | None = None) -> bool:
         """One batch of at most so many ticks.
 
-        `dies`: the runner is gone at that point, one of `points.ALL`; Died is raised, and `restart` goes on. Points within tasks can be named without Spark only, as
-        Spark's workers are processes of their own. Undead if the batch does not come by there.
+        `dies`: the runner is gone at that point, one of `points.ALL`; Died is raised, and `restart`
+        goes on. Points within tasks can be named without Spark only, as Spark's workers are
+        processes of their own. Undead if the batch does not come by there.
         """
         if dies is None:
             return self.runner.step(most_ticks)
         if dies not in ALL:
             raise ValueError(f"There is no point {dies!r}: {nearest(dies, ALL)}")
         if dies in (*IN_TASKS, *KAFKA_IN_TASKS) and not isinstance(self.spark, PlainSpark):
-            raise ValueError(f"{dies!r} is within a task, which Spark runs in another process. To fix: leave out the session.")
+            raise ValueError(
+                f"{dies!r} is within a task, which Spark runs in another process. To fix: leave out"
+                " the session."
+            )
         with ExitStack() as stack:
-            put_in_place([dies], _die, lambda owner, name, struck: stack.enter_context(patch.object(owner, name, struck)))
+            put_in_place(
+                [dies],
+                _die,
+                lambda owner, name, struck: stack.enter_context(patch.object(owner, name, struck)),
+            )
             self.runner.step(most_ticks)
         raise Undead(f"The batch did not come by {dies!r}.")
 
@@ -213,7 +250,9 @@ class PipelineTest:
             continue
 
     def restart(self, *, shards: int | None = None, lose_local_store: bool = False) -> None:
-        """Another runner takes over, as after a crash: with other shards, or on a machine that has none of the state at hand."""
+        """Another runner takes over, as after a crash: with other shards, or on a machine that has
+        none of the state at hand.
+        """
         before = self.runner
         before.close()
         if lose_local_store:
@@ -222,10 +261,20 @@ class PipelineTest:
         self.pass_time("0 seconds")
 
     def replay(
-        self, version: str, *, pipeline: Pipeline | None = None, since: int | str | None = None, retick: bool = False, shards: int = 2
+        self,
+        version: str,
+        *,
+        pipeline: Pipeline | None = None,
+        since: int | str | None = None,
+        retick: bool = False,
+        shards: int = 2,
     ) -> VersionTest:
-        """A version beside this one, of this pipeline or of a changed one, over the same ticks. Its outputs are called `<output>.<version>`."""
-        return VersionTest(self, version, pipeline or self.pipeline, since=since, retick=retick, shards=shards)
+        """A version beside this one, of this pipeline or of a changed one, over the same ticks. Its
+        outputs are called `<output>.<version>`.
+        """
+        return VersionTest(
+            self, version, pipeline or self.pipeline, since=since, retick=retick, shards=shards
+        )
 
     # What comes out
 
@@ -235,19 +284,25 @@ class PipelineTest:
             return rows
 
     def changes(self, view: str, since: int = 0) -> list[tuple[int, list[dict[str, Any]]]]:
-        """A view's changes after a tick: for each tick that changed it, its number and the changes."""
+        """A view's changes after a tick: for each tick that changed it, its number and the
+        changes.
+        """
         with ViewReader(self.state / VIEWS_FILE) as reader:
             return [(tick, rows.to_pylist()) for tick, rows in reader.changes_since(view, since)]
 
     def rows(self, topic: str) -> list[tuple[Any, ...]]:
-        """A derived topic's rows in order, by partition: values, and the kind of change of a table's."""
+        """A derived topic's rows in order, by partition: values, and the kind of change of a
+        table's.
+        """
         hidden = {OFFSET_COLUMN, PARTITION_COLUMN, "_timestamp"}
         table = self.log.read(topic).to_table()
         names = [PARTITION_COLUMN, *(name for name in table.column_names if name not in hidden)]
         return list(zip(*(table[name].to_pylist() for name in names), strict=True))
 
     def folded(self, topic: str, key: str) -> dict[Any, dict[str, Any]]:
-        """What a table's topic amounts to. Fails if it takes back a row that is not there, or has two for a key."""
+        """What a table's topic amounts to. Fails if it takes back a row that is not there, or has
+        two for a key.
+        """
         state: dict[Any, dict[str, Any]] = {}
         for row in self.log.read(topic).to_pylist():
             change = row.pop(CHANGE_TYPE)
@@ -258,7 +313,9 @@ class PipelineTest:
             else:
                 assert known is not None, f"{change} of {plain}, which was not there"
             if change in {"delete", "update_preimage"}:
-                assert change == "delete" or known == plain, f"{plain} was taken back, and {known} was there"
+                assert change == "delete" or known == plain, (
+                    f"{plain} was taken back, and {known} was there"
+                )
             if change == "delete":
                 del state[plain[key]]
             elif change != "update_preimage":
@@ -273,23 +330,41 @@ class PipelineTest:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
 class VersionTest(PipelineTest):
     """A version of a pipeline under test, on the same log."""
 
-    def __init__(self, of: PipelineTest, version: str, pipeline: Pipeline, *, since: int | str | None, retick: bool, shards: int) -> None:
+    def __init__(
+        self,
+        of: PipelineTest,
+        version: str,
+        pipeline: Pipeline,
+        *,
+        since: int | str | None,
+        retick: bool,
+        shards: int,
+    ) -> None:
         self.of, self.version, self.since, self.retick = of, version, since, retick
         super().__init__(pipeline, of.root, of.spark, shards=shards, log=of.log)
 
     def _started(self, shards: int) -> Runner:
-        plan = begin(self.log, self.pipeline.plan(), self.version, since=self.since, retick=self.retick)
+        plan = begin(
+            self.log, self.pipeline.plan(), self.version, since=self.since, retick=self.retick
+        )
         self.state = version_state(self.of.state, self.version)
         return Runner(plan, self.log, self.spark, self.state, shards=shards)
 
 
 def _says_change(rows: Any) -> bool:
     first = rows[0] if isinstance(rows, list) and rows else rows
-    return CHANGE_TYPE in (first if isinstance(first, dict) else getattr(first, "column_names", None) or ())
+    return CHANGE_TYPE in (
+        first if isinstance(first, dict) else getattr(first, "column_names", None) or ()
+    )

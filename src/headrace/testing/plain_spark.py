@@ -1,9 +1,11 @@
-"""What a pipeline needs of Spark, in this process and without a JVM: tasks one after the other, in an order of chance, some of them tried again, run twice, or long after
-their time.
+"""What a pipeline needs of Spark, in this process and without a JVM: tasks one after the other, in
+an order of chance, some of them tried again, run twice, or long after their time.
 
-It is what `PipelineTest` runs on unless it is given a session, and for properties, which want hundreds of runs. The runner, the builder and everything a task does are the
-real ones, and every attempt of a task has its own copy of its function, as in Spark. There is no Spark SQL here but a few words that the builder uses itself, and
-expressions that Python computes as Spark does; others are refused unless `sql` says what they give.
+It is what `PipelineTest` runs on unless it is given a session, and for properties, which want
+hundreds of runs. The runner, the builder and everything a task does are the real ones, and every
+attempt of a task has its own copy of its function, as in Spark. There is no Spark SQL here but a
+few words that the builder uses itself, and expressions that Python computes as Spark does; others
+are refused unless `sql` says what they give.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Fault(Exception):
 
 @dataclass
 class PlainSpark:
-    """The session. `chance` orders tasks and what they get; a task that raises `Fault` is tried again; some that succeeded are run again, at once or later."""
+    """The session. `chance` orders tasks and what they get; a task that raises `Fault` is tried
+    again; some that succeeded are run again, at once or later.
+    """
 
     cores: int = 2
     chance: Random = field(default_factory=lambda: Random(0))  # noqa: S311  # any order will do
@@ -54,7 +58,12 @@ class PlainSpark:
         numbers = list(range(start, stop, step))
         cuts = [len(numbers) * part // parts for part in range(parts + 1)]
         chunks = [numbers[cuts[part] : cuts[part + 1]] for part in range(parts)]
-        return Frame(self, lambda: [partial(iter, [pa.record_batch({"id": chunk})] if chunk else []) for chunk in chunks])
+        return Frame(
+            self,
+            lambda: [
+                partial(iter, [pa.record_batch({"id": chunk})] if chunk else []) for chunk in chunks
+            ],
+        )
 
     def run(self, tasks: list[Part]) -> list[list[pa.RecordBatch]]:
         """All tasks of a Spark stage."""
@@ -96,21 +105,32 @@ class Frame:
     spark: PlainSpark
     parts: Callable[[], list[Part]]
 
-    def mapInArrow(self, function: Callable[[Batches], Iterator[pa.RecordBatch]], schema: str) -> Frame:  # noqa: N802, ARG002
+    def mapInArrow(  # noqa: N802
+        self,
+        function: Callable[[Batches], Iterator[pa.RecordBatch]],
+        schema: str,  # noqa: ARG002
+    ) -> Frame:
         from pyspark import cloudpickle
 
         frozen: bytes = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
         return Frame(self.spark, lambda: [partial(_mapped, frozen, part) for part in self.parts()])
 
     def selectExpr(self, *expressions: str) -> Frame:  # noqa: N802
-        """Columns, under other names, and whole numbers that are multiplied and moved: what the builder itself needs."""
+        """Columns, under other names, and whole numbers that are multiplied and moved: what the
+        builder itself needs.
+        """
         return self.mapInArrow(partial(_selected, expressions, self.spark.sql), "")
 
     def repartition(self, count: int, label: str) -> Frame:
         return Frame(self.spark, partial(self._shuffled, count, label))
 
     def _shuffled(self, count: int, label: str) -> list[Part]:
-        rows = [batch.slice(at, 1) for batches in self.spark.run(self.parts()) for batch in batches for at in range(batch.num_rows)]
+        rows = [
+            batch.slice(at, 1)
+            for batches in self.spark.run(self.parts())
+            for batch in batches
+            for at in range(batch.num_rows)
+        ]
         self.spark.chance.shuffle(rows)
         places: list[list[pa.RecordBatch]] = [[] for _ in range(count)]
         for row in rows:
@@ -144,12 +164,17 @@ class Frame:
 
     def collect(self) -> list[Any]:
         results = self.spark.run(self.parts())
-        assert not any(batch.num_rows for batches in results for batch in batches), "a job has no rows of its own"
+        assert not any(batch.num_rows for batches in results for batch in batches), (
+            "a job has no rows of its own"
+        )
         return []
 
 
 def no_spark_sql(what: str) -> NotSupported:
-    return NotSupported(f"There is no Spark SQL in a test without Spark: {what}.", fix="give the test a session: PipelineTest(pipeline, path, hr.spark()).")
+    return NotSupported(
+        f"There is no Spark SQL in a test without Spark: {what}.",
+        fix="give the test a session: PipelineTest(pipeline, path, hr.spark()).",
+    )
 
 
 def _mapped(frozen: bytes, part: Part) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,5 @@
-"""Power loss, simulated: a disk that records every change a workload makes, and what may be left of them when the power goes.
+"""Power loss, simulated: a disk that records every change a workload makes, and what may be left of
+them when the power goes.
 
 For tests of the embedded log, this project's own and yours:
 
@@ -8,8 +9,9 @@ For tests of the embedded log, this project's own and yours:
     disk.trace.cut_power(7, tmp_path / "after", mode="torn", chance=random.Random(1))
     log = FileLog(tmp_path / "after" / "log", disk=RebootedDisk())
 
-What was synced is there afterwards. What was not is kept, dropped, torn or garbled, each write on its own. The model is strict: a new, renamed or
-removed name is durable only when its directory was synced, whatever was done to the file itself.
+What was synced is there afterwards. What was not is kept, dropped, torn or garbled, each write on
+its own. The model is strict: a new, renamed or removed name is durable only when its directory was
+synced, whatever was done to the file itself.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from weakref import WeakSet
 
 from headrace.log.file.disk import Buffer, Disk, DiskFile, explained
 
-# Disks for tests of the embedded log: one that was rebooted, one that is slow, and one that is full. See `crash` for one that loses its power.
-
+# Disks for tests of the embedded log: one that was rebooted, one that is slow, and one that is
+# full. See `crash` for one that loses its power.
 
 
 class _UnsyncedFile(DiskFile):
@@ -38,7 +40,9 @@ class _UnsyncedFile(DiskFile):
 
 
 class RebootedDisk(Disk):
-    """The disk after a restart: another boot, so that the log recovers. Does not sync, for speed."""
+    """The disk after a restart: another boot, so that the log recovers. Does not sync, for
+    speed.
+    """
 
     file_type = _UnsyncedFile
 
@@ -109,7 +113,9 @@ class _FullFile(DiskFile):
 
 
 class FullDisk(Disk):
-    """A disk with room for so many more bytes, then none: a write that does not fit is done in part, as on a real one."""
+    """A disk with room for so many more bytes, then none: a write that does not fit is done in
+    part, as on a real one.
+    """
 
     file_type = _FullFile
 
@@ -117,7 +123,9 @@ class FullDisk(Disk):
         self.room_bytes, self.name_bytes = room_bytes, name_bytes
 
     def take(self, growth: int, most: int) -> int:
-        """Use up room for a write of `most` bytes that lets a file grow; returns how many of them fit."""
+        """Use up room for a write of `most` bytes that lets a file grow; returns how many of them
+        fit.
+        """
         missing = max(0, growth - self.room_bytes)
         self.room_bytes -= max(0, growth) - missing
         return max(0, most - missing)
@@ -135,10 +143,22 @@ class FullDisk(Disk):
         if self.take(self.name_bytes, self.name_bytes) < self.name_bytes:
             raise explained(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path)
 
-__all__ = ["MODES", "Change", "FullDisk", "ProcessKilled", "RebootedDisk", "RecordingDisk", "SlowDisk", "Trace"]
+
+__all__ = [
+    "MODES",
+    "Change",
+    "FullDisk",
+    "ProcessKilled",
+    "RebootedDisk",
+    "RecordingDisk",
+    "SlowDisk",
+    "Trace",
+]
 
 MODES = ("kept", "dropped", "torn", "garbled", "mixed")
-"""What becomes of changes that were not synced: all kept, all dropped, cut short, overwritten with rubbish, or any of these, each on its own."""
+"""What becomes of changes that were not synced: all kept, all dropped, cut short, overwritten with
+rubbish, or any of these, each on its own.
+"""
 SECTOR_BYTES = 512
 _NEVER = 1 << 62
 
@@ -149,7 +169,9 @@ class ProcessKilled(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One step of what a workload did to its disk. Paths are relative to the recorded directory; a node is a file, whatever its name."""
+    """One step of what a workload did to its disk. Paths are relative to the recorded directory; a
+    node is a file, whatever its name.
+    """
 
     kind: str  # create, write, truncate, sync, mkdir, rename, unlink, rmdir, sync-directory
     path: str
@@ -161,7 +183,9 @@ class Change:
 
 @dataclass
 class Trace:
-    """Everything a workload did, in order, from a directory's first content on. `marks` are a workload's own notes: (changes so far, note)."""
+    """Everything a workload did, in order, from a directory's first content on. `marks` are a
+    workload's own notes: (changes so far, note).
+    """
 
     files: dict[str, int]
     contents: dict[int, bytes]
@@ -174,7 +198,9 @@ class Trace:
         return [note for index, note in self.marks if index <= after]
 
     def cut_power(self, after: int, into: Path, *, mode: str, chance: Random) -> None:
-        """Write into a fresh directory what may be left when power is lost behind the first `after` changes."""
+        """Write into a fresh directory what may be left when power is lost behind the first `after`
+        changes.
+        """
         _Wreck(self, mode, chance).build(after).save(into)
 
 
@@ -191,8 +217,14 @@ class _Wreck:
     def build(self, after: int) -> _Wreck:
         changes = self.trace.changes[:after]
         durable = _synced_at(changes)
-        pending = [index for index, change in enumerate(changes) if durable[index] == _NEVER and change.kind not in _DATA]
-        names_kept_until = self.chance.choice(pending) if pending and self.mode == "torn" else _NEVER
+        pending = [
+            index
+            for index, change in enumerate(changes)
+            if durable[index] == _NEVER and change.kind not in _DATA
+        ]
+        names_kept_until = (
+            self.chance.choice(pending) if pending and self.mode == "torn" else _NEVER
+        )
         for index, change in enumerate(changes):
             survives = durable[index] < after
             if change.kind in _DATA:
@@ -202,8 +234,14 @@ class _Wreck:
         return self
 
     def _keeps_name(self, index: int, names_kept_until: int) -> bool:
-        """Names survive like a file system's own journal keeps them (up to some point), or, in mode "mixed", as strictly as POSIX allows."""
-        return {"dropped": False, "torn": index < names_kept_until, "mixed": self.chance.random() < 0.5}.get(self.mode, True)
+        """Names survive like a file system's own journal keeps them (up to some point), or, in mode
+        "mixed", as strictly as POSIX allows.
+        """
+        return {
+            "dropped": False,
+            "torn": index < names_kept_until,
+            "mixed": self.chance.random() < 0.5,
+        }.get(self.mode, True)
 
     def _change_name(self, change: Change, *, certain: bool) -> None:
         """Do it if it is possible: names whose directory is lost are lost with it."""
@@ -219,7 +257,9 @@ class _Wreck:
             self.files[place] = change.node
         elif change.kind == "unlink":
             self.files.pop(place, None)
-        elif change.kind == "rmdir" and not any(_parent(name) == place for name in (*self.files, *self.directories)):
+        elif change.kind == "rmdir" and not any(
+            _parent(name) == place for name in (*self.files, *self.directories)
+        ):
             self.directories.discard(place)
 
     def _change_data(self, change: Change, *, survives: bool) -> None:
@@ -319,7 +359,9 @@ class _RecordedFile(DiskFile):
     def write(self, buffers: Sequence[Buffer], position: int) -> int:
         with self.disk.changing():
             end = super().write(buffers, position)
-            self.disk.record("write", self.path, node=self.node, position=position, data=b"".join(buffers))
+            self.disk.record(
+                "write", self.path, node=self.node, position=position, data=b"".join(buffers)
+            )
         return end
 
     def truncate(self, size: int) -> None:
@@ -334,15 +376,23 @@ class _RecordedFile(DiskFile):
 
 
 class RecordingDisk(Disk):
-    """Does everything for real, apart from syncs, in a directory that it alone changes, and remembers each step.
+    """Does everything for real, apart from syncs, in a directory that it alone changes, and
+    remembers each step.
 
-    `ignores_sync` breaks the disk on purpose: a test that still passes when syncs are left out proves nothing. `kill_after` ends the process,
-    so to speak, behind so many changes: what it wrote stays, and `reopened()` is the disk as the next process finds it.
+    `ignores_sync` breaks the disk on purpose: a test that still passes when syncs are left out
+    proves nothing. `kill_after` ends the process, so to speak, behind so many changes: what it
+    wrote stays, and `reopened()` is the disk as the next process finds it.
     """
 
     file_type = _RecordedFile
 
-    def __init__(self, directory: Path, *, ignores_sync: Callable[[Path], bool] = lambda _: False, kill_after: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        ignores_sync: Callable[[Path], bool] = lambda _: False,
+        kill_after: int | None = None,
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.ignores_sync, self.kill_after = directory, ignores_sync, kill_after
         self._boot = os.urandom(16)
@@ -378,16 +428,24 @@ class RecordingDisk(Disk):
                 self.trace.marks.append((len(self.trace.changes), note))
 
     def freeze(self) -> Trace:
-        """Stop recording: what comes now (closing the log, say) did not happen before the power went."""
+        """Stop recording: what comes now (closing the log, say) did not happen before the power
+        went.
+        """
         self._frozen = True
         return self.trace
 
     def reopened(self) -> RecordingDisk:
-        """The next process on the same machine, with the same trace. The old one's files are closed, as the kernel would do."""
+        """The next process on the same machine, with the same trace. The old one's files are
+        closed, as the kernel would do.
+        """
         for file in list(self._open_files):
             file.close()
         fresh = RecordingDisk.__new__(RecordingDisk)
-        fresh.__dict__ |= self.__dict__ | {"kill_after": None, "_guard": RLock(), "_open_files": WeakSet()}
+        fresh.__dict__ |= self.__dict__ | {
+            "kill_after": None,
+            "_guard": RLock(),
+            "_open_files": WeakSet(),
+        }
         return fresh
 
     def changing(self) -> RLock:
@@ -396,9 +454,27 @@ class RecordingDisk(Disk):
             raise ProcessKilled
         return self._guard
 
-    def record(self, kind: str, path: Path, *, node: int = -1, position: int = 0, data: bytes = b"", target: Path | None = None) -> None:
+    def record(
+        self,
+        kind: str,
+        path: Path,
+        *,
+        node: int = -1,
+        position: int = 0,
+        data: bytes = b"",
+        target: Path | None = None,
+    ) -> None:
         if not self._frozen:
-            self.trace.changes.append(Change(kind, self._name(path), node, position, data, "" if target is None else self._name(target)))
+            self.trace.changes.append(
+                Change(
+                    kind,
+                    self._name(path),
+                    node,
+                    position,
+                    data,
+                    "" if target is None else self._name(target),
+                )
+            )
 
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> DiskFile:
         with self.changing() if create else self._guard:

@@ -1,7 +1,9 @@
-"""Spark's DDL column lists, read into Arrow fields by a small parser of our own: no JVM, and errors that point at the place.
+"""Spark's DDL column lists, read into Arrow fields by a small parser of our own: no JVM, and errors
+that point at the place.
 
-`schema.py` is what others use. Types map to Arrow as Spark's own Python side maps them (pyspark.sql.pandas.types.to_arrow_type); what Arrow has no word
-for (CHAR(5), TIME(3), a collation) rides along in the field's metadata under TYPE_KEY.
+`schema.py` is what others use. Types map to Arrow as Spark's own Python side maps them
+(pyspark.sql.pandas.types.to_arrow_type); what Arrow has no word for (CHAR(5), TIME(3), a collation)
+rides along in the field's metadata under TYPE_KEY.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from headrace.errors import BadSchema
 TYPE_KEY = b"headrace.type"
 SPARK_METADATA_KEY = b"SPARK::metadata::json"
 VARIANT_TYPE = pa.struct(
-    [pa.field("value", pa.binary(), nullable=False), pa.field("metadata", pa.binary(), nullable=False, metadata={b"variant": b"true"})]
+    [
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("metadata", pa.binary(), nullable=False, metadata={b"variant": b"true"}),
+    ]
 )
 TIMESTAMP_NTZ_TYPE = pa.timestamp("us")
 _MAX_DEPTH = 64
@@ -55,8 +60,19 @@ _TOKEN = re.compile(
       | (?P<mark>.)""",
     re.VERBOSE | re.DOTALL,
 )
-_STRING_ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[01][0-7]{2}|.)|''|\"\"", re.DOTALL)
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "Z": "\x1a", "%": "\\%", "_": "\\_"}
+_STRING_ESCAPE = re.compile(
+    r"\\(u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[01][0-7]{2}|.)|''|\"\"", re.DOTALL
+)
+_ESCAPED = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "0": "\0",
+    "b": "\b",
+    "Z": "\x1a",
+    "%": "\\%",
+    "_": "\\_",
+}
 
 
 @dataclass(frozen=True)
@@ -72,7 +88,9 @@ class _Token:
 
 @dataclass(frozen=True)
 class _Type:
-    """A parsed type: its Arrow form, and its name in Spark where Arrow's form alone would not tell."""
+    """A parsed type: its Arrow form, and its name in Spark where Arrow's form alone would not
+    tell.
+    """
 
     arrow: pa.DataType
     name: str | None = None
@@ -113,13 +131,20 @@ class _Parser:
         }
 
     def _tokens(self) -> list[_Token]:
-        found = [_Token(match.lastgroup or "", match.group(), match.start()) for match in _TOKEN.finditer(self.ddl)]
-        return [token for token in found if token.kind != "skip"] + [_Token("end", "", len(self.ddl))]
+        found = [
+            _Token(match.lastgroup or "", match.group(), match.start())
+            for match in _TOKEN.finditer(self.ddl)
+        ]
+        return [token for token in found if token.kind != "skip"] + [
+            _Token("end", "", len(self.ddl))
+        ]
 
     # Rules
 
     def columns(self) -> list[pa.Field]:
-        if self.token.upper == "STRUCT" and self.tokens[self.at + 1].text == "<":  # the whole schema as one struct, as Spark allows
+        if (
+            self.token.upper == "STRUCT" and self.tokens[self.at + 1].text == "<"
+        ):  # the whole schema as one struct, as Spark allows
             self.at += 1
             fields = self._fields_in_brackets()
         else:
@@ -147,11 +172,16 @@ class _Parser:
         nullable = not self._not_null()
         comment = self._comment()
         if self.token.upper in ("DEFAULT", "GENERATED", "PRIMARY", "UNIQUE", "NULL"):
-            self._fail("',' or the end of the column", note=f"{self.token.upper} cannot be said of a topic's column.")
+            self._fail(
+                "',' or the end of the column",
+                note=f"{self.token.upper} cannot be said of a topic's column.",
+            )
         if not name:
             self._fail("a name that is not empty", token=name_token)
         self.column = outer
-        return pa.field(name, parsed.arrow, nullable=nullable, metadata=_metadata(parsed.name, comment))
+        return pa.field(
+            name, parsed.arrow, nullable=nullable, metadata=_metadata(parsed.name, comment)
+        )
 
     def _name(self) -> str:
         token = self.token
@@ -159,7 +189,13 @@ class _Parser:
             self.at += 1
             return token.text[1:-1].replace("``", "`")
         if token.kind != "word" or token.text.isdigit() or not token.text.isascii():
-            self._fail("a column name", note="a name with other characters than a to z, digits and _ must stand in `backquotes`.")
+            self._fail(
+                "a column name",
+                note=(
+                    "a name with other characters than a to z, digits and _ must stand in"
+                    " `backquotes`."
+                ),
+            )
         self.at += 1
         return token.text
 
@@ -186,7 +222,11 @@ class _Parser:
         if token.kind != "word":
             self._fail("a type")
         if name in _ONLY_NULL:
-            raise BadSchema(f"Column {self.column!r} has the type {name}, which cannot be stored: it holds nothing.", fix="choose another type.")
+            raise BadSchema(
+                f"Column {self.column!r} has the type {name}, which cannot be stored: it holds"
+                " nothing.",
+                fix="choose another type.",
+            )
         if name not in _PLAIN and name not in self.parametric:
             self._fail("a type", note=_nearest_type(name, [*_PLAIN, *self.parametric]))
         self.at += 1
@@ -230,7 +270,11 @@ class _Parser:
     def _microseconds(self, kind: pa.DataType) -> _Type:
         start = self.token
         if self._numbers(at_most=1) not in ([], [6]):
-            self._fail("no precision but (6)", note="a timestamp holds microseconds; write it without a precision.", token=start)
+            self._fail(
+                "no precision but (6)",
+                note="a timestamp holds microseconds; write it without a precision.",
+                token=start,
+            )
         return _Type(kind)
 
     def _zone_words(self, allowed: dict[str, tuple[str, ...]]) -> str | None:
@@ -246,11 +290,15 @@ class _Parser:
         start = self.token
         if start.upper in ("YEAR", "MONTH"):
             raise BadSchema(
-                f"Column {self.column!r} is an INTERVAL of years and months, which Spark cannot pass to Python through Arrow.",
+                f"Column {self.column!r} is an INTERVAL of years and months, which Spark cannot"
+                " pass to Python through Arrow.",
                 fix="store the number of months as INT, or use INTERVAL DAY TO SECOND.",
             )
         if start.upper not in _DAY_TIME:
-            self._fail("DAY, HOUR, MINUTE or SECOND", note="an interval is one of days to seconds, such as INTERVAL DAY TO SECOND.")
+            self._fail(
+                "DAY, HOUR, MINUTE or SECOND",
+                note="an interval is one of days to seconds, such as INTERVAL DAY TO SECOND.",
+            )
         self.at += 1
         if not self._take("TO"):
             return _Type(pa.duration("us"), f"INTERVAL {start.upper}")
@@ -261,7 +309,9 @@ class _Parser:
         return _Type(pa.duration("us"), f"INTERVAL {start.upper} TO {stop.upper}")
 
     def _spatial(self, kind: str) -> _Type:
-        """GEOMETRY and GEOGRAPHY with the number of their reference system, or ANY for a mixture."""
+        """GEOMETRY and GEOGRAPHY with the number of their reference system, or ANY for a
+        mixture.
+        """
         self._need("(")
         token = self.token
         if not (token.text.isdigit() or token.upper == "ANY"):
@@ -270,7 +320,14 @@ class _Parser:
         self._need(")")
         srid = "-1" if token.upper == "ANY" else str(int(token.text))
         tag = {kind.encode(): b"true", b"srid": srid.encode()}
-        return _Type(pa.struct([pa.field("srid", pa.int32(), nullable=False), pa.field("wkb", pa.binary(), nullable=False, metadata=tag)]))
+        return _Type(
+            pa.struct(
+                [
+                    pa.field("srid", pa.int32(), nullable=False),
+                    pa.field("wkb", pa.binary(), nullable=False, metadata=tag),
+                ]
+            )
+        )
 
     def _array(self) -> _Type:
         return _Type(pa.list_(self._in_brackets(lambda: self._inner("element", nullable=True))))
@@ -297,12 +354,17 @@ class _Parser:
 
     def _inner(self, name: str, *, nullable: bool) -> pa.Field:
         parsed = self._type()
-        return pa.field(name, parsed.arrow, nullable=nullable, metadata=_metadata(parsed.name, None))
+        return pa.field(
+            name, parsed.arrow, nullable=nullable, metadata=_metadata(parsed.name, None)
+        )
 
     def _in_brackets(self, rule: Callable[[], _T]) -> _T:
         self.depth += 1
         if self.depth > _MAX_DEPTH:
-            raise BadSchema(f"Column {self.column!r} is nested more than {_MAX_DEPTH} levels deep.", fix="flatten it.")
+            raise BadSchema(
+                f"Column {self.column!r} is nested more than {_MAX_DEPTH} levels deep.",
+                fix="flatten it.",
+            )
         self._need("<")
         parsed = rule()
         self._need(">")
@@ -351,9 +413,10 @@ class _Parser:
         begin = max(0, token.position - line_start - 60)
         pointer = " " * (token.position - line_start - begin) + "^"
         raise BadSchema(
-            f"The schema cannot be read at position {token.position}{where}: expected {expected}, found {found}.\n"
-            f"    {line[begin : begin + 120]}\n    {pointer}",
-            fix=note or "write columns as in Spark's DDL: 'order_id BIGINT NOT NULL, tags ARRAY<STRING>'.",
+            f"The schema cannot be read at position {token.position}{where}: expected {expected},"
+            f" found {found}.\n    {line[begin : begin + 120]}\n    {pointer}",
+            fix=note
+            or "write columns as in Spark's DDL: 'order_id BIGINT NOT NULL, tags ARRAY<STRING>'.",
         )
 
 
@@ -364,13 +427,16 @@ def refuse_duplicates(fields: list[pa.Field], *, where: str) -> None:
         folded = field.name.lower()
         if folded in seen:
             raise BadSchema(
-                f"{where} has the column {field.name!r} twice (first as {seen[folded]!r}).", fix="rename one; Spark does not tell case apart."
+                f"{where} has the column {field.name!r} twice (first as {seen[folded]!r}).",
+                fix="rename one; Spark does not tell case apart.",
             )
         seen[folded] = field.name
 
 
 def _unescaped(literal: str) -> str:
-    """The text of a literal as Spark reads it: its quote doubled, backslashes before letters, octal and Unicode numbers."""
+    """The text of a literal as Spark reads it: its quote doubled, backslashes before letters, octal
+    and Unicode numbers.
+    """
     quote, inner = literal[0], literal[1:-1]
 
     def replace(match: re.Match[str]) -> str:
@@ -395,4 +461,10 @@ def _metadata(type_name: str | None, comment: str | None) -> dict[bytes, bytes] 
 
 def _nearest_type(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else "use one of Spark's types, such as BIGINT, STRING, DOUBLE, TIMESTAMP or DECIMAL(10, 2)."
+    return (
+        f"did you mean {close[0]}?"
+        if close
+        else (
+            "use one of Spark's types, such as BIGINT, STRING, DOUBLE, TIMESTAMP or DECIMAL(10, 2)."
+        )
+    )

@@ -1,7 +1,9 @@
-"""Rows as JSON values and back, a whole batch at a time: what a topic's records hold on Kafka, readable by anyone.
+"""Rows as JSON values and back, a whole batch at a time: what a topic's records hold on Kafka,
+readable by anyone.
 
-Reading takes Arrow's JSON reader where it can. Whatever that refuses or might get wrong (NaN, maps, a record of a foreign producer that does not fit) goes
-through `json_shape.py`, value by value, which is exact and says what is wrong with a record.
+Reading takes Arrow's JSON reader where it can. Whatever that refuses or might get wrong (NaN, maps,
+a record of a foreign producer that does not fit) goes through `json_shape.py`, value by value,
+which is exact and says what is wrong with a record.
 """
 
 from __future__ import annotations
@@ -22,47 +24,69 @@ import pyarrow.json as pj
 from headrace.columnar.buffers import compact_offsets, elements, entries
 from headrace.errors import BadRows, BugError
 
-# How each type of a schema travels in JSON, and the way back from what a JSON parser yields to the type itself.
+# How each type of a schema travels in JSON, and the way back from what a JSON parser yields to the
+# type itself.
 #
-# A column's *wire type* is what its JSON parses to: text for decimals, binaries and times, numbers for intervals, pairs for maps, itself for the rest.
-# `json_rows.py` parses values to wire types, quickly or exactly, and turns whole columns back here.
+# A column's *wire type* is what its JSON parses to: text for decimals, binaries and times, numbers
+# for intervals, pairs for maps, itself for the rest. `json_rows.py` parses values to wire types,
+# quickly or exactly, and turns whole columns back here.
 
 
 _DAY_US = 24 * 3600 * 1_000_000
-_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31: outside them ISO 8601 needs more than four digits
+_FIRST_DAY, _LAST_DAY = (
+    -719_162,
+    2_932_896,
+)  # 0001-01-01 and 9999-12-31: outside them ISO 8601 needs more than four digits
 
 
 def is_text(kind: pa.DataType) -> bool:
     """Types whose JSON is a string that stands for something else."""
-    return bool(pa.types.is_decimal(kind) or pa.types.is_binary(kind) or (pa.types.is_temporal(kind) and not pa.types.is_duration(kind)))
+    return bool(
+        pa.types.is_decimal(kind)
+        or pa.types.is_binary(kind)
+        or (pa.types.is_temporal(kind) and not pa.types.is_duration(kind))
+    )
 
 
 def wire_type(kind: pa.DataType, *, exact: bool = False) -> pa.DataType:
-    """The type that a column's JSON parses to. Parsed exactly, floats are text too: NaN has no number, and a FLOAT read as a double rounds twice."""
+    """The type that a column's JSON parses to. Parsed exactly, floats are text too: NaN has no
+    number, and a FLOAT read as a double rounds twice.
+    """
     if is_text(kind) or (exact and pa.types.is_floating(kind)):
         return pa.string()
     if pa.types.is_duration(kind):
         return pa.int64()
     if pa.types.is_map(kind):
         return pa.list_(
-            pa.struct([pa.field("key", wire_type(kind.key_type, exact=exact)), pa.field("value", wire_type(kind.item_type, exact=exact))])
+            pa.struct(
+                [
+                    pa.field("key", wire_type(kind.key_type, exact=exact)),
+                    pa.field("value", wire_type(kind.item_type, exact=exact)),
+                ]
+            )
         )
     if pa.types.is_list(kind):
         return pa.list_(pa.field(kind.value_field.name, wire_type(kind.value_type, exact=exact)))
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(child.name, wire_type(child.type, exact=exact)) for child in kind])
+        return pa.struct(
+            [pa.field(child.name, wire_type(child.type, exact=exact)) for child in kind]
+        )
     return kind
 
 
 def is_quick(kind: pa.DataType) -> bool:
-    """Whether Arrow's JSON reader can read the type: it knows no objects with arbitrary names, which is what maps are."""
+    """Whether Arrow's JSON reader can read the type: it knows no objects with arbitrary names,
+    which is what maps are.
+    """
     if pa.types.is_map(kind):
         return False
     return all(is_quick(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def from_wire(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A wire column as its own type. Raises ArrowInvalid if a text does not stand for a value of the type."""
+    """A wire column as its own type. Raises ArrowInvalid if a text does not stand for a value of
+    the type.
+    """
     if array.type.equals(kind, check_metadata=True):
         return array
     if pa.types.is_binary(kind):
@@ -79,7 +103,10 @@ def from_wire(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def _from_base64(array: pa.StringArray) -> pa.BinaryArray:
     decode = binascii.a2b_base64
     try:
-        values = [None if value is None else decode(value, strict_mode=True) for value in array.to_pylist()]
+        values = [
+            None if value is None else decode(value, strict_mode=True)
+            for value in array.to_pylist()
+        ]
     except (binascii.Error, ValueError) as error:
         raise pa.ArrowInvalid(f"not base64: {error}") from error
     return pa.array(values, pa.binary())
@@ -96,15 +123,23 @@ def _list_from_wire(array: pa.ListArray, kind: pa.DataType) -> pa.Array:
     mask = array.is_null() if array.null_count else None
     items = array.flatten()
     if pa.types.is_list(kind):
-        return pa.ListArray.from_arrays(offsets, from_wire(items, kind.value_type), type=kind, mask=mask)
+        return pa.ListArray.from_arrays(
+            offsets, from_wire(items, kind.value_type), type=kind, mask=mask
+        )
     keys, values = items.field(0), items.field(1)
     if keys.null_count:
         raise pa.ArrowInvalid("a map's key is null")
-    return _map_from_arrays(offsets, from_wire(keys, kind.key_type), from_wire(values, kind.item_type), kind, mask)
+    return _map_from_arrays(
+        offsets, from_wire(keys, kind.key_type), from_wire(values, kind.item_type), kind, mask
+    )
 
 
-def _map_from_arrays(offsets: pa.Array, keys: pa.Array, values: pa.Array, kind: pa.MapType, mask: pa.Array | None) -> pa.MapArray:
-    """`MapArray.from_arrays` takes a null offset as a null map, and has no mask in all versions that are supported."""
+def _map_from_arrays(
+    offsets: pa.Array, keys: pa.Array, values: pa.Array, kind: pa.MapType, mask: pa.Array | None
+) -> pa.MapArray:
+    """`MapArray.from_arrays` takes a null offset as a null map, and has no mask in all versions
+    that are supported.
+    """
     if mask is not None:
         starts = pa.array(np.append(mask.to_numpy(zero_copy_only=False), [False]))
         offsets = pc.if_else(starts, pa.scalar(None, pa.int32()), offsets)
@@ -130,12 +165,16 @@ def has_every_required_value(array: pa.Array, field: pa.Field) -> bool:
         return has_every_required_value(array.flatten(), kind.value_field)
     if pa.types.is_struct(kind):
         rows = array.drop_null() if array.null_count else array
-        return all(has_every_required_value(rows.field(i), kind.field(i)) for i in range(kind.num_fields))
+        return all(
+            has_every_required_value(rows.field(i), kind.field(i)) for i in range(kind.num_fields)
+        )
     return True
 
 
 def fits_iso_years(array: pa.Array) -> bool:
-    """Whether every date and timestamp in a column, at any depth, has a year of four digits: the text of others reads back as nothing."""
+    """Whether every date and timestamp in a column, at any depth, has a year of four digits: the
+    text of others reads back as nothing.
+    """
     kind = array.type
     if pa.types.is_date(kind):
         return _within(array.cast(pa.int32()), _FIRST_DAY, _LAST_DAY)
@@ -151,11 +190,17 @@ def fits_iso_years(array: pa.Array) -> bool:
 
 
 def with_iso_years(array: pa.Array) -> pa.Array:
-    """A column of dates or timestamps without those whose year has not four digits: null in their place."""
+    """A column of dates or timestamps without those whose year has not four digits: null in their
+    place.
+    """
     if pa.types.is_date(array.type):
         numbers, first, last = array.cast(pa.int32()), _FIRST_DAY, _LAST_DAY
     elif pa.types.is_timestamp(array.type):
-        numbers, first, last = array.cast(pa.int64()), _FIRST_DAY * _DAY_US, (_LAST_DAY + 1) * _DAY_US - 1
+        numbers, first, last = (
+            array.cast(pa.int64()),
+            _FIRST_DAY * _DAY_US,
+            (_LAST_DAY + 1) * _DAY_US - 1,
+        )
     else:
         return array
     if _within(numbers, first, last):
@@ -171,7 +216,8 @@ def _within(numbers: pa.Array, first: int, last: int) -> bool:
     return bool(first <= bounds["min"].as_py() and bounds["max"].as_py() <= last)
 
 
-# JSON values checked against a schema one by one: exact, slow, and able to say what is wrong. Used by `json_rows.py` for what the quick way refuses.
+# JSON values checked against a schema one by one: exact, slow, and able to say what is wrong. Used
+# by `json_rows.py` for what the quick way refuses.
 
 
 Shape = Callable[[Any], Any]
@@ -179,7 +225,9 @@ Parser = Callable[[bytes], Any]
 _NOT_FINITE = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
 _RANGES: dict[pa.DataType, int] = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
 
-_FLOAT_BOUND = (1 << 128) - (1 << 103)  # halfway from the largest number to the next that there would be: from here on, infinity is nearer
+_FLOAT_BOUND = (
+    (1 << 128) - (1 << 103)
+)  # halfway from the largest number to the next that there would be: from here on, infinity is nearer
 _DOUBLE_BOUND = (1 << 1024) - (1 << 970)
 
 
@@ -220,7 +268,10 @@ def _row(parsed: Any, shapes: dict[str, Shape], ignored: Collection[str]) -> dic
     for name in parsed:
         if name not in shapes and name not in ignored:
             raise Misshapen(f"it has the unknown column {name!r}")
-    return {name: _inside(f"column {name!r}", shaped, parsed.get(name)) for name, shaped in shapes.items()}
+    return {
+        name: _inside(f"column {name!r}", shaped, parsed.get(name))
+        for name, shaped in shapes.items()
+    }
 
 
 def shape(field: pa.Field) -> Shape:
@@ -254,7 +305,15 @@ def _shape(kind: pa.DataType) -> Shape:
 
 
 def _named(value: Any) -> str:
-    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", int: "a number", Decimal: "a number", type(None): "null"}
+    names = {
+        dict: "an object",
+        list: "an array",
+        str: "a string",
+        bool: "a boolean",
+        int: "a number",
+        Decimal: "a number",
+        type(None): "null",
+    }
     return names[type(value)]
 
 
@@ -287,7 +346,9 @@ def _integer(bits: int) -> Shape:
 
 
 def _float(bound: int) -> Shape:
-    """As text, which is parsed to the column's own precision once; a number that would become infinite is refused."""
+    """As text, which is parsed to the column's own precision once; a number that would become
+    infinite is refused.
+    """
 
     def floating(value: Any) -> Any:
         if isinstance(value, str) and value in _NOT_FINITE:
@@ -349,7 +410,10 @@ def _object_map(kind: pa.MapType) -> Shape:
     def mapped(value: Any) -> Any:
         if not isinstance(value, dict):
             raise _refuse(value, "an object")
-        return [{"key": _text(name), "value": _inside(f"[{name!r}]", item, content)} for name, content in value.items()]
+        return [
+            {"key": _text(name), "value": _inside(f"[{name!r}]", item, content)}
+            for name, content in value.items()
+        ]
 
     return mapped
 
@@ -358,18 +422,26 @@ def _pairs_map(kind: pa.MapType) -> Shape:
     key, item = shape(kind.key_field), shape(kind.item_field)
 
     def mapped(value: Any) -> Any:
-        if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        if not isinstance(value, list) or not all(
+            isinstance(pair, list) and len(pair) == 2 for pair in value
+        ):
             raise _refuse(value, "an array of pairs")
-        return [{"key": _inside(" key", key, name), "value": _inside(f"[{name!r}]", item, content)} for name, content in value]
+        return [
+            {"key": _inside(" key", key, name), "value": _inside(f"[{name!r}]", item, content)}
+            for name, content in value
+        ]
 
     return mapped
 
 
-# Arrow values as JSON text, column by column: the key bytes of both backends and the values on Kafka are made of it.
+# Arrow values as JSON text, column by column: the key bytes of both backends and the values on
+# Kafka are made of it.
 #
-# The rules (DESIGN.md section 3): DECIMAL as a string, BINARY as base64, timestamps in ISO 8601 with microseconds (and `Z`, unless the column has
-# no zone), NaN and infinities as strings, floats in their shortest form that reads back the same, intervals as microseconds, structs and maps with
-# string keys as objects, other maps as arrays of pairs. Nothing is done row by row except base64 and rare escapes.
+# The rules (DESIGN.md section 3): DECIMAL as a string, BINARY as base64, timestamps in ISO 8601
+# with microseconds (and `Z`, unless the column has no zone), NaN and infinities as strings, floats
+# in their shortest form that reads back the same, intervals as microseconds, structs and maps with
+# string keys as objects, other maps as arrays of pairs. Nothing is done row by row except base64
+# and rare escapes.
 
 
 _NEEDS_ESCAPE = r'["\\\x00-\x1f]'
@@ -378,7 +450,9 @@ _ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "
 
 
 def json_text(array: pa.Array) -> pa.StringArray:
-    """The JSON text of each element. A null stays null: the caller decides whether it is absent or written as `null`."""
+    """The JSON text of each element. A null stays null: the caller decides whether it is absent or
+    written as `null`.
+    """
     for is_kind, text in _TEXTS:
         if is_kind(array.type):
             return text(array)
@@ -386,7 +460,9 @@ def json_text(array: pa.Array) -> pa.StringArray:
 
 
 def json_text_or_null(array: pa.Array) -> pa.StringArray:
-    """The JSON text of each element, with `null` for nulls: what stands inside an array or an object."""
+    """The JSON text of each element, with `null` for nulls: what stands inside an array or an
+    object.
+    """
     return pc.fill_null(json_text(array), "null")
 
 
@@ -405,7 +481,9 @@ def _escaped(text: pa.StringArray) -> pa.StringArray:
 
 
 def _escape_controls(text: str) -> str:
-    """What is left after the common escapes: control characters without a short form that everyone shares."""
+    """What is left after the common escapes: control characters without a short form that everyone
+    shares.
+    """
     return "".join(json.dumps(char)[1:-1] if char < " " else char for char in text)
 
 
@@ -426,7 +504,12 @@ def _float_text(array: pa.Array) -> pa.StringArray:
     if _any(whole):  # 1.0, not 1: the text says that it is a float
         text = pc.if_else(whole, pc.binary_join_element_wise(text, ".0", ""), text)
     if not pc.all(pc.is_finite(array)).as_py():
-        for arrow_name, json_name in (("nan", '"NaN"'), ("-nan", '"NaN"'), ("inf", '"Infinity"'), ("-inf", '"-Infinity"')):
+        for arrow_name, json_name in (
+            ("nan", '"NaN"'),
+            ("-nan", '"NaN"'),
+            ("inf", '"Infinity"'),
+            ("-inf", '"-Infinity"'),
+        ):
             text = pc.if_else(pc.equal(text, arrow_name), json_name, text)
     return text
 
@@ -438,13 +521,17 @@ def _plain_decimal(array: pa.Array) -> pa.StringArray:
     if not _any(scientific):
         return text
     scale = array.type.scale
-    plain = [f"{value:.{scale}f}" for value in array.filter(pc.fill_null(scientific, False)).to_pylist()]
+    plain = [
+        f"{value:.{scale}f}" for value in array.filter(pc.fill_null(scientific, False)).to_pylist()
+    ]
     return pc.replace_with_mask(text, pc.fill_null(scientific, False), pa.array(plain, pa.string()))
 
 
 def _base64(array: pa.Array) -> pa.StringArray:
     encode = base64.b64encode
-    return pa.array([None if value is None else encode(value) for value in array.to_pylist()], pa.binary()).cast(pa.string())
+    return pa.array(
+        [None if value is None else encode(value) for value in array.to_pylist()], pa.binary()
+    ).cast(pa.string())
 
 
 def _date_text(array: pa.Array) -> pa.StringArray:
@@ -459,7 +546,9 @@ def _time_text(array: pa.Array) -> pa.StringArray:
 
 def _timestamp_text(array: pa.Array) -> pa.StringArray:
     zone = array.type.tz
-    naive = array.cast(pa.timestamp("us", tz=zone)).cast(pa.timestamp("us"))  # values are stored in UTC: only the label goes
+    naive = array.cast(pa.timestamp("us", tz=zone)).cast(
+        pa.timestamp("us")
+    )  # values are stored in UTC: only the label goes
     text = pc.replace_substring(naive.cast(pa.string()), " ", "T")
     return pc.binary_join_element_wise('"', text, '"' if zone is None else 'Z"', "")
 
@@ -472,13 +561,18 @@ def object_text(names: list[str], columns: list[pa.Array]) -> pa.StringArray:
     """One JSON object a row, from columns of the same length."""
     parts: list[Any] = []
     for position, (name, column) in enumerate(zip(names, columns, strict=True)):
-        parts += [("{" if position == 0 else ",") + json.dumps(name, ensure_ascii=False) + ":", json_text_or_null(column)]
+        parts += [
+            ("{" if position == 0 else ",") + json.dumps(name, ensure_ascii=False) + ":",
+            json_text_or_null(column),
+        ]
     return pc.binary_join_element_wise(*parts, "}", "")
 
 
 def array_text(columns: list[pa.Array]) -> pa.StringArray:
     """One JSON array a row, from columns of the same length."""
-    return pc.binary_join_element_wise("[", pc.binary_join_element_wise(*map(json_text_or_null, columns), ","), "]", "")
+    return pc.binary_join_element_wise(
+        "[", pc.binary_join_element_wise(*map(json_text_or_null, columns), ","), "]", ""
+    )
 
 
 def _struct_text(array: pa.StructArray) -> pa.StringArray:
@@ -486,22 +580,39 @@ def _struct_text(array: pa.StructArray) -> pa.StringArray:
         return pc.if_else(array.is_valid(), "{}", pa.scalar(None, pa.string()))
     names = [array.type.field(i).name for i in range(array.type.num_fields)]
     text = object_text(names, array.flatten())
-    return text if array.null_count == 0 else pc.if_else(array.is_valid(), text, pa.scalar(None, pa.string()))
+    return (
+        text
+        if array.null_count == 0
+        else pc.if_else(array.is_valid(), text, pa.scalar(None, pa.string()))
+    )
 
 
 def _map_text(array: pa.MapArray) -> pa.StringArray:
-    """Keys may not be null, so a map is an object when its keys are strings and an array of pairs otherwise."""
+    """Keys may not be null, so a map is an object when its keys are strings and an array of pairs
+    otherwise.
+    """
     keys, values = entries(array)
     if pa.types.is_string(array.type.key_type):
-        return _joined(array, pc.binary_join_element_wise(json_text(keys), json_text_or_null(values), ":"), "{", "}")
+        return _joined(
+            array,
+            pc.binary_join_element_wise(json_text(keys), json_text_or_null(values), ":"),
+            "{",
+            "}",
+        )
     return _joined(array, array_text([keys, values]), "[", "]")
 
 
 def _joined(array: pa.Array, texts: pa.StringArray, opening: str, closing: str) -> pa.StringArray:
-    """The texts of the elements of each list of `array`, comma-separated in brackets; null lists stay null."""
+    """The texts of the elements of each list of `array`, comma-separated in brackets; null lists
+    stay null.
+    """
     lists = pa.ListArray.from_arrays(compact_offsets(array), texts)
     text = pc.binary_join_element_wise(opening, pc.binary_join(lists, ","), closing, "")
-    return text if array.null_count == 0 else pc.if_else(array.is_valid(), text, pa.scalar(None, pa.string()))
+    return (
+        text
+        if array.null_count == 0
+        else pc.if_else(array.is_valid(), text, pa.scalar(None, pa.string()))
+    )
 
 
 _TEXTS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.StringArray]], ...] = (
@@ -526,7 +637,9 @@ MAX_QUICK_BYTES = 1 << 30  # one block of Arrow's JSON reader; its sizes are 32 
 
 @dataclass(frozen=True)
 class Decoded:
-    """The rows that fit, where each stood among the values (None: all of them fit), and why the others did not."""
+    """The rows that fit, where each stood among the values (None: all of them fit), and why the
+    others did not.
+    """
 
     batch: pa.RecordBatch
     kept: list[int] | None = None
@@ -544,14 +657,22 @@ def encoded(batch: pa.RecordBatch) -> pa.BinaryArray:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if not fits_iso_years(column):
             raise BadRows(
-                f"Column {name!r} has a date or timestamp outside the years 0001 to 9999, which JSON on Kafka cannot carry.", fix="leave it null."
+                f"Column {name!r} has a date or timestamp outside the years 0001 to 9999, which"
+                " JSON on Kafka cannot carry.",
+                fix="leave it null.",
             )
     return object_text(batch.schema.names, batch.columns).cast(pa.binary())
 
 
 def decode(values: Sequence[bytes], schema: pa.Schema, *, ignored: Collection[str] = ()) -> Decoded:
-    """The rows of JSON values. Columns that a value lacks are null; `ignored` are names it may have although the schema does not."""
-    quick = _decode_quickly(values, schema) if values and all(is_quick(column.type) for column in schema) else None
+    """The rows of JSON values. Columns that a value lacks are null; `ignored` are names it may have
+    although the schema does not.
+    """
+    quick = (
+        _decode_quickly(values, schema)
+        if values and all(is_quick(column.type) for column in schema)
+        else None
+    )
     if quick is not None:
         return Decoded(quick)
     return decode_exactly(values, schema, ignored=ignored)
@@ -563,20 +684,32 @@ def _decode_quickly(values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatc
     if len(joined) > MAX_QUICK_BYTES or not _look_like_objects(joined, len(values)):
         return None
     try:
-        parsed = pj.read_json(pa.BufferReader(joined), read_options=_read_options(len(joined)), parse_options=_parse_options(schema))
+        parsed = pj.read_json(
+            pa.BufferReader(joined),
+            read_options=_read_options(len(joined)),
+            parse_options=_parse_options(schema),
+        )
         if parsed.num_rows != len(values):
             return None
         columns = [from_wire(_whole(parsed.column(column.name)), column.type) for column in schema]
     except (pa.ArrowException, UnicodeDecodeError):
         return None
-    if not all(_is_plain(column, declared) for column, declared in zip(columns, schema, strict=True)):
+    if not all(
+        _is_plain(column, declared) for column, declared in zip(columns, schema, strict=True)
+    ):
         return None
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _look_like_objects(joined: bytes, count: int) -> bool:
-    """One line of valid UTF-8 in braces each: Arrow's reader checks none of it, and crashes on a bare `null`."""
-    if not joined.startswith(b"{") or not joined.endswith(b"}") or not joined.count(b"}\n{") == joined.count(b"\n") == count - 1:
+    """One line of valid UTF-8 in braces each: Arrow's reader checks none of it, and crashes on a
+    bare `null`.
+    """
+    if (
+        not joined.startswith(b"{")
+        or not joined.endswith(b"}")
+        or not joined.count(b"}\n{") == joined.count(b"\n") == count - 1
+    ):
         return False
     try:
         return joined.isascii() or bool(joined.decode())
@@ -590,7 +723,9 @@ def _read_options(size: int) -> pj.ReadOptions:
 
 def _parse_options(schema: pa.Schema) -> pj.ParseOptions:
     wire = pa.schema([pa.field(column.name, wire_type(column.type)) for column in schema])
-    return pj.ParseOptions(explicit_schema=wire, newlines_in_values=False, unexpected_field_behavior="error")
+    return pj.ParseOptions(
+        explicit_schema=wire, newlines_in_values=False, unexpected_field_behavior="error"
+    )
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -602,7 +737,9 @@ def _is_plain(column: pa.Array, declared: pa.Field) -> bool:
 
 
 def _is_finite(column: pa.Array) -> bool:
-    """Arrow's reader takes a bare NaN, which is no JSON, and makes numbers beyond a FLOAT infinite."""
+    """Arrow's reader takes a bare NaN, which is no JSON, and makes numbers beyond a FLOAT
+    infinite.
+    """
     kind = column.type
     if pa.types.is_floating(kind):
         return pc.all(pc.is_finite(column)).as_py() is not False
@@ -612,8 +749,16 @@ def _is_finite(column: pa.Array) -> bool:
     return True
 
 
-def decode_exactly(values: Sequence[bytes], schema: pa.Schema, *, ignored: Collection[str] = (), parser: Parser = parse) -> Decoded:
-    """The slow and exact way. `parser` gives a row's JSON object for a value, or raises Misshapen."""
+def decode_exactly(
+    values: Sequence[bytes],
+    schema: pa.Schema,
+    *,
+    ignored: Collection[str] = (),
+    parser: Parser = parse,
+) -> Decoded:
+    """The slow and exact way. `parser` gives a row's JSON object for a value, or raises
+    Misshapen.
+    """
     rows, misfits = parse_exactly(values, schema, ignored, parser)
     columns: list[pa.Array] = []
     while len(columns) < len(schema):

@@ -1,6 +1,8 @@
-"""A topic's schema: from Spark's DDL to Arrow and back, what may be added to it, and which columns can be its key.
+"""A topic's schema: from Spark's DDL to Arrow and back, what may be added to it, and which columns
+can be its key.
 
-Both backends and the Spark data source use this. It needs neither pyspark nor a JVM; `ddl.py` is the parser behind it.
+Both backends and the Spark data source use this. It needs neither pyspark nor a JVM; `ddl.py` is
+the parser behind it.
 """
 
 from __future__ import annotations
@@ -11,11 +13,24 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from headrace.columnar.columns import CHANGE_TYPE, HEADERS_COLUMN, OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN
+from headrace.columnar.columns import (
+    CHANGE_TYPE,
+    HEADERS_COLUMN,
+    OFFSET_COLUMN,
+    PARTITION_COLUMN,
+    TIMESTAMP_COLUMN,
+)
 from headrace.errors import BadSchema, CorruptionError, IncompatibleChange, UnknownColumn
 from headrace.types.ddl import SPARK_METADATA_KEY, TYPE_KEY, parse_columns, refuse_duplicates
 
-RESERVED_COLUMNS = (PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN, HEADERS_COLUMN, CHANGE_TYPE, "_commit")
+RESERVED_COLUMNS = (
+    PARTITION_COLUMN,
+    OFFSET_COLUMN,
+    TIMESTAMP_COLUMN,
+    HEADERS_COLUMN,
+    CHANGE_TYPE,
+    "_commit",
+)
 NOT_NULL_KEY = b"headrace.not_null"
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _NAMES: dict[pa.DataType, str] = {
@@ -40,11 +55,17 @@ def parse_schema(ddl: str) -> pa.Schema:
     """The Arrow schema of a DDL column list, as Spark's Arrow path has it."""
     fields = parse_columns(ddl)
     if not fields:
-        raise BadSchema("The schema has no columns.", fix="name at least one, as in 'order_id BIGINT, amount DOUBLE'.")
+        raise BadSchema(
+            "The schema has no columns.",
+            fix="name at least one, as in 'order_id BIGINT, amount DOUBLE'.",
+        )
     refuse_duplicates(fields, where="The schema")
     for field in fields:
         if field.name.lower() in RESERVED_COLUMNS:
-            raise BadSchema(f"The column name {field.name!r} is reserved.", fix=f"rename it; reserved are {', '.join(RESERVED_COLUMNS)}.")
+            raise BadSchema(
+                f"The column name {field.name!r} is reserved.",
+                fix=f"rename it; reserved are {', '.join(RESERVED_COLUMNS)}.",
+            )
     return pa.schema(fields)
 
 
@@ -54,12 +75,18 @@ def to_ddl(schema: pa.Schema) -> str:
 
 
 def to_spark_ddl(schema: pa.Schema) -> str:
-    """The DDL for Spark's Python sources: CHAR and VARCHAR are STRING there, because pyspark cannot pass them through Arrow."""
+    """The DDL for Spark's Python sources: CHAR and VARCHAR are STRING there, because pyspark cannot
+    pass them through Arrow.
+    """
     return to_ddl(pa.schema([_without_lengths(field) for field in schema]))
 
 
 def _without_lengths(field: pa.Field) -> pa.Field:
-    metadata = {name: value for name, value in (field.metadata or {}).items() if name != TYPE_KEY or not value.startswith((b"CHAR", b"VARCHAR"))}
+    metadata = {
+        name: value
+        for name, value in (field.metadata or {}).items()
+        if name != TYPE_KEY or not value.startswith((b"CHAR", b"VARCHAR"))
+    }
     return field.with_type(_type_without_lengths(field.type)).with_metadata(metadata or None)
 
 
@@ -103,8 +130,14 @@ def _type_ddl(field: pa.Field) -> str:
     if pa.types.is_list(kind):
         return f"ARRAY<{_type_ddl(kind.value_field)}>"
     if pa.types.is_struct(kind):
-        return _tagged_ddl(kind) or f"STRUCT<{', '.join(_column_ddl(child, separator=': ') for child in kind)}>"
-    raise BadSchema(f"Column {field.name!r} has the Arrow type {kind}, which no Spark type stands for.", fix="cast it to a type that Spark has.")
+        return (
+            _tagged_ddl(kind)
+            or f"STRUCT<{', '.join(_column_ddl(child, separator=': ') for child in kind)}>"
+        )
+    raise BadSchema(
+        f"Column {field.name!r} has the Arrow type {kind}, which no Spark type stands for.",
+        fix="cast it to a type that Spark has.",
+    )
 
 
 def type_name(kind: pa.DataType) -> str:
@@ -126,7 +159,9 @@ def _tagged_ddl(kind: pa.StructType) -> str | None:
 
 
 def is_spatial(kind: pa.DataType) -> bool:
-    """Whether an Arrow type is Spark's GEOMETRY or GEOGRAPHY: a struct whose part `wkb` is marked."""
+    """Whether an Arrow type is Spark's GEOMETRY or GEOGRAPHY: a struct whose part `wkb` is
+    marked.
+    """
     return pa.types.is_struct(kind) and _spatial_name(kind) is not None
 
 
@@ -142,19 +177,29 @@ def is_variant(kind: pa.DataType) -> bool:
     """Whether an Arrow type is Spark's VARIANT: a struct whose part `metadata` is marked."""
     if not pa.types.is_struct(kind) or kind.num_fields != 2:
         return False
-    return any(child.name == "metadata" and (child.metadata or {}).get(b"variant") == b"true" for child in kind)
+    return any(
+        child.name == "metadata" and (child.metadata or {}).get(b"variant") == b"true"
+        for child in kind
+    )
 
 
 def add_columns(schema: pa.Schema, ddl: str) -> pa.Schema:
-    """`schema` with more nullable columns behind the declared ones; rows stored before read as null in them."""
+    """`schema` with more nullable columns behind the declared ones; rows stored before read as null
+    in them.
+    """
     added = parse_schema(ddl)
     known = {name.lower() for name in schema.names}
     for field in added:
         if field.name.lower() in known:
-            raise IncompatibleChange(f"There is a column {field.name!r} already.", fix="choose another name; the type of a column cannot be changed.")
+            raise IncompatibleChange(
+                f"There is a column {field.name!r} already.",
+                fix="choose another name; the type of a column cannot be changed.",
+            )
         if not field.nullable:
             raise IncompatibleChange(
-                f"The new column {field.name!r} is NOT NULL, but rows stored before have no value for it.", fix="add it without NOT NULL."
+                f"The new column {field.name!r} is NOT NULL, but rows stored before have no value"
+                " for it.",
+                fix="add it without NOT NULL.",
             )
     declared, change_type = _split_change_type(schema)
     return pa.schema([*declared, *added, *change_type], schema.metadata)
@@ -166,24 +211,33 @@ def _split_change_type(schema: pa.Schema) -> tuple[list[pa.Field], list[pa.Field
 
 
 def check_key(schema: pa.Schema, key: str | Sequence[str] | None, *, where: str) -> tuple[str, ...]:
-    """The key's columns, after a look whether each exists and has a type whose bytes can stand for it."""
+    """The key's columns, after a look whether each exists and has a type whose bytes can stand for
+    it.
+    """
     names = () if key is None else (key,) if isinstance(key, str) else tuple(key)
     for position, name in enumerate(names):
         if name not in schema.names:
             raise UnknownColumn(name, schema.names, where=where)
         if name in names[:position]:
-            raise BadSchema(f"The key of {where} names the column {name!r} twice.", fix="name it once.")
+            raise BadSchema(
+                f"The key of {where} names the column {name!r} twice.", fix="name it once."
+            )
         if pa.types.is_nested(schema.field(name).type):
             raise BadSchema(
-                f"The column {name!r} of {where} is {_type_ddl(schema.field(name))}, which cannot be a key.",
+                f"The column {name!r} of {where} is {_type_ddl(schema.field(name))}, which cannot"
+                " be a key.",
                 fix="use columns of plain types, or add one that holds what identifies the row.",
             )
     return names
 
 
 def table_schema(schema: pa.Schema, key: tuple[str, ...]) -> pa.Schema:
-    """How a table's changes are stored: key columns never null, the others null in a tombstone, and `_change_type` last."""
-    stored = [_key_field(field) if field.name in key else _optional_field(field) for field in schema]
+    """How a table's changes are stored: key columns never null, the others null in a tombstone, and
+    `_change_type` last.
+    """
+    stored = [
+        _key_field(field) if field.name in key else _optional_field(field) for field in schema
+    ]
     return pa.schema([*stored, pa.field(CHANGE_TYPE, pa.string(), nullable=False)], schema.metadata)
 
 
@@ -195,11 +249,15 @@ def _optional_field(field: pa.Field) -> pa.Field:
     """NOT NULL is remembered, so that every row but a tombstone must keep to it."""
     if field.nullable:
         return field
-    return field.with_nullable(True).with_metadata({**(field.metadata or {}), NOT_NULL_KEY: b"true"})
+    return field.with_nullable(True).with_metadata(
+        {**(field.metadata or {}), NOT_NULL_KEY: b"true"}
+    )
 
 
 def declared_schema(schema: pa.Schema) -> pa.Schema:
-    """The rows that users give to a table's `upsert`: without `_change_type`, and NOT NULL where it was declared."""
+    """The rows that users give to a table's `upsert`: without `_change_type`, and NOT NULL where it
+    was declared.
+    """
     declared, _ = _split_change_type(schema)
     return pa.schema([_as_declared(field) for field in declared], schema.metadata)
 
@@ -221,11 +279,14 @@ def schema_from_bytes(data: bytes) -> pa.Schema:
     try:
         return pa.ipc.read_schema(pa.py_buffer(data))
     except (pa.ArrowException, OSError) as error:
-        raise CorruptionError(f"A stored schema cannot be read: {error}.", fix="restore the file that holds it from a backup.") from error
+        raise CorruptionError(
+            f"A stored schema cannot be read: {error}.",
+            fix="restore the file that holds it from a backup.",
+        ) from error
 
 
-# Names as standard SQL writes them: for the views' database, for captured databases and for those that sinks fill.
-
+# Names as standard SQL writes them: for the views' database, for captured databases and for those
+# that sinks fill.
 
 
 def quoted(name: str) -> str:

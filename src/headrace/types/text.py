@@ -1,7 +1,8 @@
-"""Rows from JSON and CSV text as Arrow batches of a topic's schema: ISO times become timestamps, base64 becomes bytes, and so on.
+"""Rows from JSON and CSV text as Arrow batches of a topic's schema: ISO times become timestamps,
+base64 becomes bytes, and so on.
 
-`produce` uses it. What a value must be in the end is the log's own rule (`headrace.types.values`); here text is only brought into Python's terms.
-An error names the line and the column.
+`produce` uses it. What a value must be in the end is the log's own rule (`headrace.types.values`);
+here text is only brought into Python's terms. An error names the line and the column.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.columnar.columns import CHANGE_TYPE, CHANGE_TYPES, DELETE, OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN
+from headrace.columnar.columns import (
+    CHANGE_TYPE,
+    CHANGE_TYPES,
+    DELETE,
+    OFFSET_COLUMN,
+    PARTITION_COLUMN,
+    TIMESTAMP_COLUMN,
+)
 from headrace.errors import BadRows, nearest
 from headrace.log.values import TopicInfo
 from headrace.types.schema import declared_schema
@@ -25,7 +33,9 @@ from headrace.types.values import Column, Misfit, column
 
 Convert = Callable[[Any], Any]
 PLACE_COLUMNS = {PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN}
-"""Where a consumed row was: ignored, so that the output of `consume --json` can be produced again."""
+"""Where a consumed row was: ignored, so that the output of `consume --json` can be produced
+again.
+"""
 
 _BOOLEANS = {"true": True, "false": False}
 
@@ -44,7 +54,9 @@ class RowTyper:
     def __init__(self, info: TopicInfo, source: str) -> None:
         self.info = info
         self.source = source
-        self._rows = _Columns(declared_schema(info.arrow_schema) if info.is_table else info.arrow_schema)
+        self._rows = _Columns(
+            declared_schema(info.arrow_schema) if info.is_table else info.arrow_schema
+        )
         self._changes = _Columns(info.arrow_schema)
         self._names = set(self._rows.names)
         self.has_decimals = any("decimal" in str(field.type) for field in info.arrow_schema)
@@ -59,15 +71,23 @@ class RowTyper:
         arrays = [self._array(each, rows, default, csv=csv) for each in columns.of(csv=csv)]
         return pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
 
-    def _array(self, typed: _TypedColumn, rows: Sequence[TextRow], default: dict[str, Any], *, csv: bool) -> pa.Array:
+    def _array(
+        self, typed: _TypedColumn, rows: Sequence[TextRow], default: dict[str, Any], *, csv: bool
+    ) -> pa.Array:
         name = typed.column.field.name
         values = [row.values.get(name, default.get(name)) for row in rows]
         try:
             return typed.array(values)
         except (Misfit, pa.ArrowException, OverflowError, ValueError, TypeError):
             position, why = typed.culprit(values)
-            fix = "an empty field is null: give a value." if csv and values[position] is None else "correct the line, or the topic's schema."
-            raise BadRows(f"{self.source}, line {rows[position].line}, column {name!r}: {why}.", fix=fix) from None
+            fix = (
+                "an empty field is null: give a value."
+                if csv and values[position] is None
+                else "correct the line, or the topic's schema."
+            )
+            raise BadRows(
+                f"{self.source}, line {rows[position].line}, column {name!r}: {why}.", fix=fix
+            ) from None
 
     def _check_names(self, row: TextRow) -> None:
         given = row.values.keys()
@@ -76,13 +96,22 @@ class RowTyper:
         place = f"{self.source}, line {row.line}"
         change = row.values.get(CHANGE_TYPE) if self.info.is_table else None
         if change is not None and change not in CHANGE_TYPES:
-            raise BadRows(f"{place}: {change!r} is not a change type: {nearest(str(change), CHANGE_TYPES)}")
+            raise BadRows(
+                f"{place}: {change!r} is not a change type: {nearest(str(change), CHANGE_TYPES)}"
+            )
         known = self._names | PLACE_COLUMNS | ({CHANGE_TYPE} if self.info.is_table else set())
         if extra := sorted(given - known):
-            raise BadRows(f"{place}: {self.info.name} has no column {extra[0]!r}: {nearest(extra[0], self._names)}", fix="remove or rename it.")
+            raise BadRows(
+                f"{place}: {self.info.name} has no column {extra[0]!r}:"
+                f" {nearest(extra[0], self._names)}",
+                fix="remove or rename it.",
+            )
         needed = set(self.info.key) if change == DELETE else self._names
         if missing := sorted(needed - given):
-            raise BadRows(f"{place}: the column {missing[0]!r} is missing.", fix="give it a value, or null if it has none.")
+            raise BadRows(
+                f"{place}: the column {missing[0]!r} is missing.",
+                fix="give it a value, or null if it has none.",
+            )
 
 
 class _Columns:
@@ -106,7 +135,9 @@ class _TypedColumn:
     def array(self, values: list[Any]) -> pa.Array:
         if self.from_text is None or self.column.exact.issuperset(map(type, values)):
             return self.column.array(values)
-        return self.column.array([None if value is None else self.from_text(value) for value in values])
+        return self.column.array(
+            [None if value is None else self.from_text(value) for value in values]
+        )
 
     def culprit(self, values: list[Any]) -> tuple[int, str]:
         """The first value that does not fit, and why."""
@@ -128,7 +159,9 @@ def from_csv(kind: pa.DataType) -> Convert | None:
         try:
             return inner(json.loads(text, parse_float=Decimal))
         except json.JSONDecodeError as error:
-            raise Misfit(f"{text[:80]!r} is not JSON ({error.msg}), which stands for a nested value") from None
+            raise Misfit(
+                f"{text[:80]!r} is not JSON ({error.msg}), which stands for a nested value"
+            ) from None
 
     return convert
 
@@ -150,7 +183,9 @@ def from_json(kind: pa.DataType) -> Convert | None:
 def _list(inner: Convert | None) -> Convert | None:
     if inner is None:
         return None
-    return lambda value: [_or_none(inner, each) for each in value] if isinstance(value, list) else value
+    return lambda value: (
+        [_or_none(inner, each) for each in value] if isinstance(value, list) else value
+    )
 
 
 def _struct(kind: pa.StructType) -> Convert:
@@ -170,7 +205,9 @@ def _map(kind: pa.MapType) -> Convert:
 
     def convert(value: Any) -> Any:
         pairs = list(value.items()) if isinstance(value, dict) else value
-        if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        if not isinstance(pairs, list) or not all(
+            isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+        ):
             return value
         return [(_or_none(key, name), _or_none(item, content)) for name, content in pairs]
 

@@ -1,7 +1,9 @@
-"""Python values into one Arrow column, strictly: nothing is coerced that would lose or reinterpret anything.
+"""Python values into one Arrow column, strictly: nothing is coerced that would lose or reinterpret
+anything.
 
-`rows.py` uses it for dicts and for pandas' object columns. Each column gets a `Column` once per schema. Its quick path looks only at the set of Python
-types that occur; the value-by-value path runs for nested types, for subclasses (numpy scalars, pandas timestamps), and to find a culprit.
+`rows.py` uses it for dicts and for pandas' object columns. Each column gets a `Column` once per
+schema. Its quick path looks only at the set of Python types that occur; the value-by-value path
+runs for nested types, for subclasses (numpy scalars, pandas timestamps), and to find a culprit.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Misfit(Exception):
 
 @dataclass(frozen=True)
 class Column:
-    """How the values of one column become Arrow: `exact` are Python types that need no second look, `convert` looks at one value."""
+    """How the values of one column become Arrow: `exact` are Python types that need no second look,
+    `convert` looks at one value.
+    """
 
     name: str
     field: pa.Field
@@ -40,7 +44,9 @@ class Column:
     convert: Convert
 
     def array(self, values: list[Any]) -> pa.Array:
-        """The Arrow column. Raises Misfit or one of Arrow's errors if any value does not fit; `culprit` then says which."""
+        """The Arrow column. Raises Misfit or one of Arrow's errors if any value does not fit;
+        `culprit` then says which.
+        """
         if not self.exact.issuperset(map(type, values)):
             values = [self.convert(value) for value in values]
         return pa.array(values, self.field.type, from_pandas=False)
@@ -58,7 +64,9 @@ class Column:
 def column(field: pa.Field) -> Column:
     """The converter of a field."""
     exact = _exact_types(field)
-    return Column(field.name, field, exact | {type(None)} if field.nullable else exact, converter(field))
+    return Column(
+        field.name, field, exact | {type(None)} if field.nullable else exact, converter(field)
+    )
 
 
 def _exact_types(field: pa.Field) -> frozenset[type]:
@@ -150,7 +158,9 @@ def _integer_converter(kind: pa.DataType) -> Convert:
 
 
 def _float_converter(name: str, digits: int, largest: float) -> Convert:
-    """Digits of a float beyond the type's are rounded, as its name says; an int keeps all of them, and nothing becomes infinite."""
+    """Digits of a float beyond the type's are rounded, as its name says; an int keeps all of them,
+    and nothing becomes infinite.
+    """
 
     def convert(value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -188,8 +198,14 @@ def _decimal_converter(kind: pa.Decimal128Type) -> Convert:
         if isinstance(value, bool) or not isinstance(value, decimal.Decimal | int):
             raise _refuse(value, "a Decimal or an int")
         number = decimal.Decimal(value)
-        whole, _, fraction = f"{number:f}".lstrip("-").partition(".") if number.is_finite() else ("", "", "")
-        if not whole or len(whole.lstrip("0")) > precision - scale or len(fraction.rstrip("0")) > scale:
+        whole, _, fraction = (
+            f"{number:f}".lstrip("-").partition(".") if number.is_finite() else ("", "", "")
+        )
+        if (
+            not whole
+            or len(whole.lstrip("0")) > precision - scale
+            or len(fraction.rstrip("0")) > scale
+        ):
             raise Misfit(f"{_shown(number)} does not fit DECIMAL({precision},{scale})")
         return number
 
@@ -257,9 +273,14 @@ def _map_converter(kind: pa.MapType) -> Convert:
 
     def convert(value: Any) -> Any:
         pairs = list(value.items()) if isinstance(value, Mapping) else value
-        if not isinstance(pairs, list | tuple) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        if not isinstance(pairs, list | tuple) or not all(
+            isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+        ):
             raise _refuse(value, "a dict or a list of pairs")
-        return [(_within(" key", key, name), _within(f"[{name!r}]", item, content)) for name, content in pairs]
+        return [
+            (_within(" key", key, name), _within(f"[{name!r}]", item, content))
+            for name, content in pairs
+        ]
 
     return convert
 
@@ -273,7 +294,11 @@ def _struct_converter(kind: pa.StructType) -> Convert:
             value = unpack(value) if unpack else _as_dict(value)
         if value.keys() != parts.keys():
             missing, extra = parts.keys() - value.keys(), value.keys() - parts.keys()
-            raise Misfit(f"it misses the field {min(missing)!r}" if missing else f"it has the unknown field {min(map(str, extra))!r}")
+            raise Misfit(
+                f"it misses the field {min(missing)!r}"
+                if missing
+                else f"it has the unknown field {min(map(str, extra))!r}"
+            )
         return {name: _within(f".{name}", part, value[name]) for name, part in parts.items()}
 
     return convert
@@ -320,7 +345,10 @@ _CONVERTERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Field], Con
     (pa.types.is_binary, lambda _: _bytes),
     (pa.types.is_decimal, lambda field: _decimal_converter(field.type)),
     (pa.types.is_date32, lambda _: _date),
-    (pa.types.is_timestamp, lambda field: _local_timestamp if field.type.tz is None else _timestamp),
+    (
+        pa.types.is_timestamp,
+        lambda field: _local_timestamp if field.type.tz is None else _timestamp,
+    ),
     (pa.types.is_time64, lambda field: _time_converter(time_precision(field))),
     (pa.types.is_duration, lambda _: _duration),
     (pa.types.is_map, lambda field: _map_converter(field.type)),
@@ -329,10 +357,11 @@ _CONVERTERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Field], Con
 )
 
 
-# Arrow columns of one type into another, only where every value stays the same; and what a schema demands beyond its types.
+# Arrow columns of one type into another, only where every value stays the same; and what a schema
+# demands beyond its types.
 #
-# `rows.py` uses it for Arrow tables and pandas frames. Arrow's own casts are too willing (a bool becomes 1, a text is parsed), so what may become what is
-# a list here.
+# `rows.py` uses it for Arrow tables and pandas frames. Arrow's own casts are too willing (a bool
+# becomes 1, a text is parsed), so what may become what is a list here.
 
 
 types = pa.types
@@ -340,14 +369,23 @@ _MS_PER_DAY = 24 * 3600 * 1000
 
 
 def fit(array: pa.Array, field: pa.Field) -> pa.Array:
-    """`array` as `field` wants it. Raises Misfit or one of Arrow's errors; `culprit` then finds the row."""
+    """`array` as `field` wants it. Raises Misfit or one of Arrow's errors; `culprit` then finds the
+    row.
+    """
     fitted = array if array.type.equals(field.type) else cast(array, field)
     check(fitted, field)
     return fitted
 
 
-def culprit(array: pa.Array, field: pa.Field, error: Exception, fits: Callable[[pa.Array, pa.Field], object] = fit) -> tuple[int, str]:
-    """The first row that does not fit, and why, by halving: a look at every row on its own would take long. `error` is that of the whole."""
+def culprit(
+    array: pa.Array,
+    field: pa.Field,
+    error: Exception,
+    fits: Callable[[pa.Array, pa.Field], object] = fit,
+) -> tuple[int, str]:
+    """The first row that does not fit, and why, by halving: a look at every row on its own would
+    take long. `error` is that of the whole.
+    """
     reason, low, high = str(error), 0, len(array)
     while low < high:
         middle = (low + high) // 2
@@ -363,20 +401,28 @@ def culprit(array: pa.Array, field: pa.Field, error: Exception, fits: Callable[[
 
 
 def needs_check(field: pa.Field) -> bool:
-    """Whether arrays of exactly this type can still break the schema: a null where none may be, a text that is too long."""
+    """Whether arrays of exactly this type can still break the schema: a null where none may be, a
+    text that is too long.
+    """
     kind = field.type
     if not field.nullable or length_limit(field) is not None or time_precision(field) is not None:
         return True
     if types.is_map(kind):
         return True  # its keys
-    return bool(types.is_nested(kind)) and any(needs_check(kind.field(position)) for position in range(kind.num_fields))
+    return bool(types.is_nested(kind)) and any(
+        needs_check(kind.field(position)) for position in range(kind.num_fields)
+    )
 
 
 def check(array: pa.Array, field: pa.Field) -> None:
-    """Refuse nulls where none may be, texts longer than declared, and times finer than declared, at any depth."""
+    """Refuse nulls where none may be, texts longer than declared, and times finer than declared, at
+    any depth.
+    """
     if not field.nullable and array.null_count:
         raise Misfit("it is null, but the column is NOT NULL")
-    if (limit := length_limit(field)) is not None and (pc.max(pc.utf8_length(array)).as_py() or 0) > limit:
+    if (limit := length_limit(field)) is not None and (
+        pc.max(pc.utf8_length(array)).as_py() or 0
+    ) > limit:
         raise Misfit(f"it has more than the {limit} characters declared")
     if (precision := time_precision(field)) is not None:
         _check_time(array, precision)
@@ -388,7 +434,9 @@ def check(array: pa.Array, field: pa.Field) -> None:
 
 
 def _children(array: pa.Array, kind: pa.DataType) -> list[tuple[pa.Array, pa.Field]]:
-    """The parts of a nested column that can break the schema. What lies beneath a null does not count."""
+    """The parts of a nested column that can break the schema. What lies beneath a null does not
+    count.
+    """
     if types.is_map(kind):
         parts = list(zip(entries(array), (kind.key_field, kind.item_field), strict=True))
     elif types.is_list(kind):
@@ -431,7 +479,10 @@ def cast(array: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _mismatch(source: pa.DataType, target: pa.DataType) -> Misfit:
-    return Misfit(f"the rows have it as Arrow's {source}, the topic as {target}, and that is not cast without loss or guessing")
+    return Misfit(
+        f"the rows have it as Arrow's {source}, the topic as {target}, and that is not cast without"
+        " loss or guessing"
+    )
 
 
 Cast = Callable[[pa.Array, pa.DataType], pa.Array | None]
@@ -452,7 +503,9 @@ def _to_float32(array: pa.Array, target: pa.DataType) -> pa.Array | None:
     fitted = array.cast(target)
     same = pc.or_(pc.equal(fitted.cast(array.type), array), pc.is_nan(array))
     if pc.all(same).as_py() is False:
-        raise Misfit("it has more digits than a FLOAT holds; round it to 32 bits first, or declare DOUBLE")
+        raise Misfit(
+            "it has more digits than a FLOAT holds; round it to 32 bits first, or declare DOUBLE"
+        )
     return fitted
 
 
@@ -484,7 +537,10 @@ _CASTS: tuple[tuple[Callable[[pa.DataType], bool], Cast], ...] = (
     (types.is_float32, _to_float32),
     (types.is_decimal, _to_decimal),
     (types.is_string, _from(types.is_large_string, types.is_string_view)),
-    (types.is_binary, _from(types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)),
+    (
+        types.is_binary,
+        _from(types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary),
+    ),
     (types.is_date32, _to_date),
     (types.is_timestamp, _to_timestamp),
     (types.is_time64, _from(types.is_time)),
@@ -499,14 +555,29 @@ def _cast_nested(array: pa.Array, field: pa.Field) -> pa.Array:
     if types.is_map(target) and types.is_map(source):
         keys, items = entries(array)
         parts = cast(keys, target.key_field), cast(items, target.item_field)
-        return pa.MapArray.from_arrays(compact_offsets(array), *parts, type=target, mask=_mask(array))
+        return pa.MapArray.from_arrays(
+            compact_offsets(array), *parts, type=target, mask=_mask(array)
+        )
     if types.is_list(target) and not types.is_map(source) and _is_list(source):
-        return pa.ListArray.from_arrays(compact_offsets(array), cast(elements(array), target.value_field), type=target, mask=_mask(array))
+        return pa.ListArray.from_arrays(
+            compact_offsets(array),
+            cast(elements(array), target.value_field),
+            type=target,
+            mask=_mask(array),
+        )
     raise _mismatch(source, target)
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return any(is_kind(kind) for is_kind in (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view))
+    return any(
+        is_kind(kind)
+        for is_kind in (
+            types.is_list,
+            types.is_large_list,
+            types.is_fixed_size_list,
+            types.is_list_view,
+        )
+    )
 
 
 def _cast_struct(array: pa.StructArray, target: pa.StructType) -> pa.StructArray:

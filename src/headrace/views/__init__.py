@@ -1,1 +1,3 @@
-"""The view store: all views of a pipeline in one SQLite file, its writer, readers, look-ups and SQL."""
+"""The view store: all views of a pipeline in one SQLite file, its writer, readers, look-ups and
+SQL.
+"""

@@ -1,4 +1,6 @@
-"""A view's recent changes, kept for those who follow it: Arrow record batches of whole ticks, bounded in rows and bytes, oldest let go first."""
+"""A view's recent changes, kept for those who follow it: Arrow record batches of whole ticks,
+bounded in rows and bytes, oldest let go first.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,21 @@ def _stored_schema(view: ViewInfo) -> pa.Schema:
 
 
 def keep(db: sqlite3.Connection, view: ViewInfo, changes: pa.Table, most_rows: int) -> Kept:
-    """Add the changes of new ticks, and let go of old ones beyond the bounds. A tick is kept whole or not at all."""
+    """Add the changes of new ticks, and let go of old ones beyond the bounds. A tick is kept whole
+    or not at all.
+    """
     kept = Kept(view.kept_after, view.kept_rows, view.kept_bytes)
     added: list[tuple[int, int, bytes]] = []
     room_rows, room_bytes = most_rows, max(MOST_BYTES, MOST_BYTES * most_rows // MOST_CHANGES)
-    for batch in reversed(list(_batches(view, changes, max(1, min(_ROWS_A_BATCH, most_rows // 8))))):
+    for batch in reversed(
+        list(_batches(view, changes, max(1, min(_ROWS_A_BATCH, most_rows // 8))))
+    ):
         last_tick = batch.column(TICK)[-1].as_py()
         data = batch.serialize().to_pybytes() if batch.num_rows <= room_rows else b""
         room_rows, room_bytes = room_rows - batch.num_rows, room_bytes - len(data)
-        if room_rows < 0 or room_bytes < 0:  # nobody can follow past a hole, so what is before it goes too
+        if (
+            room_rows < 0 or room_bytes < 0
+        ):  # nobody can follow past a hole, so what is before it goes too
             db.execute("DELETE FROM _changes WHERE view = ?", (view.number,))
             kept = Kept(last_tick)
             break
@@ -50,13 +58,22 @@ def keep(db: sqlite3.Connection, view: ViewInfo, changes: pa.Table, most_rows: i
     kept = _let_go(db, view.number, kept, max(0, room_rows), max(0, room_bytes))
     statement = "INSERT INTO _changes (view, last_tick, rows, data) VALUES (?, ?, ?, ?)"
     db.executemany(statement, [(view.number, *each) for each in reversed(added)])
-    return Kept(kept.after, kept.rows + sum(rows for _, rows, _ in added), kept.size + sum(len(data) for _, _, data in added))
+    return Kept(
+        kept.after,
+        kept.rows + sum(rows for _, rows, _ in added),
+        kept.size + sum(len(data) for _, _, data in added),
+    )
 
 
-def _let_go(db: sqlite3.Connection, number: int, kept: Kept, room_rows: int, room_bytes: int) -> Kept:
+def _let_go(
+    db: sqlite3.Connection, number: int, kept: Kept, room_rows: int, room_bytes: int
+) -> Kept:
     """Drop the oldest until the others fit into the room that the new ones leave."""
     last = None
-    oldest_first = db.execute("SELECT id, last_tick, rows, length(data) FROM _changes WHERE view = ? ORDER BY id", (number,))
+    oldest_first = db.execute(
+        "SELECT id, last_tick, rows, length(data) FROM _changes WHERE view = ? ORDER BY id",
+        (number,),
+    )
     while kept.rows > room_rows or kept.size > room_bytes:
         last, last_tick, rows, size = oldest_first.fetchone()
         kept = Kept(last_tick, kept.rows - rows, kept.size - size)
@@ -70,8 +87,16 @@ def _batches(view: ViewInfo, changes: pa.Table, rows_a_batch: int) -> Iterator[p
     """Changes cut at ticks into batches of about so many rows; a larger tick makes a larger one."""
     if changes.num_rows == 0:
         return
-    kinds = changes[CHANGE_TYPE] if CHANGE_TYPE in changes.schema.names else pa.array([INSERT] * changes.num_rows)
-    columns = [*(changes[name] for name in view.schema.names), changes[TICK], pc.index_in(kinds, value_set=_KINDS).cast(pa.int8())]
+    kinds = (
+        changes[CHANGE_TYPE]
+        if CHANGE_TYPE in changes.schema.names
+        else pa.array([INSERT] * changes.num_rows)
+    )
+    columns = [
+        *(changes[name] for name in view.schema.names),
+        changes[TICK],
+        pc.index_in(kinds, value_set=_KINDS).cast(pa.int8()),
+    ]
     stored = pa.Table.from_arrays(columns, schema=_stored_schema(view)).combine_chunks()
     ticks = changes[TICK].to_numpy()
     starts = np.concatenate([[0], np.flatnonzero(np.diff(ticks)) + 1])
@@ -81,11 +106,18 @@ def _batches(view: ViewInfo, changes: pa.Table, rows_a_batch: int) -> Iterator[p
         yield batch
 
 
-def changes_since(db: sqlite3.Connection, view: ViewInfo, tick: int) -> Iterator[tuple[int, pa.Table]]:
-    """For each later tick that changed anything: its number, and the changes. ChangesGone at once if they are not all there."""
+def changes_since(
+    db: sqlite3.Connection, view: ViewInfo, tick: int
+) -> Iterator[tuple[int, pa.Table]]:
+    """For each later tick that changed anything: its number, and the changes. ChangesGone at once
+    if they are not all there.
+    """
     if not view.kept_after <= tick <= view.tick:
         raise ChangesGone(view.name, tick, view.kept_after, view.tick)
-    stored = db.execute("SELECT data FROM _changes WHERE view = ? AND last_tick > ? ORDER BY id", (view.number, tick)).fetchall()
+    stored = db.execute(
+        "SELECT data FROM _changes WHERE view = ? AND last_tick > ? ORDER BY id",
+        (view.number, tick),
+    ).fetchall()
     return _ticks(view, [data for (data,) in stored], tick)
 
 
@@ -94,7 +126,10 @@ def _ticks(view: ViewInfo, stored: list[bytes], after: int) -> Iterator[tuple[in
     for data in stored:
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
         kinds = _KINDS.take(batch.column(CHANGE_TYPE))
-        rows = pa.Table.from_arrays([*batch.columns[:-2], kinds], schema=view.schema.append(pa.field(CHANGE_TYPE, pa.string())))
+        rows = pa.Table.from_arrays(
+            [*batch.columns[:-2], kinds],
+            schema=view.schema.append(pa.field(CHANGE_TYPE, pa.string())),
+        )
         ticks = batch.column(TICK).to_numpy()
         starts = np.concatenate([[0], np.flatnonzero(np.diff(ticks)) + 1])
         for first, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(ticks)], strict=True):

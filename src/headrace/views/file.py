@@ -1,12 +1,19 @@
-"""The SQLite database that holds a pipeline's views: its tables, how it is opened, and what its errors mean. Used by `views.py` and `view_reader.py`.
+"""The SQLite database that holds a pipeline's views: its tables, how it is opened, and what its
+errors mean. Used by `views.py` and `view_reader.py`.
 
-| table         | what                                                                                                        |
+| table         | what
+|
 |---------------|-------------------------------------------------------------------------------------------------------------|
-| `_ledger`     | one row: the epoch of the newest run that has written                                                       |
-| `_views`      | a row for each view: its schema and key, the tick it shows, and from which tick on its changes are kept     |
-| `_rows_N`     | the rows of view number N, in columns `c0`, `c1`, …                                                         |
-| `_changes`    | recent changes, as Arrow record batches of whole ticks                                                      |
-| the view NAME | `_rows_N` under the names that the user gave: what SQL sees, here and in any other program that reads SQLite |
+| `_ledger`     | one row: the epoch of the newest run that has written
+|
+| `_views`      | a row for each view: its schema and key, the tick it shows, and from which tick on
+its changes are kept     |
+| `_rows_N`     | the rows of view number N, in columns `c0`, `c1`, …
+|
+| `_changes`    | recent changes, as Arrow record batches of whole ticks
+|
+| the view NAME | `_rows_N` under the names that the user gave: what SQL sees, here and in any other
+program that reads SQLite |
 """
 
 from __future__ import annotations
@@ -25,7 +32,17 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.columnar.columns import TICK
-from headrace.errors import BugError, ConfigurationError, CorruptionError, DiskFull, HeadraceError, InputError, NewerFormat, RetryError, UnknownView
+from headrace.errors import (
+    BugError,
+    ConfigurationError,
+    CorruptionError,
+    DiskFull,
+    HeadraceError,
+    InputError,
+    NewerFormat,
+    RetryError,
+    UnknownView,
+)
 from headrace.types.schema import quoted, schema_from_bytes
 from headrace.types.values import Misfit, column
 from headrace.views.types import affinity, from_values, to_values
@@ -46,12 +63,16 @@ CREATE TABLE _views (
 CREATE TABLE _changes (id INTEGER PRIMARY KEY, view INTEGER NOT NULL, last_tick INTEGER NOT NULL, rows INTEGER NOT NULL, data BLOB NOT NULL);
 CREATE INDEX _changes_by_view ON _changes (view, id);
 """
-_VIEW_COLUMNS = "number, name, schema, key, most_rows, tick, null_keys, kept_after, kept_rows, kept_bytes"
+_VIEW_COLUMNS = (
+    "number, name, schema, key, most_rows, tick, null_keys, kept_after, kept_rows, kept_bytes"
+)
 
 
 @dataclass(frozen=True)
 class ViewInfo:
-    """A view as it is stored: what it is, and the tick it shows. Without a key it is a stream: the newest `most_rows` rows in the order they came."""
+    """A view as it is stored: what it is, and the tick it shows. Without a key it is a stream: the
+    newest `most_rows` rows in the order they came.
+    """
 
     number: int
     name: str
@@ -78,7 +99,10 @@ def read_views(db: sqlite3.Connection) -> list[ViewInfo]:
 
 def read_view(db: sqlite3.Connection, name: str) -> ViewInfo:
     """One view, or UnknownView with the nearest name."""
-    row = db.execute(f"SELECT {_VIEW_COLUMNS} FROM _views WHERE name = ? COLLATE BINARY", (name,)).fetchone()  # noqa: S608
+    row = db.execute(
+        f"SELECT {_VIEW_COLUMNS} FROM _views WHERE name = ? COLLATE BINARY",
+        (name,),  # noqa: S608
+    ).fetchone()
     if row is None:
         raise UnknownView(name, [known for (known,) in db.execute("SELECT name FROM _views")])
     return _info(row)
@@ -86,7 +110,16 @@ def read_view(db: sqlite3.Connection, name: str) -> ViewInfo:
 
 def _info(row: tuple[int, str, bytes, str, int | None, int, int, int, int, int]) -> ViewInfo:
     number, name, schema, key, most_rows, tick, null_keys, *kept = row
-    return ViewInfo(number, name, _schema(schema), tuple(json.loads(key)), most_rows, tick, bool(null_keys), *kept)
+    return ViewInfo(
+        number,
+        name,
+        _schema(schema),
+        tuple(json.loads(key)),
+        most_rows,
+        tick,
+        bool(null_keys),
+        *kept,
+    )
 
 
 @lru_cache(maxsize=256)
@@ -98,9 +131,13 @@ def _schema(stored: bytes) -> pa.Schema:
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """The database, made if it is not there. A commit that returned is on disk, also after power loss."""
+    """The database, made if it is not there. A commit that returned is on disk, also after power
+    loss.
+    """
     with translated(path):
-        db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(
+            path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
         try:
             _check_format(db, path)
             db.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
@@ -129,14 +166,19 @@ def _create_tables(db: sqlite3.Connection) -> None:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write. Any number of them, in any process, while the writer goes on."""
+    """A connection that cannot write. Any number of them, in any process, while the writer goes
+    on.
+    """
     if not path.is_file():
         raise ConfigurationError(
-            f"There are no views in {path.parent}: {path.name} is not there.", fix="name the pipeline's state directory, or run it first."
+            f"There are no views in {path.parent}: {path.name} is not there.",
+            fix="name the pipeline's state directory, or run it first.",
         )
     with translated(path):
         address = f"{path.absolute().as_uri()}?mode=ro"
-        db = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(
+            address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
         try:
             _check_format(db, path)
             db.execute("PRAGMA query_only = ON")
@@ -156,9 +198,14 @@ def _check_format(db: sqlite3.Connection, path: Path) -> None:
     if is_empty:
         return
     if application != APPLICATION_ID:
-        raise ConfigurationError(f"{path} is a SQLite database, but not one of views.", fix="name another state directory, or move the file away.")
+        raise ConfigurationError(
+            f"{path} is a SQLite database, but not one of views.",
+            fix="name another state directory, or move the file away.",
+        )
     if version > FORMAT:
-        raise NewerFormat(f"{path} has format {version}; this Headrace knows {FORMAT}.", fix="upgrade Headrace.")
+        raise NewerFormat(
+            f"{path} has format {version}; this Headrace knows {FORMAT}.", fix="upgrade Headrace."
+        )
 
 
 def _number(db: sqlite3.Connection, pragma: str) -> int:
@@ -196,24 +243,40 @@ def _name(error: Exception) -> str:
 def _translation(error: sqlite3.Error, path: Path) -> HeadraceError:
     name = _name(error)
     if name.startswith(_BUSY):
-        return RetryError(f"Another process has been writing to {path} for {BUSY_SECONDS:.0f} seconds.", fix="stop the other one, or try again.")
+        return RetryError(
+            f"Another process has been writing to {path} for {BUSY_SECONDS:.0f} seconds.",
+            fix="stop the other one, or try again.",
+        )
     if name.startswith(_FULL):
-        return DiskFull(f"There is no room for {path}; what it had is intact.", fix="make room and go on.")
+        return DiskFull(
+            f"There is no room for {path}; what it had is intact.", fix="make room and go on."
+        )
     if name.startswith(_DAMAGED):
-        fix = "move it away with its -wal and -shm files, and restore a backup or build the views anew with `headrace replay`."
+        fix = (
+            "move it away with its -wal and -shm files, and restore a backup or build the views"
+            " anew with `headrace replay`."
+        )
         return CorruptionError(f"{path} is damaged: {error}.", fix=fix)
     if name.startswith(_CLOSED):
-        return ConfigurationError(f"{path} cannot be used: {error}.", fix="check that its directory exists and that this user may write there.")
+        return ConfigurationError(
+            f"{path} cannot be used: {error}.",
+            fix="check that its directory exists and that this user may write there.",
+        )
     if name.startswith(_DISK):
-        return RetryError(f"The disk failed under {path}: {error}.", fix="look after the disk; a commit that failed can be repeated safely.")
+        return RetryError(
+            f"The disk failed under {path}: {error}.",
+            fix="look after the disk; a commit that failed can be repeated safely.",
+        )
     return BugError(f"SQLite refuses a statement on {path}: {error}.")
 
 
-# The SQL of one view's rows: its table, the view that users' SQL sees, and the statements that read and write it, with keys in SQLite's terms.
+# The SQL of one view's rows: its table, the view that users' SQL sees, and the statements that read
+# and write it, with keys in SQLite's terms.
 #
-# A key column may hold nulls, but SQLite's primary keys cannot. So a null key is stored as a value of a kind that the column never has: an empty blob, or in
-# a column of blobs the number 0. Only when such a row has come does the view that SQL sees turn it back, since that keeps SQLite from using the key's index.
-
+# A key column may hold nulls, but SQLite's primary keys cannot. So a null key is stored as a value
+# of a kind that the column never has: an empty blob, or in a column of blobs the number 0. Only
+# when such a row has come does the view that SQL sees turn it back, since that keeps SQLite from
+# using the key's index.
 
 
 class ViewTable:
@@ -230,14 +293,26 @@ class ViewTable:
     # Statements
 
     def create(self) -> str:
-        declared = [f"{name} {affinity(field.type)}" for name, field in zip(self.columns, self.info.schema, strict=True)]
+        declared = [
+            f"{name} {affinity(field.type)}"
+            for name, field in zip(self.columns, self.info.schema, strict=True)
+        ]
         if self.info.is_stream:
-            return f"CREATE TABLE {self.table} (_row INTEGER PRIMARY KEY, {TICK} INTEGER NOT NULL, {', '.join(declared)})"
-        return f"CREATE TABLE {self.table} ({', '.join(declared)}, PRIMARY KEY ({', '.join(self.key_columns)})) WITHOUT ROWID"
+            return (
+                f"CREATE TABLE {self.table} (_row INTEGER PRIMARY KEY, {TICK} INTEGER NOT NULL,"
+                f" {', '.join(declared)})"
+            )
+        return (
+            f"CREATE TABLE {self.table} ({', '.join(declared)}, PRIMARY KEY"
+            f" ({', '.join(self.key_columns)})) WITHOUT ROWID"
+        )
 
     def create_view(self, *, null_keys: bool) -> str:
         """The rows under the user's names."""
-        shown = [f"{self._shown(position, null_keys=null_keys)} AS {quoted(name)}" for position, name in enumerate(self.info.schema.names)]
+        shown = [
+            f"{self._shown(position, null_keys=null_keys)} AS {quoted(name)}"
+            for position, name in enumerate(self.info.schema.names)
+        ]
         ticks = [TICK] if self.info.is_stream else []
         return f"CREATE VIEW {quoted(self.info.name)} AS SELECT {', '.join([*ticks, *shown])} FROM {self.table}"  # noqa: S608
 
@@ -253,7 +328,9 @@ class ViewTable:
         return [TICK, *self.columns] if self.info.is_stream else self.columns
 
     def select(self, conditions: list[str], *, reverse: bool = False) -> str:
-        """Rows in the order of their key, or of a stream: as they came. A stream's have their tick behind them."""
+        """Rows in the order of their key, or of a stream: as they came. A stream's have their tick
+        behind them.
+        """
         order = ["_row"] if self.info.is_stream else self.key_columns
         direction = " DESC" if reverse else ""
         ticks = [TICK] if self.info.is_stream else []
@@ -268,18 +345,30 @@ class ViewTable:
         return self.key_prefix(key, whole=True)
 
     def key_prefix(self, key: Any, *, whole: bool = False) -> list[Any]:
-        """The first columns of a key, or all, as they are stored. A key is a value, a tuple of them, or a dict by column name."""
+        """The first columns of a key, or all, as they are stored. A key is a value, a tuple of
+        them, or a dict by column name.
+        """
         values = self._key_values(key)
-        if not values or len(values) > len(self.info.key) or (whole and len(values) < len(self.info.key)):
+        if (
+            not values
+            or len(values) > len(self.info.key)
+            or (whole and len(values) < len(self.info.key))
+        ):
             wanted = ", ".join(self.info.key)
             raise InputError(
-                f"{key!r} is not a key of the view {self.info.name!r}, whose key is ({wanted}).", fix="give a value for each of its columns."
+                f"{key!r} is not a key of the view {self.info.name!r}, whose key is ({wanted}).",
+                fix="give a value for each of its columns.",
             )
-        return [self._stored(value, field) for value, field in zip(values, self.key_fields, strict=False)]
+        return [
+            self._stored(value, field)
+            for value, field in zip(values, self.key_fields, strict=False)
+        ]
 
     def _key_values(self, key: Any) -> tuple[Any, ...]:
         if isinstance(key, Mapping):
-            return tuple(key[name] for name in self.info.key) if set(key) == set(self.info.key) else ()
+            return (
+                tuple(key[name] for name in self.info.key) if set(key) == set(self.info.key) else ()
+            )
         return tuple(key) if isinstance(key, tuple | list) else (key,)
 
     def _stored(self, value: Any, field: pa.Field) -> Any:
@@ -288,7 +377,10 @@ class ViewTable:
         try:
             (stored,) = to_values(column(field).array([value]))
         except (Misfit, pa.ArrowException, OverflowError, ValueError, TypeError) as error:
-            raise InputError(f"{value!r} cannot be the key column {field.name!r} of the view {self.info.name!r}: {error}.") from None
+            raise InputError(
+                f"{value!r} cannot be the key column {field.name!r} of the view {self.info.name!r}:"
+                f" {error}."
+            ) from None
         return stored
 
     # Rows
@@ -304,18 +396,28 @@ class ViewTable:
     @property
     def schema(self) -> pa.Schema:
         """Of rows as they are read: a stream's end with their tick."""
-        return self.info.schema.append(pa.field(TICK, pa.int64(), nullable=False)) if self.info.is_stream else self.info.schema
+        return (
+            self.info.schema.append(pa.field(TICK, pa.int64(), nullable=False))
+            if self.info.is_stream
+            else self.info.schema
+        )
 
     def batch(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
         """Rows as `select` gave them, with the view's own types."""
         cells = list(zip(*rows, strict=True)) if rows else [()] * len(self.schema)
-        arrays = [self._array(list(values), field) for values, field in zip(cells, self.schema, strict=True)]
+        arrays = [
+            self._array(list(values), field)
+            for values, field in zip(cells, self.schema, strict=True)
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _array(self, values: list[Any], field: pa.Field) -> pa.Array:
         if self.info.null_keys and field.name in self.info.key:
             stands_for_null = null_key(field.type)
-            values = [None if value == stands_for_null and type(value) is type(stands_for_null) else value for value in values]
+            values = [
+                None if value == stands_for_null and type(value) is type(stands_for_null) else value
+                for value in values
+            ]
         return from_values(values, field.type)
 
 
@@ -324,8 +426,8 @@ def null_key(kind: pa.DataType) -> Any:
     return 0 if pa.types.is_binary(kind) else b""
 
 
-# A view taken out of its store, with its rows and kept changes. `headrace view drop` does it, when nothing keeps or serves the view any more.
-
+# A view taken out of its store, with its rows and kept changes. `headrace view drop` does it, when
+# nothing keeps or serves the view any more.
 
 
 def drop_view(path: Path, name: str) -> None:
@@ -344,14 +446,17 @@ def drop_view(path: Path, name: str) -> None:
                 db.execute("ROLLBACK")
 
 
-# All rows of a view store removed for good: no free page, no write-ahead log has them any more. Its views stay declared, and are built again by the next run of their pipeline.
+# All rows of a view store removed for good: no free page, no write-ahead log has them any more. Its
+# views stay declared, and are built again by the next run of their pipeline.
 
 
 _WAIT_S = 10.0
 
 
 def scrub(path: Path) -> None:
-    """The steps, each harmless when repeated: overwrite what is deleted, leave free pages out, empty the write-ahead log."""
+    """The steps, each harmless when repeated: overwrite what is deleted, leave free pages out,
+    empty the write-ahead log.
+    """
     if not path.exists():
         return
     with contextlib.closing(open_for_writing(path)) as db, translated(path):
@@ -359,7 +464,11 @@ def scrub(path: Path) -> None:
         db.execute("BEGIN IMMEDIATE")
         for info in read_views(db):
             db.execute(f"DELETE FROM {ViewTable(info).table}")  # noqa: S608 - a name of ours
-            db.execute("UPDATE _views SET tick = 0, kept_after = 0, kept_rows = 0, kept_bytes = 0 WHERE number = ?", (info.number,))
+            db.execute(
+                "UPDATE _views SET tick = 0, kept_after = 0, kept_rows = 0, kept_bytes = 0 WHERE"
+                " number = ?",
+                (info.number,),
+            )
         db.execute("DELETE FROM _changes")
         db.execute("COMMIT")
         db.execute("VACUUM")
@@ -371,5 +480,9 @@ def _empty_log(db: sqlite3.Connection, path: Path) -> None:
     deadline = time.monotonic() + _WAIT_S
     while db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
         if time.monotonic() > deadline:
-            raise RetryError(f"Somebody is still reading an older moment of {path}, so its write-ahead log cannot be emptied.", fix="stop who reads it, and run this again.")
+            raise RetryError(
+                f"Somebody is still reading an older moment of {path}, so its write-ahead log"
+                " cannot be emptied.",
+                fix="stop who reads it, and run this again.",
+            )
         time.sleep(0.05)

@@ -1,6 +1,8 @@
-"""Single rows of a view as JSON, as fast as SQLite gives them: one statement a row, several in one transaction, and no Arrow data. The server uses it.
+"""Single rows of a view as JSON, as fast as SQLite gives them: one statement a row, several in one
+transaction, and no Arrow data. The server uses it.
 
-What is stored is close to JSON already (`view_types.py`), so each column has a function from its stored value to its JSON text.
+What is stored is close to JSON already (`view_types.py`), so each column has a function from its
+stored value to its JSON text.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ _quoted = json.JSONEncoder(ensure_ascii=False).encode
 class Commits:
     """Whether anything has been committed, at the price of comparing some bytes.
 
-    They are the header of SQLite's index of its write-ahead log (https://sqlite.org/walformat.html), which changes with every commit and lies in memory that all processes
-    share. The file goes when the last connection does, and another takes its place: so it may be mapped only while one's own connection has it open.
+    They are the header of SQLite's index of its write-ahead log
+    (https://sqlite.org/walformat.html), which changes with every commit and lies in memory that all
+    processes share. The file goes when the last connection does, and another takes its place: so it
+    may be mapped only while one's own connection has it open.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +51,9 @@ class Commits:
 
 
 class Lookup:
-    """Rows of one view by key. Not for several threads at once. After `show_newest` all rows are of one moment, that of the view's `tick`, until it is called again."""
+    """Rows of one view by key. Not for several threads at once. After `show_newest` all rows are of
+    one moment, that of the view's `tick`, until it is called again.
+    """
 
     def __init__(self, path: Path, info: ViewInfo) -> None:
         self.info, self.path = info, path
@@ -57,9 +63,18 @@ class Lookup:
         self._commits = Commits(path)
         self._shown: bytes | None = None
         matches = " AND ".join(f"{name} = ?" for name in self._table.key_columns) or "FALSE"
-        self._statement = f"SELECT {', '.join(self._table.columns)} FROM {self._table.table} WHERE {matches}"  # noqa: S608
-        self._encoders = [_encoder(field, null_key(field.type) if field.name in info.key else None) for field in info.schema]
-        self._form = "{" + ",".join(f"{_quoted(name).replace('%', '%%')}:%s" for name in info.schema.names) + "}"
+        self._statement = (
+            f"SELECT {', '.join(self._table.columns)} FROM {self._table.table} WHERE {matches}"  # noqa: S608
+        )
+        self._encoders = [
+            _encoder(field, null_key(field.type) if field.name in info.key else None)
+            for field in info.schema
+        ]
+        self._form = (
+            "{"
+            + ",".join(f"{_quoted(name).replace('%', '%%')}:%s" for name in info.schema.names)
+            + "}"
+        )
         self._plain_keys = [_plain(field.type) for field in self._table.key_fields]
 
     def close(self) -> None:
@@ -67,7 +82,9 @@ class Lookup:
         self._db.close()
 
     def show_newest(self) -> bool:
-        """Go on to the newest commit, if it is not the one that is shown. False if the view is no longer there."""
+        """Go on to the newest commit, if it is not the one that is shown. False if the view is no
+        longer there.
+        """
         newest = self._commits.newest()
         if self._db.in_transaction:
             if newest is not None and newest == self._shown:
@@ -75,10 +92,15 @@ class Lookup:
             self._db.execute("ROLLBACK")
         with translated(self.path):
             self._db.execute("BEGIN")
-            found = self._db.execute("SELECT tick FROM _views WHERE number = ?", (self.info.number,)).fetchone()
+            found = self._db.execute(
+                "SELECT tick FROM _views WHERE number = ?", (self.info.number,)
+            ).fetchone()
         if found is None:
             return False
-        (self.tick,), self._shown = found, newest  # which was looked at before: what is shown is no older
+        (self.tick,), self._shown = (
+            found,
+            newest,
+        )  # which was looked at before: what is shown is no older
         self._commits.map()
         return True
 
@@ -93,17 +115,26 @@ class Lookup:
             found = self._db.execute(self._statement, stored_key).fetchone()
         if found is None:
             return None
-        return self._form % tuple([encode(value) for encode, value in zip(self._encoders, found, strict=True)])
+        return self._form % tuple(
+            [encode(value) for encode, value in zip(self._encoders, found, strict=True)]
+        )
 
     def stored_key(self, texts: Sequence[str]) -> list[Any] | None:
-        """The key of some texts as it is stored, if each is of a type that needs no thought; else None."""
+        """The key of some texts as it is stored, if each is of a type that needs no thought; else
+        None.
+        """
         if len(texts) != len(self._plain_keys):
             return None
         stored: list[Any] = []
         for text, plain in zip(texts, self._plain_keys, strict=True):
             if plain is str:
                 stored.append(text)
-            elif plain is int and text.removeprefix("-").isdecimal() and text.isascii() and int(text) in _INT64:
+            elif (
+                plain is int
+                and text.removeprefix("-").isdecimal()
+                and text.isascii()
+                and int(text) in _INT64
+            ):
                 stored.append(int(text))
             else:
                 return None
@@ -122,11 +153,17 @@ def _plain(kind: pa.DataType) -> type | None:
 
 
 def _encoder(field: pa.Field, nothing: Any) -> Callable[[Any], str]:
-    """From a stored value to its JSON text. `nothing` is what a key column has in place of a null."""
+    """From a stored value to its JSON text. `nothing` is what a key column has in place of a
+    null.
+    """
     encode = _encoder_of(field.type)
     if nothing is None:
         return lambda value: "null" if value is None else encode(value)
-    return lambda value: "null" if value is None or (type(value) is type(nothing) and value == nothing) else encode(value)
+    return lambda value: (
+        "null"
+        if value is None or (type(value) is type(nothing) and value == nothing)
+        else encode(value)
+    )
 
 
 def _encoder_of(kind: pa.DataType) -> Callable[[Any], str]:

@@ -1,11 +1,13 @@
-"""Reading views, from any process, while the pipeline runs. Everything read in one snapshot shows the same tick.
+"""Reading views, from any process, while the pipeline runs. Everything read in one snapshot shows
+the same tick.
 
     with ViewReader(state / "views.db") as reader:
         reader.get("balances", 7)
         with reader.snapshot() as snap:
             assert snap.tick("accounts") == snap.tick("balances")
 
-A snapshot holds on to the past: SQLite cannot shorten its log of changes behind it. Keep it for as long as a read takes, not longer.
+A snapshot holds on to the past: SQLite cannot shorten its log of changes behind it. Keep it for as
+long as a read takes, not longer.
 """
 
 from __future__ import annotations
@@ -30,7 +32,14 @@ from headrace.errors import InputError
 from headrace.log.values import Duration
 from headrace.types.json_codec import array_text
 from headrace.views.changes import changes_since
-from headrace.views.file import ViewInfo, ViewTable, open_for_reading, read_view, read_views, translated
+from headrace.views.file import (
+    ViewInfo,
+    ViewTable,
+    open_for_reading,
+    read_view,
+    read_views,
+    translated,
+)
 from headrace.views.sql import MOST_SQL_ROWS, run_query
 
 _ROWS_A_BATCH = 1 << 16
@@ -38,7 +47,9 @@ _IDLE_CONNECTIONS = 4
 
 
 class Snapshot:
-    """All views as of one commit. Given by `ViewReader.snapshot`, and good until its `with` ends."""
+    """All views as of one commit. Given by `ViewReader.snapshot`, and good until its `with`
+    ends.
+    """
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db, self._path = db, path
@@ -64,32 +75,57 @@ class Snapshot:
             return int(self._db.execute(f"SELECT count(*) FROM {table.table}").fetchone()[0])  # noqa: S608
 
     def get(self, view: str, key: Any) -> dict[str, Any] | None:
-        """The row of a key: a value, a tuple of them, or a dict by column. None if there is none."""
+        """The row of a key: a value, a tuple of them, or a dict by column. None if there is
+        none.
+        """
         table = ViewTable(self.view(view))
         if table.info.is_stream:
             raise InputError(
-                f"The view {view!r} is a stream: its rows have no key.", fix="read it with scan, or make a table of it with to_table(key)."
+                f"The view {view!r} is a stream: its rows have no key.",
+                fix="read it with scan, or make a table of it with to_table(key).",
             )
         conditions = [f"{name} = ?" for name in table.key_columns]
         rows = list(self._batches(table, conditions, table.stored_key(key)))
         return rows[0].to_pylist()[0] if rows else None
 
-    def scan(self, view: str, *, start: Any = None, stop: Any = None, limit: int | None = None, reverse: bool = False) -> pa.Table:
-        """Rows from key `start` up to, not including, `stop`, in the key's order. A part of a key, its first columns, stands for all that begin with it.
+    def scan(
+        self,
+        view: str,
+        *,
+        start: Any = None,
+        stop: Any = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> pa.Table:
+        """Rows from key `start` up to, not including, `stop`, in the key's order. A part of a key,
+        its first columns, stands for all that begin with it.
 
-        Of a stream, `start` and `stop` are ticks, and rows come in the order in which they were added. NaN and then null come last; in a BINARY column null comes first.
+        Of a stream, `start` and `stop` are ticks, and rows come in the order in which they were
+        added. NaN and then null come last; in a BINARY column null comes first.
         """
         table = ViewTable(self.view(view))
         conditions, values = [], []
         for bound, comparison in ((start, ">="), (stop, "<")):
             if bound is not None:
-                columns, stored = ([TICK], [bound]) if table.info.is_stream else (table.key_columns, table.key_prefix(bound))
-                conditions.append(f"({', '.join(columns[: len(stored)])}) {comparison} ({', '.join('?' * len(stored))})")
+                columns, stored = (
+                    ([TICK], [bound])
+                    if table.info.is_stream
+                    else (table.key_columns, table.key_prefix(bound))
+                )
+                conditions.append(
+                    f"({', '.join(columns[: len(stored)])}) {comparison}"
+                    f" ({', '.join('?' * len(stored))})"
+                )
                 values += stored
-        return pa.Table.from_batches(self._batches(table, conditions, values, limit=limit, reverse=reverse), schema=table.schema)
+        return pa.Table.from_batches(
+            self._batches(table, conditions, values, limit=limit, reverse=reverse),
+            schema=table.schema,
+        )
 
     def table(self, view: str) -> pa.Table:
-        """The whole view with the types it was declared with. A stream's rows end with their `_tick`."""
+        """The whole view with the types it was declared with. A stream's rows end with their
+        `_tick`.
+        """
         return self.scan(view)
 
     def batches(self, view: str) -> Iterator[pa.RecordBatch]:
@@ -97,17 +133,40 @@ class Snapshot:
         return self._batches(ViewTable(self.view(view)), [], [])
 
     def changes_since(self, view: str, tick: int) -> Iterator[tuple[int, pa.Table]]:
-        """For each later tick that changed the view, the tick and its changes, with `_change_type`. ChangesGone if they are no longer kept."""
+        """For each later tick that changed the view, the tick and its changes, with `_change_type`.
+        ChangesGone if they are no longer kept.
+        """
         with translated(self._path):
             return changes_since(self._db, read_view(self._db, view), tick)
 
-    def sql(self, query: str, parameters: Sequence[Any] = (), *, timeout: Duration = "10 seconds", most_rows: int = MOST_SQL_ROWS) -> pa.Table:
-        """The result of a SELECT over the views, in SQLite's SQL and with SQLite's types: see `view_types.py`. BadQuery if it may not or cannot run."""
+    def sql(
+        self,
+        query: str,
+        parameters: Sequence[Any] = (),
+        *,
+        timeout: Duration = "10 seconds",
+        most_rows: int = MOST_SQL_ROWS,
+    ) -> pa.Table:
+        """The result of a SELECT over the views, in SQLite's SQL and with SQLite's types: see
+        `view_types.py`. BadQuery if it may not or cannot run.
+        """
         with translated(self._path):
-            return run_query(self._db, query, parameters, timeout_us=to_us(timeout, what="timeout"), most_rows=most_rows)
+            return run_query(
+                self._db,
+                query,
+                parameters,
+                timeout_us=to_us(timeout, what="timeout"),
+                most_rows=most_rows,
+            )
 
     def _batches(
-        self, table: ViewTable, conditions: list[str], values: list[Any], *, limit: int | None = None, reverse: bool = False
+        self,
+        table: ViewTable,
+        conditions: list[str],
+        values: list[Any],
+        *,
+        limit: int | None = None,
+        reverse: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         with translated(self._path):
             statement = f"{table.select(conditions, reverse=reverse)} LIMIT ?"
@@ -117,7 +176,9 @@ class Snapshot:
 
 
 class ViewReader:
-    """Reads the views in a file. Its methods are those of a snapshot, each in one of its own. Threads may share it."""
+    """Reads the views in a file. Its methods are those of a snapshot, each in one of its own.
+    Threads may share it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -132,7 +193,12 @@ class ViewReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     @contextmanager
@@ -142,7 +208,9 @@ class ViewReader:
         try:
             with translated(self.path):
                 db.execute("BEGIN")
-                db.execute("SELECT epoch FROM _ledger").fetchone()  # the first read is what fixes the moment
+                db.execute(
+                    "SELECT epoch FROM _ledger"
+                ).fetchone()  # the first read is what fixes the moment
             yield Snapshot(db, self.path)
         finally:
             self._give_back(db)
@@ -159,7 +227,15 @@ class ViewReader:
         with self.snapshot() as snap:
             return snap.get(view, key)
 
-    def scan(self, view: str, *, start: Any = None, stop: Any = None, limit: int | None = None, reverse: bool = False) -> pa.Table:
+    def scan(
+        self,
+        view: str,
+        *,
+        start: Any = None,
+        stop: Any = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> pa.Table:
         with self.snapshot() as snap:
             return snap.scan(view, start=start, stop=stop, limit=limit, reverse=reverse)
 
@@ -171,7 +247,14 @@ class ViewReader:
         with self.snapshot() as snap:
             return snap.changes_since(view, tick)
 
-    def sql(self, query: str, parameters: Sequence[Any] = (), *, timeout: Duration = "10 seconds", most_rows: int = MOST_SQL_ROWS) -> pa.Table:
+    def sql(
+        self,
+        query: str,
+        parameters: Sequence[Any] = (),
+        *,
+        timeout: Duration = "10 seconds",
+        most_rows: int = MOST_SQL_ROWS,
+    ) -> pa.Table:
         with self.snapshot() as snap:
             return snap.sql(query, parameters, timeout=timeout, most_rows=most_rows)
 
@@ -191,7 +274,8 @@ class ViewReader:
         db.close()
 
 
-# Two views compared: by key, rows that one lacks and rows that differ; without a key, rows that one has more often. `headrace view diff` shows it.
+# Two views compared: by key, rows that one lacks and rows that differ; without a key, rows that one
+# has more often. `headrace view diff` shows it.
 
 
 Mask = npt.NDArray[np.bool_]
@@ -199,7 +283,9 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Difference:
-    """Rows of the common columns that only one side has, and those that differ, in the same order on both sides."""
+    """Rows of the common columns that only one side has, and those that differ, in the same order
+    on both sides.
+    """
 
     columns_only_left: tuple[str, ...]
     columns_only_right: tuple[str, ...]
@@ -212,33 +298,63 @@ class Difference:
     @property
     def is_none(self) -> bool:
         tables = (self.only_left, self.only_right, self.changed_left)
-        return not (self.columns_only_left or self.columns_only_right or any(table.num_rows for table in tables))
+        return not (
+            self.columns_only_left
+            or self.columns_only_right
+            or any(table.num_rows for table in tables)
+        )
 
 
-def difference(left: pa.Table, right: pa.Table, left_info: ViewInfo, right_info: ViewInfo) -> Difference:
-    """What is different, in the columns that both have. InputError if they cannot be laid beside each other."""
+def difference(
+    left: pa.Table, right: pa.Table, left_info: ViewInfo, right_info: ViewInfo
+) -> Difference:
+    """What is different, in the columns that both have. InputError if they cannot be laid beside
+    each other.
+    """
     if left_info.key != right_info.key:
-        keys = [f"({', '.join(info.key)})" if info.key else "none" for info in (left_info, right_info)]
+        keys = [
+            f"({', '.join(info.key)})" if info.key else "none" for info in (left_info, right_info)
+        ]
         raise InputError(
             f"{left_info.name!r} has the key {keys[0]}, {right_info.name!r} the key {keys[1]}.",
             fix="compare views with the same key, or ask with SQL.",
         )
     common = [name for name in left_info.schema.names if name in right_info.schema.names]
-    only = [tuple(name for name in info.schema.names if name not in common) for info in (left_info, right_info)]
+    only = [
+        tuple(name for name in info.schema.names if name not in common)
+        for info in (left_info, right_info)
+    ]
     left, right = (table.select(common) for table in (left, right))
     texts = [_texts(table, common) for table in (left, right)]
     if not left_info.key:
-        return Difference(only[0], only[1], *_beyond(left, right, *texts), left.slice(0, 0), right.slice(0, 0), _shared(*texts))
+        return Difference(
+            only[0],
+            only[1],
+            *_beyond(left, right, *texts),
+            left.slice(0, 0),
+            right.slice(0, 0),
+            _shared(*texts),
+        )
     keys_left, keys_right = (_texts(table, left_info.key) for table in (left, right))
     at = pc.index_in(keys_left, value_set=keys_right)
     is_common = at.is_valid().to_numpy(zero_copy_only=False)
     pairs = np.flatnonzero(is_common), at.drop_null().to_numpy()
-    unlike = pc.not_equal(texts[0].take(pa.array(pairs[0])), texts[1].take(pa.array(pairs[1]))).to_numpy(zero_copy_only=False)
+    unlike = pc.not_equal(
+        texts[0].take(pa.array(pairs[0])), texts[1].take(pa.array(pairs[1]))
+    ).to_numpy(zero_copy_only=False)
     lonely = np.ones(right.num_rows, np.bool_)
     lonely[pairs[1]] = False
-    changed_left, changed_right = (table.take(pa.array(rows[unlike])) for table, rows in zip((left, right), pairs, strict=True))
+    changed_left, changed_right = (
+        table.take(pa.array(rows[unlike])) for table, rows in zip((left, right), pairs, strict=True)
+    )
     return Difference(
-        only[0], only[1], left.filter(pa.array(~is_common)), right.filter(pa.array(lonely)), changed_left, changed_right, int((~unlike).sum())
+        only[0],
+        only[1],
+        left.filter(pa.array(~is_common)),
+        right.filter(pa.array(lonely)),
+        changed_left,
+        changed_right,
+        int((~unlike).sum()),
     )
 
 
@@ -254,7 +370,9 @@ def _counts(texts: pa.Array) -> dict[str, int]:
     return {each["values"]: each["counts"] for each in pc.value_counts(texts).to_pylist()}
 
 
-def _beyond(left: pa.Table, right: pa.Table, left_texts: pa.Array, right_texts: pa.Array) -> tuple[pa.Table, pa.Table]:
+def _beyond(
+    left: pa.Table, right: pa.Table, left_texts: pa.Array, right_texts: pa.Array
+) -> tuple[pa.Table, pa.Table]:
     """Rows that a side has more often than the other: as many of them as it has more."""
     return left.filter(_more(left_texts, right_texts)), right.filter(_more(right_texts, left_texts))
 

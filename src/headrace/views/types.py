@@ -1,17 +1,27 @@
-"""Arrow columns as the values that SQLite stores, and back, exactly. The view store writes and reads every row through here.
+"""Arrow columns as the values that SQLite stores, and back, exactly. The view store writes and
+reads every row through here.
 
-| Arrow (Spark)                    | SQLite                                                    | in SQL                                        |
+| Arrow (Spark)                    | SQLite                                                    | in
+SQL                                        |
 |----------------------------------|-----------------------------------------------------------|-----------------------------------------------|
-| BOOLEAN, whole numbers           | INTEGER                                                   | as they are; true is 1                        |
-| FLOAT, DOUBLE                    | REAL; NaN as the text `NaN`, which SQLite would make null | NaN sorts behind all numbers, as in Spark     |
-| DECIMAL                          | TEXT with all digits of the scale                         | sorts as text: compare CAST(x AS REAL)        |
-| STRING, BINARY                   | TEXT, BLOB                                                | as they are                                   |
-| DATE, TIME, TIMESTAMP            | TEXT in ISO 8601, with microseconds, `Z` if it has a zone | sort and compare as times                     |
-| INTERVAL                         | INTEGER, microseconds                                     |                                               |
-| ARRAY, MAP, STRUCT and the like  | TEXT, JSON as the log writes it                           | json_extract, json_each                       |
+| BOOLEAN, whole numbers           | INTEGER                                                   | as
+they are; true is 1                        |
+| FLOAT, DOUBLE                    | REAL; NaN as the text `NaN`, which SQLite would make null | NaN
+sorts behind all numbers, as in Spark     |
+| DECIMAL                          | TEXT with all digits of the scale                         |
+sorts as text: compare CAST(x AS REAL)        |
+| STRING, BINARY                   | TEXT, BLOB                                                | as
+they are                                   |
+| DATE, TIME, TIMESTAMP            | TEXT in ISO 8601, with microseconds, `Z` if it has a zone |
+sort and compare as times                     |
+| INTERVAL                         | INTEGER, microseconds                                     |
+|
+| ARRAY, MAP, STRUCT and the like  | TEXT, JSON as the log writes it                           |
+json_extract, json_each                       |
 
-A date or timestamp outside the years 0001 to 9999 has no ISO text that compares; it is stored as its number of days or microseconds with a sign, such as
-`+253402300800000000`. A column of floats has no affinity in SQLite, because REAL affinity turns -0.0 into 0.0.
+A date or timestamp outside the years 0001 to 9999 has no ISO text that compares; it is stored as
+its number of days or microseconds with a sign, such as `+253402300800000000`. A column of floats
+has no affinity in SQLite, because REAL affinity turns -0.0 into 0.0.
 """
 
 from __future__ import annotations
@@ -28,7 +38,8 @@ import pyarrow.compute as pc
 from headrace.columnar.buffers import compact_offsets, elements, entries
 from headrace.types.json_codec import json_text
 
-# Dates, times and timestamps as text that sorts as they do, and back: for a view's columns and for what stands inside its nested ones.
+# Dates, times and timestamps as text that sorts as they do, and back: for a view's columns and for
+# what stands inside its nested ones.
 
 
 _NUMBER = r"^[+-][0-9]+$"
@@ -42,7 +53,9 @@ def is_time_text(kind: pa.DataType) -> bool:
 
 
 def time_text(array: pa.Array) -> pa.StringArray:
-    """ISO 8601, as the log writes it in JSON; a signed number of days or microseconds for years that need more or fewer than four digits."""
+    """ISO 8601, as the log writes it in JSON; a signed number of days or microseconds for years
+    that need more or fewer than four digits.
+    """
     if pa.types.is_time(array.type):
         return _iso(array)
     numbers = array.cast(pa.int32() if pa.types.is_date(array.type) else pa.int64())
@@ -50,14 +63,24 @@ def time_text(array: pa.Array) -> pa.StringArray:
     fits = pc.and_(pc.greater_equal(numbers, first), pc.less_equal(numbers, last))
     if pc.all(fits).as_py() is not False:
         return _iso(array)
-    signed = pc.if_else(pc.less(numbers, 0), numbers.cast(pa.string()), pc.binary_join_element_wise("+", numbers.cast(pa.string()), ""))
+    signed = pc.if_else(
+        pc.less(numbers, 0),
+        numbers.cast(pa.string()),
+        pc.binary_join_element_wise("+", numbers.cast(pa.string()), ""),
+    )
     return pc.if_else(fits, _iso(pc.if_else(fits, array, pa.scalar(None, array.type))), signed)
 
 
 def time_array(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
     """The inverse of `time_text`."""
-    if pa.types.is_time(kind):  # Arrow reads no times of day, but it reads them with a date in front
-        return pc.binary_join_element_wise("1970-01-01T", texts, "").cast(pa.timestamp("ns")).cast(kind)
+    if pa.types.is_time(
+        kind
+    ):  # Arrow reads no times of day, but it reads them with a date in front
+        return (
+            pc.binary_join_element_wise("1970-01-01T", texts, "")
+            .cast(pa.timestamp("ns"))
+            .cast(kind)
+        )
     is_number = pc.match_substring_regex(texts, _NUMBER)
     if not pc.any(is_number).as_py():
         return texts.cast(kind)
@@ -77,10 +100,12 @@ def _iso(array: pa.Array) -> pa.StringArray:
     return pc.utf8_trim(json_text(array), characters='"')
 
 
-# Arrays, maps and structs as JSON text, and the exact way back. Used by `view_types.py` for a view's nested columns.
+# Arrays, maps and structs as JSON text, and the exact way back. Used by `view_types.py` for a
+# view's nested columns.
 #
-# The text is the log's own (`log/json_text.py`), so SQLite's JSON functions can look inside. On the way back every number is read as text first and cast
-# to its own type once, so that no digit is lost.
+# The text is the log's own (`log/json_text.py`), so SQLite's JSON functions can look inside. On the
+# way back every number is read as text first and cast to its own type once, so that no digit is
+# lost.
 
 
 Leaf = Callable[[pa.Array, pa.DataType], pa.Array]
@@ -88,12 +113,23 @@ Leaf = Callable[[pa.Array, pa.DataType], pa.Array]
 
 def nested_text(array: pa.Array) -> pa.StringArray:
     """The JSON of each value; null where the value is."""
-    return json_text(_rebuilt(array, array.type, _time_as_text, exact=False) if _holds_times(array.type) else array)
+    return json_text(
+        _rebuilt(array, array.type, _time_as_text, exact=False)
+        if _holds_times(array.type)
+        else array
+    )
 
 
 def nested_array(texts: list[str | None], kind: pa.DataType) -> pa.Array:
     """The inverse of `nested_text`."""
-    parsed = [None if text is None else json.loads(text, object_pairs_hook=list, parse_int=str, parse_float=str) for text in texts]
+    parsed = [
+        (
+            None
+            if text is None
+            else json.loads(text, object_pairs_hook=list, parse_int=str, parse_float=str)
+        )
+        for text in texts
+    ]
     if _holds_pairs(kind):
         parsed = [_with_tuples(value, kind) for value in parsed]
     return _rebuilt(pa.array(parsed, _wire_type(kind)), kind, _from_wire, exact=True)
@@ -105,7 +141,9 @@ def _holds_times(kind: pa.DataType) -> bool:
 
 def _holds_pairs(kind: pa.DataType) -> bool:
     """Whether there is a map whose keys are not strings, which JSON writes as an array of pairs."""
-    return (pa.types.is_map(kind) and not pa.types.is_string(kind.key_type)) or any(map(_holds_pairs, _children(kind)))
+    return (pa.types.is_map(kind) and not pa.types.is_string(kind.key_type)) or any(
+        map(_holds_pairs, _children(kind))
+    )
 
 
 def _children(kind: pa.DataType) -> list[pa.DataType]:
@@ -126,23 +164,33 @@ def _wire_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _with_tuples(value: Any, kind: pa.DataType) -> Any:
-    """A parsed value with the pairs of its maps as tuples, which is how Arrow knows them. Objects are lists of tuples already."""
+    """A parsed value with the pairs of its maps as tuples, which is how Arrow knows them. Objects
+    are lists of tuples already.
+    """
     if value is None or not pa.types.is_nested(kind):
         return value
     if pa.types.is_map(kind):
-        return [(_with_tuples(key, kind.key_type), _with_tuples(item, kind.item_type)) for key, item in value]
+        return [
+            (_with_tuples(key, kind.key_type), _with_tuples(item, kind.item_type))
+            for key, item in value
+        ]
     if pa.types.is_list(kind):
         return [_with_tuples(item, kind.value_type) for item in value]
     return [(name, _with_tuples(item, kind.field(name).type)) for name, item in value]
 
 
 def _rebuilt(array: pa.Array, kind: pa.DataType, leaf: Leaf, *, exact: bool) -> pa.Array:
-    """The same shape with `leaf` applied at every end. `kind` is the column's own type; with `exact`, the result has it."""
+    """The same shape with `leaf` applied at every end. `kind` is the column's own type; with
+    `exact`, the result has it.
+    """
     declared = kind if exact else None
     nulls = array.is_null() if array.null_count else None
     if pa.types.is_map(kind):
         keys, items = entries(array)
-        parts = _rebuilt(keys, kind.key_type, leaf, exact=exact), _rebuilt(items, kind.item_type, leaf, exact=exact)
+        parts = (
+            _rebuilt(keys, kind.key_type, leaf, exact=exact),
+            _rebuilt(items, kind.item_type, leaf, exact=exact),
+        )
         return pa.MapArray.from_arrays(_offsets_with_nulls(array), *parts, type=declared)
     if pa.types.is_list(kind):
         values = _rebuilt(elements(array), kind.value_type, leaf, exact=exact)
@@ -151,13 +199,22 @@ def _rebuilt(array: pa.Array, kind: pa.DataType, leaf: Leaf, *, exact: bool) -> 
         return leaf(array, kind)
     if kind.num_fields == 0:
         return array
-    parts = tuple(_rebuilt(part, child.type, leaf, exact=exact) for part, child in zip(array.flatten(), kind, strict=True))
-    fields = list(kind) if exact else [pa.field(child.name, part.type) for child, part in zip(kind, parts, strict=True)]
+    parts = tuple(
+        _rebuilt(part, child.type, leaf, exact=exact)
+        for part, child in zip(array.flatten(), kind, strict=True)
+    )
+    fields = (
+        list(kind)
+        if exact
+        else [pa.field(child.name, part.type) for child, part in zip(kind, parts, strict=True)]
+    )
     return pa.StructArray.from_arrays(list(parts), fields=fields, mask=nulls)
 
 
 def _offsets_with_nulls(array: pa.MapArray) -> pa.Int32Array:
-    """A null offset is a null map to `MapArray.from_arrays`, which takes no mask in every version that is supported."""
+    """A null offset is a null map to `MapArray.from_arrays`, which takes no mask in every version
+    that is supported.
+    """
     offsets = compact_offsets(array)
     if not array.null_count:
         return offsets
@@ -173,10 +230,13 @@ def _from_wire(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     if is_time_text(kind):
         return time_array(texts, kind)
     if pa.types.is_binary(kind):
-        return pa.array([None if text is None else base64.b64decode(text) for text in texts.to_pylist()], kind)
+        return pa.array(
+            [None if text is None else base64.b64decode(text) for text in texts.to_pylist()], kind
+        )
     if pa.types.is_duration(kind):
         return texts.cast(pa.int64()).cast(kind)
     return texts.cast(kind)
+
 
 _NAN = "NaN"
 
@@ -241,7 +301,9 @@ _TO_VALUES: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], list
     (pa.types.is_nested, _listed(nested_text)),
 )
 
-_FROM_VALUES: tuple[tuple[Callable[[pa.DataType], bool], Callable[[list[Any], pa.DataType], pa.Array]], ...] = (
+_FROM_VALUES: tuple[
+    tuple[Callable[[pa.DataType], bool], Callable[[list[Any], pa.DataType], pa.Array]], ...
+] = (
     (pa.types.is_boolean, _through(pa.int8())),
     (pa.types.is_floating, _floats),
     (pa.types.is_duration, _through(pa.int64())),

@@ -1,7 +1,9 @@
-"""Kills processes at chosen points, once each. Python imports this by itself in every process that has this directory on its PYTHONPATH, Spark's workers included.
+"""Kills processes at chosen points, once each. Python imports this by itself in every process that
+has this directory on its PYTHONPATH, Spark's workers included.
 
-A point is armed by a file of its name in the directory HEADRACE_ARMED; whoever takes the file away is the one that strikes. What the file says is whom:
-"self", or "driver", the process whose number is in HEADRACE_DRIVER.
+A point is armed by a file of its name in the directory HEADRACE_ARMED; whoever takes the file away
+is the one that strikes. What the file says is whom: "self", or "driver", the process whose number
+is in HEADRACE_DRIVER.
 """
 
 import os
@@ -14,7 +16,9 @@ from types import ModuleType
 
 
 def strike(point: str) -> None:
-    """The file is moved, not read and removed: of several processes one succeeds, and what it did can be seen afterwards."""
+    """The file is moved, not read and removed: of several processes one succeeds, and what it did
+    can be seen afterwards.
+    """
     armed = arming.armed(point)
     mine = armed.with_suffix(f".{os.getpid()}")
     try:
@@ -32,7 +36,9 @@ class AtImport(MetaPathFinder):
     def __init__(self, modules: set[str]) -> None:
         self.modules = modules
 
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: object = None, target: object = None
+    ) -> ModuleSpec | None:
         if fullname not in self.modules:
             return None
         self.modules.discard(fullname)
@@ -51,7 +57,9 @@ class PuttingInPlace(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self.real.exec_module(module)
-        points.put_in_place([name for name, point in points.ALL.items() if point.module == self.module], strike)
+        points.put_in_place(
+            [name for name, point in points.ALL.items() if point.module == self.module], strike
+        )
 
 
 if "HEADRACE_ARMED" in os.environ:

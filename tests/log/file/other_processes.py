@@ -1,4 +1,6 @@
-"""What other processes do to a log in the tests of several at once. Each function is the whole life of a process."""
+"""What other processes do to a log in the tests of several at once. Each function is the whole life
+of a process.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def append_from_threads(root: Path, first: int, threads: int, appends: int) -> N
     """Each thread is a producer of its own; the log may not be there yet."""
     with FileLog(root) as log:
         log.create_topic("a", SCHEMA, partitions=2, exist_ok=True)
-        workers = [Thread(target=append_in_turn, args=(log, first + n, appends)) for n in range(threads)]
+        workers = [
+            Thread(target=append_in_turn, args=(log, first + n, appends)) for n in range(threads)
+        ]
         for worker in workers:
             worker.start()
         for worker in workers:

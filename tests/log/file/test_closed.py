@@ -17,7 +17,13 @@ def test_a_closed_log_says_that_it_was_closed(tmp_path: Path) -> None:
     producer = log.producer("t")
     log.close()
     log.close()
-    for use in (lambda: log.read("t"), lambda: producer.append({"n": 1}), log.topics, log.verify, lambda: log.create_topic("u", schema="n BIGINT")):
+    for use in (
+        lambda: log.read("t"),
+        lambda: producer.append({"n": 1}),
+        log.topics,
+        log.verify,
+        lambda: log.create_topic("u", schema="n BIGINT"),
+    ):
         with pytest.raises(InputError, match="was closed"):
             use()
     with hr.open_log(log.address) as again:
@@ -33,7 +39,9 @@ def test_what_is_no_row_is_refused(tmp_path: Path, rows: Any) -> None:
         assert log.end_offsets("t") == {0: 0}
 
 
-def test_rows_from_a_generator_are_checked_again_when_the_topic_has_got_columns(tmp_path: Path) -> None:
+def test_rows_from_a_generator_are_checked_again_when_the_topic_has_got_columns(
+    tmp_path: Path,
+) -> None:
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:
         log.create_topic("t", schema="n BIGINT")
         with log.producer("t") as producer:
@@ -49,7 +57,9 @@ def test_a_format_that_is_no_number_is_damage(tmp_path: Path) -> None:
         hr.open_log(f"file:{tmp_path / 'log'}")
 
 
-def test_the_address_of_a_log_holds_wherever_a_process_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_of_a_log_holds_wherever_a_process_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Spark's workers are not where the program is that opened the log by a relative path."""
     monkeypatch.chdir(tmp_path)
     with hr.open_log("file:here") as log:

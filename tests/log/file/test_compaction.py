@@ -46,14 +46,21 @@ def change(log: FileLog, rng: random.Random, count: int) -> None:
             if rng.random() < 0.2:
                 producer.delete([rng.randrange(10)])
             else:
-                producer.upsert([{"k": rng.randrange(10), "v": f"v{number}"} for _ in range(rng.randrange(1, 4))])
+                producer.upsert(
+                    [
+                        {"k": rng.randrange(10), "v": f"v{number}"}
+                        for _ in range(rng.randrange(1, 4))
+                    ]
+                )
 
 
 def read(log: FileLog) -> list[dict[str, Any]]:
     return log.read("t").to_pylist()
 
 
-def test_the_newest_row_of_each_key_stays_with_its_offset_and_the_head_is_untouched(log: FileLog) -> None:
+def test_the_newest_row_of_each_key_stays_with_its_offset_and_the_head_is_untouched(
+    log: FileLog,
+) -> None:
     table(log, history="0 seconds", tombstones="1 day")
     change(log, random.Random(1), 100)
     before = read(log)
@@ -62,7 +69,9 @@ def test_the_newest_row_of_each_key_stays_with_its_offset_and_the_head_is_untouc
     after = read(log)
     assert done["segments_compacted"] > 0
     assert done["rows_removed"] == len(before) - len(after)
-    assert [row for row in before if row["_offset"] >= active] == [row for row in after if row["_offset"] >= active]
+    assert [row for row in before if row["_offset"] >= active] == [
+        row for row in after if row["_offset"] >= active
+    ]
     assert fold(after) == fold(before)
     by_offset = {row["_offset"]: row for row in before}
     assert all(by_offset[row["_offset"]] == row for row in after)
@@ -109,7 +118,9 @@ def test_tombstones_go_only_after_their_time(log: FileLog, monkeypatch: pytest.M
     assert [row["k"] for row in read(log)] == [2, 3]
 
 
-def test_history_is_kept_for_as_long_as_declared(log: FileLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_is_kept_for_as_long_as_declared(
+    log: FileLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table(log, history="30 days")
     change(log, random.Random(4), 80)
     count = len(read(log))
@@ -132,7 +143,9 @@ def test_a_plain_keyed_topic_can_be_compacted_too(log: FileLog) -> None:
     log.create_topic("t", "k STRING, v BIGINT", key="k", compact=True, segment_bytes=1000)
     with log.producer("t") as producer:
         for number in range(50):
-            producer.append({"k": f"k{number % 3}", "v": number}, headers=[[("n", str(number).encode())]])
+            producer.append(
+                {"k": f"k{number % 3}", "v": number}, headers=[[("n", str(number).encode())]]
+            )
     log.append_control("t", 0, b"tick")
     with log.producer("t") as producer:
         for number in range(50, 60):
@@ -140,7 +153,9 @@ def test_a_plain_keyed_topic_can_be_compacted_too(log: FileLog) -> None:
     log.maintain()
     after = log.read("t", headers=True).to_pylist()
     assert {row["k"]: row["v"] for row in after} == {"k0": 57, "k1": 58, "k2": 59}
-    assert all(row["_headers"] in (None, [{"key": "n", "value": str(row["v"]).encode()}]) for row in after)
+    assert all(
+        row["_headers"] in (None, [{"key": "n", "value": str(row["v"]).encode()}]) for row in after
+    )
     assert [control.payload for control in log.read_control("t", 0)] == [b"tick"]
     assert log.verify() == []
 
@@ -186,7 +201,13 @@ def test_rows_without_a_key_replace_nothing(log: FileLog) -> None:
             producer.append([{"k": None, "v": number}, {"k": "a", "v": number}])
         producer.append({"k": "end", "v": 0})
     log.maintain("t")
-    assert [(row["k"], row["v"]) for row in read(log)] == [(None, 0), (None, 1), (None, 2), ("a", 2), ("end", 0)]
+    assert [(row["k"], row["v"]) for row in read(log)] == [
+        (None, 0),
+        (None, 1),
+        (None, 2),
+        ("a", 2),
+        ("end", 0),
+    ]
 
 
 def test_the_background_compacts_what_has_grown_and_a_command_everything(log: FileLog) -> None:
@@ -230,7 +251,9 @@ def test_a_command_waits_for_the_one_who_keeps_house(log: FileLog) -> None:
     lock.close()
 
 
-def test_rows_are_whole_behind_the_last_segment_that_was_compacted(log: FileLog, tmp_path: Path) -> None:
+def test_rows_are_whole_behind_the_last_segment_that_was_compacted(
+    log: FileLog, tmp_path: Path
+) -> None:
     table(log, history="0 seconds")
     change(log, random.Random(1), 60)
     assert log.whole_from("t") == {0: 0}
@@ -238,5 +261,11 @@ def test_rows_are_whole_behind_the_last_segment_that_was_compacted(log: FileLog,
         other.maintain("t")
     whole = log.whole_from("t")[0]
     offsets = [row["_offset"] for row in read(log)]
-    assert [offset for offset in offsets if offset >= whole] == list(range(whole, log.end_offsets("t")[0]))
-    assert len([offset for offset in offsets if offset < whole]) < whole <= log.topic_state("t").partitions[0].segment
+    assert [offset for offset in offsets if offset >= whole] == list(
+        range(whole, log.end_offsets("t")[0])
+    )
+    assert (
+        len([offset for offset in offsets if offset < whole])
+        < whole
+        <= log.topic_state("t").partitions[0].segment
+    )

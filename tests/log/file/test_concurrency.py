@@ -1,4 +1,6 @@
-"""Several threads and processes on one log at once: nobody loses rows, sees what is not durable, or holds anybody else up."""
+"""Several threads and processes on one log at once: nobody loses rows, sees what is not durable, or
+holds anybody else up.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ from headrace.log.file.journal import DurableMarker
 from headrace.log.file.log import FileLog
 from headrace.log.file.maintenance import make_checkpoint
 from headrace.testing.power_loss import SlowDisk
-from tests.log.file.other_processes import SCHEMA, append_from_threads, append_in_turn, poll_and_commit, poll_pause_and_commit, started
+from tests.log.file.other_processes import (
+    SCHEMA,
+    append_from_threads,
+    append_in_turn,
+    poll_and_commit,
+    poll_pause_and_commit,
+    started,
+)
 
 
 @pytest.fixture
@@ -76,13 +85,17 @@ def switching_often() -> Iterator[None]:
 
 def test_processes_and_threads_that_append_at_once(tmp_path: Path) -> None:
     """They also make the log and its topic at once."""
-    processes = [started(append_from_threads, tmp_path / "log", 2 * number, 2, 40) for number in range(4)]
+    processes = [
+        started(append_from_threads, tmp_path / "log", 2 * number, 2, 40) for number in range(4)
+    ]
     for process in processes:
         process.join(timeout=60)
         assert process.exitcode == 0
     with FileLog(tmp_path / "log") as log:
         rows = log.read("a").to_pylist()
-        assert sorted((row["who"], row["n"]) for row in rows) == [(who, n) for who in range(8) for n in range(40)]
+        assert sorted((row["who"], row["n"]) for row in rows) == [
+            (who, n) for who in range(8) for n in range(40)
+        ]
         for who in range(8):
             assert [row["n"] for row in rows if row["who"] == who] == list(range(40))
         assert [row["_offset"] for row in rows if row["_partition"] == 1] == list(range(160))
@@ -124,7 +137,9 @@ def test_a_producer_shared_by_threads_stores_every_row(log: FileLog) -> None:
 
         in_threads(4, append)
         assert producer.last_sequence == 99
-    assert sorted((row["who"], row["n"]) for row in log.read("a").to_pylist()) == [(who, n) for who in range(4) for n in range(25)]
+    assert sorted((row["who"], row["n"]) for row in log.read("a").to_pylist()) == [
+        (who, n) for who in range(4) for n in range(25)
+    ]
 
 
 def test_a_log_opened_before_a_fork_is_not_written_by_the_child(log: FileLog) -> None:
@@ -178,7 +193,9 @@ class HeldDisk(Disk):
 WRITES: dict[str, Callable[[FileLog], object]] = {
     "append": lambda log: log.producer("a").append({"who": 0, "n": 1}),
     "large append": lambda log: log.producer("a").append([{"who": 0, "n": n} for n in range(200)]),
-    "staged append": lambda log: log.producer("a").append([{"who": 0, "n": n} for n in range(2000)]),
+    "staged append": (
+        lambda log: log.producer("a").append([{"who": 0, "n": n} for n in range(2000)])
+    ),
     "control batch": lambda log: log.append_control("a", 0, b"tick"),
     "new topic": lambda log: log.create_topic("b", SCHEMA),
     "another column": lambda log: log.alter_topic("a", add_columns="more INT"),
@@ -187,7 +204,9 @@ WRITES: dict[str, Callable[[FileLog], object]] = {
 
 
 @pytest.mark.parametrize("what", WRITES)
-def test_nothing_is_seen_before_it_is_durable(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_seen_before_it_is_durable(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.log.file.committer.INLINE_BYTES", 1_000)
     monkeypatch.setattr("headrace.log.file.producer.MOST_BYTES_A_COMMIT", 10_000)
     monkeypatch.setattr("headrace.log.file.staging.MOST_COPIED_BYTES", 1_000)
@@ -202,7 +221,12 @@ def test_nothing_is_seen_before_it_is_durable(what: str, tmp_path: Path, monkeyp
         assert disk.arrived.wait(20)
         for log in (writer, reader):
             assert [row["n"] for row in log.read("a").to_pylist()] == [0]
-            assert (log.end_offsets("a"), log.topics(), log.topic("a").columns, log.groups()) == ({0: 1}, ["a"], ["who", "n"], [])
+            assert (log.end_offsets("a"), log.topics(), log.topic("a").columns, log.groups()) == (
+                {0: 1},
+                ["a"],
+                ["who", "n"],
+                [],
+            )
         disk.free.set()
         thread.join()
         for log in (writer, reader):
@@ -282,14 +306,26 @@ def filled(log: FileLog) -> FileLog:
     return log
 
 
-def test_a_killed_members_partitions_are_taken_over_within_its_session(filled: FileLog, tmp_path: Path) -> None:
+def test_a_killed_members_partitions_are_taken_over_within_its_session(
+    filled: FileLog, tmp_path: Path
+) -> None:
     victim = started(poll_and_commit, tmp_path / "log", tmp_path / "diary")
     wait_for((tmp_path / "diary").exists)
     with filled.consumer("a", "readers", session_timeout="1 second") as consumer:
-        wait_for(lambda: consumer.poll("10 milliseconds") is not None and len(consumer.assignment().get("a", ())) == 1)
+        wait_for(
+            lambda: (
+                consumer.poll("10 milliseconds") is not None
+                and len(consumer.assignment().get("a", ())) == 1
+            )
+        )
         victim.kill()
         victim.join()
-        seconds = wait_for(lambda: consumer.poll("10 milliseconds") is not None and len(consumer.assignment().get("a", ())) == 2)
+        seconds = wait_for(
+            lambda: (
+                consumer.poll("10 milliseconds") is not None
+                and len(consumer.assignment().get("a", ())) == 2
+            )
+        )
         assert seconds < 10  # a session of one second, on a machine that may be busy
         wait_for(lambda: not consumer.poll("10 milliseconds"))
         consumer.commit()
@@ -302,7 +338,12 @@ def test_a_stopped_member_comes_back_too_late(filled: FileLog, tmp_path: Path) -
     assert zombie.pid is not None
     os.kill(zombie.pid, signal.SIGSTOP)
     with filled.consumer("a", "readers", session_timeout="1 second") as consumer:
-        wait_for(lambda: consumer.poll("10 milliseconds") is not None and len(consumer.assignment().get("a", ())) == 2)
+        wait_for(
+            lambda: (
+                consumer.poll("10 milliseconds") is not None
+                and len(consumer.assignment().get("a", ())) == 2
+            )
+        )
         wait_for(lambda: not consumer.poll("10 milliseconds"))
         consumer.commit()
         (tmp_path / "go").touch()

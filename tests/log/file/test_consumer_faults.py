@@ -1,4 +1,6 @@
-"""A consumer when something is wrong: damage, large rows, a lost membership. What it did not deliver stays undelivered, and the rest goes on."""
+"""A consumer when something is wrong: damage, large rows, a lost membership. What it did not
+deliver stays undelivered, and the rest goes on.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.errors import BadPartition, CorruptBatch, InputError, MemberFenced, OffsetOutOfRange, UnknownTopic
+from headrace.errors import (
+    BadPartition,
+    CorruptBatch,
+    InputError,
+    MemberFenced,
+    OffsetOutOfRange,
+    UnknownTopic,
+)
 from headrace.log.api import Consumer
 from headrace.log.file import consumer as consumer_module
 
@@ -35,12 +44,18 @@ def fill(log: hr.Log, partitions: int, appends: int) -> None:
 def spoil(tmp_path: Path, partition: int, number: int) -> None:
     (segment,) = (tmp_path / "log" / "topics").glob(f"*/{partition}/*.segment")
     data = segment.read_bytes()
-    segment.write_bytes(data.replace(f"row {partition}-{number}".encode(), f"Row {partition}-{number}".encode()))
+    segment.write_bytes(
+        data.replace(f"row {partition}-{number}".encode(), f"Row {partition}-{number}".encode())
+    )
 
 
 def rows_of(consumer: Consumer) -> list[tuple[int, int]]:
     batches = consumer.poll(timeout="0 seconds")
-    return [place for batch in batches for place in zip(batch["_partition"].to_pylist(), batch["_offset"].to_pylist(), strict=True)]
+    return [
+        place
+        for batch in batches
+        for place in zip(batch["_partition"].to_pylist(), batch["_offset"].to_pylist(), strict=True)
+    ]
 
 
 def test_damage_in_one_partition_costs_no_row_of_another(log: hr.Log, tmp_path: Path) -> None:
@@ -60,7 +75,9 @@ def test_damage_in_one_partition_costs_no_row_of_another(log: hr.Log, tmp_path: 
     assert log.committed("g") == {"texts": {0: 2, 1: 0, 2: 2}}
 
 
-def test_sound_rows_before_damaged_ones_are_delivered_and_the_error_says_where_to_go_on(log: hr.Log, tmp_path: Path) -> None:
+def test_sound_rows_before_damaged_ones_are_delivered_and_the_error_says_where_to_go_on(
+    log: hr.Log, tmp_path: Path
+) -> None:
     fill(log, partitions=1, appends=5)
     spoil(tmp_path, partition=0, number=2)
     with log.consumer("texts", group="g") as consumer:
@@ -71,7 +88,9 @@ def test_sound_rows_before_damaged_ones_are_delivered_and_the_error_says_where_t
         assert rows_of(consumer) == [(0, 3), (0, 4)]
 
 
-def test_a_poll_takes_no_more_than_it_has_memory_for(log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poll_takes_no_more_than_it_has_memory_for(
+    log: hr.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(consumer_module, "_MOST_BYTES_A_POLL", 4 << 20)
     log.create_topic("texts", schema="text STRING")
     with log.producer("texts") as producer:
@@ -139,7 +158,9 @@ def test_a_topic_created_again_is_read_from_its_beginning(log: hr.Log) -> None:
         ({"text": {0: 2}}, UnknownTopic),
     ],
 )
-def test_a_group_cannot_have_read_what_is_not_there(log: hr.Log, positions: Any, error: type[Exception]) -> None:
+def test_a_group_cannot_have_read_what_is_not_there(
+    log: hr.Log, positions: Any, error: type[Exception]
+) -> None:
     fill(log, partitions=1, appends=3)
     log.reset_group("g", "texts", 1)
     with pytest.raises(error), log.transaction("t") as tx:

@@ -1,4 +1,6 @@
-"""A sync fails once. Whoever tried it again would be told that all is well: so nothing more is written, by anyone who has the log open here."""
+"""A sync fails once. Whoever tried it again would be told that all is well: so nothing more is
+written, by anyone who has the log open here.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ def test_nothing_is_written_after_a_sync_that_failed(tmp_path: Path, by: str, na
         log.producer("a").append({"n": 1})
         disk.fails = name
         with pytest.raises(HeadraceError):
-            log.producer("a").append({"n": 2} if name == ".journal" else [{"n": 2}] * 200_000) if by == "append" else make_checkpoint(log)
+            (
+                log.producer("a").append({"n": 2} if name == ".journal" else [{"n": 2}] * 200_000)
+                if by == "append"
+                else make_checkpoint(log)
+            )
         assert not disk.fails, "the sync was tried"
         for again in (lambda: log.producer("a").append({"n": 3}), lambda: make_checkpoint(log)):
             with pytest.raises(RetryError, match="cannot be written any more by this process"):

@@ -1,4 +1,6 @@
-"""The disk is full after so many bytes, wherever that is. What was stored is intact, and the log works again when there is room."""
+"""The disk is full after so many bytes, wherever that is. What was stored is intact, and the log
+works again when there is room.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +56,17 @@ def maintain(log: FileLog) -> list[int]:
 
 
 STEPS: tuple[Step, ...] = (
-    append(0, 2, 10), append(10, 5, 600), transaction(20, 3, 10), append(30, 1, 20, id="till"), maintain, append(40, 12, 800), transaction(60, 9, 700),
-    append(80, 2, 10), maintain, append(90, 1, 5, id="till"),
-)  # fmt: skip
+    append(0, 2, 10),
+    append(10, 5, 600),
+    transaction(20, 3, 10),
+    append(30, 1, 20, id="till"),
+    maintain,
+    append(40, 12, 800),
+    transaction(60, 9, 700),
+    append(80, 2, 10),
+    maintain,
+    append(90, 1, 5, id="till"),
+)
 
 
 def numbers_of(log: FileLog) -> list[int]:
@@ -109,7 +119,12 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of one mebibyte."""
     place = tmp_path / "tiny"
     place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, check=False, timeout=10)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)],
+        capture_output=True,
+        check=False,
+        timeout=10,
+    )
     if done.returncode:
         pytest.skip("a file system cannot be mounted here")
     yield place

@@ -14,9 +14,19 @@ from headrace.log.file.consumer import check_owner, coordinate, leave, share_out
 from headrace.log.file.state import State
 
 TOPIC = {
-    "ddl": "a BIGINT", "key": [], "partitions": 4, "is_table": False, "retention_us": None, "retention_bytes": None, "compact": False,
-    "history_us": None, "tombstone_us": 1, "segment_bytes": 1, "segment_us": 1, "compression": "none",
-}  # fmt: skip
+    "ddl": "a BIGINT",
+    "key": [],
+    "partitions": 4,
+    "is_table": False,
+    "retention_us": None,
+    "retention_bytes": None,
+    "compact": False,
+    "history_us": None,
+    "tombstone_us": 1,
+    "segment_bytes": 1,
+    "segment_us": 1,
+    "compression": "none",
+}
 ABOUT = {"topics": ["t"], "timeout_us": 1, "host": "h"}
 
 
@@ -35,7 +45,9 @@ members = st.sets(st.sampled_from("abcdefg"), min_size=1, max_size=5)
 
 
 @given(members, members, st.integers(1, 12), st.integers(0, 5))
-def test_sharing_out_is_complete_even_and_moves_no_more_than_it_must(first: set[str], second: set[str], partitions: int, others: int) -> None:
+def test_sharing_out_is_complete_even_and_moves_no_more_than_it_must(
+    first: set[str], second: set[str], partitions: int, others: int
+) -> None:
     counts = {"t": partitions, "u": others}
     about = {"topics": ["t", "u"]}
     before = share_out(dict.fromkeys(first, about), counts, {})
@@ -47,7 +59,10 @@ def test_sharing_out_is_complete_even_and_moves_no_more_than_it_must(first: set[
         sizes = [shares[name] for name in second]
         assert max(sizes) - min(sizes) <= 1
         stayed = sum(before[key] == after[key] for key in keys)
-        could_stay = sum(min(Counter(before[key] for key in keys)[name], count // len(second)) for name in first & second)
+        could_stay = sum(
+            min(Counter(before[key] for key in keys)[name], count // len(second))
+            for name in first & second
+        )
         assert stayed >= could_stay
 
 

@@ -46,11 +46,18 @@ def test_what_is_handed_out_is_bounded(monkeypatch: object) -> None:
     assert len(queue.available(10**9, 0, 100)) == 5
 
 
-operations = st.lists(st.tuples(st.sampled_from(["take", "done", "return", "renew"]), st.integers(0, 9), st.integers(0, 50)), max_size=40)
+operations = st.lists(
+    st.tuples(
+        st.sampled_from(["take", "done", "return", "renew"]), st.integers(0, 9), st.integers(0, 50)
+    ),
+    max_size=40,
+)
 
 
 @given(operations)
-def test_any_history_agrees_with_a_plain_model_and_survives_a_checkpoint(history: list[tuple[str, int, int]]) -> None:
+def test_any_history_agrees_with_a_plain_model_and_survives_a_checkpoint(
+    history: list[tuple[str, int, int]],
+) -> None:
     state = QueueState()
     done: set[int] = set()
     leased: dict[int, tuple[int, int]] = {}  # offset -> (deliveries, visible from)

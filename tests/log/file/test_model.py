@@ -1,4 +1,6 @@
-"""Two handles on one log do whatever comes to mind, and a plain model in memory does the same. They never disagree."""
+"""Two handles on one log do whatever comes to mind, and a plain model in memory does the same. They
+never disagree.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,16 @@ class Topic:
     columns: list[str] = field(default_factory=lambda: ["k", "n", "text"])
     compact: bool = False
 
-    def rows(self, partition: int, start: int = 0, stop: int | None = None) -> list[tuple[int, Row]]:
+    def rows(
+        self, partition: int, start: int = 0, stop: int | None = None
+    ) -> list[tuple[int, Row]]:
         stop = len(self.partitions[partition]) if stop is None else stop
         start = max(start, self.starts[partition])
-        return [(offset, row) for offset, row in enumerate(self.partitions[partition]) if row is not None and start <= offset < stop]
+        return [
+            (offset, row)
+            for offset, row in enumerate(self.partitions[partition])
+            if row is not None and start <= offset < stop
+        ]
 
 
 class LogMachine(RuleBasedStateMachine):
@@ -58,7 +66,9 @@ class LogMachine(RuleBasedStateMachine):
         self.disk = RebootedDisk()
         self.logs = [self.opened(), self.opened()]
         self.topics: dict[str, Topic] = {}
-        self.sequences: dict[str, list[dict[int, tuple[int, int]]]] = {}  # topic -> what each number of producer "till" got
+        self.sequences: dict[
+            str, list[dict[int, tuple[int, int]]]
+        ] = {}  # topic -> what each number of producer "till" got
         self.committed: dict[str, dict[int, int]] = {}  # of group "readers"
         self.note: str | None = None
         self.consumers: dict[str, FileConsumer] = {}
@@ -89,9 +99,14 @@ class LogMachine(RuleBasedStateMachine):
         """New rows, each with a number of its own."""
         self.count += count
         extra = dict.fromkeys(self.topics[topic].columns[3:])
-        return [{"k": n % 4, "n": n, "text": "x" * (n % 200)} | extra for n in range(self.count - count, self.count)]
+        return [
+            {"k": n % 4, "n": n, "text": "x" * (n % 200)} | extra
+            for n in range(self.count - count, self.count)
+        ]
 
-    def stored(self, topic: str, partition: int, rows: Sequence[Row | None]) -> dict[int, tuple[int, int]]:
+    def stored(
+        self, topic: str, partition: int, rows: Sequence[Row | None]
+    ) -> dict[int, tuple[int, int]]:
         place = self.topics[topic].partitions[partition]
         place += rows
         return {partition: (len(place) - len(rows), len(place))}
@@ -105,8 +120,17 @@ class LogMachine(RuleBasedStateMachine):
     @rule(handle=HANDLES, name=NAMES, partitions=st.integers(1, 3), compact=st.booleans())
     def create(self, handle: int, name: str, partitions: int, *, compact: bool) -> None:
         if name not in self.topics:
-            self.logs[handle].create_topic(name, SCHEMA, key="k" if compact else None, partitions=partitions, compact=compact, segment_bytes=2500)
-            self.topics[name] = Topic([[] for _ in range(partitions)], [0] * partitions, compact=compact)
+            self.logs[handle].create_topic(
+                name,
+                SCHEMA,
+                key="k" if compact else None,
+                partitions=partitions,
+                compact=compact,
+                segment_bytes=2500,
+            )
+            self.topics[name] = Topic(
+                [[] for _ in range(partitions)], [0] * partitions, compact=compact
+            )
             self.sequences[name], self.leased[name], self.done[name] = [], {}, set()
 
     @rule(handle=HANDLES)
@@ -129,7 +153,9 @@ class LogMachine(RuleBasedStateMachine):
     def add_partition(self, handle: int, name: str) -> None:
         topic = self.topics.get(name)
         if topic and len(topic.partitions) < 4:
-            self.logs[handle].alter_topic(name, partitions=len(topic.partitions) + 1, allow_moving_keys=True)
+            self.logs[handle].alter_topic(
+                name, partitions=len(topic.partitions) + 1, allow_moving_keys=True
+            )
             topic.partitions.append([])
             topic.starts.append(0)
 
@@ -150,7 +176,11 @@ class LogMachine(RuleBasedStateMachine):
             with self.logs[handle].producer(name, id="till") as till:
                 assert till.last_sequence == len(self.sequences[name]) - 1
                 sequence = till.last_sequence + 1 - back
-                if 0 <= sequence <= till.last_sequence and not self.topics[name].compact and not any(self.topics[name].starts):
+                if (
+                    0 <= sequence <= till.last_sequence
+                    and not self.topics[name].compact
+                    and not any(self.topics[name].starts)
+                ):
                     repeated = till.append(self.fresh(name, 1), sequence=sequence, partition=0)
                     assert repeated.duplicate
                     assert places(repeated) == self.sequences[name][sequence]
@@ -197,8 +227,16 @@ class LogMachine(RuleBasedStateMachine):
         batches = consumer.poll("0 seconds", max_rows=room)
         after = consumer.positions()[name]
         for partition, stop in after.items():
-            first = max(before.get(partition, self.committed.get(name, {}).get(partition, 0)), self.topics[name].starts[partition])
-            found = [row for batch in batches for row in batch.to_pylist() if row["_partition"] == partition]
+            first = max(
+                before.get(partition, self.committed.get(name, {}).get(partition, 0)),
+                self.topics[name].starts[partition],
+            )
+            found = [
+                row
+                for batch in batches
+                for row in batch.to_pylist()
+                if row["_partition"] == partition
+            ]
             self.check_rows(name, partition, found, first, stop)
         if commit:
             consumer.commit()
@@ -214,7 +252,11 @@ class LogMachine(RuleBasedStateMachine):
     @rule(handle=HANDLES, name=NAMES, most=st.integers(1, 5))
     def receive(self, handle: int, name: str, most: int) -> None:
         if name in self.topics:
-            for message in self.logs[handle].queue(name, "workers", delivery_limit=1000).receive(most, visibility="1 hour"):
+            for message in (
+                self.logs[handle]
+                .queue(name, "workers", delivery_limit=1000)
+                .receive(most, visibility="1 hour")
+            ):
                 place = message.partition, message.offset
                 assert place not in self.leased[name]
                 assert place not in self.done[name]
@@ -225,7 +267,11 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES, acknowledge=st.booleans())
     def settle(self, name: str, acknowledge: bool) -> None:
-        settable = [(place, message) for place, message in self.leased.get(name, {}).items() if message is not None]
+        settable = [
+            (place, message)
+            for place, message in self.leased.get(name, {}).items()
+            if message is not None
+        ]
         if name in self.topics and settable:
             place, message = settable[0]
             del self.leased[name][place]
@@ -245,14 +291,18 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(handle=HANDLES, name=NAMES, kept_bytes=st.sampled_from([None, 3000, 6000]))
     def clean(self, handle: int, name: str, kept_bytes: int | None) -> None:
-        """Compaction, and retention by size. How much goes is the log's choice; that it goes from the front is not."""
+        """Compaction, and retention by size. How much goes is the log's choice; that it goes from
+        the front is not.
+        """
         if name in self.topics:
             topic = self.topics[name]
             if not topic.compact:
                 self.logs[handle].alter_topic(name, retention_bytes=kept_bytes)
             self.logs[handle].maintain(name)
             starts = self.logs[handle].start_offsets(name)
-            assert all(topic.starts[n] <= start <= len(topic.partitions[n]) for n, start in starts.items())
+            assert all(
+                topic.starts[n] <= start <= len(topic.partitions[n]) for n, start in starts.items()
+            )
             assert kept_bytes is not None or topic.compact or list(starts.values()) == topic.starts
             topic.starts = list(starts.values())
 
@@ -268,7 +318,11 @@ class LogMachine(RuleBasedStateMachine):
     def forget_messages(self, logs: list[FileLog]) -> None:
         """Messages taken through a closed log stay leased, and cannot be settled."""
         for held in self.leased.values():
-            held |= {place: None for place, message in held.items() if message is not None and message.queue.log in logs}
+            held |= {
+                place: None
+                for place, message in held.items()
+                if message is not None and message.queue.log in logs
+            }
 
     @rule()
     def reboot(self) -> None:
@@ -286,34 +340,62 @@ class LogMachine(RuleBasedStateMachine):
             assert log.note("last") == self.note
             for name, topic in self.topics.items():
                 assert log.topic(name).columns == topic.columns
-                assert list(log.end_offsets(name).values()) == [len(rows) for rows in topic.partitions]
+                assert list(log.end_offsets(name).values()) == [
+                    len(rows) for rows in topic.partitions
+                ]
                 assert list(log.start_offsets(name).values()) == topic.starts
                 found = log.read(name).to_pylist()
                 for partition in range(len(topic.partitions)):
-                    self.check_rows(name, partition, [row for row in found if row["_partition"] == partition], 0, None)
+                    self.check_rows(
+                        name,
+                        partition,
+                        [row for row in found if row["_partition"] == partition],
+                        0,
+                        None,
+                    )
                 group = f"readers-{name}"
                 if name in self.committed:
                     assert log.committed(group)[name] == self.committed[name]
 
-    def check_rows(self, name: str, partition: int, found: list[Row], start: int, stop: int | None) -> None:
+    def check_rows(
+        self, name: str, partition: int, found: list[Row], start: int, stop: int | None
+    ) -> None:
         topic = self.topics[name]
         wanted = topic.rows(partition, start, stop)
-        plain = [(row["_offset"], {column: row[column] for column in ("k", "n", "text")}) for row in found]
-        expected = [(offset, {column: row[column] for column in ("k", "n", "text")}) for offset, row in wanted]
+        plain = [
+            (row["_offset"], {column: row[column] for column in ("k", "n", "text")})
+            for row in found
+        ]
+        expected = [
+            (offset, {column: row[column] for column in ("k", "n", "text")})
+            for offset, row in wanted
+        ]
         if not topic.compact:
             assert plain == expected
             return
         newest = {row["k"]: offset for offset, row in topic.rows(partition)}
         assert [entry for entry in expected if entry in plain] == plain
-        assert {offset for offset, row in wanted if newest[row["k"]] == offset} <= {offset for offset, _ in plain}
+        assert {offset for offset, row in wanted if newest[row["k"]] == offset} <= {
+            offset for offset, _ in plain
+        }
 
 
 def places(position: Any) -> dict[int, tuple[int, int]]:
-    return {partition: (found.start, found.stop) for partition, found in position.partitions().items()}
+    return {
+        partition: (found.start, found.stop) for partition, found in position.partitions().items()
+    }
 
 
-SHORT = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-LONG = settings(max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
+SHORT = settings(
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+LONG = settings(
+    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 TestModel = LogMachine.TestCase
 TestModel.settings = SHORT

@@ -51,7 +51,9 @@ def reopened(root: Path) -> FileLog:
     return FileLog(root, disk=RebootedDisk())
 
 
-def test_a_journal_file_left_garbled_by_a_crash_was_taken_for_a_newer_format(tmp_path: Path) -> None:
+def test_a_journal_file_left_garbled_by_a_crash_was_taken_for_a_newer_format(
+    tmp_path: Path,
+) -> None:
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
         make_checkpoint(log)
@@ -66,19 +68,26 @@ def test_a_journal_file_left_garbled_by_a_crash_was_taken_for_a_newer_format(tmp
         assert log.verify() == []
 
 
-def test_rows_were_ignored_when_the_journal_file_before_theirs_had_lost_its_end(tmp_path: Path) -> None:
+def test_rows_were_ignored_when_the_journal_file_before_theirs_had_lost_its_end(
+    tmp_path: Path,
+) -> None:
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
         make_checkpoint(log)
         log.producer("a").append({"n": 1, "text": "x"})
     old, _ = journals(tmp_path / "log")
-    for lost in [*(tmp_path / "log" / "journal").glob("*.checkpoint"), tmp_path / "log" / "journal" / "durable"]:
+    for lost in [
+        *(tmp_path / "log" / "journal").glob("*.checkpoint"),
+        tmp_path / "log" / "journal" / "durable",
+    ]:
         lost.unlink()
     end = old.stat().st_size - len(b"".join(encode_record(0, ROLL, 0, 0, {})))
     os.truncate(old, end)
     with reopened(tmp_path / "log") as log:
         assert numbers(log, "a") == [1]
-        assert [(finding.kind, finding.file, finding.position) for finding in log.verify()] == [("missing", str(old), end)]
+        assert [(finding.kind, finding.file, finding.position) for finding in log.verify()] == [
+            ("missing", str(old), end)
+        ]
         log.producer("a").append({"n": 2, "text": "x"})
     with reopened(tmp_path / "log") as log:
         assert numbers(log, "a") == [1, 2]
@@ -90,8 +99,18 @@ def test_a_copy_of_a_journal_record_in_a_row_was_taken_for_a_record() -> None:
     assert decode_record(record, 0, 128) is None
 
 
-def fill(log: FileLog, topic: str, first: int, count: int, text_bytes: int = 1, partition: int | None = None) -> None:
-    log.producer(topic).append([{"n": n, "text": "x" * text_bytes} for n in range(first, first + count)], partition=partition)
+def fill(
+    log: FileLog,
+    topic: str,
+    first: int,
+    count: int,
+    text_bytes: int = 1,
+    partition: int | None = None,
+) -> None:
+    log.producer(topic).append(
+        [{"n": n, "text": "x" * text_bytes} for n in range(first, first + count)],
+        partition=partition,
+    )
 
 
 def numbers(log: FileLog, topic: str) -> list[int]:
@@ -118,7 +137,9 @@ def compacted(root: Path) -> FileLog:
     return log
 
 
-def test_rows_were_missed_where_compaction_had_removed_them_once_it_was_switched_off(tmp_path: Path) -> None:
+def test_rows_were_missed_where_compaction_had_removed_them_once_it_was_switched_off(
+    tmp_path: Path,
+) -> None:
     with compacted(tmp_path / "log") as log:
         log.alter_topic("a", compact=False)
         assert numbers(log, "a") == [0, 1, 2]
@@ -126,7 +147,9 @@ def test_rows_were_missed_where_compaction_had_removed_them_once_it_was_switched
 
 
 @pytest.mark.parametrize("rows_compacted", [True, False])
-def test_a_compacted_topics_segment_could_be_cut_short_unnoticed(rows_compacted: bool, tmp_path: Path) -> None:
+def test_a_compacted_topics_segment_could_be_cut_short_unnoticed(
+    rows_compacted: bool, tmp_path: Path
+) -> None:
     with compacted(tmp_path / "log") as log:
         *sealed, last = sorted((tmp_path / "log" / "topics").rglob("*.segment"))
         cut = sealed[0] if rows_compacted else last
@@ -137,7 +160,9 @@ def test_a_compacted_topics_segment_could_be_cut_short_unnoticed(rows_compacted:
             numbers(log, "a")
 
 
-def test_two_checkpoints_at_once_forgot_to_sync_what_was_written_between_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_checkpoints_at_once_forgot_to_sync_what_was_written_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     syncing, go_on = Event(), Event()
 
     def slow_sync(*_: object) -> None:
@@ -160,11 +185,15 @@ def test_two_checkpoints_at_once_forgot_to_sync_what_was_written_between_them(tm
         assert len(journals(tmp_path / "log")) > 1
 
 
-def test_a_topics_rows_were_removed_before_its_deletion_was_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topics_rows_were_removed_before_its_deletion_was_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with FileLog(tmp_path / "log") as first, FileLog(tmp_path / "log") as second:
         first.create_topic("a", SCHEMA)
         fill(first, "a", 0, 3)
-        with monkeypatch.context() as patch:  # the record of the deletion is written and not yet synced
+        with (
+            monkeypatch.context() as patch
+        ):  # the record of the deletion is written and not yet synced
             patch.setattr(first.committer, "_sync", lambda _: None)
             patch.setattr(first.store.marker, "publish", lambda *_, **__: None)
             first.delete_topic("a")
@@ -209,7 +238,10 @@ def test_files_that_a_killed_process_left_unfinished_stayed_for_ever(tmp_path: P
 def test_two_tasks_that_were_told_one_directory_staged_into_one_file(tmp_path: Path) -> None:
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
-        parts = [pa.RecordBatch.from_pylist([{"n": n, "text": "x"}], schema=log.topic("a").arrow_schema) for n in range(2)]
+        parts = [
+            pa.RecordBatch.from_pylist([{"n": n, "text": "x"}], schema=log.topic("a").arrow_schema)
+            for n in range(2)
+        ]
         staged = [log.stage("a", [part], directory=str(tmp_path / "elsewhere")) for part in parts]
         with log.transaction("job") as tx:
             for part in staged:
@@ -217,7 +249,9 @@ def test_two_tasks_that_were_told_one_directory_staged_into_one_file(tmp_path: P
         assert numbers(log, "a") == [0, 1]
 
 
-def test_a_copy_of_a_batch_in_a_row_was_read_as_a_batch_when_the_one_around_it_was_damaged(tmp_path: Path) -> None:
+def test_a_copy_of_a_batch_in_a_row_was_read_as_a_batch_when_the_one_around_it_was_damaged(
+    tmp_path: Path,
+) -> None:
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", "data BINARY")
         producer = log.producer("a")

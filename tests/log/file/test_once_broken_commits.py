@@ -19,7 +19,9 @@ from headrace.testing.power_loss import FullDisk, RebootedDisk, RecordingDisk
 from tests.log.file.test_once_broken import SCHEMA, fail_next_commit, fill, numbers
 
 
-def test_a_segment_begun_by_a_failed_commit_hid_rows_stored_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_begun_by_a_failed_commit_hid_rows_stored_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA, segment_bytes=2000)
         fill(log, "a", 0, 2)
@@ -35,7 +37,9 @@ def test_a_segment_begun_by_a_failed_commit_hid_rows_stored_later(tmp_path: Path
         assert log.verify() == []
 
 
-def test_rows_of_a_failed_commit_were_read_when_a_staged_file_took_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_failed_commit_were_read_when_a_staged_file_took_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
         fail_next_commit(log, monkeypatch)
@@ -59,7 +63,9 @@ def test_a_transaction_that_filled_several_segments_was_refused(tmp_path: Path) 
         assert numbers(log, "a") == [0, 1, 2]
 
 
-def test_large_rows_for_two_segments_in_one_commit_were_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_rows_for_two_segments_in_one_commit_were_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.log.file.committer.INLINE_BYTES", 0)
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA, segment_bytes=1000)
@@ -70,7 +76,9 @@ def test_large_rows_for_two_segments_in_one_commit_were_refused(tmp_path: Path, 
         assert numbers(log, "a") == [0, 1, 2, 3]
 
 
-def test_large_rows_for_many_partitions_in_one_commit_were_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_rows_for_many_partitions_in_one_commit_were_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.log.file.committer.INLINE_BYTES", 0)
     monkeypatch.setattr("headrace.log.file.store._MOST_OPEN_SEGMENTS", 2)
     with FileLog(tmp_path / "log") as log:
@@ -79,7 +87,9 @@ def test_large_rows_for_many_partitions_in_one_commit_were_refused(tmp_path: Pat
         assert sorted(numbers(log, "a")) == list(range(10))
 
 
-def test_a_repeat_of_a_staged_append_could_not_be_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeat_of_a_staged_append_could_not_be_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.log.file.producer.MOST_BYTES_A_COMMIT", 100)
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
@@ -90,7 +100,9 @@ def test_a_repeat_of_a_staged_append_could_not_be_found_again(tmp_path: Path, mo
         assert again.partitions() == first.partitions()
 
 
-def test_staged_rows_were_removed_when_it_was_not_known_whether_they_were_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_staged_rows_were_removed_when_it_was_not_known_whether_they_were_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.log.file.producer.MOST_BYTES_A_COMMIT", 100)
     monkeypatch.setattr("headrace.log.file.staging.MOST_COPIED_BYTES", 0)
     log = FileLog(tmp_path / "log")
@@ -100,7 +112,9 @@ def test_staged_rows_were_removed_when_it_was_not_known_whether_they_were_commit
         raise OSError("the disk is on fire")
 
     with monkeypatch.context() as patch:
-        patch.setattr(DiskFile, "sync", lambda file: broken(file) if file.path.suffix == ".journal" else None)
+        patch.setattr(
+            DiskFile, "sync", lambda file: broken(file) if file.path.suffix == ".journal" else None
+        )
         with pytest.raises(RetryError, match="not known"):
             fill(log, "a", 0, 3)
     with pytest.raises(RetryError, match="open the log again"):
@@ -112,7 +126,9 @@ def test_staged_rows_were_removed_when_it_was_not_known_whether_they_were_commit
         assert log.verify() == []
 
 
-def test_a_staged_file_that_could_not_be_moved_was_missing_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_staged_file_that_could_not_be_moved_was_missing_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.log.file.producer.MOST_BYTES_A_COMMIT", 100)
     monkeypatch.setattr("headrace.log.file.staging.MOST_COPIED_BYTES", 0)
     with FileLog(tmp_path / "log") as log:
@@ -129,7 +145,9 @@ def test_a_staged_file_that_could_not_be_moved_was_missing_for_ever(tmp_path: Pa
         assert numbers(log, "a") == [0, 1, 2, 3]
 
 
-def test_a_transaction_whose_commit_failed_could_not_be_given_up_or_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_whose_commit_failed_could_not_be_given_up_or_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.log.file.transaction.MOST_BYTES_IN_MEMORY", 100)
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
@@ -144,7 +162,9 @@ def test_a_transaction_whose_commit_failed_could_not_be_given_up_or_tried_again(
         assert numbers(log, "a") == [1]
 
 
-def test_rows_of_a_transaction_were_doubled_when_there_was_no_room_for_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_transaction_were_doubled_when_there_was_no_room_for_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headrace.log.file.transaction.MOST_BYTES_IN_MEMORY", 500)
     disk = FullDisk(1 << 20)
     with FileLog(tmp_path / "log", disk=disk) as log:
@@ -160,7 +180,9 @@ def test_rows_of_a_transaction_were_doubled_when_there_was_no_room_for_some(tmp_
         assert numbers(log, "a") == []
 
 
-def test_a_failed_append_came_back_when_power_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_append_came_back_when_power_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = RecordingDisk(tmp_path / "before")
     log = FileLog(tmp_path / "before" / "log", disk=disk)
     log.create_topic("a", SCHEMA)
@@ -176,7 +198,9 @@ def test_a_failed_append_came_back_when_power_was_lost(tmp_path: Path, monkeypat
     trace = disk.freeze()
     log.close()
     for seed in range(10):
-        trace.cut_power(len(trace.changes), tmp_path / f"after{seed}", mode="mixed", chance=Random(seed))
+        trace.cut_power(
+            len(trace.changes), tmp_path / f"after{seed}", mode="mixed", chance=Random(seed)
+        )
         with FileLog(tmp_path / f"after{seed}" / "log", disk=RebootedDisk()) as log:
             assert numbers(log, "a") == []
 
@@ -198,7 +222,9 @@ def test_ctrl_c_left_the_lead_to_nobody(tmp_path: Path, monkeypatch: pytest.Monk
         assert numbers(log, "a") == [0]
 
 
-def test_ctrl_c_during_a_sync_made_the_log_unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_during_a_sync_made_the_log_unusable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
 
@@ -217,7 +243,9 @@ def test_a_topic_another_process_was_about_to_make_durable_was_said_to_exist_and
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FileLog(tmp_path / "log") as first, FileLog(tmp_path / "log") as second:
-        with monkeypatch.context() as patch:  # the first one wrote its record and has not come to syncing it
+        with (
+            monkeypatch.context() as patch
+        ):  # the first one wrote its record and has not come to syncing it
             patch.setattr(first.committer, "_sync", lambda _: time.sleep(0))
             patch.setattr(first.store.marker, "publish", lambda *_, **__: None)
             first.create_topic("a", SCHEMA)
@@ -226,10 +254,14 @@ def test_a_topic_another_process_was_about_to_make_durable_was_said_to_exist_and
         assert second.topics() == ["a"]
 
 
-def test_an_append_failed_while_another_thread_was_importing_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_failed_while_another_thread_was_importing_pandas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
-        monkeypatch.setitem(sys.modules, "pandas", ModuleType("pandas"))  # what it is until it has run
+        monkeypatch.setitem(
+            sys.modules, "pandas", ModuleType("pandas")
+        )  # what it is until it has run
         fill(log, "a", 0, 1)
         monkeypatch.undo()
         assert numbers(log, "a") == [0]

@@ -25,7 +25,12 @@ def test_a_damaged_message_becomes_a_dead_letter_that_says_where_it_was(tmp_path
             assert queue.receive(10) == []
 
         (letter,) = dead.letters(log, "mails")
-        assert (letter["place"], letter["source_partition"], letter["source_offset"], letter["row"]) == ("queue g", 0, 2, None)
+        assert (
+            letter["place"],
+            letter["source_partition"],
+            letter["source_offset"],
+            letter["row"],
+        ) == ("queue g", 0, 2, None)
         assert segment.name in letter["reason"]
         assert [lag.rows for lag in log.lag("g")] == [0]
 
@@ -33,7 +38,13 @@ def test_a_damaged_message_becomes_a_dead_letter_that_says_where_it_was(tmp_path
 def test_more_letters_than_one_answer_holds_can_be_replayed(tmp_path: Path) -> None:
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:
         log.create_topic("mails", schema="text STRING")
-        letters = [dead.DeadLetter(place="test", reason="", row=f'{{"text": "{number}"}}') for number in range(dead._MOST_ROWS_A_READ + 1)]
+        letters = [
+            dead.DeadLetter(place="test", reason="", row=f'{{"text": "{number}"}}')
+            for number in range(dead._MOST_ROWS_A_READ + 1)
+        ]
         dead.divert(log, "mails", letters)
         assert dead.replay(log, "mails", offsets=[0, dead._MOST_ROWS_A_READ]).replayed == 2
-        assert sorted(row["text"] for row in log.read("mails").to_pylist()) == ["0", str(dead._MOST_ROWS_A_READ)]
+        assert sorted(row["text"] for row in log.read("mails").to_pylist()) == [
+            "0",
+            str(dead._MOST_ROWS_A_READ),
+        ]

@@ -1,4 +1,6 @@
-"""Directories that cannot be used, and files of a newer format: refused, with what is wrong and what to do."""
+"""Directories that cannot be used, and files of a newer format: refused, with what is wrong and
+what to do.
+"""
 
 from __future__ import annotations
 
@@ -97,14 +99,31 @@ def newer_marker(root: Path) -> None:
     path.write_bytes(with_crc(data, 8, len(data)))
 
 
-@pytest.mark.parametrize("change", [newer_about, newer_segment, newer_frame, newer_journal, newer_record, newer_checkpoint, newer_marker])
+@pytest.mark.parametrize(
+    "change",
+    [
+        newer_about,
+        newer_segment,
+        newer_frame,
+        newer_journal,
+        newer_record,
+        newer_checkpoint,
+        newer_marker,
+    ],
+)
 def test_a_newer_format_is_refused(change: Callable[[Path], None], root: Path) -> None:
     change(root)
-    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name not in {"durable", "housekeeping"}}
+    before = {
+        path: path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and path.name not in {"durable", "housekeeping"}
+    }
     with pytest.raises(NewerFormat, match="format 2; this Headrace knows 1") as caught:
         FileLog(root, disk=RebootedDisk()).read("a").to_table()
     assert caught.value.fix == "upgrade Headrace."
-    assert before == {path: path.read_bytes() for path in before}, "a file of a newer format was changed"
+    assert before == {path: path.read_bytes() for path in before}, (
+        "a file of a newer format was changed"
+    )
 
 
 def test_a_path_that_is_a_file(tmp_path: Path) -> None:
@@ -134,7 +153,9 @@ def test_a_log_that_is_missing_and_shall_not_be_made(tmp_path: Path) -> None:
 
 
 def as_nobody(script: str, *arguments: str) -> str:
-    """Run a script as a user without rights. Root's own process may do anything, so the real thing needs another one."""
+    """Run a script as a user without rights. Root's own process may do anything, so the real thing
+    needs another one.
+    """
     if os.getuid() != 0:
         pytest.skip("only root can become somebody else")
     preamble = """
@@ -150,7 +171,14 @@ def as_nobody(script: str, *arguments: str) -> str:
         """
     code = textwrap.dedent(preamble) + textwrap.dedent(script)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=60, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -174,12 +202,25 @@ READ_ONLY = f"""{READ_ROWS}
 
 def test_a_read_only_directory_can_be_read(root: Path) -> None:
     printed = as_nobody(READ_ONLY, str(root)).splitlines()
-    refused = [f"{what} ReadOnlyLog True" for what in ("append", "register", "create", "transaction", "consumer", "receive", "maintain")]
+    refused = [
+        f"{what} ReadOnlyLog True"
+        for what in (
+            "append",
+            "register",
+            "create",
+            "transaction",
+            "consumer",
+            "receive",
+            "maintain",
+        )
+    ]
     assert printed == ["rows [0, 1, 2]", "verify []", *refused]
 
 
 @pytest.mark.parametrize("marker", ["damaged", "missing"])
-def test_a_read_only_directory_whose_marker_cannot_be_used_can_be_read(marker: str, root: Path) -> None:
+def test_a_read_only_directory_whose_marker_cannot_be_used_can_be_read(
+    marker: str, root: Path
+) -> None:
     path = root / "journal" / "durable"
     if marker == "missing":
         path.unlink()

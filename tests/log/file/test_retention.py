@@ -29,7 +29,15 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in ("committer", "housekeeping", "compaction", "transaction", "log", "queue", "store"):
+    for module in (
+        "committer",
+        "housekeeping",
+        "compaction",
+        "transaction",
+        "log",
+        "queue",
+        "store",
+    ):
         monkeypatch.setattr(f"headrace.log.file.{module}.now_us", clock)
     return clock
 
@@ -165,7 +173,9 @@ def test_the_files_of_a_deleted_topic_go(log: FileLog) -> None:
 
 def test_what_dead_owners_staged_is_swept(log: FileLog, clock: Clock) -> None:
     log.create_topic("t", "a BIGINT")
-    staged = log.stage("t", [pa.RecordBatch.from_pylist([{"a": 1}], schema=log.topic("t").arrow_schema)])
+    staged = log.stage(
+        "t", [pa.RecordBatch.from_pylist([{"a": 1}], schema=log.topic("t").arrow_schema)]
+    )
     assert staged.rows == 1
     assert log.maintain()["staging_swept"] == 0
     clock.us += 2 * DAY_US

@@ -35,14 +35,27 @@ class Stranger:
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
 
-    def write(self, topic: str, *values: bytes | None, key: bytes | None = None, partition: int = -1, **config: Any) -> None:
+    def write(
+        self,
+        topic: str,
+        *values: bytes | None,
+        key: bytes | None = None,
+        partition: int = -1,
+        **config: Any,
+    ) -> None:
         producer = Producer({"bootstrap.servers": self.bootstrap, **config})
         for value in values:
             producer.produce(topic, value, key, partition)
         assert producer.flush(20) == 0
 
     def read(self, topic: str, count: int, partition: int = 0) -> list[Message]:
-        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "stranger", "isolation.level": "read_committed"})
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": "stranger",
+                "isolation.level": "read_committed",
+            }
+        )
         consumer.assign([TopicPartition(topic, partition, 0)])
         messages = consumer.consume(count, 20)
         consumer.close()

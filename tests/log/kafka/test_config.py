@@ -10,27 +10,46 @@ from headrace.log.kafka.config import parse_address
 
 
 def test_an_address_names_brokers_and_options() -> None:
-    cluster = parse_address("kafka://one:9092,two:9093?security.protocol=SSL&ssl.ca.location=%2Fca.pem", {})
+    cluster = parse_address(
+        "kafka://one:9092,two:9093?security.protocol=SSL&ssl.ca.location=%2Fca.pem", {}
+    )
     assert cluster.bootstrap == "one:9092,two:9093"
     assert cluster.options == {"security.protocol": "SSL", "ssl.ca.location": "/ca.pem"}
     assert cluster.client()["bootstrap.servers"] == "one:9092,two:9093"
 
 
 def test_options_by_name_in_a_dict_and_in_the_address_mean_the_same() -> None:
-    by_keyword = parse_address("kafka://h:1", {"sasl.mechanism": "PLAIN", "enable_ssl_certificate_verification": False})
-    by_dict = parse_address("kafka://h:1", {"options": {"sasl.mechanism": "PLAIN", "enable.ssl.certificate.verification": False}})
-    in_address = parse_address("kafka://h:1?sasl.mechanism=PLAIN&enable.ssl.certificate.verification=false", {})
+    by_keyword = parse_address(
+        "kafka://h:1", {"sasl.mechanism": "PLAIN", "enable_ssl_certificate_verification": False}
+    )
+    by_dict = parse_address(
+        "kafka://h:1",
+        {"options": {"sasl.mechanism": "PLAIN", "enable.ssl.certificate.verification": False}},
+    )
+    in_address = parse_address(
+        "kafka://h:1?sasl.mechanism=PLAIN&enable.ssl.certificate.verification=false", {}
+    )
     assert by_keyword == by_dict == in_address
     assert by_keyword.options["enable.ssl.certificate.verification"] == "false"
-    assert parse_address("kafka://h:1?sasl.mechanism=PLAIN", {"sasl.mechanism": "SCRAM-SHA-256"}).options == {"sasl.mechanism": "SCRAM-SHA-256"}
+    assert parse_address(
+        "kafka://h:1?sasl.mechanism=PLAIN", {"sasl.mechanism": "SCRAM-SHA-256"}
+    ).options == {"sasl.mechanism": "SCRAM-SHA-256"}
 
 
-def test_secrets_come_from_the_environment_or_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_secrets_come_from_the_environment_or_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", "from the environment")
     (tmp_path / "secret").write_text("from a file\n")
-    options = {"sasl.password": "env:KAFKA_PASSWORD", "ssl.key.password": f"file:{tmp_path / 'secret'}"}
+    options = {
+        "sasl.password": "env:KAFKA_PASSWORD",
+        "ssl.key.password": f"file:{tmp_path / 'secret'}",
+    }
     cluster = parse_address("kafka://h:1", options)
-    assert cluster.options == {"sasl.password": "from the environment", "ssl.key.password": "from a file"}
+    assert cluster.options == {
+        "sasl.password": "from the environment",
+        "ssl.key.password": "from a file",
+    }
     assert "from the environment" not in repr(cluster)
 
 

@@ -15,7 +15,9 @@ from headrace.log.kafka.errors import translated
         (KafkaError.REQUEST_TIMED_OUT, RetryError, "try again"),
     ],
 )
-def test_an_error_is_in_the_family_of_what_can_be_done_about_it(number: int, family: type[HeadraceError], says: str) -> None:
+def test_an_error_is_in_the_family_of_what_can_be_done_about_it(
+    number: int, family: type[HeadraceError], says: str
+) -> None:
     error = translated(KafkaException(KafkaError(number)), "store a note")
     assert isinstance(error, family)
     assert "store a note" in error.message

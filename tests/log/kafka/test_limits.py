@@ -30,8 +30,13 @@ def found(log: Log, topic: str) -> list[int]:
     return sorted(row["n"] for row in log.read(topic).to_pylist())
 
 
-def test_a_row_larger_than_a_record_is_refused_before_anything_is_stored(log: Log, events: str) -> None:
-    with log.producer(events) as producer, pytest.raises(errors.BadRows, match=r"(?s)Row 1.*message\.max\.bytes"):
+def test_a_row_larger_than_a_record_is_refused_before_anything_is_stored(
+    log: Log, events: str
+) -> None:
+    with (
+        log.producer(events) as producer,
+        pytest.raises(errors.BadRows, match=r"(?s)Row 1.*message\.max\.bytes"),
+    ):
         producer.append([*rows(1), {"n": 2, "text": "x" * 1_100_000}])
     assert log.end_offsets(events) == {0: 0, 1: 0}
 
@@ -51,13 +56,17 @@ def test_a_compacted_topic_needs_keys(log: Log, name: MakeName) -> None:
     assert [control.payload for control in log.read_control(topic, 0)] == [b"tick"]
 
 
-def test_settings_that_the_brokers_refuse_are_an_error_with_their_words(log: Log, name: MakeName) -> None:
+def test_settings_that_the_brokers_refuse_are_an_error_with_their_words(
+    log: Log, name: MakeName
+) -> None:
     with pytest.raises(errors.ConfigurationError, match=r"segment\.bytes"):
         log.create_topic(name("tiny"), "n BIGINT", segment_bytes=1000)
     assert name("tiny") not in log.topics()
 
 
-def test_timeouts_that_the_brokers_refuse_are_an_error(log: Log, events: str, name: MakeName) -> None:
+def test_timeouts_that_the_brokers_refuse_are_an_error(
+    log: Log, events: str, name: MakeName
+) -> None:
     with pytest.raises(errors.ConfigurationError, match="session"):
         log.consumer(events, group=name("g"), session_timeout="100 milliseconds")
     with pytest.raises(errors.ConfigurationError, match="timeout"):
@@ -91,7 +100,9 @@ def lose_the_answer(monkeypatch: pytest.MonkeyPatch, module: Any, *, after: bool
 
 
 @pytest.mark.parametrize("after", [True, False])
-def test_a_lost_answer_to_a_numbered_append_is_looked_up(log: Log, events: str, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+def test_a_lost_answer_to_a_numbered_append_is_looked_up(
+    log: Log, events: str, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
     with log.producer(events, id="p") as producer:
         producer.append(rows(1, 2), sequence=0)
         lose_the_answer(monkeypatch, producer_module, after=after)
@@ -108,7 +119,9 @@ def test_a_lost_answer_to_a_numbered_append_is_looked_up(log: Log, events: str, 
 
 
 @pytest.mark.parametrize("after", [True, False])
-def test_a_lost_answer_to_a_transaction_is_looked_up(log: Log, events: str, name: MakeName, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+def test_a_lost_answer_to_a_transaction_is_looked_up(
+    log: Log, events: str, name: MakeName, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
     transaction = log.transaction(name("job"))
     transaction.append(events, rows(1, 2))
     transaction.set_note(name("n"), "1")
@@ -122,13 +135,17 @@ def test_a_lost_answer_to_a_transaction_is_looked_up(log: Log, events: str, name
     assert log.note(name("n")) == ("1" if after else None)
 
 
-def test_an_append_without_an_id_says_that_its_outcome_is_unknown(log: Log, events: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_without_an_id_says_that_its_outcome_is_unknown(
+    log: Log, events: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lose_the_answer(monkeypatch, producer_module, after=True)
     with log.producer(events) as producer, pytest.raises(errors.RetryError, match="not known"):
         producer.append(rows(1, 2))
 
 
-def test_a_large_transaction_is_still_all_or_nothing(log: Log, other: Log, events: str, name: MakeName, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_transaction_is_still_all_or_nothing(
+    log: Log, other: Log, events: str, name: MakeName, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transaction_module, "MOST_BYTES_HELD", 1000)
     with log.transaction(name("big")) as transaction:
         for n in range(100):
@@ -154,7 +171,9 @@ def receive(queue: Any, count: int) -> list[Any]:
 
 
 def test_a_batch_is_handed_out_piece_by_piece(log: Log, name: MakeName) -> None:
-    """Kafka fetches whole batches; one message at a time is given to the receiver, each counted as its first delivery."""
+    """Kafka fetches whole batches; one message at a time is given to the receiver, each counted as
+    its first delivery.
+    """
     topic = log.create_topic(name("jobs"), "n BIGINT, text STRING").name
     with log.producer(topic) as producer:
         producer.append(rows(*range(5)))
@@ -182,7 +201,9 @@ def test_messages_can_be_received_while_others_are_held(log: Log, name: MakeName
             message.ack()
 
 
-def test_messages_can_be_settled_while_another_thread_waits_for_more(log: Log, name: MakeName) -> None:
+def test_messages_can_be_settled_while_another_thread_waits_for_more(
+    log: Log, name: MakeName
+) -> None:
     topic = log.create_topic(name("jobs"), "n BIGINT, text STRING").name
     with log.producer(topic) as producer:
         producer.append(rows(1))
@@ -195,10 +216,18 @@ def test_messages_can_be_settled_while_another_thread_waits_for_more(log: Log, n
         assert waiting.result(timeout=20) == []
 
 
-def test_what_share_groups_cannot_do_is_refused_by_name(log: Log, events: str, name: MakeName) -> None:
-    with log.queue(events, group=name("a")) as queue, pytest.raises(errors.NotSupported, match=r"visibility of 1 hour.*brokers"):
+def test_what_share_groups_cannot_do_is_refused_by_name(
+    log: Log, events: str, name: MakeName
+) -> None:
+    with (
+        log.queue(events, group=name("a")) as queue,
+        pytest.raises(errors.NotSupported, match=r"visibility of 1 hour.*brokers"),
+    ):
         queue.receive(1, visibility="1 hour")
-    with log.queue(events, group=name("b"), delivery_limit=1000) as queue, pytest.raises(errors.NotSupported, match="delivery limit of 1000"):
+    with (
+        log.queue(events, group=name("b"), delivery_limit=1000) as queue,
+        pytest.raises(errors.NotSupported, match="delivery limit of 1000"),
+    ):
         queue.receive(1)
 
 
@@ -211,7 +240,9 @@ def test_lag_of_many_groups_is_quick(log: Log, name: MakeName) -> None:
         log.reset_group(f"{name('g')}.{number}", topic, number)
     mine = [lag for lag in log.lag() if lag.topic == topic]
     assert {(lag.group, lag.partition): lag.rows for lag in mine} == {
-        (f"{name('g')}.{number}", partition): 20 - number for number in range(10) for partition in range(4)
+        (f"{name('g')}.{number}", partition): 20 - number
+        for number in range(10)
+        for partition in range(4)
     }
     begun = time.monotonic()
     again = [lag.rows for lag in log.lag() if lag.topic == topic]

@@ -1,4 +1,6 @@
-"""TLS and SASL reach the client: a broker that speaks nothing else is used with the right options, and refused with the wrong ones."""
+"""TLS and SASL reach the client: a broker that speaks nothing else is used with the right options,
+and refused with the wrong ones.
+"""
 
 import shutil
 import subprocess
@@ -42,7 +44,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
         timeout=60,
     )
-    (directory / "both.pem").write_text((directory / "key.pem").read_text() + (directory / "certificate.pem").read_text())
+    (directory / "both.pem").write_text(
+        (directory / "key.pem").read_text() + (directory / "certificate.pem").read_text()
+    )
     return directory
 
 
@@ -54,7 +58,10 @@ def guarded(kafka_broker: KafkaBroker, certificate: Path) -> Iterator[KafkaBroke
         "listener.security.protocol.map": "PLAINTEXT:SASL_SSL,CONTROLLER:PLAINTEXT",
         "sasl.enabled.mechanisms": "PLAIN",
         "sasl.mechanism.inter.broker.protocol": "PLAIN",
-        "listener.name.plaintext.plain.sasl.jaas.config": f'{login} username="admin" password="{PASSWORD}" user_admin="{PASSWORD}" user_till="{PASSWORD}";',
+        "listener.name.plaintext.plain.sasl.jaas.config": (
+            f'{login} username="admin" password="{PASSWORD}" user_admin="{PASSWORD}"'
+            f' user_till="{PASSWORD}";'
+        ),
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(certificate / "both.pem"),
         "ssl.truststore.type": "PEM",
@@ -75,30 +82,51 @@ def options(certificate: Path, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.kafka
-def test_a_guarded_broker_is_used_with_the_right_options(guarded: KafkaBroker, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guarded_broker_is_used_with_the_right_options(
+    guarded: KafkaBroker, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TILL_PASSWORD", PASSWORD)
     with hr.open_log(guarded.address, **options(certificate)) as log:
         log.create_topic("orders", "n BIGINT", partitions=2)
         with log.transaction("job") as transaction:
             transaction.append("orders", [{"n": n} for n in range(5)])
         with log.consumer("orders", group="g") as consumer:
-            found = [n for _ in range(5) for batch in consumer.poll() for n in batch.column("n").to_pylist()]
+            found = [
+                n
+                for _ in range(5)
+                for batch in consumer.poll()
+                for n in batch.column("n").to_pylist()
+            ]
         assert sorted(found) == list(range(5))
 
 
 @pytest.mark.kafka
-def test_a_guarded_broker_is_refused_with_the_wrong_ones(guarded: KafkaBroker, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guarded_broker_is_refused_with_the_wrong_ones(
+    guarded: KafkaBroker, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TILL_PASSWORD", "potato")
     with pytest.raises(errors.LogUnavailable, match=r"(?i)authentication") as refused:
         hr.open_log(guarded.address, **options(certificate))
     assert "potato" not in str(refused.value)
     monkeypatch.setenv("TILL_PASSWORD", PASSWORD)
     with pytest.raises(errors.LogUnavailable, match=r"(?i)certificate"):
-        hr.open_log(guarded.address, **{name: value for name, value in options(certificate).items() if name != "ssl.ca.location"})
+        hr.open_log(
+            guarded.address,
+            **{
+                name: value
+                for name, value in options(certificate).items()
+                if name != "ssl.ca.location"
+            },
+        )
 
 
 def test_without_the_package_the_extra_is_named() -> None:
-    script = "import sys; sys.modules['confluent_kafka'] = None\nimport headrace as hr\nhr.open_log('kafka://127.0.0.1:1')"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    script = (
+        "import sys; sys.modules['confluent_kafka'] = None\nimport headrace as"
+        " hr\nhr.open_log('kafka://127.0.0.1:1')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
     assert "pip install 'headrace[kafka]'" in done.stderr
     assert "MissingExtra" in done.stderr

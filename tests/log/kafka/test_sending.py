@@ -1,4 +1,6 @@
-"""What a transaction sends: few reports, kept clients, staged records; and nothing is lost without a word."""
+"""What a transaction sends: few reports, kept clients, staged records; and nothing is lost without
+a word.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,12 @@ pytestmark = pytest.mark.kafka
 Names = Callable[[str], str]
 
 
-def test_a_record_that_is_refused_between_two_that_are_reported_fails_the_commit(kafka_broker: KafkaBroker, name: Names) -> None:
-    """Only the ends of what is sent are reported; each record is a request of its own here, so that the broker refuses just the one in the middle."""
+def test_a_record_that_is_refused_between_two_that_are_reported_fails_the_commit(
+    kafka_broker: KafkaBroker, name: Names
+) -> None:
+    """Only the ends of what is sent are reported; each record is a request of its own here, so that
+    the broker refuses just the one in the middle.
+    """
     with hr.open_log(kafka_broker.address, **{"batch.num.messages": 1}) as log:
         topic = log.create_topic(name("t"), "text STRING").name
         internals: Any = log
@@ -36,23 +42,37 @@ def test_a_record_that_is_refused_between_two_that_are_reported_fails_the_commit
 
 
 def test_records_keep_their_order_within_a_partition() -> None:
-    records = [Record("t", n % 2, None, b"%d" % n) for n in range(5)] + [Record("u", 0, b"k", None, [("h", b"1")])]
+    records = [Record("t", n % 2, None, b"%d" % n) for n in range(5)] + [
+        Record("u", 0, b"k", None, [("h", b"1")])
+    ]
     assert [(each.topic, each.partition, each.values) for each in blocks(records)] == [
-        ("t", 0, [b"0", b"2", b"4"]), ("t", 1, [b"1", b"3"]), ("u", 0, [None]),
-    ]  # fmt: skip
+        ("t", 0, [b"0", b"2", b"4"]),
+        ("t", 1, [b"1", b"3"]),
+        ("u", 0, [None]),
+    ]
 
 
 def test_columns_say_what_records_say(log: hr.Log, name: Names) -> None:
     info = log.create_table(name("t"), "id BIGINT, v STRING", primary_key="id")
     changes = ["insert", "update_preimage", "update_postimage", "delete"]
-    batch = pa.RecordBatch.from_pydict({"id": [1, 1, 1, 2], "v": ["a", "a", "b", "c"], "_change_type": changes}, schema=info.arrow_schema)
+    batch = pa.RecordBatch.from_pydict(
+        {"id": [1, 1, 1, 2], "v": ["a", "a", "b", "c"], "_change_type": changes},
+        schema=info.arrow_schema,
+    )
     keys, values, headers = record_parts(to_columns(info, batch, 1_000_000))
     assert keys == [b"1", b"1", b"1", b"2"]
     assert values == [b'{"id":1,"v":"a"}', b'{"id":1,"v":"a"}', b'{"id":1,"v":"b"}', None]
-    assert list(headers) == [[("headrace.change", b"insert")], [("headrace.change", b"update_preimage")], None, None]
+    assert list(headers) == [
+        [("headrace.change", b"insert")],
+        [("headrace.change", b"update_preimage")],
+        None,
+        None,
+    ]
 
 
-def test_staged_files_of_another_format_are_refused(log: hr.Log, name: Names, tmp_path: Path) -> None:
+def test_staged_files_of_another_format_are_refused(
+    log: hr.Log, name: Names, tmp_path: Path
+) -> None:
     topic = log.create_topic(name("t"), "text STRING").name
     file = tmp_path / "foreign.arrow"
     with pa.ipc.new_file(str(file), pa.schema([("text", pa.string())])) as writer:
@@ -68,7 +88,9 @@ def test_staged_files_of_another_format_are_refused(log: hr.Log, name: Names, tm
     assert log.read(topic).to_pylist() == []
 
 
-def test_readers_are_kept_between_reads_and_meet_new_topics(kafka_broker: KafkaBroker, name: Names) -> None:
+def test_readers_are_kept_between_reads_and_meet_new_topics(
+    kafka_broker: KafkaBroker, name: Names
+) -> None:
     with hr.open_log(kafka_broker.address) as log:
         internals: Any = log
         fetchers = internals._connection.broker.fetchers

@@ -1,4 +1,6 @@
-"""Topics shared with clients that know nothing of Headrace: what they see, and what becomes of what they write."""
+"""Topics shared with clients that know nothing of Headrace: what they see, and what becomes of what
+they write.
+"""
 
 import json
 from collections.abc import Callable
@@ -20,19 +22,32 @@ MakeName = Callable[[str], str]
 def test_a_stranger_sees_plain_json(log: Log, stranger: Stranger, name: MakeName) -> None:
     topic = log.create_topic(name("orders"), "id BIGINT, at TIMESTAMP, note STRING", key="id").name
     with log.producer(topic) as producer:
-        producer.append({"id": 7, "at": datetime(2026, 1, 31, 12, tzinfo=UTC), "note": None}, headers=[{"trace": b"1"}])
+        producer.append(
+            {"id": 7, "at": datetime(2026, 1, 31, 12, tzinfo=UTC), "note": None},
+            headers=[{"trace": b"1"}],
+        )
     (message,) = stranger.read(topic, 1)
-    assert json.loads(message.value() or b"") == {"id": 7, "at": "2026-01-31T12:00:00.000000Z", "note": None}
+    assert json.loads(message.value() or b"") == {
+        "id": 7,
+        "at": "2026-01-31T12:00:00.000000Z",
+        "note": None,
+    }
     assert (message.key(), message.headers()) == (b"7", [("trace", b"1")])
 
 
-def test_a_stranger_sees_a_tables_deletion_as_a_null(log: Log, stranger: Stranger, name: MakeName) -> None:
+def test_a_stranger_sees_a_tables_deletion_as_a_null(
+    log: Log, stranger: Stranger, name: MakeName
+) -> None:
     table = log.create_table(name("customers"), "id BIGINT, name STRING", primary_key="id").name
     with log.producer(table) as producer:
         producer.upsert({"id": 1, "name": "Ada"})
         producer.delete(1)
     written, deleted = stranger.read(table, 2)
-    assert (written.key(), written.value(), written.headers()) == (b"1", b'{"id":1,"name":"Ada"}', None)
+    assert (written.key(), written.value(), written.headers()) == (
+        b"1",
+        b'{"id":1,"name":"Ada"}',
+        None,
+    )
     assert (deleted.key(), deleted.value(), deleted.headers()) == (b"1", None, None)
 
 
@@ -40,7 +55,10 @@ def test_a_strangers_rows_are_read(log: Log, stranger: Stranger, name: MakeName)
     table = log.create_table(name("customers"), "id BIGINT, name STRING", primary_key="id").name
     stranger.write(table, b'{"id":1,"name":"Ada"}', None, key=b"1")
     rows = log.read(table, columns=["id", "name", "_change_type"]).to_pylist()
-    assert rows == [{"id": 1, "name": "Ada", "_change_type": "update_postimage"}, {"id": 1, "name": None, "_change_type": "delete"}]
+    assert rows == [
+        {"id": 1, "name": "Ada", "_change_type": "update_postimage"},
+        {"id": 1, "name": None, "_change_type": "delete"},
+    ]
 
 
 def test_kafkas_own_murmur2_agrees(log: Log, stranger: Stranger, name: MakeName) -> None:
@@ -49,12 +67,19 @@ def test_kafkas_own_murmur2_agrees(log: Log, stranger: Stranger, name: MakeName)
     with log.producer(topic) as producer:
         producer.append([{"k": key, "who": "us"} for key in keys])
     for key in keys:
-        stranger.write(topic, json.dumps({"k": key, "who": "them"}).encode(), key=key.encode(), partitioner="murmur2_random")
+        stranger.write(
+            topic,
+            json.dumps({"k": key, "who": "them"}).encode(),
+            key=key.encode(),
+            partitioner="murmur2_random",
+        )
     places = {(row["k"], row["who"]): row["_partition"] for row in log.read(topic).to_pylist()}
     assert [places[key, "us"] for key in keys] == [places[key, "them"] for key in keys]
 
 
-def test_a_strangers_topic_is_listed_and_can_be_given_a_schema(log: Log, stranger: Stranger, name: MakeName) -> None:
+def test_a_strangers_topic_is_listed_and_can_be_given_a_schema(
+    log: Log, stranger: Stranger, name: MakeName
+) -> None:
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
     topic = name("theirs")
@@ -80,7 +105,9 @@ def test_internal_topics_are_not_shown(log: Log, name: MakeName) -> None:
 # Records that do not fit
 
 
-def test_misfits_go_to_dead_letters_once_and_stop_nobody(log: Log, other: Log, stranger: Stranger, name: MakeName) -> None:
+def test_misfits_go_to_dead_letters_once_and_stop_nobody(
+    log: Log, other: Log, stranger: Stranger, name: MakeName
+) -> None:
     topic = log.create_topic(name("events"), "n BIGINT NOT NULL").name
     stranger.write(topic, b'{"n":1}', b"garbage", b'{"n":"two"}', None, b'{"n":3}', key=b"k")
     for _ in range(2):
@@ -102,7 +129,9 @@ def test_misfits_go_to_dead_letters_once_and_stop_nobody(log: Log, other: Log, s
     assert counted.rows >= 3
 
 
-def test_many_readers_divert_a_record_once(kafka_broker: object, log: Log, stranger: Stranger, name: MakeName) -> None:
+def test_many_readers_divert_a_record_once(
+    kafka_broker: object, log: Log, stranger: Stranger, name: MakeName
+) -> None:
     topic = log.create_topic(name("events"), "n BIGINT").name
     stranger.write(topic, b'{"n":1}', b"garbage", b"more", b'{"n":2}')
 
@@ -115,7 +144,9 @@ def test_many_readers_divert_a_record_once(kafka_broker: object, log: Log, stran
     assert [letter["payload"] for letter in dead.letters(log, topic)] == [b"garbage", b"more"]
 
 
-def test_a_dead_letter_can_be_replayed_after_a_fix(log: Log, stranger: Stranger, name: MakeName) -> None:
+def test_a_dead_letter_can_be_replayed_after_a_fix(
+    log: Log, stranger: Stranger, name: MakeName
+) -> None:
     topic = log.create_topic(name("events"), "n BIGINT").name
     stranger.write(topic, b'{"n":1,"extra":5}')
     assert log.read(topic).to_pylist() == []
@@ -125,7 +156,9 @@ def test_a_dead_letter_can_be_replayed_after_a_fix(log: Log, stranger: Stranger,
     assert {"n": 1, "extra": 5} in log.read(topic, columns=["n", "extra"]).to_pylist()
 
 
-def test_a_queues_misfits_are_diverted_and_settled(log: Log, stranger: Stranger, name: MakeName) -> None:
+def test_a_queues_misfits_are_diverted_and_settled(
+    log: Log, stranger: Stranger, name: MakeName
+) -> None:
     topic = log.create_topic(name("jobs"), "n BIGINT").name
     stranger.write(topic, b"garbage", b'{"n":1}')
     with log.queue(topic, group=name("q")) as queue:

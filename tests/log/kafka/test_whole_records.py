@@ -1,4 +1,6 @@
-"""Records of others in a topic that has nothing but a column `value`: taken as they are, beside our own."""
+"""Records of others in a topic that has nothing but a column `value`: taken as they are, beside our
+own.
+"""
 
 import pyarrow as pa
 import pytest
@@ -10,7 +12,9 @@ from headrace.types.json_codec import encode
 
 
 def topic(schema: str, *, is_table: bool = False) -> TopicInfo:
-    return declared("t", schema, "value" if is_table else None, partitions=1, is_table=is_table, options={})
+    return declared(
+        "t", schema, "value" if is_table else None, partitions=1, is_table=is_table, options={}
+    )
 
 
 def test_anything_is_a_value() -> None:
@@ -18,7 +22,14 @@ def test_anything_is_a_value() -> None:
     (ours,) = encode(pa.record_batch({"value": ['our "own"']}))
     given = [b'{"op": "c"}', None, b"plain", ours, b'{"value": 5}', b'{"value":null}', b"\xff\xfe"]
     decoded = decode_anything(info, given)
-    assert decoded.batch.column(0).to_pylist() == ['{"op": "c"}', None, "plain", 'our "own"', '{"value": 5}', None]
+    assert decoded.batch.column(0).to_pylist() == [
+        '{"op": "c"}',
+        None,
+        "plain",
+        'our "own"',
+        '{"value": 5}',
+        None,
+    ]
     assert (decoded.kept, decoded.misfits) == ([0, 1, 2, 3, 4, 5], {6: "it is no UTF-8"})
 
 
@@ -30,7 +41,16 @@ def test_bytes_are_always_a_value() -> None:
     assert decoded.kept is None
 
 
-@pytest.mark.parametrize(("schema", "expected"), [("value STRING", True), ("value BINARY", True), ("value BIGINT", False), ("value STRING, x INT", False), ("text STRING", False)])
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ("value STRING", True),
+        ("value BINARY", True),
+        ("value BIGINT", False),
+        ("value STRING, x INT", False),
+        ("text STRING", False),
+    ],
+)
 def test_which_topics_do(schema: str, expected: bool) -> None:
     assert takes_anything(topic(schema)) is expected
 

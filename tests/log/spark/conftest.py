@@ -1,4 +1,6 @@
-"""A log that Spark reads and writes: the embedded one, or, where a test takes both, a real Kafka's too."""
+"""A log that Spark reads and writes: the embedded one, or, where a test takes both, a real Kafka's
+too.
+"""
 
 import time
 import uuid
@@ -19,12 +21,20 @@ ORDERS = "order_id BIGINT, customer_id BIGINT, note STRING"
 
 def orders(first: int, count: int) -> pa.Table:
     numbers = range(first, first + count)
-    return pa.table({"order_id": list(numbers), "customer_id": [n % 7 for n in numbers], "note": [f"order {n}" for n in numbers]})
+    return pa.table(
+        {
+            "order_id": list(numbers),
+            "customer_id": [n % 7 for n in numbers],
+            "note": [f"order {n}" for n in numbers],
+        }
+    )
 
 
 @dataclass
 class Place:
-    """A log, a session, and a directory for checkpoints. Topics get names of their own, since a broker outlives a test."""
+    """A log, a session, and a directory for checkpoints. Topics get names of their own, since a
+    broker outlives a test.
+    """
 
     log: hr.Log
     address: str
@@ -32,8 +42,12 @@ class Place:
     directory: Path
     suffix: str
 
-    def topic(self, name: str, schema: str = ORDERS, *, partitions: int = 2, **settings: Any) -> str:
-        return self.log.create_topic(f"{name}-{self.suffix}", schema, partitions=partitions, **settings).name
+    def topic(
+        self, name: str, schema: str = ORDERS, *, partitions: int = 2, **settings: Any
+    ) -> str:
+        return self.log.create_topic(
+            f"{name}-{self.suffix}", schema, partitions=partitions, **settings
+        ).name
 
     def writer(self, name: str = "copier") -> str:
         return f"{name}-{self.suffix}"
@@ -43,19 +57,45 @@ class Place:
             producer.append(rows, **options)
 
     def read(self, topic: str, **options: Any) -> DataFrame:
-        return self.spark.read.format("headrace").options(log=self.address, topic=topic, **options).load()
+        return (
+            self.spark.read.format("headrace")
+            .options(log=self.address, topic=topic, **options)
+            .load()
+        )
 
     def write(self, rows: DataFrame, topic: str, **options: Any) -> None:
-        rows.write.format("headrace").options(log=self.address, topic=topic, **options).mode("append").save()
+        rows.write.format("headrace").options(log=self.address, topic=topic, **options).mode(
+            "append"
+        ).save()
 
     def stream(self, topic: str, **options: Any) -> DataFrame:
-        return self.spark.readStream.format("headrace").options(log=self.address, topic=topic, **options).load()
+        return (
+            self.spark.readStream.format("headrace")
+            .options(log=self.address, topic=topic, **options)
+            .load()
+        )
 
-    def start(self, rows: DataFrame, topic: str, *, checkpoint: str = "checkpoint", writer: str | None = None, **trigger: Any) -> StreamingQuery:
-        sink = rows.writeStream.format("headrace").options(log=self.address, topic=topic, writer=writer or self.writer())
-        return sink.option("checkpointLocation", str(self.directory / checkpoint)).trigger(**trigger or {"availableNow": True}).start()
+    def start(
+        self,
+        rows: DataFrame,
+        topic: str,
+        *,
+        checkpoint: str = "checkpoint",
+        writer: str | None = None,
+        **trigger: Any,
+    ) -> StreamingQuery:
+        sink = rows.writeStream.format("headrace").options(
+            log=self.address, topic=topic, writer=writer or self.writer()
+        )
+        return (
+            sink.option("checkpointLocation", str(self.directory / checkpoint))
+            .trigger(**trigger or {"availableNow": True})
+            .start()
+        )
 
-    def copy(self, source: str, target: str, options: Mapping[str, Any] | None = None, **sink: Any) -> StreamingQuery:
+    def copy(
+        self, source: str, target: str, options: Mapping[str, Any] | None = None, **sink: Any
+    ) -> StreamingQuery:
         """Stream what there is in one topic into another, to the end."""
         rows = self.stream(source, columns="order_id,customer_id,note", **options or {})
         query = self.start(rows, target, **sink)
@@ -83,7 +123,9 @@ class Place:
 def failing_behind(
     staging: Path, column: str, value: int, switch: Path | None = None
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For mapInArrow: the task that meets a value waits until another one has put its rows aside, then fails; with a switch, only if that exists."""
+    """For mapInArrow: the task that meets a value waits until another one has put its rows aside,
+    then fails; with a switch, only if that exists.
+    """
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -114,7 +156,13 @@ def place(spark: SparkSession, tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.fixture(params=["file", pytest.param("kafka", marks=pytest.mark.kafka)])
-def any_place(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[Place]:
+def any_place(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
+) -> Iterator[Place]:
     """On either backend."""
-    address = f"file:{tmp_path / 'log'}" if request.param == "file" else request.getfixturevalue("kafka_broker").address
+    address = (
+        f"file:{tmp_path / 'log'}"
+        if request.param == "file"
+        else request.getfixturevalue("kafka_broker").address
+    )
     yield from make_place(address, spark, tmp_path)

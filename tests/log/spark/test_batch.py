@@ -1,4 +1,6 @@
-"""Reading and writing topics as DataFrames: types, columns, positions, headers, tables, and what is refused."""
+"""Reading and writing topics as DataFrames: types, columns, positions, headers, tables, and what is
+refused.
+"""
 
 import json
 import os
@@ -43,7 +45,10 @@ EVERY_TYPE: list[tuple[str, Any]] = [
     ("INTERVAL HOUR", timedelta(hours=3)),
     ("ARRAY<INT>", [1, None, 3]),
     ("STRUCT<a: INT NOT NULL, b: ARRAY<STRING>>", {"a": 1, "b": ["x", None]}),
-    ("MAP<STRING, STRUCT<x: DECIMAL(10,2), y: TIMESTAMP>>", [("k", {"x": Decimal("1.10"), "y": datetime(2026, 1, 1, tzinfo=UTC)})]),
+    (
+        "MAP<STRING, STRUCT<x: DECIMAL(10,2), y: TIMESTAMP>>",
+        [("k", {"x": Decimal("1.10"), "y": datetime(2026, 1, 1, tzinfo=UTC)})],
+    ),
     ("VARIANT", SEVEN),
     ("ARRAY<VARIANT>", [SEVEN, None]),
     ("GEOMETRY(4326)", POINT),
@@ -51,31 +56,56 @@ EVERY_TYPE: list[tuple[str, Any]] = [
 
 
 def test_every_type_survives_unchanged(place: Place) -> None:
-    schema = ", ".join(["id INT NOT NULL", *(f"c{number} {kind}" for number, (kind, _) in enumerate(EVERY_TYPE))])
-    source, target = place.topic("source", schema, partitions=1), place.topic("target", schema, partitions=1)
+    schema = ", ".join(
+        ["id INT NOT NULL", *(f"c{number} {kind}" for number, (kind, _) in enumerate(EVERY_TYPE))]
+    )
+    source, target = (
+        place.topic("source", schema, partitions=1),
+        place.topic("target", schema, partitions=1),
+    )
     values = {f"c{number}": value for number, (_, value) in enumerate(EVERY_TYPE)}
     place.append(source, [{"id": 1, **values}, {"id": 2, **dict.fromkeys(values)}])
     rows = place.read(source).drop("_partition", "_offset", "_timestamp")
-    assert [field.dataType.simpleString() for field in rows.schema][-3:] == ["variant", "array<variant>", "geometry(4326)"]
+    assert [field.dataType.simpleString() for field in rows.schema][-3:] == [
+        "variant",
+        "array<variant>",
+        "geometry(4326)",
+    ]
     assert rows.selectExpr("variant_get(c24, '$', 'int')").where("id = 1").first() == (7,)
     place.write(rows, target)
     columns = ["id", *values]
-    expected, found = (place.log.read(topic, columns=columns).to_table() for topic in (source, target))
+    expected, found = (
+        place.log.read(topic, columns=columns).to_table() for topic in (source, target)
+    )
     assert found.schema.equals(expected.schema, check_metadata=True)
     assert found.equals(expected)
     assert found.num_rows == 2
 
 
 def test_rows_go_through_unchanged(any_place: Place) -> None:
-    source, target = any_place.topic("source", key="customer_id"), any_place.topic("target", key="customer_id")
+    source, target = (
+        any_place.topic("source", key="customer_id"),
+        any_place.topic("target", key="customer_id"),
+    )
     any_place.append(source, orders(0, 500))
     rows = any_place.read(source)
-    assert rows.columns == ["order_id", "customer_id", "note", "_partition", "_offset", "_timestamp"]
+    assert rows.columns == [
+        "order_id",
+        "customer_id",
+        "note",
+        "_partition",
+        "_offset",
+        "_timestamp",
+    ]
     any_place.write(rows.select("note", "order_id", "customer_id"), target)  # in any order
     found = any_place.log.read(target).to_table()
-    assert found.select(["order_id", "customer_id", "note"]).sort_by("order_id").equals(orders(0, 500))
+    assert (
+        found.select(["order_id", "customer_id", "note"]).sort_by("order_id").equals(orders(0, 500))
+    )
     before = any_place.log.read(source).to_table()
-    assert partition_of(found) == partition_of(before), "the same key, the same partition, whoever writes it"
+    assert partition_of(found) == partition_of(before), (
+        "the same key, the same partition, whoever writes it"
+    )
 
 
 def partition_of(rows: pa.Table) -> dict[int, int]:
@@ -91,7 +121,9 @@ def test_a_partition_keeps_its_order_when_it_is_split_into_tasks(place: Place) -
     assert place.log.read(target).to_table()["order_id"].to_pylist() == list(range(1000))
 
 
-def test_a_read_of_an_empty_topic_is_empty_and_an_empty_write_writes_nothing(any_place: Place) -> None:
+def test_a_read_of_an_empty_topic_is_empty_and_an_empty_write_writes_nothing(
+    any_place: Place,
+) -> None:
     source, target = any_place.topic("source"), any_place.topic("target")
     rows = any_place.read(source)
     assert rows.count() == 0
@@ -105,12 +137,21 @@ def test_columns_are_chosen(place: Place) -> None:
     chosen = place.read(topic, columns="note, order_id,_offset")
     assert chosen.columns == ["note", "order_id", "_offset"]
     assert chosen.orderBy("order_id").first() == ("order 0", 0, 0)
-    by_schema = place.spark.read.format("headrace").options(log=place.address, topic=topic).schema("note STRING").load()
-    assert sorted(row.note for row in by_schema.collect()) == sorted(f"order {n}" for n in range(10))
+    by_schema = (
+        place.spark.read.format("headrace")
+        .options(log=place.address, topic=topic)
+        .schema("note STRING")
+        .load()
+    )
+    assert sorted(row.note for row in by_schema.collect()) == sorted(
+        f"order {n}" for n in range(10)
+    )
     with pytest.raises(PySparkException, match="has no column 'nte': did you mean 'note'"):
         place.read(topic, columns="order_id,nte")
     with pytest.raises(PySparkException, match="has 'note' as int64; the topic has string"):
-        place.spark.read.format("headrace").options(log=place.address, topic=topic).schema("note BIGINT").load().collect()
+        place.spark.read.format("headrace").options(log=place.address, topic=topic).schema(
+            "note BIGINT"
+        ).load().collect()
 
 
 def test_a_column_added_later_reads_as_null_before(place: Place) -> None:
@@ -118,14 +159,23 @@ def test_a_column_added_later_reads_as_null_before(place: Place) -> None:
     place.append(topic, orders(0, 2))
     place.log.alter_topic(topic, add_columns="coupon STRING")
     place.append(topic, {"order_id": 2, "customer_id": 0, "note": "n", "coupon": "half"})
-    assert [row.coupon for row in place.read(topic).orderBy("order_id").collect()] == [None, None, "half"]
+    assert [row.coupon for row in place.read(topic).orderBy("order_id").collect()] == [
+        None,
+        None,
+        "half",
+    ]
 
 
 def test_headers_are_read_when_asked_for(any_place: Place) -> None:
     topic = any_place.topic("orders", partitions=1)
-    any_place.append(topic, orders(0, 2).to_pylist(), headers=[[("trace", b"\x07"), ("empty", None)], None])
+    any_place.append(
+        topic, orders(0, 2).to_pylist(), headers=[[("trace", b"\x07"), ("empty", None)], None]
+    )
     rows = any_place.read(topic, includeHeaders="true").orderBy("order_id").collect()
-    assert [(header.key, header.value) for header in rows[0]._headers] == [("trace", bytearray(b"\x07")), ("empty", None)]
+    assert [(header.key, header.value) for header in rows[0]._headers] == [
+        ("trace", bytearray(b"\x07")),
+        ("empty", None),
+    ]
     assert not rows[1]._headers
     assert "_headers" not in any_place.read(topic).columns
 
@@ -142,29 +192,43 @@ def test_positions_in_every_form(any_place: Place) -> None:
         producer.append(orders(20, 10), partition=0)
 
     def found(**options: str) -> list[int]:
-        return sorted(row.order_id for row in any_place.read(topic, columns="order_id", **options).collect())
+        return sorted(
+            row.order_id for row in any_place.read(topic, columns="order_id", **options).collect()
+        )
 
     first, second, later = list(range(10)), list(range(10, 20)), list(range(20, 30))
-    assert found() == found(startingOffsets="earliest", endingOffsets="latest") == first + second + later
+    assert (
+        found()
+        == found(startingOffsets="earliest", endingOffsets="latest")
+        == first + second + later
+    )
     assert found(startingOffsets="latest") == []
     assert found(startingOffsets=json.dumps({"0": 15})) == second + later[5:]
-    assert found(startingOffsets=json.dumps({"0": "latest", "1": 3}), endingOffsets=json.dumps({"1": 5})) == [13, 14]
+    assert found(
+        startingOffsets=json.dumps({"0": "latest", "1": 3}), endingOffsets=json.dumps({"1": 5})
+    ) == [13, 14]
     assert found(startingOffsets=between.isoformat()) == later
     assert found(endingOffsets=between.isoformat()) == first + second
 
 
 def test_what_does_not_exist_is_named(place: Place) -> None:
     topic = place.topic("orders")
-    with pytest.raises(PySparkException, match=f"There is no topic '{topic}s': did you mean '{topic}'"):
+    with pytest.raises(
+        PySparkException, match=f"There is no topic '{topic}s': did you mean '{topic}'"
+    ):
         place.read(f"{topic}s")
     with pytest.raises(PySparkException, match="There is no log in"):
-        place.spark.read.format("headrace").options(log=f"file:{place.directory / 'lgo'}", topic=topic).load()
+        place.spark.read.format("headrace").options(
+            log=f"file:{place.directory / 'lgo'}", topic=topic
+        ).load()
     assert not (place.directory / "lgo").exists()
     with pytest.raises(PySparkException, match="no option 'topik' here: did you mean 'topic'"):
         place.spark.read.format("headrace").options(log=place.address, topik=topic).load()
 
 
-def test_a_relative_address_starts_where_spark_was_asked_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_address_starts_where_spark_was_asked_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from headrace.log.spark import register
 
     topic, started_in = place.topic("orders"), Path.cwd()
@@ -172,7 +236,10 @@ def test_a_relative_address_starts_where_spark_was_asked_for(place: Place, monke
     monkeypatch.chdir(place.directory)
     register(place.spark)
     try:
-        assert place.spark.read.format("headrace").options(log="file:log", topic=topic).load().count() == 3
+        assert (
+            place.spark.read.format("headrace").options(log="file:log", topic=topic).load().count()
+            == 3
+        )
     finally:
         os.chdir(started_in)
         register(place.spark)
@@ -183,29 +250,49 @@ def test_a_relative_address_starts_where_spark_was_asked_for(place: Place, monke
 
 def test_a_dataframe_that_does_not_fit_is_refused_with_the_column_named(place: Place) -> None:
     topic = place.topic("orders")
-    with pytest.raises(PySparkException, match="the column 'note' as STRING; the DataFrame has it as BIGINT"):
-        place.write(place.spark.range(3).selectExpr("id AS order_id", "id AS customer_id", "id AS note"), topic)
+    with pytest.raises(
+        PySparkException, match="the column 'note' as STRING; the DataFrame has it as BIGINT"
+    ):
+        place.write(
+            place.spark.range(3).selectExpr("id AS order_id", "id AS customer_id", "id AS note"),
+            topic,
+        )
     assert sum(place.log.end_offsets(topic).values()) == 0
 
 
 def test_smaller_types_and_nulls_find_their_place(place: Place) -> None:
-    topic = place.topic("wide", "a BIGINT, b DOUBLE, c DECIMAL(20,4), d STRUCT<x: BIGINT, y: STRING>", partitions=1)
-    place.write(place.spark.sql("SELECT 1 AS a, CAST(1.5 AS FLOAT) AS b, CAST(2 AS DECIMAL(5,2)) AS c, named_struct('y', NULL, 'x', 3S) AS d"), topic)
+    topic = place.topic(
+        "wide", "a BIGINT, b DOUBLE, c DECIMAL(20,4), d STRUCT<x: BIGINT, y: STRING>", partitions=1
+    )
+    place.write(
+        place.spark.sql(
+            "SELECT 1 AS a, CAST(1.5 AS FLOAT) AS b, CAST(2 AS DECIMAL(5,2)) AS c,"
+            " named_struct('y', NULL, 'x', 3S) AS d"
+        ),
+        topic,
+    )
     row = place.log.read(topic, columns=["a", "b", "c", "d"]).to_pylist()[0]
     assert row == {"a": 1, "b": 1.5, "c": Decimal("2.0000"), "d": {"x": 3, "y": None}}
 
 
 def test_a_null_where_none_may_be_stores_nothing(place: Place) -> None:
     topic = place.topic("strict", "id BIGINT NOT NULL", partitions=1)
-    with pytest.raises(PySparkException, match="column 'id': it is null, but the column is NOT NULL"):
-        place.write(place.spark.sql("SELECT CASE WHEN id < 5 THEN id END AS id FROM range(0, 10, 1, 1)"), topic)
+    with pytest.raises(
+        PySparkException, match="column 'id': it is null, but the column is NOT NULL"
+    ):
+        place.write(
+            place.spark.sql("SELECT CASE WHEN id < 5 THEN id END AS id FROM range(0, 10, 1, 1)"),
+            topic,
+        )
     assert place.log.end_offsets(topic) == {0: 0}
     assert place.staged() == []
 
 
 def test_a_write_whose_task_fails_leaves_nothing(place: Place) -> None:
     topic = place.topic("orders")
-    rows = place.spark.range(0, 1000, 1, 2).selectExpr("id AS order_id", "id AS customer_id", "'n' AS note")
+    rows = place.spark.range(0, 1000, 1, 2).selectExpr(
+        "id AS order_id", "id AS customer_id", "'n' AS note"
+    )
     broken = rows.mapInArrow(failing_behind(place.staging, "order_id", 900), rows.schema)
     with pytest.raises(PySparkException, match="broken on purpose"):
         place.write(broken, topic)
@@ -216,18 +303,38 @@ def test_a_write_whose_task_fails_leaves_nothing(place: Place) -> None:
 def test_a_topic_is_not_overwritten(place: Place) -> None:
     topic = place.topic("orders")
     with pytest.raises(PySparkException, match="it cannot be overwritten"):
-        place.read(topic).write.format("headrace").options(log=place.address, topic=topic).mode("overwrite").save()
+        place.read(topic).write.format("headrace").options(log=place.address, topic=topic).mode(
+            "overwrite"
+        ).save()
 
 
 def test_a_table_takes_rows_as_upserts_unless_they_say_what_they_are(any_place: Place) -> None:
-    table = any_place.log.create_table(f"customers-{any_place.suffix}", "customer_id BIGINT, name STRING", primary_key="customer_id").name
+    table = any_place.log.create_table(
+        f"customers-{any_place.suffix}",
+        "customer_id BIGINT, name STRING",
+        primary_key="customer_id",
+    ).name
     any_place.write(any_place.spark.sql("SELECT 1 AS customer_id, 'Ada' AS name"), table)
-    any_place.write(any_place.spark.sql("SELECT 2 AS customer_id, 'Grace' AS name, 'insert' AS _change_type"), table)
-    any_place.write(any_place.spark.sql("SELECT 1 AS customer_id, NULL AS name, 'delete' AS _change_type"), table)
-    changes = [(row.customer_id, row.name, row._change_type) for row in any_place.read(table).orderBy("_offset").collect()]
+    any_place.write(
+        any_place.spark.sql("SELECT 2 AS customer_id, 'Grace' AS name, 'insert' AS _change_type"),
+        table,
+    )
+    any_place.write(
+        any_place.spark.sql("SELECT 1 AS customer_id, NULL AS name, 'delete' AS _change_type"),
+        table,
+    )
+    changes = [
+        (row.customer_id, row.name, row._change_type)
+        for row in any_place.read(table).orderBy("_offset").collect()
+    ]
     assert changes == [(1, "Ada", "update_postimage"), (2, "Grace", "insert"), (1, None, "delete")]
     with pytest.raises(PySparkException, match="'upsert' is not a change"):
-        any_place.write(any_place.spark.sql("SELECT 2 AS customer_id, 'Grace' AS name, 'upsert' AS _change_type"), table)
+        any_place.write(
+            any_place.spark.sql(
+                "SELECT 2 AS customer_id, 'Grace' AS name, 'upsert' AS _change_type"
+            ),
+            table,
+        )
 
 
 def test_a_log_made_anew_in_the_same_place_is_noticed(place: Place, tmp_path: Path) -> None:
@@ -241,14 +348,21 @@ def test_a_log_made_anew_in_the_same_place_is_noticed(place: Place, tmp_path: Pa
             log.create_topic("orders", ORDERS)
             with log.producer("orders") as producer:
                 producer.append(orders(0, count))
-        counts.append(place.spark.read.format("headrace").options(log=address, topic="orders").load().count())
+        counts.append(
+            place.spark.read.format("headrace").options(log=address, topic="orders").load().count()
+        )
         os.rename(tmp_path / "short-lived", tmp_path / f"gone-{count}")  # noqa: PTH104
     assert counts == [5, 3]
 
 
 def test_a_written_batch_is_one_transaction(place: Place) -> None:
     topic = place.topic("orders", partitions=4)
-    place.write(place.spark.range(0, 1000, 1, 4).selectExpr("id AS order_id", "id AS customer_id", "'n' AS note"), topic)
+    place.write(
+        place.spark.range(0, 1000, 1, 4).selectExpr(
+            "id AS order_id", "id AS customer_id", "'n' AS note"
+        ),
+        topic,
+    )
     times = place.log.read(topic).to_table()["_timestamp"]
     assert len(times.unique()) == 1
     assert isinstance(times, pa.ChunkedArray)

@@ -12,7 +12,12 @@ from headrace.types.schema import parse_schema, table_schema
 
 def info(schema: str, *, is_table: bool = False) -> TopicInfo:
     columns = parse_schema(schema)
-    return TopicInfo("orders", schema, table_schema(columns, (columns.names[0],)) if is_table else columns, is_table=is_table)
+    return TopicInfo(
+        "orders",
+        schema,
+        table_schema(columns, (columns.names[0],)) if is_table else columns,
+        is_table=is_table,
+    )
 
 
 ORDERS = info("order_id BIGINT, customer_id BIGINT, note STRING")
@@ -20,7 +25,14 @@ ORDERS = info("order_id BIGINT, customer_id BIGINT, note STRING")
 
 def frame(**columns: str) -> StructType:
     """A DataFrame's schema; type names as Spark's JSON has them."""
-    return StructType.fromJson({"fields": [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in columns.items()]})
+    return StructType.fromJson(
+        {
+            "fields": [
+                {"name": name, "type": kind, "nullable": True, "metadata": {}}
+                for name, kind in columns.items()
+            ]
+        }
+    )
 
 
 GOOD = {"order_id": "long", "customer_id": "integer", "note": "string"}
@@ -30,15 +42,23 @@ GOOD = {"order_id": "long", "customer_id": "integer", "note": "string"}
     ("columns", "message"),
     [
         ({"order_id": "long", "note": "string"}, "a column 'customer_id' that the DataFrame lacks"),
-        (GOOD | {"nota": "integer"}, "no column 'nota', and the DataFrame has: did you mean 'note'"),
+        (
+            GOOD | {"nota": "integer"},
+            "no column 'nota', and the DataFrame has: did you mean 'note'",
+        ),
         (GOOD | {"note": "long"}, "the column 'note' as STRING; the DataFrame has it as BIGINT"),
-        (GOOD | {"order_id": "decimal(20,0)"}, "the column 'order_id' as BIGINT; the DataFrame has it as DECIMAL(20,0)"),
+        (
+            GOOD | {"order_id": "decimal(20,0)"},
+            "the column 'order_id' as BIGINT; the DataFrame has it as DECIMAL(20,0)",
+        ),
         (GOOD | {"note": "interval"}, "the column 'note' as STRING"),
         (GOOD | {"_offset": "long"}, "'_offset', which reading a topic adds"),
         (GOOD | {"_change_type": "string"}, "no column '_change_type'"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_column_named(columns: dict[str, str], message: str) -> None:
+def test_what_does_not_fit_is_refused_with_the_column_named(
+    columns: dict[str, str], message: str
+) -> None:
     with pytest.raises(BadRows) as refused:
         check_writable(frame(**columns), ORDERS)
     assert message in str(refused.value)

@@ -1,4 +1,6 @@
-"""The digest of rows: the same for the same rows in any order and split, and another one for any other rows."""
+"""The digest of rows: the same for the same rows in any order and split, and another one for any
+other rows.
+"""
 
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -38,8 +40,21 @@ rows = st.fixed_dictionaries(
         "text": st.none() | texts,
         "blob": st.none() | st.binary(max_size=20),
         "list": st.none() | st.lists(st.none() | texts, max_size=3),
-        "map": st.none() | st.dictionaries(texts, st.none() | st.integers(0, 9), max_size=3).map(lambda each: list(each.items())),
-        "part": st.none() | st.fixed_dictionaries({"x": st.none() | st.integers(0, 9), "y": st.none() | st.lists(st.integers(0, 9), max_size=3)}),
+        "map": (
+            st.none()
+            | st.dictionaries(texts, st.none() | st.integers(0, 9), max_size=3).map(
+                lambda each: list(each.items())
+            )
+        ),
+        "part": (
+            st.none()
+            | st.fixed_dictionaries(
+                {
+                    "x": st.none() | st.integers(0, 9),
+                    "y": st.none() | st.lists(st.integers(0, 9), max_size=3),
+                }
+            )
+        ),
     }
 )
 
@@ -53,7 +68,9 @@ def test_order_and_split_do_not_matter(values: list[dict[str, Any]], chance: Any
     whole = batch(values)
     shuffled = chance.sample(values, len(values))
     assert digest(batch(shuffled[:at])) + digest(batch(shuffled[at:])) == digest(whole)
-    assert digest(whole.slice(0, at)) + digest(whole.slice(at)) == digest(whole), "also of slices, whose buffers begin elsewhere"
+    assert digest(whole.slice(0, at)) + digest(whole.slice(at)) == digest(whole), (
+        "also of slices, whose buffers begin elsewhere"
+    )
 
 
 @given(rows, rows)
@@ -63,7 +80,9 @@ def test_other_rows_have_another_digest(one: dict[str, Any], other: dict[str, An
 
 
 def pair(kind: pa.DataType, *values: Any) -> list[Digest]:
-    return [digest(pa.RecordBatch.from_arrays([pa.array([value], kind)], ["c"])) for value in values]
+    return [
+        digest(pa.RecordBatch.from_arrays([pa.array([value], kind)], ["c"])) for value in values
+    ]
 
 
 @pytest.mark.parametrize(
@@ -81,9 +100,17 @@ def pair(kind: pa.DataType, *values: Any) -> list[Digest]:
         (pa.list_(pa.int32()), [None], []),
         (pa.list_(pa.int32()), [], None),
         (pa.list_(pa.list_(pa.int32())), [[1], [2]], [[1, 2], []]),
-        (pa.struct([("x", pa.int32()), ("y", pa.int32())]), {"x": 1, "y": None}, {"x": None, "y": 1}),
+        (
+            pa.struct([("x", pa.int32()), ("y", pa.int32())]),
+            {"x": 1, "y": None},
+            {"x": None, "y": 1},
+        ),
         (pa.struct([("x", pa.int32())]), {"x": None}, None),
-        (pa.timestamp("us"), datetime(2026, 1, 1), datetime(2026, 1, 1, 0, 0, 0, 1)),  # noqa: DTZ001
+        (
+            pa.timestamp("us"),
+            datetime(2026, 1, 1),  # noqa: DTZ001
+            datetime(2026, 1, 1, 0, 0, 0, 1),  # noqa: DTZ001
+        ),
     ],
 )
 def test_values_that_are_easily_confused(kind: pa.DataType, one: Any, other: Any) -> None:
@@ -95,7 +122,9 @@ def test_a_row_twice_is_not_a_row_once_and_columns_are_not_exchanged() -> None:
     one = pa.record_batch({"a": [1], "b": [2]})
     assert digest(one) + digest(one) != digest(one)
     assert digest(pa.record_batch({"a": [2], "b": [1]})) != digest(one)
-    assert digest(pa.record_batch({"a": [1, 3], "b": [2, 4]})) != digest(pa.record_batch({"a": [1, 3], "b": [4, 2]}))
+    assert digest(pa.record_batch({"a": [1, 3], "b": [2, 4]})) != digest(
+        pa.record_batch({"a": [1, 3], "b": [4, 2]})
+    )
 
 
 def test_a_column_added_to_the_topic_does_not_change_the_digest_of_older_rows() -> None:
@@ -104,5 +133,17 @@ def test_a_column_added_to_the_topic_does_not_change_the_digest_of_older_rows() 
 
 
 def test_what_was_stored_by_an_older_version_is_recognised() -> None:
-    known = batch([dict.fromkeys(SCHEMA.names) | {"number": 7, "text": "grüße", "list": ["a", None], "real": 0.5}])
-    assert digest(known).text == "17f080c844a128a9be068d0f0b6ce78d", "with another one, a batch repeated after an upgrade would be refused"
+    known = batch(
+        [
+            dict.fromkeys(SCHEMA.names)
+            | {
+                "number": 7,
+                "text": "grüße",
+                "list": ["a", None],
+                "real": 0.5,
+            }
+        ]
+    )
+    assert digest(known).text == "17f080c844a128a9be068d0f0b6ce78d", (
+        "with another one, a batch repeated after an upgrade would be refused"
+    )

@@ -14,12 +14,28 @@ GOOD = {"log": "file:data", "topic": "orders"}
 def test_what_is_not_said_has_a_default() -> None:
     options = read_options(GOOD, home="here")
     assert options.address == Address("file:here/data")
-    assert (options.starting, options.ending, options.on_lost, options.on_corrupt) == ("earliest", "latest", "fail", "raise")
-    assert (options.columns, options.max_rows, options.headers, options.split_rows) == (None, None, False, None)
+    assert (options.starting, options.ending, options.on_lost, options.on_corrupt) == (
+        "earliest",
+        "latest",
+        "fail",
+        "raise",
+    )
+    assert (options.columns, options.max_rows, options.headers, options.split_rows) == (
+        None,
+        None,
+        False,
+        None,
+    )
 
 
 def test_names_come_in_lower_case_and_options_for_the_client_are_passed_on() -> None:
-    given_options = {"log": "kafka://b:9092", "topic": "t", "maxrowsperbatch": "5", "checkpointlocation": "c", "kafka.security.protocol": "SSL"}
+    given_options = {
+        "log": "kafka://b:9092",
+        "topic": "t",
+        "maxrowsperbatch": "5",
+        "checkpointlocation": "c",
+        "kafka.security.protocol": "SSL",
+    }
     options = read_options(given_options, home="")
     assert options.max_rows == 5
     assert options.address == Address("kafka://b:9092", (("security.protocol", "SSL"),))
@@ -54,27 +70,43 @@ def test_a_writer_has_a_name_that_a_transaction_can_have() -> None:
         write_options(GOOD | {"writer": "large orders"}, home="")
 
 
-partitions = st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1)
+partitions = st.dictionaries(
+    st.integers(0, 9), st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1
+)
 
 
 @given(partitions, st.integers(1, 120))
-def test_a_cut_takes_as_much_as_it_may_and_shares_it_evenly(waiting: dict[int, tuple[int, int]], most: int) -> None:
+def test_a_cut_takes_as_much_as_it_may_and_shares_it_evenly(
+    waiting: dict[int, tuple[int, int]], most: int
+) -> None:
     begin = {partition: first for partition, (first, _) in waiting.items()}
     ends = {partition: first + count for partition, (first, count) in waiting.items()}
     taken = {partition: end - begin[partition] for partition, end in cut(begin, ends, most).items()}
     assert sum(taken.values()) == min(most, sum(count for _, count in waiting.values()))
     assert all(0 <= taken[partition] <= count for partition, (_, count) in waiting.items())
-    cut_short = [taken[partition] for partition, (_, count) in waiting.items() if taken[partition] < count]
-    assert all(other <= least + 1 for least in cut_short for other in taken.values()), "nobody gets more than one who wanted more"
+    cut_short = [
+        taken[partition] for partition, (_, count) in waiting.items() if taken[partition] < count
+    ]
+    assert all(other <= least + 1 for least in cut_short for other in taken.values()), (
+        "nobody gets more than one who wanted more"
+    )
 
 
 @given(partitions, st.none() | st.integers(1, 20))
-def test_tasks_cover_every_offset_once(waiting: dict[int, tuple[int, int]], split_rows: int | None) -> None:
+def test_tasks_cover_every_offset_once(
+    waiting: dict[int, tuple[int, int]], split_rows: int | None
+) -> None:
     begin = {partition: first for partition, (first, _) in waiting.items()}
     ends = {partition: first + count for partition, (first, count) in waiting.items()}
     tasks = list(pieces(begin, ends, split_rows))
-    covered = [(partition, offset) for partition, start, stop in tasks for offset in range(start, stop)]
-    assert covered == [(partition, offset) for partition in sorted(begin) for offset in range(begin[partition], ends[partition])]
+    covered = [
+        (partition, offset) for partition, start, stop in tasks for offset in range(start, stop)
+    ]
+    assert covered == [
+        (partition, offset)
+        for partition in sorted(begin)
+        for offset in range(begin[partition], ends[partition])
+    ]
     assert all(0 < stop - start <= (split_rows or 50) for _, start, stop in tasks)
 
 

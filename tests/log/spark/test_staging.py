@@ -65,6 +65,10 @@ def test_a_group_s_name_is_the_same_everywhere_and_no_other_s() -> None:
 
 
 def test_only_kafka_needs_a_directory() -> None:
-    check_staging(write_options({"log": "kafka://b:1", "topic": "t", "stagingDirectory": "shared"}, home=""))
+    check_staging(
+        write_options({"log": "kafka://b:1", "topic": "t", "stagingDirectory": "shared"}, home="")
+    )
     with pytest.raises(ConfigurationError, match="is for a log on Kafka"):
-        check_staging(write_options({"log": "file:a", "topic": "t", "stagingDirectory": "shared"}, home=""))
+        check_staging(
+            write_options({"log": "file:a", "topic": "t", "stagingDirectory": "shared"}, home="")
+        )

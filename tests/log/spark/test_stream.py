@@ -1,4 +1,6 @@
-"""Streaming: every row exactly once, whatever is repeated, restarted, lost or done twice; and batches of the size that was asked for."""
+"""Streaming: every row exactly once, whatever is repeated, restarted, lost or done twice; and
+batches of the size that was asked for.
+"""
 
 import time
 from collections.abc import Callable
@@ -19,7 +21,9 @@ def test_available_now_reads_everything_in_batches_of_the_size_asked_for(place: 
     assert batch_rows(query) == [40, 40, 20], "30 + 10, 40 + 0, 20 + 0"
     assert place.numbers(target) == list(range(100))
     ends = [progress["sources"][0]["endOffset"] for progress in query.recentProgress]
-    assert '"0": 30' in str(ends[0]).replace("'", '"'), "what one partition does not need, the other gets"
+    assert '"0": 30' in str(ends[0]).replace("'", '"'), (
+        "what one partition does not need, the other gets"
+    )
 
 
 def test_a_restart_goes_on_where_it_stopped(any_place: Place) -> None:
@@ -39,7 +43,9 @@ def test_a_repeated_batch_is_stored_once(any_place: Place) -> None:
     any_place.copy(source, target)
     any_place.forget_commit(0)
     any_place.append(source, orders(100, 10))
-    repeated = any_place.copy(source, target, {"splitRows": 7})  # the same rows in other tasks are the same batch
+    repeated = any_place.copy(
+        source, target, {"splitRows": 7}
+    )  # the same rows in other tasks are the same batch
     assert batch_rows(repeated) == [100, 10], "Spark did repeat it"
     assert any_place.numbers(target) == list(range(110))
 
@@ -48,7 +54,10 @@ def test_a_lost_checkpoint_is_refused_not_skipped(any_place: Place) -> None:
     source, target = any_place.topic("source"), any_place.topic("target")
     any_place.append(source, orders(0, 100))
     any_place.copy(source, target, {"maxRowsPerBatch": 50})
-    with pytest.raises(StreamingQueryException, match="BatchConflict: The query writes batch 0 .* but batch \\d is stored already") as refused:
+    with pytest.raises(
+        StreamingQueryException,
+        match="BatchConflict: The query writes batch 0 .* but batch \\d is stored already",
+    ) as refused:
         any_place.copy(source, target, {"maxRowsPerBatch": 50}, checkpoint="another")
     assert "give it another writer name" in str(refused.value)
     assert any_place.numbers(target) == list(range(100))
@@ -64,7 +73,9 @@ def test_the_older_of_two_queries_with_one_writer_is_fenced(place: Place) -> Non
     try:
         newer.processAllAvailable()
         place.append(source, orders(10, 10))
-        with pytest.raises(StreamingQueryException, match="TransactionFenced: A newer query writes as"):
+        with pytest.raises(
+            StreamingQueryException, match="TransactionFenced: A newer query writes as"
+        ):
             older.processAllAvailable()
         newer.processAllAvailable()
     finally:
@@ -78,7 +89,9 @@ def test_a_streaming_write_needs_a_name(place: Place) -> None:
     query = (
         place.stream(source, columns="order_id,customer_id,note")
         .writeStream.format("headrace")
-        .options(log=place.address, topic=target, checkpointLocation=str(place.directory / "checkpoint"))
+        .options(
+            log=place.address, topic=target, checkpointLocation=str(place.directory / "checkpoint")
+        )
         .trigger(availableNow=True)
         .start()
     )
@@ -90,13 +103,19 @@ def test_a_stream_that_does_not_fit_is_refused_at_its_start(place: Place) -> Non
     source, target = place.topic("source"), place.topic("target")
     place.append(source, orders(0, 10))
     query = place.start(place.stream(source, columns="order_id,note"), target)
-    with pytest.raises(StreamingQueryException, match="a column 'customer_id' that the DataFrame lacks"):
+    with pytest.raises(
+        StreamingQueryException, match="a column 'customer_id' that the DataFrame lacks"
+    ):
         query.awaitTermination(60)
     assert sum(place.log.end_offsets(target).values()) == 0
 
 
 def test_a_batch_whose_task_fails_leaves_nothing_and_is_repeated(place: Place) -> None:
-    source, target, switch = place.topic("source"), place.topic("target"), place.directory / "broken"
+    source, target, switch = (
+        place.topic("source"),
+        place.topic("target"),
+        place.directory / "broken",
+    )
     place.append(source, orders(0, 100))
     switch.touch()
     read = place.stream(source, columns="order_id,customer_id,note")
@@ -111,7 +130,9 @@ def test_a_batch_whose_task_fails_leaves_nothing_and_is_repeated(place: Place) -
 
 
 def test_latest_means_the_same_when_the_first_batch_is_repeated(place: Place) -> None:
-    """Spark does not store where a first batch began; asked again after a crash, "latest" would skip its rows."""
+    """Spark does not store where a first batch began; asked again after a crash, "latest" would
+    skip its rows.
+    """
     source, target = place.topic("source"), place.topic("target")
     place.append(source, orders(0, 10))
     rows = place.stream(source, columns="order_id,customer_id,note", startingOffsets="latest")
@@ -122,12 +143,18 @@ def test_latest_means_the_same_when_the_first_batch_is_repeated(place: Place) ->
     place.forget_commit(0)
     place.append(source, orders(10, 10))
     place.copy(source, target, {"startingOffsets": "latest"})
-    assert place.numbers(target) == list(range(10, 20)), "rows that came between the two runs are not skipped"
+    assert place.numbers(target) == list(range(10, 20)), (
+        "rows that came between the two runs are not skipped"
+    )
 
 
 def test_it_follows_a_topic_that_grows(any_place: Place) -> None:
     source, target = any_place.topic("source"), any_place.topic("target")
-    query = any_place.start(any_place.stream(source, columns="order_id,customer_id,note"), target, processingTime="100 milliseconds")
+    query = any_place.start(
+        any_place.stream(source, columns="order_id,customer_id,note"),
+        target,
+        processingTime="100 milliseconds",
+    )
     try:
         for first in range(0, 60, 20):
             any_place.append(source, orders(first, 20))

@@ -1,4 +1,6 @@
-"""The stream reader as Spark drives it, batch after batch, but without a JVM: what a batch covers, and what happens when the topic changes underneath."""
+"""The stream reader as Spark drives it, batch after batch, but without a JVM: what a batch covers,
+and what happens when the topic changes underneath.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -15,7 +17,9 @@ from headrace.log.spark.options import read_options
 from headrace.log.spark.reader import TopicStreamReader
 from tests.log.spark.conftest import ORDERS, orders
 
-NUMBERS = StructType.fromJson({"fields": [{"name": "order_id", "type": "long", "nullable": True, "metadata": {}}]})
+NUMBERS = StructType.fromJson(
+    {"fields": [{"name": "order_id", "type": "long", "nullable": True, "metadata": {}}]}
+)
 ALL = ReadAllAvailable()
 
 
@@ -31,11 +35,18 @@ def append(log: hr.Log, topic: str, first: int, count: int, **options: Any) -> N
 
 
 def reader(log: hr.Log, topic: str, **options: str) -> TopicStreamReader:
-    return TopicStreamReader(read_options({"log": log.address, "topic": topic, **options}, home=""), NUMBERS)
+    return TopicStreamReader(
+        read_options({"log": log.address, "topic": topic, **options}, home=""), NUMBERS
+    )
 
 
 def rows(source: TopicStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
-    return [number for piece in source.partitions(start, end) for batch in source.read(piece) for number in batch["order_id"].to_pylist()]
+    return [
+        number
+        for piece in source.partitions(start, end)
+        for batch in source.read(piece)
+        for number in batch["order_id"].to_pylist()
+    ]
 
 
 def test_nothing_new_is_the_start_itself(log: hr.Log) -> None:
@@ -56,7 +67,9 @@ def test_a_limit_is_spark_s_to_give(log: hr.Log) -> None:
     start = source.initialOffset()
     assert source.getDefaultReadLimit() == ReadMaxRows(4)
     assert len(rows(source, start, source.latestOffset(start, ReadMaxRows(4)))) == 4
-    assert len(rows(source, start, source.latestOffset(start, ALL))) == 10, "Trigger.Once asks for everything"
+    assert len(rows(source, start, source.latestOffset(start, ALL))) == 10, (
+        "Trigger.Once asks for everything"
+    )
 
 
 def test_available_now_ends_where_the_topic_ended(log: hr.Log) -> None:
@@ -97,11 +110,15 @@ def test_rows_removed_before_they_were_read_are_an_error_or_a_choice(log: hr.Log
     log.maintain("t")
     earliest = log.start_offsets("t")[0]
     assert earliest > 10
-    with pytest.raises(InputError, match=f"Offsets 10 to {earliest - 1} of t\\[0\\] were removed by retention"):
+    with pytest.raises(
+        InputError, match=f"Offsets 10 to {earliest - 1} of t\\[0\\] were removed by retention"
+    ):
         source.latestOffset(end, ALL)
     going_on = reader(log, "t", onLost="earliest")
     assert rows(going_on, end, going_on.latestOffset(end, ALL)) == list(range(earliest, 50))
-    assert rows(going_on, end, going_on.latestOffset(end, ReadMaxRows(3))) == list(range(earliest, earliest + 3))
+    assert rows(going_on, end, going_on.latestOffset(end, ReadMaxRows(3))) == list(
+        range(earliest, earliest + 3)
+    )
 
 
 def test_a_topic_made_anew_is_not_taken_for_the_old_one(log: hr.Log) -> None:
@@ -129,7 +146,9 @@ def test_partitions_added_later_are_read_from_their_first_row(log: hr.Log) -> No
 
 
 def test_a_transaction_is_never_cut_in_two(log: hr.Log) -> None:
-    """Pairs go into two partitions in one transaction; each batch must have both of a pair, or neither."""
+    """Pairs go into two partitions in one transaction; each batch must have both of a pair, or
+    neither.
+    """
     log.create_topic("t", ORDERS, partitions=2)
 
     def write() -> None:

@@ -1,4 +1,6 @@
-"""The stream writer as Spark drives it, but without a JVM: which batches are stored, skipped and refused, and what is left when a commit fails."""
+"""The stream writer as Spark drives it, but without a JVM: which batches are stored, skipped and
+refused, and what is left when a commit fails.
+"""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +11,13 @@ import pyarrow as pa
 import pytest
 
 import headrace as hr
-from headrace.errors import BatchConflict, ConfigurationError, NewerFormat, RetryError, TransactionFenced
+from headrace.errors import (
+    BatchConflict,
+    ConfigurationError,
+    NewerFormat,
+    RetryError,
+    TransactionFenced,
+)
 from headrace.log.file.transaction import FileTransaction
 from headrace.log.spark.options import write_options
 from headrace.log.spark.writer import BATCH_PROPERTY, RUN_PROPERTY, TaskRows, TopicStreamWriter
@@ -24,7 +32,9 @@ def log(tmp_path: Path) -> Iterator[hr.Log]:
 
 
 def writer(log: hr.Log, **options: str) -> TopicStreamWriter:
-    return TopicStreamWriter(write_options({"log": log.address, "topic": "t", "writer": "w", **options}, home=""))
+    return TopicStreamWriter(
+        write_options({"log": log.address, "topic": "t", "writer": "w", **options}, home="")
+    )
 
 
 PROPERTIES: dict[str, str] = {}
@@ -36,13 +46,17 @@ def spark_tells_tasks_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"headrace.log.spark.{module}.task_property", PROPERTIES.get)
 
 
-def task(log: hr.Log, first: int, count: int, *, batch: int = 0, run: str = "run-1", **options: str) -> TaskRows:
+def task(
+    log: hr.Log, first: int, count: int, *, batch: int = 0, run: str = "run-1", **options: str
+) -> TaskRows:
     """What a task of a batch returns."""
     PROPERTIES.update({BATCH_PROPERTY: str(batch), RUN_PROPERTY: run})
     return writer(log, **options).write(iter(orders(first, count).to_batches()))
 
 
-def commit(log: hr.Log, batch: int, *ranges: tuple[int, int], run: str = "run-1", **options: str) -> None:
+def commit(
+    log: hr.Log, batch: int, *ranges: tuple[int, int], run: str = "run-1", **options: str
+) -> None:
     """A batch of tasks with so many orders each, as (first, count)."""
     parts = [task(log, first, count, batch=batch, run=run, **options) for first, count in ranges]
     try:
@@ -57,7 +71,11 @@ def numbers(log: hr.Log) -> list[int]:
 
 
 def staged(log: hr.Log) -> list[Path]:
-    return [path for path in (Path(log.address.removeprefix("file:")) / "staging").rglob("*") if path.is_file()]
+    return [
+        path
+        for path in (Path(log.address.removeprefix("file:")) / "staging").rglob("*")
+        if path.is_file()
+    ]
 
 
 def test_a_batch_is_one_transaction_with_its_number_and_digest(log: hr.Log) -> None:
@@ -116,7 +134,9 @@ def test_the_older_run_is_fenced_for_good(log: hr.Log) -> None:
     assert staged(log) == []
 
 
-def test_a_commit_that_is_overtaken_stores_nothing(log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_is_overtaken_stores_nothing(
+    log: hr.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another query commits between our look at the notes and our transaction."""
     open_transaction = type(log).transaction
 
@@ -132,7 +152,9 @@ def test_a_commit_that_is_overtaken_stores_nothing(log: hr.Log, monkeypatch: pyt
     assert staged(log) == []
 
 
-def test_a_commit_that_failed_yet_happened_is_a_success(log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_failed_yet_happened_is_a_success(
+    log: hr.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = FileTransaction.commit
 
     def answer_lost(self: FileTransaction) -> Any:
@@ -144,7 +166,9 @@ def test_a_commit_that_failed_yet_happened_is_a_success(log: hr.Log, monkeypatch
     assert numbers(log) == list(range(10))
 
 
-def test_a_commit_that_failed_leaves_nothing_and_can_be_repeated(log: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_failed_leaves_nothing_and_can_be_repeated(
+    log: hr.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(_: FileTransaction) -> Any:
         raise RetryError("no answer")
 

@@ -1,4 +1,6 @@
-"""Driving kernels with two inputs: histories and clocks in, in calls of any number of ticks, after restarts, on any number of shards."""
+"""Driving kernels with two inputs: histories and clocks in, in calls of any number of ticks, after
+restarts, on any number of shards.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,13 @@ class Track:
     closed: list[int]
 
     def clocks(self, first: int, stop: int) -> Clocks:
-        complete, closed = (np.array(each[first:stop], np.int64) for each in (self.complete, self.closed))
+        complete, closed = (
+            np.array(each[first:stop], np.int64) for each in (self.complete, self.closed)
+        )
         ticks = np.arange(first, stop)
-        before = (self.complete[first - 1], self.closed[first - 1]) if first else (UNSTARTED, UNSTARTED)
+        before = (
+            (self.complete[first - 1], self.closed[first - 1]) if first else (UNSTARTED, UNSTARTED)
+        )
         return Clocks(ticks, self.time_of(ticks), complete, closed, *before)
 
     @staticmethod
@@ -68,28 +74,44 @@ class Drive:
         return len(self.inputs[0].ticks)
 
     def run(
-        self, make: Make, cuts: Sequence[int] = (), only: Callable[[pa.Table, int], pa.Table] = lambda rows, _: rows
+        self,
+        make: Make,
+        cuts: Sequence[int] = (),
+        only: Callable[[pa.Table, int], pa.Table] = lambda rows, _: rows,
     ) -> tuple[list[Row], MemoryState]:
-        """The result's rows and the final state. Between calls everything but the state's bytes is forgotten."""
+        """The result's rows and the final state. Between calls everything but the state's bytes is
+        forgotten.
+        """
         state, told = MemoryState(), []
         bounds = [0, *sorted({cut for cut in cuts if cut < self.ticks}), self.ticks]
         for first, stop in pairwise(bounds):
             if first == stop:
                 continue
             state = state.copy()
-            tables = [only(history.table(first, stop), number) for number, history in enumerate(self.inputs)]
+            tables = [
+                only(history.table(first, stop), number)
+                for number, history in enumerate(self.inputs)
+            ]
             kernel = make()
-            result = kernel.step_timed(state, tables, [track.clocks(first, stop) for track in self.tracks])
-            assert result.schema == kernel.output.append(pa.field("_tick", pa.int64(), nullable=False))
+            result = kernel.step_timed(
+                state, tables, [track.clocks(first, stop) for track in self.tracks]
+            )
+            assert result.schema == kernel.output.append(
+                pa.field("_tick", pa.int64(), nullable=False)
+            )
             result.validate(full=True)
             told += result.to_pylist()
         return told, state
 
-    def on_shards(self, make: Make, ons: Sequence[Sequence[str]], shards: int, cuts: Sequence[int]) -> list[tuple[list[Row], MemoryState]]:
+    def on_shards(
+        self, make: Make, ons: Sequence[Sequence[str]], shards: int, cuts: Sequence[int]
+    ) -> list[tuple[list[Row], MemoryState]]:
         """What each of some shards tells, of which each has the rows of its key groups."""
 
         def of_shard(shard: int) -> Callable[[pa.Table, int], pa.Table]:
-            return lambda rows, number: rows.filter(pa.array(key_groups(encode_keys(rows, list(ons[number]))) % shards == shard))
+            return lambda rows, number: rows.filter(
+                pa.array(key_groups(encode_keys(rows, list(ons[number]))) % shards == shard)
+            )
 
         return [self.run(make, cuts, of_shard(shard)) for shard in range(shards)]
 
@@ -102,9 +124,16 @@ def shard_of(rows: Sequence[Row], key: str, kind: pa.DataType, shards: int) -> l
 
 
 def check_all_ways(
-    drive: Drive, make: Make, expected: Sequence[Row], key: tuple[str, pa.DataType], ons: Sequence[Sequence[str]], cuts: Sequence[int]
+    drive: Drive,
+    make: Make,
+    expected: Sequence[Row],
+    key: tuple[str, pa.DataType],
+    ons: Sequence[Sequence[str]],
+    cuts: Sequence[int],
 ) -> MemoryState:
-    """In one call, in many, and on two shards: always the rows that are expected. Returns the final state of the one with many calls."""
+    """In one call, in many, and on two shards: always the rows that are expected. Returns the final
+    state of the one with many calls.
+    """
     told, _ = drive.run(make)
     assert told == expected
     told, state = drive.run(make, cuts)
@@ -113,7 +142,9 @@ def check_all_ways(
     mine = shard_of(expected, *key, 2)
     for shard, (told, part) in enumerate(shards):
         assert told == [row for row, of in zip(expected, mine, strict=True) if of == shard]
-        assert all(group % 2 == shard for group in part.groups.values()), "entries are filed under their key's group"
+        assert all(group % 2 == shard for group in part.groups.values()), (
+            "entries are filed under their key's group"
+        )
     together = {name: value for _, part in shards for name, value in part.values.items()}
     assert together == state.values
     return state
@@ -129,26 +160,44 @@ def in_key_order(rows: Sequence[Row], keys: Sequence[Any], kind: pa.DataType) ->
 
 
 @st.composite
-def table_history(draw: st.DrawFn, ticks: int, *, ids: int = 5, keys: st.SearchStrategy[Any], key_type: pa.DataType, values: int = 2) -> History:
-    """A table with the key `id`, a foreign key `k` and a value `v`: in a tick a row has at most one change."""
+def table_history(
+    draw: st.DrawFn,
+    ticks: int,
+    *,
+    ids: int = 5,
+    keys: st.SearchStrategy[Any],
+    key_type: pa.DataType,
+    values: int = 2,
+) -> History:
+    """A table with the key `id`, a foreign key `k` and a value `v`: in a tick a row has at most one
+    change.
+    """
     schema = pa.schema([("id", pa.int64()), ("k", key_type), ("v", pa.int64())])
     rows: dict[int, Row | None] = {}
     told: list[list[Row]] = []
     for _ in range(ticks):
         told.append(changes := [])
         for number in draw(st.lists(st.integers(0, ids - 1), max_size=4, unique=True)):
-            fresh = None if draw(st.integers(0, 2)) == 0 else {"id": number, "k": draw(keys), "v": draw(st.integers(0, values))}
+            fresh = (
+                None
+                if draw(st.integers(0, 2)) == 0
+                else {"id": number, "k": draw(keys), "v": draw(st.integers(0, values))}
+            )
             if fresh != rows.get(number):
                 changes += changed(rows.get(number), fresh)
             rows[number] = fresh
-        if draw(st.booleans()):  # what goes and what comes may be far from each other, as when they come from different shards
+        if draw(st.booleans()):
+            # what goes and what comes may be far from each other, as when they come from different
+            # shards
             changes.sort(key=lambda change: change["_change_type"] in {"delete", "update_preimage"})
     return History(schema, told, is_table=True)
 
 
 @st.composite
 def tracks(draw: st.DrawFn, ticks: int, *, late: bool = True, most: int = 4) -> Track:
-    """Clocks that begin at some tick and move on by small steps; closed is at or behind complete."""
+    """Clocks that begin at some tick and move on by small steps; closed is at or behind
+    complete.
+    """
     now, behind = UNSTARTED, UNSTARTED
     complete, closed = [], []
     for _ in range(ticks):

@@ -17,10 +17,32 @@ from headrace.operators.joins.timeline import HistoryKernel
 from headrace.operators.joins.versioned import CorrectedJoin
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, changed
-from tests.operators.joins.driving import Drive, Track, check_all_ways, cuts, in_key_order, restored, tracks
-from tests.operators.joins.versions_oracle import STREAM, TABLE, Known, horizon, moment, row_history, stored, version_history
+from tests.operators.joins.driving import (
+    Drive,
+    Track,
+    check_all_ways,
+    cuts,
+    in_key_order,
+    restored,
+    tracks,
+)
+from tests.operators.joins.versions_oracle import (
+    STREAM,
+    TABLE,
+    Known,
+    horizon,
+    moment,
+    row_history,
+    stored,
+    version_history,
+)
 
-COLUMNS: list[ResultColumn] = [("left", "n", "n"), ("left", "k", "k"), ("left", "t", "t"), ("right", "v", "v")]
+COLUMNS: list[ResultColumn] = [
+    ("left", "n", "n"),
+    ("left", "k", "k"),
+    ("left", "t", "t"),
+    ("right", "v", "v"),
+]
 
 
 def join(how: str, history: int) -> CorrectedJoin:
@@ -28,7 +50,9 @@ def join(how: str, history: int) -> CorrectedJoin:
 
 
 class Oracle:
-    """All rows that may be corrected, with what was told of each; every tick, every row is answered anew."""
+    """All rows that may be corrected, with what was told of each; every tick, every row is answered
+    anew.
+    """
 
     def __init__(self, how: str, history: int, clocks: tuple[Track, Track]) -> None:
         self.how, self.history, self.clocks = how, history, clocks
@@ -37,7 +61,9 @@ class Oracle:
 
     def tick(self, number: int, rows: list[Row], changes: list[Row]) -> list[Row]:
         before, after = (horizon(self.clocks, at, self.history) for at in (number - 1, number))
-        self.counts["late_versions"] += sum(version.at < before for version in self.known.take_in(number, changes, before))
+        self.counts["late_versions"] += sum(
+            version.at < before for version in self.known.take_in(number, changes, before)
+        )
         fresh = [row for row in rows if row["t"] >= before]
         self.counts["too_old"] += len(rows) - len(fresh)
         self.rows = sorted([*self.rows, *fresh], key=lambda row: row["t"])
@@ -49,7 +75,10 @@ class Oracle:
             self.told[row["n"]] = answer
         self.rows = [row for row in self.rows if row["t"] >= after and row["k"] is not None]
         self.known.forget(after)
-        return [{**row, "_tick": number} for row in in_key_order(told, [row["k"] for row in told], pa.int64())]
+        return [
+            {**row, "_tick": number}
+            for row in in_key_order(told, [row["k"] for row in told], pa.int64())
+        ]
 
     def _answer(self, row: Row) -> Row | None:
         version = self.known.valid(row["k"], row["t"])
@@ -59,18 +88,39 @@ class Oracle:
         return {"n": row["n"], "k": row["k"], "t": moment(row["t"]), "v": value}
 
 
-def check(stream: History, table: History, clocks: tuple[Track, Track], how: str, history: int, cut: list[int]) -> None:
+def check(
+    stream: History,
+    table: History,
+    clocks: tuple[Track, Track],
+    how: str,
+    history: int,
+    cut: list[int],
+) -> None:
     oracle = Oracle(how, history, clocks)
-    expected = [row for number, each in enumerate(zip(stream.ticks, table.ticks, strict=True)) for row in oracle.tick(number, *each)]
+    expected = [
+        row
+        for number, each in enumerate(zip(stream.ticks, table.ticks, strict=True))
+        for row in oracle.tick(number, *each)
+    ]
     drive = Drive([stream, table], clocks)
-    state = check_all_ways(drive, lambda: join(how, history), expected, ("k", pa.int64()), [["k"], ["k"]], cut)
+    state = check_all_ways(
+        drive, lambda: join(how, history), expected, ("k", pa.int64()), [["k"], ["k"]], cut
+    )
     assert stored(state, 0) == oracle.known.count
-    assert stored(state, 1) == len(oracle.rows), "rows are kept as long as they may be corrected, and no longer"
+    assert stored(state, 1) == len(oracle.rows), (
+        "rows are kept as long as they may be corrected, and no longer"
+    )
     kernel = join(how, history)
-    result = kernel.step_timed(MemoryState(), [each.table(0, drive.ticks) for each in drive.inputs], [each.clocks(0, drive.ticks) for each in clocks])
+    result = kernel.step_timed(
+        MemoryState(),
+        [each.table(0, drive.ticks) for each in drive.inputs],
+        [each.clocks(0, drive.ticks) for each in clocks],
+    )
     assert kernel.counts == oracle.counts
     check_ticks(result, kernel.key)
-    assert {key[0]: row for key, row in fold(result, kernel.key).items()} == {n: row for n, row in oracle.told.items() if row is not None}
+    assert {key[0]: row for key, row in fold(result, kernel.key).items()} == {
+        n: row for n, row in oracle.told.items() if row is not None
+    }
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
@@ -79,7 +129,14 @@ def check(stream: History, table: History, clocks: tuple[Track, Track], how: str
 def test_rows_are_answered_at_once_and_corrected(how: str, data: st.DataObject) -> None:
     ticks = data.draw(st.integers(1, 6))
     clocks = data.draw(tracks(ticks)), data.draw(tracks(ticks))
-    check(data.draw(row_history(ticks)), data.draw(version_history(ticks)), clocks, how, data.draw(st.integers(0, 8)), data.draw(cuts(ticks)))
+    check(
+        data.draw(row_history(ticks)),
+        data.draw(version_history(ticks)),
+        clocks,
+        how,
+        data.draw(st.integers(0, 8)),
+        data.draw(cuts(ticks)),
+    )
 
 
 @given(data=st.data())
@@ -90,7 +147,10 @@ def test_many_rows_and_versions_of_a_key_in_leaves(data: st.DataObject) -> None:
         patch.setattr(pile_writing, "_CUT_TO", 1)
         ticks = data.draw(st.integers(4, 9))
         clocks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
-        stream, table = data.draw(row_history(ticks, keys=0)), data.draw(version_history(ticks, keys=0))
+        stream, table = (
+            data.draw(row_history(ticks, keys=0)),
+            data.draw(version_history(ticks, keys=0)),
+        )
         check(stream, table, clocks, "inner", data.draw(st.integers(0, 8)), list(range(1, ticks)))
 
 
@@ -132,15 +192,23 @@ class HistoryOracle:
         return [{**row, "_tick": number} for row in told]
 
     def _row(self, place: tuple[int, int], places: list[tuple[int, int]]) -> Row | None:
-        value = [version.value for version in self.known.versions if (version.key, version.at) == place][-1]
+        value = [
+            version.value for version in self.known.versions if (version.key, version.at) == place
+        ][-1]
         ends = min((at for key, at in places if key == place[0] and at > place[1]), default=None)
-        return None if value is None else {"k": place[0], "v": value, "since": moment(place[1]), "valid_to": moment(ends)}
+        return (
+            None
+            if value is None
+            else {"k": place[0], "v": value, "since": moment(place[1]), "valid_to": moment(ends)}
+        )
 
     def _forget(self, known_from: int) -> None:
         for key in {version.key for version in self.known.versions}:
             base = self.known.valid(key, known_from)
             if base is not None:
-                self.known.versions = [each for each in self.known.versions if each.key != key or each.at >= base.at]
+                self.known.versions = [
+                    each for each in self.known.versions if each.key != key or each.at >= base.at
+                ]
 
 
 @given(data=st.data())
@@ -154,31 +222,55 @@ def test_each_version_with_when_it_was_valid(data: st.DataObject) -> None:
         clock, history = data.draw(tracks(ticks)), data.draw(st.integers(0, 8))
         table = data.draw(version_history(ticks, keys=1))
         oracle = HistoryOracle(history, clock)
-        expected = [row for number, changes in enumerate(table.ticks) for row in oracle.tick(number, changes)]
+        expected = [
+            row
+            for number, changes in enumerate(table.ticks)
+            for row in oracle.tick(number, changes)
+        ]
 
         def make() -> HistoryKernel:
             return restored(HistoryKernel("h", TABLE, history_us=history))
 
-        check_all_ways(Drive([table], [clock]), make, expected, ("k", pa.int64()), [["k"]], data.draw(cuts(ticks)))
+        check_all_ways(
+            Drive([table], [clock]),
+            make,
+            expected,
+            ("k", pa.int64()),
+            [["k"]],
+            data.draw(cuts(ticks)),
+        )
         kernel = make()
         result = kernel.step_timed(MemoryState(), [table.table(0, ticks)], [clock.clocks(0, ticks)])
         assert kernel.counts == {"late_versions": oracle.late}
         check_ticks(result, kernel.key)
-        assert sorted(map(repr, fold(result, kernel.key).values())) == sorted(map(repr, oracle.told.values()))
+        assert sorted(map(repr, fold(result, kernel.key).values())) == sorted(
+            map(repr, oracle.told.values())
+        )
 
 
 def test_a_version_between_two_ends_the_one_before_it() -> None:
     kernel = HistoryKernel("h", TABLE, history_us=100)
-    changes = pa.table({
-        "k": [1, 1, 1], "v": [10, 30, 20], "since": pa.array([1, 30, 20], TABLE.schema.field("since").type),
-        "_change_type": ["insert", "update_postimage", "update_postimage"], "_tick": [0, 0, 1],
-    })  # fmt: skip
+    changes = pa.table(
+        {
+            "k": [1, 1, 1],
+            "v": [10, 30, 20],
+            "since": pa.array([1, 30, 20], TABLE.schema.field("since").type),
+            "_change_type": ["insert", "update_postimage", "update_postimage"],
+            "_tick": [0, 0, 1],
+        }
+    )
     ticks = Track([5, 6], [5, 6]).clocks(0, 2)
     told = kernel.step_timed(MemoryState(), [changes], [ticks]).to_pylist()
-    assert [(row["v"], number(row["since"]), number(row["valid_to"]), row["_change_type"]) for row in told] == [
-        (10, 1, 30, "insert"), (30, 30, None, "insert"),
-        (10, 1, 30, "update_preimage"), (10, 1, 20, "update_postimage"), (20, 20, 30, "insert"),
-    ]  # fmt: skip
+    assert [
+        (row["v"], number(row["since"]), number(row["valid_to"]), row["_change_type"])
+        for row in told
+    ] == [
+        (10, 1, 30, "insert"),
+        (30, 30, None, "insert"),
+        (10, 1, 30, "update_preimage"),
+        (10, 1, 20, "update_postimage"),
+        (20, 20, 30, "insert"),
+    ]
 
 
 def number(time: Any) -> int | None:

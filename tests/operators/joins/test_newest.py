@@ -1,4 +1,6 @@
-"""Of rows with one key the latest, behind a join that corrects, against a dictionary of all rows that were told."""
+"""Of rows with one key the latest, behind a join that corrects, against a dictionary of all rows
+that were told.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, changed
 from tests.operators.joins.driving import Drive, cuts, restored, tracks
 from tests.operators.joins.test_corrected import COLUMNS
-from tests.operators.joins.versions_oracle import STREAM, TABLE, moment, row_history, version_history
+from tests.operators.joins.versions_oracle import (
+    STREAM,
+    TABLE,
+    moment,
+    row_history,
+    version_history,
+)
 
 SCHEMA = pa.schema([*STREAM.schema, ("v", pa.int64())])
 
@@ -27,17 +35,30 @@ def newest() -> NewestKernel:
 
 @st.composite
 def told_by_a_join(draw: st.DrawFn, ticks: int) -> list[list[Row]]:
-    """What a join tells, tick by tick, of rows of which several have the same key, in one tick or in several, under one join key or several."""
+    """What a join tells, tick by tick, of rows of which several have the same key, in one tick or
+    in several, under one join key or several.
+    """
     stream = draw(row_history(ticks, keys=1))
-    stream = History(stream.schema, [[{**row, "n": draw(st.integers(0, 2))} for row in rows] for rows in stream.ticks], is_table=False)
-    drive = Drive([stream, draw(version_history(ticks, keys=1))], [draw(tracks(ticks)), draw(tracks(ticks))])
+    stream = History(
+        stream.schema,
+        [[{**row, "n": draw(st.integers(0, 2))} for row in rows] for rows in stream.ticks],
+        is_table=False,
+    )
+    drive = Drive(
+        [stream, draw(version_history(ticks, keys=1))], [draw(tracks(ticks)), draw(tracks(ticks))]
+    )
     how, history = draw(st.sampled_from(["inner", "left"])), draw(st.integers(0, 12))
-    told, _ = drive.run(lambda: CorrectedJoin("j", STREAM, TABLE, COLUMNS, history_us=history, how=how))
+    told, _ = drive.run(
+        lambda: CorrectedJoin("j", STREAM, TABLE, COLUMNS, history_us=history, how=how)
+    )
     return [[row for row in told if row["_tick"] == tick] for tick in range(ticks)]
 
 
 def identity(row: Row) -> tuple[object, bytes]:
-    own = pa.StructArray.from_arrays([pa.array([row[field.name]], field.type) for field in STREAM.schema], fields=list(STREAM.schema))
+    own = pa.StructArray.from_arrays(
+        [pa.array([row[field.name]], field.type) for field in STREAM.schema],
+        fields=list(STREAM.schema),
+    )
     return row["t"], row_codec.encode(own)[0]
 
 
@@ -55,7 +76,11 @@ def oracle(ticks: list[list[Row]]) -> list[Row]:
             if row["_change_type"] == "update_preimage" or identity(row) != latest[row["n"]]:
                 continue
             shown.pop(row["n"], None)
-            shown |= {} if row["_change_type"] == "delete" else {row["n"]: {name: row[name] for name in SCHEMA.names}}
+            shown |= (
+                {}
+                if row["_change_type"] == "delete"
+                else {row["n"]: {name: row[name] for name in SCHEMA.names}}
+            )
         for key in sorted({*before, *shown}):
             if before.get(key) != shown.get(key):
                 told += [{**row, "_tick": tick} for row in changed(before.get(key), shown.get(key))]
@@ -71,7 +96,10 @@ def test_the_latest_row_of_each_key_is_shown_as_it_was_told_last(data: st.DataOb
         state, result = MemoryState(), list[Row]()
         for first, stop in zip([0, *sorted(set(cut))], [*sorted(set(cut)), ticks], strict=True):
             rows = [row for each in told[first:stop] for row in each]
-            out = newest().step(state, pa.Table.from_pylist(rows, newest().output.append(pa.field("_tick", pa.int64()))))
+            out = newest().step(
+                state,
+                pa.Table.from_pylist(rows, newest().output.append(pa.field("_tick", pa.int64()))),
+            )
             out.validate(full=True)
             result += out.to_pylist()
         assert result == oracle(told)
@@ -82,17 +110,29 @@ def test_the_latest_row_of_each_key_is_shown_as_it_was_told_last(data: st.DataOb
 
 def rows(*changes: tuple[int, int, int, int | None, str, int]) -> pa.Table:
     names = ("n", "k", "t", "v", "_change_type", "_tick")
-    listed = [{**dict(zip(names, change, strict=True)), "t": moment(change[2])} for change in changes]
+    listed = [
+        {**dict(zip(names, change, strict=True)), "t": moment(change[2])} for change in changes
+    ]
     return pa.Table.from_pylist(listed, newest().output.append(pa.field("_tick", pa.int64())))
 
 
 def test_an_earlier_row_that_is_corrected_later_takes_nothing_away() -> None:
     state = MemoryState()
     newest().step(state, rows((1, 7, 10, None, "insert", 1), (1, 8, 20, None, "insert", 1)))
-    assert newest().step(state, rows((1, 7, 10, None, "update_preimage", 2), (1, 7, 10, 5, "update_postimage", 2))).num_rows == 0
+    assert (
+        newest()
+        .step(
+            state,
+            rows((1, 7, 10, None, "update_preimage", 2), (1, 7, 10, 5, "update_postimage", 2)),
+        )
+        .num_rows
+        == 0
+    )
     assert newest().step(state, rows((1, 7, 10, 5, "delete", 3))).num_rows == 0
     told = newest().step(state, rows((1, 8, 20, None, "delete", 4), (1, 7, 10, 6, "insert", 5)))
-    assert [(row["t"], row["_change_type"], row["_tick"]) for row in told.to_pylist()] == [(moment(20), "delete", 4)]
+    assert [(row["t"], row["_change_type"], row["_tick"]) for row in told.to_pylist()] == [
+        (moment(20), "delete", 4)
+    ]
     kept = newest().describe(pa.array([]), pa.array(list(state.values.values()), pa.binary()))
     assert [(row["k"], row["_taken_back"]) for row in kept.to_pylist()] == [(8, True)]
 

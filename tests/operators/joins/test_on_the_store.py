@@ -1,4 +1,6 @@
-"""Joins over the store that pipelines have: the same rows as over a dictionary, also with keys that are too long for it."""
+"""Joins over the store that pipelines have: the same rows as over a dictionary, also with keys that
+are too long for it.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,18 @@ from headrace.operators.kernel import UNSTARTED, Clocks, KeyedState, TimedKernel
 from headrace.testing.kernels import MemoryState
 
 TIME = pa.timestamp("us", "UTC")
-ROWS = Side(pa.schema([("n", pa.int64()), ("k", pa.string()), ("t", TIME)]), ("k",), ("n",), time="t")
-OTHERS = Side(pa.schema([("m", pa.int64()), ("k", pa.string()), ("at", TIME)]), ("k",), ("m",), time="at")
+ROWS = Side(
+    pa.schema([("n", pa.int64()), ("k", pa.string()), ("t", TIME)]), ("k",), ("n",), time="t"
+)
+OTHERS = Side(
+    pa.schema([("m", pa.int64()), ("k", pa.string()), ("at", TIME)]), ("k",), ("m",), time="at"
+)
 VERSIONS = Side(OTHERS.schema, ("k",), ("k",), time="at")
 COLUMNS = [("key", "k", "k"), ("left", "n", "n"), ("right", "m", "m")]
 KERNELS: dict[str, TimedKernel] = {
-    "stream_stream": StreamStreamJoin("j", ROWS, OTHERS, COLUMNS, before_us=5, after_us=5, how="full"),
+    "stream_stream": StreamStreamJoin(
+        "j", ROWS, OTHERS, COLUMNS, before_us=5, after_us=5, how="full"
+    ),
     "table_table": TableTableJoin("j", ROWS, OTHERS, COLUMNS, how="full"),
     "versioned": VersionedJoin("j", ROWS, VERSIONS, COLUMNS, history_us=10, how="left"),
     "corrected": CorrectedJoin("j", ROWS, VERSIONS, COLUMNS, history_us=10, how="left"),
@@ -46,11 +54,16 @@ def batches(table: str) -> list[tuple[list[pa.Table], list[Clocks]]]:
         inputs = []
         for name, time in (("n", "t"), ("m", "at")):
             keys = [long_key(chance.randrange(6)) for _ in range(30)]
-            keys = sorted(set(keys)) if table in {"versioned", "corrected"} and name == "m" else keys
+            keys = (
+                sorted(set(keys)) if table in {"versioned", "corrected"} and name == "m" else keys
+            )
             columns: dict[str, Any] = {
-                name: [tick * 100 + at for at in range(len(keys))], "k": keys, time: pa.array([tick * 5 + chance.randrange(10) for _ in keys], TIME),
-                "_change_type": ["insert"] * len(keys), "_tick": [tick] * len(keys),
-            }  # fmt: skip
+                name: [tick * 100 + at for at in range(len(keys))],
+                "k": keys,
+                time: pa.array([tick * 5 + chance.randrange(10) for _ in keys], TIME),
+                "_change_type": ["insert"] * len(keys),
+                "_tick": [tick] * len(keys),
+            }
             inputs.append(pa.table(columns))
         now, before = np.array([tick * 5]), tick * 5 - 5 if tick else UNSTARTED
         made.append((inputs, [Clocks(np.array([tick]), now, now, now, before, before)] * 2))
@@ -58,14 +71,18 @@ def batches(table: str) -> list[tuple[list[pa.Table], list[Clocks]]]:
 
 
 @pytest.mark.parametrize("name", list(KERNELS))
-def test_the_same_rows_as_over_a_dictionary(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_rows_as_over_a_dictionary(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pile_writing, "MOST_IN_A_LEAF", 8)
     monkeypatch.setattr(pile_writing, "_CUT_TO", 4)
     store, memory = LocalStore(tmp_path / "store", range(GROUPS)), MemoryState()
     told: list[tuple[list[Any], list[Any]]] = []
     for inputs, clocks in batches(name):
 
-        def step(state: KeyedState, inputs: list[pa.Table] = inputs, clocks: list[Clocks] = clocks) -> list[Any]:
+        def step(
+            state: KeyedState, inputs: list[pa.Table] = inputs, clocks: list[Clocks] = clocks
+        ) -> list[Any]:
             rows: list[Any] = KERNELS[name].step_timed(state, inputs, clocks).to_pylist()
             return rows
 

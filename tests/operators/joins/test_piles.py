@@ -1,4 +1,6 @@
-"""Piles against lists: whatever comes and goes, in whatever portions, a pile has what a sorted list has."""
+"""Piles against lists: whatever comes and goes, in whatever portions, a pile has what a sorted list
+has.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +33,43 @@ def opened(state: MemoryState, keys: pa.Array = KEYS) -> Piles:
 
 def as_records(rows: list[tuple[int, int, int, bytes]]) -> Records:
     keys, at, flags, values = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return Records(np.array(keys, np.int64), np.array(at, np.int64), np.array(flags, np.uint8), pa.array(values, pa.large_binary()))
+    return Records(
+        np.array(keys, np.int64),
+        np.array(at, np.int64),
+        np.array(flags, np.uint8),
+        pa.array(values, pa.large_binary()),
+    )
 
 
 def as_rows(records: Records) -> list[tuple[int, int, int, bytes]]:
-    return list(zip(records.keys.tolist(), records.at.tolist(), records.flags.tolist(), records.rows.to_pylist(), strict=True))
+    return list(
+        zip(
+            records.keys.tolist(),
+            records.at.tolist(),
+            records.flags.tolist(),
+            records.rows.to_pylist(),
+            strict=True,
+        )
+    )
 
 
 changes = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(-12, 12), st.sampled_from(["come", "go", "flag"]), st.binary(max_size=3)), max_size=12
+    st.tuples(
+        st.integers(0, 2),
+        st.integers(0, 1),
+        st.integers(-12, 12),
+        st.sampled_from(["come", "go", "flag"]),
+        st.binary(max_size=3),
+    ),
+    max_size=12,
 )
 
 
 @given(st.lists(changes, max_size=12))
 @settings(max_examples=70, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_pile_has_what_a_sorted_list_has(steps: list[list[tuple[int, int, int, str, bytes]]]) -> None:
+def test_a_pile_has_what_a_sorted_list_has(
+    steps: list[list[tuple[int, int, int, str, bytes]]],
+) -> None:
     state = MemoryState()
     model: Model = {(key, section): [] for key in range(3) for section in range(2)}
     for number, step in enumerate(steps):
@@ -68,7 +92,13 @@ def test_a_pile_has_what_a_sorted_list_has(steps: list[list[tuple[int, int, int,
     assert state.values == {}, "nothing is left of empty piles"
 
 
-def take_in(piles: Piles, writer: PileWriter, model: Model, section: int, step: list[tuple[int, int, int, str, bytes]]) -> None:
+def take_in(
+    piles: Piles,
+    writer: PileWriter,
+    model: Model,
+    section: int,
+    step: list[tuple[int, int, int, str, bytes]],
+) -> None:
     low, high = np.full(3, NONE), np.full(3, LOWEST)
     for key, _, at, _, _ in step:
         low[key], high[key] = min(low[key], at), max(high[key], at)
@@ -92,16 +122,26 @@ def take_in(piles: Piles, writer: PileWriter, model: Model, section: int, step: 
             loaded[loaded.index((key, *there[0]))] = (key, at, 1, there[0][2])
         mine.sort(key=lambda row: row[0])
     loaded.sort(key=lambda row: row[:2])
-    writer.replace(section, as_records(loaded), np.array([each[0] for each in step], np.int64), np.array([each[2] for each in step], np.int64))
+    writer.replace(
+        section,
+        as_records(loaded),
+        np.array([each[0] for each in step], np.int64),
+        np.array([each[2] for each in step], np.int64),
+    )
 
 
 def check(state: MemoryState, model: Model, mark: int) -> None:
     piles = opened(state)
     for section in range(2):
-        assert as_rows(piles.load_all(section)) == [(key, *row) for key in range(3) for row in model[key, section]]
+        assert as_rows(piles.load_all(section)) == [
+            (key, *row) for key in range(3) for row in model[key, section]
+        ]
     assert piles.marks[0].tolist() == [mark if model[key, 0] else NONE for key in range(3)]
     groups = key_groups(KEYS).tolist()
-    assert all(state.groups[name] == groups[next(at for at in range(3) if name.endswith(KEYS[at].as_py()))] for name in state.values)
+    assert all(
+        state.groups[name] == groups[next(at for at in range(3) if name.endswith(KEYS[at].as_py()))]
+        for name in state.values
+    )
 
 
 def fill(state: MemoryState, count: int) -> None:
@@ -128,7 +168,12 @@ def test_changing_a_leaf_of_a_large_pile_writes_that_leaf_alone() -> None:
     piles = opened(state, KEYS.slice(0, 1))
     found = piles.load(0, np.array([40]), np.array([40]))
     writer = PileWriter(piles)
-    writer.replace(0, Records(found.keys, found.at, found.flags + np.uint8(1), found.rows), np.array([0]), np.array([40]))
+    writer.replace(
+        0,
+        Records(found.keys, found.at, found.flags + np.uint8(1), found.rows),
+        np.array([0]),
+        np.array([40]),
+    )
     writer.save()
     assert [name[:1] for name in state.take_changes()] == [b"l"]
 
@@ -142,7 +187,12 @@ def test_rows_before_the_first_leaf() -> None:
         rows = sorted({*piles.load_all(0).at.tolist(), *comes} - {*goes})
         writer = PileWriter(piles)
         touched = np.array([*comes, *goes], np.int64)
-        writer.replace(0, as_records([(0, at, 0, b"x") for at in rows]), np.zeros(len(touched), np.int64), touched)
+        writer.replace(
+            0,
+            as_records([(0, at, 0, b"x") for at in rows]),
+            np.zeros(len(touched), np.int64),
+            touched,
+        )
         writer.save()
     assert opened(state, KEYS.slice(0, 1)).load_all(0).at.tolist() == [*range(-9, 3), *range(5, 12)]
     found = opened(state, KEYS.slice(0, 1)).load(0, np.array([-3]), np.array([1]))
@@ -179,5 +229,10 @@ def test_the_bytes_are_those_that_stored_piles_have() -> None:
     state = MemoryState()
     fill(state, 1)
     record = (0).to_bytes(8, "little") + b"\0" + (1).to_bytes(4, "little") + b"x"
-    head = b"\x01" + NONE.to_bytes(8, "little") + bytes([1, 0, 0, 0, 0, 0, 0, 0]) + bytes([14, 0, 0, 0, 0, 0, 0, 0])
+    head = (
+        b"\x01"
+        + NONE.to_bytes(8, "little")
+        + bytes([1, 0, 0, 0, 0, 0, 0, 0])
+        + bytes([14, 0, 0, 0, 0, 0, 0, 0])
+    )
     assert state.values == {b"ha": head + record}

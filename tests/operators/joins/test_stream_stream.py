@@ -25,7 +25,9 @@ from tests.operators.joins.driving import Drive, Track, check_all_ways, cuts, re
 
 TIME = pa.timestamp("us", "UTC")
 LEFT = Side(pa.schema([("k", pa.int64()), ("t", TIME), ("n", pa.int64())]), ("k",), time="t")
-RIGHT = Side(pa.schema([("key", pa.int64()), ("at", TIME), ("m", pa.string())]), ("key",), time="at")
+RIGHT = Side(
+    pa.schema([("key", pa.int64()), ("at", TIME), ("m", pa.string())]), ("key",), time="at"
+)
 COLUMNS: list[ResultColumn] = [
     ("key", "k", "k"),
     ("time", "t", "time"),
@@ -37,7 +39,9 @@ COLUMNS: list[ResultColumn] = [
 
 
 def join(how: str, before: int, after: int) -> StreamStreamJoin:
-    return restored(StreamStreamJoin("j", LEFT, RIGHT, COLUMNS, before_us=before, after_us=after, how=how))
+    return restored(
+        StreamStreamJoin("j", LEFT, RIGHT, COLUMNS, before_us=before, after_us=after, how=how)
+    )
 
 
 @dataclass
@@ -52,31 +56,70 @@ class Oracle:
         self.pools: tuple[list[Row], list[Row]] = ([], [])
         self.late = [0, 0]
 
-    def tick(self, number: int, inputs: tuple[list[Row], list[Row]], clocks: tuple[Track, Track]) -> list[Row]:
-        keeps, reach = (self.how in {"left", "full"}, self.how in {"right", "full"}), (self.after, self.before)
+    def tick(
+        self, number: int, inputs: tuple[list[Row], list[Row]], clocks: tuple[Track, Track]
+    ) -> list[Row]:
+        keeps, reach = (
+            (self.how in {"left", "full"}, self.how in {"right", "full"}),
+            (
+                self.after,
+                self.before,
+            ),
+        )
         for side in (0, 1):
-            fresh = [{**row, "matched": False, "tick": number} for row in inputs[side] if row["time"] >= clocks[side].closed_before(number)]
+            fresh = [
+                {**row, "matched": False, "tick": number}
+                for row in inputs[side]
+                if row["time"] >= clocks[side].closed_before(number)
+            ]
             self.late[side] += len(inputs[side]) - len(fresh)
             self.pools[side].extend(fresh)
             self.pools[side].sort(key=lambda row: row["time"])
-        told = [(left, right) for left in self.pools[0] for right in self.pools[1] if self._meet(left, right, number)]
+        told = [
+            (left, right)
+            for left in self.pools[0]
+            for right in self.pools[1]
+            if self._meet(left, right, number)
+        ]
         for left, right in told:
             left["matched"] = right["matched"] = True
         for side, pool in enumerate(self.pools):
             complete, closed = clocks[1 - side].complete[number], clocks[1 - side].closed[number]
-            alone = [row for row in pool if keeps[side] and not row["matched"] and (row["k"] is None or row["time"] + reach[side] < complete)]
+            alone = [
+                row
+                for row in pool
+                if keeps[side]
+                and not row["matched"]
+                and (row["k"] is None or row["time"] + reach[side] < complete)
+            ]
             told += [(row, None) if side == 0 else (None, row) for row in alone]  # type: ignore[misc]
-            pool[:] = [row for row in pool if row not in alone and row["k"] is not None and row["time"] + reach[side] >= closed]
+            pool[:] = [
+                row
+                for row in pool
+                if row not in alone and row["k"] is not None and row["time"] + reach[side] >= closed
+            ]
         return self._in_order(told)
 
     def _meet(self, left: Row, right: Row, tick: int) -> bool:
         new = tick in {left["tick"], right["tick"]}
-        return new and left["k"] == right["k"] and left["k"] is not None and -self.before <= right["time"] - left["time"] <= self.after
+        return (
+            new
+            and left["k"] == right["k"]
+            and left["k"] is not None
+            and -self.before <= right["time"] - left["time"] <= self.after
+        )
 
     def _in_order(self, told: list[Any]) -> list[Row]:
-        keys = encode_keys(pa.table({"k": pa.array([(left or right)["k"] for left, right in told], pa.int64())}), ["k"]).to_pylist()
-        # Rows that are alone are told in their left row's place; right ones behind all left ones of their key. Pools are in order of time.
-        at = [(key, left is None, self._place(left), self._place(right)) for key, (left, right) in zip(keys, told, strict=True)]
+        keys = encode_keys(
+            pa.table({"k": pa.array([(left or right)["k"] for left, right in told], pa.int64())}),
+            ["k"],
+        ).to_pylist()
+        # Rows that are alone are told in their left row's place; right ones behind all left ones of
+        # their key. Pools are in order of time.
+        at = [
+            (key, left is None, self._place(left), self._place(right))
+            for key, (left, right) in zip(keys, told, strict=True)
+        ]
         return [told[which] for which in sorted(range(len(told)), key=lambda which: at[which])]
 
     @staticmethod
@@ -85,8 +128,20 @@ class Oracle:
 
     @property
     def due(self) -> int | None:
-        keeps, reach = (self.how in {"left", "full"}, self.how in {"right", "full"}), (self.after, self.before)
-        waits = [row["time"] + reach[side] + 1 for side in (0, 1) if keeps[side] for row in self.pools[side] if not row["matched"]]
+        keeps, reach = (
+            (self.how in {"left", "full"}, self.how in {"right", "full"}),
+            (
+                self.after,
+                self.before,
+            ),
+        )
+        waits = [
+            row["time"] + reach[side] + 1
+            for side in (0, 1)
+            if keeps[side]
+            for row in self.pools[side]
+            if not row["matched"]
+        ]
         return min(waits, default=None)
 
 
@@ -95,9 +150,14 @@ def shown(tick: int, pair: tuple[Row | None, Row | None]) -> Row:
     some = left or right
     assert some is not None
     return {
-        "k": some["k"], "time": moment(some["time"]), "t": moment(left and left["time"]), "n": left and left["number"],
-        "at": moment(right and right["time"]), "m": right and str(right["number"]), "_tick": tick,
-    }  # fmt: skip
+        "k": some["k"],
+        "time": moment(some["time"]),
+        "t": moment(left and left["time"]),
+        "n": left and left["number"],
+        "at": moment(right and right["time"]),
+        "m": right and str(right["number"]),
+        "_tick": tick,
+    }
 
 
 def moment(time: Any) -> Any:
@@ -105,9 +165,16 @@ def moment(time: Any) -> Any:
 
 
 def histories(ticks: tuple[Ticks, Ticks]) -> tuple[History, History]:
-    lefts = [[{"k": row["k"], "t": row["time"], "n": row["number"]} for row in rows] for rows in ticks[0]]
-    rights = [[{"key": row["k"], "at": row["time"], "m": str(row["number"])} for row in rows] for rows in ticks[1]]
-    return History(LEFT.schema, lefts, is_table=False), History(RIGHT.schema, rights, is_table=False)
+    lefts = [
+        [{"k": row["k"], "t": row["time"], "n": row["number"]} for row in rows] for rows in ticks[0]
+    ]
+    rights = [
+        [{"key": row["k"], "at": row["time"], "m": str(row["number"])} for row in rows]
+        for rows in ticks[1]
+    ]
+    return History(LEFT.schema, lefts, is_table=False), History(
+        RIGHT.schema, rights, is_table=False
+    )
 
 
 def stored_rows(state: MemoryState) -> int:
@@ -118,27 +185,47 @@ def stored_rows(state: MemoryState) -> int:
 
 @st.composite
 def rows_in_ticks(draw: st.DrawFn, ticks: int, *, keys: int = 2) -> Ticks:
-    row = st.fixed_dictionaries({"k": st.none() | st.integers(0, keys), "time": st.integers(-4, 14)})
+    row = st.fixed_dictionaries(
+        {"k": st.none() | st.integers(0, keys), "time": st.integers(-4, 14)}
+    )
     drawn = draw(st.lists(st.lists(row, max_size=4), min_size=ticks, max_size=ticks))
     numbers = iter(range(1000))
     return [[{**each, "number": next(numbers)} for each in rows] for rows in drawn]
 
 
-def check(ticks: tuple[Ticks, Ticks], clocks: tuple[Track, Track], how: str, bounds: tuple[int, int], cut: list[int], *, due: bool = True) -> None:
+def check(
+    ticks: tuple[Ticks, Ticks],
+    clocks: tuple[Track, Track],
+    how: str,
+    bounds: tuple[int, int],
+    cut: list[int],
+    *,
+    due: bool = True,
+) -> None:
     oracle = Oracle(how, *bounds)
     expected = []
     for number, inputs in enumerate(zip(*ticks, strict=True)):
         expected += [shown(number, pair) for pair in oracle.tick(number, inputs, clocks)]  # type: ignore[arg-type]
     drive = Drive(histories(ticks), clocks)
-    state = check_all_ways(drive, lambda: join(how, *bounds), expected, ("k", pa.int64()), [["k"], ["key"]], cut)
-    assert stored_rows(state) == sum(map(len, oracle.pools)), "a row is kept as long as it may meet another, and no longer"
+    state = check_all_ways(
+        drive, lambda: join(how, *bounds), expected, ("k", pa.int64()), [["k"], ["key"]], cut
+    )
+    assert stored_rows(state) == sum(map(len, oracle.pools)), (
+        "a row is kept as long as it may meet another, and no longer"
+    )
     if due:
         assert join(how, *bounds).due(state) == oracle.due
-    for kind, passed in enumerate((clocks[1].complete, clocks[1].closed, clocks[0].complete, clocks[0].closed)):
+    for kind, passed in enumerate(
+        (clocks[1].complete, clocks[1].closed, clocks[0].complete, clocks[0].closed)
+    ):
         waits = timers.earliest(state, kind)
         assert waits is None or waits > passed[-1], "what a clock has passed waits for it no more"
     kernel = join(how, *bounds)
-    kernel.step_timed(MemoryState(), [each.table(0, len(ticks[0])) for each in drive.inputs], [each.clocks(0, len(ticks[0])) for each in clocks])
+    kernel.step_timed(
+        MemoryState(),
+        [each.table(0, len(ticks[0])) for each in drive.inputs],
+        [each.clocks(0, len(ticks[0])) for each in clocks],
+    )
     assert kernel.counts == {"late_left": oracle.late[0], "late_right": oracle.late[1]}
 
 
@@ -149,10 +236,18 @@ hows = pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
 @hows
 @given(data=st.data())
 @settings(max_examples=50)
-def test_rows_meet_within_their_bounds_and_are_told_alone_once(how: str, data: st.DataObject) -> None:
+def test_rows_meet_within_their_bounds_and_are_told_alone_once(
+    how: str, data: st.DataObject
+) -> None:
     ticks = data.draw(st.integers(1, 6))
     clocks = data.draw(tracks(ticks)), data.draw(tracks(ticks))
-    check((data.draw(rows_in_ticks(ticks)), data.draw(rows_in_ticks(ticks))), clocks, how, data.draw(bounds), data.draw(cuts(ticks)))
+    check(
+        (data.draw(rows_in_ticks(ticks)), data.draw(rows_in_ticks(ticks))),
+        clocks,
+        how,
+        data.draw(bounds),
+        data.draw(cuts(ticks)),
+    )
 
 
 @hows
@@ -165,7 +260,13 @@ def test_large_piles(how: str, data: st.DataObject) -> None:
         patch.setattr(pile_writing, "_CUT_TO", 2)
         ticks = data.draw(st.integers(3, 6))
         clocks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
-        rows = [*data.draw(rows_in_ticks(ticks, keys=0)), []], [*data.draw(rows_in_ticks(ticks, keys=0)), []]
+        rows = (
+            [*data.draw(rows_in_ticks(ticks, keys=0)), []],
+            [
+                *data.draw(rows_in_ticks(ticks, keys=0)),
+                [],
+            ],
+        )
         clocks = tuple(Track([*each.complete, 100], [*each.closed, 100]) for each in clocks)  # type: ignore[assignment]
         # Of what was not looked at it is only known from when on it may be due.
         check(rows, clocks, how, data.draw(bounds), list(range(1, ticks + 1)), due=False)
@@ -200,7 +301,9 @@ def test_told_exactly_when_the_other_side_s_clock_has_passed_all_it_could_meet()
     others = Track([6, 7, 8, 9], [6, 7, 8, 9])
     drive = Drive(histories((rows, [[], [], [], []])), (clocks, others))
     told, _ = drive.run(lambda: join("left", 2, 2), [1, 2, 3])
-    assert [(row["n"], row["_tick"]) for row in told] == [(0, 2)], "a right row at 7 may come as long as the clock is not past 7"
+    assert [(row["n"], row["_tick"]) for row in told] == [(0, 2)], (
+        "a right row at 7 may come as long as the clock is not past 7"
+    )
 
 
 def test_how_far_the_result_s_clocks_are_held_back() -> None:

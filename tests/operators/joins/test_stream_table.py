@@ -15,9 +15,22 @@ from headrace.operators.joins.sides import ResultColumn, Side
 from headrace.operators.joins.stream_table import StreamTableJoin
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, Ticks
-from tests.operators.joins.driving import Drive, check_all_ways, cuts, in_key_order, restored, still, table_history
+from tests.operators.joins.driving import (
+    Drive,
+    check_all_ways,
+    cuts,
+    in_key_order,
+    restored,
+    still,
+    table_history,
+)
 
-COLUMNS: list[ResultColumn] = [("left", "n", "n"), ("left", "k", "k"), ("right", "id", "id"), ("right", "v", "v")]
+COLUMNS: list[ResultColumn] = [
+    ("left", "n", "n"),
+    ("left", "k", "k"),
+    ("right", "id", "id"),
+    ("right", "v", "v"),
+]
 
 
 def rows_of(keys: st.SearchStrategy[Any], ticks: int) -> st.SearchStrategy[Ticks]:
@@ -30,15 +43,23 @@ def oracle(stream: History, table: History, on: str, how: str) -> list[Row]:
     there: dict[int, Row] = {}
     told: list[Row] = []
     for tick, (rows, changes) in enumerate(zip(stream.ticks, table.ticks, strict=True)):
-        for change in sorted(changes, key=lambda change: change["_change_type"] in {"insert", "update_postimage"}):
+        for change in sorted(
+            changes, key=lambda change: change["_change_type"] in {"insert", "update_postimage"}
+        ):
             there.pop(change["id"], None)
             if change["_change_type"] in {"insert", "update_postimage"}:
                 there[change["id"]] = change
         found: list[Row] = []
         for row in rows:
-            met = [there[number] for number in sorted(there) if row["k"] is not None and there[number][on] == row["k"]]
+            met = [
+                there[number]
+                for number in sorted(there)
+                if row["k"] is not None and there[number][on] == row["k"]
+            ]
             found += [{**row, "id": each["id"], "v": each["v"], "_tick": tick} for each in met]
-            found += [{**row, "id": None, "v": None, "_tick": tick}] if how == "left" and not met else []
+            found += (
+                [{**row, "id": None, "v": None, "_tick": tick}] if how == "left" and not met else []
+            )
         told += in_key_order(found, [row["k"] for row in found], stream.schema.field("k").type)
     return told
 
@@ -52,14 +73,31 @@ def test_each_row_meets_the_table_as_of_its_tick(on: str, data: st.DataObject) -
     keys = st.none() | (st.sampled_from(["", "a", "b"]) if text else st.integers(0, 3))
     kind = pa.string() if text else pa.int64()
     table = data.draw(table_history(ticks, keys=keys, key_type=kind))
-    stream = History(pa.schema([("n", pa.int64()), ("k", kind)]), data.draw(rows_of(keys, ticks)), is_table=False)
+    stream = History(
+        pa.schema([("n", pa.int64()), ("k", kind)]), data.draw(rows_of(keys, ticks)), is_table=False
+    )
     how = data.draw(st.sampled_from(["inner", "left"]))
 
     def make() -> StreamTableJoin:
-        return restored(StreamTableJoin("j", Side(stream.schema, ("k",)), Side(table.schema, (on,), ("id",)), COLUMNS, how=how))
+        return restored(
+            StreamTableJoin(
+                "j",
+                Side(stream.schema, ("k",)),
+                Side(table.schema, (on,), ("id",)),
+                COLUMNS,
+                how=how,
+            )
+        )
 
     drive = Drive([stream, table], [still(ticks), still(ticks)])
-    check_all_ways(drive, make, oracle(stream, table, on, how), ("k", kind), [["k"], [on]], data.draw(cuts(ticks)))
+    check_all_ways(
+        drive,
+        make,
+        oracle(stream, table, on, how),
+        ("k", kind),
+        [["k"], [on]],
+        data.draw(cuts(ticks)),
+    )
 
 
 def test_many_rows_of_a_key_in_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,28 +106,47 @@ def test_many_rows_of_a_key_in_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     table = History(
         pa.schema([("id", pa.int64()), ("k", pa.int64()), ("v", pa.int64())]),
         [
-            [{"id": number, "k": number % 2, "v": number, "_change_type": "insert"} for number in range(100)],
+            [
+                {"id": number, "k": number % 2, "v": number, "_change_type": "insert"}
+                for number in range(100)
+            ],
             [{"id": 40, "k": 0, "v": 40, "_change_type": "delete"}],
             [],
         ],
         is_table=True,
     )
-    stream = History(pa.schema([("n", pa.int64()), ("k", pa.int64())]), [[], [], [{"n": 1, "k": 0}]], is_table=False)
-    kernel = StreamTableJoin("j", Side(stream.schema, ("k",)), Side(table.schema, ("k",), ("id",)), COLUMNS)
+    stream = History(
+        pa.schema([("n", pa.int64()), ("k", pa.int64())]),
+        [[], [], [{"n": 1, "k": 0}]],
+        is_table=False,
+    )
+    kernel = StreamTableJoin(
+        "j", Side(stream.schema, ("k",)), Side(table.schema, ("k",), ("id",)), COLUMNS
+    )
     for cut in ([], [1, 2]):
         told, _ = Drive([stream, table], [still(3), still(3)]).run(lambda: kernel, cut)
-        assert [row["id"] for row in told] == [number for number in range(0, 100, 2) if number != 40]
+        assert [row["id"] for row in told] == [
+            number for number in range(0, 100, 2) if number != 40
+        ]
 
 
 def test_state_goes_with_the_table_s_rows() -> None:
     table = History(
         pa.schema([("id", pa.int64()), ("k", pa.int64()), ("v", pa.int64())]),
-        [[{"id": 1, "k": 1, "v": 1, "_change_type": "insert"}], [{"id": 1, "k": 1, "v": 1, "_change_type": "delete"}]],
+        [
+            [{"id": 1, "k": 1, "v": 1, "_change_type": "insert"}],
+            [{"id": 1, "k": 1, "v": 1, "_change_type": "delete"}],
+        ],
         is_table=True,
     )
-    stream = History(pa.schema([("n", pa.int64()), ("k", pa.int64())]), [[{"n": 1, "k": 2}], []], is_table=False)
+    stream = History(
+        pa.schema([("n", pa.int64()), ("k", pa.int64())]), [[{"n": 1, "k": 2}], []], is_table=False
+    )
     _, state = Drive([stream, table], [still(2), still(2)]).run(
-        lambda: StreamTableJoin("j", Side(stream.schema, ("k",)), Side(table.schema, ("k",), ("id",)), COLUMNS), [1]
+        lambda: StreamTableJoin(
+            "j", Side(stream.schema, ("k",)), Side(table.schema, ("k",), ("id",)), COLUMNS
+        ),
+        [1],
     )
     assert state.values == {}
 
@@ -101,7 +158,9 @@ TABLE = Side(pa.schema([("k", pa.int64()), ("n", pa.string())]), ("k",), ("k",))
 def test_what_is_refused() -> None:
     with pytest.raises(InputError, match=r'how="left"'):
         StreamTableJoin("j", STREAM, TABLE, [], how="full")
-    with pytest.raises(InputError, match=r"Both inputs of step 'j' have a column 'n'(.|\n)*suffix="):
+    with pytest.raises(
+        InputError, match=r"Both inputs of step 'j' have a column 'n'(.|\n)*suffix="
+    ):
         StreamTableJoin("j", STREAM, TABLE, [("left", "n", "n"), ("right", "n", "n")])
     with pytest.raises(InputError, match=r"joins 'n' \(int64\) with 'n' \(string\)"):
         StreamTableJoin("j", Side(STREAM.schema, ("n",)), Side(TABLE.schema, ("n",), ("k",)), [])
@@ -114,5 +173,16 @@ def test_a_row_that_goes_and_was_not_there_is_a_bug_upstream() -> None:
     changes = pa.table({"k": [1], "n": ["x"], "_change_type": ["delete"], "_tick": [1]})
     with pytest.raises(BugError, match="step 'j'|Step 'j'"):
         kernel.step_timed(
-            MemoryState(), [pa.table({"n": pa.array([], pa.int64()), "k": pa.array([], pa.int64()), "_tick": pa.array([], pa.int64())}), changes], []
+            MemoryState(),
+            [
+                pa.table(
+                    {
+                        "n": pa.array([], pa.int64()),
+                        "k": pa.array([], pa.int64()),
+                        "_tick": pa.array([], pa.int64()),
+                    }
+                ),
+                changes,
+            ],
+            [],
         )

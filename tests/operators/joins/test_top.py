@@ -28,7 +28,9 @@ SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.int64()), ("v", pa.int64())])
 
 
 def folded(into: dict[int, Row], changes: list[Row]) -> None:
-    for change in sorted(changes, key=lambda change: change["_change_type"] in {"insert", "update_postimage"}):
+    for change in sorted(
+        changes, key=lambda change: change["_change_type"] in {"insert", "update_postimage"}
+    ):
         into.pop(change["id"], None)
         if change["_change_type"] in {"insert", "update_postimage"}:
             into[change["id"]] = {name: change[name] for name in SCHEMA.names}
@@ -51,16 +53,27 @@ def oracle(history: History, n: int, down: bool, per: bool) -> list[Row]:
     for tick, changes in enumerate(history.ticks):
         folded(rows, changes)
         after = answer(rows, n, down, per)
-        places = sorted({*before, *after}, key=lambda place: (-1 if place[0] is None else place[0], place[1]))
-        different = [change for place in places if before.get(place) != after.get(place) for change in changed(before.get(place), after.get(place))]
+        places = sorted(
+            {*before, *after}, key=lambda place: (-1 if place[0] is None else place[0], place[1])
+        )
+        different = [
+            change
+            for place in places
+            if before.get(place) != after.get(place)
+            for change in changed(before.get(place), after.get(place))
+        ]
         told += [{**change, "_tick": tick} for change in different]
         before = after
     return told
 
 
-def run(kernel: TopKernel, history: History, bounds: Sequence[int], shard: int | None = None) -> tuple[list[Row], MemoryState]:
+def run(
+    kernel: TopKernel, history: History, bounds: Sequence[int], shard: int | None = None
+) -> tuple[list[Row], MemoryState]:
     state, told = MemoryState(), []
-    for first, stop in pairwise([0, *sorted({cut for cut in bounds if cut < len(history.ticks)}), len(history.ticks)]):
+    for first, stop in pairwise(
+        [0, *sorted({cut for cut in bounds if cut < len(history.ticks)}), len(history.ticks)]
+    ):
         rows = history.table(first, stop)
         if shard is not None:
             rows = rows.filter(pa.array(key_groups(encode_keys(rows, kernel.per)) % 2 == shard))
@@ -70,16 +83,24 @@ def run(kernel: TopKernel, history: History, bounds: Sequence[int], shard: int |
     return told, state
 
 
-@given(data=st.data(), n=st.integers(1, 4), down=st.booleans(), per=st.booleans(), small=st.booleans())
+@given(
+    data=st.data(), n=st.integers(1, 4), down=st.booleans(), per=st.booleans(), small=st.booleans()
+)
 @settings(max_examples=150)
-def test_the_first_rows_of_each_group_at_every_tick(data: st.DataObject, n: int, down: bool, per: bool, small: bool) -> None:
+def test_the_first_rows_of_each_group_at_every_tick(
+    data: st.DataObject, n: int, down: bool, per: bool, small: bool
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if small:
             patch.setattr(pile_writing, "MOST_IN_A_LEAF", 3)
             patch.setattr(pile_writing, "_CUT_TO", 2)
             patch.setattr(top, "MOST_IN_A_LEAF", 3)
         ticks = data.draw(st.integers(1, 7))
-        history = data.draw(table_history(ticks, ids=12, keys=st.none() | st.integers(0, 1), key_type=pa.int64(), values=3))
+        history = data.draw(
+            table_history(
+                ticks, ids=12, keys=st.none() | st.integers(0, 1), key_type=pa.int64(), values=3
+            )
+        )
         kernel = TopKernel("t", SCHEMA, ["id"], n=n, by=[("v", down)], per=["k"] if per else [])
         expected = oracle(history, n, down, per)
         bounds = data.draw(cuts(ticks))
@@ -87,19 +108,27 @@ def test_the_first_rows_of_each_group_at_every_tick(data: st.DataObject, n: int,
         told, state = run(kernel, history, bounds)
         assert told == expected
         parts = [run(kernel, history, bounds, shard) for shard in range(2)]
-        assert sorted(map(repr, [row for told, _ in parts for row in told])) == sorted(map(repr, expected))
-        assert {name: value for _, part in parts for name, value in part.values.items()} == state.values
+        assert sorted(map(repr, [row for told, _ in parts for row in told])) == sorted(
+            map(repr, expected)
+        )
+        assert {
+            name: value for _, part in parts for name, value in part.values.items()
+        } == state.values
         check_settled(kernel, expected, history, n, down, per)
 
 
-def check_settled(kernel: TopKernel, told: list[Row], history: History, n: int, down: bool, per: bool) -> None:
+def check_settled(
+    kernel: TopKernel, told: list[Row], history: History, n: int, down: bool, per: bool
+) -> None:
     changes = pa.Table.from_pylist(told, kernel.output.append(pa.field("_tick", pa.int64())))
     settled = SettleKernel("s", SCHEMA, kernel.key).step(MemoryState(), changes)
     check_ticks(settled, ["id"])
     rows: dict[int, Row] = {}
     for changes_of_tick in history.ticks:
         folded(rows, changes_of_tick)
-    assert sorted(map(repr, fold(settled, ["id"]).values())) == sorted(map(repr, answer(rows, n, down, per).values()))
+    assert sorted(map(repr, fold(settled, ["id"]).values())) == sorted(
+        map(repr, answer(rows, n, down, per).values())
+    )
 
 
 def changes(rows: list[tuple[int, int, int, str]], tick: int) -> pa.Table:
@@ -117,7 +146,10 @@ def test_a_change_far_from_the_top_looks_at_little_of_a_large_group() -> None:
     told = kernel.step(state, changes([(4999, 0, 7, "delete")], 2))
     assert (told.num_rows, state.got <= 3) == (0, True)
     told = kernel.step(state, changes([(0, 0, 7, "delete"), (6000, 0, 9, "insert")], 3))
-    assert [(row["id"], row["_change_type"]) for row in told.to_pylist()] == [(0, "delete"), (6000, "insert")]
+    assert [(row["id"], row["_change_type"]) for row in told.to_pylist()] == [
+        (0, "delete"),
+        (6000, "insert"),
+    ]
     assert state.got <= 8
 
 
@@ -133,26 +165,43 @@ class CountingState(MemoryState):
 
 VALUES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.string(), st.text("ab\x00", max_size=4)),
-    (pa.float64(), st.floats(allow_nan=False).filter(lambda value: value != 0 or math.copysign(1, value) > 0)),
-    (pa.decimal128(9, 2), st.integers(-(10**8), 10**8).map(lambda units: Decimal(units).scaleb(-2))),
+    (
+        pa.float64(),
+        st.floats(allow_nan=False).filter(lambda value: value != 0 or math.copysign(1, value) > 0),
+    ),
+    (
+        pa.decimal128(9, 2),
+        st.integers(-(10**8), 10**8).map(lambda units: Decimal(units).scaleb(-2)),
+    ),
     (pa.binary(), st.binary(max_size=4)),
     (pa.bool_(), st.booleans()),
 ]
 
 
-@pytest.mark.parametrize(("kind", "values"), VALUES, ids=lambda each: str(each) if isinstance(each, pa.DataType) else "")
+@pytest.mark.parametrize(
+    ("kind", "values"), VALUES, ids=lambda each: str(each) if isinstance(each, pa.DataType) else ""
+)
 @given(data=st.data())
 @settings(max_examples=40)
-def test_the_order_of_bytes_is_the_order_of_rows(kind: pa.DataType, values: st.SearchStrategy[Any], data: st.DataObject) -> None:
+def test_the_order_of_bytes_is_the_order_of_rows(
+    kind: pa.DataType, values: st.SearchStrategy[Any], data: st.DataObject
+) -> None:
     rows = data.draw(st.lists(st.tuples(st.none() | values, st.none() | values), max_size=8))
     down = data.draw(st.tuples(st.booleans(), st.booleans()))
     table = pa.table(
-        {"a": pa.array([row[0] for row in rows], kind), "b": pa.array([row[1] for row in rows], kind), "id": pa.array(range(len(rows)), pa.int64())}
+        {
+            "a": pa.array([row[0] for row in rows], kind),
+            "b": pa.array([row[1] for row in rows], kind),
+            "id": pa.array(range(len(rows)), pa.int64()),
+        }
     )
     by: list[Order] = [("a", down[0]), ("b", down[1])]
     ordered = order_bytes(table, by, ["id"])
     places = list(range(len(rows)))
-    for column in (1, 0):  # the last one first: sorting keeps what is equal in its order, reversed or not
+    for column in (
+        1,
+        0,
+    ):  # the last one first: sorting keeps what is equal in its order, reversed or not
         there = [at for at in places if rows[at][column] is not None]
         there.sort(key=[row[column] for row in rows].__getitem__, reverse=down[column])
         places = there + [at for at in places if rows[at][column] is None]
@@ -173,11 +222,17 @@ def test_what_is_refused() -> None:
 @settings(max_examples=40)
 def test_different_rows(data: st.DataObject) -> None:
     ticks = data.draw(st.integers(1, 6))
-    history = data.draw(table_history(ticks, keys=st.none() | st.integers(0, 1), key_type=pa.int64()))
+    history = data.draw(
+        table_history(ticks, keys=st.none() | st.integers(0, 1), key_type=pa.int64())
+    )
     schema = pa.schema([SCHEMA.field("k"), SCHEMA.field("v")])
     state, told, rows = MemoryState(), [], dict[int, Row]()
     for tick in range(ticks):
-        told.append(distinct("d", schema, ()).step(state, history.table(tick, tick + 1).drop_columns(["id"])))
+        told.append(
+            distinct("d", schema, ()).step(
+                state, history.table(tick, tick + 1).drop_columns(["id"])
+            )
+        )
         folded(rows, history.ticks[tick])
         view = fold(pa.concat_tables(told), ["k", "v"])
         assert set(view) == {(row["k"], row["v"]) for row in rows.values()}

@@ -1,4 +1,6 @@
-"""A stream joined with the versions of a table, against a list of all versions, and against pandas."""
+"""A stream joined with the versions of a table, against a list of all versions, and against
+pandas.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,33 @@ from headrace.operators.joins.versioned import VersionedJoin
 from headrace.operators.kernel import UNSTARTED, Clocks
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row
-from tests.operators.joins.driving import Drive, Track, check_all_ways, cuts, in_key_order, restored, tracks
-from tests.operators.joins.versions_oracle import STREAM, TABLE, Known, horizon, moment, row_history, stored, version_history
+from tests.operators.joins.driving import (
+    Drive,
+    Track,
+    check_all_ways,
+    cuts,
+    in_key_order,
+    restored,
+    tracks,
+)
+from tests.operators.joins.versions_oracle import (
+    STREAM,
+    TABLE,
+    Known,
+    horizon,
+    moment,
+    row_history,
+    stored,
+    version_history,
+)
 
-COLUMNS: list[ResultColumn] = [("left", "n", "n"), ("left", "k", "k"), ("left", "t", "t"), ("right", "v", "v"), ("right", "since", "since")]
+COLUMNS: list[ResultColumn] = [
+    ("left", "n", "n"),
+    ("left", "k", "k"),
+    ("left", "t", "t"),
+    ("right", "v", "v"),
+    ("right", "since", "since"),
+]
 
 
 def join(how: str, history: int) -> VersionedJoin:
@@ -38,13 +63,21 @@ class Oracle:
     def tick(self, number: int, rows: list[Row], changes: list[Row]) -> list[Row]:
         table = self.clocks[1]
         came = self.known.take_in(number, changes, horizon(self.clocks, number - 1, self.history))
-        self.counts["late_versions"] += sum(version.at < table.complete_before(number) for version in came)
+        self.counts["late_versions"] += sum(
+            version.at < table.complete_before(number) for version in came
+        )
         fresh = [row for row in rows if row["t"] >= horizon(self.clocks, number - 1, self.history)]
         self.counts["too_old"] += len(rows) - len(fresh)
         self.waiting += fresh
-        ready = [row for row in self.waiting if row["k"] is None or row["t"] < table.complete[number]]
+        ready = [
+            row for row in self.waiting if row["k"] is None or row["t"] < table.complete[number]
+        ]
         self.waiting = [row for row in self.waiting if row not in ready]
-        told = [answer for row in sorted(ready, key=lambda row: row["t"]) if (answer := self._answer(row, number)) is not None]
+        told = [
+            answer
+            for row in sorted(ready, key=lambda row: row["t"])
+            if (answer := self._answer(row, number)) is not None
+        ]
         self.known.forget(horizon(self.clocks, number, self.history))
         return in_key_order(told, [row["k"] for row in told], pa.int64())
 
@@ -53,23 +86,50 @@ class Oracle:
         there = version is not None and version.value is not None
         if not there and self.how == "inner":
             return None
-        found = {"v": version.value, "since": moment(version.at)} if there and version else {"v": None, "since": None}
+        found = (
+            {"v": version.value, "since": moment(version.at)}
+            if there and version
+            else {"v": None, "since": None}
+        )
         return {"n": row["n"], "k": row["k"], "t": moment(row["t"]), **found, "_tick": tick}
 
 
-def check(stream: History, table: History, clocks: tuple[Track, Track], how: str, history: int, cut: list[int], *, exact: bool = True) -> None:
+def check(
+    stream: History,
+    table: History,
+    clocks: tuple[Track, Track],
+    how: str,
+    history: int,
+    cut: list[int],
+    *,
+    exact: bool = True,
+) -> None:
     oracle = Oracle(how, history, clocks)
-    expected = [row for number, each in enumerate(zip(stream.ticks, table.ticks, strict=True)) for row in oracle.tick(number, *each)]
+    expected = [
+        row
+        for number, each in enumerate(zip(stream.ticks, table.ticks, strict=True))
+        for row in oracle.tick(number, *each)
+    ]
     drive = Drive([stream, table], clocks)
-    state = check_all_ways(drive, lambda: join(how, history), expected, ("k", pa.int64()), [["k"], ["k"]], cut)
-    assert stored(state, 0) == oracle.known.count, "versions are kept as long as a row may ask for them, and no longer"
+    state = check_all_ways(
+        drive, lambda: join(how, history), expected, ("k", pa.int64()), [["k"], ["k"]], cut
+    )
+    assert stored(state, 0) == oracle.known.count, (
+        "versions are kept as long as a row may ask for them, and no longer"
+    )
     assert stored(state, 1) == len([row for row in oracle.waiting if row["k"] is not None])
     due = join(how, history).due(state)
     if exact:
-        assert due == min((row["t"] + 1 for row in oracle.waiting if row["k"] is not None), default=None)
+        assert due == min(
+            (row["t"] + 1 for row in oracle.waiting if row["k"] is not None), default=None
+        )
     assert due is None or due > clocks[1].complete[-1]
     kernel = join(how, history)
-    kernel.step_timed(MemoryState(), [each.table(0, drive.ticks) for each in drive.inputs], [each.clocks(0, drive.ticks) for each in clocks])
+    kernel.step_timed(
+        MemoryState(),
+        [each.table(0, drive.ticks) for each in drive.inputs],
+        [each.clocks(0, drive.ticks) for each in clocks],
+    )
     assert kernel.counts == oracle.counts
 
 
@@ -79,7 +139,14 @@ def check(stream: History, table: History, clocks: tuple[Track, Track], how: str
 def test_each_row_meets_what_was_valid_at_its_time(how: str, data: st.DataObject) -> None:
     ticks = data.draw(st.integers(1, 6))
     clocks = data.draw(tracks(ticks)), data.draw(tracks(ticks))
-    check(data.draw(row_history(ticks)), data.draw(version_history(ticks)), clocks, how, data.draw(st.integers(0, 6)), data.draw(cuts(ticks)))
+    check(
+        data.draw(row_history(ticks)),
+        data.draw(version_history(ticks)),
+        clocks,
+        how,
+        data.draw(st.integers(0, 6)),
+        data.draw(cuts(ticks)),
+    )
 
 
 @given(data=st.data())
@@ -90,41 +157,95 @@ def test_many_versions_of_a_key_in_leaves(data: st.DataObject) -> None:
         patch.setattr(pile_writing, "_CUT_TO", 1)
         ticks = data.draw(st.integers(4, 10))
         clocks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
-        stream, table = data.draw(row_history(ticks, keys=0)), data.draw(version_history(ticks, keys=0))
-        check(stream, table, clocks, "left", data.draw(st.integers(0, 6)), list(range(1, ticks)), exact=False)
+        stream, table = (
+            data.draw(row_history(ticks, keys=0)),
+            data.draw(version_history(ticks, keys=0)),
+        )
+        check(
+            stream,
+            table,
+            clocks,
+            "left",
+            data.draw(st.integers(0, 6)),
+            list(range(1, ticks)),
+            exact=False,
+        )
 
 
 def test_against_pandas() -> None:
-    """Nothing comes late: then the answer is pandas' merge_asof, however rows and versions were spread over ticks."""
+    """Nothing comes late: then the answer is pandas' merge_asof, however rows and versions were
+    spread over ticks.
+    """
     random = np.random.default_rng(7)
     ticks, size = 20, 400
-    rows = pd.DataFrame({"n": np.arange(size), "k": random.integers(0, 5, size), "t": random.integers(0, 1000, size)})
-    versions = pd.DataFrame({"k": random.integers(0, 5, 100), "v": random.integers(0, 99, 100), "since": random.permutation(1000)[:100]})
+    rows = pd.DataFrame(
+        {
+            "n": np.arange(size),
+            "k": random.integers(0, 5, size),
+            "t": random.integers(0, 1000, size),
+        }
+    )
+    versions = pd.DataFrame(
+        {
+            "k": random.integers(0, 5, 100),
+            "v": random.integers(0, 99, 100),
+            "since": random.permutation(1000)[:100],
+        }
+    )
     rows["_tick"] = np.sort(random.integers(0, ticks, size))
-    versions["_tick"] = versions["since"] * ticks // 1000  # in order of time, so never behind the clock
+    versions["_tick"] = (
+        versions["since"] * ticks // 1000
+    )  # in order of time, so never behind the clock
     complete = np.append((np.arange(1, ticks) * 1000) // ticks, 2000)
     table = versions.sort_values("since", kind="stable")
-    changes = pa.table({
-        "k": table["k"], "v": table["v"], "since": pa.array(table["since"].to_numpy(), TABLE.schema.field("since").type),
-        "_change_type": ["update_postimage"] * 100, "_tick": table["_tick"],
-    })  # fmt: skip
-    stream = pa.table({"n": rows["n"], "k": rows["k"], "t": pa.array(rows["t"].to_numpy(), STREAM.schema.field("t").type), "_tick": rows["_tick"]})
+    changes = pa.table(
+        {
+            "k": table["k"],
+            "v": table["v"],
+            "since": pa.array(table["since"].to_numpy(), TABLE.schema.field("since").type),
+            "_change_type": ["update_postimage"] * 100,
+            "_tick": table["_tick"],
+        }
+    )
+    stream = pa.table(
+        {
+            "n": rows["n"],
+            "k": rows["k"],
+            "t": pa.array(rows["t"].to_numpy(), STREAM.schema.field("t").type),
+            "_tick": rows["_tick"],
+        }
+    )
     numbers = np.arange(ticks)
     still = Clocks(numbers, numbers, np.full(ticks, UNSTARTED), np.full(ticks, UNSTARTED))
-    result = join("left", 100).step_timed(MemoryState(), [stream, changes], [still, Clocks(numbers, numbers, complete, complete)])
+    result = join("left", 100).step_timed(
+        MemoryState(), [stream, changes], [still, Clocks(numbers, numbers, complete, complete)]
+    )
     mine = result.select(["n", "v"]).to_pandas().sort_values("n").reset_index(drop=True)
-    theirs = pd.merge_asof(rows.sort_values("t"), table.drop(columns="_tick"), left_on="t", right_on="since", by="k").sort_values("n")
+    theirs = pd.merge_asof(
+        rows.sort_values("t"), table.drop(columns="_tick"), left_on="t", right_on="since", by="k"
+    ).sort_values("n")
     assert mine["n"].tolist() == theirs["n"].tolist()
     assert mine["v"].fillna(-1).tolist() == theirs["v"].fillna(-1).tolist()
 
 
 def changes(*rows: tuple[int, int, int, str]) -> list[Row]:
-    return [{"k": key, "v": value, "since": since, "_change_type": kind} for key, value, since, kind in rows]
+    return [
+        {"k": key, "v": value, "since": since, "_change_type": kind}
+        for key, value, since, kind in rows
+    ]
 
 
 def test_a_late_version_lets_the_past_be_and_holds_from_then_on() -> None:
-    table = History(TABLE.schema, [changes((1, 10, 0, "insert")), [], changes((1, 20, 3, "update_postimage")), []], is_table=True)
-    stream = History(STREAM.schema, [[], [{"n": 0, "k": 1, "t": 4}], [], [{"n": 1, "k": 1, "t": 5}]], is_table=False)
+    table = History(
+        TABLE.schema,
+        [changes((1, 10, 0, "insert")), [], changes((1, 20, 3, "update_postimage")), []],
+        is_table=True,
+    )
+    stream = History(
+        STREAM.schema,
+        [[], [{"n": 0, "k": 1, "t": 4}], [], [{"n": 1, "k": 1, "t": 5}]],
+        is_table=False,
+    )
     clock = Track([1, 5, 6, 7], [1, 5, 6, 7])
     told, _ = Drive([stream, table], (clock, clock)).run(lambda: join("inner", 100), [1, 2, 3])
     assert [(row["n"], row["v"]) for row in told] == [(0, 10), (1, 20)]
@@ -142,7 +263,13 @@ def test_nothing_is_left_of_a_row_that_is_gone_once_no_one_can_ask_for_it() -> N
 
 def test_what_is_refused() -> None:
     with pytest.raises(InputError, match="the table's key is 'k'(.|\n)*whole key"):
-        VersionedJoin("j", Side(STREAM.schema, ("n",), time="t"), Side(TABLE.schema, ("v",), ("k",), time="since"), COLUMNS, history_us=1)
+        VersionedJoin(
+            "j",
+            Side(STREAM.schema, ("n",), time="t"),
+            Side(TABLE.schema, ("v",), ("k",), time="since"),
+            COLUMNS,
+            history_us=1,
+        )
     with pytest.raises(InputError, match="no event time"):
         VersionedJoin("j", STREAM, Side(TABLE.schema, ("k",), ("k",)), COLUMNS, history_us=1)
     with pytest.raises(InputError, match="as_of"):

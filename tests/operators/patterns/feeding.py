@@ -1,4 +1,6 @@
-"""Rows for pattern kernels, in order or not, cut into ticks, calls and shards; and what a kernel and the oracle make of them."""
+"""Rows for pattern kernels, in order or not, cut into ticks, calls and shards; and what a kernel
+and the oracle make of them.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,25 @@ TIME = pa.timestamp("us", "UTC")
 SYMBOLS = ("a", "b", "c", "x")
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("t", TIME), ("id", pa.int64())])
 INPUT = pa.schema([*SCHEMA, *((f"_{name}", pa.bool_()) for name in SYMBOLS), ("_tick", pa.int64())])
-MEASURES = (("first_id", "first(id)"), ("last_id", "last(id)"), ("n", "count(*)"), ("total", "sum(v)"), ("bs", "count(b.*)"))
+MEASURES = (
+    ("first_id", "first(id)"),
+    ("last_id", "last(id)"),
+    ("n", "count(*)"),
+    ("total", "sum(v)"),
+    ("bs", "count(b.*)"),
+)
 Row = dict[str, Any]
 
 
 def row(key: int, at: int, fits: str, number: int, value: int = 1) -> Row:
     """A row that fits these symbols."""
-    return {"k": key, "v": value, "t": at, "id": number, **{f"_{name}": name in fits for name in SYMBOLS}}
+    return {
+        "k": key,
+        "v": value,
+        "t": at,
+        "id": number,
+        **{f"_{name}": name in fits for name in SYMBOLS},
+    }
 
 
 @dataclass(frozen=True)
@@ -41,7 +55,14 @@ class Feed:
     closed: list[int]
 
     def table(self, first: int, stop: int) -> pa.Table:
-        return pa.Table.from_pylist([{**each, "_tick": number} for number in range(first, stop) for each in self.ticks[number]], INPUT)
+        return pa.Table.from_pylist(
+            [
+                {**each, "_tick": number}
+                for number in range(first, stop)
+                for each in self.ticks[number]
+            ],
+            INPUT,
+        )
 
     def clocks(self, first: int, stop: int) -> Clocks:
         numbers, before = np.arange(first, stop), self.closed[first - 1] if first else UNSTARTED
@@ -52,14 +73,34 @@ class Feed:
     def in_time(self) -> list[Row]:
         """The rows that are not late, as they came."""
         befores = [UNSTARTED, *self.closed[:-1]]
-        return [each for rows, before in zip(self.ticks, befores, strict=True) for each in rows if each["t"] >= before]
+        return [
+            each
+            for rows, before in zip(self.ticks, befores, strict=True)
+            for each in rows
+            if each["t"] >= before
+        ]
 
 
-def settings(spec: PatternSpec, *, rows: str = ONE_ROW, timed_out: bool = False, **more: Any) -> MatchSettings:
+def settings(
+    spec: PatternSpec, *, rows: str = ONE_ROW, timed_out: bool = False, **more: Any
+) -> MatchSettings:
     pattern = compiled(spec, SCHEMA, where="test")
-    fits = tuple((name, at) for at, name in enumerate(SYMBOLS) if name in pattern.automaton.pattern.symbols)
+    fits = tuple(
+        (name, at) for at, name in enumerate(SYMBOLS) if name in pattern.automaton.pattern.symbols
+    )
     bits = tuple(f"_{name}" for name in SYMBOLS)
-    return MatchSettings("test", SCHEMA, ("k",), "t", (("p", pattern),), bits, (fits,), rows=rows, timed_out=timed_out, **more)
+    return MatchSettings(
+        "test",
+        SCHEMA,
+        ("k",),
+        "t",
+        (("p", pattern),),
+        bits,
+        (fits,),
+        rows=rows,
+        timed_out=timed_out,
+        **more,
+    )
 
 
 @dataclass
@@ -71,7 +112,9 @@ class Fed:
     counts: dict[str, int]
 
 
-def feed_to(given: MatchSettings, feed: Feed, cuts: Sequence[int] = (), shards: Sequence[int] = (1,)) -> Fed:
+def feed_to(
+    given: MatchSettings, feed: Feed, cuts: Sequence[int] = (), shards: Sequence[int] = (1,)
+) -> Fed:
     """In calls, each with a number of shards of its own; the kernel is made anew each time."""
     bounds = [0, *sorted({cut for cut in cuts if 0 < cut < len(feed.ticks)}), len(feed.ticks)]
     states, fed = [MemoryState()], Fed([], [], {}, [], {})
@@ -81,10 +124,17 @@ def feed_to(given: MatchSettings, feed: Feed, cuts: Sequence[int] = (), shards: 
         of_row = key_groups(encode_keys(rows, ["k"])).astype(np.int64) * len(states) // GROUPS
         for number, state in enumerate(states):
             kernel = PatternKernel(pickle.loads(pickle.dumps(given)))
-            fed.told += kernel.step_timed(state, [rows.filter(pa.array(of_row == number))], [clocks]).to_pylist()
+            fed.told += kernel.step_timed(
+                state, [rows.filter(pa.array(of_row == number))], [clocks]
+            ).to_pylist()
             fed.aside += kernel.take_aside().to_pylist()
             for name, count in kernel.counts.items():
                 fed.counts[name] = fed.counts.get(name, 0) + count
-        fed.due.append(min((due for state in states if (due := PatternKernel(given).due(state)) is not None), default=None))
+        fed.due.append(
+            min(
+                (due for state in states if (due := PatternKernel(given).due(state)) is not None),
+                default=None,
+            )
+        )
     fed.state = {key: value for state in states for key, value in state.values.items()}
     return fed

@@ -1,6 +1,8 @@
-"""The obvious matcher: the tree of a pattern, tried in order with turning back, as the SQL standard defines the preferred match. One key's rows at a time, slowly.
+"""The obvious matcher: the tree of a pattern, tried in order with turning back, as the SQL standard
+defines the preferred match. One key's rows at a time, slowly.
 
-`fits(symbol, row, path)` says whether a row fits a symbol behind a path, which is a list of (row, symbol).
+`fits(symbol, row, path)` says whether a row fits a symbol behind a path, which is a list of (row,
+symbol).
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Oracle:
     fits: Fits
     within: int | None = None
 
-    def matches(self, after: AfterMatch, members: Callable[[str], tuple[str, ...]] = lambda name: (name,)) -> list[Path]:
+    def matches(
+        self, after: AfterMatch, members: Callable[[str], tuple[str, ...]] = lambda name: (name,)
+    ) -> list[Path]:
         found: list[Path] = []
         start = 0
         while start < len(self.times):
@@ -56,7 +60,9 @@ class Oracle:
         return [path for path in [next(self.from_row(start), None)] if path is not None]
 
     @staticmethod
-    def _next(start: int, paths: list[Path], after: AfterMatch, members: Callable[[str], tuple[str, ...]]) -> int:
+    def _next(
+        start: int, paths: list[Path], after: AfterMatch, members: Callable[[str], tuple[str, ...]]
+    ) -> int:
         if not paths or after.kind in {NO_SKIP, NEXT_ROW}:
             return start + 1
         if after.kind == PAST_LAST:
@@ -72,7 +78,11 @@ class Oracle:
         """All matches that begin with a row, the preferred one first."""
         last = len(self.times) - 1
         if self.within is not None:
-            last = max(row for row in range(len(self.times)) if self.times[row] <= self.times[start] + self.within)
+            last = max(
+                row
+                for row in range(len(self.times))
+                if self.times[row] <= self.times[start] + self.within
+            )
         for path, _ in self._node(self.pattern.root, (), DIRECTLY, start, last):
             if path and not self._broken(path, last):
                 yield path
@@ -84,9 +94,14 @@ class Oracle:
             return True
         return any(self.fits(symbol, row, path) for row in behind for symbol in self.pattern.absent)
 
-    def _node(self, node: Node, path: Path, link: Link, start: int, last: int) -> Iterator[tuple[Path, Link]]:
+    def _node(
+        self, node: Node, path: Path, link: Link, start: int, last: int
+    ) -> Iterator[tuple[Path, Link]]:
         if isinstance(node, Symbol):
-            yield from (((*path, (row, node.name)), DIRECTLY) for row in self._rows(node.name, path, link, start, last))
+            yield from (
+                ((*path, (row, node.name)), DIRECTLY)
+                for row in self._rows(node.name, path, link, start, last)
+            )
         elif isinstance(node, Either):
             for option in node.options:
                 yield from self._node(option, path, link, start, last)
@@ -94,11 +109,15 @@ class Oracle:
             yield from self._items(node.items, path, link, start, last)
         elif isinstance(node, Permute):
             for order in permutations(node.nodes):
-                yield from self._items(tuple((DIRECTLY, each) for each in order), path, link, start, last)
+                yield from self._items(
+                    tuple((DIRECTLY, each) for each in order), path, link, start, last
+                )
         elif isinstance(node, Repeat):
             yield from self._repeat(node, 0, path, link, start, last)
 
-    def _items(self, items: tuple[tuple[Link, Node], ...], path: Path, link: Link, start: int, last: int) -> Iterator[tuple[Path, Link]]:
+    def _items(
+        self, items: tuple[tuple[Link, Node], ...], path: Path, link: Link, start: int, last: int
+    ) -> Iterator[tuple[Path, Link]]:
         if not items:
             yield path, link
             return
@@ -106,7 +125,9 @@ class Oracle:
         for longer, pending in self._node(first, path, link.then(before), start, last):
             yield from self._items(tuple(rest), longer, pending, start, last)
 
-    def _repeat(self, node: Repeat, done: int, path: Path, link: Link, start: int, last: int) -> Iterator[tuple[Path, Link]]:
+    def _repeat(
+        self, node: Repeat, done: int, path: Path, link: Link, start: int, last: int
+    ) -> Iterator[tuple[Path, Link]]:
         if not node.greedy and done >= node.least:
             yield path, link
         if node.most is None or done < node.most:

@@ -17,15 +17,27 @@ from headrace.operators.patterns.settings import MatchSettings
 from headrace.testing.kernels import MemoryState
 
 TIME = pa.timestamp("us", "UTC")
-SCHEMA = pa.schema([("k", pa.int64()), ("name", pa.string()), ("price", pa.float64()), ("at", TIME)])
+SCHEMA = pa.schema(
+    [("k", pa.int64()), ("name", pa.string()), ("price", pa.float64()), ("at", TIME)]
+)
 SECOND = 1_000_000
 Case = dict[str, str]
 
 
 def cases() -> list[Case]:
     text = (Path(__file__).parent / "cases.txt").read_text()
-    blocks = ["\n".join(line for line in block.splitlines() if not line.startswith("#")) for block in text.split("\n\n")]
-    return [{name.strip(): text.strip() for name, _, text in (line.partition(":") for line in block.splitlines())} for block in blocks if block.strip()]
+    blocks = [
+        "\n".join(line for line in block.splitlines() if not line.startswith("#"))
+        for block in text.split("\n\n")
+    ]
+    return [
+        {
+            name.strip(): text.strip()
+            for name, _, text in (line.partition(":") for line in block.splitlines())
+        }
+        for block in blocks
+        if block.strip()
+    ]
 
 
 def rows_of(case: Case) -> list[dict[str, object]]:
@@ -34,18 +46,30 @@ def rows_of(case: Case) -> list[dict[str, object]]:
     for second, text in enumerate(case["rows"].split(), 1):
         if text != "-":
             plain = text.replace(".", "").isdigit()
-            found.append({"k": 1, "name": str(second) if plain else text, "price": float(text) if plain else 0.0, "at": second * SECOND})
+            found.append(
+                {
+                    "k": 1,
+                    "name": str(second) if plain else text,
+                    "price": float(text) if plain else 0.0,
+                    "at": second * SECOND,
+                }
+            )
     return found
 
 
 def spec_of(case: Case) -> PatternSpec:
-    define = tuple((name.strip(), text.strip()) for name, text in (part.split("=", 1) for part in case.get("define", "").split(";") if part))
+    define = tuple(
+        (name.strip(), text.strip())
+        for name, text in (part.split("=", 1) for part in case.get("define", "").split(";") if part)
+    )
     within = int(case["within"]) * SECOND if "within" in case else 1000 * SECOND
     return PatternSpec(case["pattern"], define, (), within, case.get("after", "skip past last row"))
 
 
 def settings_of(case: Case, rows: list[dict[str, object]]) -> tuple[MatchSettings, pa.Table]:
-    """Conditions that rows alone decide come as columns, as a pipeline makes them; without any, letters decide."""
+    """Conditions that rows alone decide come as columns, as a pipeline makes them; without any,
+    letters decide.
+    """
     pattern = compiled(spec_of(case), SCHEMA, where=case["name"])
     table = pa.Table.from_pylist(rows, SCHEMA)
     fits: list[tuple[str, int]] = []
@@ -55,15 +79,26 @@ def settings_of(case: Case, rows: list[dict[str, object]]) -> tuple[MatchSetting
         if "define" not in case and symbol != "any":
             columns.append(pa.array([str(row["name"])[0] == symbol for row in rows], pa.bool_()))
         elif alone:
-            condition = read(" AND ".join(f"({each})" for each in alone), Names(SCHEMA, ()), where="test")
-            columns.append(condition.over([table[term.column].combine_chunks() for term in condition.terms], len(rows))[0])
+            condition = read(
+                " AND ".join(f"({each})" for each in alone), Names(SCHEMA, ()), where="test"
+            )
+            columns.append(
+                condition.over(
+                    [table[term.column].combine_chunks() for term in condition.terms], len(rows)
+                )[0]
+            )
         else:
             continue
         fits.append((symbol, len(columns) - 1))
     bits = tuple(f"_fits{at}" for at in range(len(columns)))
     for name, column in zip(bits, columns, strict=True):
         table = table.append_column(name, column)
-    return MatchSettings("case", SCHEMA, ("k",), "at", (("p", pattern),), bits, (tuple(fits),), rows=ALL_ROWS), table
+    return (
+        MatchSettings(
+            "case", SCHEMA, ("k",), "at", (("p", pattern),), bits, (tuple(fits),), rows=ALL_ROWS
+        ),
+        table,
+    )
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case["name"])
@@ -73,10 +108,22 @@ def test_a_case(case: Case, one_by_one: bool) -> None:
     state, told, closed = MemoryState(), [], UNSTARTED
     cuts = [(at, at + 1) for at in range(table.num_rows)] if one_by_one else [(0, table.num_rows)]
     for tick, (first, stop) in enumerate([*cuts, (table.num_rows, table.num_rows)]):
-        now = 10_000 * SECOND if first == table.num_rows else int(table["at"].cast(pa.int64())[stop - 1].as_py()) + 1
+        now = (
+            10_000 * SECOND
+            if first == table.num_rows
+            else int(table["at"].cast(pa.int64())[stop - 1].as_py()) + 1
+        )
         times = np.array([now])
-        rows = table.slice(first, stop - first).append_column("_tick", pa.array(np.full(stop - first, tick)))
-        told += PatternKernel(settings).step_timed(state, [rows], [Clocks(np.array([tick]), times, times, times, closed, closed)]).to_pylist()
+        rows = table.slice(first, stop - first).append_column(
+            "_tick", pa.array(np.full(stop - first, tick))
+        )
+        told += (
+            PatternKernel(settings)
+            .step_timed(
+                state, [rows], [Clocks(np.array([tick]), times, times, times, closed, closed)]
+            )
+            .to_pylist()
+        )
         closed = now
     by_match: dict[int, list[dict[str, object]]] = {}
     for row in told:

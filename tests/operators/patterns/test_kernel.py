@@ -1,4 +1,6 @@
-"""The kernel of patterns: the oracle's matches, whatever the calls, the shards and the order in which rows come; and nothing kept when the time is up."""
+"""The kernel of patterns: the oracle's matches, whatever the calls, the shards and the order in
+which rows come; and nothing kept when the time is up.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,36 @@ DOUBTS = (("b", "sum(v) % 3 <> 0"), ("c", "sum(v) - v < 20"))
 
 @st.composite
 def feeds(draw: Any) -> Feed:
-    """Rows of two keys at different times, which come at most 3 later than their time says, or too late."""
-    gaps = draw(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 1), st.integers(0, 15), st.integers(0, 9), st.integers(0, 3)), max_size=14))
+    """Rows of two keys at different times, which come at most 3 later than their time says, or too
+    late.
+    """
+    gaps = draw(
+        st.lists(
+            st.tuples(
+                st.integers(1, 3),
+                st.integers(0, 1),
+                st.integers(0, 15),
+                st.integers(0, 9),
+                st.integers(0, 3),
+            ),
+            max_size=14,
+        )
+    )
     at, rows = 0, []
     for number, (gap, key, bits, value, delay) in enumerate(gaps):
         at += gap
-        rows.append((at + delay, row(key, at, "".join(name for place, name in enumerate(SYMBOLS) if bits >> place & 1), number, value)))
+        rows.append(
+            (
+                at + delay,
+                row(
+                    key,
+                    at,
+                    "".join(name for place, name in enumerate(SYMBOLS) if bits >> place & 1),
+                    number,
+                    value,
+                ),
+            )
+        )
     rows.sort(key=lambda each: each[0])
     ticks: list[list[Row]] = [[]]
     for _, each in rows:
@@ -57,31 +83,71 @@ def expected(text: str, feed: Feed, within: int, after: str, doubtful: frozenset
     found: list[Row] = []
     pattern = parse_pattern(text)
     for key in (0, 1):
-        rows = sorted((each for each in feed.in_time if each["k"] == key), key=lambda each: each["t"])
+        rows = sorted(
+            (each for each in feed.in_time if each["k"] == key), key=lambda each: each["t"]
+        )
 
         def fits(symbol: str, at: int, path: Path, rows: list[Row] = rows) -> bool:
-            return rows[at][f"_{symbol}"] and (symbol not in doubtful or doubt(symbol, rows[at]["v"], sum(rows[each]["v"] for each, _ in path)))
+            return rows[at][f"_{symbol}"] and (
+                symbol not in doubtful
+                or doubt(symbol, rows[at]["v"], sum(rows[each]["v"] for each, _ in path))
+            )
 
         oracle = Oracle(pattern, [each["t"] for each in rows], fits, within)
         for path in oracle.matches(after_match(after, tuple("abcx"), where="test")):
             mine = [rows[at] for at, _ in path]
             bs = sum(symbol == "b" for _, symbol in path)
-            found.append({"k": key, "first_id": mine[0]["id"], "last_id": mine[-1]["id"], "n": len(mine), "total": sum(each["v"] for each in mine), "bs": bs})
+            found.append(
+                {
+                    "k": key,
+                    "first_id": mine[0]["id"],
+                    "last_id": mine[-1]["id"],
+                    "n": len(mine),
+                    "total": sum(each["v"] for each in mine),
+                    "bs": bs,
+                }
+            )
     return sorted(found, key=str)
 
 
 def without_time(told: list[Row]) -> list[Row]:
-    return sorted(({name: value for name, value in each.items() if name not in {"_tick", "matched_at"}} for each in told), key=str)
+    return sorted(
+        (
+            {name: value for name, value in each.items() if name not in {"_tick", "matched_at"}}
+            for each in told
+        ),
+        key=str,
+    )
 
 
-def run(text: str, feed: Feed, within: int, after: str, define: tuple[tuple[str, str], ...], cuts: list[int], shards: list[int]) -> None:
+def run(
+    text: str,
+    feed: Feed,
+    within: int,
+    after: str,
+    define: tuple[tuple[str, str], ...],
+    cuts: list[int],
+    shards: list[int],
+) -> None:
     names = parse_pattern(text).symbols
     used = tuple(each for each in define if each[0] in names)
-    spec = PatternSpec(text, used, tuple(each for each in MEASURES if "b." not in each[1] or "b" in names), within, after)
+    spec = PatternSpec(
+        text,
+        used,
+        tuple(each for each in MEASURES if "b." not in each[1] or "b" in names),
+        within,
+        after,
+    )
     given_settings = settings(spec, timed_out=True)
     whole = feed_to(given_settings, feed)
     plain = expected(text, feed, within, after, frozenset(name for name, _ in used))
-    assert without_time(whole.told) == sorted(({name: value for name, value in each.items() if name != "bs" or "b" in names} for each in plain), key=str)
+    assert without_time(whole.told) == sorted(
+        (
+            {name: value for name, value in each.items() if name != "bs" or "b" in names}
+            for each in plain
+        ),
+        key=str,
+    )
     pieces = feed_to(given_settings, feed, cuts, shards)
     assert sorted(pieces.told, key=str) == sorted(whole.told, key=str)
     assert sorted(pieces.aside, key=str) == sorted(whole.aside, key=str)
@@ -91,8 +157,17 @@ def run(text: str, feed: Feed, within: int, after: str, define: tuple[tuple[str,
 
 
 @hypothesis_settings(max_examples=80, deadline=None)
-@given(patterns(), feeds(), st.sampled_from([3, 6, 12]), AFTER, st.lists(st.integers(1, 20), max_size=6), st.lists(st.integers(1, 3), min_size=1, max_size=3))
-def test_any_cut_gives_the_oracles_matches(text: str, feed: Feed, within: int, after: str, cuts: list[int], shards: list[int]) -> None:
+@given(
+    patterns(),
+    feeds(),
+    st.sampled_from([3, 6, 12]),
+    AFTER,
+    st.lists(st.integers(1, 20), max_size=6),
+    st.lists(st.integers(1, 3), min_size=1, max_size=3),
+)
+def test_any_cut_gives_the_oracles_matches(
+    text: str, feed: Feed, within: int, after: str, cuts: list[int], shards: list[int]
+) -> None:
     try:
         run(text, feed, within, after, (), cuts, shards)
     except BadPattern:
@@ -100,8 +175,17 @@ def test_any_cut_gives_the_oracles_matches(text: str, feed: Feed, within: int, a
 
 
 @hypothesis_settings(max_examples=80, deadline=None)
-@given(patterns(), feeds(), st.sampled_from([3, 6, 12]), AFTER, st.lists(st.integers(1, 20), max_size=6), st.lists(st.integers(1, 3), min_size=1, max_size=3))
-def test_conditions_that_look_back_give_the_oracles_matches(text: str, feed: Feed, within: int, after: str, cuts: list[int], shards: list[int]) -> None:
+@given(
+    patterns(),
+    feeds(),
+    st.sampled_from([3, 6, 12]),
+    AFTER,
+    st.lists(st.integers(1, 20), max_size=6),
+    st.lists(st.integers(1, 3), min_size=1, max_size=3),
+)
+def test_conditions_that_look_back_give_the_oracles_matches(
+    text: str, feed: Feed, within: int, after: str, cuts: list[int], shards: list[int]
+) -> None:
     try:
         run(text, feed, within, after, DOUBTS, cuts, shards)
     except BadPattern:
@@ -109,8 +193,17 @@ def test_conditions_that_look_back_give_the_oracles_matches(text: str, feed: Fee
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
-@given(patterns(1), st.sampled_from([" !x", " $"]), feeds(), st.sampled_from([3, 6, 12]), AFTER, st.lists(st.integers(1, 20), max_size=6))
-def test_absence_gives_the_oracles_matches(text: str, absent: str, feed: Feed, within: int, after: str, cuts: list[int]) -> None:
+@given(
+    patterns(1),
+    st.sampled_from([" !x", " $"]),
+    feeds(),
+    st.sampled_from([3, 6, 12]),
+    AFTER,
+    st.lists(st.integers(1, 20), max_size=6),
+)
+def test_absence_gives_the_oracles_matches(
+    text: str, absent: str, feed: Feed, within: int, after: str, cuts: list[int]
+) -> None:
     try:
         run(text + absent, feed, within, after, (), cuts, [1, 2])
     except BadPattern:
@@ -119,11 +212,19 @@ def test_absence_gives_the_oracles_matches(text: str, absent: str, feed: Feed, w
 
 @pytest.mark.parametrize("cuts", [[], [1, 2, 3, 4, 5, 6, 7]])
 def test_a_match_is_told_as_soon_as_it_is_certain(cuts: list[int]) -> None:
-    ticks = [[row(0, 10, "a", 0)], [row(0, 20, "b", 1)], [row(0, 30, "b", 2)], [row(0, 40, "c", 3)], []]
+    ticks = [
+        [row(0, 10, "a", 0)],
+        [row(0, 20, "b", 1)],
+        [row(0, 30, "b", 2)],
+        [row(0, 40, "c", 3)],
+        [],
+    ]
     feed = Feed(ticks, [11, 21, 31, 41, 1000])
 
     def told(pattern: str) -> list[tuple[int, int]]:
-        found = feed_to(settings(PatternSpec(pattern, (), (("last_id", "last(id)"),), 100)), feed, cuts).told
+        found = feed_to(
+            settings(PatternSpec(pattern, (), (("last_id", "last(id)"),), 100)), feed, cuts
+        ).told
         return [(each["_tick"], each["last_id"]) for each in found]
 
     assert told("a b+?") == [(1, 1)], "with its last row, if nothing else would be preferred"
@@ -135,7 +236,9 @@ def test_a_match_is_told_as_soon_as_it_is_certain(cuts: list[int]) -> None:
 
 
 def _wanted(text: str, within: int, after: str) -> PatternSpec:
-    return PatternSpec(text, (), (("first_id", "first(id)"), ("last_id", "last(id)")), within, after)
+    return PatternSpec(
+        text, (), (("first_id", "first(id)"), ("last_id", "last(id)")), within, after
+    )
 
 
 def _can_be(wanted: PatternSpec) -> bool:
@@ -148,17 +251,34 @@ def _can_be(wanted: PatternSpec) -> bool:
 
 
 SOME_TEXTS = ("a b", "a -> b ->> c", "a+ c", "b{2} x", "a !x -> c", "c c", "b+ !x", "x (a | b)")
-SOME_PATTERNS = [wanted for wanted in starmap(_wanted, product(SOME_TEXTS, (3, 12), AFTERS)) if _can_be(wanted)]
+SOME_PATTERNS = [
+    wanted for wanted in starmap(_wanted, product(SOME_TEXTS, (3, 12), AFTERS)) if _can_be(wanted)
+]
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
-@given(feeds(), st.lists(st.sampled_from(SOME_PATTERNS), min_size=9, max_size=9), st.lists(st.integers(1, 20), max_size=4))
-def test_many_patterns_at_once_give_what_each_gives_alone(feed: Feed, specs: list[PatternSpec], cuts: list[int]) -> None:
+@given(
+    feeds(),
+    st.lists(st.sampled_from(SOME_PATTERNS), min_size=9, max_size=9),
+    st.lists(st.integers(1, 20), max_size=4),
+)
+def test_many_patterns_at_once_give_what_each_gives_alone(
+    feed: Feed, specs: list[PatternSpec], cuts: list[int]
+) -> None:
     alone = [settings(spec) for spec in specs]
     patterns_by_name = tuple((f"p{at}", each.patterns[0][1]) for at, each in enumerate(alone))
-    together = replace(alone[0], patterns=patterns_by_name, fits=tuple(each.fits[0] for each in alone), several=True)
+    together = replace(
+        alone[0],
+        patterns=patterns_by_name,
+        fits=tuple(each.fits[0] for each in alone),
+        several=True,
+    )
     found = feed_to(together, feed, cuts, [1, 2])
-    expected_rows = [{**row, "pattern": f"p{at}"} for at, each in enumerate(alone) for row in feed_to(each, feed).told]
+    expected_rows = [
+        {**row, "pattern": f"p{at}"}
+        for at, each in enumerate(alone)
+        for row in feed_to(each, feed).told
+    ]
     assert sorted(found.told, key=_text) == sorted(expected_rows, key=_text)
     assert found.state == {}
 
@@ -170,18 +290,38 @@ def _text(row: Row) -> str:
 def test_rows_of_long_matches_are_told_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row(0, number, "a", number, number) for number in range(40)]
     feed = Feed([[*rows, row(0, 40, "c", 40, 0)], []], [41, 1000])
-    given_settings = settings(PatternSpec("a+ c", (), (("n", "count(*)"), ("total", "sum(v)")), 100), rows="all")
+    given_settings = settings(
+        PatternSpec("a+ c", (), (("n", "count(*)"), ("total", "sum(v)")), 100), rows="all"
+    )
     monkeypatch.setattr("headrace.operators.patterns.settings.MOST_AT_ONCE", 50)
     told = feed_to(given_settings, feed).told
-    assert [(each["n"], each["total"]) for each in told] == [(at + 1, at * (at + 1) // 2 if at < 40 else 780) for at in range(41)]
+    assert [(each["n"], each["total"]) for each in told] == [
+        (at + 1, at * (at + 1) // 2 if at < 40 else 780) for at in range(41)
+    ]
 
 
 @pytest.mark.parametrize("few", [1, 2])
-@hypothesis_settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(patterns(), feeds(), st.sampled_from([3, 6, 12]), AFTER, st.lists(st.integers(1, 20), max_size=6), st.booleans())
+@hypothesis_settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    patterns(),
+    feeds(),
+    st.sampled_from([3, 6, 12]),
+    AFTER,
+    st.lists(st.integers(1, 20), max_size=6),
+    st.booleans(),
+)
 def test_beginnings_that_are_looked_at_one_by_one_give_the_oracles_matches(
-    monkeypatch: pytest.MonkeyPatch, few: int, text: str, feed: Feed, within: int, after: str, cuts: list[int], looks_back: bool
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    few: int,
+    text: str,
+    feed: Feed,
+    within: int,
+    after: str,
+    cuts: list[int],
+    looks_back: bool,
+) -> None:
     monkeypatch.setattr("headrace.operators.patterns.matcher.FEW", few)
     monkeypatch.setattr("headrace.operators.patterns.matcher.WORTHWHILE", 0)
     try:
@@ -191,11 +331,15 @@ def test_beginnings_that_are_looked_at_one_by_one_give_the_oracles_matches(
 
 
 @pytest.mark.parametrize("last", ["c", "a"])
-def test_a_long_match_whose_conditions_look_back_is_not_tried_from_each_of_its_rows(monkeypatch: pytest.MonkeyPatch, last: str) -> None:
+def test_a_long_match_whose_conditions_look_back_is_not_tried_from_each_of_its_rows(
+    monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
     looked_at = 0
     plain = Source.values
 
-    def counting(source: Source, terms: Sequence[Term], entries: Entries, count: int) -> list[pa.Array]:
+    def counting(
+        source: Source, terms: Sequence[Term], entries: Entries, count: int
+    ) -> list[pa.Array]:
         nonlocal looked_at
         looked_at += len(entries.row)
         return plain(source, terms, entries, count)
@@ -203,6 +347,9 @@ def test_a_long_match_whose_conditions_look_back_is_not_tried_from_each_of_its_r
     monkeypatch.setattr(Source, "values", counting)
     rows = [row(0, number, "a", number) for number in range(200)]
     feed = Feed([[*rows, row(0, 200, last, 200)]], [201])
-    told = feed_to(settings(PatternSpec("a+ c?", (("a", "sum(a.v) < 1000"),), (("n", "count(*)"),), 1000)), feed).told
+    told = feed_to(
+        settings(PatternSpec("a+ c?", (("a", "sum(a.v) < 1000"),), (("n", "count(*)"),), 1000)),
+        feed,
+    ).told
     assert [each["n"] for each in told] == ([201] if last == "c" else [])
     assert looked_at < 10 * 200 * 200, "not the third power"

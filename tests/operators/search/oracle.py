@@ -10,7 +10,21 @@ from typing import Any
 
 from headrace.operators.search.analyzer import ALONE, BREAK, folded, kind_of
 from headrace.operators.search.parser import Language
-from headrace.operators.search.syntax import All, Everything, Exists, Fuzzy, Leaf, Node, Not, Phrase, Prefix, Range, Test, Wildcard, Word
+from headrace.operators.search.syntax import (
+    All,
+    Everything,
+    Exists,
+    Fuzzy,
+    Leaf,
+    Node,
+    Not,
+    Phrase,
+    Prefix,
+    Range,
+    Test,
+    Wildcard,
+    Word,
+)
 
 Document = dict[str, Any]
 
@@ -46,7 +60,10 @@ def score(node: Node, document: Document, language: Language) -> float:
         return 0.0
     if isinstance(node, Leaf):
         return node.boost * passes(node.test, document, language)
-    return sum(score(child, document, language) for child in (*node.children, *(node.maybe if isinstance(node, All) else ())))
+    return sum(
+        score(child, document, language)
+        for child in (*node.children, *(node.maybe if isinstance(node, All) else ()))
+    )
 
 
 def passes(test: Test, document: Document, language: Language) -> bool:
@@ -84,7 +101,9 @@ def _in_words(test: Test, words: list[str]) -> bool:
 
 
 def has_phrase(test: Phrase, words: list[str]) -> bool:
-    """Any choice of places, all different, that are moved by amounts which differ by at most the slop."""
+    """Any choice of places, all different, that are moved by amounts which differ by at most the
+    slop.
+    """
     places = [[at for at, word in enumerate(words) if word == wanted] for wanted, _ in test.words]
     for chosen in itertools.product(*places):
         moved = [at - offset for at, (_, offset) in zip(chosen, test.words, strict=True)]
@@ -94,12 +113,23 @@ def has_phrase(test: Phrase, words: list[str]) -> bool:
 
 
 def edits(one: str, other: str) -> int:
-    table = {(row, 0): row for row in range(len(one) + 1)} | {(0, column): column for column in range(len(other) + 1)}
+    table = {(row, 0): row for row in range(len(one) + 1)} | {
+        (0, column): column for column in range(len(other) + 1)
+    }
     for row in range(1, len(one) + 1):
         for column in range(1, len(other) + 1):
             differ = one[row - 1] != other[column - 1]
-            best = min(table[row - 1, column] + 1, table[row, column - 1] + 1, table[row - 1, column - 1] + differ)
-            if row > 1 and column > 1 and one[row - 1] == other[column - 2] and one[row - 2] == other[column - 1]:
+            best = min(
+                table[row - 1, column] + 1,
+                table[row, column - 1] + 1,
+                table[row - 1, column - 1] + differ,
+            )
+            if (
+                row > 1
+                and column > 1
+                and one[row - 1] == other[column - 2]
+                and one[row - 2] == other[column - 1]
+            ):
                 best = min(best, table[row - 2, column - 2] + 1)
             table[row, column] = best
     return table[len(one), len(other)]

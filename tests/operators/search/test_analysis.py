@@ -41,7 +41,9 @@ def test_columns_are_analysed_as_single_characters_are(texts: list[str | None]) 
     tokens = Analysis().tokens(pa.array(texts, pa.string()))
     terms = tokens.terms.texts
     found: list[list[str]] = [[] for _ in texts]
-    for row, code, start, end in zip(tokens.rows, tokens.codes, tokens.starts, tokens.ends, strict=True):
+    for row, code, start, end in zip(
+        tokens.rows, tokens.codes, tokens.starts, tokens.ends, strict=True
+    ):
         text = texts[row]
         assert text is not None
         assert words_of(text[start:end]) == [terms[code]]

@@ -1,4 +1,6 @@
-"""The index of queries against every query with every document: the same matches and scores, whatever changes and however documents are split."""
+"""The index of queries against every query with every document: the same matches and scores,
+whatever changes and however documents are split.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -30,7 +32,12 @@ Matched = list[tuple[int, bytes, float]]
 
 def matched(index: QueryIndex, rows: pa.Table) -> Matched:
     found = index.match(rows)
-    return [(at, index.key(query), total) for at, query, total in zip(found.documents.tolist(), found.queries.tolist(), found.scores.tolist(), strict=True)]
+    return [
+        (at, index.key(query), total)
+        for at, query, total in zip(
+            found.documents.tolist(), found.queries.tolist(), found.scores.tolist(), strict=True
+        )
+    ]
 
 
 def stored(texts: Mapping[bytes, str | None]) -> dict[bytes, Stored | None]:
@@ -41,24 +48,39 @@ def read(texts: Mapping[bytes, str | None]) -> dict[bytes, Node]:
     return {key: LANGUAGE.parse(text) for key, text in texts.items() if text is not None}
 
 
-def expected(nodes: dict[bytes, Node], rows: list[dict[str, Any]], language: Language = LANGUAGE) -> list[tuple[int, bytes, Any]]:
-    found = [(at, key, score(node, row, language)) for at, row in enumerate(rows) for key, node in sorted(nodes.items()) if fits(node, row, language)]
+def expected(
+    nodes: dict[bytes, Node], rows: list[dict[str, Any]], language: Language = LANGUAGE
+) -> list[tuple[int, bytes, Any]]:
+    found = [
+        (at, key, score(node, row, language))
+        for at, row in enumerate(rows)
+        for key, node in sorted(nodes.items())
+        if fits(node, row, language)
+    ]
     return [(at, key, pytest.approx(total)) for at, key, total in found]
 
 
 @settings(max_examples=150)
 @given(st.lists(queries, max_size=12), st.lists(documents, max_size=8))
-def test_the_index_finds_what_every_query_against_every_document_finds(texts: list[str], rows: list[dict[str, Any]]) -> None:
+def test_the_index_finds_what_every_query_against_every_document_finds(
+    texts: list[str], rows: list[dict[str, Any]]
+) -> None:
     named = {b"%03d" % at: text for at, text in enumerate(texts)}
-    assert matched(QueryIndex.empty(LANGUAGE).changed(stored(named)), table(rows)) == expected(read(named), rows)
+    assert matched(QueryIndex.empty(LANGUAGE).changed(stored(named)), table(rows)) == expected(
+        read(named), rows
+    )
 
 
-changes = st.dictionaries(st.sampled_from([b"%02d" % at for at in range(8)]), st.none() | queries, max_size=5)
+changes = st.dictionaries(
+    st.sampled_from([b"%02d" % at for at in range(8)]), st.none() | queries, max_size=5
+)
 
 
 @settings(max_examples=80)
 @given(st.lists(st.tuples(changes, st.lists(documents, max_size=3)), max_size=6), st.booleans())
-def test_changes_between_documents(history: list[tuple[dict[bytes, str | None], list[dict[str, Any]]]], fold: bool) -> None:
+def test_changes_between_documents(
+    history: list[tuple[dict[bytes, str | None], list[dict[str, Any]]]], fold: bool
+) -> None:
     """Also where recent changes are folded at once, and an older index stays as it was."""
     kept = index_module._LEAST
     index_module._LEAST = 0 if fold else kept
@@ -66,7 +88,9 @@ def test_changes_between_documents(history: list[tuple[dict[bytes, str | None], 
         index, nodes = QueryIndex.empty(LANGUAGE), dict[bytes, Node]()
         seen = []
         for texts, rows in history:
-            put = {key: None if text is None else LANGUAGE.parse(text) for key, text in texts.items()}
+            put = {
+                key: None if text is None else LANGUAGE.parse(text) for key, text in texts.items()
+            }
             index = index.changed(stored(texts))
             nodes = {key: node for key, node in (nodes | put).items() if node is not None}
             assert len(index) == len(nodes)
@@ -78,39 +102,87 @@ def test_changes_between_documents(history: list[tuple[dict[bytes, str | None], 
 
 
 @settings(max_examples=60)
-@given(st.lists(queries, max_size=6), st.lists(documents, min_size=1, max_size=8), st.integers(0, 8), st.randoms(use_true_random=False), st.booleans())
-def test_documents_that_carry_their_words_are_the_same_documents(texts: list[str], rows: list[dict[str, Any]], cut: int, chance: Random, stops: bool) -> None:
+@given(
+    st.lists(queries, max_size=6),
+    st.lists(documents, min_size=1, max_size=8),
+    st.integers(0, 8),
+    st.randoms(use_true_random=False),
+    st.booleans(),
+)
+def test_documents_that_carry_their_words_are_the_same_documents(
+    texts: list[str], rows: list[dict[str, Any]], cut: int, chance: Random, stops: bool
+) -> None:
     """Analysed in two parts, put together, mixed, and taken in pieces."""
-    language = Language(LANGUAGE.fields, Analysis(stop_words=frozenset({"the", "sea"}))) if stops else LANGUAGE
+    language = (
+        Language(LANGUAGE.fields, Analysis(stop_words=frozenset({"the", "sea"})))
+        if stops
+        else LANGUAGE
+    )
     found: dict[bytes, Stored | None] = {}
     for at, text in enumerate(texts):
         with suppress(BadSearch):  # nothing but a stop word
             found[b"%03d" % at] = Stored.of(language, text)
     index = QueryIndex.empty(language).changed(found)
     order = chance.sample(range(len(rows)), len(rows))
-    carrying = pa.concat_tables([with_words(part, language, places=True) for part in (table(rows[:cut]), table(rows[cut:]))]).take(pa.array(order))
+    carrying = pa.concat_tables(
+        [with_words(part, language, places=True) for part in (table(rows[:cut]), table(rows[cut:]))]
+    ).take(pa.array(order))
     plain = table([rows[at] for at in order])
-    assert index.match(carrying, reasons=True).highlights == index.match(plain, reasons=True).highlights
+    assert (
+        index.match(carrying, reasons=True).highlights
+        == index.match(plain, reasons=True).highlights
+    )
     for first in range(0, len(rows), 3):
         assert matched(index, carrying.slice(first, 3)) == matched(index, plain.slice(first, 3))
 
 
 def test_how_documents_are_split_does_not_matter() -> None:
-    texts = ["sea", "sea AND storm", '"new york"', "s* -wind", "(sea storm wind)~2", "title:sea OR price:[1 TO 2]"]
-    index = QueryIndex.empty(LANGUAGE).changed({text.encode(): Stored.of(LANGUAGE, text) for text in texts})
+    texts = [
+        "sea",
+        "sea AND storm",
+        '"new york"',
+        "s* -wind",
+        "(sea storm wind)~2",
+        "title:sea OR price:[1 TO 2]",
+    ]
+    index = QueryIndex.empty(LANGUAGE).changed(
+        {text.encode(): Stored.of(LANGUAGE, text) for text in texts}
+    )
     words = ["sea", "storm", "wind", "new", "york", "x"]
     chance = np.random.default_rng(7)
-    rows = [{"title": " ".join(chance.choice(words, 2)), "body": " ".join(chance.choice(words, 4)), "price": float(at % 4)} for at in range(600)]
+    rows = [
+        {
+            "title": " ".join(chance.choice(words, 2)),
+            "body": " ".join(chance.choice(words, 4)),
+            "price": float(at % 4),
+        }
+        for at in range(600)
+    ]
     whole = matched(index, table(rows))
-    assert whole == expected({text.encode(): LANGUAGE.parse(text) for text in texts}, [{**dict.fromkeys(("language", "day", "at", "stars")), **row} for row in rows])
+    assert whole == expected(
+        {text.encode(): LANGUAGE.parse(text) for text in texts},
+        [{**dict.fromkeys(("language", "day", "at", "stars")), **row} for row in rows],
+    )
     for size in (1, 7, 64, 65, 500):
-        parts = [[(at + start, key, total) for at, key, total in matched(index, table(rows[start : start + size]))] for start in range(0, len(rows), size)]
+        parts = [
+            [
+                (at + start, key, total)
+                for at, key, total in matched(index, table(rows[start : start + size]))
+            ]
+            for start in range(0, len(rows), size)
+        ]
         assert [each for part in parts for each in part] == whole
 
 
 def test_queries_that_cannot_fit_are_not_looked_at() -> None:
-    texts = {b"%04d" % at: f"word{at} AND other{at}" for at in range(2_000)} | {b"x": "-word7", b"y": '"word1 other1"', b"z": "word3 OR word4"}
-    index = QueryIndex.empty(LANGUAGE).changed({key: Stored.of(LANGUAGE, text) for key, text in texts.items()})
+    texts = {b"%04d" % at: f"word{at} AND other{at}" for at in range(2_000)} | {
+        b"x": "-word7",
+        b"y": '"word1 other1"',
+        b"z": "word3 OR word4",
+    }
+    index = QueryIndex.empty(LANGUAGE).changed(
+        {key: Stored.of(LANGUAGE, text) for key, text in texts.items()}
+    )
     found = index.match(table([{"title": "word1 other1"}]))
     assert [index.key(query) for query in found.queries] == [b"0001", b"x", b"y"]
     assert found.run == 3
@@ -120,7 +192,9 @@ def test_chunks_are_bounded_in_documents_and_in_bytes() -> None:
     rows = pa.table({"body": ["a" * 5_000_000] * 8 + ["b"] * 600})
     language = Language(Fields(("body",)))
     found = list(chunks(rows, language.fields, language.analysis))
-    assert [first for first, _ in found] == np.cumsum([0, *(chunk.count for _, chunk in found)])[:-1].tolist()
+    assert [first for first, _ in found] == np.cumsum([0, *(chunk.count for _, chunk in found)])[
+        :-1
+    ].tolist()
     assert sum(chunk.count for _, chunk in found) == 608
     assert max(chunk.count for _, chunk in found) <= MOST_DOCUMENTS
     assert found[0][1].count <= 3
@@ -135,17 +209,31 @@ def test_no_documents_and_no_queries() -> None:
 
 def test_megabytes_of_text_in_one_word_and_in_many() -> None:
     language = Language(Fields(("body",)))
-    index = QueryIndex.empty(language).changed({key: Stored.of(language, text) for key, text in ((b"a", "needle"), (b"b", "x*"), (b"c", '"hay needle"'))})
+    index = QueryIndex.empty(language).changed(
+        {
+            key: Stored.of(language, text)
+            for key, text in ((b"a", "needle"), (b"b", "x*"), (b"c", '"hay needle"'))
+        }
+    )
     rows = pa.table({"body": ["x" * 3_000_000, "hay " * 500_000 + "needle", None, ""]})
     assert [(at, key) for at, key, _ in matched(index, rows)] == [(0, b"b"), (1, b"a"), (1, b"c")]
 
 
 def test_what_hostile_queries_and_documents_cost_is_bounded() -> None:
     """Each of these took minutes or days where every place, or every way to fit, was tried."""
-    texts = ('"needle hay"~5', '"hay hay hay hay hay hay hay hay needle"~4', "aaa*a*a*a*a*a*a*b", "*aaa*a?a*a*ab*")
+    texts = (
+        '"needle hay"~5',
+        '"hay hay hay hay hay hay hay hay needle"~4',
+        "aaa*a*a*a*a*a*a*b",
+        "*aaa*a?a*a*ab*",
+    )
     language = Language(Fields(("body",)))
-    index = QueryIndex.empty(language).changed({text.encode(): Stored.of(language, text) for text in texts})
-    rows = pa.table({"body": ["needle " + "x " * 1000 + "hay " * 200_000, "a" * 200_000, "hay hay x " * 50_000]})
+    index = QueryIndex.empty(language).changed(
+        {text.encode(): Stored.of(language, text) for text in texts}
+    )
+    rows = pa.table(
+        {"body": ["needle " + "x " * 1000 + "hay " * 200_000, "a" * 200_000, "hay hay x " * 50_000]}
+    )
     started = time.process_time()
     assert matched(index, rows) == []
     assert time.process_time() - started < 10
@@ -160,13 +248,24 @@ def test_highlights_of_a_long_document_are_its_first() -> None:
 
 # Cases as data
 
-_PARSERS: tuple[Callable[[str], Any], ...] = (str, str, str, float, date.fromisoformat, lambda text: datetime.fromisoformat(text).replace(tzinfo=UTC), int)
+_PARSERS: tuple[Callable[[str], Any], ...] = (
+    str,
+    str,
+    str,
+    float,
+    date.fromisoformat,
+    lambda text: datetime.fromisoformat(text).replace(tzinfo=UTC),
+    int,
+)
 _NAMES = ("title", "body", "language", "price", "day", "at", "stars")
 
 
 def _document(line: str) -> dict[str, Any]:
     values = [value.strip() for value in line.split("|")]
-    given = {name: None if value == "~" else parse(value) for name, parse, value in zip(_NAMES, _PARSERS, values, strict=False)}
+    given = {
+        name: None if value == "~" else parse(value)
+        for name, parse, value in zip(_NAMES, _PARSERS, values, strict=False)
+    }
     return {**dict.fromkeys(_NAMES), **given}
 
 
@@ -188,8 +287,15 @@ def test_cases(query: str, lines: list[tuple[str, str]]) -> None:
         return
     rows = [_document(line) for _, line in lines]
     node = LANGUAGE.parse(query)
-    found = {at for at, _, _ in matched(QueryIndex.empty(LANGUAGE).changed({b"q": Stored.of(LANGUAGE, query)}), table(rows))}
-    assert [(line, at in found) for at, (_, line) in enumerate(lines)] == [(line, sign == "+") for sign, line in lines]
+    found = {
+        at
+        for at, _, _ in matched(
+            QueryIndex.empty(LANGUAGE).changed({b"q": Stored.of(LANGUAGE, query)}), table(rows)
+        )
+    }
+    assert [(line, at in found) for at, (_, line) in enumerate(lines)] == [
+        (line, sign == "+") for sign, line in lines
+    ]
     assert [fits(node, row, LANGUAGE) for row in rows] == [sign == "+" for sign, _ in lines]
 
 
@@ -198,7 +304,10 @@ def test_changes_of_many_queries_in_small_portions() -> None:
     nodes: dict[bytes, Node] = {}
     index = QueryIndex.empty(LANGUAGE)
     for portion in range(60):
-        put: dict[bytes, str | None] = {b"%05d" % ((portion * 37 + at * 11) % 900): f"sea{at} OR storm{portion}" for at in range(40)}
+        put: dict[bytes, str | None] = {
+            b"%05d" % ((portion * 37 + at * 11) % 900): f"sea{at} OR storm{portion}"
+            for at in range(40)
+        }
         put |= {b"%05d" % (portion * 13 % 900): None}
         index = index.changed(stored(put))
         nodes = {key: node for key, node in nodes.items() if key not in put} | read(put)
@@ -212,7 +321,18 @@ def test_changes_of_many_queries_in_small_portions() -> None:
 
 
 def test_reasons() -> None:
-    index = QueryIndex.empty(LANGUAGE).changed({b"a": Stored.of(LANGUAGE, '"new york"~1 AND (st* OR brooklyn) AND language:en -rain'), b"b": Stored.of(LANGUAGE, "-rain")})
-    found = index.match(table([{"title": "Störms, near", "body": "new in york; Storm", "language": "en"}]), reasons=True)
-    assert found.highlights == ([("body", 0, 3), ("body", 7, 11), ("body", 13, 18), ("title", 0, 6)], [])
+    index = QueryIndex.empty(LANGUAGE).changed(
+        {
+            b"a": Stored.of(LANGUAGE, '"new york"~1 AND (st* OR brooklyn) AND language:en -rain'),
+            b"b": Stored.of(LANGUAGE, "-rain"),
+        }
+    )
+    found = index.match(
+        table([{"title": "Störms, near", "body": "new in york; Storm", "language": "en"}]),
+        reasons=True,
+    )
+    assert found.highlights == (
+        [("body", 0, 3), ("body", 7, 11), ("body", 13, 18), ("title", 0, 6)],
+        [],
+    )
     assert found.explanations == ('"new york"~1, st*, language:en', "nothing that it must not have")

@@ -1,4 +1,6 @@
-"""Documents and changing queries, tick by tick, against every query with every document: any split into calls, any number of shards, restarts between."""
+"""Documents and changing queries, tick by tick, against every query with every document: any split
+into calls, any number of shards, restarts between.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,15 @@ from tests.operators.search.oracle import fits, score
 from tests.operators.search.worlds import LANGUAGE, SCHEMA, documents, queries
 
 QUERIES = pa.schema([("id", pa.int64()), ("query", pa.string()), ("owner", pa.string())])
-SETTINGS = SearchSettings("alerts", SCHEMA, QUERIES, ("id",), "query", (("id", "id"), ("query", "query"), ("owner", "owner")), LANGUAGE)
+SETTINGS = SearchSettings(
+    "alerts",
+    SCHEMA,
+    QUERIES,
+    ("id",),
+    "query",
+    (("id", "id"), ("query", "query"), ("owner", "owner")),
+    LANGUAGE,
+)
 Tick = tuple[list[dict[str, Any]], dict[int, str | None]]
 _NEVER = np.zeros(0, np.int64)
 NO_CLOCKS = [Clocks(_NEVER, _NEVER, _NEVER, _NEVER)] * 2
@@ -40,12 +50,31 @@ def changes_of(history: list[Tick]) -> list[dict[str, Any]]:
     rows = []
     for tick, (_, puts) in enumerate(history, 1):
         for number, text in puts.items():
-            before, after = now.pop(number, None), None if text is None else {"id": number, "query": text, "owner": f"o{number}-{tick}"}
+            before, after = (
+                now.pop(number, None),
+                (
+                    None
+                    if text is None
+                    else {"id": number, "query": text, "owner": f"o{number}-{tick}"}
+                ),
+            )
             if after is not None:
                 now[number] = after
-            kinds = {(False, True): ["insert"], (True, False): ["delete"], (True, True): ["update_preimage", "update_postimage"], (False, False): []}
+            kinds = {
+                (False, True): ["insert"],
+                (True, False): ["delete"],
+                (True, True): ["update_preimage", "update_postimage"],
+                (False, False): [],
+            }
             found = kinds[before is not None, after is not None]
-            rows += [{**((before if kind in {"delete", "update_preimage"} else after) or {}), CHANGE_TYPE: kind, TICK: tick} for kind in found]
+            rows += [
+                {
+                    **((before if kind in {"delete", "update_preimage"} else after) or {}),
+                    CHANGE_TYPE: kind,
+                    TICK: tick,
+                }
+                for kind in found
+            ]
     return rows
 
 
@@ -60,7 +89,12 @@ def expected(history: list[Tick]) -> list[tuple[int, str | None, int, str, Any]]
                     now[number] = LANGUAGE.parse(text), f"o{number}-{tick}"
             except BadSearch:
                 continue
-        told += [(tick, row["title"], number, owner, pytest.approx(score(node, row, LANGUAGE))) for row in rows for number, (node, owner) in now.items() if fits(node, row, LANGUAGE)]
+        told += [
+            (tick, row["title"], number, owner, pytest.approx(score(node, row, LANGUAGE)))
+            for row in rows
+            for number, (node, owner) in now.items()
+            if fits(node, row, LANGUAGE)
+        ]
     return sorted(told, key=lambda each: (each[0], str(each[1]), each[2]))
 
 
@@ -75,22 +109,38 @@ class Shards:
         told = []
         for shard, state in enumerate(self.states):
             kernel = pickle.loads(pickle.dumps(SearchKernel(SETTINGS)))
-            told += kernel.step_timed(state, [rows, changes.filter(pa.array(owner == shard))], NO_CLOCKS).to_pylist()
+            told += kernel.step_timed(
+                state, [rows, changes.filter(pa.array(owner == shard))], NO_CLOCKS
+            ).to_pylist()
         return told
 
 
 def tables(history: list[Tick], first: int, last: int) -> tuple[pa.Table, pa.Table]:
-    rows = [{**row, TICK: tick} for tick, (given, _) in enumerate(history, 1) for row in given if first <= tick < last]
+    rows = [
+        {**row, TICK: tick}
+        for tick, (given, _) in enumerate(history, 1)
+        for row in given
+        if first <= tick < last
+    ]
     changes = [row for row in changes_of(history) if first <= row[TICK] < last]
     ticked = pa.field(TICK, pa.int64())
     return (
         pa.Table.from_pylist(rows, pa.schema([*SCHEMA, ticked])),
-        pa.Table.from_pylist(changes, pa.schema([*QUERIES, pa.field(CHANGE_TYPE, pa.string()), ticked])),
+        pa.Table.from_pylist(
+            changes, pa.schema([*QUERIES, pa.field(CHANGE_TYPE, pa.string()), ticked])
+        ),
     )
 
 
 bad = st.sampled_from(["(", "titel:x", "*a*"])
-histories = st.lists(st.tuples(st.lists(documents, max_size=3), st.dictionaries(st.integers(0, 6), st.none() | queries | bad, max_size=3)), min_size=1, max_size=6)
+histories = st.lists(
+    st.tuples(
+        st.lists(documents, max_size=3),
+        st.dictionaries(st.integers(0, 6), st.none() | queries | bad, max_size=3),
+    ),
+    min_size=1,
+    max_size=6,
+)
 
 
 @pytest.fixture(params=[0, keeping.LEAST_NOTED], ids=["written down", "in memory"])
@@ -104,19 +154,28 @@ def _noted(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.usefixtures("_noted")
 @settings(max_examples=60)
 @given(histories, st.sets(st.integers(2, 6)), st.integers(1, 3), st.booleans())
-def test_any_split_and_any_number_of_shards_give_what_the_obvious_way_gives(history: list[Tick], cuts: set[int], shards: int, forgets: bool) -> None:
+def test_any_split_and_any_number_of_shards_give_what_the_obvious_way_gives(
+    history: list[Tick], cuts: set[int], shards: int, forgets: bool
+) -> None:
     bounds = sorted({1, len(history) + 1, *(cut for cut in cuts if cut <= len(history))})
     running, told = Shards(shards), []
     for first, last in itertools.pairwise(bounds):
         if forgets:
             forget_indexes()
         told += running.call(*tables(history, first, last))
-    found = sorted(((row[TICK], row["title"], row["id"], row["owner"], row["score"]) for row in told), key=lambda each: (each[0], str(each[1]), each[2]))
+    found = sorted(
+        ((row[TICK], row["title"], row["id"], row["owner"], row["score"]) for row in told),
+        key=lambda each: (each[0], str(each[1]), each[2]),
+    )
     assert found == expected(history)
 
 
-def call(kernel: SearchKernel, state: MemoryState, history: list[Tick], first: int, last: int) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = kernel.step_timed(state, list(tables(history, first, last)), NO_CLOCKS).to_pylist()
+def call(
+    kernel: SearchKernel, state: MemoryState, history: list[Tick], first: int, last: int
+) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = kernel.step_timed(
+        state, list(tables(history, first, last)), NO_CLOCKS
+    ).to_pylist()
     return told
 
 
@@ -124,10 +183,16 @@ def document(title: str) -> dict[str, Any]:
     return {**dict.fromkeys(SCHEMA.names), "title": title}
 
 
-HISTORY: list[Tick] = [([], {1: "sea", 2: "storm OR ("}), ([document("sea")], {3: "sea*"}), ([document("seas")], {1: None})]
+HISTORY: list[Tick] = [
+    ([], {1: "sea", 2: "storm OR ("}),
+    ([document("sea")], {3: "sea*"}),
+    ([document("seas")], {1: None}),
+]
 
 
-def test_an_attempt_that_is_repeated_starts_from_the_state_and_not_from_what_the_last_one_left() -> None:
+def test_an_attempt_that_is_repeated_starts_from_the_state_and_not_from_what_the_last_one_left() -> (
+    None
+):
     kernel, state = SearchKernel(SETTINGS), MemoryState()
     call(kernel, state, HISTORY, 1, 2)
     before = state.copy()
@@ -147,14 +212,24 @@ def test_a_query_that_cannot_be_read_is_diverted_with_its_place_and_others_go_on
 
 
 def test_a_query_that_can_no_longer_be_read_is_no_longer_in_force() -> None:
-    history: list[Tick] = [([document("sea")], {1: "sea"}), ([document("sea")], {1: "sea("}), ([document("sea")], {1: "sea -x"})]
+    history: list[Tick] = [
+        ([document("sea")], {1: "sea"}),
+        ([document("sea")], {1: "sea("}),
+        ([document("sea")], {1: "sea -x"}),
+    ]
     told = call(SearchKernel(SETTINGS), MemoryState(), history, 1, 4)
     assert [row[TICK] for row in told] == [1, 3]
 
 
-def test_another_process_reads_only_what_changed_since_the_index_was_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_reads_only_what_changed_since_the_index_was_written_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     count = keeping.LEAST_NOTED
-    history: list[Tick] = [([], {number: f"word{number}" for number in range(count)}), ([], {3: "other", 4: None}), ([document("word3 word4 word5 other")], {})]
+    history: list[Tick] = [
+        ([], {number: f"word{number}" for number in range(count)}),
+        ([], {3: "other", 4: None}),
+        ([document("word3 word4 word5 other")], {}),
+    ]
     kernel, state = SearchKernel(SETTINGS), MemoryState()
     call(kernel, state, history, 1, 2)
     call(kernel, state, history, 2, 3)
@@ -181,7 +256,10 @@ def test_another_process_reads_only_what_changed_since_the_index_was_written_dow
 
 def test_figures_of_a_batch() -> None:
     kernel, state = SearchKernel(SETTINGS), MemoryState()
-    history: list[Tick] = [([], {number: f"word{number}" for number in range(50)}), ([document("word3 word4 x")], {})]
+    history: list[Tick] = [
+        ([], {number: f"word{number}" for number in range(50)}),
+        ([document("word3 word4 x")], {}),
+    ]
     call(kernel, state, history, 1, 3)
     assert kernel.counts == {"queries_run": 2}
     (tag,) = kernel.gauges.values()
@@ -207,12 +285,21 @@ def test_highlights_and_explanations() -> None:
     ]
 
 
-def test_many_matches_of_large_documents_come_in_pieces_that_arrow_can_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    history: list[Tick] = [([document(f"sea {'x' * (at % 3) * 100} {at}") for at in range(20)] + [document("")], dict.fromkeys(range(7), "sea -19"))]
+def test_many_matches_of_large_documents_come_in_pieces_that_arrow_can_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    history: list[Tick] = [
+        (
+            [document(f"sea {'x' * (at % 3) * 100} {at}") for at in range(20)] + [document("")],
+            dict.fromkeys(range(7), "sea -19"),
+        )
+    ]
     settings = replace(SETTINGS, highlights=True, explain=True)
     whole = SearchKernel(settings).step_timed(MemoryState(), list(tables(history, 1, 2)), NO_CLOCKS)
     monkeypatch.setattr("headrace.operators.search.kernel.MOST_BYTES", 1_000)
-    pieces = SearchKernel(settings).step_timed(MemoryState(), list(tables(history, 1, 2)), NO_CLOCKS)
+    pieces = SearchKernel(settings).step_timed(
+        MemoryState(), list(tables(history, 1, 2)), NO_CLOCKS
+    )
     assert whole["title"].num_chunks < 5 < pieces["title"].num_chunks
     assert whole.num_rows == 19 * 7
     assert pieces.to_pylist() == whole.to_pylist()

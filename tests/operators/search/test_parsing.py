@@ -9,7 +9,17 @@ from headrace.operators.search.analyzer import Analysis
 from headrace.operators.search.parser import MOST_CLAUSES, Language
 from headrace.operators.search.syntax import All, Any, Everything, Fields, Leaf, Not, Phrase, Word
 
-FIELDS = Fields(("title", "body"), (("language", "string"), ("price", "float"), ("day", "date"), ("at", "time"), ("stars", "integer"), ("live", "boolean")))
+FIELDS = Fields(
+    ("title", "body"),
+    (
+        ("language", "string"),
+        ("price", "float"),
+        ("day", "date"),
+        ("at", "time"),
+        ("stars", "integer"),
+        ("live", "boolean"),
+    ),
+)
 LANGUAGE = Language(FIELDS)
 
 
@@ -41,7 +51,9 @@ def test_words_of_the_language_are_words_in_lower_case_and_in_quotation_marks() 
 
 def test_stop_words_leave_gaps_in_phrases_and_nothing_elsewhere() -> None:
     language = Language(FIELDS, Analysis(stop_words=frozenset({"of", "the"})))
-    assert language.parse('"house of the rising"') == Leaf(Phrase(None, (("house", 0), ("rising", 3))))
+    assert language.parse('"house of the rising"') == Leaf(
+        Phrase(None, (("house", 0), ("rising", 3)))
+    )
     assert language.parse("the AND house") == word("house")
     with pytest.raises(BadSearch, match="Nothing of the query is left"):
         language.parse('of "the"')

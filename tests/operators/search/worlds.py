@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from headrace.operators.search.parser import Language
 from headrace.operators.search.syntax import Fields
 
-FIELDS = Fields(("title", "body"), (("language", "string"), ("price", "float"), ("day", "date"), ("at", "time"), ("stars", "integer")))
+FIELDS = Fields(
+    ("title", "body"),
+    (
+        ("language", "string"),
+        ("price", "float"),
+        ("day", "date"),
+        ("at", "time"),
+        ("stars", "integer"),
+    ),
+)
 LANGUAGE = Language(FIELDS)
 SCHEMA = pa.schema(
     [
@@ -30,10 +39,40 @@ _numbers = st.sampled_from([0, 1, 2, 3])
 
 _word = st.sampled_from(WORDS)
 _field = st.sampled_from(["", "", "title:", "body:"])
-_phrase = st.builds(lambda words, slop: f'"{" ".join(words)}"{slop}', st.lists(_word, min_size=1, max_size=3), st.sampled_from(["", "", "~1", "~2", "~4"]))
-_wild = st.sampled_from(["se*", "s*", "st?rm", "st?rm*", "s*a", "*orm", "w*n*d", "storm~1", "sea~1", "seen~2", "york~", "ne?"])
+_phrase = st.builds(
+    lambda words, slop: f'"{" ".join(words)}"{slop}',
+    st.lists(_word, min_size=1, max_size=3),
+    st.sampled_from(["", "", "~1", "~2", "~4"]),
+)
+_wild = st.sampled_from(
+    [
+        "se*",
+        "s*",
+        "st?rm",
+        "st?rm*",
+        "s*a",
+        "*orm",
+        "w*n*d",
+        "storm~1",
+        "sea~1",
+        "seen~2",
+        "york~",
+        "ne?",
+    ]
+)
 _filter = st.one_of(
-    st.sampled_from(["language:en", "language:de", "language:e*", "language:*", "price:*", "title:*", "*:*", "(NOT *:*)"]),
+    st.sampled_from(
+        [
+            "language:en",
+            "language:de",
+            "language:e*",
+            "language:*",
+            "price:*",
+            "title:*",
+            "*:*",
+            "(NOT *:*)",
+        ]
+    ),
     st.builds("price:[{} TO {}]".format, _numbers, _numbers),
     st.builds("stars:{{{} TO {}.5]".format, _numbers, _numbers),
     st.builds("stars:>{}".format, _numbers),
@@ -67,7 +106,12 @@ documents: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
         "language": st.sampled_from([None, "en", "de", ""]),
         "price": st.sampled_from([None, 0.0, 1.0, 1.5, 2.0, float("nan")]),
         "day": st.none() | _days,
-        "at": st.none() | st.datetimes(datetime(2026, 1, 1), datetime(2026, 1, 4)).map(lambda at: at.replace(tzinfo=UTC)),  # noqa: DTZ001
+        "at": (
+            st.none()
+            | st.datetimes(datetime(2026, 1, 1), datetime(2026, 1, 4)).map(  # noqa: DTZ001
+                lambda at: at.replace(tzinfo=UTC)
+            )
+        ),
         "stars": st.none() | _numbers,
     }
 )

@@ -1,4 +1,6 @@
-"""Histories with event times and clocks for window kernels; and ways to feed them: cut into calls, spread over shards that change in number, restarted each time."""
+"""Histories with event times and clocks for window kernels; and ways to feed them: cut into calls,
+spread over shards that change in number, restarted each time.
+"""
 
 from __future__ import annotations
 
@@ -41,17 +43,34 @@ class Feed:
         return TABLE if self.is_table else STREAM
 
     def table(self, first: int, stop: int) -> pa.Table:
-        rows = [{**row, "_tick": number} for number in range(first, stop) for row in self.ticks[number]]
-        extra = [pa.field("_tick", pa.int64()), *([pa.field("_change_type", pa.string())] if self.is_table else [])]
+        rows = [
+            {**row, "_tick": number} for number in range(first, stop) for row in self.ticks[number]
+        ]
+        extra = [
+            pa.field("_tick", pa.int64()),
+            *([pa.field("_change_type", pa.string())] if self.is_table else []),
+        ]
         return pa.Table.from_pylist(rows, pa.schema([*self.schema, *extra]))
 
     def clocks(self, first: int, stop: int) -> Clocks:
         numbers = np.arange(first, stop)
-        before = (self.complete[first - 1], self.closed[first - 1]) if first else (UNSTARTED, UNSTARTED)
-        return Clocks(numbers, numbers * 20_000_000, np.array(self.complete[first:stop]), np.array(self.closed[first:stop]), *before)
+        before = (
+            (self.complete[first - 1], self.closed[first - 1]) if first else (UNSTARTED, UNSTARTED)
+        )
+        return Clocks(
+            numbers,
+            numbers * 20_000_000,
+            np.array(self.complete[first:stop]),
+            np.array(self.closed[first:stop]),
+            *before,
+        )
 
     def clock(self, number: int) -> Clock:
-        before = (self.complete[number - 1], self.closed[number - 1]) if number else (UNSTARTED, UNSTARTED)
+        before = (
+            (self.complete[number - 1], self.closed[number - 1])
+            if number
+            else (UNSTARTED, UNSTARTED)
+        )
         return Clock(*before, self.complete[number], self.closed[number])
 
 
@@ -78,30 +97,50 @@ class Fed:
 
 
 def expected(oracle: WindowOracle, feed: Feed) -> list[Row]:
-    return [row for number, rows in enumerate(feed.ticks) for row in oracle.tick(number, rows, feed.clock(number))]
+    return [
+        row
+        for number, rows in enumerate(feed.ticks)
+        for row in oracle.tick(number, rows, feed.clock(number))
+    ]
 
 
 def feed_to(
-    build: Build, step: WindowStep, feed: Feed, cuts: Sequence[int] = (), shards: Sequence[int] = (1,), combine: Sequence[int] | None = None
+    build: Build,
+    step: WindowStep,
+    feed: Feed,
+    cuts: Sequence[int] = (),
+    shards: Sequence[int] = (1,),
+    combine: Sequence[int] | None = None,
 ) -> Fed:
-    """Feed it in calls, each with a number of shards of its own. With `combine`, rows are combined before, in pieces of these sizes, in turn."""
+    """Feed it in calls, each with a number of shards of its own. With `combine`, rows are combined
+    before, in pieces of these sizes, in turn.
+    """
     bounds = [0, *sorted({cut for cut in cuts if cut < len(feed.ticks)}), len(feed.ticks)]
     states = [MemoryState()]
     fed = Fed([], [], [], {}, [])
     for call, (first, stop) in enumerate(pairwise(bounds)):
         states = spread(states, shards[call % len(shards)])
         rows, clocks = feed.table(first, stop), feed.clocks(first, stop)
-        of_row = key_groups(encode_keys(rows, list(step.by))).astype(np.int64) * len(states) // GROUPS
+        of_row = (
+            key_groups(encode_keys(rows, list(step.by))).astype(np.int64) * len(states) // GROUPS
+        )
         told: list[Row] = []
         for number, state in enumerate(states):
             kernel = pickle.loads(pickle.dumps(build(step)))
             mine = rows.filter(pa.array(of_row == number))
-            told += kernel.step_timed(state, [mine if combine is None else combined(kernel, mine, combine)], [clocks]).to_pylist()
+            told += kernel.step_timed(
+                state, [mine if combine is None else combined(kernel, mine, combine)], [clocks]
+            ).to_pylist()
             fed.late += kernel.late.take_rows().to_pylist()
             fed.late_counts += kernel.late.take_counts().to_pylist()
             fed.corrected += kernel.counts.get("corrected", 0)
         fed.told += in_order(told) if len(states) > 1 else told
-        fed.due.append(min((due for state in states if (due := build(step).due(state)) is not None), default=None))
+        fed.due.append(
+            min(
+                (due for state in states if (due := build(step).due(state)) is not None),
+                default=None,
+            )
+        )
     fed.state = {key: value for state in states for key, value in state.values.items()}
     return fed
 
@@ -120,13 +159,24 @@ def combined(kernel: Any, rows: pa.Table, sizes: Sequence[int]) -> pa.Table:
 
 
 def in_order(told: list[Row]) -> list[Row]:
-    """Rows of several shards, in an order that does not tell the shards apart; the halves of an update stay together."""
-    return sorted(told, key=lambda row: (row["_tick"], repr([row.get("k"), row.get("device"), row["window_start"], row["window_end"]])))
+    """Rows of several shards, in an order that does not tell the shards apart; the halves of an
+    update stay together.
+    """
+    return sorted(
+        told,
+        key=lambda row: (
+            row["_tick"],
+            repr([row.get("k"), row.get("device"), row["window_start"], row["window_end"]]),
+        ),
+    )
 
 
 def spread(states: Sequence[MemoryState], shards: int) -> list[MemoryState]:
     """The same state in another number of shards, and all of it restarted."""
-    fresh = [MemoryState(at_hand=[group for group in range(GROUPS) if group * shards // GROUPS == shard]) for shard in range(shards)]
+    fresh = [
+        MemoryState(at_hand=[group for group in range(GROUPS) if group * shards // GROUPS == shard])
+        for shard in range(shards)
+    ]
     for state in states:
         names, values, groups = state.scan(b"", b"\xff" * 2000)
         for name, value, group in zip(names, values, groups, strict=True):
@@ -137,29 +187,48 @@ def spread(states: Sequence[MemoryState], shards: int) -> list[MemoryState]:
 def check_same(fed: Sequence[Row], wanted: Sequence[Row], shards: Sequence[int] = (2,)) -> None:
     """The same rows; in the same order too, if there was one shard."""
     one = list(shards) == [1]
-    assert text(fed if one else in_order(list(fed))) == text(wanted if one else in_order(list(wanted)))
+    assert text(fed if one else in_order(list(fed))) == text(
+        wanted if one else in_order(list(wanted))
+    )
 
 
 # Drawn
 
 
 def values() -> st.SearchStrategy[Any]:
-    return st.none() | st.sampled_from([0.1, 0.2, -0.3, 1e16, -1e16, math.nan, 0.0]) | st.floats(-100, 100)
+    return (
+        st.none()
+        | st.sampled_from([0.1, 0.2, -0.3, 1e16, -1e16, math.nan, 0.0])
+        | st.floats(-100, 100)
+    )
 
 
 def rows() -> st.SearchStrategy[Row]:
-    return st.fixed_dictionaries({
-        "k": st.integers(0, 2) | st.none(), "v": values(), "t": st.integers(0, LATEST).map(moment), "device": st.sampled_from(["a", "b", None]),
-    })  # fmt: skip
+    return st.fixed_dictionaries(
+        {
+            "k": st.integers(0, 2) | st.none(),
+            "v": values(),
+            "t": st.integers(0, LATEST).map(moment),
+            "device": st.sampled_from(["a", "b", None]),
+        }
+    )
 
 
 @st.composite
 def clocks(draw: st.DrawFn, count: int) -> tuple[list[int], list[int]]:
     """Clocks that may not begin at once, never go back, and of which closed is never ahead."""
     unstarted = draw(st.integers(0, count))
-    complete = sorted(draw(st.lists(st.integers(-5, LATEST + 40), min_size=count - unstarted, max_size=count - unstarted)))
+    complete = sorted(
+        draw(
+            st.lists(
+                st.integers(-5, LATEST + 40), min_size=count - unstarted, max_size=count - unstarted
+            )
+        )
+    )
     behind = draw(st.sampled_from([0, 0, 7]))
-    return [UNSTARTED] * unstarted + complete, [UNSTARTED] * unstarted + [each - behind for each in complete]
+    return [UNSTARTED] * unstarted + complete, [UNSTARTED] * unstarted + [
+        each - behind for each in complete
+    ]
 
 
 @st.composite

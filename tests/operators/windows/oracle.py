@@ -1,4 +1,6 @@
-"""The obvious computation of windows: rows in lists, clocks as numbers, everything anew at every tick."""
+"""The obvious computation of windows: rows in lists, clocks as numbers, everything anew at every
+tick.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,10 @@ class WindowOracle:
 
     def _in_order(self, windows: Iterable[Window]) -> list[Window]:
         groups = Oracle(self.step.schema, self.step.by, ())
-        in_order = {group: at for at, group in enumerate(groups._in_order({window[:-2] for window in windows}))}
+        in_order = {
+            group: at
+            for at, group in enumerate(groups._in_order({window[:-2] for window in windows}))
+        }
         return sorted(windows, key=lambda window: (in_order[window[:-2]], window[-2:]))
 
     def is_late(self, number: int, row: Row, limit: int) -> None:
@@ -75,15 +80,23 @@ class FixedOracle(WindowOracle):
         spec = self.step.window
         assert isinstance(spec, Tumbling | Hopping)
         newest = time - (time - spec.origin_us) % spec.every_us
-        starts = [newest - back * spec.every_us for back in range(spec.size_us // spec.every_us + 2)]
-        return [(start, start + spec.size_us) for start in starts if start <= time < start + spec.size_us]
+        starts = [
+            newest - back * spec.every_us for back in range(spec.size_us // spec.every_us + 2)
+        ]
+        return [
+            (start, start + spec.size_us)
+            for start in starts
+            if start <= time < start + spec.size_us
+        ]
 
     def tick(self, number: int, rows: Sequence[Row], clock: Clock) -> list[Row]:
         limit = clock.closed_before - self.step.late.lateness_us
         touched: dict[Window, list[Row]] = {}
         for row in rows:
             group = tuple(plain(row[name]) for name in self.step.by)
-            open_windows = [window for window in self.windows(us(row[self.step.time])) if window[1] > limit]
+            open_windows = [
+                window for window in self.windows(us(row[self.step.time])) if window[1] > limit
+            ]
             for start, end in open_windows:
                 touched.setdefault((*group, start, end), []).append(row)
             if not open_windows:
@@ -91,12 +104,21 @@ class FixedOracle(WindowOracle):
             self.corrected += any(end <= clock.complete_before for _, end in open_windows)
         for window, changes in touched.items():
             self.groups._apply(window, changes)
-        told = self.tell(number, {window: self.result(window) for window in self.groups.groups if self._is_shown(window, clock)})
+        told = self.tell(
+            number,
+            {
+                window: self.result(window)
+                for window in self.groups.groups
+                if self._is_shown(window, clock)
+            },
+        )
         self._forget(clock.closed - self.step.late.lateness_us)
         return told
 
     def _is_shown(self, window: Window, clock: Clock) -> bool:
-        return bool(self.groups.groups[window]) and (self.step.emit == "changes" or clock.complete >= window[-1])
+        return bool(self.groups.groups[window]) and (
+            self.step.emit == "changes" or clock.complete >= window[-1]
+        )
 
     def result(self, window: Window) -> Row:
         row = self.groups.result(window)
@@ -104,19 +126,27 @@ class FixedOracle(WindowOracle):
         return row | {"window_start": moment(window[-2]), "window_end": moment(window[-1])}
 
     def _forget(self, limit: int) -> None:
-        self.groups.groups = {window: rows for window, rows in self.groups.groups.items() if rows and window[-1] > limit}
+        self.groups.groups = {
+            window: rows
+            for window, rows in self.groups.groups.items()
+            if rows and window[-1] > limit
+        }
         self.shown = {window: row for window, row in self.shown.items() if window[-1] > limit}
 
 
 @dataclass
 class RowOracle(WindowOracle):
-    """Windows that depend on the rows: all rows of a group that some window still needs, in their places; everything made anew from them at every tick."""
+    """Windows that depend on the rows: all rows of a group that some window still needs, in their
+    places; everything made anew from them at every tick.
+    """
 
     groups: dict[tuple[Any, ...], list[Row]] = field(default_factory=dict)
     limit: int = 0
 
     def windows(self, rows: list[Row]) -> dict[tuple[int, int], list[Row]]:
-        """The windows of some rows of a group: start, end (the first moment behind it), and what is in each."""
+        """The windows of some rows of a group: start, end (the first moment behind it), and what is
+        in each.
+        """
         raise NotImplementedError
 
     def take(self, rows: list[Row], comes: list[Row], limit: int) -> list[Row]:
@@ -146,7 +176,11 @@ class RowOracle(WindowOracle):
         comes: list[Row] = []
         for ours in self._by_row(changes):
             first, last = ours[0], ours[-1]
-            old = [at for at, row in enumerate(kept) if self._id(row) == self._id(first)] if self.step.row_key else []
+            old = (
+                [at for at, row in enumerate(kept) if self._id(row) == self._id(first)]
+                if self.step.row_key
+                else []
+            )
             goes = first.get("_change_type") in GOES
             found = goes and bool(old) and self.can_go(kept[old[-1]], limit)
             if goes and not found:
@@ -163,7 +197,9 @@ class RowOracle(WindowOracle):
                 self.is_late(number, row, limit)
         moved = [each.get("place of", each) for each in kept if each]
         known = [row for row in moved if any(row is each for each in [*rest, *taken])]
-        self.groups[group] = known + [row for row in taken if not any(row is each for each in known)]
+        self.groups[group] = known + [
+            row for row in taken if not any(row is each for each in known)
+        ]
 
     def _by_row(self, changes: list[Row]) -> list[list[Row]]:
         if not self.step.row_key:
@@ -171,7 +207,10 @@ class RowOracle(WindowOracle):
         found: dict[str, list[Row]] = {}
         for row in changes:
             found.setdefault(self._id(row), []).append(row)
-        return sorted(found.values(), key=lambda ours: [at for at, row in enumerate(changes) if row is ours[-1]])
+        return sorted(
+            found.values(),
+            key=lambda ours: [at for at, row in enumerate(changes) if row is ours[-1]],
+        )
 
     def _id(self, row: Row) -> str:
         return repr([row.get(name) for name in self.step.row_key])
@@ -183,11 +222,21 @@ class RowOracle(WindowOracle):
                     yield (*group, start, end), self.result(group, start, end, inside)
 
     def result(self, group: tuple[Any, ...], start: int, end: int, rows: list[Row]) -> Row:
-        results = {name: aggregated(spec, self.step.schema, rows) for name, spec in self.step.aggregates}
-        return dict(zip(self.step.by, group, strict=True)) | {"window_start": moment(start), "window_end": moment(end)} | results
+        results = {
+            name: aggregated(spec, self.step.schema, rows) for name, spec in self.step.aggregates
+        }
+        return (
+            dict(zip(self.step.by, group, strict=True))
+            | {"window_start": moment(start), "window_end": moment(end)}
+            | results
+        )
 
     def _forget(self, limit: int) -> None:
-        self.groups = {group: rows for group, known in self.groups.items() if (rows := self.needed(known, limit))}
+        self.groups = {
+            group: rows
+            for group, known in self.groups.items()
+            if (rows := self.needed(known, limit))
+        }
         self.shown = {window: row for window, row in self.shown.items() if window[-1] > limit}
 
 
@@ -200,7 +249,12 @@ class SessionOracle(RowOracle):
                 found[-1].append(row)
             else:
                 found.append([row])
-        return {(us(each[0]["t"]), us(each[-1]["t"]) + gap): [row for row in rows if any(row is one for one in each)] for each in found}
+        return {
+            (us(each[0]["t"]), us(each[-1]["t"]) + gap): [
+                row for row in rows if any(row is one for one in each)
+            ]
+            for each in found
+        }
 
     def take(self, rows: list[Row], comes: list[Row], limit: int) -> list[Row]:
         taken: list[Row] = []
@@ -211,14 +265,20 @@ class SessionOracle(RowOracle):
 
     def needed(self, rows: list[Row], limit: int) -> list[Row]:
         open_windows = [inside for (_, end), inside in self.windows(rows).items() if end > limit]
-        return [row for row in rows if any(row is each for inside in open_windows for each in inside)]
+        return [
+            row for row in rows if any(row is each for inside in open_windows for each in inside)
+        ]
 
 
 class SlidingOracle(RowOracle):
     def windows(self, rows: list[Row]) -> dict[tuple[int, int], list[Row]]:
         size = self.step.window.size_us  # type: ignore[union-attr]
         times = sorted({us(row["t"]) for row in rows})
-        return {(time - size, time + 1): [row for row in rows if time - size < us(row["t"]) <= time] for time in times if time >= self.limit}
+        return {
+            (time - size, time + 1): [row for row in rows if time - size < us(row["t"]) <= time]
+            for time in times
+            if time >= self.limit
+        }
 
     def take(self, rows: list[Row], comes: list[Row], limit: int) -> list[Row]:
         return [row for row in comes if us(row["t"]) >= limit]

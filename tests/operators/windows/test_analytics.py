@@ -31,9 +31,22 @@ def row(time: int, v: float | None = 1.0, k: int | None = 0) -> Row:
     return {"k": k, "v": v, "t": moment(time), "device": None}
 
 
-def results(window: Any, spec: AggregateSpec, times: list[int], values: list[float | None], complete: int = 10**16) -> list[Any]:
-    feed = Feed([[row(time, value) for time, value in zip(times, values, strict=True)]], [complete], [0])
-    return [each["a"] for each in feed_to(window_kernel, WindowStep("w", STREAM, "t", window, ("k",), (("a", spec),)), feed).told]
+def results(
+    window: Any,
+    spec: AggregateSpec,
+    times: list[int],
+    values: list[float | None],
+    complete: int = 10**16,
+) -> list[Any]:
+    feed = Feed(
+        [[row(time, value) for time, value in zip(times, values, strict=True)]], [complete], [0]
+    )
+    return [
+        each["a"]
+        for each in feed_to(
+            window_kernel, WindowStep("w", STREAM, "t", window, ("k",), (("a", spec),)), feed
+        ).told
+    ]
 
 
 @pytest.mark.parametrize(
@@ -47,13 +60,19 @@ def results(window: Any, spec: AggregateSpec, times: list[int], values: list[flo
         (Hopping(60 * SECOND, 30 * SECOND), agg.rate("v"), [0.1, 0.1]),
     ],
 )
-def test_rates_are_by_the_length_of_the_window(window: Any, spec: AggregateSpec, wanted: list[float]) -> None:
-    assert results(window, spec, [0, 7 * SECOND, 14 * SECOND], [1.0, 2.0, 3.0]) == pytest.approx(wanted)
+def test_rates_are_by_the_length_of_the_window(
+    window: Any, spec: AggregateSpec, wanted: list[float]
+) -> None:
+    assert results(window, spec, [0, 7 * SECOND, 14 * SECOND], [1.0, 2.0, 3.0]) == pytest.approx(
+        wanted
+    )
 
 
 def test_a_rate_in_a_day_of_25_hours() -> None:
     start = us(moment(1_792_879_200_000_000))  # 2026-10-24 22:00 UTC, midnight in Berlin
-    assert results(tumbling("1 day", timezone="Europe/Berlin"), agg.rate(per="1 hour"), [start], [1.0]) == [1 / 25]
+    assert results(
+        tumbling("1 day", timezone="Europe/Berlin"), agg.rate(per="1 hour"), [start], [1.0]
+    ) == [1 / 25]
 
 
 def test_a_rate_of_nothing_is_null_and_without_a_window_there_is_none() -> None:
@@ -63,11 +82,22 @@ def test_a_rate_of_nothing_is_null_and_without_a_window_there_is_none() -> None:
 
 
 def test_a_moving_average_is_an_average_over_a_sliding_window() -> None:
-    assert results(Sliding(10), agg.avg("v"), [0, 4, 8, 12, 30], [1.0, 2.0, 6.0, 4.0, 5.0]) == [1.0, 1.5, 3.0, 4.0, 5.0]
+    assert results(Sliding(10), agg.avg("v"), [0, 4, 8, 12, 30], [1.0, 2.0, 6.0, 4.0, 5.0]) == [
+        1.0,
+        1.5,
+        3.0,
+        4.0,
+        5.0,
+    ]
 
 
 def test_percentiles_of_a_window() -> None:
-    assert results(Tumbling(SECOND), agg.quantiles("v", [0.5, 1.0]), list(range(101)), [float(each) for each in range(101)]) == [[50.0, 100.0]]
+    assert results(
+        Tumbling(SECOND),
+        agg.quantiles("v", [0.5, 1.0]),
+        list(range(101)),
+        [float(each) for each in range(101)],
+    ) == [[50.0, 100.0]]
 
 
 # Decay
@@ -83,11 +113,24 @@ def test_a_value_counts_half_for_every_half_life() -> None:
     assert results(Sliding(15 * SECOND), spec, times, [8.0, 4.0, 1.0]) == [8.0, 8.0, 1.0]
 
 
-@given(feed=streams(), window=st.sampled_from([Tumbling(20), Hopping(20, 5), Session(9), Sliding(20)]), where=cuts())
+@given(
+    feed=streams(),
+    window=st.sampled_from([Tumbling(20), Hopping(20, 5), Session(9), Sliding(20)]),
+    where=cuts(),
+)
 @settings(max_examples=30)
-def test_decay_does_not_depend_on_calls_and_is_the_obvious_sum(feed: Feed, window: Any, where: list[int]) -> None:
+def test_decay_does_not_depend_on_calls_and_is_the_obvious_sum(
+    feed: Feed, window: Any, where: list[int]
+) -> None:
     step = WindowStep(
-        "w", feed.schema, "t", window, ("k",), (("a", agg.decayed_sum("v", half_life="3 us")), ("n", agg.count())), Correct(1000), "changes"
+        "w",
+        feed.schema,
+        "t",
+        window,
+        ("k",),
+        (("a", agg.decayed_sum("v", half_life="3 us")), ("n", agg.count())),
+        Correct(1000),
+        "changes",
     )
     fed = feed_to(window_kernel, step, feed, where)
     assert text(fed.told) == text(feed_to(window_kernel, step, feed).told)
@@ -95,9 +138,15 @@ def test_decay_does_not_depend_on_calls_and_is_the_obvious_sum(feed: Feed, windo
     for each in fed.told:
         low, high = us(each["window_start"]), us(each["window_end"])
         shift = 1 if isinstance(window, Sliding) else 0
-        mine = [(time, value) for k, time, value in rows if k == each["k"] and low + shift <= time < high + shift]
+        mine = [
+            (time, value)
+            for k, time, value in rows
+            if k == each["k"] and low + shift <= time < high + shift
+        ]
         if each["n"] == len(mine):  # all of its rows have come
-            assert close(each["a"], decayed([(time, value) for time, value in mine if value is not None]))
+            assert close(
+                each["a"], decayed([(time, value) for time, value in mine if value is not None])
+            )
 
 
 def close(found: float | None, wanted: float | None) -> bool:
@@ -113,11 +162,23 @@ def decayed(values: list[tuple[int, float]]) -> float | None:
 
 
 def test_decay_of_a_running_group_goes_by_a_column() -> None:
-    kernel = AggregateKernel("s", STREAM, ["k"], [("a", agg.decayed_sum("v", half_life="10 us", time="t"))])
+    kernel = AggregateKernel(
+        "s", STREAM, ["k"], [("a", agg.decayed_sum("v", half_life="10 us", time="t"))]
+    )
     state = MemoryState()
-    table = Feed([[row(0, 8.0), row(1, 1.0, k=1)], [row(20, 1.0)], [row(10, 4.0)]], [0] * 3, [0] * 3)
-    told = [each for tick in range(3) for each in kernel.step(state, table.table(tick, tick + 1)).to_pylist()]
-    assert [(each["_tick"], each["a"]) for each in told if each["k"] == 0 and each["_change_type"] != "update_preimage"] == [
+    table = Feed(
+        [[row(0, 8.0), row(1, 1.0, k=1)], [row(20, 1.0)], [row(10, 4.0)]], [0] * 3, [0] * 3
+    )
+    told = [
+        each
+        for tick in range(3)
+        for each in kernel.step(state, table.table(tick, tick + 1)).to_pylist()
+    ]
+    assert [
+        (each["_tick"], each["a"])
+        for each in told
+        if each["k"] == 0 and each["_change_type"] != "update_preimage"
+    ] == [
         (0, 8.0),
         (1, 3.0),
         (2, 5.0),
@@ -140,4 +201,8 @@ def test_decay_over_years_is_not_lost() -> None:
     spec = agg.decayed_sum("v", half_life="1 microsecond")
     assert results(tumbling("3650 days"), spec, [0, 9 * year], [1e300, 1.0]) == [1.0]
     assert np.isfinite(results(tumbling("3650 days"), spec, [9 * year, 0], [1.0, 1e300])[0])
-    assert pa.types.is_float64(window_kernel(WindowStep("w", STREAM, "t", Tumbling(1), (), (("a", spec),))).output.field("a").type)
+    assert pa.types.is_float64(
+        window_kernel(WindowStep("w", STREAM, "t", Tumbling(1), (), (("a", spec),)))
+        .output.field("a")
+        .type
+    )

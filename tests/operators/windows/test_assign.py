@@ -18,7 +18,13 @@ MICROSECOND = timedelta(microseconds=1)
 HOUR_US = 3_600_000_000
 DAY_US = 24 * HOUR_US
 SPRING_AND_AUTUMN = ["Europe/Berlin", "America/Havana", "Australia/Lord_Howe", "Asia/Beirut"]
-ZONES = [*SPRING_AND_AUTUMN, "Asia/Kolkata", "America/Sao_Paulo", "Pacific/Apia", "Africa/Casablanca"]
+ZONES = [
+    *SPRING_AND_AUTUMN,
+    "Asia/Kolkata",
+    "America/Sao_Paulo",
+    "Pacific/Apia",
+    "Africa/Casablanca",
+]
 
 
 def us(moment: datetime) -> int:
@@ -49,9 +55,18 @@ TIMES = st.lists(st.integers(-500, 500), min_size=1, max_size=20)
 
 
 @given(SPANS, SPANS, st.integers(0, 60), TIMES)
-def test_a_row_is_in_exactly_the_windows_that_hold_it(size: int, every: int, offset: int, times: list[int]) -> None:
+def test_a_row_is_in_exactly_the_windows_that_hold_it(
+    size: int, every: int, offset: int, times: list[int]
+) -> None:
     size = max(size, every)
-    obvious = [[(s, s + size) for s in range(-600 * every + offset, 600 * every, every) if s <= t < s + size] for t in times]
+    obvious = [
+        [
+            (s, s + size)
+            for s in range(-600 * every + offset, 600 * every, every)
+            if s <= t < s + size
+        ]
+        for t in times
+    ]
     assert windows(Hopping(size, every, offset % every), times) == obvious
     assert all(obvious)
 
@@ -84,7 +99,9 @@ def test_no_time_overflows(extreme: int, zone: str | None) -> None:
 
 
 def midnights(zone: str, around: int) -> list[int]:
-    """When the days around an instant begin: at the first moment of each date, found second by second where the clock is changed."""
+    """When the days around an instant begin: at the first moment of each date, found second by
+    second where the clock is changed.
+    """
     clock = ZoneInfo(zone)
     today = (EPOCH + timedelta(microseconds=around)).astimezone(clock).date()
     begins = []
@@ -92,7 +109,11 @@ def midnights(zone: str, around: int) -> list[int]:
         date = today + timedelta(days=days)
         guess = us(datetime(date.year, date.month, date.day, tzinfo=clock)) // 1_000_000
         near = range(guess - 26 * 3600, guess + 26 * 3600, 900)
-        after = [second for second in near if (EPOCH + timedelta(seconds=second)).astimezone(clock).date() >= date]
+        after = [
+            second
+            for second in near
+            if (EPOCH + timedelta(seconds=second)).astimezone(clock).date() >= date
+        ]
         begins.append(min(after) * 1_000_000)
     return sorted(set(begins))
 
@@ -111,7 +132,12 @@ def test_days_begin_at_local_midnight(zone: str, time: int) -> None:
 
 def test_days_have_23_and_25_hours_when_the_clock_is_changed() -> None:
     spec = tumbling("1 day", timezone="Europe/Berlin")
-    lengths = [(end - start) // HOUR_US for start, end in (of(spec, utc(2026, *day, 12)) for day in [(3, 28), (3, 29), (3, 30), (10, 25), (10, 26)])]
+    lengths = [
+        (end - start) // HOUR_US
+        for start, end in (
+            of(spec, utc(2026, *day, 12)) for day in [(3, 28), (3, 29), (3, 30), (10, 25), (10, 26)]
+        )
+    ]
     assert lengths == [24, 23, 24, 25, 24]
 
 
@@ -122,27 +148,44 @@ def test_a_day_may_begin_in_the_morning() -> None:
 
 def test_hours_keep_their_length_and_longer_parts_of_a_day_go_by_the_clock() -> None:
     hours = tumbling("1 hour", timezone="Europe/Berlin")
-    assert [of(hours, utc(2026, 10, 25, hour, 30))[0] for hour in (0, 1)] == [utc(2026, 10, 25, 0), utc(2026, 10, 25, 1)]
+    assert [of(hours, utc(2026, 10, 25, hour, 30))[0] for hour in (0, 1)] == [
+        utc(2026, 10, 25, 0),
+        utc(2026, 10, 25, 1),
+    ]
     quarters = tumbling("6 hours", timezone="Europe/Berlin")
     assert of(quarters, utc(2026, 10, 25, 1, 30)) == (utc(2026, 10, 24, 22), utc(2026, 10, 25, 5))
     assert of(quarters, utc(2026, 3, 29, 1, 30)) == (utc(2026, 3, 28, 23), utc(2026, 3, 29, 4))
-    assert of(tumbling("1 hour", timezone="Asia/Kolkata"), utc(2026, 1, 1, 0, 10)) == (utc(2025, 12, 31, 23, 30), utc(2026, 1, 1, 0, 30))
+    assert of(tumbling("1 hour", timezone="Asia/Kolkata"), utc(2026, 1, 1, 0, 10)) == (
+        utc(2025, 12, 31, 23, 30),
+        utc(2026, 1, 1, 0, 30),
+    )
 
 
 def test_weeks_of_days_in_a_time_zone() -> None:
-    found = windows(hopping("7 days", every="1 day", timezone="Europe/Berlin"), [utc(2026, 3, 29, 12)])[0]
+    found = windows(
+        hopping("7 days", every="1 day", timezone="Europe/Berlin"), [utc(2026, 3, 29, 12)]
+    )[0]
     assert len(found) == 7
     assert [(end - start) // HOUR_US for start, end in found] == [167] * 7
     assert found[-1] == (utc(2026, 3, 28, 23), utc(2026, 4, 4, 22))
 
 
-SIZES = st.sampled_from(["15 minutes", "25 minutes", "1 hour", "2 hours", "7 hours", "1 day", "3 days"])
+SIZES = st.sampled_from(
+    ["15 minutes", "25 minutes", "1 hour", "2 hours", "7 hours", "1 day", "3 days"]
+)
 
 
-@given(st.sampled_from(ZONES), SIZES, st.integers(utc(2010, 1, 1), utc(2026, 12, 31)), st.integers(-3 * DAY_US, 3 * DAY_US))
+@given(
+    st.sampled_from(ZONES),
+    SIZES,
+    st.integers(utc(2010, 1, 1), utc(2026, 12, 31)),
+    st.integers(-3 * DAY_US, 3 * DAY_US),
+)
 @example("Australia/Lord_Howe", "1 hour", utc(2026, 4, 4, 15), 0)
 @example("America/Havana", "7 hours", utc(2026, 11, 1, 5, 30), HOUR_US)
-def test_windows_lie_side_by_side_whatever_else_is_in_the_call(zone: str, size: str, time: int, away: int) -> None:
+def test_windows_lie_side_by_side_whatever_else_is_in_the_call(
+    zone: str, size: str, time: int, away: int
+) -> None:
     spec = tumbling(size, timezone=zone)
     start, end = of(spec, time)
     assert start <= time < end

@@ -1,4 +1,6 @@
-"""Windows over windows: corrections at the bottom reach the top, and what stands there in the end is what a look at all rows at once would give."""
+"""Windows over windows: corrections at the bottom reach the top, and what stands there in the end
+is what a look at all rows at once would give.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from headrace.operators.changelog import check_ticks, fold
 from headrace.operators.kernel import UNSTARTED, Clocks
 from headrace.operators.windows.factory import window_kernel
 from headrace.operators.windows.kernel import WindowStep
-from headrace.operators.windows.specs import Correct, Hopping, Session, Sliding, Tumbling, WindowSpec
+from headrace.operators.windows.specs import (
+    Correct,
+    Hopping,
+    Session,
+    Sliding,
+    Tumbling,
+    WindowSpec,
+)
 from headrace.testing.kernels import MemoryState
 from tests.operators.windows.feeding import STREAM, Feed
 from tests.operators.windows.oracle import Row, moment, us
@@ -26,14 +35,27 @@ KEY = ("k", "window_start", "window_end")
 
 def bottom(emit: str) -> WindowStep:
     aggregates = (("n", agg.count()), ("total", agg.sum("v")))
-    return WindowStep("minutes", STREAM, "t", Tumbling(10), ("k",), aggregates, late=Correct(LATENESS), emit=emit)
+    return WindowStep(
+        "minutes", STREAM, "t", Tumbling(10), ("k",), aggregates, late=Correct(LATENESS), emit=emit
+    )
 
 
-def on_top(name: str, below: pa.Schema, window: WindowSpec, aggregates: Any, shift: int = -1) -> WindowStep:
+def on_top(
+    name: str, below: pa.Schema, window: WindowSpec, aggregates: Any, shift: int = -1
+) -> WindowStep:
     schema = pa.schema([field for field in below if field.name != "_change_type"])
     return WindowStep(
-        name, schema, "window_end", window, ("k",), aggregates, late=Correct(LATENESS), over_table=True, row_key=KEY, time_shift_us=shift
-    )  # fmt: skip
+        name,
+        schema,
+        "window_end",
+        window,
+        ("k",),
+        aggregates,
+        late=Correct(LATENESS),
+        over_table=True,
+        row_key=KEY,
+        time_shift_us=shift,
+    )
 
 
 def drawn(seed: int) -> Feed:
@@ -43,14 +65,26 @@ def drawn(seed: int) -> Feed:
     complete, newest = [], 0
     for tick in range(40):
         times = [max(tick * 10 - chance.randrange(35), 0) for _ in range(chance.randrange(6))]
-        ticks.append([{"k": chance.randrange(2), "v": chance.randrange(100) / 10, "t": moment(time), "device": None} for time in times])
+        ticks.append(
+            [
+                {
+                    "k": chance.randrange(2),
+                    "v": chance.randrange(100) / 10,
+                    "t": moment(time),
+                    "device": None,
+                }
+                for time in times
+            ]
+        )
         newest = max([newest, *times])
         complete.append(newest)
     return Feed([*ticks, []], [*complete, 10_000], [*complete, 10_000])
 
 
 def run(steps: Sequence[WindowStep], feed: Feed, sizes: Sequence[int]) -> pa.Table:
-    """Feed a chain of steps, in calls of some numbers of ticks; each step's clocks are those before it, less what it allows."""
+    """Feed a chain of steps, in calls of some numbers of ticks; each step's clocks are those before
+    it, less what it allows.
+    """
     states, told, at, turn = [MemoryState() for _ in steps], [], 0, 0
     while at < len(feed.ticks):
         stop = min(at + sizes[turn % len(sizes)], len(feed.ticks))
@@ -68,9 +102,13 @@ def run(steps: Sequence[WindowStep], feed: Feed, sizes: Sequence[int]) -> pa.Tab
 def behind(clocks: Clocks, lateness_us: int) -> Clocks:
     start = clocks.closed_at_start
     return Clocks(
-        clocks.ticks, clocks.times_us, clocks.complete, np.where(clocks.closed == UNSTARTED, UNSTARTED, clocks.closed - lateness_us),
-        clocks.complete_at_start, start if start == UNSTARTED else start - lateness_us,
-    )  # fmt: skip
+        clocks.ticks,
+        clocks.times_us,
+        clocks.complete,
+        np.where(clocks.closed == UNSTARTED, UNSTARTED, clocks.closed - lateness_us),
+        clocks.complete_at_start,
+        start if start == UNSTARTED else start - lateness_us,
+    )
 
 
 def totals(feed: Feed) -> dict[tuple[int, int], int]:
@@ -108,7 +146,12 @@ def sessions_of(minutes: dict[tuple[int, int], int]) -> dict[tuple[int, int, int
 
 
 def sliding_of(minutes: dict[tuple[int, int], int]) -> dict[tuple[int, int, int], int]:
-    return {(k, time - 50, time): sum(n for (other, at), n in minutes.items() if other == k and time - 50 < at <= time) for k, time in minutes}
+    return {
+        (k, time - 50, time): sum(
+            n for (other, at), n in minutes.items() if other == k and time - 50 < at <= time
+        )
+        for k, time in minutes
+    }
 
 
 def counts(told: pa.Table) -> dict[tuple[int, int, int], int]:
@@ -127,13 +170,21 @@ def test_minutes_to_hours_to_days(seed: int, emit: str) -> None:
     told = run([minutes, hours, days], feed, [1])
     check_ticks(told, KEY)
     assert told.equals(run([minutes, hours, days], feed, [7, 1, 3]))
-    assert set(told["_change_type"].to_pylist()) >= {"insert", "update_preimage", "update_postimage"}
+    assert set(told["_change_type"].to_pylist()) >= {
+        "insert",
+        "update_preimage",
+        "update_postimage",
+    }
     assert counts(told) == days_of(hours_of(totals(feed)))
 
 
 @pytest.mark.parametrize("emit", ["final", "changes"])
-@pytest.mark.parametrize(("window", "wanted"), [(Session(15), sessions_of), (Sliding(50), sliding_of)])
-def test_windows_that_depend_on_rows_over_minutes(window: WindowSpec, wanted: Any, emit: str) -> None:
+@pytest.mark.parametrize(
+    ("window", "wanted"), [(Session(15), sessions_of), (Sliding(50), sliding_of)]
+)
+def test_windows_that_depend_on_rows_over_minutes(
+    window: WindowSpec, wanted: Any, emit: str
+) -> None:
     for seed in range(2):
         feed, minutes = drawn(seed), bottom(emit)
         top = on_top("top", window_kernel(minutes).output, window, SUMS)

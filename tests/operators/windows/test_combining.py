@@ -1,4 +1,6 @@
-"""Rows combined before the shuffle, in any pieces, beside rows that were not: the same results, and the same account of late rows."""
+"""Rows combined before the shuffle, in any pieces, beside rows that were not: the same results, and
+the same account of late rows.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,42 @@ from headrace.operators.windows.fixed_window import FixedWindows
 from headrace.operators.windows.kernel import WindowStep
 from headrace.operators.windows.specs import Correct, Divert, Drop, Hopping, LatePolicy, Tumbling
 from headrace.testing.kernels import MemoryState
-from tests.operators.windows.feeding import STREAM, TIME, Feed, check_same, cuts, feed_to, streams, tables
+from tests.operators.windows.feeding import (
+    STREAM,
+    TIME,
+    Feed,
+    check_same,
+    cuts,
+    feed_to,
+    streams,
+    tables,
+)
 from tests.operators.windows.test_fixed import late_by_minute
 
-AGGREGATES = (("n", agg.count()), ("total", agg.sum("v")), ("mean", agg.avg("v")), ("spread", agg.stddev("v")))
+AGGREGATES = (
+    ("n", agg.count()),
+    ("total", agg.sum("v")),
+    ("mean", agg.avg("v")),
+    ("spread", agg.stddev("v")),
+)
 
 
 def step_of(feed: Feed, **settings: Any) -> WindowStep:
-    given = {"window": Tumbling(10), "by": ("k",), "aggregates": AGGREGATES, "producer": "device", **settings}
-    return WindowStep("w", feed.schema, "t", over_table=feed.is_table, row_key=("id",) if feed.is_table else (), **given)
+    given = {
+        "window": Tumbling(10),
+        "by": ("k",),
+        "aggregates": AGGREGATES,
+        "producer": "device",
+        **settings,
+    }
+    return WindowStep(
+        "w",
+        feed.schema,
+        "t",
+        over_table=feed.is_table,
+        row_key=("id",) if feed.is_table else (),
+        **given,
+    )
 
 
 @given(
@@ -38,10 +67,20 @@ def step_of(feed: Feed, **settings: Any) -> WindowStep:
 )
 @settings(max_examples=60)
 def test_combined_rows_give_what_rows_give(
-    feed: Feed, window: Any, late: LatePolicy, emit: str, by: tuple[str, ...], producer: str | None, where: list[int], sizes: list[int]
+    feed: Feed,
+    window: Any,
+    late: LatePolicy,
+    emit: str,
+    by: tuple[str, ...],
+    producer: str | None,
+    where: list[int],
+    sizes: list[int],
 ) -> None:
     step = step_of(feed, window=window, late=late, emit=emit, by=by, producer=producer)
-    plain, combined = feed_to(FixedWindows, step, feed, where), feed_to(FixedWindows, step, feed, where, combine=sizes)
+    plain, combined = (
+        feed_to(FixedWindows, step, feed, where),
+        feed_to(FixedWindows, step, feed, where, combine=sizes),
+    )
     check_same(combined.told, plain.told)
     assert combined.state == plain.state
     assert late_by_minute(combined.late_counts) == late_by_minute(plain.late_counts)
@@ -51,7 +90,12 @@ def test_combined_rows_give_what_rows_give(
 def many(rows: int, keys: int) -> pa.Table:
     random = np.random.default_rng(1)
     times = pa.array(random.integers(0, 50, rows)).cast(TIME)
-    columns = {"k": pa.array(random.integers(0, keys, rows)), "v": pa.array(random.random(rows)), "t": times, "device": pa.nulls(rows, pa.string())}
+    columns = {
+        "k": pa.array(random.integers(0, keys, rows)),
+        "v": pa.array(random.random(rows)),
+        "t": times,
+        "device": pa.nulls(rows, pa.string()),
+    }
     return pa.table({**columns, "_tick": pa.array(np.zeros(rows, np.int64))})
 
 
@@ -59,7 +103,10 @@ def test_a_row_for_each_group_pane_and_tick() -> None:
     kernel = FixedWindows(step_of(Feed([], [], []), window=Hopping(10, 4)))
     rows = many(5_000, 3)
     combined = kernel.combine(rows)
-    panes = {(k, t // 4, (t - 10) // 4) for k, t in zip(rows["k"].to_pylist(), rows["t"].cast(pa.int64()).to_pylist(), strict=True)}
+    panes = {
+        (k, t // 4, (t - 10) // 4)
+        for k, t in zip(rows["k"].to_pylist(), rows["t"].cast(pa.int64()).to_pylist(), strict=True)
+    }
     assert combined.num_rows == len(panes)
     assert sum(each["rows"] for row in combined["_producers"].to_pylist() for each in row) == 5_000
 
@@ -68,13 +115,19 @@ def test_it_is_worth_it_where_groups_and_panes_are_few() -> None:
     kernel = FixedWindows(step_of(Feed([], [], [])))
     assert kernel.worth_combining(many(20_000, 10))
     assert not kernel.worth_combining(many(20_000, 1_000_000))
-    assert not FixedWindows(step_of(Feed([], [], []), window=Tumbling(1))).worth_combining(many(20, 20))
+    assert not FixedWindows(step_of(Feed([], [], []), window=Tumbling(1))).worth_combining(
+        many(20, 20)
+    )
     assert not kernel.worth_combining(many(0, 10))
 
 
-@pytest.mark.parametrize("settings", [{"late": Divert("late")}, {"aggregates": (("all", agg.collect("v")),)}])
+@pytest.mark.parametrize(
+    "settings", [{"late": Divert("late")}, {"aggregates": (("all", agg.collect("v")),)}]
+)
 def test_what_needs_whole_rows_is_not_combined(settings: dict[str, Any]) -> None:
-    kernel = FixedWindows(WindowStep("w", STREAM, "t", Tumbling(10), ("k",), **{"aggregates": AGGREGATES, **settings}))
+    kernel = FixedWindows(
+        WindowStep("w", STREAM, "t", Tumbling(10), ("k",), **{"aggregates": AGGREGATES, **settings})
+    )
     assert not kernel.combinable
     assert not kernel.worth_combining(many(20_000, 1))
 
@@ -82,11 +135,17 @@ def test_what_needs_whole_rows_is_not_combined(settings: dict[str, Any]) -> None
 def test_rows_in_many_windows_are_combined_on_their_way() -> None:
     """Whether that happens or not, the result is the same."""
     rows = [{"k": 0, "v": 0.1 * at, "t": at, "device": None} for at in range(40)]
-    table = pa.Table.from_pylist([{**row, "_tick": 0} for row in rows * 3], pa.schema([*STREAM, ("_tick", pa.int64())]))
+    table = pa.Table.from_pylist(
+        [{**row, "_tick": 0} for row in rows * 3], pa.schema([*STREAM, ("_tick", pa.int64())])
+    )
     feed = Feed([[]], [30], [30])
     told = []
     for spec in (AGGREGATES, (*AGGREGATES, ("all", agg.collect("v")))):
         kernel = FixedWindows(step_of(feed, window=Hopping(12, 2), aggregates=spec))
-        told.append(kernel.step_timed(MemoryState(), [table], [feed.clocks(0, 1)]).select(["window_start", "n", "total", "mean", "spread"]))
+        told.append(
+            kernel.step_timed(MemoryState(), [table], [feed.clocks(0, 1)]).select(
+                ["window_start", "n", "total", "mean", "spread"]
+            )
+        )
     assert told[0] == told[1]
     assert told[0].num_rows > 10

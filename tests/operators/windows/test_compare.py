@@ -1,4 +1,6 @@
-"""Each window beside the same a period earlier, against the obvious computation; and over the days on which clocks are changed."""
+"""Each window beside the same a period earlier, against the obvious computation; and over the days
+on which clocks are changed.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,27 @@ from tests.operators.histories import changed, text
 from tests.operators.windows.feeding import TIME, cuts
 from tests.operators.windows.oracle import Row, moment, us
 
-SCHEMA = pa.schema([("k", pa.int64()), ("window_start", TIME), ("window_end", TIME), ("n", pa.int64()), ("name", pa.string())])
+SCHEMA = pa.schema(
+    [
+        ("k", pa.int64()),
+        ("window_start", TIME),
+        ("window_end", TIME),
+        ("n", pa.int64()),
+        ("name", pa.string()),
+    ]
+)
 SIZE, PERIOD = 10, 20
 Ticks = list[list[Row]]
 
 
 def window(k: int | None, start: int, n: int | None, name: str | None = None) -> Row:
-    return {"k": k, "window_start": moment(start), "window_end": moment(start + SIZE), "n": n, "name": name}
+    return {
+        "k": k,
+        "window_start": moment(start),
+        "window_end": moment(start + SIZE),
+        "n": n,
+        "name": name,
+    }
 
 
 @st.composite
@@ -41,7 +57,13 @@ def histories(draw: st.DrawFn) -> Ticks:
         ticks.append([])
         keys = st.tuples(st.sampled_from([0, 1, None]), st.sampled_from([0, 10, 20, 30, 40]))
         for key in draw(st.lists(keys, max_size=5, unique=True)):
-            fresh = None if draw(st.integers(0, 3)) == 0 else window(*key, draw(st.none() | st.integers(0, 2)), draw(st.sampled_from(["a", None])))
+            fresh = (
+                None
+                if draw(st.integers(0, 3)) == 0
+                else window(
+                    *key, draw(st.none() | st.integers(0, 2)), draw(st.sampled_from(["a", None]))
+                )
+            )
             ticks[-1] += changed(there.get(key), fresh)
             there[key] = fresh
     return ticks
@@ -60,17 +82,27 @@ def obvious(ticks: Ticks) -> list[Row]:
         now = {}
         for (k, start), row in table.items():
             earlier = table.get((k, start - PERIOD), {})
-            now[k, start] = {**row, "previous_n": earlier.get("n"), "previous_name": earlier.get("name")}
-        for key in sorted({*shown, *now}, key=lambda each: (each[0] is not None, each[0] or 0, each[1])):
+            now[k, start] = {
+                **row,
+                "previous_n": earlier.get("n"),
+                "previous_name": earlier.get("name"),
+            }
+        for key in sorted(
+            {*shown, *now}, key=lambda each: (each[0] is not None, each[0] or 0, each[1])
+        ):
             if repr(shown.get(key)) != repr(now.get(key)):
-                told += [{**change, "_tick": number} for change in changed(shown.get(key), now.get(key))]
+                told += [
+                    {**change, "_tick": number} for change in changed(shown.get(key), now.get(key))
+                ]
         shown = now
     return told
 
 
 def table_of(ticks: Ticks, first: int, stop: int) -> pa.Table:
     rows = [{**row, "_tick": number} for number in range(first, stop) for row in ticks[number]]
-    return pa.Table.from_pylist(rows, pa.schema([*SCHEMA, ("_change_type", pa.string()), ("_tick", pa.int64())]))
+    return pa.Table.from_pylist(
+        rows, pa.schema([*SCHEMA, ("_change_type", pa.string()), ("_tick", pa.int64())])
+    )
 
 
 def clocks(first: int, stop: int, closed: list[int] | None = None) -> Clocks:
@@ -93,11 +125,18 @@ def test_it_gives_the_obvious_rows(ticks: Ticks, where: list[int], by: tuple[str
 
 
 def test_a_row_is_kept_until_the_window_a_period_later_is_closed() -> None:
-    ticks = [[{**window(0, 0, 5), "_change_type": "insert"}], [], [], [{**window(0, 20, 6), "_change_type": "insert"}]]
+    ticks = [
+        [{**window(0, 0, 5), "_change_type": "insert"}],
+        [],
+        [],
+        [{**window(0, 20, 6), "_change_type": "insert"}],
+    ]
     for closed, previous in ([0, 10, 29, 29], 5), ([0, 10, 30, 30], None):
         kernel, state, told = CompareKernel("c", SCHEMA, ["k"], PERIOD), MemoryState(), []
         for tick in range(4):
-            told += kernel.step_timed(state, [table_of(ticks, tick, tick + 1)], [clocks(tick, tick + 1, closed)]).to_pylist()
+            told += kernel.step_timed(
+                state, [table_of(ticks, tick, tick + 1)], [clocks(tick, tick + 1, closed)]
+            ).to_pylist()
         assert [(each["n"], each["previous_n"]) for each in told] == [(5, None), (6, previous)]
         assert len(state.values) == (1 if previous is None else 2)
 
@@ -105,17 +144,27 @@ def test_a_row_is_kept_until_the_window_a_period_later_is_closed() -> None:
 def test_seven_days_back_from_a_midnight_is_a_midnight() -> None:
     hour = 3_600_000_000
     before = us(moment(1_792_274_400_000_000))  # 2026-10-17 22:00 UTC, midnight in Berlin
-    after = before + (7 * 24 + 1) * hour  # a week later, when the clock has been put back: 2026-10-25 23:00 UTC
+    after = (
+        before + (7 * 24 + 1) * hour
+    )  # a week later, when the clock has been put back: 2026-10-25 23:00 UTC
     rows = [window(0, before + 24 * hour, 1), window(0, after + 24 * hour, 2)]
     for row, length in zip(rows, (24, 24), strict=True):
         row["window_end"] = moment(us(row["window_start"]) + length * hour)
-    kernel = CompareKernel("c", SCHEMA, ["k"], 7 * 24 * hour, tumbling("1 day", timezone="Europe/Berlin"))
-    told = kernel.step_timed(MemoryState(), [table_of([[{**row, "_change_type": "insert"} for row in rows]], 0, 1)], [clocks(0, 1)]).to_pylist()
+    kernel = CompareKernel(
+        "c", SCHEMA, ["k"], 7 * 24 * hour, tumbling("1 day", timezone="Europe/Berlin")
+    )
+    told = kernel.step_timed(
+        MemoryState(),
+        [table_of([[{**row, "_change_type": "insert"} for row in rows]], 0, 1)],
+        [clocks(0, 1)],
+    ).to_pylist()
     assert [(each["n"], each["previous_n"]) for each in told] == [(1, None), (2, 1)]
 
 
 def compared(zone: str, size: str, period_us: int, moments: list[str]) -> dict[int, int | None]:
-    """Each window that holds one of these moments, by its place among them, beside the one a period earlier."""
+    """Each window that holds one of these moments, by its place among them, beside the one a period
+    earlier.
+    """
     spec = tumbling(size, timezone=zone)
     assigned = assign(spec, np.array([us(datetime.fromisoformat(each)) for each in moments]))
     starts, ends = assigned.bounds(assigned.last)
@@ -123,13 +172,29 @@ def compared(zone: str, size: str, period_us: int, moments: list[str]) -> dict[i
         {**window(0, start, at), "window_end": moment(end), "_change_type": "insert"}
         for at, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True))
     ]
-    told = CompareKernel("c", SCHEMA, ["k"], period_us, spec).step_timed(MemoryState(), [table_of([rows], 0, 1)], [clocks(0, 1)]).to_pylist()
+    told = (
+        CompareKernel("c", SCHEMA, ["k"], period_us, spec)
+        .step_timed(MemoryState(), [table_of([rows], 0, 1)], [clocks(0, 1)])
+        .to_pylist()
+    )
     return {each["n"]: each["previous_n"] for each in told}
 
 
 def test_a_day_that_begins_at_one_because_midnight_is_left_out_has_a_day_a_week_earlier() -> None:
-    days = ["2018-10-27T12:00-03:00", "2018-10-28T12:00-03:00", "2018-11-03T12:00-03:00", "2018-11-04T12:00-02:00", "2018-11-11T12:00-02:00"]
-    assert compared("America/Sao_Paulo", "1 day", 7 * DAY_US, days) == {0: None, 1: None, 2: 0, 3: 1, 4: 3}
+    days = [
+        "2018-10-27T12:00-03:00",
+        "2018-10-28T12:00-03:00",
+        "2018-11-03T12:00-03:00",
+        "2018-11-04T12:00-02:00",
+        "2018-11-11T12:00-02:00",
+    ]
+    assert compared("America/Sao_Paulo", "1 day", 7 * DAY_US, days) == {
+        0: None,
+        1: None,
+        2: 0,
+        3: 1,
+        4: 3,
+    }
 
 
 def test_a_day_that_was_left_out_stands_beside_none() -> None:
@@ -140,14 +205,34 @@ def test_a_day_that_was_left_out_stands_beside_none() -> None:
 @pytest.mark.parametrize(
     ("hours", "expected"),
     [
-        # 29 March has no 02:00: what ends there stands beside what ends at 02:00 all the same, and 30 March's 02:00 beside none.
-        (["2026-03-28T01:30+01:00", "2026-03-28T02:30+01:00", "2026-03-28T03:30+01:00", "2026-03-29T01:30+01:00", "2026-03-29T03:30+02:00",
-          "2026-03-30T02:30+02:00"], {0: None, 1: None, 2: None, 3: 0, 4: 2, 5: None}),
+        # 29 March has no 02:00: what ends there stands beside what ends at 02:00 all the same, and
+        # 30 March's 02:00 beside none.
+        (
+            [
+                "2026-03-28T01:30+01:00",
+                "2026-03-28T02:30+01:00",
+                "2026-03-28T03:30+01:00",
+                "2026-03-29T01:30+01:00",
+                "2026-03-29T03:30+02:00",
+                "2026-03-30T02:30+02:00",
+            ],
+            {0: None, 1: None, 2: None, 3: 0, 4: 2, 5: None},
+        ),
         # 25 October has 02:00 twice: the first is the one that is meant.
-        (["2026-10-24T02:30+02:00", "2026-10-25T02:30+02:00", "2026-10-25T02:30+01:00", "2026-10-26T02:30+01:00"], {0: None, 1: 0, 2: None, 3: 1}),
+        (
+            [
+                "2026-10-24T02:30+02:00",
+                "2026-10-25T02:30+02:00",
+                "2026-10-25T02:30+01:00",
+                "2026-10-26T02:30+01:00",
+            ],
+            {0: None, 1: 0, 2: None, 3: 1},
+        ),
     ],
-)  # fmt: skip
-def test_hours_beside_those_of_the_day_before_when_clocks_are_changed(hours: list[str], expected: dict[int, int | None]) -> None:
+)
+def test_hours_beside_those_of_the_day_before_when_clocks_are_changed(
+    hours: list[str], expected: dict[int, int | None]
+) -> None:
     assert compared("Europe/Berlin", "1 hour", DAY_US, hours) == expected
 
 

@@ -1,4 +1,6 @@
-"""Tumbling and hopping windows: against the obvious computation, whatever the calls and the shards; and what happens at their edges."""
+"""Tumbling and hopping windows: against the obvious computation, whatever the calls and the shards;
+and what happens at their edges.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,56 @@ from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.kernel import UNSTARTED, TimedKernel
 from headrace.operators.windows.fixed_window import FixedWindows
 from headrace.operators.windows.kernel import WindowStep
-from headrace.operators.windows.specs import Correct, Divert, Drop, Hopping, LatePolicy, Tumbling, tumbling
+from headrace.operators.windows.specs import (
+    Correct,
+    Divert,
+    Drop,
+    Hopping,
+    LatePolicy,
+    Tumbling,
+    tumbling,
+)
 from headrace.testing.kernels import MemoryState
-from tests.operators.windows.feeding import STREAM, Feed, check_same, cuts, expected, feed_to, shard_counts, streams, tables
+from tests.operators.windows.feeding import (
+    STREAM,
+    Feed,
+    check_same,
+    cuts,
+    expected,
+    feed_to,
+    shard_counts,
+    streams,
+    tables,
+)
 from tests.operators.windows.oracle import FixedOracle, Row, moment, us
 
 WINDOWS = [Tumbling(10), Tumbling(7, 3), Hopping(10, 5), Hopping(10, 4, 1), Hopping(12, 3)]
 LATE: list[LatePolicy] = [Drop(), Correct(0), Correct(12), Divert("late")]
-AGGREGATES = (("n", agg.count()), ("total", agg.sum("v")), ("low", agg.min("v")), ("all", agg.collect("v")), ("last", agg.last("v")))
+AGGREGATES = (
+    ("n", agg.count()),
+    ("total", agg.sum("v")),
+    ("low", agg.min("v")),
+    ("all", agg.collect("v")),
+    ("last", agg.last("v")),
+)
 
 
 def step_of(feed: Feed, **settings: Any) -> WindowStep:
-    given = {"window": Tumbling(10), "by": ("k",), "aggregates": AGGREGATES, "producer": "device", **settings}
-    return WindowStep("w", feed.schema, "t", over_table=feed.is_table, row_key=("id",) if feed.is_table else (), **given)
+    given = {
+        "window": Tumbling(10),
+        "by": ("k",),
+        "aggregates": AGGREGATES,
+        "producer": "device",
+        **settings,
+    }
+    return WindowStep(
+        "w",
+        feed.schema,
+        "t",
+        over_table=feed.is_table,
+        row_key=("id",) if feed.is_table else (),
+        **given,
+    )
 
 
 def row(time: int, v: float | None = 1.0, k: int | None = 0, device: str | None = "a") -> Row:
@@ -48,18 +87,29 @@ def row(time: int, v: float | None = 1.0, k: int | None = 0, device: str | None 
 )
 @settings(max_examples=50)
 def test_it_gives_the_obvious_rows(
-    emit: str, feed: Feed, window: Any, late: LatePolicy, by: tuple[str, ...], where: list[int], shards: list[int]
+    emit: str,
+    feed: Feed,
+    window: Any,
+    late: LatePolicy,
+    by: tuple[str, ...],
+    where: list[int],
+    shards: list[int],
 ) -> None:
     step = step_of(feed, window=window, late=late, by=by, emit=emit)
     oracle = FixedOracle(step)
     wanted = expected(oracle, feed)
     fed = feed_to(FixedWindows, step, feed, where, shards)
     check_same(fed.told, wanted, shards)
-    assert late_by_minute(fed.late_counts) == Counter((each["_tick"] * 20 // 60, each["device"]) for each in oracle.late)
+    assert late_by_minute(fed.late_counts) == Counter(
+        (each["_tick"] * 20 // 60, each["device"]) for each in oracle.late
+    )
     assert fed.corrected == oracle.corrected
     assert fed.late == [] or isinstance(late, Divert)
     if isinstance(late, Divert):
-        assert reasons(fed.late) == sorted(f"{each['_tick']} {each['t']} too late by {format_us(each['behind_us'])}" for each in oracle.late)
+        assert reasons(fed.late) == sorted(
+            f"{each['_tick']} {each['t']} too late by {format_us(each['behind_us'])}"
+            for each in oracle.late
+        )
 
 
 def late_by_minute(counts: list[Row]) -> Counter[tuple[int, str | None]]:
@@ -74,7 +124,11 @@ def reasons(late: list[Row]) -> list[str]:
 
 
 @given(
-    feed=streams() | tables(), window=st.sampled_from(WINDOWS), late=st.sampled_from(LATE), emit=st.sampled_from(["final", "changes"]), where=cuts()
+    feed=streams() | tables(),
+    window=st.sampled_from(WINDOWS),
+    late=st.sampled_from(LATE),
+    emit=st.sampled_from(["final", "changes"]),
+    where=cuts(),
 )
 @settings(max_examples=40)
 def test_calls_leave_the_same_state_and_clocks_that_pass_everything_leave_none(
@@ -97,7 +151,9 @@ class Longest(agg.CustomAggregate):
     def add(self, states: pa.Array, groups: pa.Array, values: pa.Array) -> pa.Array:
         most = states.to_pylist()
         for group, value in zip(groups.to_pylist(), values.to_pylist(), strict=True):
-            most[group] = max((each for each in (most[group], value) if each is not None), default=None)
+            most[group] = max(
+                (each for each in (most[group], value) if each is not None), default=None
+            )
         return pa.array(most, pa.float64())
 
     def result(self, states: pa.Array) -> pa.Array:
@@ -134,7 +190,9 @@ def test_every_aggregate_is_told_of_a_window_that_waited(spec: AggregateSpec, re
 def test_a_window_that_ends_exactly_at_the_clock_is_told() -> None:
     feed = Feed([[row(9)], [], [], []], [0, 9, 10, 11], [0, 9, 10, 11])
     fed = feed_to(FixedWindows, step_of(feed), feed)
-    assert [(each["_tick"], each["n"], each["window_start"], each["window_end"]) for each in fed.told] == [(2, 1, moment(0), moment(10))]
+    assert [
+        (each["_tick"], each["n"], each["window_start"], each["window_end"]) for each in fed.told
+    ] == [(2, 1, moment(0), moment(10))]
     assert feed_to(FixedWindows, step_of(feed), Feed(feed.ticks[:2], [0, 9], [0, 9])).due == [10]
 
 
@@ -144,7 +202,9 @@ def test_a_row_completes_its_own_window_in_its_own_tick() -> None:
     assert [(each["_tick"], each["n"]) for each in told] == [(1, 2)]
 
 
-@pytest.mark.parametrize(("lateness", "told"), [(5, ["insert", "update_preimage", "update_postimage"]), (4, ["insert"])])
+@pytest.mark.parametrize(
+    ("lateness", "told"), [(5, ["insert", "update_preimage", "update_postimage"]), (4, ["insert"])]
+)
 def test_a_row_exactly_at_the_lateness_bound_is_too_late(lateness: int, told: list[str]) -> None:
     feed = Feed([[row(1)], [], [row(2)]], [0, 14, 14], [0, 14, 14])
     fed = feed_to(FixedWindows, step_of(feed, late=Correct(lateness)), feed)
@@ -177,13 +237,20 @@ def test_lateness_is_counted_from_the_closed_clock_and_results_go_by_the_complet
     feed = Feed([[row(1)], [], [row(2)]], [0, 20, 20], [0, 9, 9])
     told = feed_to(FixedWindows, step_of(feed), feed).told
     assert [(each["_tick"], each["_change_type"], each["n"]) for each in told] == [
-        (1, "insert", 1), (2, "update_preimage", 1), (2, "update_postimage", 2),
-    ]  # fmt: skip
+        (1, "insert", 1),
+        (2, "update_preimage", 1),
+        (2, "update_postimage", 2),
+    ]
 
 
 def test_a_row_of_a_table_that_goes_takes_its_window_with_it() -> None:
     mine = {"id": 1, **row(1)}
-    feed = Feed([[{**mine, "_change_type": "insert"}], [], [{**mine, "_change_type": "delete"}]], [0, 10, 10], [0, 0, 0], is_table=True)
+    feed = Feed(
+        [[{**mine, "_change_type": "insert"}], [], [{**mine, "_change_type": "delete"}]],
+        [0, 10, 10],
+        [0, 0, 0],
+        is_table=True,
+    )
     fed = feed_to(FixedWindows, step_of(feed), feed, [1, 2])
     assert [each["_change_type"] for each in fed.told] == ["insert", "delete"]
     assert fed.state == {}
@@ -191,15 +258,29 @@ def test_a_row_of_a_table_that_goes_takes_its_window_with_it() -> None:
 
 def test_long_keys_are_found_again() -> None:
     schema = STREAM.set(0, pa.field("k", pa.string()))
-    step = WindowStep("w", schema, "t", Tumbling(10), ("k",), (("n", agg.count()),), late=Correct(50))
+    step = WindowStep(
+        "w", schema, "t", Tumbling(10), ("k",), (("n", agg.count()),), late=Correct(50)
+    )
     keys = ["ä" * 300, "b" * 382, "b" * 383, "c" * 2000, "d"]
-    feed = Feed([[row(1, k=key) for key in keys], [], [row(2, k=keys[0])]], [0, 10, 10], [0, 10, 10])  # type: ignore[arg-type]
+    feed = Feed(
+        [[row(1, k=key) for key in keys], [], [row(2, k=keys[0])]],
+        [0, 10, 10],
+        [0, 10, 10],  # type: ignore[arg-type]
+    )
     kernel, state, told = FixedWindows(step), Cutting(), []
     for tick in range(3):
-        rows = pa.Table.from_pylist([{**each, "_tick": tick} for each in feed.ticks[tick]], pa.schema([*schema, ("_tick", pa.int64())]))
+        rows = pa.Table.from_pylist(
+            [{**each, "_tick": tick} for each in feed.ticks[tick]],
+            pa.schema([*schema, ("_tick", pa.int64())]),
+        )
         told += kernel.step_timed(state, [rows], [feed.clocks(tick, tick + 1)]).to_pylist()
-    assert [(each["k"], each["n"]) for each in told if each["_tick"] == 1] == [(key, 1) for key in sorted(keys, key=str.encode)]
-    assert [(each["k"], each["n"]) for each in told if each["_tick"] == 2] == [(keys[0], 1), (keys[0], 2)]
+    assert [(each["k"], each["n"]) for each in told if each["_tick"] == 1] == [
+        (key, 1) for key in sorted(keys, key=str.encode)
+    ]
+    assert [(each["k"], each["n"]) for each in told if each["_tick"] == 2] == [
+        (keys[0], 1),
+        (keys[0], 2),
+    ]
 
 
 class Cutting(MemoryState):
@@ -221,8 +302,12 @@ def test_a_day_of_25_hours() -> None:
     begin = us(moment(1_792_879_200_000_000))  # 2026-10-24 22:00 UTC, midnight in Berlin
     rows = [row(begin + at * hour + offset) for at, offset in [(0, 0), (24, 0), (25, -1), (25, 0)]]
     feed = Feed([rows, []], [begin, begin + 25 * hour], [begin, begin])
-    told = feed_to(FixedWindows, step_of(feed, window=tumbling("1 day", timezone="Europe/Berlin")), feed).told
-    assert [(each["n"], us(each["window_start"]), us(each["window_end"])) for each in told] == [(3, begin, begin + 25 * hour)]
+    told = feed_to(
+        FixedWindows, step_of(feed, window=tumbling("1 day", timezone="Europe/Berlin")), feed
+    ).told
+    assert [(each["n"], us(each["window_start"]), us(each["window_end"])) for each in told] == [
+        (3, begin, begin + 25 * hour)
+    ]
 
 
 # What cannot be
@@ -243,6 +328,14 @@ def test_it_is_a_timed_kernel() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(settings: Row, error: type[Exception], words: str) -> None:
-    given: Row = {"name": "w", "schema": STREAM, "time": "t", "window": Tumbling(10), "by": ("k",), "aggregates": AGGREGATES, **settings}
+    given: Row = {
+        "name": "w",
+        "schema": STREAM,
+        "time": "t",
+        "window": Tumbling(10),
+        "by": ("k",),
+        "aggregates": AGGREGATES,
+        **settings,
+    }
     with pytest.raises(error, match=words):
         FixedWindows(WindowStep(**given))

@@ -20,7 +20,9 @@ def numbers(kind: np.dtype[Any], count: int) -> st.SearchStrategy[list[Any]]:
         return st.lists(st.floats(), min_size=count, max_size=count)
     low, high = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
     close = (
-        st.integers(low, high - 300).flatmap(lambda base: st.lists(st.integers(base, base + 300), min_size=count, max_size=count))
+        st.integers(low, high - 300).flatmap(
+            lambda base: st.lists(st.integers(base, base + 300), min_size=count, max_size=count)
+        )
         if high > 300
         else st.nothing()
     )
@@ -42,9 +44,19 @@ def test_columns_come_back(data: st.DataObject, count: int, kinds: list[np.dtype
 
 @pytest.mark.parametrize(
     ("values", "width"),
-    [([7, 7], 1), ([0, 255], 1), ([-1, 255], 2), ([0, 2**16], 4), ([5, 5 + 2**32], 8), ([LOW, HIGH], 8), ([LOW, LOW + 1], 1)],
+    [
+        ([7, 7], 1),
+        ([0, 255], 1),
+        ([-1, 255], 2),
+        ([0, 2**16], 4),
+        ([5, 5 + 2**32], 8),
+        ([LOW, HIGH], 8),
+        ([LOW, LOW + 1], 1),
+    ],
 )
-def test_a_column_has_the_width_of_what_its_numbers_differ_by(values: list[int], width: int) -> None:
+def test_a_column_has_the_width_of_what_its_numbers_differ_by(
+    values: list[int], width: int
+) -> None:
     assert Form.of([np.array(values)]).widths == (width,)
 
 
@@ -55,10 +67,21 @@ def test_a_column_of_one_number_takes_no_bytes_behind_the_first() -> None:
 
 
 def test_entries_of_many_forms_are_read_together_if_their_widths_are_the_same() -> None:
-    written = [[np.array([base, base + 1]), np.array([base, base])] for base in (-5, 2**40, 2**63 - 2)] + [[np.array([0, 300]), np.array([1, 1])]]
+    written = [
+        [np.array([base, base + 1]), np.array([base, base])] for base in (-5, 2**40, 2**63 - 2)
+    ] + [[np.array([0, 300]), np.array([1, 1])]]
     forms = [Form.of(columns) for columns in written]
     some, wide = by_widths(np.array([list(form.to_bytes()) for form in forms], np.uint8))
-    assert (some.which.tolist(), some.widths, wide.which.tolist(), wide.widths) == ([0, 1, 2], (1, 0), [3], (2, 0))
-    rows = np.concatenate([form.packed(columns) for form, columns in zip(forms[:3], written[:3], strict=True)])
+    assert (some.which.tolist(), some.widths, wide.which.tolist(), wide.widths) == (
+        [0, 1, 2],
+        (1, 0),
+        [3],
+        (2, 0),
+    )
+    rows = np.concatenate(
+        [form.packed(columns) for form, columns in zip(forms[:3], written[:3], strict=True)]
+    )
     back = some.unpacked(rows, np.array([2, 2, 2]), [np.dtype("<i8")] * 2)
-    assert [column.tolist() for column in back] == [np.concatenate(columns).tolist() for columns in zip(*written[:3], strict=True)]
+    assert [column.tolist() for column in back] == [
+        np.concatenate(columns).tolist() for columns in zip(*written[:3], strict=True)
+    ]

@@ -1,4 +1,6 @@
-"""Window kernels on the state that the engine gives them: what they tell is what they tell on a dictionary, also of groups with long keys."""
+"""Window kernels on the state that the engine gives them: what they tell is what they tell on a
+dictionary, also of groups with long keys.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,18 @@ COUNT = (("n", agg.count()), ("total", agg.sum("v")))
 SCHEMA = STREAM.set(0, pa.field("k", pa.string()))
 
 
-@pytest.mark.parametrize("aggregates", [COUNT, (*COUNT, ("all", agg.collect("v")))], ids=["states", "rows"])
+@pytest.mark.parametrize(
+    "aggregates", [COUNT, (*COUNT, ("all", agg.collect("v")))], ids=["states", "rows"]
+)
 @pytest.mark.parametrize("window", [Tumbling(10), Hopping(20, 5), Session(7), Sliding(30)], ids=str)
 @pytest.mark.parametrize("emit", ["final", "changes"])
-def test_the_store_is_a_state_as_any(window: Any, aggregates: Any, emit: str, tmp_path: Path) -> None:
+def test_the_store_is_a_state_as_any(
+    window: Any, aggregates: Any, emit: str, tmp_path: Path
+) -> None:
     feed = drawn(3)
-    kernel = window_kernel(WindowStep("w", SCHEMA, "t", window, ("k",), aggregates, Correct(20), emit))
+    kernel = window_kernel(
+        WindowStep("w", SCHEMA, "t", window, ("k",), aggregates, Correct(20), emit)
+    )
     store, memory = LocalStore(tmp_path, range(128)), MemoryState()
     for tick in range(len(feed.ticks)):
         rows = [{**row, "k": ["a", "b" * 500][row["k"]], "_tick": tick} for row in feed.ticks[tick]]

@@ -1,4 +1,6 @@
-"""Points in the state: whatever the widths of their states, they come back as they were written, also where entries of both forms lie side by side."""
+"""Points in the state: whatever the widths of their states, they come back as they were written,
+also where entries of both forms lie side by side.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ FIELDS = np.dtype([("version", "u1"), ("size", "<u4")])
 WIDTH = FIELDS.itemsize
 Row = tuple[int, int, bytes]
 states = st.binary(min_size=WIDTH, max_size=WIDTH) | st.binary(max_size=9)
-entries = st.dictionaries(st.integers(0, 5), st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-9, 9), states), max_size=4))
+entries = st.dictionaries(
+    st.integers(0, 5),
+    st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-9, 9), states), max_size=4),
+)
 
 
 def names(of: list[int]) -> pa.Array:
@@ -29,8 +34,17 @@ def names(of: list[int]) -> pa.Array:
 def write(store: RecordStore, state: MemoryState, given: dict[int, list[Row]]) -> None:
     rows = [row for each in given.values() for row in each]
     columns = [[row[at] for row in rows] for at in range(3)]
-    table = pa.Table.from_arrays([pa.array(column, field.type) for column, field in zip(columns, store.schema, strict=True)], schema=store.schema)
-    store.write(state, names(list(given)), np.zeros(len(given), np.uint8), np.array([len(each) for each in given.values()], np.int64), table)
+    table = pa.Table.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, store.schema, strict=True)],
+        schema=store.schema,
+    )
+    store.write(
+        state,
+        names(list(given)),
+        np.zeros(len(given), np.uint8),
+        np.array([len(each) for each in given.values()], np.int64),
+        table,
+    )
 
 
 @given(written=st.lists(entries, min_size=1, max_size=4))
@@ -42,13 +56,19 @@ def test_entries_come_back_as_they_were_written(written: list[dict[int, list[Row
     counts, table = store.read(state, names(list(range(6))), np.zeros(6, np.uint8))
     assert counts.tolist() == [len(wanted.get(number, [])) for number in range(6)]
     found: list[dict[str, Any]] = table.to_pylist()
-    assert [tuple(row.values()) for row in found] == [row for number in range(6) for row in wanted.get(number, [])]
+    assert [tuple(row.values()) for row in found] == [
+        row for number in range(6) for row in wanted.get(number, [])
+    ]
     assert table.schema == store.schema
 
 
 def test_rows_take_only_the_bytes_in_which_they_differ() -> None:
     store, state = RecordStore("s", ["more"], FIELDS), MemoryState()
-    write(store, state, {0: [(2**50, 2, b"\x01\x05\x00\x00\x00"), (2**50 + 300, 2, b"\x01\x09\x00\x00\x00")]})
+    write(
+        store,
+        state,
+        {0: [(2**50, 2, b"\x01\x05\x00\x00\x00"), (2**50 + 300, 2, b"\x01\x09\x00\x00\x00")]},
+    )
     (value,) = state.get([b"n0"])
     assert value is not None
     times_and_sizes = b"\x00\x00" + b"\x00" + b"\x2c\x01" + b"\x04"

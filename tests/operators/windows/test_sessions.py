@@ -1,4 +1,6 @@
-"""Sessions against the obvious computation, made from kept rows and from states, whatever the calls and the shards; and how they grow, merge and part."""
+"""Sessions against the obvious computation, made from kept rows and from states, whatever the calls
+and the shards; and how they grow, merge and part.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,51 @@ from headrace.operators.windows.kernel import WindowStep
 from headrace.operators.windows.session_window import Sessions
 from headrace.operators.windows.specs import Correct, Divert, Drop, LatePolicy, Session
 from headrace.testing.kernels import MemoryState
-from tests.operators.windows.feeding import STREAM, Feed, check_same, cuts, expected, feed_to, shard_counts, streams, tables
+from tests.operators.windows.feeding import (
+    STREAM,
+    Feed,
+    check_same,
+    cuts,
+    expected,
+    feed_to,
+    shard_counts,
+    streams,
+    tables,
+)
 from tests.operators.windows.oracle import Row, SessionOracle, moment, us
 from tests.operators.windows.test_fixed import Cutting, late_by_minute
 
 LATE: list[LatePolicy] = [Drop(), Correct(0), Correct(12), Divert("late")]
-MERGEABLE = (("n", agg.count()), ("total", agg.sum("v")), ("low", agg.min("v")), ("mean", agg.avg("v")))
-AGGREGATES = (*MERGEABLE, ("all", agg.collect("v")), ("first", agg.first("device")), ("last", agg.last("v")))
+MERGEABLE = (
+    ("n", agg.count()),
+    ("total", agg.sum("v")),
+    ("low", agg.min("v")),
+    ("mean", agg.avg("v")),
+)
+AGGREGATES = (
+    *MERGEABLE,
+    ("all", agg.collect("v")),
+    ("first", agg.first("device")),
+    ("last", agg.last("v")),
+)
 
 
 def step_of(feed: Feed, **settings: Any) -> WindowStep:
-    given = {"window": Session(8), "by": ("k",), "aggregates": AGGREGATES, "producer": "device", **settings}
-    return WindowStep("w", feed.schema, "t", over_table=feed.is_table, row_key=("id",) if feed.is_table else (), **given)
+    given = {
+        "window": Session(8),
+        "by": ("k",),
+        "aggregates": AGGREGATES,
+        "producer": "device",
+        **settings,
+    }
+    return WindowStep(
+        "w",
+        feed.schema,
+        "t",
+        over_table=feed.is_table,
+        row_key=("id",) if feed.is_table else (),
+        **given,
+    )
 
 
 def row(time: int, v: float | None = 1.0, k: int | None = 0, device: str | None = "a") -> Row:
@@ -47,14 +82,22 @@ def row(time: int, v: float | None = 1.0, k: int | None = 0, device: str | None 
 )
 @settings(max_examples=50)
 def test_kept_rows_give_the_obvious_rows(
-    emit: str, feed: Feed, gap: int, late: LatePolicy, by: tuple[str, ...], where: list[int], shards: list[int]
+    emit: str,
+    feed: Feed,
+    gap: int,
+    late: LatePolicy,
+    by: tuple[str, ...],
+    where: list[int],
+    shards: list[int],
 ) -> None:
     step = step_of(feed, window=Session(gap), late=late, by=by, emit=emit)
     oracle = SessionOracle(step)
     wanted = expected(oracle, feed)
     fed = feed_to(SessionRows, step, feed, where, shards)
     check_same(fed.told, wanted, shards)
-    assert late_by_minute(fed.late_counts) == Counter((each["_tick"] * 20 // 60, each["device"]) for each in oracle.late)
+    assert late_by_minute(fed.late_counts) == Counter(
+        (each["_tick"] * 20 // 60, each["device"]) for each in oracle.late
+    )
 
 
 @pytest.mark.parametrize("emit", ["final", "changes"])
@@ -68,14 +111,22 @@ def test_kept_rows_give_the_obvious_rows(
 )
 @settings(max_examples=50)
 def test_states_give_the_obvious_rows(
-    emit: str, feed: Feed, gap: int, late: LatePolicy, by: tuple[str, ...], where: list[int], shards: list[int]
+    emit: str,
+    feed: Feed,
+    gap: int,
+    late: LatePolicy,
+    by: tuple[str, ...],
+    where: list[int],
+    shards: list[int],
 ) -> None:
     step = step_of(feed, window=Session(gap), late=late, by=by, emit=emit, aggregates=MERGEABLE)
     oracle = SessionOracle(step)
     wanted = expected(oracle, feed)
     fed = feed_to(Sessions, step, feed, where, shards)
     check_same(fed.told, wanted, shards)
-    assert late_by_minute(fed.late_counts) == Counter((each["_tick"] * 20 // 60, each["device"]) for each in oracle.late)
+    assert late_by_minute(fed.late_counts) == Counter(
+        (each["_tick"] * 20 // 60, each["device"]) for each in oracle.late
+    )
 
 
 @given(
@@ -89,22 +140,40 @@ def test_states_give_the_obvious_rows(
 )
 @settings(max_examples=60)
 def test_combined_rows_give_what_rows_give(
-    feed: Feed, gap: int, late: LatePolicy, emit: str, by: tuple[str, ...], where: list[int], sizes: list[int]
+    feed: Feed,
+    gap: int,
+    late: LatePolicy,
+    emit: str,
+    by: tuple[str, ...],
+    where: list[int],
+    sizes: list[int],
 ) -> None:
     step = step_of(feed, window=Session(gap), late=late, by=by, emit=emit, aggregates=MERGEABLE)
-    plain, combined = feed_to(Sessions, step, feed, where), feed_to(Sessions, step, feed, where, combine=sizes)
+    plain, combined = (
+        feed_to(Sessions, step, feed, where),
+        feed_to(Sessions, step, feed, where, combine=sizes),
+    )
     check_same(combined.told, plain.told, [1])
     assert combined.state == plain.state
     assert late_by_minute(combined.late_counts) == late_by_minute(plain.late_counts)
 
 
-@given(feed=streams() | tables(), late=st.sampled_from(LATE), emit=st.sampled_from(["final", "changes"]), where=cuts())
+@given(
+    feed=streams() | tables(),
+    late=st.sampled_from(LATE),
+    emit=st.sampled_from(["final", "changes"]),
+    where=cuts(),
+)
 @settings(max_examples=40)
-def test_calls_leave_the_same_state_and_clocks_that_pass_everything_leave_none(feed: Feed, late: LatePolicy, emit: str, where: list[int]) -> None:
+def test_calls_leave_the_same_state_and_clocks_that_pass_everything_leave_none(
+    feed: Feed, late: LatePolicy, emit: str, where: list[int]
+) -> None:
     for build in (SessionRows,) if feed.is_table else (SessionRows, Sessions):
         step = step_of(feed, late=late, emit=emit, aggregates=MERGEABLE)
         assert feed_to(build, step, feed, where).state == feed_to(build, step, feed).state
-        ended = Feed([*feed.ticks, []], [*feed.complete, 10_000], [*feed.closed, 10_000], feed.is_table)
+        ended = Feed(
+            [*feed.ticks, []], [*feed.complete, 10_000], [*feed.closed, 10_000], feed.is_table
+        )
         fed = feed_to(build, step, ended, where)
         assert fed.state == {}
         assert fed.due[-1] is None
@@ -114,13 +183,25 @@ KINDS = pytest.mark.parametrize("build", [SessionRows, Sessions])
 
 
 def told(fed: list[Row]) -> list[tuple[Any, ...]]:
-    return [(each["_tick"], each["_change_type"], us(each["window_start"]), us(each["window_end"]), each["n"]) for each in fed]
+    return [
+        (
+            each["_tick"],
+            each["_change_type"],
+            us(each["window_start"]),
+            us(each["window_end"]),
+            each["n"],
+        )
+        for each in fed
+    ]
 
 
 @KINDS
 def test_rows_a_gap_apart_are_in_two_sessions_and_rows_less_apart_in_one(build: Any) -> None:
     feed = Feed([[row(0), row(8), row(15)]], [100], [100])
-    assert told(feed_to(build, step_of(feed, aggregates=MERGEABLE), feed).told) == [(0, "insert", 0, 8, 1), (0, "insert", 8, 23, 2)]
+    assert told(feed_to(build, step_of(feed, aggregates=MERGEABLE), feed).told) == [
+        (0, "insert", 0, 8, 1),
+        (0, "insert", 8, 23, 2),
+    ]
 
 
 @KINDS
@@ -137,21 +218,31 @@ def test_a_late_row_that_bridges_two_sessions_retracts_both(build: Any) -> None:
     feed = Feed([[row(0)], [row(13)], [], [row(7)]], [0, 8, 21, 21], [0, 8, 21, 21])
     fed = feed_to(build, step_of(feed, late=Correct(20), aggregates=MERGEABLE), feed, [1, 2, 3])
     assert told(fed.told) == [
-        (1, "insert", 0, 8, 1), (2, "insert", 13, 21, 1), (3, "delete", 0, 8, 1), (3, "insert", 0, 21, 3), (3, "delete", 13, 21, 1),
-    ]  # fmt: skip
+        (1, "insert", 0, 8, 1),
+        (2, "insert", 13, 21, 1),
+        (3, "delete", 0, 8, 1),
+        (3, "insert", 0, 21, 3),
+        (3, "delete", 13, 21, 1),
+    ]
 
 
 @KINDS
-def test_a_session_that_grows_past_the_clock_is_retracted_until_it_is_complete_again(build: Any) -> None:
+def test_a_session_that_grows_past_the_clock_is_retracted_until_it_is_complete_again(
+    build: Any,
+) -> None:
     feed = Feed([[row(0)], [row(5)], []], [8, 8, 13], [0, 0, 0])
     assert told(feed_to(build, step_of(feed, aggregates=MERGEABLE), feed, [1, 2]).told) == [
-        (0, "insert", 0, 8, 1), (1, "delete", 0, 8, 1), (2, "insert", 0, 13, 2),
-    ]  # fmt: skip
+        (0, "insert", 0, 8, 1),
+        (1, "delete", 0, 8, 1),
+        (2, "insert", 0, 13, 2),
+    ]
 
 
 @KINDS
 @pytest.mark.parametrize(("lateness", "late"), [(5, 1), (6, 0)])
-def test_a_row_whose_session_ends_exactly_at_the_lateness_bound_is_too_late(build: Any, lateness: int, late: int) -> None:
+def test_a_row_whose_session_ends_exactly_at_the_lateness_bound_is_too_late(
+    build: Any, lateness: int, late: int
+) -> None:
     feed = Feed([[row(50)], [row(2)]], [15, 15], [15, 15])
     fed = feed_to(build, step_of(feed, late=Correct(lateness), aggregates=MERGEABLE), feed)
     assert sum(each["rows"] for each in fed.late_counts) == late
@@ -175,10 +266,15 @@ def test_long_keys_are_found_again(build: Any) -> None:
     feed = Feed([[row(1, k=key) for key in keys], [], [row(2, k=keys[0])]], [0, 9, 9], [0, 9, 9])  # type: ignore[arg-type]
     kernel, state, found = build(step), Cutting(), []
     for tick in range(3):
-        rows = pa.Table.from_pylist([{**each, "_tick": tick} for each in feed.ticks[tick]], pa.schema([*schema, ("_tick", pa.int64())]))
+        rows = pa.Table.from_pylist(
+            [{**each, "_tick": tick} for each in feed.ticks[tick]],
+            pa.schema([*schema, ("_tick", pa.int64())]),
+        )
         found += kernel.step_timed(state, [rows], [feed.clocks(tick, tick + 1)]).to_pylist()
     assert [each["k"] for each in found if each["_tick"] == 1] == sorted(keys, key=str.encode)
-    assert [(each["k"][:1], each["_change_type"]) for each in found if each["_tick"] == 2] == [("ä", "delete")]
+    assert [(each["k"][:1], each["_change_type"]) for each in found if each["_tick"] == 2] == [
+        ("ä", "delete")
+    ]
 
 
 # Over a table
@@ -190,10 +286,21 @@ def changes(*rows: tuple[str, Row]) -> list[Row]:
 
 def test_a_row_that_goes_cuts_its_session_in_two() -> None:
     first, middle, last = ({"id": number, **row(time)} for number, time in enumerate([0, 7, 14]))
-    feed = Feed([changes(*(("insert", each) for each in (first, middle, last))), changes(("delete", middle))], [22, 22], [0, 0], is_table=True)
+    feed = Feed(
+        [
+            changes(*(("insert", each) for each in (first, middle, last))),
+            changes(("delete", middle)),
+        ],
+        [22, 22],
+        [0, 0],
+        is_table=True,
+    )
     assert told(feed_to(SessionRows, step_of(feed), feed, [1]).told) == [
-        (0, "insert", 0, 22, 3), (1, "insert", 0, 8, 1), (1, "delete", 0, 22, 3), (1, "insert", 14, 22, 1),
-    ]  # fmt: skip
+        (0, "insert", 0, 22, 3),
+        (1, "insert", 0, 8, 1),
+        (1, "delete", 0, 22, 3),
+        (1, "insert", 14, 22, 1),
+    ]
 
 
 def test_a_row_that_is_left_out_of_an_aggregate_goes_to_dead_letters_once() -> None:
@@ -203,7 +310,10 @@ def test_a_row_that_is_left_out_of_an_aggregate_goes_to_dead_letters_once() -> N
     for tick in range(3):
         kernel.step_timed(state, [feed.table(tick, tick + 1)], [feed.clocks(tick, tick + 1)])
         found += kernel.diverted.take().to_pylist()
-    assert [(each["v"], each["device"], each["_tick"]) for each in found] == [(2.0, "a", 1), (3.0, "a", 2)]
+    assert [(each["v"], each["device"], each["_tick"]) for each in found] == [
+        (2.0, "a", 1),
+        (3.0, "a", 2),
+    ]
 
 
 def test_more_rows_than_can_be_kept_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

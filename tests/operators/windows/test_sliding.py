@@ -1,4 +1,6 @@
-"""Sliding windows against the obvious computation, made from kept rows and from states, whatever the calls and the shards."""
+"""Sliding windows against the obvious computation, made from kept rows and from states, whatever
+the calls and the shards.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,66 @@ from headrace.operators.windows.fixed_window import FixedWindows
 from headrace.operators.windows.kernel import WindowStep
 from headrace.operators.windows.session_window import Sessions
 from headrace.operators.windows.sliding_window import SlidingStates
-from headrace.operators.windows.specs import Correct, Divert, Drop, Hopping, LatePolicy, Session, Sliding, Tumbling
-from tests.operators.windows.feeding import Feed, check_same, cuts, expected, feed_to, shard_counts, streams, tables
+from headrace.operators.windows.specs import (
+    Correct,
+    Divert,
+    Drop,
+    Hopping,
+    LatePolicy,
+    Session,
+    Sliding,
+    Tumbling,
+)
+from tests.operators.windows.feeding import (
+    Feed,
+    check_same,
+    cuts,
+    expected,
+    feed_to,
+    shard_counts,
+    streams,
+    tables,
+)
 from tests.operators.windows.oracle import Row, SlidingOracle, moment, us
 from tests.operators.windows.test_fixed import late_by_minute
 
 LATE: list[LatePolicy] = [Drop(), Correct(0), Correct(12), Divert("late")]
-MERGEABLE = (("n", agg.count()), ("total", agg.sum("v")), ("low", agg.min("v")), ("mean", agg.avg("v")))
-TAKEN_AWAY = (("n", agg.count()), ("some", agg.count("v")), ("total", agg.sum("k")), ("mean", agg.avg("k")))  # windows are had by taking away
-AGGREGATES = (*MERGEABLE, ("all", agg.collect("v")), ("first", agg.first("device")), ("last", agg.last("v")))
+MERGEABLE = (
+    ("n", agg.count()),
+    ("total", agg.sum("v")),
+    ("low", agg.min("v")),
+    ("mean", agg.avg("v")),
+)
+TAKEN_AWAY = (
+    ("n", agg.count()),
+    ("some", agg.count("v")),
+    ("total", agg.sum("k")),
+    ("mean", agg.avg("k")),
+)  # windows are had by taking away
+AGGREGATES = (
+    *MERGEABLE,
+    ("all", agg.collect("v")),
+    ("first", agg.first("device")),
+    ("last", agg.last("v")),
+)
 
 
 def step_of(feed: Feed, **settings: Any) -> WindowStep:
-    given = {"window": Sliding(8), "by": ("k",), "aggregates": AGGREGATES, "producer": "device", **settings}
-    return WindowStep("w", feed.schema, "t", over_table=feed.is_table, row_key=("id",) if feed.is_table else (), **given)
+    given = {
+        "window": Sliding(8),
+        "by": ("k",),
+        "aggregates": AGGREGATES,
+        "producer": "device",
+        **settings,
+    }
+    return WindowStep(
+        "w",
+        feed.schema,
+        "t",
+        over_table=feed.is_table,
+        row_key=("id",) if feed.is_table else (),
+        **given,
+    )
 
 
 def row(time: int, v: float | None = 1.0, k: int | None = 0, device: str | None = "a") -> Row:
@@ -47,14 +95,22 @@ def row(time: int, v: float | None = 1.0, k: int | None = 0, device: str | None 
 )
 @settings(max_examples=50)
 def test_kept_rows_give_the_obvious_rows(
-    emit: str, feed: Feed, size: int, late: LatePolicy, by: tuple[str, ...], where: list[int], shards: list[int]
+    emit: str,
+    feed: Feed,
+    size: int,
+    late: LatePolicy,
+    by: tuple[str, ...],
+    where: list[int],
+    shards: list[int],
 ) -> None:
     step = step_of(feed, window=Sliding(size), late=late, by=by, emit=emit)
     oracle = SlidingOracle(step)
     wanted = expected(oracle, feed)
     fed = feed_to(SlidingRows, step, feed, where, shards)
     check_same(fed.told, wanted, shards)
-    assert late_by_minute(fed.late_counts) == Counter((each["_tick"] * 20 // 60, each["device"]) for each in oracle.late)
+    assert late_by_minute(fed.late_counts) == Counter(
+        (each["_tick"] * 20 // 60, each["device"]) for each in oracle.late
+    )
 
 
 @pytest.mark.parametrize("emit", ["final", "changes"])
@@ -70,7 +126,15 @@ def test_kept_rows_give_the_obvious_rows(
 )
 @settings(max_examples=80)
 def test_states_give_the_obvious_rows(
-    emit: str, feed: Feed, size: int, late: LatePolicy, by: tuple[str, ...], where: list[int], shards: list[int], ordered: bool, aggregates: Any
+    emit: str,
+    feed: Feed,
+    size: int,
+    late: LatePolicy,
+    by: tuple[str, ...],
+    where: list[int],
+    shards: list[int],
+    ordered: bool,
+    aggregates: Any,
 ) -> None:
     feed = in_order_of_time(feed) if ordered else feed
     step = step_of(feed, window=Sliding(size), late=late, by=by, emit=emit, aggregates=aggregates)
@@ -78,7 +142,9 @@ def test_states_give_the_obvious_rows(
     wanted = expected(oracle, feed)
     fed = feed_to(SlidingStates, step, feed, where, shards)
     check_same(fed.told, wanted, shards)
-    assert late_by_minute(fed.late_counts) == Counter((each["_tick"] * 20 // 60, each["device"]) for each in oracle.late)
+    assert late_by_minute(fed.late_counts) == Counter(
+        (each["_tick"] * 20 // 60, each["device"]) for each in oracle.late
+    )
 
 
 def in_order_of_time(feed: Feed) -> Feed:
@@ -87,12 +153,25 @@ def in_order_of_time(feed: Feed) -> Feed:
     return Feed([[next(rows) for _ in tick] for tick in feed.ticks], feed.complete, feed.closed)
 
 
-@given(feed=streams() | tables(), late=st.sampled_from(LATE), emit=st.sampled_from(["final", "changes"]), where=cuts(), size=st.sampled_from([8, 40]))
+@given(
+    feed=streams() | tables(),
+    late=st.sampled_from(LATE),
+    emit=st.sampled_from(["final", "changes"]),
+    where=cuts(),
+    size=st.sampled_from([8, 40]),
+)
 @settings(max_examples=40)
-def test_clocks_that_pass_everything_leave_no_state(feed: Feed, late: LatePolicy, emit: str, where: list[int], size: int) -> None:
+def test_clocks_that_pass_everything_leave_no_state(
+    feed: Feed, late: LatePolicy, emit: str, where: list[int], size: int
+) -> None:
     ended = Feed([*feed.ticks, []], [*feed.complete, 10_000], [*feed.closed, 10_000], feed.is_table)
     for build in (SlidingRows,) if feed.is_table else (SlidingRows, SlidingStates):
-        fed = feed_to(build, step_of(feed, window=Sliding(size), late=late, emit=emit, aggregates=MERGEABLE), ended, where)
+        fed = feed_to(
+            build,
+            step_of(feed, window=Sliding(size), late=late, emit=emit, aggregates=MERGEABLE),
+            ended,
+            where,
+        )
         assert fed.state == {}
         assert fed.due[-1] is None
 
@@ -101,7 +180,16 @@ KINDS = pytest.mark.parametrize("build", [SlidingRows, SlidingStates])
 
 
 def told(fed: list[Row]) -> list[tuple[Any, ...]]:
-    return [(each["_tick"], each["_change_type"], us(each["window_start"]), us(each["window_end"]), each["n"]) for each in fed]
+    return [
+        (
+            each["_tick"],
+            each["_change_type"],
+            us(each["window_start"]),
+            us(each["window_end"]),
+            each["n"],
+        )
+        for each in fed
+    ]
 
 
 @KINDS
@@ -126,9 +214,13 @@ def test_a_window_is_told_when_no_row_at_its_end_is_expected_any_more(build: Any
 def test_a_late_row_corrects_the_windows_behind_it(build: Any) -> None:
     feed = Feed([[row(2), row(9), row(11)], [row(3)]], [20, 20], [0, 0])
     assert told(feed_to(build, step_of(feed, aggregates=MERGEABLE), feed, [1]).told) == [
-        (0, "insert", -6, 2, 1), (0, "insert", 1, 9, 2), (0, "insert", 3, 11, 2),
-        (1, "insert", -5, 3, 2), (1, "update_preimage", 1, 9, 2), (1, "update_postimage", 1, 9, 3),
-    ]  # fmt: skip
+        (0, "insert", -6, 2, 1),
+        (0, "insert", 1, 9, 2),
+        (0, "insert", 3, 11, 2),
+        (1, "insert", -5, 3, 2),
+        (1, "update_preimage", 1, 9, 2),
+        (1, "update_postimage", 1, 9, 3),
+    ]
 
 
 @KINDS
@@ -143,7 +235,9 @@ def test_a_row_exactly_at_the_lateness_bound_is_taken(build: Any, lateness: int,
 @KINDS
 def test_rows_before_the_lateness_bound_still_count_in_windows_behind_it(build: Any) -> None:
     feed = Feed([[row(10)], [], [row(16)]], [0, 15, 20], [0, 15, 20])
-    assert [each["n"] for each in feed_to(build, step_of(feed, aggregates=MERGEABLE), feed, [1, 2]).told] == [1, 2]
+    assert [
+        each["n"] for each in feed_to(build, step_of(feed, aggregates=MERGEABLE), feed, [1, 2]).told
+    ] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -156,10 +250,17 @@ def test_rows_before_the_lateness_bound_still_count_in_windows_behind_it(build: 
         (Session(10), AGGREGATES, False, SessionRows),
         (Sliding(10), MERGEABLE, False, SlidingStates),
         (Sliding(10), MERGEABLE, True, SlidingRows),
-        (Sliding(10), (("n", agg.count()), ("about", agg.approx_distinct("v"))), False, SlidingRows),
+        (
+            Sliding(10),
+            (("n", agg.count()), ("about", agg.approx_distinct("v"))),
+            False,
+            SlidingRows,
+        ),
     ],
 )
-def test_rows_are_kept_only_where_they_must_be(window: Any, aggregates: Any, is_table: bool, kind: type) -> None:
+def test_rows_are_kept_only_where_they_must_be(
+    window: Any, aggregates: Any, is_table: bool, kind: type
+) -> None:
     step = step_of(Feed([], [], [], is_table), window=window, aggregates=aggregates)
     assert type(window_kernel(step)) is kind
     assert keeps_rows(step) == (kind in {SessionRows, SlidingRows})

@@ -1,1 +1,3 @@
-"""MariaDB and MySQL as sources: the row binlog, read as a replica reads it. It needs the extra `mysql`."""
+"""MariaDB and MySQL as sources: the row binlog, read as a replica reads it. It needs the extra
+`mysql`.
+"""

@@ -18,7 +18,18 @@ from uuid import UUID
 import pyarrow as pa
 
 from headrace.cdc.base import Changes, Marks, Skipped, TableShape, marks_column, usable_names
-from headrace.columnar.columns import COMMITTED_AT, DELETE, HIDDEN, INSERT, MARKS, ORDER, POSITION, TRANSACTION, UPDATE, UPDATE_BEFORE
+from headrace.columnar.columns import (
+    COMMITTED_AT,
+    DELETE,
+    HIDDEN,
+    INSERT,
+    MARKS,
+    ORDER,
+    POSITION,
+    TRANSACTION,
+    UPDATE,
+    UPDATE_BEFORE,
+)
 from headrace.errors import ConfigurationError, HeadraceError, MissingExtra, RetryError, nearest
 
 # Connections to MariaDB or MySQL, and their errors as ours.
@@ -41,14 +52,29 @@ def drivers() -> tuple[Any, Any]:
 
 
 def settings_of(url: str) -> dict[str, Any]:
-    """What pymysql wants, from mariadb://USER@HOST:PORT/DATABASE; the password is better in MYSQL_PWD, as MariaDB's own programs have it."""
+    """What pymysql wants, from mariadb://USER@HOST:PORT/DATABASE; the password is better in
+    MYSQL_PWD, as MariaDB's own programs have it.
+    """
     parts = urlsplit(url)
     database = parts.path.strip("/")
     if not database:
-        raise ConfigurationError(f"The address of {parts.hostname} names no database.", fix="write mariadb://USER@HOST:PORT/DATABASE.")
-    found: dict[str, Any] = {"host": parts.hostname or "127.0.0.1", "port": parts.port or 3306, "user": unquote(parts.username or "root"), "charset": "utf8mb4"}
+        raise ConfigurationError(
+            f"The address of {parts.hostname} names no database.",
+            fix="write mariadb://USER@HOST:PORT/DATABASE.",
+        )
+    found: dict[str, Any] = {
+        "host": parts.hostname or "127.0.0.1",
+        "port": parts.port or 3306,
+        "user": unquote(parts.username or "root"),
+        "charset": "utf8mb4",
+    }
     password = unquote(parts.password) if parts.password else os.environ.get("MYSQL_PWD")
-    return {**found, "database": database, **({"password": password} if password else {}), **_tls(parts.query)}
+    return {
+        **found,
+        "database": database,
+        **({"password": password} if password else {}),
+        **_tls(parts.query),
+    }
 
 
 def _tls(query: str) -> dict[str, Any]:
@@ -56,14 +82,25 @@ def _tls(query: str) -> dict[str, Any]:
     given = dict(parse_qsl(query))
     for name in given:
         if name not in _TLS:
-            raise ConfigurationError(f"An address of MariaDB or MySQL has no option {name!r}: {nearest(name, _TLS)}", fix="leave it out.")
-    return {name: value.lower() in {"1", "true", "yes"} if name.startswith("ssl_verify") else value for name, value in given.items()}
+            raise ConfigurationError(
+                f"An address of MariaDB or MySQL has no option {name!r}: {nearest(name, _TLS)}",
+                fix="leave it out.",
+            )
+    return {
+        name: value.lower() in {"1", "true", "yes"} if name.startswith("ssl_verify") else value
+        for name, value in given.items()
+    }
 
 
 def connect(url: str) -> Any:
     pymysql, _ = drivers()
     with translated():
-        return pymysql.connect(**settings_of(url), autocommit=True, connect_timeout=10, init_command="SET time_zone = '+00:00', sql_mode = ''")
+        return pymysql.connect(
+            **settings_of(url),
+            autocommit=True,
+            connect_timeout=10,
+            init_command="SET time_zone = '+00:00', sql_mode = ''",
+        )
 
 
 @contextmanager
@@ -77,7 +114,10 @@ def translated() -> Iterator[None]:
     except RuntimeError as error:  # MySQL's usual way to let somebody in, without TLS
         if "cryptography" not in str(error):
             raise
-        raise ConfigurationError(f"The database asks for a password in a way that needs another package: {error}.", fix="pip install cryptography; or connect with TLS: …/DATABASE?ssl_ca=PATH.") from error
+        raise ConfigurationError(
+            f"The database asks for a password in a way that needs another package: {error}.",
+            fix="pip install cryptography; or connect with TLS: …/DATABASE?ssl_ca=PATH.",
+        ) from error
 
 
 def ours(error: BaseException) -> HeadraceError:
@@ -86,24 +126,42 @@ def ours(error: BaseException) -> HeadraceError:
     if code == _LOST_BINLOG:
         return lost_binlog(text)
     if code in _NOT_LET_IN:
-        return ConfigurationError(f"The database does not let us in: {text}", fix="check the user; its password can stand in the environment's MYSQL_PWD.")
+        return ConfigurationError(
+            f"The database does not let us in: {text}",
+            fix="check the user; its password can stand in the environment's MYSQL_PWD.",
+        )
     if code in _PRIVILEGES:
         return ConfigurationError(
-            f"The database refuses: {text}", fix="GRANT REPLICATION SLAVE, REPLICATION CLIENT, SLAVE MONITOR ON *.* and SELECT on the tables to this user."
+            f"The database refuses: {text}",
+            fix=(
+                "GRANT REPLICATION SLAVE, REPLICATION CLIENT, SLAVE MONITOR ON *.* and SELECT on"
+                " the tables to this user."
+            ),
         )
     if code in _PASSING or code == 0:
-        return RetryError(f"The database cannot be reached: {text}", fix="it is tried again; see that the server runs.")
-    return ConfigurationError(f"The database refuses: {text}", fix="check the address, the user and the database's settings.")
+        return RetryError(
+            f"The database cannot be reached: {text}",
+            fix="it is tried again; see that the server runs.",
+        )
+    return ConfigurationError(
+        f"The database refuses: {text}",
+        fix="check the address, the user and the database's settings.",
+    )
 
 
 def lost_binlog(why: str) -> ConfigurationError:
     return ConfigurationError(
-        f"The server no longer has the binlog that follows what is in the log: {why}. Changes made meanwhile may be missing.",
-        fix="run it once with --start-over, which reads all tables again and deletes what it does not meet; then keep binlogs for longer (binlog_expire_logs_seconds).",
+        f"The server no longer has the binlog that follows what is in the log: {why}. Changes made"
+        " meanwhile may be missing.",
+        fix=(
+            "run it once with --start-over, which reads all tables again and deletes what it does"
+            " not meet; then keep binlogs for longer (binlog_expire_logs_seconds)."
+        ),
     )
 
 
-# Which transactions have been taken in, by their global ids: MariaDB names the last one of each domain, MySQL has sets of ranges for each source.
+# Which transactions have been taken in, by their global ids: MariaDB names the last one of each
+# domain, MySQL has sets of ranges for each source.
 
 
 _RANGE = re.compile(r"\d+(-\d+)?")
@@ -115,7 +173,9 @@ def mariadb_set(text: str) -> dict[str, str]:
 
 
 def mysql_set(text: str) -> dict[str, str]:
-    """`uuid:1-7:9,uuid:3`: the ranges by source. What a source's tag marks (`uuid:tag:5`) is a source of its own."""
+    """`uuid:1-7:9,uuid:3`: the ranges by source. What a source's tag marks (`uuid:tag:5`) is a
+    source of its own.
+    """
     found: dict[str, str] = {}
     for each in "".join(text.split()).split(","):
         uuid, *parts = each.split(":")
@@ -156,22 +216,59 @@ def _merged(ranges: list[tuple[int, int]]) -> str:
     return ":".join(f"{start}-{end}" if start != end else str(start) for start, end in merged)
 
 
-# MariaDB's types and values as ours. The binlog and a SELECT give some of them in different forms; here both become the same.
+# MariaDB's types and values as ours. The binlog and a SELECT give some of them in different forms;
+# here both become the same.
 
 
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
-_SIGNED = {"tinyint": "TINYINT", "smallint": "SMALLINT", "mediumint": "INT", "int": "INT", "bigint": "BIGINT"}
-_UNSIGNED = {"tinyint": "SMALLINT", "smallint": "INT", "mediumint": "INT", "int": "BIGINT", "bigint": "DECIMAL(20,0)"}
-_PLAIN = {"float": "FLOAT", "double": "DOUBLE", "date": "DATE", "datetime": "TIMESTAMP_NTZ", "timestamp": "TIMESTAMP", "year": "INT", "bit": "BIGINT"}
+_SIGNED = {
+    "tinyint": "TINYINT",
+    "smallint": "SMALLINT",
+    "mediumint": "INT",
+    "int": "INT",
+    "bigint": "BIGINT",
+}
+_UNSIGNED = {
+    "tinyint": "SMALLINT",
+    "smallint": "INT",
+    "mediumint": "INT",
+    "int": "BIGINT",
+    "bigint": "DECIMAL(20,0)",
+}
+_PLAIN = {
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "date": "DATE",
+    "datetime": "TIMESTAMP_NTZ",
+    "timestamp": "TIMESTAMP",
+    "year": "INT",
+    "bit": "BIGINT",
+}
 _BINARY = {
-    "binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob", "vector", "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
-    "multipolygon", "geometrycollection", "geomcollection",
-}  # fmt: skip
+    "binary",
+    "varbinary",
+    "tinyblob",
+    "blob",
+    "mediumblob",
+    "longblob",
+    "vector",
+    "geometry",
+    "point",
+    "linestring",
+    "polygon",
+    "multipoint",
+    "multilinestring",
+    "multipolygon",
+    "geometrycollection",
+    "geomcollection",
+}
 """Shapes are in the server's own form: the SRID in four bytes, then WKB."""
 
 
 def ddl_type(data_type: str, column_type: str) -> str:
-    """From `information_schema.columns`. TIME can be negative and longer than a day: it stays text, and so do sets, enums and whatever is not known."""
+    """From `information_schema.columns`. TIME can be negative and longer than a day: it stays text,
+    and so do sets, enums and whatever is not known.
+    """
     if data_type in _SIGNED:
         return (_UNSIGNED if "unsigned" in column_type else _SIGNED)[data_type]
     if match := _DECIMAL.match(column_type):
@@ -179,13 +276,22 @@ def ddl_type(data_type: str, column_type: str) -> str:
     return "BINARY" if data_type in _BINARY else _PLAIN.get(data_type, "STRING")
 
 
-def arrays_of(columns: Sequence[Sequence[Any]], schema: pa.Schema, marks: Marks, forms: Mapping[str, str]) -> list[pa.Array]:
-    return [_array(values, field, marks, forms.get(field.name)) for values, field in zip(columns, schema, strict=True)]
+def arrays_of(
+    columns: Sequence[Sequence[Any]], schema: pa.Schema, marks: Marks, forms: Mapping[str, str]
+) -> list[pa.Array]:
+    return [
+        _array(values, field, marks, forms.get(field.name))
+        for values, field in zip(columns, schema, strict=True)
+    ]
 
 
 def _array(values: Sequence[Any], field: pa.Field, marks: Marks, form: str | None) -> pa.Array:
     convert = FORMS[form] if form is not None else _converter(field.type)
-    plain = list(values) if convert is None else [None if value is None else convert(value) for value in values]
+    plain = (
+        list(values)
+        if convert is None
+        else [None if value is None else convert(value) for value in values]
+    )
     try:
         return pa.array(plain, field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -228,7 +334,9 @@ def as_text(value: Any) -> str:
 
 
 def json_text(value: Any) -> str:
-    """A SELECT gives text; MySQL's binlog has JSON taken apart, with its strings as bytes. Written as the server writes it."""
+    """A SELECT gives text; MySQL's binlog has JSON taken apart, with its strings as bytes. Written
+    as the server writes it.
+    """
     return value if isinstance(value, str) else dumps(_plain_json(value), ensure_ascii=False)
 
 
@@ -256,7 +364,12 @@ def _inet4_text(value: Any) -> str:
     return str(IPv4Address(value.ljust(4, b"\0"))) if isinstance(value, bytes) else str(value)
 
 
-FORMS: dict[str, Callable[[Any], str]] = {"json": json_text, "uuid": _uuid_text, "inet6": _inet6_text, "inet4": _inet4_text}
+FORMS: dict[str, Callable[[Any], str]] = {
+    "json": json_text,
+    "uuid": _uuid_text,
+    "inet6": _inet6_text,
+    "inet4": _inet4_text,
+}
 """By the server's types, as `information_schema` calls them."""
 AS_BYTES = {"uuid", "inet6", "inet4"}
 """Those that the binlog has as bytes."""
@@ -275,7 +388,13 @@ def _as_int(value: Any) -> Any:
         return int.from_bytes(value, "big")
     return int(value, 2) if isinstance(value, str) else value
 
-_NEEDED = (("log_bin", "ON"), ("binlog_format", "ROW"), ("binlog_row_image", "FULL"), ("binlog_row_metadata", "FULL"))
+
+_NEEDED = (
+    ("log_bin", "ON"),
+    ("binlog_format", "ROW"),
+    ("binlog_row_image", "FULL"),
+    ("binlog_row_metadata", "FULL"),
+)
 _NEEDED_OF_MARIADB = (("log_bin_compress", "OFF"),)
 _NEEDED_OF_MYSQL = (("binlog_transaction_compression", "OFF"), ("binlog_row_value_options", ""))
 _COLUMNS = """
@@ -295,7 +414,9 @@ class MysqlTable:
     columns: tuple[str, ...]
     shape: TableShape
     forms: Mapping[str, str] = field(default_factory=dict)
-    """The server's types of columns, as the topic calls them, whose values the binlog has in a form of their own."""
+    """The server's types of columns, as the topic calls them, whose values the binlog has in a form
+    of their own.
+    """
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -313,11 +434,24 @@ class Catalogue:
             return [tuple(row) for row in cursor.fetchall()]
 
     def check_server(self) -> None:
-        for name, wanted in (*_NEEDED, *(_NEEDED_OF_MARIADB if self.is_mariadb else _NEEDED_OF_MYSQL)):
+        for name, wanted in (
+            *_NEEDED,
+            *(_NEEDED_OF_MARIADB if self.is_mariadb else _NEEDED_OF_MYSQL),
+        ):
             rows = self.ask("SHOW GLOBAL VARIABLES LIKE %s", name)
             if rows and str(rows[0][1]).upper() != wanted:  # an older server has not all of them
-                command = "start the server with log_bin" if name == "log_bin" else f"SET GLOBAL {name} = '{wanted}'; and the same in the server's configuration"
-                raise ConfigurationError(f"The server's {name} is {rows[0][1]!r}; change capture needs {wanted!r}.", fix=f"{command}.")
+                command = (
+                    "start the server with log_bin"
+                    if name == "log_bin"
+                    else (
+                        f"SET GLOBAL {name} = '{wanted}'; and the same in the server's"
+                        " configuration"
+                    )
+                )
+                raise ConfigurationError(
+                    f"The server's {name} is {rows[0][1]!r}; change capture needs {wanted!r}.",
+                    fix=f"{command}.",
+                )
 
     @cached_property
     def is_mariadb(self) -> bool:
@@ -330,7 +464,9 @@ class Catalogue:
 
     @cached_property
     def _where(self) -> str:
-        """The statement that says where the binlog ends. MySQL 8.2 gave it another name, and 8.4 took the old one away."""
+        """The statement that says where the binlog ends. MySQL 8.2 gave it another name, and 8.4
+        took the old one away.
+        """
         if self.is_mariadb:
             return "SHOW MASTER STATUS"
         ((version,),) = self.ask("SELECT version()")
@@ -338,14 +474,20 @@ class Catalogue:
         return "SHOW BINARY LOG STATUS" if numbers >= [8, 2] else "SHOW MASTER STATUS"
 
     def table_names(self) -> list[str]:
-        query = "SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND table_type = 'BASE TABLE' ORDER BY 1"
+        query = (
+            "SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND"
+            " table_type = 'BASE TABLE' ORDER BY 1"
+        )
         return [name for (name,) in self.ask(query, self.database)]
 
     def tables(self, wanted: Sequence[str]) -> list[MysqlTable]:
         there = self.table_names()
         for name in wanted:
             if name not in there:
-                raise ConfigurationError(f"There is no table {name!r} in {self.database}: {nearest(name, there)}", fix="name tables that are there.")
+                raise ConfigurationError(
+                    f"There is no table {name!r} in {self.database}: {nearest(name, there)}",
+                    fix="name tables that are there.",
+                )
         found = []
         for name in wanted or there:
             try:
@@ -361,13 +503,25 @@ class Catalogue:
         key = [column for (column,) in self.ask(_KEY, self.database, name)]
         if not key:
             raise ConfigurationError(
-                f"The table {name!r} has no primary key, so its rows cannot be told apart.", fix=f"ALTER TABLE {name} ADD PRIMARY KEY (…), or leave it out of tables=[…]."
+                f"The table {name!r} has no primary key, so its rows cannot be told apart.",
+                fix=f"ALTER TABLE {name} ADD PRIMARY KEY (…), or leave it out of tables=[…].",
             )
         own = [column for column, _, _ in rows]
         usable = usable_names(own)
-        columns = tuple((column, ddl_type(kind, full)) for column, (_, kind, full) in zip(usable, rows, strict=True))
-        forms = {column: str(kind) for column, (_, kind, _) in zip(usable, rows, strict=True) if kind in FORMS}
-        return MysqlTable(tuple(own), TableShape(name, columns, tuple(usable[own.index(each)] for each in key)), forms)
+        columns = tuple(
+            (column, ddl_type(kind, full))
+            for column, (_, kind, full) in zip(usable, rows, strict=True)
+        )
+        forms = {
+            column: str(kind)
+            for column, (_, kind, _) in zip(usable, rows, strict=True)
+            if kind in FORMS
+        }
+        return MysqlTable(
+            tuple(own),
+            TableShape(name, columns, tuple(usable[own.index(each)] for each in key)),
+            forms,
+        )
 
     def end(self) -> tuple[str, int]:
         """Where the binlog ends now."""
@@ -386,7 +540,6 @@ class Catalogue:
 
 
 # Row events of one transaction, or rows of a chunk, as batches.
-
 
 
 @dataclass(frozen=True)
@@ -410,31 +563,52 @@ def told(event: Any, table: MysqlTable, order: int) -> list[Row]:
             continue
         before, after = row["before_values"], row["after_values"]
         moved = any(before.get(name) != after.get(name) for name in key)
-        rows += [Row(DELETE if moved else UPDATE_BEFORE, before, place), Row(INSERT if moved else UPDATE, after, place)]
+        rows += [
+            Row(DELETE if moved else UPDATE_BEFORE, before, place),
+            Row(INSERT if moved else UPDATE, after, place),
+        ]
     return rows
 
 
-def changes(table: MysqlTable, rows: Sequence[Row], *, position: int, at_s: int, transaction: int) -> Changes:
+def changes(
+    table: MysqlTable, rows: Sequence[Row], *, position: int, at_s: int, transaction: int
+) -> Changes:
     count = len(rows)
     hidden = {
         POSITION: pa.array([position] * count, pa.int64()),
-        COMMITTED_AT: pa.array([at_s * 1_000_000] * count, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        COMMITTED_AT: (
+            pa.array([at_s * 1_000_000] * count, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+        ),
         TRANSACTION: pa.array([transaction] * count, pa.int64()),
         ORDER: pa.array([row.order for row in rows], pa.int32()),
     }
-    columns = [_of_binlog([row.values.get(name) for row in rows], table.forms.get(field)) for name, (field, _) in zip(table.columns, table.shape.columns, strict=True)]
+    columns = [
+        _of_binlog([row.values.get(name) for row in rows], table.forms.get(field))
+        for name, (field, _) in zip(table.columns, table.shape.columns, strict=True)
+    ]
     return Changes(table.shape.name, batch(table, columns, hidden, [row.change for row in rows]))
 
 
 def _of_binlog(values: list[Any], form: str | None) -> list[Any]:
     """Bytes that happen to be text come as text."""
-    return [value.encode() if isinstance(value, str) else value for value in values] if form in AS_BYTES else values
+    return (
+        [value.encode() if isinstance(value, str) else value for value in values]
+        if form in AS_BYTES
+        else values
+    )
 
 
-def batch(table: MysqlTable, columns: Sequence[Sequence[Any]], hidden: Mapping[str, pa.Array], kinds: list[str]) -> pa.RecordBatch:
+def batch(
+    table: MysqlTable,
+    columns: Sequence[Sequence[Any]],
+    hidden: Mapping[str, pa.Array],
+    kinds: list[str],
+) -> pa.RecordBatch:
     marks: Marks = {}
     arrays = arrays_of(columns, table.shape.schema, marks, table.forms)
     count = len(kinds)
     known = {**hidden, MARKS: marks_column(marks, count)}
     arrays += [known.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN]
-    return pa.RecordBatch.from_arrays([*arrays, pa.array(kinds, pa.string())], schema=table.shape.batch_schema)
+    return pa.RecordBatch.from_arrays(
+        [*arrays, pa.array(kinds, pa.string())], schema=table.shape.batch_schema
+    )

@@ -1,4 +1,6 @@
-"""The source for MariaDB and MySQL: transactions are put together from the binlog's events, and handed out whole."""
+"""The source for MariaDB and MySQL: transactions are put together from the binlog's events, and
+handed out whole.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.cdc.base import Changes, Chunk, ChunkRequest, Item, Part, Reshaped, TableShape, Truncated, usable_names
+from headrace.cdc.base import (
+    Changes,
+    Chunk,
+    ChunkRequest,
+    Item,
+    Part,
+    Reshaped,
+    TableShape,
+    Truncated,
+    usable_names,
+)
 from headrace.cdc.mysql_source.binlog import BinlogReader, Placed, check_readable, number
 from headrace.cdc.mysql_source.catalogue import (
     Catalogue,
@@ -34,14 +46,17 @@ from headrace.errors import ConfigurationError
 
 # Chunks of a snapshot, read without a lock, and their places in the binlog.
 #
-# MariaDB says exactly where in the binlog a consistent read stands, so a chunk's place is right behind it. MySQL does not. There a chunk is read when all that the stream has brought can be seen (by its
-# GTIDs), and placed where the binlog ends after it: rows that changed in between, which the stream has too, are left out of it. This is how Netflix's DBLog does it.
-
+# MariaDB says exactly where in the binlog a consistent read stands, so a chunk's place is right
+# behind it. MySQL does not. There a chunk is read when all that the stream has brought can be seen
+# (by its GTIDs), and placed where the binlog ends after it: rows that changed in between, which the
+# stream has too, are left out of it. This is how Netflix's DBLog does it.
 
 
 @dataclass(frozen=True)
 class FoundChunk:
-    """A chunk, its place in the binlog, and the table as it was then. `touched` are changes that came before its place, where the chunk may be older or newer than they."""
+    """A chunk, its place in the binlog, and the table as it was then. `touched` are changes that
+    came before its place, where the chunk may be older or newer than they.
+    """
 
     place: int
     table: MysqlTable
@@ -54,7 +69,9 @@ class FoundChunk:
         key = list(self.table.shape.key)
         rows = pa.Table.from_batches([self.chunk.rows])
         numbered = rows.select(key).append_column("__n", pa.array(range(rows.num_rows), pa.int64()))
-        kept = numbered.join(pa.Table.from_batches(self.touched).select(key), key, join_type="left anti")["__n"].sort()
+        kept = numbered.join(
+            pa.Table.from_batches(self.touched).select(key), key, join_type="left anti"
+        )["__n"].sort()
         (batch,) = rows.take(kept).combine_chunks().to_batches() or [self.chunk.rows.slice(0, 0)]
         return replace(self.chunk, rows=batch)
 
@@ -63,18 +80,38 @@ class ChunkReader:
     def __init__(self, connection: Any, database: str) -> None:
         self.connection, self.catalogue = connection, Catalogue(connection, database)
 
-    def read(self, request: ChunkRequest, consumed: int, gtids: Mapping[str, str]) -> FoundChunk | None:
-        """Nothing, if it stands before what the stream has brought already (a commit shows a moment later than it is sent)."""
-        return self._read_placed(request, consumed) if self.catalogue.is_mariadb else self._read_between(request, gtids)
+    def read(
+        self, request: ChunkRequest, consumed: int, gtids: Mapping[str, str]
+    ) -> FoundChunk | None:
+        """Nothing, if it stands before what the stream has brought already (a commit shows a moment
+        later than it is sent).
+        """
+        return (
+            self._read_placed(request, consumed)
+            if self.catalogue.is_mariadb
+            else self._read_between(request, gtids)
+        )
 
     def _read_between(self, request: ChunkRequest, gtids: Mapping[str, str]) -> FoundChunk | None:
-        """MySQL adds a transaction's GTID to those executed when it can be seen, and writes it into the binlog before."""
+        """MySQL adds a transaction's GTID to those executed when it can be seen, and writes it into
+        the binlog before.
+        """
         if not self.catalogue.has_gtids:
             raise ConfigurationError(
-                "A snapshot of MySQL needs GTIDs, to know what it sees, and the server's gtid_mode is not ON.",
-                fix="SET GLOBAL enforce_gtid_consistency = ON; then gtid_mode = OFF_PERMISSIVE, ON_PERMISSIVE, ON, one after the other; or capture changes only, with snapshot=False.",
+                "A snapshot of MySQL needs GTIDs, to know what it sees, and the server's gtid_mode"
+                " is not ON.",
+                fix=(
+                    "SET GLOBAL enforce_gtid_consistency = ON; then gtid_mode = OFF_PERMISSIVE,"
+                    " ON_PERMISSIVE, ON, one after the other; or capture changes only, with"
+                    " snapshot=False."
+                ),
             )
-        if self.catalogue.ask("SELECT GTID_SUBSET(%s, @@global.gtid_executed)", mysql_text(gtids))[0][0] != 1:
+        if (
+            self.catalogue.ask("SELECT GTID_SUBSET(%s, @@global.gtid_executed)", mysql_text(gtids))[
+                0
+            ][0]
+            != 1
+        ):
             return None
         with translated(), self.connection.cursor() as cursor:
             cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
@@ -108,16 +145,34 @@ class ChunkReader:
     @staticmethod
     def _select(cursor: Any, table: MysqlTable, request: ChunkRequest) -> list[tuple[Any, ...]]:
         key = ", ".join(_quoted(name) for name in table.key_columns)
-        behind = f"WHERE ({key}) > ({', '.join(['%s'] * len(table.key_columns))})" if request.after else ""
+        behind = (
+            f"WHERE ({key}) > ({', '.join(['%s'] * len(table.key_columns))})"
+            if request.after
+            else ""
+        )
         columns = ", ".join(map(_quoted, table.columns))
-        query = f"SELECT {columns} FROM {_quoted(table.shape.name)} {behind} ORDER BY {key} LIMIT {request.rows}"
+        query = (
+            f"SELECT {columns} FROM {_quoted(table.shape.name)} {behind} ORDER BY {key} LIMIT"
+            f" {request.rows}"
+        )
         cursor.execute(query, [_from_json(value) for value in request.after or ()])
         return [tuple(row) for row in cursor.fetchall()]
 
     @staticmethod
-    def _chunk(table: MysqlTable, rows: list[tuple[Any, ...]], request: ChunkRequest, place: int) -> Chunk:
-        columns = [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in table.columns]
-        found = batch(table, columns, {POSITION: pa.array([place] * len(rows), pa.int64())}, [INSERT] * len(rows))
+    def _chunk(
+        table: MysqlTable, rows: list[tuple[Any, ...]], request: ChunkRequest, place: int
+    ) -> Chunk:
+        columns = (
+            [list(column) for column in zip(*rows, strict=True)]
+            if rows
+            else [[] for _ in table.columns]
+        )
+        found = batch(
+            table,
+            columns,
+            {POSITION: pa.array([place] * len(rows), pa.int64())},
+            [INSERT] * len(rows),
+        )
         places = [table.columns.index(name) for name in table.key_columns]
         after = [_to_json(rows[-1][each]) for each in places] if rows else None
         return Chunk(table.shape.name, found, after, is_last=len(rows) < request.rows)
@@ -130,7 +185,11 @@ def _quoted(name: str) -> str:
 def _to_json(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"hex": value.hex()}
-    return value if isinstance(value, int | float | str) else {"text": value.isoformat(" ") if isinstance(value, datetime) else _text(value)}
+    return (
+        value
+        if isinstance(value, int | float | str)
+        else {"text": value.isoformat(" ") if isinstance(value, datetime) else _text(value)}
+    )
 
 
 def _text(value: Any) -> str:
@@ -142,13 +201,17 @@ def _from_json(value: Any) -> Any:
         return bytes.fromhex(value["hex"]) if "hex" in value else value["text"]
     return value
 
+
 MOST_ROWS_A_PART = 20_000
 HEARTBEAT_S = 10.0
 LONGEST_POLL_S = 0.5
 REST_S = 0.05
 """How long the rest of a transaction is waited for: the server sends it in one go."""
 _STANDALONE = 1
-_TRUNCATE = re.compile(r"^\s*(?:/\*.*?\*/\s*)?TRUNCATE\s+(?:TABLE\s+)?(?:`?[^`.\s]+`?\.)?`?([^`.\s;]+)`?", re.IGNORECASE | re.DOTALL)
+_TRUNCATE = re.compile(
+    r"^\s*(?:/\*.*?\*/\s*)?TRUNCATE\s+(?:TABLE\s+)?(?:`?[^`.\s]+`?\.)?`?([^`.\s;]+)`?",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 class MysqlSource:
@@ -187,7 +250,14 @@ class MysqlSource:
         is_mariadb = self._catalogue.is_mariadb
         gtid = ",".join(self._gtids.values()) if is_mariadb else mysql_text(self._gtids) or None
         with translated():
-            self._binlog = BinlogReader(self.url, self._server_id, file=self._file, position=self._pos, gtid=gtid, is_mariadb=is_mariadb)
+            self._binlog = BinlogReader(
+                self.url,
+                self._server_id,
+                file=self._file,
+                position=self._pos,
+                gtid=gtid,
+                is_mariadb=is_mariadb,
+            )
         return self._position()
 
     def _now(self) -> dict[str, Any]:
@@ -195,29 +265,42 @@ class MysqlSource:
         return {"file": file, "pos": pos, "gtids": gtids}
 
     def _position(self) -> str:
-        return json.dumps({"file": self._file, "pos": self._pos, "gtids": self._gtids, "server": self._server})
+        return json.dumps(
+            {"file": self._file, "pos": self._pos, "gtids": self._gtids, "server": self._server}
+        )
 
     def tables(self) -> list[TableShape]:
         found = self._catalogue.tables(self.wanted)
         for table in found:
             self._tables.setdefault(table.shape.name, table)
-        changed = [table.shape.name for table in found if table.shape != self._tables[table.shape.name].shape]
+        changed = [
+            table.shape.name
+            for table in found
+            if table.shape != self._tables[table.shape.name].shape
+        ]
         if changed and self._request is None and self._held is None:
-            self._request = ChunkRequest(changed[0], None, 0)  # columns changed and no row has since: find its place in the stream
+            self._request = ChunkRequest(
+                changed[0], None, 0
+            )  # columns changed and no row has since: find its place in the stream
         return [table.shape for table in self._tables.values()]
 
     def request(self, chunk: ChunkRequest) -> None:
         self._request = chunk
 
     def count(self, table: str) -> int:
-        query = "SELECT coalesce(table_rows, 0) FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
+        query = (
+            "SELECT coalesce(table_rows, 0) FROM information_schema.tables WHERE table_schema = %s"
+            " AND table_name = %s"
+        )
         rows = self._catalogue.ask(query, self.database, table)
         return int(rows[0][0]) if rows else 0
 
     # The stream
 
     def poll(self, timeout_s: float) -> Part:
-        """Events up to a bound, and on to the end of the transaction that it falls into, unless that is a large one."""
+        """Events up to a bound, and on to the end of the transaction that it falls into, unless
+        that is a large one.
+        """
         self._try_chunk()
         transactions, begun_s = 0, time.monotonic()
         while True:
@@ -228,7 +311,9 @@ class MysqlSource:
                 break
             is_busy = bool(self._waiting or self._items or transactions)
             assert self._binlog is not None
-            placed = self._binlog.take(REST_S if self._is_open else 0.0 if is_busy else max(timeout_s - taken_s, 0.0))
+            placed = self._binlog.take(
+                REST_S if self._is_open else 0.0 if is_busy else max(timeout_s - taken_s, 0.0)
+            )
             if placed is None:
                 break
             if self._is_commit(placed):
@@ -262,7 +347,11 @@ class MysqlSource:
         if kind in {"MariadbGtidEvent", "GtidEvent"}:
             self._begin(event)
             return False
-        self._reached = max(self._reached, number(placed.file, placed.position)) if not self._is_open else self._reached
+        self._reached = (
+            max(self._reached, number(placed.file, placed.position))
+            if not self._is_open
+            else self._reached
+        )
         if kind == "QueryEvent":
             return self._take_query(placed)
         return kind == "XidEvent"
@@ -276,17 +365,35 @@ class MysqlSource:
             self._next_gtid = (gtid.split("-", maxsplit=1)[0], gtid)
         elif self._catalogue.has_gtids:
             source = gtid.rsplit(":", 1)[0]
-            self._next_gtid = (source, with_transaction(self._gtids.get(source, ""), self._transaction))
+            self._next_gtid = (
+                source,
+                with_transaction(self._gtids.get(source, ""), self._transaction),
+            )
 
     def _take_query(self, placed: Placed) -> bool:
         """BEGIN opens; COMMIT ends; anything else is a statement of its own, such as DDL."""
-        text = placed.event.query if isinstance(placed.event.query, str) else placed.event.query.decode("utf-8", "replace")
+        text = (
+            placed.event.query
+            if isinstance(placed.event.query, str)
+            else placed.event.query.decode("utf-8", "replace")
+        )
         word = text.strip().upper()
-        if self._is_open or word == "BEGIN":  # inside there are savepoints too, and the table that CREATE … SELECT makes
+        if (
+            self._is_open or word == "BEGIN"
+        ):  # inside there are savepoints too, and the table that CREATE … SELECT makes
             self._is_open = True
             return word in {"COMMIT", "ROLLBACK"}
-        if (match := _TRUNCATE.match(text)) and match[1] in self._tables and _schema(placed.event) == self.database:
-            hidden = {POSITION: number(placed.file, placed.position), COMMITTED_AT: placed.event.timestamp * 1_000_000, TRANSACTION: self._transaction, ORDER: 0}
+        if (
+            (match := _TRUNCATE.match(text))
+            and match[1] in self._tables
+            and _schema(placed.event) == self.database
+        ):
+            hidden = {
+                POSITION: number(placed.file, placed.position),
+                COMMITTED_AT: placed.event.timestamp * 1_000_000,
+                TRANSACTION: self._transaction,
+                ORDER: 0,
+            }
             self._items += [*self._flushed(), Truncated(match[1], hidden)]
         return True
 
@@ -302,23 +409,47 @@ class MysqlSource:
         self._place, self._at_s = number(placed.file, placed.position), event.timestamp
         flushed = self._flushed()
         self._items += flushed
-        if self._held is not None and self._held.touched is not None and self._held.table.shape.name == event.table:
+        if (
+            self._held is not None
+            and self._held.touched is not None
+            and self._held.table.shape.name == event.table
+        ):
             self._held.touched.extend(item.rows for item in flushed)
 
     def _flushed(self) -> list[Changes]:
         """The rows that are taken in and not handed out."""
         rows, self._rows = self._rows, {}
-        return [changes(self._tables[table], found, position=self._place, at_s=self._at_s, transaction=self._transaction) for table, found in rows.items()]
+        return [
+            changes(
+                self._tables[table],
+                found,
+                position=self._place,
+                at_s=self._at_s,
+                transaction=self._transaction,
+            )
+            for table, found in rows.items()
+        ]
 
     def _follow(self, event: Any) -> None:
-        """An event names its columns: if they are others than those known, the table was altered before it."""
+        """An event names its columns: if they are others than those known, the table was altered
+        before it.
+        """
         known = self._tables[event.table]
         names = tuple(column.name for column in event.columns)
         if names == known.columns:
             return
         now = self._catalogue.table(event.table)
-        kinds = dict(zip(known.columns, (kind for _, kind in known.shape.columns), strict=True)) | dict(zip(now.columns, (kind for _, kind in now.shape.columns), strict=True))
-        shape = TableShape(event.table, tuple((usable, kinds.get(name, "STRING")) for usable, name in zip(usable_names(names), names, strict=True)), known.shape.key)
+        kinds = dict(
+            zip(known.columns, (kind for _, kind in known.shape.columns), strict=True)
+        ) | dict(zip(now.columns, (kind for _, kind in now.shape.columns), strict=True))
+        shape = TableShape(
+            event.table,
+            tuple(
+                (usable, kinds.get(name, "STRING"))
+                for usable, name in zip(usable_names(names), names, strict=True)
+            ),
+            known.shape.key,
+        )
         self._tables[event.table] = MysqlTable(names, shape, {**known.forms, **now.forms})
         self._items += [*self._flushed(), Reshaped(shape)]
 
@@ -350,7 +481,10 @@ class MysqlSource:
             self._items.append(found.untouched())
             return
         self._tables[name] = found.table
-        self._items += [Reshaped(found.table.shape), replace(found.chunk, rows=found.chunk.rows.slice(0, 0), after=None, is_last=False)]
+        self._items += [
+            Reshaped(found.table.shape),
+            replace(found.chunk, rows=found.chunk.rows.slice(0, 0), after=None, is_last=False),
+        ]
 
     # The other direction
 
@@ -365,12 +499,18 @@ class MysqlSource:
     def status(self) -> dict[str, Any]:
         file, pos = self._catalogue.end()
         behind = number(file, pos) - number(self._file, self._pos)
-        return {"binlog": f"{self._file}:{self._pos}", "behind_bytes": behind if file == self._file else pos}
+        return {
+            "binlog": f"{self._file}:{self._pos}",
+            "behind_bytes": behind if file == self._file else pos,
+        }
 
     def close(self) -> None:
         if self._binlog is not None:
             self._binlog.close()
-        for connection in (self._catalogue.connection, self._chunks.connection if self._chunks else None):
+        for connection in (
+            self._catalogue.connection,
+            self._chunks.connection if self._chunks else None,
+        ):
             if connection is not None and connection.open:
                 connection.close()
 

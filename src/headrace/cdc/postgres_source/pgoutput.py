@@ -1,6 +1,8 @@
-"""pgoutput's messages as items of the stream, many at once. One Python step a message is spent on collecting them, none on taking them apart.
+"""pgoutput's messages as items of the stream, many at once. One Python step a message is spent on
+collecting them, none on taking them apart.
 
-Messages that are rare (a relation, a truncation, a logical message) are read one by one; where one of them changes what follows, the batch is cut.
+Messages that are rare (a relation, a truncation, a logical message) are read one by one; where one
+of them changes what follows, the batch is cut.
 """
 
 from __future__ import annotations
@@ -15,14 +17,41 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.cdc.base import UNCHANGED, Changes, Event, Item, Marks, Reshaped, TableShape, Truncated, marks_column
-from headrace.cdc.postgres_source.relations import Relation, RelationMessage, parse_logical, parse_relation, parse_truncate, typed_columns
+from headrace.cdc.base import (
+    UNCHANGED,
+    Changes,
+    Event,
+    Item,
+    Marks,
+    Reshaped,
+    TableShape,
+    Truncated,
+    marks_column,
+)
+from headrace.cdc.postgres_source.relations import (
+    Relation,
+    RelationMessage,
+    parse_logical,
+    parse_relation,
+    parse_truncate,
+    typed_columns,
+)
 from headrace.columnar.buffers import offsets_of
-from headrace.columnar.columns import CHANGE_TYPES, COMMITTED_AT, HIDDEN, MARKS, ORDER, POSITION, TRANSACTION
+from headrace.columnar.columns import (
+    CHANGE_TYPES,
+    COMMITTED_AT,
+    HIDDEN,
+    MARKS,
+    ORDER,
+    POSITION,
+    TRANSACTION,
+)
 
-# Rows of many pgoutput messages, cut into columns at once: numpy walks all messages together, one column a step, and Arrow copies the texts.
+# Rows of many pgoutput messages, cut into columns at once: numpy walks all messages together, one
+# column a step, and Arrow copies the texts.
 #
-# A tuple is a count of columns (two bytes), then for each column a letter: `n` null, `u` unchanged (a large value that was not sent), `t` text with its length (four bytes) before it.
+# A tuple is a count of columns (two bytes), then for each column a letter: `n` null, `u` unchanged
+# (a large value that was not sent), `t` text with its length (four bytes) before it.
 
 
 Ints = npt.NDArray[np.int64]
@@ -33,7 +62,9 @@ _NULL, _UNCHANGED, _TEXT = b"nut"
 
 @dataclass(frozen=True)
 class Columns:
-    """The tuples of some messages. `unchanged` says for each column which rows did not send it; nothing, if all did."""
+    """The tuples of some messages. `unchanged` says for each column which rows did not send it;
+    nothing, if all did.
+    """
 
     texts: list[pa.Array]
     unchanged: dict[int, Flags]
@@ -49,7 +80,9 @@ def read_ints(data: Bytes, at: Ints, size: int) -> Ints:
 
 
 def read_tuples(data: Bytes, buffer: pa.Buffer, at: Ints, width: int) -> Columns:
-    """The tuples that begin at these places, which are in ascending order, with `width` columns each."""
+    """The tuples that begin at these places, which are in ascending order, with `width` columns
+    each.
+    """
     counts = read_ints(data, at, 2)
     assert (counts == width).all(), "a row has another number of columns than its relation"
     at = at + 2
@@ -73,20 +106,26 @@ def read_tuples(data: Bytes, buffer: pa.Buffer, at: Ints, width: int) -> Columns
 
 
 def slices(buffer: pa.Buffer, starts: Ints, lengths: Ints, valid: Flags) -> pa.Array:
-    """Pieces of a buffer as an array of text. The pieces and the gaps between them are an Arrow array without any copy; taking every other element copies what is wanted."""
+    """Pieces of a buffer as an array of text. The pieces and the gaps between them are an Arrow
+    array without any copy; taking every other element copies what is wanted.
+    """
     count = len(starts)
     if not count:
         return pa.array([], pa.string())
     offsets = np.empty(2 * count, np.int32)
     offsets[0::2], offsets[1::2] = starts, starts + lengths
-    everything = pa.Array.from_buffers(pa.string(), 2 * count - 1, [None, pa.py_buffer(offsets), buffer])
+    everything = pa.Array.from_buffers(
+        pa.string(), 2 * count - 1, [None, pa.py_buffer(offsets), buffer]
+    )
     wanted = np.arange(0, 2 * count, 2, dtype=np.int32)
     return everything.take(pa.array(wanted, mask=None if valid.all() else ~valid))
 
 
-# Large values that an update did not touch. Postgres keeps them apart from the row (TOAST) and does not send them again; here the newest ones seen are remembered, up to a bound.
+# Large values that an update did not touch. Postgres keeps them apart from the row (TOAST) and does
+# not send them again; here the newest ones seen are remembered, up to a bound.
 #
-# What is not known is marked in the row, never null without a word. `REPLICA IDENTITY FULL` makes Postgres send them.
+# What is not known is marked in the row, never null without a word. `REPLICA IDENTITY FULL` makes
+# Postgres send them.
 
 
 SMALLEST_BYTES = 500
@@ -104,8 +143,17 @@ class ToastCache:
     _holding: set[tuple[int, int]] = field(default_factory=set)
     """Relations and columns of which there is any value."""
 
-    def filled(self, relation: Relation, texts: list[pa.Array], unchanged: dict[int, Flags], *, is_new: Flags) -> tuple[list[pa.Array], dict[int, Flags]]:
-        """Columns with what is known filled in, and what is not. The rows are in order, so what one brings is there for the next."""
+    def filled(
+        self,
+        relation: Relation,
+        texts: list[pa.Array],
+        unchanged: dict[int, Flags],
+        *,
+        is_new: Flags,
+    ) -> tuple[list[pa.Array], dict[int, Flags]]:
+        """Columns with what is known filled in, and what is not. The rows are in order, so what one
+        brings is there for the next.
+        """
         filled, left = list(texts), {}
         for place, text in enumerate(texts):
             flags = unchanged.get(place)
@@ -122,10 +170,20 @@ class ToastCache:
     def _large(text: pa.Array) -> Flags:
         if not len(text) or int(np.diff(offsets_of(text)).max()) < SMALLEST_BYTES:
             return np.zeros(len(text), np.bool_)
-        large: Flags = pc.fill_null(pc.greater_equal(pc.binary_length(text), SMALLEST_BYTES), False).to_numpy(zero_copy_only=False)
+        large: Flags = pc.fill_null(
+            pc.greater_equal(pc.binary_length(text), SMALLEST_BYTES), False
+        ).to_numpy(zero_copy_only=False)
         return large
 
-    def _column(self, relation: Relation, texts: list[pa.Array], place: int, unchanged: Flags, large: Flags, is_new: Flags) -> tuple[pa.Array, Flags]:
+    def _column(
+        self,
+        relation: Relation,
+        texts: list[pa.Array],
+        place: int,
+        unchanged: Flags,
+        large: Flags,
+        is_new: Flags,
+    ) -> tuple[pa.Array, Flags]:
         missing = np.zeros(len(unchanged), np.bool_)
         found: dict[int, str] = {}
         touched = unchanged | (is_new if (relation.id, place) in self._holding else large)
@@ -147,11 +205,15 @@ class ToastCache:
             values[row] = value
         return pa.array(values, pa.string()), missing
 
-    def _of_old_key(self, relation: Relation, texts: list[pa.Array], place: int, row: int, is_new: Flags) -> str | None:
+    def _of_old_key(
+        self, relation: Relation, texts: list[pa.Array], place: int, row: int, is_new: Flags
+    ) -> str | None:
         """A row whose key changed stands right behind the one that goes."""
         if not row or is_new[row - 1]:
             return None
-        return self._values.get((relation.id, place, tuple(texts[each][row - 1].as_py() for each in relation.key)))
+        return self._values.get(
+            (relation.id, place, tuple(texts[each][row - 1].as_py() for each in relation.key))
+        )
 
     def _put(self, key: _Place, value: str | None) -> None:
         """Remember a value, or forget the one there is: one that is small is sent again."""
@@ -166,7 +228,8 @@ class ToastCache:
             self._bytes -= len(dropped)
 
 
-# The row messages of one relation as one batch. Messages of one form are taken apart together: inserts, updates with and without the old row, deletes.
+# The row messages of one relation as one batch. Messages of one form are taken apart together:
+# inserts, updates with and without the old row, deletes.
 
 
 _INSERT, _BEFORE, _UPDATE, _DELETE = range(4)
@@ -176,7 +239,9 @@ _CHANGE_NAMES = pa.array(CHANGE_TYPES)
 
 @dataclass
 class _Group:
-    """Rows of one form: which message each is of, whether it comes before or behind the message's other row, and what kind of change it is."""
+    """Rows of one form: which message each is of, whether it comes before or behind the message's
+    other row, and what kind of change it is.
+    """
 
     messages: Ints
     behind: int
@@ -186,7 +251,9 @@ class _Group:
 
 
 class RowGroups:
-    def __init__(self, relation: Relation, data: Bytes, buffer: pa.Buffer, toast: ToastCache) -> None:
+    def __init__(
+        self, relation: Relation, data: Bytes, buffer: pa.Buffer, toast: ToastCache
+    ) -> None:
         self.relation, self.data, self.buffer, self.toast = relation, data, buffer, toast
 
     def batch(self, starts: Ints, kinds: Bytes, hidden: dict[str, Ints]) -> pa.RecordBatch:
@@ -200,7 +267,9 @@ class RowGroups:
         updates = np.flatnonzero((kinds == ord("U")) & (forms == _NEW))
         if len(updates):
             new = self._read(starts[updates] + 6)
-            groups.append(_Group(updates, 1, np.full(len(updates), _UPDATE), new.texts, new.unchanged))
+            groups.append(
+                _Group(updates, 1, np.full(len(updates), _UPDATE), new.texts, new.unchanged)
+            )
         for form in (_KEY, _OLD):
             groups += self._with_old(starts, np.flatnonzero((kinds == ord("U")) & (forms == form)))
         deletes = np.flatnonzero(kinds == ord("D"))
@@ -213,17 +282,31 @@ class RowGroups:
         return read_tuples(self.data, self.buffer, at, self.relation.width)
 
     def _with_old(self, starts: Ints, messages: Ints) -> list[_Group]:
-        """An update that says what was: the key has changed if it differs, and then the old row goes and the new one comes."""
+        """An update that says what was: the key has changed if it differs, and then the old row
+        goes and the new one comes.
+        """
         if not len(messages):
             return []
         old = self._read(starts[messages] + 6)
         new = self._read(old.ends + 1)
-        texts = [self._filled(text, before, new.unchanged.get(place)) for place, (text, before) in enumerate(zip(new.texts, old.texts, strict=True))]
-        left = {place: flags & old.texts[place].is_null().to_numpy(zero_copy_only=False) for place, flags in new.unchanged.items()}
+        texts = [
+            self._filled(text, before, new.unchanged.get(place))
+            for place, (text, before) in enumerate(zip(new.texts, old.texts, strict=True))
+        ]
+        left = {
+            place: flags & old.texts[place].is_null().to_numpy(zero_copy_only=False)
+            for place, flags in new.unchanged.items()
+        }
         moved = self._is_moved(old.texts, texts)
         return [
             _Group(messages, 0, np.where(moved, _DELETE, _BEFORE), old.texts),
-            _Group(messages, 1, np.where(moved, _INSERT, _UPDATE), texts, {place: flags for place, flags in left.items() if flags.any()}),
+            _Group(
+                messages,
+                1,
+                np.where(moved, _INSERT, _UPDATE),
+                texts,
+                {place: flags for place, flags in left.items() if flags.any()},
+            ),
         ]
 
     @staticmethod
@@ -244,27 +327,50 @@ class RowGroups:
     def _assembled(self, groups: list[_Group], hidden: dict[str, Ints]) -> pa.RecordBatch:
         messages = np.concatenate([group.messages for group in groups])
         changes = np.concatenate([group.changes for group in groups])
-        texts = [pa.concat_arrays([group.texts[place] for group in groups]) for place in range(self.relation.width)]
+        texts = [
+            pa.concat_arrays([group.texts[place] for group in groups])
+            for place in range(self.relation.width)
+        ]
         unchanged = _joined_flags(groups)
         if len(groups) > 1:
-            order = np.argsort(messages * 2 + np.concatenate([np.full(len(group.messages), group.behind) for group in groups]), kind="stable")
-            messages, changes, texts = messages[order], changes[order], [text.take(pa.array(order)) for text in texts]
+            order = np.argsort(
+                messages * 2
+                + np.concatenate([np.full(len(group.messages), group.behind) for group in groups]),
+                kind="stable",
+            )
+            messages, changes, texts = (
+                messages[order],
+                changes[order],
+                [text.take(pa.array(order)) for text in texts],
+            )
             unchanged = {place: flags[order] for place, flags in unchanged.items()}
-        texts, unchanged = self.toast.filled(self.relation, texts, unchanged, is_new=(changes == _INSERT) | (changes == _UPDATE))
+        texts, unchanged = self.toast.filled(
+            self.relation, texts, unchanged, is_new=(changes == _INSERT) | (changes == _UPDATE)
+        )
         marks: Marks = {}
         columns = finished_columns(self.relation, texts, marks)
         for place, flags in unchanged.items():
             name = self.relation.shape.columns[place][0]
             for row in np.flatnonzero(flags):
                 marks.setdefault(int(row), {})[name] = UNCHANGED
-        arrays = [*columns, *_hidden_arrays(hidden, messages, marks), _CHANGE_NAMES.take(pa.array(changes))]
+        arrays = [
+            *columns,
+            *_hidden_arrays(hidden, messages, marks),
+            _CHANGE_NAMES.take(pa.array(changes)),
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.relation.shape.batch_schema)
 
 
 def _joined_flags(groups: list[_Group]) -> dict[int, Flags]:
     places = {place for group in groups for place in group.unchanged}
     return {
-        place: np.concatenate([group.unchanged.get(place, np.zeros(len(group.messages), np.bool_)) for group in groups]) for place in places
+        place: np.concatenate(
+            [
+                group.unchanged.get(place, np.zeros(len(group.messages), np.bool_))
+                for group in groups
+            ]
+        )
+        for place in places
     }
 
 
@@ -290,7 +396,10 @@ def finished_columns(relation: Relation, texts: list[pa.Array], marks: Marks) ->
 def row_digests(texts: list[pa.Array]) -> pa.Array:
     """What a row without a key is known by."""
     rows = zip(*(text.to_pylist() for text in texts), strict=True)
-    return pa.array([hashlib.sha256(repr(row).encode()).hexdigest()[:32] for row in rows], pa.string())
+    return pa.array(
+        [hashlib.sha256(repr(row).encode()).hexdigest()[:32] for row in rows], pa.string()
+    )
+
 
 BEGIN, COMMIT, RELATION, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = b"BCRIUDTM"
 OUR_PREFIX = "headrace"
@@ -311,7 +420,9 @@ class Open:
 
 @dataclass
 class Decoder:
-    """Keeps the relations of a connection. `resolve` turns a message about a relation into one that we know how to write."""
+    """Keeps the relations of a connection. `resolve` turns a message about a relation into one that
+    we know how to write.
+    """
 
     resolve: Callable[[RelationMessage], Relation | None]
     prefix: str = ""
@@ -325,13 +436,17 @@ class Decoder:
     """Of the messages that were decoded last."""
 
     def decode(self, payloads: Sequence[bytes]) -> list[Item]:
-        """Items in the order of the stream; changes of one table together, as far as their order among themselves goes."""
+        """Items in the order of the stream; changes of one table together, as far as their order
+        among themselves goes.
+        """
         if not payloads:
             return []
         kinds = np.frombuffer(b"".join([payload[:1] for payload in payloads]), np.uint8)
         items: list[Item] = []
         begin, self.commits = 0, int(np.count_nonzero(kinds == COMMIT))
-        for index in map(int, np.flatnonzero((kinds == RELATION) | (kinds == TRUNCATE) | (kinds == MESSAGE))):
+        for index in map(
+            int, np.flatnonzero((kinds == RELATION) | (kinds == TRUNCATE) | (kinds == MESSAGE))
+        ):
             if self._changes_what_follows(payloads[index], kinds[index]):
                 items += self._rows(payloads[begin:index], kinds[begin:index])
                 items += self._rare(payloads[index], kinds[index])
@@ -341,7 +456,9 @@ class Decoder:
     # Rare messages
 
     def _changes_what_follows(self, payload: bytes, kind: int) -> bool:
-        """A relation that is described for the first time, or as before, needs no cut: its rows follow."""
+        """A relation that is described for the first time, or as before, needs no cut: its rows
+        follow.
+        """
         if kind != RELATION:
             return True
         message = parse_relation(payload)
@@ -362,7 +479,11 @@ class Decoder:
 
     def _rare(self, payload: bytes, kind: int) -> list[Item]:
         if kind == TRUNCATE:
-            return [Truncated(found.name, self._hidden()) for each in parse_truncate(payload) if (found := self.relations.get(each))]
+            return [
+                Truncated(found.name, self._hidden())
+                for each in parse_truncate(payload)
+                if (found := self.relations.get(each))
+            ]
         if kind == MESSAGE:
             return self._logical(payload)
         message = parse_relation(payload)
@@ -376,15 +497,37 @@ class Decoder:
     def _hidden(self) -> dict[str, int]:
         now = self.open or Open()
         now.order += 1
-        return {POSITION: now.position, COMMITTED_AT: now.at_us, TRANSACTION: now.xid, ORDER: now.order - 1}
+        return {
+            POSITION: now.position,
+            COMMITTED_AT: now.at_us,
+            TRANSACTION: now.xid,
+            ORDER: now.order - 1,
+        }
 
     def _logical(self, payload: bytes) -> list[Item]:
         prefix, content = parse_logical(payload)
         if prefix == OUR_PREFIX:
             return []
         now = self.open or Open()
-        schema = pa.schema([("prefix", pa.string()), ("content", pa.binary()), ("position", pa.int64()), ("transaction", pa.int64())])
-        rows = pa.RecordBatch.from_pylist([{"prefix": prefix, "content": content, "position": now.position, "transaction": now.xid}], schema=schema)
+        schema = pa.schema(
+            [
+                ("prefix", pa.string()),
+                ("content", pa.binary()),
+                ("position", pa.int64()),
+                ("transaction", pa.int64()),
+            ]
+        )
+        rows = pa.RecordBatch.from_pylist(
+            [
+                {
+                    "prefix": prefix,
+                    "content": content,
+                    "position": now.position,
+                    "transaction": now.xid,
+                }
+            ],
+            schema=schema,
+        )
         return [Event(self.prefix + LOGICAL_TOPIC, LOGICAL_DDL, "prefix", rows)]
 
     # Rows
@@ -406,7 +549,11 @@ class Decoder:
             if relation is not None:
                 mine = np.flatnonzero(relations == number)
                 groups = RowGroups(relation, data, buffer, self.toast)
-                rows = groups.batch(starts[at[mine]], kinds[at[mine]], {name: values[mine] for name, values in hidden.items()})
+                rows = groups.batch(
+                    starts[at[mine]],
+                    kinds[at[mine]],
+                    {name: values[mine] for name, values in hidden.items()},
+                )
                 items.append(Changes(relation.name, rows))
         return items
 
@@ -421,8 +568,15 @@ class Decoder:
         transaction = np.searchsorted(begins, at, side="right")
         firsts = np.concatenate([[-before.order], np.searchsorted(at, begins)])
         order = np.arange(len(at)) - firsts[transaction]
-        self._remember(kinds, int(positions[-1]), int(times[-1]), int(xids[-1]), len(at) - int(firsts[-1]))
-        return {POSITION: positions[transaction], COMMITTED_AT: times[transaction], TRANSACTION: xids[transaction], ORDER: order}
+        self._remember(
+            kinds, int(positions[-1]), int(times[-1]), int(xids[-1]), len(at) - int(firsts[-1])
+        )
+        return {
+            POSITION: positions[transaction],
+            COMMITTED_AT: times[transaction],
+            TRANSACTION: xids[transaction],
+            ORDER: order,
+        }
 
     def _remember(self, kinds: Bytes, position: int, at_us: int, xid: int, order: int) -> None:
         """The transaction that goes on behind these messages, if any."""

@@ -21,7 +21,9 @@ TypeNamer = Callable[[int, int], str]
 
 @dataclass(frozen=True)
 class Relation:
-    """A table as the stream has it. `key` are the places of the key's columns; a table without a key has none, and its rows are known by their digest."""
+    """A table as the stream has it. `key` are the places of the key's columns; a table without a
+    key has none, and its rows are known by their digest.
+    """
 
     id: int
     shape: TableShape
@@ -37,8 +39,12 @@ class Relation:
         return len(self.shape.columns) - (0 if self.key else 1)
 
 
-def make_shape(name: str, columns: list[str], kinds: list[str], key: list[str]) -> tuple[TableShape, tuple[int, ...]]:
-    """The shape of a table, and where its key stands. Without a key there is one more column, the row's digest."""
+def make_shape(
+    name: str, columns: list[str], kinds: list[str], key: list[str]
+) -> tuple[TableShape, tuple[int, ...]]:
+    """The shape of a table, and where its key stands. Without a key there is one more column, the
+    row's digest.
+    """
     usable = usable_names(columns)
     places = tuple(columns.index(each) for each in key)
     described = tuple(zip(usable, kinds, strict=True))
@@ -57,7 +63,12 @@ class RelationMessage:
 
     def to_relation(self, type_name: TypeNamer, key: list[str]) -> Relation:
         names = [name for name, _, _ in self.columns]
-        shape, places = make_shape(self.name, names, [type_name(kind, mod) for _, kind, mod in self.columns], [each for each in key if each in names])
+        shape, places = make_shape(
+            self.name,
+            names,
+            [type_name(kind, mod) for _, kind, mod in self.columns],
+            [each for each in key if each in names],
+        )
         return Relation(self.id, shape, places)
 
 
@@ -93,10 +104,13 @@ def _text(payload: bytes, at: int) -> tuple[str, int]:
     return payload[at:end].decode(), end + 1
 
 
-# Postgres's types as ours: what a column becomes in the topic, and how the text that Postgres sends becomes Arrow values, many at once.
+# Postgres's types as ours: what a column becomes in the topic, and how the text that Postgres sends
+# becomes Arrow values, many at once.
 #
-# Text is what the server sends, so nothing is lost on the way. A value that its column cannot hold (NaN in a DECIMAL, an infinite date, a year before Christ) is null there and stands in `_marks`
-# as its text. What has no counterpart stays the server's text: arrays, ranges, intervals, json, money, addresses, enums, and types of extensions.
+# Text is what the server sends, so nothing is lost on the way. A value that its column cannot hold
+# (NaN in a DECIMAL, an infinite date, a year before Christ) is null there and stands in `_marks` as
+# its text. What has no counterpart stays the server's text: arrays, ranges, intervals, json, money,
+# addresses, enums, and types of extensions.
 
 
 MOST_DIGITS = 38
@@ -117,7 +131,9 @@ _PLAIN = {
 
 
 def ddl_type(name: str, typmod: int) -> str:
-    """The type of a topic's column for a base type's name and modifier. A NUMERIC without a bound has any number of digits, and stays text."""
+    """The type of a topic's column for a base type's name and modifier. A NUMERIC without a bound
+    has any number of digits, and stays text.
+    """
     if name == "numeric" and typmod >= 4:
         precision, scale = (typmod - 4) >> 16 & 0xFFFF, (typmod - 4) & 0x7FF
         scale = scale - 2048 if scale >= 1024 else scale
@@ -126,7 +142,9 @@ def ddl_type(name: str, typmod: int) -> str:
     return _PLAIN.get(name, "STRING")
 
 
-def typed_columns(texts: Sequence[pa.Array], fields: Sequence[pa.Field], marks: Marks) -> list[pa.Array]:
+def typed_columns(
+    texts: Sequence[pa.Array], fields: Sequence[pa.Field], marks: Marks
+) -> list[pa.Array]:
     """Columns of text as columns of their types; what does not fit is marked."""
     return [_typed(text, field, marks) for text, field in zip(texts, fields, strict=True)]
 
@@ -141,7 +159,9 @@ def _typed(text: pa.Array, field: pa.Field, marks: Marks) -> pa.Array:
         return _typed_one_by_one(text, field, convert, marks)
 
 
-def _typed_one_by_one(text: pa.Array, field: pa.Field, convert: Callable[[pa.Array], pa.Array], marks: Marks) -> pa.Array:
+def _typed_one_by_one(
+    text: pa.Array, field: pa.Field, convert: Callable[[pa.Array], pa.Array], marks: Marks
+) -> pa.Array:
     """Find the values that do not fit. Rare, and as slow as it looks."""
     values: list[Any] = []
     for row, value in enumerate(text.to_pylist()):
@@ -164,17 +184,39 @@ def _converter(kind: pa.DataType) -> Callable[[pa.Array], pa.Array]:
 
 
 def _from_time(text: pa.Array) -> pa.Array:
-    moments = pc.binary_join_element_wise("1970-01-01", text, " ").cast(pa.timestamp("us")).cast(pa.int64())
+    moments = (
+        pc.binary_join_element_wise("1970-01-01", text, " ")
+        .cast(pa.timestamp("us"))
+        .cast(pa.int64())
+    )
     return pc.multiply(moments, 1000).cast(pa.time64("ns"))
 
 
 def _from_hex(text: pa.Array) -> pa.Array:
-    """All values at once: without their first two characters (a backslash and an x) they are one long text of hex digits."""
-    digits = pc.utf8_slice_codeunits(text, 2, None) if text.null_count == 0 else pc.utf8_slice_codeunits(pc.fill_null(text, "\\x"), 2, None)
+    """All values at once: without their first two characters (a backslash and an x) they are one
+    long text of hex digits.
+    """
+    digits = (
+        pc.utf8_slice_codeunits(text, 2, None)
+        if text.null_count == 0
+        else pc.utf8_slice_codeunits(pc.fill_null(text, "\\x"), 2, None)
+    )
     digits = pa.concat_arrays([digits])
-    offsets = np.frombuffer(digits.buffers()[1], np.int32)[digits.offset : digits.offset + len(digits) + 1]
+    offsets = np.frombuffer(digits.buffers()[1], np.int32)[
+        digits.offset : digits.offset + len(digits) + 1
+    ]
     data = digits.buffers()[2]
-    raw = bytes.fromhex(data.to_pybytes()[offsets[0] : offsets[-1]].decode("ascii")) if data is not None and len(digits) else b""
+    raw = (
+        bytes.fromhex(data.to_pybytes()[offsets[0] : offsets[-1]].decode("ascii"))
+        if data is not None and len(digits)
+        else b""
+    )
     halves = ((offsets - offsets[0]) // 2).astype(np.int32)
-    values = pa.Array.from_buffers(pa.binary(), len(digits), [None, pa.py_buffer(halves), pa.py_buffer(raw)])
-    return values if text.null_count == 0 else pc.if_else(text.is_valid(), values, pa.scalar(None, pa.binary()))
+    values = pa.Array.from_buffers(
+        pa.binary(), len(digits), [None, pa.py_buffer(halves), pa.py_buffer(raw)]
+    )
+    return (
+        values
+        if text.null_count == 0
+        else pc.if_else(text.is_valid(), values, pa.scalar(None, pa.binary()))
+    )

@@ -1,4 +1,6 @@
-"""The source for Postgres: a replication connection that is read in large gulps, a second connection for everything else."""
+"""The source for Postgres: a replication connection that is read in large gulps, a second
+connection for everything else.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from headrace.cdc.base import Chunk, ChunkRequest, Item, Marks, Part, Reshaped, TableShape, marks_column
+from headrace.cdc.base import (
+    Chunk,
+    ChunkRequest,
+    Item,
+    Marks,
+    Part,
+    Reshaped,
+    TableShape,
+    marks_column,
+)
 from headrace.cdc.postgres_source.catalogue import (
     Catalogue,
     check_server,
@@ -28,16 +39,25 @@ from headrace.cdc.postgres_source.catalogue import (
     slot_status,
     translated,
 )
-from headrace.cdc.postgres_source.pgoutput import BEGIN, COMMIT, OUR_PREFIX, Decoder, finished_columns
+from headrace.cdc.postgres_source.pgoutput import (
+    BEGIN,
+    COMMIT,
+    OUR_PREFIX,
+    Decoder,
+    finished_columns,
+)
 from headrace.cdc.postgres_source.relations import Relation, RelationMessage
 from headrace.columnar.columns import HIDDEN, INSERT, MARKS, POSITION
 from headrace.errors import ConfigurationError
 from headrace.types.schema import quoted
 
-# Chunks of a snapshot: rows in the order of the key, by COPY, and what their transaction saw. No table is locked.
+# Chunks of a snapshot: rows in the order of the key, by COPY, and what their transaction saw. No
+# table is locked.
 #
-# A chunk belongs into the stream right before the first transaction that it does not see. So it is held until that one comes; and that one comes soon, because
-# behind every chunk a message of our own is committed. The rows are then neither older nor newer than the changes around them, and nothing has to be compared.
+# A chunk belongs into the stream right before the first transaction that it does not see. So it is
+# held until that one comes; and that one comes soon, because behind every chunk a message of our
+# own is committed. The rows are then neither older nor newer than the changes around them, and
+# nothing has to be compared.
 
 
 _PLACE = "_headrace_place"
@@ -45,7 +65,9 @@ _PLACE = "_headrace_place"
 
 @dataclass(frozen=True)
 class Seen:
-    """What a transaction sees: everything before `least`, nothing from `next` on, and of what lies between all but those under way."""
+    """What a transaction sees: everything before `least`, nothing from `next` on, and of what lies
+    between all but those under way.
+    """
 
     least: int
     next: int
@@ -54,7 +76,9 @@ class Seen:
     @staticmethod
     def parse(text: str) -> Seen:
         least, after, listed = text.split(":")
-        return Seen(int(least), int(after), frozenset(int(each) for each in listed.split(",") if each))
+        return Seen(
+            int(least), int(after), frozenset(int(each) for each in listed.split(",") if each)
+        )
 
     def sees(self, xid: int) -> bool:
         """The stream has the lower 32 bits of a transaction's number."""
@@ -80,12 +104,18 @@ class ChunkReader:
     def __init__(self, connection: Any) -> None:
         self.connection, self.catalogue = connection, Catalogue(connection)
 
-    def read(self, request: ChunkRequest, consumed: Iterable[int]) -> tuple[Seen, FoundChunk] | None:
-        """A chunk and what it sees; nothing, if it does not yet see all that the stream has brought (a commit shows a moment later than it is sent)."""
+    def read(
+        self, request: ChunkRequest, consumed: Iterable[int]
+    ) -> tuple[Seen, FoundChunk] | None:
+        """A chunk and what it sees; nothing, if it does not yet see all that the stream has brought
+        (a commit shows a moment later than it is sent).
+        """
         with self.connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             try:
-                cursor.execute("SELECT pg_current_snapshot()::text, pg_current_wal_lsn() - '0/0'::pg_lsn")
+                cursor.execute(
+                    "SELECT pg_current_snapshot()::text, pg_current_wal_lsn() - '0/0'::pg_lsn"
+                )
                 text, position = cursor.fetchone()
                 seen = Seen.parse(text)
                 if not all(map(seen.sees, consumed)):
@@ -101,12 +131,19 @@ class ChunkReader:
         columns = self.catalogue.column_names(relation.name)[: relation.width]
         key = [columns[place] for place in relation.key]
         order = ", ".join(quoted(name) for name, _ in key) or "ctid"
-        selected = ", ".join(quoted(name) for name, _ in columns) + ("" if key else f", ctid AS {_PLACE}")
+        selected = ", ".join(quoted(name) for name, _ in columns) + (
+            "" if key else f", ctid AS {_PLACE}"
+        )
         behind = ""
         if request.after:
-            values = cursor.mogrify(", ".join(f"%s::{kind}" for _, kind in key) or "%s::tid", list(request.after)).decode()
+            values = cursor.mogrify(
+                ", ".join(f"%s::{kind}" for _, kind in key) or "%s::tid", list(request.after)
+            ).decode()
             behind = f"WHERE ({order}) > ({values})"
-        query = f"COPY (SELECT {selected} FROM {quoted_table(relation.name)} {behind} ORDER BY {order} LIMIT {request.rows}) TO STDOUT (FORMAT csv)"
+        query = (
+            f"COPY (SELECT {selected} FROM {quoted_table(relation.name)} {behind} ORDER BY {order}"
+            f" LIMIT {request.rows}) TO STDOUT (FORMAT csv)"
+        )
         data = io.BytesIO()
         cursor.copy_expert(query, data)
         names = [f"c{place}" for place in range(relation.width)] + ([] if key else [_PLACE])
@@ -119,7 +156,9 @@ class ChunkReader:
 
 
 def _parsed(data: io.BytesIO, names: list[str]) -> pa.Table:
-    """CSV as Postgres writes it: nothing between commas is null, a pair of quotes is an empty text."""
+    """CSV as Postgres writes it: nothing between commas is null, a pair of quotes is an empty
+    text.
+    """
     if not data.tell():
         return pa.table({name: pa.array([], pa.string()) for name in names})
     data.seek(0)
@@ -128,13 +167,22 @@ def _parsed(data: io.BytesIO, names: list[str]) -> pa.Table:
         read_options=pyarrow.csv.ReadOptions(column_names=names, block_size=8 << 20),
         parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
         convert_options=pyarrow.csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.string()), null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+            column_types=dict.fromkeys(names, pa.string()),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
         ),
     )
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    return (
+        column.chunk(0)
+        if column.num_chunks == 1
+        else pa.concat_arrays(column.chunks)
+        if column.num_chunks
+        else pa.array([], column.type)
+    )
 
 
 def chunk_batch(relation: Relation, texts: list[pa.Array], position: int) -> pa.RecordBatch:
@@ -142,12 +190,19 @@ def chunk_batch(relation: Relation, texts: list[pa.Array], position: int) -> pa.
     columns = finished_columns(relation, texts, marks)
     count = len(columns[0])
     hidden = {POSITION: pa.array(np.full(count, position)), MARKS: marks_column(marks, count)}
-    arrays = [*columns, *(hidden.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN), pa.repeat(pa.scalar(INSERT), count)]
+    arrays = [
+        *columns,
+        *(hidden.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN),
+        pa.repeat(pa.scalar(INSERT), count),
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=relation.shape.batch_schema)
+
 
 MOST_MESSAGES, MOST_BYTES = 60_000, 16 << 20
 GULP = 512
-ENOUGH_MESSAGES = 600  # to take apart, while the server goes on: waiting for more would only wake us, and the server, for each of them
+# to take apart, while the server goes on: waiting for more would only wake us, and the server, for
+# each of them
+ENOUGH_MESSAGES = 600
 GATHER_S, WAKE_S = 0.005, 0.001
 HEARTBEAT_S = 10.0
 FEEDBACK_S = 1.0
@@ -183,11 +238,19 @@ class PostgresSource:
             self.tables()
             if position is None or afresh:
                 self._missed.clear()  # everything is read anyway
-            self._position = ensure_slot(self._catalogue, self.name, int(position) if position else None, afresh=afresh)
+            self._position = ensure_slot(
+                self._catalogue, self.name, int(position) if position else None, afresh=afresh
+            )
             self._replication = connect(self.url, replication=True)
             self._cursor = self._replication.cursor()
             options = {"proto_version": "1", "publication_names": self.name, "messages": "true"}
-            self._cursor.start_replication(self.name, decode=False, start_lsn=lsn(self._position), options=options, status_interval=10)
+            self._cursor.start_replication(
+                self.name,
+                decode=False,
+                start_lsn=lsn(self._position),
+                options=options,
+                status_interval=10,
+            )
         return str(self._position)
 
     def tables(self) -> list[TableShape]:
@@ -199,9 +262,13 @@ class PostgresSource:
         for each in fresh:
             self._relations[each.name] = each
             self._decoder.known_shapes[each.name] = each.shape
-        changed = [each.name for each in relations if each.shape != self._decoder.known_shapes[each.name]]
+        changed = [
+            each.name for each in relations if each.shape != self._decoder.known_shapes[each.name]
+        ]
         if changed and self._request is None and self._held is None:
-            self._request = ChunkRequest(changed[0], None, 0)  # columns changed and no row has since: find its place in the stream
+            self._request = ChunkRequest(
+                changed[0], None, 0
+            )  # columns changed and no row has since: find its place in the stream
         return [each.shape for each in self._relations.values()]
 
     def _resolved(self, message: RelationMessage) -> Relation | None:
@@ -214,8 +281,12 @@ class PostgresSource:
         key = [own[place] for place in known.key]
         if gone := [name for name in key if name not in names]:
             raise ConfigurationError(
-                f"The key column {gone[0]!r} of {message.name} was renamed or dropped, and a topic's key cannot change.",
-                fix="capture it under a new name and prefix, which begins with a new snapshot; the old topic stays as it is.",
+                f"The key column {gone[0]!r} of {message.name} was renamed or dropped, and a"
+                " topic's key cannot change.",
+                fix=(
+                    "capture it under a new name and prefix, which begins with a new snapshot; the"
+                    " old topic stays as it is."
+                ),
             )
         relation = message.to_relation(self._catalogue.type_name, key)
         self._relations[message.name] = relation
@@ -239,9 +310,11 @@ class PostgresSource:
             return self._part(payloads, is_drained)
 
     def _read(self, timeout_s: float) -> tuple[list[bytes], bool]:
-        """All that is there, up to a bound, gathered for some milliseconds: taking it apart costs less for many than for few.
+        """All that is there, up to a bound, gathered for some milliseconds: taking it apart costs
+        less for many than for few.
 
-        What lies behind the last commit waits for the rest of its transaction, unless nothing else came.
+        What lies behind the last commit waits for the rest of its transaction, unless nothing else
+        came.
         """
         payloads, self._tail = self._tail, []
         size, read, add = 0, self._cursor.read_message, payloads.append
@@ -260,7 +333,9 @@ class PostgresSource:
             gathered_s = gathered_s or (now_s if payloads else 0.0)
             if len(payloads) >= ENOUGH_MESSAGES:
                 break
-            if (payloads and now_s - gathered_s >= GATHER_S) or (not payloads and now_s >= deadline_s):
+            if (payloads and now_s - gathered_s >= GATHER_S) or (
+                not payloads and now_s >= deadline_s
+            ):
                 return self._cut(payloads), True
             select.select([self._replication], [], [], WAKE_S if payloads else deadline_s - now_s)
         return self._cut(payloads), False
@@ -280,20 +355,35 @@ class PostgresSource:
             items += [*self._decoder.decode(payloads[:at]), *self._taken(self._held[1])]
             self._held, payloads = None, payloads[at:]
         items += self._decoder.decode(payloads)
-        self._consumed.extend([int.from_bytes(each[17:21], "big") for each in payloads[-3 * XIDS_KEPT :] if each[0] == BEGIN])
+        self._consumed.extend(
+            [
+                int.from_bytes(each[17:21], "big")
+                for each in payloads[-3 * XIDS_KEPT :]
+                if each[0] == BEGIN
+            ]
+        )
         if payloads and payloads[-1][0] == COMMIT:
             self._position = int.from_bytes(payloads[-1][10:18], "big")
             items += self._news()
-            return Part(items, str(self._position), self._decoder.commits, is_idle=is_drained and not self._tail)
+            return Part(
+                items,
+                str(self._position),
+                self._decoder.commits,
+                is_idle=is_drained and not self._tail,
+            )
         return Part(items, None, is_idle=False)
 
     def _news(self) -> list[Item]:
-        """Tables that were not in the publication, and are now: those that are captured already may have lacked changes. One that is new is read anyway."""
+        """Tables that were not in the publication, and are now: those that are captured already may
+        have lacked changes. One that is new is read anyway.
+        """
         missed, self._missed = self._missed, set()
         return [Reshaped(self._relations[name].shape, missed=True) for name in sorted(missed)]
 
     def _quiet(self) -> Part:
-        """Nothing came: the server's position moves on all the same, and is worth keeping now and then, so that it need not keep WAL for us."""
+        """Nothing came: the server's position moves on all the same, and is worth keeping now and
+        then, so that it need not keep WAL for us.
+        """
         now_s = time.monotonic()
         end = self._cursor.wal_end or 0
         if self._missed and self._decoder.open is None:
@@ -325,7 +415,10 @@ class PostgresSource:
             return [found.chunk]
         self._relations[name] = found.relation
         self._decoder.known_shapes[name] = found.relation.shape
-        return [Reshaped(found.relation.shape), replace(found.chunk, rows=found.chunk.rows.slice(0, 0), after=None, is_last=False)]
+        return [
+            Reshaped(found.relation.shape),
+            replace(found.chunk, rows=found.chunk.rows.slice(0, 0), after=None, is_last=False),
+        ]
 
     def _place_of_chunk(self, payloads: list[bytes]) -> int | None:
         """Before the first transaction that the chunk does not see."""
@@ -341,7 +434,9 @@ class PostgresSource:
         """A message of our own, behind all that is there, makes the stream come past it soon."""
         if self._target is None:
             with translated():
-                ((end,),) = self._catalogue.ask("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
+                ((end,),) = self._catalogue.ask(
+                    "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
+                )
                 self._catalogue.ask("SELECT pg_logical_emit_message(true, %s, 'end')", OUR_PREFIX)
             self._target = int(end)
         return self._position >= self._target
@@ -353,7 +448,9 @@ class PostgresSource:
         if self._cursor is not None:
             place = int(position)
             with translated():
-                self._cursor.send_feedback(write_lsn=place, flush_lsn=place, apply_lsn=place, force=True)
+                self._cursor.send_feedback(
+                    write_lsn=place, flush_lsn=place, apply_lsn=place, force=True
+                )
 
     def status(self) -> dict[str, Any]:
         if time.monotonic() - self._slot_s >= 1.0:
@@ -363,14 +460,20 @@ class PostgresSource:
         return self._slot
 
     def close(self) -> None:
-        for connection in (self._replication, self._catalogue.connection, self._chunks.connection if self._chunks else None):
+        for connection in (
+            self._replication,
+            self._catalogue.connection,
+            self._chunks.connection if self._chunks else None,
+        ):
             if connection is not None:
                 connection.close()
 
     def remove(self) -> list[str]:
         removed = []
         with translated():
-            if self._catalogue.ask("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", self.name):
+            if self._catalogue.ask(
+                "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", self.name
+            ):
                 drop_slot(self._catalogue, self.name)
                 removed.append(f"replication slot {self.name}")
             if self._catalogue.ask("SELECT 1 FROM pg_publication WHERE pubname = %s", self.name):

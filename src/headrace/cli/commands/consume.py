@@ -1,4 +1,6 @@
-"""`headrace consume`: rows of a topic on standard output, as a table, as lines, or as JSON; alone or as a member of a group."""
+"""`headrace consume`: rows of a topic on standard output, as a table, as lines, or as JSON; alone
+or as a member of a group.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,25 @@ def consume(
     context: typer.Context,
     topic: Annotated[str, typer.Argument(help="The topic to read.")],
     start: Annotated[
-        str | None, typer.Option("--from", metavar="PLACE", help='earliest (the default), latest, an offset, or a time (ISO 8601, or "1 hour ago").')
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="PLACE",
+            help=(
+                'earliest (the default), latest, an offset, or a time (ISO 8601, or "1 hour ago").'
+            ),
+        ),
     ] = None,
-    group: Annotated[str | None, typer.Option(help="Read as a member of this group, and commit what was printed.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more rows until Ctrl-C.")] = False,
-    most: Annotated[int | None, typer.Option("--max", min=1, help="Stop after this many rows.")] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(help="Read as a member of this group, and commit what was printed."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for more rows until Ctrl-C.")
+    ] = False,
+    most: Annotated[
+        int | None, typer.Option("--max", min=1, help="Stop after this many rows.")
+    ] = None,
     partition: Annotated[int | None, typer.Option(min=0, help="Read this partition only.")] = None,
     headers: Annotated[bool, typer.Option("--headers", help="Show the rows' headers too.")] = False,
     log: LogOption = None,
@@ -44,7 +60,8 @@ def consume(
 ) -> None:
     """Print a topic's rows up to its end, or with --follow as they come.
 
-    With --group, the group's position counts, --from (earliest or latest) only where it has none, and what was printed is committed.
+    With --group, the group's position counts, --from (earliest or latest) only where it has none,
+    and what was printed is committed.
 
     Example: headrace consume orders --from 2026-01-31T12:00:00Z --json --log file:data
     """
@@ -52,26 +69,49 @@ def consume(
     start = place_word(start)
     with opened(context, log) as opened_log:
         if group is None:
-            batches = _read(opened_log, topic, partition, place(start or "earliest", option="--from"), headers=headers, follow=follow)
+            batches = _read(
+                opened_log,
+                topic,
+                partition,
+                place(start or "earliest", option="--from"),
+                headers=headers,
+                follow=follow,
+            )
             _print(batches, show, most)
         else:
             _refuse_place(start, partition)
             opened_log.topic(topic)
-            with opened_log.consumer(topic, group, start=start or "earliest", headers=headers) as consumer:
+            with opened_log.consumer(
+                topic, group, start=start or "earliest", headers=headers
+            ) as consumer:
                 _consume(opened_log, consumer, show, most, follow=follow)
 
 
 def _refuse_place(start: str | None, partition: int | None) -> None:
     if start not in {None, "earliest", "latest"}:
-        raise typer.BadParameter("A group goes on where it stopped: move it with `headrace group reset`, then read.", param_hint="--from")
+        raise typer.BadParameter(
+            "A group goes on where it stopped: move it with `headrace group reset`, then read.",
+            param_hint="--from",
+        )
     if partition is not None:
-        raise typer.BadParameter("A group shares out the partitions itself; read one without --group.", param_hint="--partition")
+        raise typer.BadParameter(
+            "A group shares out the partitions itself; read one without --group.",
+            param_hint="--partition",
+        )
 
 
 # Without a group
 
 
-def _read(log: Log, topic: str, partition: int | None, start: str | int | datetime, *, headers: bool, follow: bool) -> Iterator[pa.RecordBatch]:
+def _read(
+    log: Log,
+    topic: str,
+    partition: int | None,
+    start: str | int | datetime,
+    *,
+    headers: bool,
+    follow: bool,
+) -> Iterator[pa.RecordBatch]:
     """The rows from a place to the end as it is now; with `follow`, for ever."""
     positions = _places(log, topic, partition, start)
     while True:
@@ -85,10 +125,14 @@ def _read(log: Log, topic: str, partition: int | None, start: str | int | dateti
         time.sleep(POLL_SECONDS)
 
 
-def _places(log: Log, topic: str, partition: int | None, start: str | int | datetime) -> dict[int, int]:
+def _places(
+    log: Log, topic: str, partition: int | None, start: str | int | datetime
+) -> dict[int, int]:
     earliest, ends = log.start_offsets(topic), log.end_offsets(topic)
     if partition is not None and partition not in ends:
-        raise typer.BadParameter(f"{topic} has the partitions 0 to {len(ends) - 1}.", param_hint="--partition")
+        raise typer.BadParameter(
+            f"{topic} has the partitions 0 to {len(ends) - 1}.", param_hint="--partition"
+        )
     if start == "earliest":
         places = earliest
     elif start == "latest":
@@ -101,7 +145,9 @@ def _places(log: Log, topic: str, partition: int | None, start: str | int | date
 
 
 def _in_tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small batches, such as those of several partitions, put together, so that they share a heading."""
+    """Small batches, such as those of several partitions, put together, so that they share a
+    heading.
+    """
     held: list[pa.RecordBatch] = []
     try:
         for batch in batches:
@@ -116,7 +162,9 @@ def _in_tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    joined: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches() if batches else []
+    joined: list[pa.RecordBatch] = (
+        pa.Table.from_batches(batches).combine_chunks().to_batches() if batches else []
+    )
     return joined
 
 
@@ -167,7 +215,10 @@ def _reached(batches: list[pa.RecordBatch], shown: int) -> dict[int, int]:
     """The positions behind the first `shown` rows."""
     rows = pa.Table.from_batches(batches).select([PARTITION_COLUMN, OFFSET_COLUMN]).slice(0, shown)
     newest = rows.group_by(PARTITION_COLUMN).aggregate([(OFFSET_COLUMN, "max")])
-    return {number: offset + 1 for number, offset in zip(*(column.to_pylist() for column in newest.columns), strict=True)}
+    return {
+        number: offset + 1
+        for number, offset in zip(*(column.to_pylist() for column in newest.columns), strict=True)
+    }
 
 
 def _at_end(consumer: Consumer, ends: dict[int, int], give_up: float) -> bool:
@@ -193,13 +244,18 @@ def show_table(batch: pa.RecordBatch) -> None:
     names = _place_first(batch)
     for first in range(0, batch.num_rows, TABLE_ROWS):
         rows = _to_the_second(batch.slice(first, TABLE_ROWS)).to_pylist()
-        table([name.removeprefix("_") if name in PLACE_COLUMNS else name for name in names], [[row[name] for name in names] for row in rows])
+        table(
+            [name.removeprefix("_") if name in PLACE_COLUMNS else name for name in names],
+            [[row[name] for name in names] for row in rows],
+        )
 
 
 def _to_the_second(batch: pa.RecordBatch) -> pa.RecordBatch:
     """When a row came, short enough for a table; `--json` and `--follow` have the microseconds."""
     position = batch.schema.get_field_index(TIMESTAMP_COLUMN)
-    return batch.set_column(position, TIMESTAMP_COLUMN, pc.floor_temporal(batch.column(position), unit="second"))
+    return batch.set_column(
+        position, TIMESTAMP_COLUMN, pc.floor_temporal(batch.column(position), unit="second")
+    )
 
 
 def show_lines(batch: pa.RecordBatch) -> None:
@@ -207,7 +263,9 @@ def show_lines(batch: pa.RecordBatch) -> None:
     names = [name for name in batch.schema.names if name not in PLACE_COLUMNS]
     for row in batch.to_pylist():
         values = "  ".join(f"{name}={cell(row[name])}" for name in names)
-        print(f"{row[PARTITION_COLUMN]}/{row[OFFSET_COLUMN]}  {cell(row[TIMESTAMP_COLUMN])}  {values}")
+        print(
+            f"{row[PARTITION_COLUMN]}/{row[OFFSET_COLUMN]}  {cell(row[TIMESTAMP_COLUMN])}  {values}"
+        )
 
 
 def _place_first(batch: pa.RecordBatch) -> list[str]:

@@ -13,7 +13,9 @@ from headrace.log.api import Log
 
 app = typer.Typer(help="Dead letters: list, show, replay.", no_args_is_help=True)
 
-Topic = Annotated[str, typer.Argument(help="The topic whose dead letters are meant, or its .dead topic.")]
+Topic = Annotated[
+    str, typer.Argument(help="The topic whose dead letters are meant, or its .dead topic.")
+]
 
 
 def _has_letters(log: Log, topic: str) -> bool:
@@ -23,7 +25,11 @@ def _has_letters(log: Log, topic: str) -> bool:
     if dead in known or of in known:
         return dead in known
     having = sorted(name.removesuffix(".dead") for name in known if name.endswith(".dead"))
-    raise InputError(f"There is no topic {of!r}, and no step of that name has dead letters: {nearest(of, [*known, *having])}", fix="`headrace dead list` names them.")
+    raise InputError(
+        f"There is no topic {of!r}, and no step of that name has dead letters:"
+        f" {nearest(of, [*known, *having])}",
+        fix="`headrace dead list` names them.",
+    )
 
 
 @app.command("list")
@@ -40,14 +46,20 @@ def list_dead(context: typer.Context, log: LogOption = None, json: JsonOption = 
         for each in found:
             emit({"name": each.name, "of": each.of, "rows": each.rows})
         return
-    table(["dead letters", "of", "rows"], [(each.name, each.of, each.rows) for each in found], empty="No dead letters.")
+    table(
+        ["dead letters", "of", "rows"],
+        [(each.name, each.of, each.rows) for each in found],
+        empty="No dead letters.",
+    )
 
 
 @app.command()
 def show(
     context: typer.Context,
     topic: Topic,
-    start: Annotated[int | None, typer.Option("--from", min=0, metavar="OFFSET", help="Begin at this offset.")] = None,
+    start: Annotated[
+        int | None, typer.Option("--from", min=0, metavar="OFFSET", help="Begin at this offset.")
+    ] = None,
     most: Annotated[int, typer.Option("--max", min=1, help="Show at most this many.")] = 20,
     log: LogOption = None,
     json: JsonOption = False,
@@ -59,20 +71,31 @@ def show(
     from headrace.log import dead_letters as dead
 
     with opened(context, log) as opened_log:
-        letters = dead.letters(opened_log, topic, start=start, limit=most) if _has_letters(opened_log, topic) else []
+        letters = (
+            dead.letters(opened_log, topic, start=start, limit=most)
+            if _has_letters(opened_log, topic)
+            else []
+        )
     if json:
         for each in letters:
             emit(each)
         return
     names = list(dict.fromkeys(name for each in letters for name in each))
-    table(names, [[plain(each.get(name)) for name in names] for each in letters], empty="No dead letters.")
+    table(
+        names,
+        [[plain(each.get(name)) for name in names] for each in letters],
+        empty="No dead letters.",
+    )
 
 
 @app.command()
 def replay(
     context: typer.Context,
     topic: Topic,
-    offset: Annotated[list[int] | None, typer.Option(min=0, help="Only this letter; can be repeated. Without it, all.")] = None,
+    offset: Annotated[
+        list[int] | None,
+        typer.Option(min=0, help="Only this letter; can be repeated. Without it, all."),
+    ] = None,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -83,9 +106,16 @@ def replay(
     from headrace.log import dead_letters as dead
 
     with opened(context, log) as opened_log:
-        result = dead.replay(opened_log, topic, offsets=offset or None) if _has_letters(opened_log, topic) else dead.ReplayResult(0)
+        result = (
+            dead.replay(opened_log, topic, offsets=offset or None)
+            if _has_letters(opened_log, topic)
+            else dead.ReplayResult(0)
+        )
     if json:
-        failed = [{"partition": partition, "offset": at, "reason": reason} for partition, at, reason in result.failed]
+        failed = [
+            {"partition": partition, "offset": at, "reason": reason}
+            for partition, at, reason in result.failed
+        ]
         emit({"replayed": result.replayed, "failed": failed})
     else:
         say(f"{result.replayed:,} replayed, {len(result.failed):,} failed again.")

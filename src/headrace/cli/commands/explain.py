@@ -20,16 +20,41 @@ MOST_SHOWN = 20
 
 def explain(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="The Python file that declares the pipeline.", exists=True, dir_okay=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="The Python file that declares the pipeline.", exists=True, dir_okay=False
+        ),
+    ],
     step: Annotated[str, typer.Argument(help="The step's name, as `headrace plan` shows it.")],
-    window: Annotated[str | None, typer.Option("--window", metavar="TIME", help="Only the window that holds this time.")] = None,
-    key: Annotated[list[str] | None, typer.Option("--key", metavar="NAME=VALUE", help="Of a pattern: this key's partial matches. Once for each column of the key.")] = None,
+    window: Annotated[
+        str | None,
+        typer.Option("--window", metavar="TIME", help="Only the window that holds this time."),
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--key",
+            metavar="NAME=VALUE",
+            help="Of a pattern: this key's partial matches. Once for each column of the key.",
+        ),
+    ] = None,
     log: LogOption = None,
-    state: Annotated[Path | None, typer.Option("--state", metavar="DIR", help="Its state directory. Default: NAME.state beside the file.")] = None,
-    pipeline: Annotated[str | None, typer.Option("--pipeline", help="Which one, if the file declares several.")] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state",
+            metavar="DIR",
+            help="Its state directory. Default: NAME.state beside the file.",
+        ),
+    ] = None,
+    pipeline: Annotated[
+        str | None, typer.Option("--pipeline", help="Which one, if the file declares several.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Say what a step waits for: its open windows, a key's partial matches, its clocks, the producers that hold them back, and what would release them.
+    """Say what a step waits for: its open windows, a key's partial matches, its clocks, the
+    producers that hold them back, and what would release them.
 
     Example: headrace explain shop.py minutes.window --window 2026-01-31T12:05:00Z
     Example: headrace explain shop.py fraud.match --key card=4000-12
@@ -44,23 +69,46 @@ def explain(
     loaded = load(file, pipeline)
     if key:
         with opened(context, log or loaded.log) as opened_log:
-            _show_key(known_names(loaded.plan(), opened_log), opened_log, state or file.parent / f"{loaded.name}.state", step, key, json=json)
+            _show_key(
+                known_names(loaded.plan(), opened_log),
+                opened_log,
+                state or file.parent / f"{loaded.name}.state",
+                step,
+                key,
+                json=json,
+            )
         return
     with opened(context, log or loaded.log) as opened_log:
-        found = explained(known_names(loaded.plan(), opened_log), opened_log, state or file.parent / f"{loaded.name}.state", step, window)
+        found = explained(
+            known_names(loaded.plan(), opened_log),
+            opened_log,
+            state or file.parent / f"{loaded.name}.state",
+            step,
+            window,
+        )
     if json:
         emit(plain(found))
         return
     for line in told(found):
         say(line)
     if found.windows:
-        rows = [(time_text(each.start_us), time_text(each.end_us), "waits" if each.waiting else "published", f"{each.groups:,}") for each in found.windows]
+        rows = [
+            (
+                time_text(each.start_us),
+                time_text(each.end_us),
+                "waits" if each.waiting else "published",
+                f"{each.groups:,}",
+            )
+            for each in found.windows
+        ]
         table(["from", "to", "window", "groups"], rows[:MOST_SHOWN])
     if len(found.windows) > MOST_SHOWN:
         say(f"… and {len(found.windows) - MOST_SHOWN:,} more (--json shows all)")
 
 
-def _show_key(plan: PipelinePlan, log: Log, state: Path, step: str, key: list[str], *, json: bool) -> None:
+def _show_key(
+    plan: PipelinePlan, log: Log, state: Path, step: str, key: list[str], *, json: bool
+) -> None:
     from headrace.runtime.explain import partial_matches
     from headrace.runtime.explain import partial_matches_plain as plain
     from headrace.runtime.explain import partial_matches_text as told

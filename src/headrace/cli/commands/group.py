@@ -32,14 +32,31 @@ def list_groups(context: typer.Context, log: LogOption = None, json: JsonOption 
     rows = [(each, sum(lag.rows for lag in lags if lag.group == each.name)) for each in groups]
     if json:
         for each, behind in rows:
-            emit({"name": each.name, "kind": each.kind, "topics": sorted(each.committed), "members": len(each.members), "lag_rows": behind})
+            emit(
+                {
+                    "name": each.name,
+                    "kind": each.kind,
+                    "topics": sorted(each.committed),
+                    "members": len(each.members),
+                    "lag_rows": behind,
+                }
+            )
         return
-    shown = [(each.name, each.kind, ", ".join(sorted(each.committed)) or "-", len(each.members), behind) for each, behind in rows]
-    table(["group", "kind", "topics", "members", "lag"], shown, empty="No groups yet: a group is there once it has read something.")
+    shown = [
+        (each.name, each.kind, ", ".join(sorted(each.committed)) or "-", len(each.members), behind)
+        for each, behind in rows
+    ]
+    table(
+        ["group", "kind", "topics", "members", "lag"],
+        shown,
+        empty="No groups yet: a group is there once it has read something.",
+    )
 
 
 @app.command()
-def show(context: typer.Context, name: Name, log: LogOption = None, json: JsonOption = False) -> None:
+def show(
+    context: typer.Context, name: Name, log: LogOption = None, json: JsonOption = False
+) -> None:
     """Show who reads what in a group, and its positions.
 
     Example: headrace group show billing --log file:data
@@ -54,21 +71,55 @@ def show(context: typer.Context, name: Name, log: LogOption = None, json: JsonOp
                 "kind": info.kind,
                 "generation": info.generation,
                 "members": [
-                    {"member": each.member, "host": each.host, "partitions": each.partitions, "seconds_since_heartbeat": each.seconds_since_heartbeat}
+                    {
+                        "member": each.member,
+                        "host": each.host,
+                        "partitions": each.partitions,
+                        "seconds_since_heartbeat": each.seconds_since_heartbeat,
+                    }
                     for each in info.members
                 ],
                 "positions": [
-                    {"topic": each.topic, "partition": each.partition, "committed": each.committed, "end": each.end, "rows": each.rows, "seconds": each.seconds}
+                    {
+                        "topic": each.topic,
+                        "partition": each.partition,
+                        "committed": each.committed,
+                        "end": each.end,
+                        "rows": each.rows,
+                        "seconds": each.seconds,
+                    }
                     for each in lags
                 ],
             }
         )
         return
     say(f"{info.kind} {info.name}, generation {info.generation}")
-    members = [(each.member, each.host or "-", _owned(each.partitions), seconds_text(each.seconds_since_heartbeat)) for each in info.members]
+    members = [
+        (
+            each.member,
+            each.host or "-",
+            _owned(each.partitions),
+            seconds_text(each.seconds_since_heartbeat),
+        )
+        for each in info.members
+    ]
     table(["member", "host", "partitions", "last heard of"], members, empty="No members now.")
-    positions = [(each.topic, each.partition, each.committed, each.end, each.rows, seconds_text(each.seconds)) for each in lags]
-    table(["topic", "partition", "committed", "end", "lag", "behind"], positions, empty="No positions yet.")
+    positions = [
+        (
+            each.topic,
+            each.partition,
+            each.committed,
+            each.end,
+            each.rows,
+            seconds_text(each.seconds),
+        )
+        for each in lags
+    ]
+    table(
+        ["topic", "partition", "committed", "end", "lag", "behind"],
+        positions,
+        empty="No positions yet.",
+    )
 
 
 @app.command()
@@ -76,9 +127,20 @@ def reset(
     context: typer.Context,
     name: Name,
     topic: Annotated[str, typer.Option(help="The topic whose positions are moved.")],
-    to: Annotated[str, typer.Option(metavar="PLACE", help='earliest, latest, an offset, or a time (ISO 8601, or "1 hour ago").')],
-    partition: Annotated[list[int] | None, typer.Option(min=0, help="Only this partition; can be repeated.")] = None,
-    new: Annotated[bool, typer.Option("--new", help="Also a group that does not exist yet: where it will begin.")] = False,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="PLACE",
+            help='earliest, latest, an offset, or a time (ISO 8601, or "1 hour ago").',
+        ),
+    ],
+    partition: Annotated[
+        list[int] | None, typer.Option(min=0, help="Only this partition; can be repeated.")
+    ] = None,
+    new: Annotated[
+        bool,
+        typer.Option("--new", help="Also a group that does not exist yet: where it will begin."),
+    ] = False,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -90,13 +152,23 @@ def reset(
     with opened(context, log) as opened_log:
         known = opened_log.groups()
         if name not in known and not new:
-            raise UnknownGroup(name, known, fix="check the name; --new places a group that has not read yet.")
+            raise UnknownGroup(
+                name, known, fix="check the name; --new places a group that has not read yet."
+            )
         before = dict(opened_log.committed(name).get(topic, {})) if name in known else {}
-        after = opened_log.reset_group(name, topic, target, partitions=partition or None).get(topic, {})
-    moved = [(number, before.get(number), offset) for number, offset in sorted(after.items()) if not partition or number in partition]
+        after = opened_log.reset_group(name, topic, target, partitions=partition or None).get(
+            topic, {}
+        )
+    moved = [
+        (number, before.get(number), offset)
+        for number, offset in sorted(after.items())
+        if not partition or number in partition
+    ]
     if json:
         for number, was, is_now in moved:
-            emit({"group": name, "topic": topic, "partition": number, "before": was, "after": is_now})
+            emit(
+                {"group": name, "topic": topic, "partition": number, "before": was, "after": is_now}
+            )
         return
     say(f"Moved {name} on {topic}:")
     table(["partition", "before", "after"], moved)
@@ -106,7 +178,8 @@ def _owned(partitions: tuple[tuple[str, int], ...]) -> str:
     return ", ".join(f"{topic}[{number}]" for topic, number in sorted(partitions)) or "-"
 
 
-# `headrace lag`: how far groups are behind, in rows and seconds; once, or watched; with thresholds that set the exit code.
+# `headrace lag`: how far groups are behind, in rows and seconds; once, or watched; with thresholds
+# that set the exit code.
 
 
 SHORTEST_LOOK_SECONDS = 0.05
@@ -115,7 +188,9 @@ Place = tuple[str, str, int]
 
 @dataclass
 class Alerts:
-    """Which partitions are behind by more than a threshold allows: tells when that begins and when it ends."""
+    """Which partitions are behind by more than a threshold allows: tells when that begins and when
+    it ends.
+    """
 
     rows: int | None
     seconds: float | None
@@ -128,7 +203,9 @@ class Alerts:
         return too_many or too_old
 
     def update(self, lags: list[PartitionLag]) -> tuple[list[PartitionLag], list[PartitionLag]]:
-        """Take in what is known now; returns the alerts that start and those that end. A partition that is gone has ended."""
+        """Take in what is known now; returns the alerts that start and those that end. A partition
+        that is gone has ended.
+        """
         now = {(lag.group, lag.topic, lag.partition): lag for lag in lags}
         passed = {place: lag for place, lag in now.items() if self.passed(lag)}
         started = [lag for place, lag in passed.items() if place not in self.active]
@@ -141,15 +218,30 @@ class Alerts:
 def lag(
     context: typer.Context,
     group: Annotated[str | None, typer.Argument(help="Only this group.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again and again until Ctrl-C.")] = False,
-    every: Annotated[str, typer.Option(metavar="DURATION", help="How often --watch looks.")] = "2 seconds",
-    stop_after: Annotated[str | None, typer.Option("--for", metavar="DURATION", help="End --watch after this long.")] = None,
-    alert_rows: Annotated[int | None, typer.Option(min=0, metavar="N", help="Alert when a partition is more than N rows behind.")] = None,
-    alert_seconds: Annotated[float | None, typer.Option(min=0, metavar="S", help="Alert when the next row has waited longer than S seconds.")] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again and again until Ctrl-C.")
+    ] = False,
+    every: Annotated[
+        str, typer.Option(metavar="DURATION", help="How often --watch looks.")
+    ] = "2 seconds",
+    stop_after: Annotated[
+        str | None, typer.Option("--for", metavar="DURATION", help="End --watch after this long.")
+    ] = None,
+    alert_rows: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Alert when a partition is more than N rows behind."),
+    ] = None,
+    alert_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0, metavar="S", help="Alert when the next row has waited longer than S seconds."
+        ),
+    ] = None,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show how far groups are behind. Exits with 3 when a threshold is passed (with --watch: was passed).
+    """Show how far groups are behind. Exits with 3 when a threshold is passed (with --watch: was
+    passed).
 
     With --watch, alerts are printed when they start and when they end.
 
@@ -169,7 +261,15 @@ def lag(
         raise typer.Exit(EXIT_ALERT)
 
 
-def _watch(log: Log, group: str | None, alerts: Alerts, every_seconds: float, stop_seconds: float | None, *, json: bool) -> None:
+def _watch(
+    log: Log,
+    group: str | None,
+    alerts: Alerts,
+    every_seconds: float,
+    stop_seconds: float | None,
+    *,
+    json: bool,
+) -> None:
     deadline = None if stop_seconds is None else time.monotonic() + stop_seconds
     on_screen = not json and console().is_terminal
     while True:
@@ -190,13 +290,34 @@ def _watch(log: Log, group: str | None, alerts: Alerts, every_seconds: float, st
 def _show(lags: list[PartitionLag], alerts: Alerts, *, json: bool) -> None:
     if json:
         for each in lags:
-            emit({"event": "lag", **asdict(each), "alert": alerts.passed(each), "at": iso(datetime.now(UTC))})
+            emit(
+                {
+                    "event": "lag",
+                    **asdict(each),
+                    "alert": alerts.passed(each),
+                    "at": iso(datetime.now(UTC)),
+                }
+            )
         return
     headings = ["group", "topic", "partition", "committed", "end", "lag", "behind"]
-    rows = [[each.group, each.topic, each.partition, each.committed, each.end, each.rows, seconds_text(each.seconds)] for each in lags]
+    rows = [
+        [
+            each.group,
+            each.topic,
+            each.partition,
+            each.committed,
+            each.end,
+            each.rows,
+            seconds_text(each.seconds),
+        ]
+        for each in lags
+    ]
     if alerts.active:
         headings.append("")
-        rows = [[*row, "ALERT" if alerts.passed(each) else ""] for row, each in zip(rows, lags, strict=True)]
+        rows = [
+            [*row, "ALERT" if alerts.passed(each) else ""]
+            for row, each in zip(rows, lags, strict=True)
+        ]
     table(headings, rows, empty="No group has read anything yet.")
 
 
@@ -205,4 +326,7 @@ def _tell(event: str, lag: PartitionLag, *, json: bool) -> None:
         emit({"event": event, **asdict(lag), "at": iso(datetime.now(UTC))})
         return
     state = "ALERT" if event == "alert_start" else "ok again"
-    say(f"{iso(datetime.now(UTC))}  {state}: {lag.group} on {lag.topic}[{lag.partition}] is {lag.rows:,} rows, {seconds_text(lag.seconds)} behind")
+    say(
+        f"{iso(datetime.now(UTC))}  {state}: {lag.group} on {lag.topic}[{lag.partition}] is"
+        f" {lag.rows:,} rows, {seconds_text(lag.seconds)} behind"
+    )

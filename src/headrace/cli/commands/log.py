@@ -17,8 +17,11 @@ Topic = Annotated[str | None, typer.Argument(help="Only this topic.")]
 
 
 @app.command()
-def verify(context: typer.Context, topic: Topic = None, log: LogOption = None, json: JsonOption = False) -> None:
-    """Read everything and check it. Exits with 4 when something is not as it was written; nothing is deleted.
+def verify(
+    context: typer.Context, topic: Topic = None, log: LogOption = None, json: JsonOption = False
+) -> None:
+    """Read everything and check it. Exits with 4 when something is not as it was written; nothing
+    is deleted.
 
     Example: headrace log verify --log file:data
     """
@@ -30,14 +33,26 @@ def verify(context: typer.Context, topic: Topic = None, log: LogOption = None, j
         for each in findings:
             emit(each)
     else:
-        rows = [(each.kind, each.topic or "-", each.partition if each.partition >= 0 else None, each.file, each.position, each.message) for each in findings]
+        rows = [
+            (
+                each.kind,
+                each.topic or "-",
+                each.partition if each.partition >= 0 else None,
+                each.file,
+                each.position,
+                each.message,
+            )
+            for each in findings
+        ]
         table(["found", "topic", "partition", "file", "byte", "what"], rows, empty=SOUND)
     if findings:
         raise typer.Exit(EXIT_DAMAGE)
 
 
 @app.command()
-def stats(context: typer.Context, topic: Topic = None, log: LogOption = None, json: JsonOption = False) -> None:
+def stats(
+    context: typer.Context, topic: Topic = None, log: LogOption = None, json: JsonOption = False
+) -> None:
     """Show rows, bytes and segments of each topic.
 
     Example: headrace log stats --log file:data
@@ -48,12 +63,17 @@ def stats(context: typer.Context, topic: Topic = None, log: LogOption = None, js
         for each in found:
             emit(asdict(each))
         return
-    rows = [(each.name, each.partitions, each.rows, bytes_text(each.bytes), each.segments) for each in found]
+    rows = [
+        (each.name, each.partitions, each.rows, bytes_text(each.bytes), each.segments)
+        for each in found
+    ]
     table(["topic", "partitions", "rows", "size", "segments"], rows, empty="No topics yet.")
 
 
 @app.command()
-def compact(context: typer.Context, topic: Topic = None, log: LogOption = None, json: JsonOption = False) -> None:
+def compact(
+    context: typer.Context, topic: Topic = None, log: LogOption = None, json: JsonOption = False
+) -> None:
     """Apply retention and compaction now, without waiting for a writer to do it in the background.
 
     Example: headrace log compact customers --log file:data

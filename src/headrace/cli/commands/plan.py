@@ -1,4 +1,6 @@
-"""`headrace plan`: what a pipeline file declares, as a tree, a graph or JSON. Starts nothing and opens no log."""
+"""`headrace plan`: what a pipeline file declares, as a tree, a graph or JSON. Starts nothing and
+opens no log.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,19 @@ from headrace.cli.output import emit, say
 
 def plan(
     file: Annotated[Path, typer.Argument(help="A Python file that declares a pipeline.")],
-    pipeline: Annotated[str | None, typer.Option("--pipeline", metavar="NAME", help="Which one, if the file declares several.")] = None,
-    mermaid: Annotated[bool, typer.Option("--mermaid", help="A graph in Mermaid's language.")] = False,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="OUT", help="Draw the graph into this file; - is standard output.")] = None,
+    pipeline: Annotated[
+        str | None,
+        typer.Option("--pipeline", metavar="NAME", help="Which one, if the file declares several."),
+    ] = None,
+    mermaid: Annotated[
+        bool, typer.Option("--mermaid", help="A graph in Mermaid's language.")
+    ] = False,
+    svg: Annotated[
+        Path | None,
+        typer.Option(
+            "--svg", metavar="OUT", help="Draw the graph into this file; - is standard output."
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Show the plan of a pipeline: its steps, their names, inputs and outputs. Nothing is started.
@@ -48,5 +60,7 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text)
     except OSError as error:
-        raise typer.BadParameter(f"{path} cannot be written: {error.strerror}.", param_hint="--svg") from None
+        raise typer.BadParameter(
+            f"{path} cannot be written: {error.strerror}.", param_hint="--svg"
+        ) from None
     say(f"Drawn in {path}.")

@@ -15,7 +15,12 @@ app = typer.Typer(help="A topic as a queue, for scripts: receive, ack, nack.", n
 
 Topic = Annotated[str, typer.Argument(help="The topic used as a queue.")]
 Group = Annotated[str, typer.Option(help="The group of workers that share the messages.")]
-Receipts = Annotated[list[str] | None, typer.Argument(help="Receipts; none, or -, reads them (or what receive printed) from standard input.")]
+Receipts = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Receipts; none, or -, reads them (or what receive printed) from standard input."
+    ),
+]
 
 
 @app.command()
@@ -24,12 +29,17 @@ def receive(
     topic: Topic,
     group: Group,
     most: Annotated[int, typer.Option("--max", min=1, help="Take at most this many.")] = 1,
-    visibility: Annotated[str, typer.Option(metavar="DURATION", help="How long they are yours.")] = "30 seconds",
-    wait: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for the first.")] = "0 seconds",
+    visibility: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long they are yours.")
+    ] = "30 seconds",
+    wait: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long to wait for the first.")
+    ] = "0 seconds",
     log: LogOption = None,
     json: JsonOption = False,  # noqa: ARG001 - it does so anyway, and a script may say it everywhere
 ) -> None:
-    """Take messages: one JSON object a line, with the receipt to acknowledge it by. Prints nothing when there is none.
+    """Take messages: one JSON object a line, with the receipt to acknowledge it by. Prints nothing
+    when there is none.
 
     Example: headrace queue receive emails --group mailers --max 10 --visibility "1 minute"
     """
@@ -50,7 +60,14 @@ def receive(
 
 
 @app.command()
-def ack(context: typer.Context, topic: Topic, group: Group, receipts: Receipts = None, log: LogOption = None, json: JsonOption = False) -> None:
+def ack(
+    context: typer.Context,
+    topic: Topic,
+    group: Group,
+    receipts: Receipts = None,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
     """Acknowledge messages: they are done, and are not delivered again.
 
     Example: headrace queue ack emails --group mailers RECEIPT
@@ -67,7 +84,9 @@ def nack(
     topic: Topic,
     group: Group,
     receipts: Receipts = None,
-    delay: Annotated[str, typer.Option(metavar="DURATION", help="Deliver them again only after this long.")] = "0 seconds",
+    delay: Annotated[
+        str, typer.Option(metavar="DURATION", help="Deliver them again only after this long.")
+    ] = "0 seconds",
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -82,12 +101,17 @@ def nack(
 
 
 def _receipts(given: list[str] | None) -> list[str]:
-    """Receipts from the command line, or one a line from standard input; lines of `receive` are understood too."""
+    """Receipts from the command line, or one a line from standard input; lines of `receive` are
+    understood too.
+    """
     if given and given != ["-"]:
         return given
     found = [_receipt(line.strip()) for line in sys.stdin if line.strip()]
     if not found:
-        raise typer.BadParameter("Name the receipts that `receive` printed, or pass them on standard input.", param_hint="RECEIPTS")
+        raise typer.BadParameter(
+            "Name the receipts that `receive` printed, or pass them on standard input.",
+            param_hint="RECEIPTS",
+        )
     return found
 
 
@@ -97,7 +121,9 @@ def _receipt(line: str) -> str:
     try:
         return str(json_module.loads(line)["receipt"])
     except (json_module.JSONDecodeError, KeyError):
-        raise typer.BadParameter(f"{line[:80]!r} is not a line that `receive` prints.", param_hint="RECEIPTS") from None
+        raise typer.BadParameter(
+            f"{line[:80]!r} is not a line that `receive` prints.", param_hint="RECEIPTS"
+        ) from None
 
 
 def _report(done: str, count: int, *, json: bool) -> None:

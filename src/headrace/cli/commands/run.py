@@ -1,4 +1,6 @@
-"""`headrace run`: run a pipeline until it is stopped. The options that it shares with `replay` are here too."""
+"""`headrace run`: run a pipeline until it is stopped. The options that it shares with `replay` are
+here too.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +20,63 @@ if TYPE_CHECKING:
     from headrace.alerts.alert import AlertMessage
 
 
-File = Annotated[Path, typer.Argument(help="The Python file that declares the pipeline.", exists=True, dir_okay=False)]
-PipelineOption = Annotated[str | None, typer.Option("--pipeline", metavar="NAME", help="Which one, if the file declares several.")]
+File = Annotated[
+    Path,
+    typer.Argument(help="The Python file that declares the pipeline.", exists=True, dir_okay=False),
+]
+PipelineOption = Annotated[
+    str | None,
+    typer.Option("--pipeline", metavar="NAME", help="Which one, if the file declares several."),
+]
 StateOption = Annotated[
-    Path | None, typer.Option("--state", metavar="DIR", help="Where state and views are kept. Default: NAME.state beside the file.")
+    Path | None,
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        help="Where state and views are kept. Default: NAME.state beside the file.",
+    ),
 ]
 LocalOption = Annotated[
     Path | None,
     typer.Option(
-        "--local", metavar="DIR", help="Where each machine keeps the state it has at hand: a disk of its own. Default: in the state directory, or on a cluster the temporary one."
+        "--local",
+        metavar="DIR",
+        help=(
+            "Where each machine keeps the state it has at hand: a disk of its own. Default: in the"
+            " state directory, or on a cluster the temporary one."
+        ),
     ),
 ]
-MasterOption = Annotated[str | None, typer.Option("--master", help="Spark's master; default: this machine.")]
+MasterOption = Annotated[
+    str | None, typer.Option("--master", help="Spark's master; default: this machine.")
+]
 ShardsOption = Annotated[
     int | None,
-    typer.Option("--shards", min=1, max=128, help="How many shards, for this run. Default: what `headrace rescale` chose, else one a core."),
+    typer.Option(
+        "--shards",
+        min=1,
+        max=128,
+        help=(
+            "How many shards, for this run. Default: what `headrace rescale` chose, else one a"
+            " core."
+        ),
+    ),
 ]
-UntilOption = Annotated[bool, typer.Option("--until-caught-up", help="End when everything that is there has been taken in.")]
+UntilOption = Annotated[
+    bool,
+    typer.Option("--until-caught-up", help="End when everything that is there has been taken in."),
+]
 PortOption = Annotated[
-    int | None, typer.Option("--port", min=0, max=65535, help="Where to serve the views; 0 is any that is free. Default: 8765, or the next that is free.")
+    int | None,
+    typer.Option(
+        "--port",
+        min=0,
+        max=65535,
+        help=(
+            "Where to serve the views; 0 is any that is free. Default: 8765, or the next that is"
+            " free."
+        ),
+    ),
 ]
 
 
@@ -51,10 +91,21 @@ def run(
     pipeline: PipelineOption = None,
     until_caught_up: UntilOption = False,
     port: PortOption = None,
-    batch_target: Annotated[str, typer.Option("--batch-target", metavar="DURATION", help="How long a batch should take: when there is much to take in, its size is chosen so.")] = "30 seconds",
+    batch_target: Annotated[
+        str,
+        typer.Option(
+            "--batch-target",
+            metavar="DURATION",
+            help=(
+                "How long a batch should take: when there is much to take in, its size is"
+                " chosen so."
+            ),
+        ),
+    ] = "30 seconds",
     no_serve: Annotated[bool, typer.Option("--no-serve", help="Do not serve the views.")] = False,
 ) -> None:
-    """Run a pipeline: take in its topics, keep its views and derived topics, and serve the views on this machine, until Ctrl-C or SIGTERM.
+    """Run a pipeline: take in its topics, keep its views and derived topics, and serve the views on
+    this machine, until Ctrl-C or SIGTERM.
 
     Example: headrace run shop.py --log file:data
     """
@@ -63,7 +114,9 @@ def run(
 
     loaded = load(file, pipeline)
     directory = state or state_beside(file, loaded.name)
-    progress = Progress(opening=f"Running {loaded.name}; state and views in {directory}. Ctrl-C ends it.")
+    progress = Progress(
+        opening=f"Running {loaded.name}; state and views in {directory}. Ctrl-C ends it."
+    )
     tell_of_older(directory)
     with stopping() as stop:
         run_pipeline(
@@ -78,8 +131,12 @@ def run(
             master=master,
             serve=not no_serve and (port is not None or not until_caught_up),
             port=port,
-            on_serving=lambda server: say(f"Serving the views at {server.address}{where_not(server, port)}."),
-            on_gateway=lambda gateway, address: say(f"Taking rows for {', '.join(gateway.topics)} at {address}."),
+            on_serving=lambda server: say(
+                f"Serving the views at {server.address}{where_not(server, port)}."
+            ),
+            on_gateway=lambda gateway, address: say(
+                f"Taking rows for {', '.join(gateway.topics)} at {address}."
+            ),
             on_alert=ring,
             batch_target=batch_target,
         )
@@ -97,11 +154,16 @@ def state_beside(file: Path, name: str) -> Path:
 
 
 def tell_of_older(state: Path) -> None:
-    """Another process that runs the same pipeline will notice that it is not the newest any more, and end."""
+    """Another process that runs the same pipeline will notice that it is not the newest any more,
+    and end.
+    """
     from headrace.runtime.status import running_elsewhere
 
     if (older := running_elsewhere(state)) is not None:
-        say(f"Taking over from process {older.process} on {older.host}, which runs {older.pipeline} now: it ends by itself.")
+        say(
+            f"Taking over from process {older.process} on {older.host}, which runs {older.pipeline}"
+            " now: it ends by itself."
+        )
 
 
 def farewell(name: str, progress: Progress, *, stopped: bool) -> str:
@@ -112,21 +174,36 @@ def farewell(name: str, progress: Progress, *, stopped: bool) -> str:
 # `headrace replay`: run a version of a pipeline beside it, over the same ticks.
 
 
-
 def replay(
     context: typer.Context,
     file: File,
-    version: Annotated[str, typer.Option("--as", metavar="VERSION", help="The version's name: its outputs are called OUTPUT.VERSION.")],
+    version: Annotated[
+        str,
+        typer.Option(
+            "--as",
+            metavar="VERSION",
+            help="The version's name: its outputs are called OUTPUT.VERSION.",
+        ),
+    ],
     since: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="TICK|TIME",
-            help="Begin at this tick, or at the first one at or after a time such as 2026-01-31T12:00:00Z, with nothing remembered from before. "
-            "Default: the first tick.",
+            help=(
+                "Begin at this tick, or at the first one at or after a time such as"
+                " 2026-01-31T12:00:00Z, with nothing remembered from before. "
+                "Default: the first tick."
+            ),
         ),
     ] = None,
-    retick: Annotated[bool, typer.Option("--retick", help="Cut new ticks instead of using the recorded ones: the rows may differ.")] = False,
+    retick: Annotated[
+        bool,
+        typer.Option(
+            "--retick",
+            help="Cut new ticks instead of using the recorded ones: the rows may differ.",
+        ),
+    ] = False,
     log: LogOption = None,
     master: MasterOption = None,
     state: StateOption = None,
@@ -135,11 +212,13 @@ def replay(
     pipeline: PipelineOption = None,
     until_caught_up: UntilOption = False,
 ) -> None:
-    """Build a version of a pipeline beside it: the same ticks over again, with state, topics and views of its own.
+    """Build a version of a pipeline beside it: the same ticks over again, with state, topics and
+    views of its own.
 
     An unchanged pipeline gives the same rows; a changed one shows what it would have given.
 
-    When the recorded ticks are done it goes on with new ones, until Ctrl-C or SIGTERM. The same command goes on with a version that was stopped.
+    When the recorded ticks are done it goes on with new ones, until Ctrl-C or SIGTERM. The same
+    command goes on with a version that was stopped.
 
     Example: headrace replay shop.py --as v2 --until-caught-up
     """
@@ -151,7 +230,9 @@ def replay(
     begin = _tick_or_time(since)
     directory = state or state_beside(file, loaded.name)
     home = version_state(directory, version)
-    progress = Progress(opening=f"Replaying {loaded.name} as {version}; state and views in {home}. Ctrl-C ends it.")
+    progress = Progress(
+        opening=f"Replaying {loaded.name} as {version}; state and views in {home}. Ctrl-C ends it."
+    )
     tell_of_older(home)
     with stopping() as stop:
         replay_pipeline(
@@ -177,7 +258,10 @@ def _tick_or_time(text: str | None) -> int | str | None:
     try:
         to_time_us(text)
     except BadDuration:
-        message = f"{text!r} is neither a tick's number nor a time such as 2026-01-31T12:00:00Z or '1 hour ago'."
+        message = (
+            f"{text!r} is neither a tick's number nor a time such as 2026-01-31T12:00:00Z or '1"
+            " hour ago'."
+        )
         raise typer.BadParameter(message, param_hint="--from") from None
     return text
 
@@ -185,19 +269,23 @@ def _tick_or_time(text: str | None) -> int | str | None:
 # `headrace rescale`: choose how many shards a pipeline has from now on.
 
 
-
 def rescale(
     context: typer.Context,
     file: File,
     shards: Annotated[int, typer.Option("--shards", min=1, max=128, help="How many shards.")],
-    version: Annotated[str | None, typer.Option("--as", metavar="VERSION", help="Of this version, made by `headrace replay`.")] = None,
+    version: Annotated[
+        str | None,
+        typer.Option("--as", metavar="VERSION", help="Of this version, made by `headrace replay`."),
+    ] = None,
     log: LogOption = None,
     state: StateOption = None,
     pipeline: PipelineOption = None,
 ) -> None:
-    """Choose how many shards a pipeline has: how many tasks of a stage can work at once. Its rows stay the same.
+    """Choose how many shards a pipeline has: how many tasks of a stage can work at once. Its rows
+    stay the same.
 
-    A running pipeline takes it on between two batches, the next run when it starts; `headrace run --shards` beats it.
+    A running pipeline takes it on between two batches, the next run when it starts; `headrace run
+    --shards` beats it.
 
     Example: headrace rescale shop.py --shards 8
     """
@@ -218,5 +306,11 @@ def rescale(
     except ConfigurationError:
         say(f"{name} will run with {shards} shards.")
         return
-    now = f"now {known.shards}; the run under way (process {known.process}) changes within seconds, unless it was started with --shards"
-    say(f"{name} will run with {shards} shards ({now if known.is_running else f'last time {known.shards}'}).")
+    now = (
+        f"now {known.shards}; the run under way (process {known.process}) changes within seconds,"
+        " unless it was started with --shards"
+    )
+    say(
+        f"{name} will run with {shards} shards"
+        f" ({now if known.is_running else f'last time {known.shards}'})."
+    )

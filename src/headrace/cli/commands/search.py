@@ -20,8 +20,17 @@ from headrace.pipeline.document_search import Search
 
 
 def search(
-    index: Annotated[Path, typer.Argument(metavar="INDEX", help="The directory of an index, which `headrace sync TOPIC search:DIRECTORY` keeps.")],
-    query: Annotated[str, typer.Argument(metavar="QUERY", help='Words, "a phrase", row.COLUMN:WORD, AND, OR, -WORD.')],
+    index: Annotated[
+        Path,
+        typer.Argument(
+            metavar="INDEX",
+            help="The directory of an index, which `headrace sync TOPIC search:DIRECTORY` keeps.",
+        ),
+    ],
+    query: Annotated[
+        str,
+        typer.Argument(metavar="QUERY", help='Words, "a phrase", row.COLUMN:WORD, AND, OR, -WORD.'),
+    ],
     most: Annotated[int, typer.Option("--max", min=1, help="At most so many rows.")] = 10,
     json: JsonOption = False,
 ) -> None:
@@ -41,32 +50,65 @@ def search(
         say("Nothing found.")
 
 
-# `headrace search-test`: which rows of a topic's history a search query would have found, before it is stored.
-
+# `headrace search-test`: which rows of a topic's history a search query would have found, before it
+# is stored.
 
 
 def search_test(
     context: typer.Context,
     topic: Annotated[str, typer.Argument(help="The topic with the documents.")],
-    query: Annotated[str, typer.Argument(metavar="QUERY", help='As queries of search are written: storm AND price:<20 -"heavy rain".')],
-    start: Annotated[str, typer.Option("--from", metavar="PLACE", help="How far back, such as 7d; or earliest (the default), or a time.")] = "earliest",
-    text: Annotated[list[str] | None, typer.Option("--text", help="A column whose words are searched; all STRING columns unless given.")] = None,
-    filters: Annotated[list[str] | None, typer.Option("--filter", help="A column for values and ranges; all others unless given.")] = None,
-    language: Annotated[str | None, typer.Option(help="The language of the stemmer, such as english.")] = None,
-    most: Annotated[int, typer.Option("--max", min=1, help="Show at most so many rows; all are counted.")] = 20,
+    query: Annotated[
+        str,
+        typer.Argument(
+            metavar="QUERY",
+            help='As queries of search are written: storm AND price:<20 -"heavy rain".',
+        ),
+    ],
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="PLACE",
+            help="How far back, such as 7d; or earliest (the default), or a time.",
+        ),
+    ] = "earliest",
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--text", help="A column whose words are searched; all STRING columns unless given."
+        ),
+    ] = None,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option("--filter", help="A column for values and ranges; all others unless given."),
+    ] = None,
+    language: Annotated[
+        str | None, typer.Option(help="The language of the stemmer, such as english.")
+    ] = None,
+    most: Annotated[
+        int, typer.Option("--max", min=1, help="Show at most so many rows; all are counted.")
+    ] = 20,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Try a search query on a topic's history: the rows that it would have found, and how many of all.
+    """Try a search query on a topic's history: the rows that it would have found, and how many of
+    all.
 
     Example: headrace search-test articles "storm AND language:en" --from 7d
 
-    Before a query that begins with a minus, two of them stand alone: headrace search-test --from 7d -- articles "-football"
+    Before a query that begins with a minus, two of them stand alone: headrace search-test --from 7d
+    -- articles "-football"
     """
     with opened(context, log) as opened_log:
         schema = opened_log.topic(topic).arrow_schema
         columns = [name for name in schema.names if not name.startswith("_")]
-        search = Search(query, pa.schema([schema.field(name) for name in columns]), text=text or None, filters=filters or None, language=language)
+        search = Search(
+            query,
+            pa.schema([schema.field(name) for name in columns]),
+            text=text or None,
+            filters=filters or None,
+            language=language,
+        )
         read = found = 0
         for batch in _history(opened_log, topic, columns, _start(start)):
             read += batch.num_rows
@@ -88,12 +130,28 @@ def _start(text: str) -> str | int | datetime:
         return place(place_word(text) or "earliest", option="--from")
 
 
-def _history(log: Log, topic: str, columns: list[str], start: str | int | datetime) -> Iterator[pa.RecordBatch]:
+def _history(
+    log: Log, topic: str, columns: list[str], start: str | int | datetime
+) -> Iterator[pa.RecordBatch]:
     ends = log.end_offsets(topic)
-    starts = log.start_offsets(topic) if start == "earliest" else ends if start == "latest" else dict.fromkeys(ends, start) if isinstance(start, int) else log.offsets_at(topic, start)
+    starts = (
+        log.start_offsets(topic)
+        if start == "earliest"
+        else (
+            ends
+            if start == "latest"
+            else (
+                dict.fromkeys(ends, start)
+                if isinstance(start, int)
+                else log.offsets_at(topic, start)
+            )
+        )
+    )
     for partition in sorted(ends):
         if starts[partition] < ends[partition]:
-            yield from log.read(topic, partition, starts[partition], ends[partition], columns=columns)
+            yield from log.read(
+                topic, partition, starts[partition], ends[partition], columns=columns
+            )
 
 
 def _show(row: dict[str, object], *, json: bool) -> None:

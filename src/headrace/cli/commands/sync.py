@@ -23,32 +23,89 @@ EXIT_DIFFERENT = 5
 
 def sync(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to follow: a table's, or any other.")],
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC", help="The topic to follow: a table's, or any other.")
+    ],
     sink: Annotated[
         str,
-        typer.Argument(metavar="SINK", help="Where to: sqlite:PATH, parquet:, delta: or search:DIRECTORY, postgresql://…, redis://…, amqp://…, webhook:https://…, or FILE.py:NAME for a sink that a file declares."),
+        typer.Argument(
+            metavar="SINK",
+            help=(
+                "Where to: sqlite:PATH, parquet:, delta: or search:DIRECTORY, postgresql://…,"
+                " redis://…, amqp://…, webhook:https://…, or FILE.py:NAME for a sink that a file"
+                " declares."
+            ),
+        ),
     ],
     log: LogOption = None,
-    table: Annotated[str | None, typer.Option("--table", help="What it is called there. Default: as the topic.")] = None,
+    table: Annotated[
+        str | None, typer.Option("--table", help="What it is called there. Default: as the topic.")
+    ] = None,
     mode: Annotated[
-        str | None, typer.Option("--mode", help="merge (one row a key) or append (every row). Default: merge for tables, append for others.")
+        str | None,
+        typer.Option(
+            "--mode",
+            help=(
+                "merge (one row a key) or append (every row). Default: merge for tables, append for"
+                " others."
+            ),
+        ),
     ] = None,
     key: Annotated[
-        list[str] | None, typer.Option("--key", metavar="COLUMN", help="Merge by this column; may be repeated. For topics that are no tables.")
+        list[str] | None,
+        typer.Option(
+            "--key",
+            metavar="COLUMN",
+            help="Merge by this column; may be repeated. For topics that are no tables.",
+        ),
     ] = None,
-    no_create: Annotated[bool, typer.Option("--no-create", help="Make no table and no column there.")] = False,
-    name: Annotated[str | None, typer.Option("--name", help="The sink's name, under which its dead letters stand. Default: TOPIC.KIND.")] = None,
-    batch_rows: Annotated[int | None, typer.Option("--batch-rows", min=1, help="At most so many rows in one commit.")] = None,
-    until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="End when everything that is there has been applied.")] = False,
-    start_over: Annotated[bool, typer.Option("--start-over", help="Empty the target, and apply the topic from its beginning.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Compare target and log, key by key, and end; exit code 5 if they differ.")] = False,
+    no_create: Annotated[
+        bool, typer.Option("--no-create", help="Make no table and no column there.")
+    ] = False,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name",
+            help="The sink's name, under which its dead letters stand. Default: TOPIC.KIND.",
+        ),
+    ] = None,
+    batch_rows: Annotated[
+        int | None, typer.Option("--batch-rows", min=1, help="At most so many rows in one commit.")
+    ] = None,
+    until_caught_up: Annotated[
+        bool,
+        typer.Option(
+            "--until-caught-up", help="End when everything that is there has been applied."
+        ),
+    ] = False,
+    start_over: Annotated[
+        bool,
+        typer.Option(
+            "--start-over", help="Empty the target, and apply the topic from its beginning."
+        ),
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Compare target and log, key by key, and end; exit code 5 if they differ.",
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Keep another system equal to a topic, exactly once, until Ctrl-C or SIGTERM.
 
     Example: headrace sync orders sqlite:shop.db --log file:data
     """
-    found = declared_sink(sink, table=table, mode=mode, key=tuple(key or ()), create=False if no_create else None, name=name, batch_rows=batch_rows)
+    found = declared_sink(
+        sink,
+        table=table,
+        mode=mode,
+        key=tuple(key or ()),
+        create=False if no_create else None,
+        name=name,
+        batch_rows=batch_rows,
+    )
     address = required_log(context, log)
     if check:
         _check(found, topic, address, as_json=json)
@@ -56,7 +113,14 @@ def sync(
     told = StatusLines(_how_it_goes, json)
     with stopping() as stop:
         say(f"Applying {topic} to {found.kind}. Ctrl-C ends it.")
-        found.run(topic, log=address, stop=stop, until_caught_up=until_caught_up, start_over=start_over, on_status=told)
+        found.run(
+            topic,
+            log=address,
+            stop=stop,
+            until_caught_up=until_caught_up,
+            start_over=start_over,
+            on_status=told,
+        )
     say(f"{found.name_for(topic)}: {told.summary()}{_put_aside(told.last)}")
 
 
@@ -97,7 +161,10 @@ def _line(each: Difference) -> str:
     key = ", ".join(f"{name} {cell(value)}" for name, value in each.key.items())
     if each.log is None or each.target is None:
         return f"{key}: {'not in the target' if each.target is None else 'not in the log'}"
-    values = "; ".join(f"{name} is {cell(each.target[name])}, in the log {cell(each.log[name])}" for name in each.columns)
+    values = "; ".join(
+        f"{name} is {cell(each.target[name])}, in the log {cell(each.log[name])}"
+        for name in each.columns
+    )
     return f"{key}: {values}"
 
 
@@ -106,17 +173,33 @@ def _verdict(result: Comparison) -> str:
         return f"Equal: {counted(result.rows, 'row')}, as of {_places(result)}."
     counts = ", ".join(f"{count:,} {kind}" for kind, count in result.counts.items() if count)
     more = sum(result.counts.values()) - len(result.examples)
-    return f"Different: {counts}, of {counted(result.rows, 'row')}, as of {_places(result)}.{f' {more:,} more not shown.' if more else ''}"
+    return (
+        f"Different: {counts}, of {counted(result.rows, 'row')}, as of"
+        f" {_places(result)}.{f' {more:,} more not shown.' if more else ''}"
+    )
 
 
 def _places(result: Comparison) -> str:
-    return ", ".join(f"offset {offset} of partition {partition}" for partition, offset in sorted(result.positions.items())) or "nothing applied yet"
+    return (
+        ", ".join(
+            f"offset {offset} of partition {partition}"
+            for partition, offset in sorted(result.positions.items())
+        )
+        or "nothing applied yet"
+    )
 
 
 def _how_it_goes(status: SyncStatus, rate: float) -> str:
     failed = f"; failed {status.failures} times in a row: {status.error}" if status.error else ""
-    return f"{status.sink}: {counted(status.rows, 'row')}, {rate:,.0f} rows/s, {status.behind:,} behind, {status.refused:,} refused{failed}"
+    return (
+        f"{status.sink}: {counted(status.rows, 'row')}, {rate:,.0f} rows/s, {status.behind:,}"
+        f" behind, {status.refused:,} refused{failed}"
+    )
 
 
 def _put_aside(status: SyncStatus | None) -> str:
-    return f" {counted(status.refused, 'row')} refused: see `headrace dead list`." if status is not None and status.refused else ""
+    return (
+        f" {counted(status.refused, 'row')} refused: see `headrace dead list`."
+        if status is not None and status.refused
+        else ""
+    )

@@ -17,61 +17,136 @@ from headrace.log.api import Log
 from headrace.log.values import TopicInfo
 from headrace.types.schema import to_ddl
 
-app = typer.Typer(help="Topics and tables: create, list, show, alter, delete.", no_args_is_help=True)
+app = typer.Typer(
+    help="Topics and tables: create, list, show, alter, delete.", no_args_is_help=True
+)
 
 Name = Annotated[str, typer.Argument(help="The topic's name.")]
-Retention = Annotated[str | None, typer.Option(metavar="DURATION", help='Keep rows this long, such as "7 days"; "none" keeps them for ever.')]
-RetentionBytes = Annotated[str | None, typer.Option(metavar="BYTES", help='Keep at most this much a partition; "none" for no bound.')]
-History = Annotated[str | None, typer.Option(metavar="DURATION", help='A table\'s changes older than this may be compacted; "none" keeps all.')]
-Tombstones = Annotated[str | None, typer.Option(metavar="DURATION", help="How long a deletion stays visible in a compacted topic.")]
-SegmentBytes = Annotated[int | None, typer.Option(min=1, help="Start a new segment file at this size.")]
-SegmentAge = Annotated[str | None, typer.Option(metavar="DURATION", help="Start a new segment file at this age.")]
-Compression = Annotated[str | None, typer.Option(help="How stored rows are compressed: none, lz4 or zstd.")]
+Retention = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION",
+        help='Keep rows this long, such as "7 days"; "none" keeps them for ever.',
+    ),
+]
+RetentionBytes = Annotated[
+    str | None,
+    typer.Option(metavar="BYTES", help='Keep at most this much a partition; "none" for no bound.'),
+]
+History = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION",
+        help='A table\'s changes older than this may be compacted; "none" keeps all.',
+    ),
+]
+Tombstones = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION", help="How long a deletion stays visible in a compacted topic."
+    ),
+]
+SegmentBytes = Annotated[
+    int | None, typer.Option(min=1, help="Start a new segment file at this size.")
+]
+SegmentAge = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="Start a new segment file at this age.")
+]
+Compression = Annotated[
+    str | None, typer.Option(help="How stored rows are compressed: none, lz4 or zstd.")
+]
 
 
 @app.command()
 def create(
     context: typer.Context,
     name: Name,
-    schema: Annotated[str, typer.Option(help='The columns, as Spark writes them: "id BIGINT, at TIMESTAMP".')],
-    key: Annotated[str | None, typer.Option(metavar="COLUMNS", help="Rows with equal keys share a partition. Several: a,b.")] = None,
+    schema: Annotated[
+        str, typer.Option(help='The columns, as Spark writes them: "id BIGINT, at TIMESTAMP".')
+    ],
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMNS", help="Rows with equal keys share a partition. Several: a,b."
+        ),
+    ] = None,
     partitions: Annotated[int, typer.Option(min=1)] = 1,
-    primary_key: Annotated[str | None, typer.Option(metavar="COLUMNS", help="Make it a table: a topic of changes, with this primary key.")] = None,
+    primary_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMNS", help="Make it a table: a topic of changes, with this primary key."
+        ),
+    ] = None,
     history: History = None,
     retention: Retention = None,
     retention_bytes: RetentionBytes = None,
-    compact: Annotated[bool, typer.Option("--compact", help="Keep only the newest row of each key.")] = False,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="Keep only the newest row of each key.")
+    ] = False,
     tombstones: Tombstones = None,
     segment_bytes: SegmentBytes = None,
     segment_age: SegmentAge = None,
     compression: Compression = None,
-    if_missing: Annotated[bool, typer.Option("--if-missing", help="It is no error if it is there already, as described.")] = False,
+    if_missing: Annotated[
+        bool,
+        typer.Option("--if-missing", help="It is no error if it is there already, as described."),
+    ] = False,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
     """Create a topic, or with --primary-key a table.
 
-    Example: headrace topic create orders --schema "id BIGINT, amount DOUBLE" --key id --partitions 4 --retention "7 days"
+    Example: headrace topic create orders --schema "id BIGINT, amount DOUBLE" --key id --partitions
+    4 --retention "7 days"
     """
-    storage = _given(tombstones=tombstones, segment_bytes=segment_bytes, segment_age=segment_age, compression=compression)
+    storage = _given(
+        tombstones=tombstones,
+        segment_bytes=segment_bytes,
+        segment_age=segment_age,
+        compression=compression,
+    )
     with opened(context, log, create=True) as opened_log, _in_words_of_the_command():
         if primary_key is None:
             _refuse("--history", history, "only a table (--primary-key) has a history")
-            settings = storage | _given(retention=retention and _unless_none(retention), retention_bytes=_byte_count(retention_bytes), key=_columns(key))
-            info = opened_log.create_topic(name, schema, partitions=partitions, compact=compact, exist_ok=if_missing, **settings)
+            settings = storage | _given(
+                retention=retention and _unless_none(retention),
+                retention_bytes=_byte_count(retention_bytes),
+                key=_columns(key),
+            )
+            info = opened_log.create_topic(
+                name,
+                schema,
+                partitions=partitions,
+                compact=compact,
+                exist_ok=if_missing,
+                **settings,
+            )
         else:
             _refuse("--key", key, "a table is partitioned by its primary key")
-            _refuse("--retention", retention or retention_bytes, "a table keeps its rows; bound its past with --history")
+            _refuse(
+                "--retention",
+                retention or retention_bytes,
+                "a table keeps its rows; bound its past with --history",
+            )
             _refuse("--compact", compact, "choose a table's compaction with --history")
             settings = storage | _given(history=history and _unless_none(history))
-            info = opened_log.create_table(name, schema, primary_key=_columns(primary_key) or [], partitions=partitions, exist_ok=if_missing, **settings)
+            info = opened_log.create_table(
+                name,
+                schema,
+                primary_key=_columns(primary_key) or [],
+                partitions=partitions,
+                exist_ok=if_missing,
+                **settings,
+            )
     _report("Created", info, json=json)
 
 
 @app.command("list")
 def list_topics(
     context: typer.Context,
-    everything: Annotated[bool, typer.Option("--all", help="Internal topics too (their names start with __).")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Internal topics too (their names start with __).")
+    ] = False,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -80,18 +155,32 @@ def list_topics(
     Example: headrace topic list --log file:data
     """
     with opened(context, log) as opened_log:
-        names = [name for name in sorted(opened_log.topics()) if everything or not name.startswith("__")]
-        found = [(opened_log.topic(name), opened_log.start_offsets(name), opened_log.end_offsets(name)) for name in names]
+        names = [
+            name for name in sorted(opened_log.topics()) if everything or not name.startswith("__")
+        ]
+        found = [
+            (opened_log.topic(name), opened_log.start_offsets(name), opened_log.end_offsets(name))
+            for name in names
+        ]
     if json:
         for info, start, end in found:
             emit(_summary(info) | {"offsets": _span(start, end)})
         return
-    rows = [(info.name, _kind(info), info.partitions, ", ".join(info.key) or "-", _span(start, end)) for info, start, end in found]
-    table(["topic", "kind", "partitions", "key", "offsets"], rows, empty="No topics yet. Make one with `headrace topic create`.")
+    rows = [
+        (info.name, _kind(info), info.partitions, ", ".join(info.key) or "-", _span(start, end))
+        for info, start, end in found
+    ]
+    table(
+        ["topic", "kind", "partitions", "key", "offsets"],
+        rows,
+        empty="No topics yet. Make one with `headrace topic create`.",
+    )
 
 
 @app.command()
-def show(context: typer.Context, name: Name, log: LogOption = None, json: JsonOption = False) -> None:
+def show(
+    context: typer.Context, name: Name, log: LogOption = None, json: JsonOption = False
+) -> None:
     """Show a topic's columns, settings and offsets.
 
     Example: headrace topic show orders --log file:data
@@ -103,23 +192,43 @@ def show(context: typer.Context, name: Name, log: LogOption = None, json: JsonOp
         emit(_summary(info) | {"offsets": offsets})
         return
     say(f"{_kind(info)} {info.name}")
-    table(["column", "type", "null", "key"], [(f.name, _type(f), f.nullable, f.name in info.key) for f in info.arrow_schema])
+    table(
+        ["column", "type", "null", "key"],
+        [(f.name, _type(f), f.nullable, f.name in info.key) for f in info.arrow_schema],
+    )
     table(["setting", "value"], _settings(info).items())
-    table(["partition", "earliest", "end"], [(each["partition"], each["earliest"], each["end"]) for each in offsets])
+    table(
+        ["partition", "earliest", "end"],
+        [(each["partition"], each["earliest"], each["end"]) for each in offsets],
+    )
 
 
 @app.command()
 def alter(
     context: typer.Context,
     name: Name,
-    add_columns: Annotated[str | None, typer.Option(metavar="DDL", help='New columns, all nullable: "note STRING".')] = None,
-    partitions: Annotated[int | None, typer.Option(min=1, help="The new number of partitions; it can only grow.")] = None,
+    add_columns: Annotated[
+        str | None, typer.Option(metavar="DDL", help='New columns, all nullable: "note STRING".')
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help="The new number of partitions; it can only grow.")
+    ] = None,
     allow_moving_keys: Annotated[
-        bool, typer.Option("--allow-moving-keys", help="Add partitions to a keyed topic although new rows of a key then go elsewhere than its old ones.")
+        bool,
+        typer.Option(
+            "--allow-moving-keys",
+            help=(
+                "Add partitions to a keyed topic although new rows of a key then go elsewhere than"
+                " its old ones."
+            ),
+        ),
     ] = False,
     retention: Retention = None,
     retention_bytes: RetentionBytes = None,
-    compact: Annotated[bool | None, typer.Option("--compact/--no-compact", help="Keep only the newest row of each key.")] = None,
+    compact: Annotated[
+        bool | None,
+        typer.Option("--compact/--no-compact", help="Keep only the newest row of each key."),
+    ] = None,
     history: History = None,
     tombstones: Tombstones = None,
     segment_bytes: SegmentBytes = None,
@@ -141,8 +250,13 @@ def alter(
         segment_age=segment_age,
         compression=compression,
     )
-    settings |= {key: _unless_none(value) for key, value in _given(retention=retention, history=history).items()}
-    settings |= {"retention_bytes": _byte_count(retention_bytes)} if retention_bytes is not None else {}
+    settings |= {
+        key: _unless_none(value)
+        for key, value in _given(retention=retention, history=history).items()
+    }
+    settings |= (
+        {"retention_bytes": _byte_count(retention_bytes)} if retention_bytes is not None else {}
+    )
     if not settings:
         raise typer.BadParameter("Say what to change: see `headrace topic alter --help`.")
     with opened(context, log) as opened_log:
@@ -179,7 +293,9 @@ def _in_words_of_the_command() -> Iterator[None]:
     try:
         yield
     except TopicExists as error:
-        raise TopicExists(error.message, fix=error.fix.replace("pass exist_ok=True", "say --if-missing")) from None
+        raise TopicExists(
+            error.message, fix=error.fix.replace("pass exist_ok=True", "say --if-missing")
+        ) from None
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -206,7 +322,9 @@ def _byte_count(text: str | None) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a number of bytes.", param_hint="--retention-bytes") from None
+        raise typer.BadParameter(
+            f"{text!r} is not a number of bytes.", param_hint="--retention-bytes"
+        ) from None
 
 
 def _type(column: pa.Field) -> str:
@@ -219,13 +337,18 @@ def _kind(info: TopicInfo) -> str:
 
 
 def _span(start: dict[int, int], end: dict[int, int]) -> int:
-    """How many offsets are kept. Compaction and control batches leave gaps, so it bounds the number of rows."""
+    """How many offsets are kept. Compaction and control batches leave gaps, so it bounds the number
+    of rows.
+    """
     return sum(end.values()) - sum(start.values())
 
 
 def _offsets(log: Log, name: str) -> list[dict[str, int]]:
     start, end = log.start_offsets(name), log.end_offsets(name)
-    return [{"partition": number, "earliest": start[number], "end": end[number]} for number in sorted(end)]
+    return [
+        {"partition": number, "earliest": start[number], "end": end[number]}
+        for number in sorted(end)
+    ]
 
 
 def _summary(info: TopicInfo) -> dict[str, Any]:
@@ -254,12 +377,17 @@ def _settings(info: TopicInfo) -> dict[str, str]:
     else:
         shown |= {
             "retention": _length(info.retention_us),
-            "retention bytes": "no bound" if info.retention_bytes is None else bytes_text(info.retention_bytes),
+            "retention bytes": (
+                "no bound" if info.retention_bytes is None else bytes_text(info.retention_bytes)
+            ),
             "compact": "yes" if info.compact else "no",
         }
     if info.compact or info.history_us is not None:
         shown["tombstones"] = _length(info.tombstone_us)
-    return shown | {"segments": f"{bytes_text(info.segment_bytes)} or {_length(info.segment_us)}", "compression": info.compression}
+    return shown | {
+        "segments": f"{bytes_text(info.segment_bytes)} or {_length(info.segment_us)}",
+        "compression": info.compression,
+    }
 
 
 def _length(us: int | None) -> str:
@@ -270,4 +398,7 @@ def _report(done: str, info: TopicInfo, *, json: bool) -> None:
     if json:
         emit(_summary(info))
     else:
-        say(f"{done} {_kind(info)} {info.name}: {info.schema} ({counted(info.partitions, 'partition')})")
+        say(
+            f"{done} {_kind(info)} {info.name}: {info.schema}"
+            f" ({counted(info.partitions, 'partition')})"
+        )

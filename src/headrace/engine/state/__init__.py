@@ -1,1 +1,3 @@
-"""The state of a pipeline: immutable files per step and key group (the truth), and a local store per shard (a cache)."""
+"""The state of a pipeline: immutable files per step and key group (the truth), and a local store
+per shard (a cache).
+"""

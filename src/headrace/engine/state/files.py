@@ -1,7 +1,9 @@
-"""State as it is true: immutable files, each named by a random id, with the keys that one batch changed (a delta) or all keys of a key group (a snapshot).
+"""State as it is true: immutable files, each named by a random id, with the keys that one batch
+changed (a delta) or all keys of a key group (a snapshot).
 
-A key group's state is the chain of files that its id leads to: each file says for each key group which one came before. A file is durable
-before its id is in the ledger; a file that no ledger entry reaches never happened.
+A key group's state is the chain of files that its id leads to: each file says for each key group
+which one came before. A file is durable before its id is in the ledger; a file that no ledger entry
+reaches never happened.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ from headrace.columnar.keys import whole
 from headrace.errors import CorruptionError, NewerFormat
 from headrace.log.file.disk import Disk
 
-# Immutable Arrow files: each named by a random id that ends with the checksum of its content, and durable before the id is known to anyone.
+# Immutable Arrow files: each named by a random id that ends with the checksum of its content, and
+# durable before the id is known to anyone.
 #
-# State and clocks are kept in them. The id in the ledger thereby vouches for every byte: a file that was damaged, or put there by mistake, is never taken for the truth.
+# State and clocks are kept in them. The id in the ledger thereby vouches for every byte: a file
+# that was damaged, or put there by mistake, is never taken for the truth.
 
 
 _CHECKSUM_DIGITS = 8
@@ -88,12 +92,18 @@ def _check_sum(path: Path, content: pa.Buffer) -> None:
 def _about(path: Path, schema: pa.Schema, newest_version: int) -> dict[str, Any]:
     about: dict[str, Any] = json.loads(schema.metadata[_METADATA])
     if about["version"] > newest_version:
-        raise NewerFormat(f"{path} has format {about['version']}; this Headrace knows {newest_version}.", fix="upgrade Headrace.")
+        raise NewerFormat(
+            f"{path} has format {about['version']}; this Headrace knows {newest_version}.",
+            fix="upgrade Headrace.",
+        )
     return about
 
 
 def _unreadable(path: Path, why: str) -> CorruptionError:
-    return CorruptionError(f"{path} cannot be read: {why}", fix="restore it from a backup, or replay the pipeline.")
+    return CorruptionError(
+        f"{path} cannot be read: {why}", fix="restore it from a backup, or replay the pipeline."
+    )
+
 
 VERSION = 1
 GROUPS = 128
@@ -106,7 +116,9 @@ StateIds = dict[int, str]
 
 @dataclass(frozen=True)
 class StateFile:
-    """One file's content: rows sorted by key group, and for each group it covers where its rows start and which file came before."""
+    """One file's content: rows sorted by key group, and for each group it covers where its rows
+    start and which file came before.
+    """
 
     id: str
     table: pa.Table
@@ -124,13 +136,20 @@ class StateFile:
 
 
 def weights(keys: pa.Array, values: pa.Array) -> npt.NDArray[np.int64]:
-    """About how many bytes of a file each row takes; the value of one that is deleted takes none."""
+    """About how many bytes of a file each row takes; the value of one that is deleted takes
+    none.
+    """
     return np.diff(offsets_of(keys)) + np.diff(offsets_of(values)) + _A_ROW_BYTES
 
 
 def growth(keys: pa.Array, before: pa.Array, after: pa.Array) -> npt.NDArray[np.int64]:
-    """About how many bytes more there are of each key than before; where a value is null, nothing is there."""
-    was, now = (np.where(values.is_valid().to_numpy(zero_copy_only=False), weights(keys, values), 0) for values in (before, after))
+    """About how many bytes more there are of each key than before; where a value is null, nothing
+    is there.
+    """
+    was, now = (
+        np.where(values.is_valid().to_numpy(zero_copy_only=False), weights(keys, values), 0)
+        for values in (before, after)
+    )
     return now - was
 
 
@@ -140,12 +159,30 @@ class StateFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def write(self, keys: pa.Array, values: pa.Array, groups: npt.NDArray[np.uint8], parents: Mapping[int, str | None]) -> str:
-        """Store changes (a null value deletes its key) for all groups in `parents`; `groups` are in order. Returns the new id."""
+    def write(
+        self,
+        keys: pa.Array,
+        values: pa.Array,
+        groups: npt.NDArray[np.uint8],
+        parents: Mapping[int, str | None],
+    ) -> str:
+        """Store changes (a null value deletes its key) for all groups in `parents`; `groups` are in
+        order. Returns the new id.
+        """
         cuts = np.searchsorted(groups, np.arange(GROUPS + 1))
-        starts = {group: [int(cuts[group]), int(cuts[group + 1] - cuts[group])] for group in range(GROUPS) if cuts[group + 1] > cuts[group]}
-        about = {"version": VERSION, "starts": starts, "parents": {str(group): parent for group, parent in parents.items()}}
-        return store(self.directory, SUFFIX, pa.Table.from_arrays([keys, values], schema=_SCHEMA), about)
+        starts = {
+            group: [int(cuts[group]), int(cuts[group + 1] - cuts[group])]
+            for group in range(GROUPS)
+            if cuts[group + 1] > cuts[group]
+        }
+        about = {
+            "version": VERSION,
+            "starts": starts,
+            "parents": {str(group): parent for group, parent in parents.items()},
+        }
+        return store(
+            self.directory, SUFFIX, pa.Table.from_arrays([keys, values], schema=_SCHEMA), about
+        )
 
     def read(self, name: str) -> StateFile:
         table, about = read(self._path(name), newest_version=VERSION)
@@ -157,9 +194,17 @@ class StateFiles:
         return self.directory / f"{name}{SUFFIX}"
 
     def chain(
-        self, group: int, newest: str | None, *, until: str | None = None, most: int | None = None, cache: dict[str, StateFile] | None = None
+        self,
+        group: int,
+        newest: str | None,
+        *,
+        until: str | None = None,
+        most: int | None = None,
+        cache: dict[str, StateFile] | None = None,
     ) -> Iterator[StateFile]:
-        """The files that lead to a group's state, newest first, down to (not including) `until`, at most `most` of them."""
+        """The files that lead to a group's state, newest first, down to (not including) `until`, at
+        most `most` of them.
+        """
         known = {} if cache is None else cache
         name, left = newest, most
         while name is not None and name != until and left != 0:
@@ -172,13 +217,21 @@ class StateFiles:
         """The whole state of key groups, for looking at it."""
         cache: dict[str, StateFile] = {}
         chains = {group: list(self.chain(group, ids.get(group), cache=cache)) for group in groups}
-        return {group: dict(zip(*(column.to_pylist() for column in folded(files, group)), strict=True)) for group, files in chains.items()}
+        return {
+            group: dict(zip(*(column.to_pylist() for column in folded(files, group)), strict=True))
+            for group, files in chains.items()
+        }
 
     def parents(self, name: str) -> dict[int, str | None]:
-        """For each key group that a file covers the file that came before; without reading its rows."""
+        """For each key group that a file covers the file that came before; without reading its
+        rows.
+        """
         about = read_about(self._path(name), newest_version=VERSION)
         known: dict[str | None, str | None] = {}  # most groups have the same one: keep it once
-        return {int(group): known.setdefault(parent, parent) for group, parent in about["parents"].items()}
+        return {
+            int(group): known.setdefault(parent, parent)
+            for group, parent in about["parents"].items()
+        }
 
     def reach(self, entries: Iterable[StateIds]) -> Iterator[str]:
         """The files that ledger entries lead to, one by one; some are named more than once."""
@@ -194,14 +247,20 @@ class StateFiles:
                 name = known[name].get(group)
 
 
-def folded(files: Sequence[StateFile], group: int, *, with_deletions: bool = False) -> tuple[pa.Array, pa.Array]:
-    """A group's keys and values after some files of its chain, newest first: each key once, in order; a deleted one only if asked for, with a null."""
+def folded(
+    files: Sequence[StateFile], group: int, *, with_deletions: bool = False
+) -> tuple[pa.Array, pa.Array]:
+    """A group's keys and values after some files of its chain, newest first: each key once, in
+    order; a deleted one only if asked for, with a null.
+    """
     if not files:
         return pa.array([], pa.binary()), pa.array([], pa.binary())
     rows = pa.concat_tables([file.rows(group) for file in files]).combine_chunks()
     keys, values = whole(rows["key"]), whole(rows["value"])
     encoded = keys.dictionary_encode()
-    _, newest = np.unique(encoded.indices.to_numpy(), return_index=True)  # the first that is found, since the newest file comes first
+    _, newest = np.unique(
+        encoded.indices.to_numpy(), return_index=True
+    )  # the first that is found, since the newest file comes first
     chosen = newest[pc.sort_indices(encoded.dictionary).to_numpy()]
     keys, values = take_bytes(keys, chosen), take_bytes(values, chosen)
     if with_deletions or not values.null_count:
@@ -210,8 +269,8 @@ def folded(files: Sequence[StateFile], group: int, *, with_deletions: bool = Fal
     return keys.filter(there), values.filter(there)
 
 
-# A task's report: a small file for the commit. Whichever attempt's is found, it stands for the same rows.
-
+# A task's report: a small file for the commit. Whichever attempt's is found, it stands for the same
+# rows.
 
 
 def write_report(directory: Path, name: str, report: dict[str, Any]) -> None:

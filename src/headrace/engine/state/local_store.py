@@ -1,8 +1,11 @@
-"""A shard's state close at hand: an ordered key-value store on local disk. A cache, never the truth.
+"""A shard's state close at hand: an ordered key-value store on local disk. A cache, never the
+truth.
 
-It is stamped with the state ids it holds. Given the ids that the ledger has, it is there already (the usual case); or one batch ahead after a
-failed attempt, and goes back by the undo it kept; or behind, and is given the files in between; or foreign, and is filled again from the files. LMDB has no checksums and a
-truncated map is a bus error, so its file's length is checked before anything is read from it, and a store from before a power loss is thrown away.
+It is stamped with the state ids it holds. Given the ids that the ledger has, it is there already
+(the usual case); or one batch ahead after a failed attempt, and goes back by the undo it kept; or
+behind, and is given the files in between; or foreign, and is filled again from the files. LMDB has
+no checksums and a truncated map is a bus error, so its file's length is checked before anything is
+read from it, and a store from before a power loss is thrown away.
 """
 
 from __future__ import annotations
@@ -29,11 +32,13 @@ from headrace.columnar.keys import whole
 from headrace.engine.state.files import StateFile, StateFiles, StateIds, folded, growth, new_id
 from headrace.log.file.disk import Disk
 
-# Local stores that a worker process keeps open between batches. Mapping a large store anew costs a page fault for every page that a batch touches: of a batch of
-# 10,000 random keys among 5 million, more than a third of its time.
+# Local stores that a worker process keeps open between batches. Mapping a large store anew costs a
+# page fault for every page that a batch touches: of a batch of 10,000 random keys among 5 million,
+# more than a third of its time.
 #
-# A handle is used again only if its file is still the one that is there, as long as it must be, and begins as a store does: reading from a map whose file was cut
-# short or written over ends the process.
+# A handle is used again only if its file is still the one that is there, as long as it must be, and
+# begins as a store does: reading from a map whose file was cut short or written over ends the
+# process.
 
 
 DATA = "data.mdb"
@@ -41,14 +46,20 @@ _MAP_BYTES = 1 << 36
 _MOST_IDLE = 16
 _MAGIC = (0xBEEFC0DE).to_bytes(4, "little")
 _MAGIC_AT, _PAGES = 16, 2  # each of the first two pages says what it is, behind its header
-_idle: OrderedDict[Path, tuple[Any, int, int]] = OrderedDict()  # with the file's inode and the size of its pages
+_idle: OrderedDict[Path, tuple[Any, int, int]] = (
+    OrderedDict()
+)  # with the file's inode and the size of its pages
 
 
 def opened(directory: Path) -> Any:
-    """The environment in a directory: one that was given back, or a new one. Raises `lmdb.Error` if what is there is no store, or is damaged."""
+    """The environment in a directory: one that was given back, or a new one. Raises `lmdb.Error` if
+    what is there is no store, or is damaged.
+    """
     env, inode, page_bytes = _idle.pop(directory, (None, 0, 0))
     if env is not None:
-        if _begins_as_a_store(directory / DATA, inode, page_bytes) and not _is_short(env, directory):
+        if _begins_as_a_store(directory / DATA, inode, page_bytes) and not _is_short(
+            env, directory
+        ):
             return env
         env.close()
     directory.mkdir(parents=True, exist_ok=True)
@@ -77,27 +88,39 @@ def _begins_as_a_store(path: Path, inode: int, page_bytes: int) -> bool:
             same = os.fstat(file.fileno()).st_ino == inode
     except OSError:
         return False
-    return same and all(head[page * page_bytes + _MAGIC_AT :][:4] == _MAGIC for page in range(_PAGES))
+    return same and all(
+        head[page * page_bytes + _MAGIC_AT :][:4] == _MAGIC for page in range(_PAGES)
+    )
 
 
 def _is_short(env: Any, directory: Path) -> bool:
-    return bool((env.info()["last_pgno"] + 1) * env.stat()["psize"] > (directory / DATA).stat().st_size)
+    return bool(
+        (env.info()["last_pgno"] + 1) * env.stat()["psize"] > (directory / DATA).stat().st_size
+    )
 
 
-# How long the chains of files behind a step's key groups have grown, and what to do about it, so that filling a store from them stays quick.
+# How long the chains of files behind a step's key groups have grown, and what to do about it, so
+# that filling a store from them stays quick.
 #
-# *Folding* writes a group's whole state as a snapshot, which begins a new chain. It is worth it where the files hold far more than what is there still, or where they are
-# many. It is paid for by the deltas that were written, a few groups at a time, so that cost follows the change and never comes all at once. *Merging* makes one delta of many small ones: where changes are small and the state is large, folding alone would let
-# chains grow too long.
+# *Folding* writes a group's whole state as a snapshot, which begins a new chain. It is worth it
+# where the files hold far more than what is there still, or where they are many. It is paid for by
+# the deltas that were written, a few groups at a time, so that cost follows the change and never
+# comes all at once. *Merging* makes one delta of many small ones: where changes are small and the
+# state is large, folding alone would let chains grow too long.
 #
-# The local store keeps these sizes beside the state. They follow from the files, and are computed from them again when the store is filled.
+# The local store keeps these sizes beside the state. They follow from the files, and are computed
+# from them again when the store is filled.
 
 
 _SMALL_BYTES = 64 << 10  # of deltas of one group: not worth folding
 _FOLD_TIMES = 2.0  # so many times as much that is not there any more as is there is worth folding
-_MANY_FILES = 64  # of one group: worth folding if they are so many times as large as what they follow, though all of it be there still
+# of one group: worth folding if they are so many times as large as what they follow, though all of
+# it be there still
+_MANY_FILES = 64
 _LATE_TIMES = 6.0  # and so many times are too many
-_PAID_A_BYTE = 0.25  # bytes of snapshots for each byte of deltas: keeps what is not there any more at four times the state, where keys are updated
+# bytes of snapshots for each byte of deltas: keeps what is not there any more at four times the
+# state, where keys are updated
+_PAID_A_BYTE = 0.25
 _PAID_A_BYTE_LATE = 2.0  # enough also where all keys are new
 _MERGE_FILES = 256
 _MOST_MERGED_BYTES = 16 << 20
@@ -105,7 +128,9 @@ _MOST_MERGED_BYTES = 16 << 20
 
 @dataclass
 class Chain:
-    """A group's first file (a snapshot, or the first delta, which is one too), the deltas behind it, what is there still of all that, and the deltas that no merge has seen."""
+    """A group's first file (a snapshot, or the first delta, which is one too), the deltas behind
+    it, what is there still of all that, and the deltas that no merge has seen.
+    """
 
     first_bytes: int = 0
     delta_bytes: int = 0
@@ -116,16 +141,24 @@ class Chain:
 
     @property
     def excess(self) -> float:
-        """How many times as large as what is there what is not there any more is, or, of many files, deltas beside what they follow; 0 if they are small."""
+        """How many times as large as what is there what is not there any more is, or, of many
+        files, deltas beside what they follow; 0 if they are small.
+        """
         if self.delta_bytes <= _SMALL_BYTES:
             return 0.0
         gone = (self.first_bytes + self.delta_bytes) / max(self.live_bytes, 1) - 1
-        return gone if self.deltas < _MANY_FILES else max(gone, self.delta_bytes / max(self.first_bytes, 1))
+        return (
+            gone
+            if self.deltas < _MANY_FILES
+            else max(gone, self.delta_bytes / max(self.first_bytes, 1))
+        )
 
 
 @dataclass
 class ChainSizes:
-    """The chains of one step in one shard. `credit_bytes` is what deltas have paid for folding, kept while groups wait for it."""
+    """The chains of one step in one shard. `credit_bytes` is what deltas have paid for folding,
+    kept while groups wait for it.
+    """
 
     chains: dict[int, Chain] = field(default_factory=dict)
     credit_bytes: float = 0
@@ -135,7 +168,9 @@ class ChainSizes:
         self.chains[group] = Chain(first_bytes=size, live_bytes=size)
 
     def add(self, group: int, size: int, *, more: int = 0) -> None:
-        """A delta behind the others, with which there are so many bytes more (or fewer) than before."""
+        """A delta behind the others, with which there are so many bytes more (or fewer) than
+        before.
+        """
         chain = self.chains.setdefault(group, Chain())
         chain.delta_bytes += size
         chain.deltas += 1
@@ -159,7 +194,13 @@ class ChainSizes:
     def earn(self, written_bytes: int) -> None:
         """For deltas that were written."""
         worst = max((chain.excess for chain in self.chains.values()), default=0.0)
-        paid = 0.0 if worst < _FOLD_TIMES else _PAID_A_BYTE if worst < _LATE_TIMES else _PAID_A_BYTE_LATE
+        paid = (
+            0.0
+            if worst < _FOLD_TIMES
+            else _PAID_A_BYTE
+            if worst < _LATE_TIMES
+            else _PAID_A_BYTE_LATE
+        )
         self.credit_bytes = self.credit_bytes + paid * written_bytes if paid else 0
 
     def to_fold(self) -> list[int]:
@@ -179,11 +220,18 @@ class ChainSizes:
     # Merging
 
     def to_merge(self) -> dict[int, int]:
-        """For each group with several how many of its newest deltas to merge; none, unless some group has many and all are small."""
+        """For each group with several how many of its newest deltas to merge; none, unless some
+        group has many and all are small.
+        """
         many = any(chain.fresh >= _MERGE_FILES for chain in self.chains.values())
-        if not many or sum(chain.fresh_bytes for chain in self.chains.values()) > _MOST_MERGED_BYTES:
+        if (
+            not many
+            or sum(chain.fresh_bytes for chain in self.chains.values()) > _MOST_MERGED_BYTES
+        ):
             return {}
-        return {group: chain.fresh for group, chain in sorted(self.chains.items()) if chain.fresh > 1}
+        return {
+            group: chain.fresh for group, chain in sorted(self.chains.items()) if chain.fresh > 1
+        }
 
     def merged(self, group: int, size: int) -> None:
         chain = self.chains[group]
@@ -201,7 +249,11 @@ class ChainSizes:
     def from_json(cls, known: Mapping[str, Any] | None) -> ChainSizes:
         if known is None:
             return cls()
-        return cls({int(group): Chain(*numbers) for group, numbers in known["chains"].items()}, known["credit_bytes"])
+        return cls(
+            {int(group): Chain(*numbers) for group, numbers in known["chains"].items()},
+            known["credit_bytes"],
+        )
+
 
 VERSION = 3
 _FIRST = 16
@@ -212,7 +264,9 @@ Groups = Sequence[int]
 
 
 class LocalStore:
-    """The store of one shard of one stage. Steps are told apart by the first byte of a key, key groups by the second."""
+    """The store of one shard of one stage. Steps are told apart by the first byte of a key, key
+    groups by the second.
+    """
 
     def __init__(self, directory: Path, groups: Groups) -> None:
         self.directory, self.groups = directory, groups
@@ -224,13 +278,19 @@ class LocalStore:
             self._env = opened(directory)
 
     def _check(self) -> None:
-        """Throw away what cannot be trusted: another machine life, or a file that is shorter than it was."""
+        """Throw away what cannot be trusted: another machine life, or a file that is shorter than
+        it was.
+        """
         if not self.directory.exists():
             return
         try:
             known = json.loads((self.directory / "about.json").read_text())
             size = (self.directory / DATA).stat().st_size
-            sound = known["boot"] == Disk().boot().hex() and size >= known["size"] and known["version"] == VERSION
+            sound = (
+                known["boot"] == Disk().boot().hex()
+                and size >= known["size"]
+                and known["version"] == VERSION
+            )
         except (OSError, ValueError, KeyError):
             sound = False
         if not sound:
@@ -238,7 +298,9 @@ class LocalStore:
 
     @contextmanager
     def transaction(self) -> Iterator[StoreTransaction]:
-        """Check, step and put are one: nothing of a failed step stays. A store that turns out to be damaged is thrown away, so that another attempt fills it again."""
+        """Check, step and put are one: nothing of a failed step stays. A store that turns out to be
+        damaged is thrown away, so that another attempt fills it again.
+        """
         try:
             with self._env.begin(write=True) as txn:
                 made = StoreTransaction(txn, self)
@@ -250,7 +312,11 @@ class LocalStore:
         made.forget_older_undo()
 
     def _write_about(self) -> None:
-        about = {"version": VERSION, "boot": Disk().boot().hex(), "size": (self.directory / DATA).stat().st_size}
+        about = {
+            "version": VERSION,
+            "boot": Disk().boot().hex(),
+            "size": (self.directory / DATA).stat().st_size,
+        }
         (self.directory / "about.json").write_text(json.dumps(about))
 
     def database(self, txn: Any) -> Any:
@@ -270,10 +336,18 @@ class StoreTransaction:
         self.sizes: dict[str, ChainSizes] = {}  # of the files that lead to each step's state
         self._sizes_before: dict[str, Any] = {}
 
-    def bring_to(self, wanted: Mapping[str, StateIds], steps: Sequence[str], files: Mapping[str, StateFiles]) -> str:
-        """Make the store hold exactly the wanted states. Returns how: "there", "undone", "caught up" or "rebuilt"."""
+    def bring_to(
+        self, wanted: Mapping[str, StateIds], steps: Sequence[str], files: Mapping[str, StateFiles]
+    ) -> str:
+        """Make the store hold exactly the wanted states. Returns how: "there", "undone", "caught
+        up" or "rebuilt".
+        """
         stamp = self._stamp()
-        if stamp is not None and stamp["groups"] == list(self.store.groups) and stamp["steps"] == list(steps):
+        if (
+            stamp is not None
+            and stamp["groups"] == list(self.store.groups)
+            and stamp["steps"] == list(steps)
+        ):
             how = self._brought(stamp, wanted, steps, files)
         else:
             self.txn.drop(self.store.database(self.txn), delete=False)
@@ -284,7 +358,13 @@ class StoreTransaction:
             self.stamp(wanted, steps, before=None, undo=None)
         return how
 
-    def _brought(self, stamp: dict[str, Any], wanted: Mapping[str, StateIds], steps: Sequence[str], files: Mapping[str, StateFiles]) -> str:
+    def _brought(
+        self,
+        stamp: dict[str, Any],
+        wanted: Mapping[str, StateIds],
+        steps: Sequence[str],
+        files: Mapping[str, StateFiles],
+    ) -> str:
         target = _as_json(wanted)
         undone = stamp["before"] == target != stamp["ids"] and self._undo(stamp["undo"])
         sizes = stamp["sizes_before" if undone else "sizes"]
@@ -295,7 +375,13 @@ class StoreTransaction:
             return "there"
         return "caught up" if self._filled(stamp["ids"], wanted, steps, files) else "rebuilt"
 
-    def _filled(self, ids: dict[str, Any], wanted: Mapping[str, StateIds], steps: Sequence[str], files: Mapping[str, StateFiles]) -> bool:
+    def _filled(
+        self,
+        ids: dict[str, Any],
+        wanted: Mapping[str, StateIds],
+        steps: Sequence[str],
+        files: Mapping[str, StateFiles],
+    ) -> bool:
         """From the files, on top of what is there. Returns whether that could stay."""
         stayed = True
         for number, step in enumerate(steps, 1):
@@ -303,8 +389,12 @@ class StoreTransaction:
             stayed &= self._catch_up(number, step, held, wanted.get(step, {}), files[step])
         return stayed
 
-    def _catch_up(self, number: int, step: str, held: StateIds, wanted: StateIds, files: StateFiles) -> bool:
-        """Each group by the files behind the one it has; where that is not among them, from the beginning. Returns whether there was no such group."""
+    def _catch_up(
+        self, number: int, step: str, held: StateIds, wanted: StateIds, files: StateFiles
+    ) -> bool:
+        """Each group by the files behind the one it has; where that is not among them, from the
+        beginning. Returns whether there was no such group.
+        """
         sizes = self.sizes.setdefault(step, ChainSizes())
         cache: dict[str, StateFile] = {}
         stayed = True
@@ -328,7 +418,11 @@ class StoreTransaction:
 
     def _apply(self, prefix: bytes, keys: pa.Array, values: pa.Array) -> int:
         """Returns how many bytes more there are then."""
-        names: list[bytes] = bytes_list(pc.binary_join_element_wise(pa.scalar(prefix, pa.binary()), keys, pa.scalar(b"", pa.binary())))  # type: ignore[assignment]
+        names: list[bytes] = bytes_list(
+            pc.binary_join_element_wise(
+                pa.scalar(prefix, pa.binary()), keys, pa.scalar(b"", pa.binary())
+            )
+        )  # type: ignore[assignment]
         before = pa.array(self.get(names), pa.binary())
         self.put(names, bytes_list(values))
         return int(growth(keys, before, values).sum())
@@ -337,13 +431,24 @@ class StoreTransaction:
         raw = self.txn.get(_STAMP)
         return None if raw is None else json.loads(raw)
 
-    def stamp(self, ids: Mapping[str, StateIds], steps: Sequence[str], *, before: Mapping[str, StateIds] | None, undo: str | None) -> None:
+    def stamp(
+        self,
+        ids: Mapping[str, StateIds],
+        steps: Sequence[str],
+        *,
+        before: Mapping[str, StateIds] | None,
+        undo: str | None,
+    ) -> None:
         """Say what the store holds, and what it held before."""
         content = {
-            "ids": _as_json(ids), "steps": list(steps), "groups": list(self.store.groups),
-            "before": None if before is None else _as_json(before), "undo": undo,
-            "sizes": self._sizes_as_json(), "sizes_before": self._sizes_before,
-        }  # fmt: skip
+            "ids": _as_json(ids),
+            "steps": list(steps),
+            "groups": list(self.store.groups),
+            "before": None if before is None else _as_json(before),
+            "undo": undo,
+            "sizes": self._sizes_as_json(),
+            "sizes_before": self._sizes_before,
+        }
         self.txn.put(_STAMP, json.dumps(content).encode())
 
     def _sizes_as_json(self) -> dict[str, Any]:
@@ -354,7 +459,9 @@ class StoreTransaction:
         if name is None:
             return False
         try:
-            table = pa.ipc.open_file(pa.BufferReader((self.store.directory / name).read_bytes())).read_all()
+            table = pa.ipc.open_file(
+                pa.BufferReader((self.store.directory / name).read_bytes())
+            ).read_all()
         except (OSError, pa.ArrowException):
             return False
         names: list[bytes] = bytes_list(whole(table["key"]))  # type: ignore[assignment]  # none is null
@@ -362,7 +469,9 @@ class StoreTransaction:
         return True
 
     def keep_undo(self, keys: pa.Array, values: pa.Array) -> str:
-        """Remember what keys held before this batch, in a file that need not be durable. It has a name of its own: until this commit the store refers to the last one."""
+        """Remember what keys held before this batch, in a file that need not be durable. It has a
+        name of its own: until this commit the store refers to the last one.
+        """
         name = self._kept_undo = f"{new_id()}{_UNDO}"
         table = pa.table({"key": keys, "value": values})
         with pa.ipc.new_file(str(self.store.directory / name), table.schema) as writer:
@@ -387,7 +496,9 @@ class StoreTransaction:
             return
         stays = [value is not None for value in values]
         self.txn.cursor().putmulti(zip(compress(keys, stays), compress(values, stays), strict=True))
-        deque(map(self.txn.delete, compress(keys, map(not_, stays))), maxlen=0)  # no loop of Python's for each key
+        deque(
+            map(self.txn.delete, compress(keys, map(not_, stays))), maxlen=0
+        )  # no loop of Python's for each key
 
     def clear(self, prefix: bytes) -> None:
         for key in self.scan(prefix)[0]:
@@ -398,7 +509,9 @@ class StoreTransaction:
         return self._until(prefix, _behind(prefix))
 
     def between(self, prefix: bytes, low: bytes, high: bytes) -> tuple[list[bytes], list[bytes]]:
-        """Keys under a prefix, from `low` up to but not including `high`, without the prefix; and their values."""
+        """Keys under a prefix, from `low` up to but not including `high`, without the prefix; and
+        their values.
+        """
         keys, values = self._until(prefix + low, min(prefix + high, _behind(prefix)))
         return [key[len(prefix) :] for key in keys], values
 
@@ -408,7 +521,9 @@ class StoreTransaction:
         return found[len(prefix) :] if found < min(prefix + high, _behind(prefix)) else None
 
     def _until(self, low: bytes, end: bytes) -> tuple[list[bytes], list[bytes]]:
-        """Taken some at a time, more and more: only of the last ones it must be found out where they end, and few are read in vain."""
+        """Taken some at a time, more and more: only of the last ones it must be found out where
+        they end, and few are read in vain.
+        """
         cursor = self.txn.cursor()
         keys: list[bytes] = []
         values: list[bytes] = []
@@ -430,4 +545,8 @@ def _behind(prefix: bytes) -> bytes:
 
 def _as_json(ids: Mapping[str, StateIds]) -> dict[str, dict[str, str]]:
     """With text keys, as it comes back from JSON."""
-    return {step: {str(group): name for group, name in sorted(groups.items())} for step, groups in ids.items() if groups}
+    return {
+        step: {str(group): name for group, name in sorted(groups.items())}
+        for step, groups in ids.items()
+        if groups
+    }

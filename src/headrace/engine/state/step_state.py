@@ -1,7 +1,8 @@
 """What a kernel sees of its state, and what of it changed: over the local store of its shard.
 
-Keys come and go as columns. They are put into the store's order once (by key group; a kernel's keys are sorted already), and what was there before and what is
-there now stay columns in that order: the delta file and the undo are written from them as they are.
+Keys come and go as columns. They are put into the store's order once (by key group; a kernel's keys
+are sorted already), and what was there before and what is there now stay columns in that order: the
+delta file and the undo are written from them as they are.
 """
 
 from __future__ import annotations
@@ -20,11 +21,20 @@ import pyarrow.compute as pc
 
 from headrace.columnar.buffers import Ints, as_binary, bytes_list, same_width, take_bytes
 from headrace.columnar.keys import key_groups
-from headrace.engine.state.files import GROUPS, StateFile, StateFiles, StateIds, folded, growth, weights
+from headrace.engine.state.files import (
+    GROUPS,
+    StateFile,
+    StateFiles,
+    StateIds,
+    folded,
+    growth,
+    weights,
+)
 from headrace.engine.state.local_store import ChainSizes, StoreTransaction
 from headrace.operators.kernel import Groups
 
-# What a kernel made of its state and would like to find again: a file beside the local store of its shard. It may be gone at any time, and is checked when it is read.
+# What a kernel made of its state and would like to find again: a file beside the local store of its
+# shard. It may be gone at any time, and is checked when it is read.
 #
 # | bytes | |
 # |---|---|
@@ -62,6 +72,7 @@ def read_memo(path: Path) -> bytes | None:
 def _digest(content: bytes) -> bytes:
     return blake2b(content, digest_size=_DIGEST).digest()
 
+
 _LONGEST_KEY = 400
 
 
@@ -82,7 +93,9 @@ class Placed:
 
 @dataclass(frozen=True)
 class Changed:
-    """Keys with what they held before a batch and what they hold now; null where there is nothing."""
+    """Keys with what they held before a batch and what they hold now; null where there is
+    nothing.
+    """
 
     groups: Groups
     keys: pa.Array
@@ -95,13 +108,17 @@ class Changed:
 
 
 class StepState:
-    """The state of one step in one shard during one batch. `number` tells steps of a stage apart, from 1 on."""
+    """The state of one step in one shard during one batch. `number` tells steps of a stage apart,
+    from 1 on.
+    """
 
     def __init__(self, store: StoreTransaction, number: int) -> None:
         self.store, self.number = store, number
         self._puts: list[Changed] = []
         self._distinct = True  # whether no put had a key twice
-        self._got: tuple[object, Placed, pa.Array] | None = None  # keys as asked for, in their places, and their values there
+        self._got: tuple[object, Placed, pa.Array] | None = (
+            None  # keys as asked for, in their places, and their values there
+        )
 
     # What kernels call
 
@@ -122,7 +139,9 @@ class StepState:
     def get(self, keys: Sequence[bytes], groups: Groups | None = None) -> list[bytes | None]:
         return bytes_list(self._get(keys, pa.array(keys, pa.binary()), groups))
 
-    def put(self, keys: Sequence[bytes], values: Sequence[bytes | None], groups: Groups | None = None) -> None:
+    def put(
+        self, keys: Sequence[bytes], values: Sequence[bytes | None], groups: Groups | None = None
+    ) -> None:
         self._distinct = self._distinct and len(set(keys)) == len(keys)
         self._put(keys, pa.array(keys, pa.binary()), pa.array(values, pa.binary()), groups)
 
@@ -144,7 +163,10 @@ class StepState:
         return keys, values, np.repeat(np.array(self.store.store.groups, np.uint8), counts)
 
     def first(self, low: bytes, high: bytes) -> bytes | None:
-        firsts = (self.store.first_between(bytes([self.number, group]), low, high) for group in self.store.store.groups)
+        firsts = (
+            self.store.first_between(bytes([self.number, group]), low, high)
+            for group in self.store.store.groups
+        )
         return min((key for key in firsts if key is not None), default=None)
 
     def more(self, tag: bytes) -> int:
@@ -162,7 +184,9 @@ class StepState:
         return take_bytes(values, back)
 
     def _put(self, asked: object, keys: pa.Array, values: pa.Array, groups: Groups | None) -> None:
-        if self._got is not None and self._got[0] is asked:  # a kernel puts what it has just got: no need to look again
+        if (
+            self._got is not None and self._got[0] is asked
+        ):  # a kernel puts what it has just got: no need to look again
             _, placed, before = self._got
         else:
             placed = self._placed(keys, groups)
@@ -181,7 +205,9 @@ class StepState:
     # What changed
 
     def changed(self) -> Changed | None:
-        """Every key that was put, once: as it was before the first time, and as it is after the last."""
+        """Every key that was put, once: as it was before the first time, and as it is after the
+        last.
+        """
         if not self._puts:
             return None
         if len(self._puts) == 1 and self._distinct:
@@ -203,10 +229,14 @@ class StepState:
 
 def _more(put: Changed, tag: bytes) -> int:
     """Keys that came, less keys that went."""
-    there, stays = (column.is_valid().to_numpy(zero_copy_only=False) for column in (put.before, put.after))
+    there, stays = (
+        column.is_valid().to_numpy(zero_copy_only=False) for column in (put.before, put.after)
+    )
     sign = stays.astype(np.int64) - there
     which = np.flatnonzero(sign)
-    begin = pc.starts_with(put.keys.take(pa.array(which)), tag.decode("latin-1")).to_numpy(zero_copy_only=False)
+    begin = pc.starts_with(put.keys.take(pa.array(which)), tag.decode("latin-1")).to_numpy(
+        zero_copy_only=False
+    )
     return int(sign[which][begin].sum())
 
 
@@ -215,7 +245,14 @@ def _short(keys: pa.Array) -> pa.Array:
     longest = pc.max(pc.binary_length(keys)).as_py()
     if longest is None or longest <= _LONGEST_KEY:
         return keys
-    cut = [key if len(key) <= _LONGEST_KEY else key[: _LONGEST_KEY - 32] + blake2b(key, digest_size=32).digest() for key in keys.to_pylist()]
+    cut = [
+        (
+            key
+            if len(key) <= _LONGEST_KEY
+            else key[: _LONGEST_KEY - 32] + blake2b(key, digest_size=32).digest()
+        )
+        for key in keys.to_pylist()
+    ]
     return pa.array(cut, pa.binary())
 
 
@@ -224,23 +261,31 @@ def _behind_prefix(number: int, groups: Groups, keys: pa.Array) -> pa.Array:
     prefixes[:, 0], prefixes[:, 1] = number, groups
     plain = same_width(keys)
     if plain is None:
-        return pc.binary_join_element_wise(as_binary(prefixes.view("V2").reshape(-1)), keys, pa.scalar(b"", pa.binary()))
+        return pc.binary_join_element_wise(
+            as_binary(prefixes.view("V2").reshape(-1)), keys, pa.scalar(b"", pa.binary())
+        )
     joined = np.hstack([prefixes, plain.view(np.uint8).reshape(len(plain), -1)])
     return as_binary(joined.view(f"V{joined.shape[1]}").reshape(-1))
 
 
-# The end of a shard's batch: what the kernels changed becomes durable, and the local store knows what it holds and how to go back.
+# The end of a shard's batch: what the kernels changed becomes durable, and the local store knows
+# what it holds and how to go back.
 
 
 _LONGEST = 1 << 10  # longer than any key that the store takes
 
 
 def write_states(
-    txn: StoreTransaction, states: Mapping[str, StepState], files: Mapping[str, StateFiles], held: Mapping[str, StateIds]
+    txn: StoreTransaction,
+    states: Mapping[str, StepState],
+    files: Mapping[str, StateFiles],
+    held: Mapping[str, StateIds],
 ) -> tuple[dict[str, StateIds], int]:
-    """Returns the new ids of each step's states, which were `held` before, and how many keys changed.
+    """Returns the new ids of each step's states, which were `held` before, and how many keys
+    changed.
 
-    1. What changed goes into delta files. 2. Chains that have grown long are folded or merged. 3. What was there before is kept, to go back to.
+    1. What changed goes into delta files. 2. Chains that have grown long are folded or merged. 3.
+       What was there before is kept, to go back to.
     4. The store is stamped with the new ids.
     """
     fresh = {step: dict(held[step]) for step in states}
@@ -253,16 +298,27 @@ def write_states(
         _fold(txn, state.number, files[step], fresh[step], sizes)  # 2
         _merge(files[step], fresh[step], sizes)
         undo.append((changed.stored, changed.before))
-    kept = txn.keep_undo(*(pa.concat_arrays(column) for column in zip(*undo, strict=True))) if undo else None  # 3
+    kept = (
+        txn.keep_undo(*(pa.concat_arrays(column) for column in zip(*undo, strict=True)))
+        if undo
+        else None
+    )  # 3
     txn.stamp(fresh, list(states), before=held, undo=kept)  # 4
     return fresh, sum(len(keys) for keys, _ in undo)
 
 
 def _write_delta(files: StateFiles, changed: Changed, ids: StateIds, sizes: ChainSizes) -> None:
     touched = np.unique(changed.groups).tolist()
-    name = files.write(changed.keys, changed.after, changed.groups, {group: ids.get(group) for group in touched})
-    of_rows = weights(changed.keys, changed.after), growth(changed.keys, changed.before, changed.after)
-    written, more = (np.bincount(changed.groups, each, minlength=GROUPS).astype(np.int64) for each in of_rows)
+    name = files.write(
+        changed.keys, changed.after, changed.groups, {group: ids.get(group) for group in touched}
+    )
+    of_rows = (
+        weights(changed.keys, changed.after),
+        growth(changed.keys, changed.before, changed.after),
+    )
+    written, more = (
+        np.bincount(changed.groups, each, minlength=GROUPS).astype(np.int64) for each in of_rows
+    )
     for group in touched:
         if group in ids:
             sizes.add(group, int(written[group]), more=int(more[group]))
@@ -273,7 +329,9 @@ def _write_delta(files: StateFiles, changed: Changed, ids: StateIds, sizes: Chai
     sizes.earn(int(written.sum()))
 
 
-def _fold(txn: StoreTransaction, number: int, files: StateFiles, ids: StateIds, sizes: ChainSizes) -> None:
+def _fold(
+    txn: StoreTransaction, number: int, files: StateFiles, ids: StateIds, sizes: ChainSizes
+) -> None:
     """All groups whose turn it is, as they are now, in one file."""
     chosen = sorted(sizes.to_fold())
     if not chosen:
@@ -291,18 +349,31 @@ def _merge(files: StateFiles, ids: StateIds, sizes: ChainSizes) -> None:
     if not chosen:
         return
     cache: dict[str, StateFile] = {}
-    chains = {group: list(files.chain(group, ids[group], most=count, cache=cache)) for group, count in chosen.items()}
+    chains = {
+        group: list(files.chain(group, ids[group], most=count, cache=cache))
+        for group, count in chosen.items()
+    }
     contents = [folded(chain, group, with_deletions=True) for group, chain in chains.items()]
-    name, sizes_now = _written(files, list(chosen), contents, {group: chain[-1].parents[group] for group, chain in chains.items()})
+    name, sizes_now = _written(
+        files,
+        list(chosen),
+        contents,
+        {group: chain[-1].parents[group] for group, chain in chains.items()},
+    )
     for group, size in zip(chosen, sizes_now, strict=True):
         ids[group] = name
         sizes.merged(group, size)
 
 
 def _written(
-    files: StateFiles, groups: Sequence[int], contents: Sequence[tuple[pa.Array, pa.Array]], parents: Mapping[int, str | None]
+    files: StateFiles,
+    groups: Sequence[int],
+    contents: Sequence[tuple[pa.Array, pa.Array]],
+    parents: Mapping[int, str | None],
 ) -> tuple[str, list[int]]:
-    """A file with the keys and values of some groups; returns its id, and the bytes of each group in it."""
+    """A file with the keys and values of some groups; returns its id, and the bytes of each group
+    in it.
+    """
     counts = [len(keys) for keys, _ in contents]
     keys, values = (pa.concat_arrays(column) for column in zip(*contents, strict=True))
     name = files.write(keys, values, np.repeat(np.array(groups, np.uint8), counts), parents)

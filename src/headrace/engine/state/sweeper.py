@@ -1,8 +1,11 @@
-"""Sweeping: removes what no retained ledger entry leads to, a little at a time between batches, so that it never holds one up for long.
+"""Sweeping: removes what no retained ledger entry leads to, a little at a time between batches, so
+that it never holds one up for long.
 
-A *round* goes through everything once: the state files of each step, also of those that are gone, files that were never finished, the directories of jobs that are over, local stores
-of other queries and of another number of shards.
-Only what was there, unneeded, long before the round began is removed: a batch under way is younger than that, and whatever later entries lead to is new, or was led to already.
+A *round* goes through everything once: the state files of each step, also of those that are gone,
+files that were never finished, the directories of jobs that are over, local stores of other queries
+and of another number of shards. Only what was there, unneeded, long before the round began is
+removed: a batch under way is younger than that, and whatever later entries lead to is new, or was
+led to already.
 """
 
 from __future__ import annotations
@@ -23,12 +26,16 @@ OLDER_THAN_S = 600.0
 BUDGET_S = 0.05
 _STORE = re.compile(r"\d+-of-(\d+)")
 Roots = Callable[[], Mapping[str, Sequence[StateIds]]]
-"""For each step the state ids of all entries that are retained, the newest of every query among them. Asked anew in each round."""
+"""For each step the state ids of all entries that are retained, the newest of every query among
+them. Asked anew in each round.
+"""
 
 
 @dataclass
 class Sweeper:
-    """Works on the state directory of a pipeline. `shards` says how many there are now, `queries` which queries have local stores."""
+    """Works on the state directory of a pipeline. `shards` says how many there are now, `queries`
+    which queries have local stores.
+    """
 
     state: Path
     local: Path
@@ -42,7 +49,9 @@ class Sweeper:
     _round: Iterator[None] | None = field(default=None, repr=False)
 
     def work(self, budget_s: float = BUDGET_S) -> None:
-        """Go on with the round under way, or begin one if it is time; not for longer than the budget."""
+        """Go on with the round under way, or begin one if it is time; not for longer than the
+        budget.
+        """
         started = time.monotonic()
         if self._round is None:
             if started < self._next_round_s:
@@ -67,7 +76,9 @@ class Sweeper:
     def _steps(self, limit_s: float) -> Iterator[None]:
         """One round in small steps: it stops after each, and can be left there for a while."""
         roots = self.roots()
-        gone = [path.name for path in _listed(self.state / "steps") if roots and path.name not in roots]  # before the first entry, none is
+        gone = [
+            path.name for path in _listed(self.state / "steps") if roots and path.name not in roots
+        ]  # before the first entry, none is
         for step, entries in {**roots, **dict.fromkeys(gone, ())}.items():
             yield from self._sweep_step(StateFiles(self.state / "steps" / step), entries, limit_s)
         for step in gone:
@@ -88,14 +99,18 @@ class Sweeper:
             if shard and int(shard[1]) != self.shards():
                 yield path.parent
 
-    def _sweep_step(self, files: StateFiles, entries: Sequence[StateIds], limit_s: float) -> Iterator[None]:
+    def _sweep_step(
+        self, files: StateFiles, entries: Sequence[StateIds], limit_s: float
+    ) -> Iterator[None]:
         kept = set()
         for name in files.reach(entries):
             kept.add(name)
             yield
         for path in _listed(files.directory):
             unfinished = path.name.startswith(".")
-            if unfinished or (path.name.endswith(SUFFIX) and path.name.removesuffix(SUFFIX) not in kept):
+            if unfinished or (
+                path.name.endswith(SUFFIX) and path.name.removesuffix(SUFFIX) not in kept
+            ):
                 with suppress(FileNotFoundError):
                     if path.stat().st_mtime < limit_s:
                         path.unlink()

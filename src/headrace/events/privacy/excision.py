@@ -1,7 +1,10 @@
-"""Excision: remove what is stored about a person from a log and from what pipelines made of it, for good, and prove it. For what `vault` does not cover: events whose fields were not marked personal.
+"""Excision: remove what is stored about a person from a log and from what pipelines made of it, for
+good, and prove it. For what `vault` does not cover: events whose fields were not marked personal.
 
-The log's offsets stay, and so does a record that something was excised. It can be repeated after a crash: every step finds what is left to do. What this cannot reach is named, never passed
-over: what stands in its way is refused before anything is done; sinks and other machines that may have rows are listed; whatever file still has one of the values is an error that lists it.
+The log's offsets stay, and so does a record that something was excised. It can be repeated after a
+crash: every step finds what is left to do. What this cannot reach is named, never passed over: what
+stands in its way is refused before anything is done; sinks and other machines that may have rows
+are listed; whatever file still has one of the values is an error that lists it.
 """
 
 from __future__ import annotations
@@ -35,12 +38,12 @@ if TYPE_CHECKING:
     from headrace.runtime.erasure import Holder
 
 
-
-
 # Which rows of a log's topics go when a person is forgotten. Used by `excising`.
 #
-# Of the events' own topic: the subject's. Of topics that pipelines derived from it: rows that name the subject, or an entity of which no event is left, in columns called `subject` and `entity`. Of every topic:
-# rows that have one of the values given. Where rows are changes of a table, all changes of a key go with one: an older row must not come back in place of a newer one.
+# Of the events' own topic: the subject's. Of topics that pipelines derived from it: rows that name
+# the subject, or an entity of which no event is left, in columns called `subject` and `entity`. Of
+# every topic: rows that have one of the values given. Where rows are changes of a table, all
+# changes of a key go with one: an older row must not come back in place of a newer one.
 
 
 Marked = Callable[[pa.RecordBatch], pa.BooleanArray]
@@ -54,19 +57,31 @@ def with_subject(subject: str) -> Marked:
 def with_values(values: Sequence[str]) -> Marked:
     """Rows in whose columns one of the values is, however it is spelled in JSON."""
     patterns = sorted({pattern for value in values for pattern in spellings(value)})
-    return lambda rows: reduce(pc.or_, (_has(column, patterns) for column in rows.columns if patterns), _none(rows))
+    return lambda rows: reduce(
+        pc.or_, (_has(column, patterns) for column in rows.columns if patterns), _none(rows)
+    )
 
 
 def with_gone_entities(store: EventStore) -> Marked:
     """Rows that name an entity of which no event is left."""
     where = store.log.topic_state(store.topic).directory
-    gone = index.kept_versions(store.log, store.topic).keys() - {index.hashed_name(where, entity) for entity in _entities(store)}
+    gone = index.kept_versions(store.log, store.topic).keys() - {
+        index.hashed_name(where, entity) for entity in _entities(store)
+    }
 
     def marked(rows: pa.RecordBatch) -> pa.BooleanArray:
-        if not gone or "entity" not in rows.schema.names or rows.column("entity").type != pa.string():
+        if (
+            not gone
+            or "entity" not in rows.schema.names
+            or rows.column("entity").type != pa.string()
+        ):
             return _none(rows)
         column = rows.column("entity")
-        names = [name for name in pc.unique(column).to_pylist() if name is not None and index.hashed_name(where, name) in gone]
+        names = [
+            name
+            for name in pc.unique(column).to_pylist()
+            if name is not None and index.hashed_name(where, name) in gone
+        ]
         return pc.is_in(column, value_set=pa.array(names, pa.string()))
 
     return marked
@@ -98,7 +113,9 @@ def _has(column: pa.Array, patterns: Collection[bytes]) -> pa.BooleanArray:
         return pc.fill_null(found, fill_value=False)
     if pa.types.is_nested(column.type):
         texts = (_text(item) for item in column.to_pylist())
-        return pa.array([any(pattern in text for pattern in patterns) for text in texts], pa.bool_())
+        return pa.array(
+            [any(pattern in text for pattern in patterns) for text in texts], pa.bool_()
+        )
     return pa.repeat(pa.scalar(value=False), len(column))
 
 
@@ -115,7 +132,9 @@ def _text(item: Any) -> bytes:
 
 @dataclass(frozen=True)
 class Condemned:
-    """The rows of one topic that go. `first` are those that must be gone before the others: of a table, other changes of the same keys, which are only known by them."""
+    """The rows of one topic that go. `first` are those that must be gone before the others: of a
+    table, other changes of the same keys, which are only known by them.
+    """
 
     topic: str
     marked: Marked
@@ -124,11 +143,17 @@ class Condemned:
 
     def passes(self) -> list[Marked]:
         """What is kept, in one pass after the other."""
-        others: list[Marked] = [] if self.keys is None else [lambda rows: pc.invert(pc.and_not(self._of_keys(rows), self.marked(rows)))]
+        others: list[Marked] = (
+            []
+            if self.keys is None
+            else [lambda rows: pc.invert(pc.and_not(self._of_keys(rows), self.marked(rows)))]
+        )
         return [*others, lambda rows: pc.invert(self.marked(rows))]
 
     def _of_keys(self, rows: pa.RecordBatch) -> pa.BooleanArray:
-        return pc.fill_null(pc.is_in(key_bytes(rows, self.key), value_set=self.keys), fill_value=False)
+        return pc.fill_null(
+            pc.is_in(key_bytes(rows, self.key), value_set=self.keys), fill_value=False
+        )
 
 
 def found(log: FileLog, topic: str, marked: Marked) -> Condemned | None:
@@ -141,18 +166,25 @@ def found(log: FileLog, topic: str, marked: Marked) -> Condemned | None:
             if not info.is_table:
                 return Condemned(topic, marked)
             keys.append(key_bytes(rows.filter(goes), info.key).drop_null())
-    return Condemned(topic, marked, pa.concat_arrays(keys).unique(), tuple(info.key)) if keys else None
+    return (
+        Condemned(topic, marked, pa.concat_arrays(keys).unique(), tuple(info.key)) if keys else None
+    )
+
 
 Step = Callable[[str], None]
 _MOST_ROUNDS = 10
 _CHECKPOINTS = 2
-"""The log keeps its two newest checkpoints, and the journal since the older one: after so many more, no record is left from before."""
+"""The log keeps its two newest checkpoints, and the journal since the older one: after so many
+more, no record is left from before.
+"""
 _SHORTEST_VALUE = 4
 
 
 @dataclass(frozen=True)
 class Excised:
-    """What went: events, rows of other topics, and the state and views of pipelines, which their next run builds again. `unreached` names who else may have something."""
+    """What went: events, rows of other topics, and the state and views of pipelines, which their
+    next run builds again. `unreached` names who else may have something.
+    """
 
     events: int
     derived: dict[str, int]
@@ -160,15 +192,25 @@ class Excised:
     unreached: tuple[str, ...] = ()
 
 
-def excise(store: EventStore, subject: str, *, values: Sequence[str] = (), also: Iterable[str | Path] = (), step: Step = lambda _name: None) -> Excised:
-    """Remove a subject's events. `values` are what must be found nowhere afterwards: in the log's directory, in those of pipelines that took the events in, and in those in `also`.
+def excise(
+    store: EventStore,
+    subject: str,
+    *,
+    values: Sequence[str] = (),
+    also: Iterable[str | Path] = (),
+    step: Step = lambda _name: None,
+) -> Excised:
+    """Remove a subject's events. `values` are what must be found nowhere afterwards: in the log's
+    directory, in those of pipelines that took the events in, and in those in `also`.
 
     The steps, each harmless when repeated:
 
     1. see that there is something to do and nothing in the way, and write down that it has begun
-    2. write segments anew: the events' without the subject's, other topics' without rows that go with them or have a value
+    2. write segments anew: the events' without the subject's, other topics' without rows that go
+       with them or have a value
     3. checkpoint until the journal has no record from before
-    4. begin other indexes, and remove the older ones, with their snapshots; remove the subject's key
+    4. begin other indexes, and remove the older ones, with their snapshots; remove the subject's
+       key
     5. give up what pipelines made of all that: state, clocks, views
     6. scan every file
     7. write down that it is done
@@ -183,32 +225,45 @@ def excise(store: EventStore, subject: str, *, values: Sequence[str] = (), also:
     case.begin_indexes()  # 4
     case.give_up()  # 5
     case.prove()  # 6
-    vault.note(store, "excise", subject, "done", events=events, derived=derived, unreached=case.unreached)  # 7
+    vault.note(
+        store, "excise", subject, "done", events=events, derived=derived, unreached=case.unreached
+    )  # 7
     step("done")
-    return Excised(events, derived, tuple(holder.pipeline for holder in case.holders), tuple(case.unreached))
+    return Excised(
+        events, derived, tuple(holder.pipeline for holder in case.holders), tuple(case.unreached)
+    )
 
 
 def prove(store: EventStore, values: Sequence[str], *, also: Iterable[str | Path] = ()) -> None:
-    """NotForgotten, with the names of all files that have one of the values, or that cannot be looked into: in the log's directory and in those in `also`."""
+    """NotForgotten, with the names of all files that have one of the values, or that cannot be
+    looked into: in the log's directory and in those in `also`.
+    """
     _check_values(values)
     _prove([store.log.store.root, *map(Path, also)], values)
 
 
 def _prove(roots: Sequence[Path], values: Sequence[str]) -> None:
     if missing := [root for root in roots if not root.exists()]:
-        raise InputError(f"{missing[0]} does not exist.", fix="name the directories of states, views and backups.")
+        raise InputError(
+            f"{missing[0]} does not exist.",
+            fix="name the directories of states, views and backups.",
+        )
     found = scan(roots, values) if values else []
     if found:
         listed = "\n".join(f"    {each.file}: {each.why}" + _hint(each) for each in found)
         raise NotForgotten(
-            f"{len(found)} files could not be cleaned of these values:\n{listed}", fix="remove them, or what they have, and run this again; it can be repeated."
+            f"{len(found)} files could not be cleaned of these values:\n{listed}",
+            fix="remove them, or what they have, and run this again; it can be repeated.",
         )
 
 
 def _check_values(values: Sequence[str]) -> None:
     for value in values:
         if len(value) < _SHORTEST_VALUE:
-            raise InputError(f"The value {value!r} is too short to be looked for: it would be found everywhere.", fix=f"give values of at least {_SHORTEST_VALUE} characters.")
+            raise InputError(
+                f"The value {value!r} is too short to be looked for: it would be found everywhere.",
+                fix=f"give values of at least {_SHORTEST_VALUE} characters.",
+            )
 
 
 def _hint(found: Found) -> str:
@@ -238,11 +293,20 @@ class _Case:
 
         _check_there(self.also)
         before = vault.unfinished(self.store, "excise", self.subject)
-        if not before and found(self.store.log, self.store.topic, with_subject(self.subject)) is None:
+        if (
+            not before
+            and found(self.store.log, self.store.topic, with_subject(self.subject)) is None
+        ):
             raise UnknownSubject(self.subject, f"the events of {self.store.name!r}")
-        self.topics = {topic for row in before for topic in json.loads(row["details"]).get("topics", ())} & set(self.store.log.topics())
+        self.topics = {
+            topic for row in before for topic in json.loads(row["details"]).get("topics", ())
+        } & set(self.store.log.topics())
         by_value = with_values(self.values)
-        self.topics |= {topic for topic in self._others() if self.values and found(self.store.log, topic, by_value) is not None}
+        self.topics |= {
+            topic
+            for topic in self._others()
+            if self.values and found(self.store.log, topic, by_value) is not None
+        }
         self.holders = holders(self.store.log, {self.store.topic, *self.topics}, self.also)
         in_the_way = [each for holder in self.holders for each in obstacles(self.store.log, holder)]
         if in_the_way:
@@ -251,15 +315,25 @@ class _Case:
         self.step("begun")
 
     def _others(self) -> list[str]:
-        return [name for name in self.store.log.topics() if name not in {self.store.topic, vault.topic(self.store)}]
+        return [
+            name
+            for name in self.store.log.topics()
+            if name not in {self.store.topic, vault.topic(self.store)}
+        ]
 
     def rewrite(self) -> tuple[int, dict[str, int]]:
         """Returns how many events went, and how many rows of other topics."""
         by_value = with_values(self.values)
-        events = _without(self.store, self.store.topic, any_of(with_subject(self.subject), by_value), self.step)
+        events = _without(
+            self.store, self.store.topic, any_of(with_subject(self.subject), by_value), self.step
+        )
         derived = {output for holder in self.holders for output in holder.outputs}
         by_name = any_of(with_subject(self.subject), with_gone_entities(self.store), by_value)
-        gone = {topic: _without(self.store, topic, by_name if topic in derived else by_value, self.step) for topic in self._others() if topic in derived or self.values}
+        gone = {
+            topic: _without(self.store, topic, by_name if topic in derived else by_value, self.step)
+            for topic in self._others()
+            if topic in derived or self.values
+        }
         self.step("rewritten")
         return events, {topic: count for topic, count in gone.items() if count}
 
@@ -283,7 +357,12 @@ class _Case:
     def prove(self) -> None:
         from headrace.runtime.erasure import state_directories
 
-        states = [path for holder in self.holders if holder.state is not None for path in (holder.state, *holder.local_stores)]
+        states = [
+            path
+            for holder in self.holders
+            if holder.state is not None
+            for path in (holder.state, *holder.local_stores)
+        ]
         others = state_directories(self.store.log.store.view().notes)
         _prove([self.store.log.store.root, *states, *others, *self.also], self.values)
 
@@ -291,13 +370,24 @@ class _Case:
     def unreached(self) -> list[str]:
         from headrace.sinks.sync import of_topic
 
-        read = sorted({self.store.topic, *self.topics, *(output for holder in self.holders for output in holder.outputs)})
-        return [each for topic in read for each in of_topic(self.store.log, topic)] + [each for holder in self.holders for each in holder.unreached]
+        read = sorted(
+            {
+                self.store.topic,
+                *self.topics,
+                *(output for holder in self.holders for output in holder.outputs),
+            }
+        )
+        return [each for topic in read for each in of_topic(self.store.log, topic)] + [
+            each for holder in self.holders for each in holder.unreached
+        ]
 
 
 def _check_there(paths: Iterable[Path]) -> None:
     if missing := [path for path in paths if not path.exists()]:
-        raise InputError(f"{missing[0]} does not exist; nothing was done.", fix="name the directories of states, views and backups.")
+        raise InputError(
+            f"{missing[0]} does not exist; nothing was done.",
+            fix="name the directories of states, views and backups.",
+        )
 
 
 def _is_of_events(store: EventStore, topic: str) -> bool:
@@ -319,19 +409,27 @@ def _without(store: EventStore, topic: str, marked: Marked, step: Step) -> int:
         step(f"sealed {topic}")
         total += _rewritten(store, goes)
         step(f"excised {topic}")
-    raise NotForgotten(f"The topic {topic!r} gets rows that should go as quickly as they are removed.", fix="stop whoever writes them, and run this again.")
+    raise NotForgotten(
+        f"The topic {topic!r} gets rows that should go as quickly as they are removed.",
+        fix="stop whoever writes them, and run this again.",
+    )
 
 
 def _rewritten(store: EventStore, goes: Condemned) -> int:
     known, total = store.log.topic_state(goes.topic), 0
     for kept in goes.passes():
         with alone(store.log, wait=True):  # compaction would put back what it had read before
-            total += sum(excise_rows(store.log, known, number, kept) for number in range(len(known.partitions)))
+            total += sum(
+                excise_rows(store.log, known, number, kept)
+                for number in range(len(known.partitions))
+            )
     return total
 
 
 def _keep_versions(store: EventStore, topic: str, marked: Marked) -> None:
-    """Which versions entities had reached: everything that goes now is sealed, so nothing goes that is not looked at here."""
+    """Which versions entities had reached: everything that goes now is sealed, so nothing goes that
+    is not looked at here.
+    """
     from headrace.events.store import open_store
 
     versions: dict[str, int] = {}

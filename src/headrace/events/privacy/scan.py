@@ -1,8 +1,11 @@
-"""Looking for values in every byte of directories: the proof that something was forgotten. Nothing is trusted: free pages, journals and older versions are bytes like others.
+"""Looking for values in every byte of directories: the proof that something was forgotten. Nothing
+is trusted: free pages, journals and older versions are bytes like others.
 
-A value is looked for as UTF-8, as UTF-16 and as JSON escapes it; what is compressed is unpacked first (batches of the log, wherever they lie, Parquet, gzip). SQLite may cut a value over two pages: rows are
-asked for in SQL, and of pages that are free or superseded the ends are held together (`sqlite_pages`). A file of a kind that is compressed and not known here is not passed over: it is reported as one that
-could not be looked into.
+A value is looked for as UTF-8, as UTF-16 and as JSON escapes it; what is compressed is unpacked
+first (batches of the log, wherever they lie, Parquet, gzip). SQLite may cut a value over two pages:
+rows are asked for in SQL, and of pages that are free or superseded the ends are held together
+(`sqlite_pages`). A file of a kind that is compressed and not known here is not passed over: it is
+reported as one that could not be looked into.
 """
 
 from __future__ import annotations
@@ -33,10 +36,13 @@ from headrace.log.file.segment import (
     unchecked_header,
 )
 
-# Pages of an SQLite file, and of its write-ahead log, as bytes: whether a value may be cut over two of them, in free and superseded pages too. Used by `scanning`.
+# Pages of an SQLite file, and of its write-ahead log, as bytes: whether a value may be cut over two
+# of them, in free and superseded pages too. Used by `scanning`.
 #
-# SQLite keeps a long text in a chain of pages: each begins with the number of the next (4 bytes) and is filled to its end. So a value that is cut has its beginning at the end of one page and the rest behind the
-# first four bytes of another. Which page follows which is not asked: chains of free pages are broken.
+# SQLite keeps a long text in a chain of pages: each begins with the number of the next (4 bytes)
+# and is filled to its end. So a value that is cut has its beginning at the end of one page and the
+# rest behind the first four bytes of another. Which page follows which is not asked: chains of free
+# pages are broken.
 
 
 _HEADER_BYTES, _WAL_HEADER_BYTES, _WAL_FRAME_BYTES = 100, 32, 24
@@ -45,13 +51,23 @@ _LARGEST_PAGE = 65536
 
 
 def is_cut_over_pages(path: Path, patterns: Sequence[bytes]) -> bool:
-    """Whether one page ends with the beginning of a value, and another has the rest where such a page goes on; at least two bytes on each side."""
+    """Whether one page ends with the beginning of a value, and another has the rest where such a
+    page goes on; at least two bytes on each side.
+    """
     ends: set[tuple[int, int]] = set()
     starts: set[tuple[int, int]] = set()
-    cuts = [(number, cut) for number, pattern in enumerate(patterns) for cut in range(2, len(pattern) - 1)]
+    cuts = [
+        (number, cut)
+        for number, pattern in enumerate(patterns)
+        for cut in range(2, len(pattern) - 1)
+    ]
     for page in _pages(path):
         ends.update((number, cut) for number, cut in cuts if page.endswith(patterns[number][:cut]))
-        starts.update((number, cut) for number, cut in cuts if page.startswith(patterns[number][cut:], _NEXT_BYTES))
+        starts.update(
+            (number, cut)
+            for number, cut in cuts
+            if page.startswith(patterns[number][cut:], _NEXT_BYTES)
+        )
     return bool(ends & starts)
 
 
@@ -65,13 +81,24 @@ def _pages(path: Path) -> Iterator[bytes]:
             size, between = int.from_bytes(head[16:18], "big"), 0
             file.seek(0)
         size = _LARGEST_PAGE if size == 1 else size
-        while 512 <= size <= _LARGEST_PAGE and len(page := file.read(between + size)) == between + size:
+        while (
+            512 <= size <= _LARGEST_PAGE
+            and len(page := file.read(between + size)) == between + size
+        ):
             yield page[between:]
+
 
 _CHUNK = 4 << 20
 _SQLITE = b"SQLite format 3\0"
 _PARQUET = b"PAR1"
-_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+_PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"PK\x03\x04": "zip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+}
 _CODECS = {LZ4: "lz4", ZSTD: "zstd"}
 
 
@@ -87,7 +114,14 @@ def scan(roots: Iterable[Path], values: Iterable[str]) -> list[Found]:
     """Files below some directories that hold any of the values."""
     patterns = sorted({pattern for value in values for pattern in spellings(value)})
     found = []
-    for path in sorted({path for root in roots for path in ([root] if root.is_file() else root.rglob("*")) if path.is_file() and not path.is_symlink()}):
+    for path in sorted(
+        {
+            path
+            for root in roots
+            for path in ([root] if root.is_file() else root.rglob("*"))
+            if path.is_file() and not path.is_symlink()
+        }
+    ):
         try:
             why = _look(path, patterns)
         except FileNotFoundError:  # gone meanwhile, and its bytes with it
@@ -170,15 +204,26 @@ def _in_frame(frame: FrameHeader, body: bytes | memoryview, patterns: list[bytes
     if codec is None:
         return False
     size = int.from_bytes(body[:8], "little")
-    return _contains(pa.decompress(pa.py_buffer(body).slice(8), decompressed_size=size, codec=codec, asbytes=True), patterns)
+    return _contains(
+        pa.decompress(
+            pa.py_buffer(body).slice(8), decompressed_size=size, codec=codec, asbytes=True
+        ),
+        patterns,
+    )
 
 
 def _in_loose_frames(content: bytes, patterns: list[bytes]) -> str | None:
-    """Batches anywhere in a file: the journal has those of small appends. One that is damaged cannot be unpacked, by nobody."""
+    """Batches anywhere in a file: the journal has those of small appends. One that is damaged
+    cannot be unpacked, by nobody.
+    """
     at = content.find(MAGIC)
     while at >= 0:
         frame = unchecked_header(content, at)
-        body = memoryview(content)[at + HEADER_BYTES : at + HEADER_BYTES + frame.body_bytes] if frame is not None else memoryview(b"")
+        body = (
+            memoryview(content)[at + HEADER_BYTES : at + HEADER_BYTES + frame.body_bytes]
+            if frame is not None
+            else memoryview(b"")
+        )
         if frame is not None and body_is_sound(frame, body) and _in_frame(frame, body, patterns):
             return f"has a value in a compressed batch at byte {at}"
         at = content.find(MAGIC, at + 1)
@@ -190,13 +235,28 @@ def _in_sqlite(path: Path, patterns: list[bytes]) -> str | None:
     if is_cut_over_pages(path, patterns):
         return "has a value, cut over two pages"
     try:
-        with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10) as database:
-            tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'")]
+        with sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10
+        ) as database:
+            tables = [
+                name
+                for (name,) in database.execute(
+                    "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE"
+                    " VIRTUAL%'"
+                )
+            ]
             for table in tables:
                 quoted = '"' + table.replace('"', '""') + '"'
                 columns = [row[1] for row in database.execute(f"PRAGMA table_info({quoted})")]
                 for row in database.execute(f"SELECT * FROM {quoted}"):  # noqa: S608 - quoted
-                    if any(isinstance(value, str | bytes) and _contains(value.encode("utf-8", "replace") if isinstance(value, str) else value, patterns) for value in row):
+                    if any(
+                        isinstance(value, str | bytes)
+                        and _contains(
+                            value.encode("utf-8", "replace") if isinstance(value, str) else value,
+                            patterns,
+                        )
+                        for value in row
+                    ):
                         return f"has a value in the table {table!r} ({', '.join(columns)})"
     except sqlite3.Error as error:
         return f"cannot be looked into: {error}"

@@ -1,7 +1,10 @@
-"""The vault: a key for each person, so that what is known of one can be made unreadable everywhere at once, by deleting a key.
+"""The vault: a key for each person, so that what is known of one can be made unreadable everywhere
+at once, by deleting a key.
 
-Personal fields are sealed with AES-GCM under the subject's key and stay sealed wherever they go: in events, states, snapshots, views, backups. Keys are kept beside the events, each wrapped
-by a master key that comes from the environment or a file and is never stored. Deleting a key overwrites it (SQLite's secure_delete), and every process notices at its next look.
+Personal fields are sealed with AES-GCM under the subject's key and stay sealed wherever they go: in
+events, states, snapshots, views, backups. Keys are kept beside the events, each wrapped by a master
+key that comes from the environment or a file and is never stored. Deleting a key overwrites it
+(SQLite's secure_delete), and every process notices at its next look.
 """
 
 from __future__ import annotations
@@ -19,7 +22,14 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import BadMasterKey, CorruptionError, InputError, MissingExtra, NewerFormat, UnknownSubject
+from headrace.errors import (
+    BadMasterKey,
+    CorruptionError,
+    InputError,
+    MissingExtra,
+    NewerFormat,
+    UnknownSubject,
+)
 from headrace.events.index import EXCISED_VERSION, erasure_topic, hashed_name, kept_versions
 from headrace.log.api import Closing
 
@@ -27,11 +37,11 @@ if TYPE_CHECKING:
     from headrace.events.store import EventStore
 
 
-
-
-# What was forgotten, and when: a topic beside the events' says so, without saying who. Written by the vault and by excision, read to resume what was interrupted.
+# What was forgotten, and when: a topic beside the events' says so, without saying who. Written by
+# the vault and by excision, read to resume what was interrupted.
 #
-# It also keeps the version that an entity had reached when its newest events were excised, under a hash of its name, so that versions are never given out twice.
+# It also keeps the version that an entity had reached when its newest events were excised, under a
+# hash of its name, so that versions are never given out twice.
 
 
 SCHEMA = "what STRING, subject_sha256 STRING, step STRING, details STRING"
@@ -61,7 +71,15 @@ def _write(store: EventStore, rows: list[tuple[str, str, str, dict[str, Any]]]) 
         store.log.create_topic(name, SCHEMA, exist_ok=True)
     with store.log.producer(name) as producer:
         producer.append(
-            [{"what": what, "subject_sha256": who, "step": step, "details": json.dumps(details, sort_keys=True)} for what, who, step, details in rows]
+            [
+                {
+                    "what": what,
+                    "subject_sha256": who,
+                    "step": step,
+                    "details": json.dumps(details, sort_keys=True),
+                }
+                for what, who, step, details in rows
+            ]
         )
 
 
@@ -70,7 +88,11 @@ def steps(store: EventStore, what: str, subject: str) -> list[dict[str, Any]]:
     if topic(store) not in store.log.topics():
         return []
     wanted = subject_hash(store, subject)
-    return [row for row in store.log.read(topic(store)).to_pylist() if (row["what"], row["subject_sha256"]) == (what, wanted)]
+    return [
+        row
+        for row in store.log.read(topic(store)).to_pylist()
+        if (row["what"], row["subject_sha256"]) == (what, wanted)
+    ]
 
 
 def unfinished(store: EventStore, what: str, subject: str) -> list[dict[str, Any]]:
@@ -89,10 +111,21 @@ def is_unfinished(store: EventStore, what: str, subject: str) -> bool:
 
 def keep_versions(store: EventStore, versions: Mapping[str, int]) -> None:
     """Entities whose events go, each with the newest version among those."""
-    known, where = kept_versions(store.log, store.topic), store.log.topic_state(store.topic).directory
-    new = {who: version for entity, version in versions.items() if known.get(who := hashed_name(where, entity), 0) < version}
+    known, where = (
+        kept_versions(store.log, store.topic),
+        store.log.topic_state(store.topic).directory,
+    )
+    new = {
+        who: version
+        for entity, version in versions.items()
+        if known.get(who := hashed_name(where, entity), 0) < version
+    }
     if new:
-        _write(store, [(EXCISED_VERSION, who, "kept", {"version": version}) for who, version in new.items()])
+        _write(
+            store,
+            [(EXCISED_VERSION, who, "kept", {"version": version}) for who, version in new.items()],
+        )
+
 
 FORMAT = 1
 ENVIRONMENT, ENVIRONMENT_FILE = "HEADRACE_MASTER_KEY", "HEADRACE_MASTER_KEY_FILE"
@@ -104,13 +137,18 @@ _MAKE = "make one with `openssl rand -base64 32`, and keep it where this log's b
 
 
 def open_vault(store: EventStore, *, master_key: bytes | None = None, create: bool = True) -> Vault:
-    """The keys of a store's subjects. The master key is 32 bytes; without one, it is read from HEADRACE_MASTER_KEY (base64) or the file HEADRACE_MASTER_KEY_FILE.
+    """The keys of a store's subjects. The master key is 32 bytes; without one, it is read from
+    HEADRACE_MASTER_KEY (base64) or the file HEADRACE_MASTER_KEY_FILE.
 
-    The first key with which a vault is opened is its master key from then on; without `create`, one that is not there is not made.
+    The first key with which a vault is opened is its master key from then on; without `create`, one
+    that is not there is not made.
     """
     key = master_key_given(master_key)
     if not create and not _place(store).exists():
-        raise BadMasterKey(f"The event store {store.name!r} has no vault: nothing in it was ever sealed.", fix="check the store's name; nothing was changed.")
+        raise BadMasterKey(
+            f"The event store {store.name!r} has no vault: nothing in it was ever sealed.",
+            fix="check the store's name; nothing was changed.",
+        )
     return Vault(store, key)
 
 
@@ -126,15 +164,22 @@ def master_key_given(key: bytes | None = None) -> bytes:
             try:
                 text = Path(name).read_text()
             except OSError as error:
-                raise BadMasterKey(f"The master key's file cannot be read: {error}", fix=f"check {ENVIRONMENT_FILE}.") from error
+                raise BadMasterKey(
+                    f"The master key's file cannot be read: {error}",
+                    fix=f"check {ENVIRONMENT_FILE}.",
+                ) from error
         if text is None:
-            raise BadMasterKey("There is no master key.", fix=f"set {ENVIRONMENT} or {ENVIRONMENT_FILE}; {_MAKE}")
+            raise BadMasterKey(
+                "There is no master key.", fix=f"set {ENVIRONMENT} or {ENVIRONMENT_FILE}; {_MAKE}"
+            )
         try:
             key = base64.b64decode(text.strip(), validate=True)
         except ValueError:
             raise BadMasterKey("The master key is not base64.", fix=_MAKE) from None
     if len(key) != _KEY_BYTES:
-        raise BadMasterKey(f"The master key has {len(key)} bytes, and must have {_KEY_BYTES}.", fix=_MAKE)
+        raise BadMasterKey(
+            f"The master key has {len(key)} bytes, and must have {_KEY_BYTES}.", fix=_MAKE
+        )
     return key
 
 
@@ -162,7 +207,9 @@ def decrypted(cipher: Any, content: bytes, about: bytes) -> bytes | None:
 
 
 def remove_key(store: EventStore, subject: str) -> None:
-    """Delete a subject's key, if there is a vault and it has one, without opening it: no master key is needed for that."""
+    """Delete a subject's key, if there is a vault and it has one, without opening it: no master key
+    is needed for that.
+    """
     if (path := _place(store)).exists():
         with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as db:
             db.execute("PRAGMA secure_delete = ON")
@@ -182,7 +229,9 @@ class Vault(Closing):
         self._lock = threading.RLock()
         self._keys: OrderedDict[str, Any] = OrderedDict()
         self._seen = -1
-        self._db = sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
+        self._db = sqlite3.connect(
+            self.path, timeout=30, isolation_level=None, check_same_thread=False
+        )
         try:
             self._prepare()
         except BaseException:
@@ -194,17 +243,28 @@ class Vault(Closing):
         self._db.execute("PRAGMA synchronous = EXTRA")
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID")
-            self._db.execute("CREATE TABLE IF NOT EXISTS keys (subject TEXT PRIMARY KEY, wrapped BLOB NOT NULL) WITHOUT ROWID")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID"
+            )
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS keys (subject TEXT PRIMARY KEY, wrapped BLOB NOT NULL)"
+                " WITHOUT ROWID"
+            )
             known = dict(self._db.execute("SELECT name, value FROM about"))
             if not known:
                 rows = [("format", FORMAT), ("proof", _encrypted(self._master, PROOF, PROOF))]
                 self._db.executemany("INSERT INTO about VALUES (?, ?)", rows)
                 return
         if known["format"] > FORMAT:
-            raise NewerFormat(f"{self.path} has format {known['format']}; this Headrace knows {FORMAT}.", fix="upgrade Headrace.")
+            raise NewerFormat(
+                f"{self.path} has format {known['format']}; this Headrace knows {FORMAT}.",
+                fix="upgrade Headrace.",
+            )
         if decrypted(self._master, known["proof"], PROOF) != PROOF:
-            raise BadMasterKey(f"The master key is not the one that the keys in {self.path} were wrapped with.", fix="give the right one; nothing was changed.")
+            raise BadMasterKey(
+                f"The master key is not the one that the keys in {self.path} were wrapped with.",
+                fix="give the right one; nothing was changed.",
+            )
 
     def _key(self, subject: str, *, make: bool) -> Any:
         """A subject's cipher; None if its key was deleted, or never made."""
@@ -228,12 +288,18 @@ class Vault(Closing):
             return None
         key = decrypted(self._master, row[0], subject.encode())
         if key is None:
-            raise CorruptionError(f"The key of the subject {subject!r} in {self.path} is damaged.", fix="restore the file from a backup.")
+            raise CorruptionError(
+                f"The key of the subject {subject!r} in {self.path} is damaged.",
+                fix="restore the file from a backup.",
+            )
         return cipher_of(key)
 
     def _made(self, subject: str) -> Any:
         key = os.urandom(_KEY_BYTES)
-        self._db.execute("INSERT OR IGNORE INTO keys VALUES (?, ?)", (subject, _encrypted(self._master, key, subject.encode())))
+        self._db.execute(
+            "INSERT OR IGNORE INTO keys VALUES (?, ?)",
+            (subject, _encrypted(self._master, key, subject.encode())),
+        )
         return self._stored(subject)  # another process may have been quicker
 
     def seal(self, subject: str, value: Any) -> str:
@@ -247,7 +313,9 @@ class Vault(Closing):
         if not isinstance(value, str) or not value.startswith(SEALED):
             return value
         try:
-            about, sealed = (base64.urlsafe_b64decode(part) for part in value.removeprefix(SEALED).split(":"))
+            about, sealed = (
+                base64.urlsafe_b64decode(part) for part in value.removeprefix(SEALED).split(":")
+            )
         except ValueError:
             return None
         cipher = self._key(about.decode(), make=False)
@@ -255,13 +323,22 @@ class Vault(Closing):
         return None if content is None else json.loads(content)
 
     def reveal(self, thing: Any) -> Any:
-        """A copy of a row, an event or a state with everything in it unsealed: for whoever may see it, at the last moment."""
+        """A copy of a row, an event or a state with everything in it unsealed: for whoever may see
+        it, at the last moment.
+        """
         if isinstance(thing, str):
             return self.unseal(thing)
         if isinstance(thing, Mapping):
             return {key: self.reveal(value) for key, value in thing.items()}
         if is_dataclass(thing) and not isinstance(thing, type):
-            return replace(thing, **{field.name: self.reveal(getattr(thing, field.name)) for field in fields(thing) if field.init})
+            return replace(
+                thing,
+                **{
+                    field.name: self.reveal(getattr(thing, field.name))
+                    for field in fields(thing)
+                    if field.init
+                },
+            )
         if isinstance(thing, tuple) and hasattr(thing, "_fields"):
             return type(thing)(*map(self.reveal, thing))
         return type(thing)(map(self.reveal, thing)) if isinstance(thing, list | tuple) else thing
@@ -269,10 +346,15 @@ class Vault(Closing):
     def subjects(self) -> list[str]:
         """Whoever has a key."""
         with self._lock:
-            return [subject for (subject,) in self._db.execute("SELECT subject FROM keys ORDER BY subject")]
+            return [
+                subject
+                for (subject,) in self._db.execute("SELECT subject FROM keys ORDER BY subject")
+            ]
 
     def forget(self, subject: str) -> None:
-        """Delete a subject's key: what it sealed can be read by nobody any more. Can be repeated if it was interrupted; both ends are logged."""
+        """Delete a subject's key: what it sealed can be read by nobody any more. Can be repeated if
+        it was interrupted; both ends are logged.
+        """
         if not subject:
             raise InputError(f"{subject!r} is no subject.", fix="name one.")
         with self._lock:
@@ -294,9 +376,12 @@ def _text(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).decode()
 
 
-# Sealed values on their way out of a server: null once their subject's key is deleted, opened if the server was given the master key, and as they are stored otherwise.
+# Sealed values on their way out of a server: null once their subject's key is deleted, opened if
+# the server was given the master key, and as they are stored otherwise.
 #
-# It works on the bytes of an answer, whatever they are of: a view's row, its changes, a result of SQL, a topic. A sealed value is one JSON text of harmless characters, so it is found and replaced where it stands, also within JSON in a text.
+# It works on the bytes of an answer, whatever they are of: a view's row, its changes, a result of
+# SQL, a topic. A sealed value is one JSON text of harmless characters, so it is found and replaced
+# where it stands, also within JSON in a text.
 
 
 MARK = SEALED.encode()
@@ -309,7 +394,9 @@ def vaults_in(root: Path) -> list[Path]:
 
 
 class Veil:
-    """Of all vaults of a log, as they are at each moment: keys are asked for with every answer. Safe for threads."""
+    """Of all vaults of a log, as they are at each moment: keys are asked for with every answer.
+    Safe for threads.
+    """
 
     def __init__(self, root: Path, master_key: bytes | None = None) -> None:
         self._root = root
@@ -318,30 +405,55 @@ class Veil:
             self._check_master(vaults_in(root))
 
     def _check_master(self, vaults: Iterable[Path]) -> None:
-        proofs = [(path, row[0]) for path in vaults for row in _asked(path, "SELECT value FROM about WHERE name = 'proof'")]
+        proofs = [
+            (path, row[0])
+            for path in vaults
+            for row in _asked(path, "SELECT value FROM about WHERE name = 'proof'")
+        ]
         if proofs and all(decrypted(self._master, proof, PROOF) != PROOF for _, proof in proofs):
-            raise BadMasterKey(f"The master key is not the one that the keys in {proofs[0][0]} were wrapped with.", fix="give the right one, or none: values then stay sealed.")
+            raise BadMasterKey(
+                f"The master key is not the one that the keys in {proofs[0][0]} were wrapped with.",
+                fix="give the right one, or none: values then stay sealed.",
+            )
 
     def shown(self, body: bytes) -> bytes:
         """An answer as it may be seen."""
         if MARK not in body:
             return body
-        subjects = {subject for found in _VALUE.finditer(body) if (subject := _decoded(found[2])) is not None}
+        subjects = {
+            subject
+            for found in _VALUE.finditer(body)
+            if (subject := _decoded(found[2])) is not None
+        }
         keys = {subject: self._wrapped(subject) for subject in subjects}
         return _VALUE.sub(lambda found: self._replaced(found, keys), body)
 
     def _wrapped(self, subject: bytes) -> list[bytes]:
         """A subject's key in each vault that has one; none if it was deleted."""
-        return [row[0] for path in vaults_in(self._root) for row in _asked(path, "SELECT wrapped FROM keys WHERE subject = ?", subject.decode("utf-8", "replace"))]
+        return [
+            row[0]
+            for path in vaults_in(self._root)
+            for row in _asked(
+                path,
+                "SELECT wrapped FROM keys WHERE subject = ?",
+                subject.decode("utf-8", "replace"),
+            )
+        ]
 
     def _replaced(self, found: re.Match[bytes], keys: Mapping[bytes, list[bytes]]) -> bytes:
         slashes, about, sealed = found.groups()
         subject, content = _decoded(about), _decoded(sealed)
         if subject is None or content is None or not keys[subject]:
             return b"null"
-        return found[0] if self._master is None else self._opened(subject, content, keys[subject], len(slashes))
+        return (
+            found[0]
+            if self._master is None
+            else self._opened(subject, content, keys[subject], len(slashes))
+        )
 
-    def _opened(self, subject: bytes, content: bytes, wrapped: Iterable[bytes], depth: int) -> bytes:
+    def _opened(
+        self, subject: bytes, content: bytes, wrapped: Iterable[bytes], depth: int
+    ) -> bytes:
         for each in wrapped:
             key = decrypted(self._master, each, subject)
             plain = None if key is None else decrypted(cipher_of(key), content, subject)

@@ -1,6 +1,8 @@
-"""Checkpoints: the state as of a position of the journal, so that opening a log does not read its whole past.
+"""Checkpoints: the state as of a position of the journal, so that opening a log does not read its
+whole past.
 
-The two newest are kept, with the journal since the older one: a damaged checkpoint costs time, not data.
+The two newest are kept, with the journal since the older one: a damaged checkpoint costs time, not
+data.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from headrace.log.file.state import Operation
 
 
-
 CHECKPOINT_SUFFIX = ".checkpoint"
 KEPT = 2
 VERSION = 1
@@ -30,13 +31,24 @@ VERSION = 1
 
 def save(disk: Disk, directory: Path, lsn: int, base: int, state: dict[str, Any]) -> None:
     """Store a state as of `lsn`, a position in the journal file that starts at `base`."""
-    text = json.dumps({"version": VERSION, "lsn": lsn, "base": base, "state": state}, separators=(",", ":")).encode()
-    disk.replace_file(directory / f"{lsn:020d}{CHECKPOINT_SUFFIX}", [b"%08x\n" % zlib.crc32(text), text])
+    text = json.dumps(
+        {"version": VERSION, "lsn": lsn, "base": base, "state": state}, separators=(",", ":")
+    ).encode()
+    disk.replace_file(
+        directory / f"{lsn:020d}{CHECKPOINT_SUFFIX}", [b"%08x\n" % zlib.crc32(text), text]
+    )
 
 
 def positions(directory: Path) -> list[int]:
     """Where there are checkpoints, newest first."""
-    return sorted((int(path.name[: -len(CHECKPOINT_SUFFIX)]) for path in directory.glob(f"*{CHECKPOINT_SUFFIX}") if path.name[0] != "."), reverse=True)
+    return sorted(
+        (
+            int(path.name[: -len(CHECKPOINT_SUFFIX)])
+            for path in directory.glob(f"*{CHECKPOINT_SUFFIX}")
+            if path.name[0] != "."
+        ),
+        reverse=True,
+    )
 
 
 def load(directory: Path, lsn: int) -> dict[str, Any] | None:
@@ -49,7 +61,11 @@ def load(directory: Path, lsn: int) -> dict[str, Any] | None:
         return None
     content: dict[str, Any] = json.loads(text)
     if content["version"] > VERSION:
-        raise NewerFormat(f"The checkpoint at {lsn} has format {content['version']}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
+        raise NewerFormat(
+            f"The checkpoint at {lsn} has format {content['version']}; this Headrace knows"
+            f" {VERSION}.",
+            fix="upgrade Headrace.",
+        )
     return content
 
 
@@ -68,15 +84,18 @@ def forget_old(disk: Disk, directory: Path, journal_bases: list[int]) -> None:
 
 # Salvage: when records of the journal rotted, the segments still know some of what they said.
 #
-# A segment's header has its topic's settings, and each frame the commit that wrote it. So a topic whose definition was lost is found again, and
-# so are rows that no record speaks of any more. Used by replicas when they step over damage, and by writers before they append behind it.
+# A segment's header has its topic's settings, and each frame the commit that wrote it. So a topic
+# whose definition was lost is found again, and so are rows that no record speaks of any more. Used
+# by replicas when they step over damage, and by writers before they append behind it.
 
 
 logger = logging.getLogger("headrace.log")
 
 
 class LostCommits:
-    """The numbers of commits whose records are gone: in the gaps that damage left, and behind the last record if that was damaged."""
+    """The numbers of commits whose records are gone: in the gaps that damage left, and behind the
+    last record if that was damaged.
+    """
 
     def __init__(self) -> None:
         self._gaps: list[range] = []
@@ -90,11 +109,17 @@ class LostCommits:
         self._from = first
 
     def __contains__(self, commit: int) -> bool:
-        return any(commit in gap for gap in self._gaps) or (self._from is not None and commit >= self._from)
+        return any(commit in gap for gap in self._gaps) or (
+            self._from is not None and commit >= self._from
+        )
 
 
-def restoring(disk: Disk, root: Path, state: State, name: str, number: int, commit: int) -> Operation | None:
-    """The operation that defines a topic again which a record of some commit speaks of; None if nothing is left of it."""
+def restoring(
+    disk: Disk, root: Path, state: State, name: str, number: int, commit: int
+) -> Operation | None:
+    """The operation that defines a topic again which a record of some commit speaks of; None if
+    nothing is left of it.
+    """
     known = state.topics.get(name)
     directories = [root / "topics" / known.directory] if known else _candidates(root, name, commit)
     for directory in directories:
@@ -104,15 +129,29 @@ def restoring(disk: Disk, root: Path, state: State, name: str, number: int, comm
     return None
 
 
-def restoring_operation(name: str, settings: dict[str, Any], directory: Path, number: int = 0) -> Operation:
-    logger.error("The definition of the topic %r was lost; it is taken from its segments. Check its settings.", name)
+def restoring_operation(
+    name: str, settings: dict[str, Any], directory: Path, number: int = 0
+) -> Operation:
+    logger.error(
+        "The definition of the topic %r was lost; it is taken from its segments. Check its"
+        " settings.",
+        name,
+    )
     settings = settings | {"partitions": max(settings["partitions"], number + 1)}
-    return ["restore", name, settings, directory.name, [first_base(directory / str(n)) for n in range(settings["partitions"])]]
+    return [
+        "restore",
+        name,
+        settings,
+        directory.name,
+        [first_base(directory / str(n)) for n in range(settings["partitions"])],
+    ]
 
 
 def _candidates(root: Path, name: str, commit: int) -> list[Path]:
     """Directories of topics of that name that were there at a commit, newest first."""
-    found = {int(path.name.rpartition("~")[2]): path for path in (root / "topics").glob(f"{name}~*")}
+    found = {
+        int(path.name.rpartition("~")[2]): path for path in (root / "topics").glob(f"{name}~*")
+    }
     return [found[created] for created in sorted(found, reverse=True) if created < commit]
 
 
@@ -144,7 +183,9 @@ class Replica:
         self.journal, self.directory = journal, directory
         self.damage: list[Damage] = []
         self.lost = LostCommits()
-        self.unclean: list[tuple[int, int, int]] = []  # (file's base, position, bytes) of filling that is not empty
+        self.unclean: list[
+            tuple[int, int, int]
+        ] = []  # (file's base, position, bytes) of filling that is not empty
         self.state, self.lsn, self.base = State(), 0, 0
         self.records_since_checkpoint = 0
         self.load()
@@ -161,7 +202,8 @@ class Replica:
                 return
             # otherwise, those we saw may have been forgotten, and others made, while we looked
         raise CorruptJournal(
-            f"No checkpoint in {self.directory} is sound, and the journal does not reach back to the beginning.",
+            f"No checkpoint in {self.directory} is sound, and the journal does not reach back to"
+            " the beginning.",
             fix="restore the journal directory from a backup.",
         )
 
@@ -169,16 +211,28 @@ class Replica:
         for lsn in positions(self.directory):
             content = load(self.directory, lsn)
             if content is None:
-                logger.warning("The checkpoint at %d in %s is damaged or gone; going back to the one before.", lsn, self.directory)
+                logger.warning(
+                    "The checkpoint at %d in %s is damaged or gone; going back to the one before.",
+                    lsn,
+                    self.directory,
+                )
             elif content["base"] in self.journal.bases():
                 self.state, self.lsn, self.base = State.load(content["state"]), lsn, content["base"]
                 return True
         return False
 
-    def advance(self, limit: int | None = None, *, proven: int = 0, each: Callable[[Record], None] | None = None) -> int | None:
-        """Apply records up to `limit` (all there are, if None). Returns where a torn tail begins, or None if there is none.
+    def advance(
+        self,
+        limit: int | None = None,
+        *,
+        proven: int = 0,
+        each: Callable[[Record], None] | None = None,
+    ) -> int | None:
+        """Apply records up to `limit` (all there are, if None). Returns where a torn tail begins,
+        or None if there is none.
 
-        `proven` is how far the journal is known to have been durable: damage before it is rot, which is reported and stepped over.
+        `proven` is how far the journal is known to have been durable: damage before it is rot,
+        which is reported and stepped over.
         """
         while True:
             end = self.journal.end_of(self.base)
@@ -196,7 +250,9 @@ class Replica:
                     self.unclean.append((self.base, filling, item.end - filling))
                 rolled = self._apply(item, each)
             if not rolled and self._is_cut_off(limit, proven):
-                if self.journal.end_of(self.base) > end:  # somebody is writing it, and we hold no lock
+                if (
+                    self.journal.end_of(self.base) > end
+                ):  # somebody is writing it, and we hold no lock
                     continue
                 rolled = self._step_over_end(proven if limit is None else limit)
             if not rolled or (limit is not None and self.lsn >= limit):
@@ -225,22 +281,37 @@ class Replica:
     # Damage
 
     def _step_over(self, damage: Damage, stop: int) -> None:
-        """Remember the damage: a writer must look for the rows that the lost record spoke of before it appends (`salvage.reconcile`)."""
+        """Remember the damage: a writer must look for the rows that the lost record spoke of before
+        it appends (`salvage.reconcile`).
+        """
         if all(known.lsn != damage.lsn for known in self.damage):
             self.damage.append(damage)
-            logger.error("The journal is corrupt at byte %d of %s; going on behind it.", damage.position, damage.file)
+            logger.error(
+                "The journal is corrupt at byte %d of %s; going on behind it.",
+                damage.position,
+                damage.file,
+            )
         self.lost.add_rest(self.state.commit + 1)
         self.lsn = damage.after if damage.after is not None else -(-stop // 8) * 8
 
     def _is_cut_off(self, limit: int | None, proven: int) -> bool:
-        """Whether this file ends before it should: it was known to reach further, or its last record, which names the next file, is gone."""
-        return self.lsn < (proven if limit is None else limit) or (limit is None and self._next_base() is not None)
+        """Whether this file ends before it should: it was known to reach further, or its last
+        record, which names the next file, is gone.
+        """
+        return self.lsn < (proven if limit is None else limit) or (
+            limit is None and self._next_base() is not None
+        )
 
     def _step_over_end(self, goal: int) -> bool:
-        """Go on in the next file, if there is one (then True); else nothing may be written where something was durable."""
+        """Go on in the next file, if there is one (then True); else nothing may be written where
+        something was durable.
+        """
         file = self.journal.file_at(self.base)
         following = self._next_base()
-        self._step_over(Damage(self.lsn, None, goal, str(file.path), self.lsn - self.base), goal if following is None else self.lsn)
+        self._step_over(
+            Damage(self.lsn, None, goal, str(file.path), self.lsn - self.base),
+            goal if following is None else self.lsn,
+        )
         if following is not None:
             self._go_to(following)
         return following is not None
@@ -249,7 +320,9 @@ class Replica:
         return min((base for base in self.journal.bases() if base > self.base), default=None)
 
     def _make_up_for_loss(self, record: Record) -> None:
-        """A record may speak of what a lost one defined. What cannot be found again is left out, and said."""
+        """A record may speak of what a lost one defined. What cannot be found again is left out,
+        and said.
+        """
         if record.commit > self.state.commit + 1:
             self.lost.add(self.state.commit + 1, record.commit)
         possible, defined = [], set()
@@ -257,10 +330,25 @@ class Replica:
             kind, *arguments = operation
             if kind in {"topic", "restore"}:
                 defined.add(arguments[0])
-            elif kind in {"append", "adopt", "roll", "start"} and arguments[0] not in defined and not self.state.has_partition(*arguments[:2]):
-                found = restoring(self.journal.disk, self.directory.parent, self.state, arguments[0], arguments[1], record.commit)
+            elif (
+                kind in {"append", "adopt", "roll", "start"}
+                and arguments[0] not in defined
+                and not self.state.has_partition(*arguments[:2])
+            ):
+                found = restoring(
+                    self.journal.disk,
+                    self.directory.parent,
+                    self.state,
+                    arguments[0],
+                    arguments[1],
+                    record.commit,
+                )
                 if found is None:
-                    logger.error("What commit %d did to the topic %r is lost: its definition is.", record.commit, arguments[0])
+                    logger.error(
+                        "What commit %d did to the topic %r is lost: its definition is.",
+                        record.commit,
+                        arguments[0],
+                    )
                     continue
                 self.state.apply(self.state.commit, self.state.time_us, [found])
             possible.append(operation)

@@ -1,6 +1,7 @@
 """A draft: what one commit will do, decided under the log's lock against the newest state.
 
-Its operations are applied to that state at once, so that the next draft of the same group sees them; nothing is on disk yet.
+Its operations are applied to that state at once, so that the next draft of the same group sees
+them; nothing is on disk yet.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class SegmentWrite:
 
 @dataclass(slots=True)
 class Seal:
-    """A segment that will not be written any more and ends here; of size 0, one that was never begun."""
+    """A segment that will not be written any more and ends here; of size 0, one that was never
+    begun.
+    """
 
     directory: str
     partition: int
@@ -90,7 +93,11 @@ class Draft:
     def check_fresh(self, rows: PreparedRows) -> None:
         """Before anything else: rows must fit the topic as it is now."""
         topic = self.state.topic(rows.topic)
-        if topic.directory != rows.directory or topic.settings["ddl"] != rows.ddl or len(topic.partitions) != rows.partition_count:
+        if (
+            topic.directory != rows.directory
+            or topic.settings["ddl"] != rows.ddl
+            or len(topic.partitions) != rows.partition_count
+        ):
             raise StaleTopic(f"The topic {rows.topic!r} changed.")
 
     def append(self, rows: PreparedRows) -> None:
@@ -103,21 +110,39 @@ class Draft:
         self._roll_if_due(topic, number, topic.partitions[number], size)
         partition = topic.partitions[number]
         first = partition.end
-        segment, position = (partition.segment, partition.position) if partition.position else (partition.end, 0)
+        segment, position = (
+            (partition.segment, partition.position) if partition.position else (partition.end, 0)
+        )
         buffers: list[Buffer] = []
         if not position:
-            buffers.append(new_header(topic.name, number, topic.info.arrow_schema, topic.settings).encode())
+            buffers.append(
+                new_header(topic.name, number, topic.info.arrow_schema, topic.settings).encode()
+            )
         total = size + sum(map(len, buffers))
         offset, commit, at = first, self.commit or self.state.commit + 1, position + total - size
         for frame in frames:
-            buffers += frame.buffers(offset - segment, at, commit=commit, first_us=self.time_us, last_us=self.time_us)
+            buffers += frame.buffers(
+                offset - segment, at, commit=commit, first_us=self.time_us, last_us=self.time_us
+            )
             offset += frame.span or frame.count
             at += frame.frame_bytes
         self.writes.append(SegmentWrite(topic.directory, number, segment, position, buffers, total))
-        self.do("append", topic.name, number, first, offset - first, segment, position, total, int(self.inline))
+        self.do(
+            "append",
+            topic.name,
+            number,
+            first,
+            offset - first,
+            segment,
+            position,
+            total,
+            int(self.inline),
+        )
         self._add_offsets(topic.name, number, first, offset)
 
-    def _roll_if_due(self, topic: TopicState, number: int, partition: PartitionState, size: int) -> None:
+    def _roll_if_due(
+        self, topic: TopicState, number: int, partition: PartitionState, size: int
+    ) -> None:
         info = topic.info
         too_large = partition.position + size > info.segment_bytes
         too_old = self.time_us - partition.opened_us > info.segment_us

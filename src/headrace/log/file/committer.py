@@ -1,7 +1,9 @@
-"""The committer: how something becomes true. Many threads hand in requests; one of them leads and commits them all with one sync.
+"""The committer: how something becomes true. Many threads hand in requests; one of them leads and
+commits them all with one sync.
 
-A request decides under the log's lock what to do, so it always sees the newest state. The order on disk is what makes it safe:
-rows, then the journal's record, then its sync, then the marker that lets readers see it.
+A request decides under the log's lock what to do, so it always sees the newest state. The order on
+disk is what makes it safe: rows, then the journal's record, then its sync, then the marker that
+lets readers see it.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class Committer:
         self._broken: BaseException | None = None
 
     def submit(self, decide: Callable[[Draft], T], *, size: int = 0) -> T:
-        """Commit what `decide` drafts (about `size` bytes of rows); returns its answer when that is durable."""
+        """Commit what `decide` drafts (about `size` bytes of rows); returns its answer when that is
+        durable.
+        """
         request: Request[T] = Request(decide, size)
         with self._guard:
             self._queue.append(request)  # type: ignore[arg-type]
@@ -109,7 +113,9 @@ class Committer:
             self._take(group, 1 - len(group))  # ours, if Ctrl-C came while we waited
             group[0].error = group[0].error or error
             for request in group[1:]:
-                request.error = request.error or (error if isinstance(error, Exception) else _outcome_unknown(self.store, error))
+                request.error = request.error or (
+                    error if isinstance(error, Exception) else _outcome_unknown(self.store, error)
+                )
         finally:
             self._pass_on(group)
 
@@ -118,7 +124,9 @@ class Committer:
             group += [self._queue.popleft() for _ in range(min(len(self._queue), most))]
 
     def _await_companions(self) -> None:
-        """If others usually come at the same time, waiting a little for them is cheaper than a second sync."""
+        """If others usually come at the same time, waiting a little for them is cheaper than a
+        second sync.
+        """
         deadline = time.perf_counter() + min(self._sync_s / 2, _LONGEST_WAIT_S)
         while len(self._queue) < self._expected:
             rest = deadline - time.perf_counter()
@@ -127,7 +135,11 @@ class Committer:
 
     def _pass_on(self, group: list[Request[object]]) -> None:
         with self._guard:
-            self._expected = max(1, len(group) + len(self._queue), self._expected - 1 if len(group) < self._expected else 0)
+            self._expected = max(
+                1,
+                len(group) + len(self._queue),
+                self._expected - 1 if len(group) < self._expected else 0,
+            )
             self._arrived = threading.Semaphore(0)
             for request in group:
                 request.finished = True
@@ -141,7 +153,8 @@ class Committer:
         1. under the log's lock: decide what each request does
         2. write rows into segments; sync those that the journal will not carry
         3. write the journal's records, all at once; give the lock back
-        4. sync the journal: this is the commit (before the lock is given back, if staged files must then be moved to their places)
+        4. sync the journal: this is the commit (before the lock is given back, if staged files must
+           then be moved to their places)
         5. publish how far it is durable
         """
         self._check_usable()
@@ -159,8 +172,13 @@ class Committer:
             if adoptions:
                 self._sync(journal)  # 4
                 self._adopt(adoptions)
-            self.records_since_checkpoint, self.bytes_since_checkpoint = newest.records_since_checkpoint, newest.lsn - newest.base
-        if end > before or not self._is_published(end):  # also if it only rests on what another process is about to make durable
+            self.records_since_checkpoint, self.bytes_since_checkpoint = (
+                newest.records_since_checkpoint,
+                newest.lsn - newest.base,
+            )
+        if end > before or not self._is_published(
+            end
+        ):  # also if it only rests on what another process is about to make durable
             if not adoptions:
                 self._sync(journal)  # 4
             self.store.marker.publish(end, synced=self.store.durable)  # 5
@@ -171,7 +189,9 @@ class Committer:
         return mark is not None and mark.lsn >= end
 
     def _adopt(self, adoptions: list[Adoption]) -> None:
-        """Behind the commit point: what cannot be done now is done by the next one who reads the journal."""
+        """Behind the commit point: what cannot be done now is done by the next one who reads the
+        journal.
+        """
         try:
             for adoption in adoptions:
                 self.store.adopt(adoption)
@@ -184,8 +204,12 @@ class Committer:
     def _check_usable(self) -> None:
         if self._broken is not None:
             raise RetryError(
-                f"The log in {self.store.root} cannot be written any more by this process: a sync failed ({self._broken}).",
-                fix="check the disk, then open the log again; whether the last appends are stored will be seen then.",
+                f"The log in {self.store.root} cannot be written any more by this process: a sync"
+                f" failed ({self._broken}).",
+                fix=(
+                    "check the disk, then open the log again; whether the last appends are stored"
+                    " will be seen then."
+                ),
             ) from self._broken
 
     def _decide(self, group: list[Request[object]], newest: Replica) -> list[Draft]:
@@ -197,7 +221,9 @@ class Committer:
                 request.answer = request.decide(draft)
             except HeadraceError as error:
                 if draft.operations:
-                    raise BugError("A commit was refused when it had begun to change the state.") from error
+                    raise BugError(
+                        "A commit was refused when it had begun to change the state."
+                    ) from error
                 request.error = error
             if draft.operations:
                 drafts.append(draft)
@@ -209,7 +235,9 @@ class Committer:
             for seal in draft.seals:
                 self.store.seal(seal)
             for adoption in draft.adoptions:
-                self.store.make_directory(self.store.partition_directory(adoption.directory, adoption.partition))
+                self.store.make_directory(
+                    self.store.partition_directory(adoption.directory, adoption.partition)
+                )
             for write in draft.writes:
                 file = self.store.write_segment(write)
                 if not draft.inline:
@@ -227,8 +255,19 @@ class Committer:
         buffers: list[Buffer] = []
         lsn = newest.lsn
         for draft in drafts:
-            blob = [buffer for write in draft.writes for buffer in write.buffers] if draft.inline else []
-            record = encode_record(lsn, COMMIT, draft.commit, durable, {"t": draft.time_us, "ops": draft.operations}, blob)
+            blob = (
+                [buffer for write in draft.writes for buffer in write.buffers]
+                if draft.inline
+                else []
+            )
+            record = encode_record(
+                lsn,
+                COMMIT,
+                draft.commit,
+                durable,
+                {"t": draft.time_us, "ops": draft.operations},
+                blob,
+            )
             buffers += record
             lsn += sum(map(len, record))
         journal = newest.journal.file_at(newest.base)
@@ -254,7 +293,9 @@ class Committer:
         self._sync_s = 0.8 * self._sync_s + 0.2 * (time.perf_counter() - started)
 
     def sync(self, file: DiskFile) -> None:
-        """The system says once that a sync failed, and then takes the pages for written: whoever tried again would be told a lie. So this is the end of writing."""
+        """The system says once that a sync failed, and then takes the pages for written: whoever
+        tried again would be told a lie. So this is the end of writing.
+        """
         try:
             file.sync()
         except (OSError, HeadraceError) as error:
@@ -265,5 +306,8 @@ class Committer:
 def _outcome_unknown(store: Store, error: BaseException) -> RetryError:
     return RetryError(
         f"Whether this is stored in {store.root} is not known: {error}",
-        fix="check the disk, open the log again and look; a producer with an id can simply repeat it.",
+        fix=(
+            "check the disk, open the log again and look; a producer with an id can simply"
+            " repeat it."
+        ),
     )

@@ -15,7 +15,14 @@ import pyarrow as pa
 
 from headrace.columnar.columns import OFFSET_COLUMN
 from headrace.durations import to_us
-from headrace.errors import BadPartition, CorruptBatch, HeadraceError, InputError, MemberFenced, OffsetOutOfRange
+from headrace.errors import (
+    BadPartition,
+    CorruptBatch,
+    HeadraceError,
+    InputError,
+    MemberFenced,
+    OffsetOutOfRange,
+)
 from headrace.log.api import Consumer
 from headrace.log.file.commit_draft import Draft
 from headrace.log.file.reader import FileBatches
@@ -28,12 +35,12 @@ if TYPE_CHECKING:
     from headrace.log.file.state import TopicState
 
 
-
-# Who reads what in a consumer group: pure decisions over the group's state, made under the log's lock.
+# Who reads what in a consumer group: pure decisions over the group's state, made under the log's
+# lock.
 #
-# A partition has an owner and a target. It moves from one live member to another in two steps: the owner lets go of it when it next polls
-# (so what it delivered has been committed by then), and the target takes it when it is free.
-
+# A partition has an owner and a target. It moves from one live member to another in two steps: the
+# owner lets go of it when it next polls (so what it delivered has been committed by then), and the
+# target takes it when it is free.
 
 
 def partition_key(topic: str, partition: int) -> str:
@@ -45,8 +52,12 @@ def parse_partition_key(key: str) -> tuple[str, int]:
     return topic, int(partition)
 
 
-def share_out(members: Mapping[str, Mapping[str, Any]], counts: Mapping[str, int], before: Mapping[str, str]) -> dict[str, str]:
-    """Partition -> member: each topic's partitions evenly among those who want it, moving as few as possible."""
+def share_out(
+    members: Mapping[str, Mapping[str, Any]], counts: Mapping[str, int], before: Mapping[str, str]
+) -> dict[str, str]:
+    """Partition -> member: each topic's partitions evenly among those who want it, moving as few as
+    possible.
+    """
     target: dict[str, str] = {}
     for index, (topic, count) in enumerate(sorted(counts.items())):
         wanting = sorted(name for name, about in members.items() if topic in about["topics"])
@@ -55,12 +66,16 @@ def share_out(members: Mapping[str, Mapping[str, Any]], counts: Mapping[str, int
     return target
 
 
-def _share_topic(topic: str, count: int, wanting: list[str], before: Mapping[str, str], *, turn: int) -> dict[str, str]:
+def _share_topic(
+    topic: str, count: int, wanting: list[str], before: Mapping[str, str], *, turn: int
+) -> dict[str, str]:
     keys = [partition_key(topic, number) for number in range(count)]
     held = {name: [key for key in keys if before.get(key) == name] for name in wanting}
     least, extra = divmod(count, len(wanting))
     # Who holds most already keeps one more; ties go round from topic to topic.
-    order = sorted(wanting, key=lambda name: (-len(held[name]), (wanting.index(name) + turn) % len(wanting)))
+    order = sorted(
+        wanting, key=lambda name: (-len(held[name]), (wanting.index(name) + turn) % len(wanting))
+    )
     quota = {name: least + (position < extra) for position, name in enumerate(order)}
     target = {key: name for name in wanting for key in held[name][: quota[name]]}
     free = [key for key in keys if key not in target]
@@ -72,10 +87,14 @@ def _share_topic(topic: str, count: int, wanting: list[str], before: Mapping[str
     return target
 
 
-def coordinate(draft: Draft, group: str, member: str | None, about: Mapping[str, Any], dead: Iterable[str]) -> tuple[int, set[str]]:
-    """One step of a member: be in the group, leave out the dead, let go of what is another's, take what is free.
+def coordinate(
+    draft: Draft, group: str, member: str | None, about: Mapping[str, Any], dead: Iterable[str]
+) -> tuple[int, set[str]]:
+    """One step of a member: be in the group, leave out the dead, let go of what is another's, take
+    what is free.
 
-    Returns the generation and what the member owns now. With `member` None only the dead are removed.
+    Returns the generation and what the member owns now. With `member` None only the dead are
+    removed.
     """
     known = draft.state.groups.get(group) or GroupState()
     gone = set(dead)
@@ -83,9 +102,17 @@ def coordinate(draft: Draft, group: str, member: str | None, about: Mapping[str,
     if member is not None:
         members[member] = dict(about)
     wanted = {topic for entry in members.values() for topic in entry["topics"]}
-    counts = {topic: len(draft.state.topics[topic].partitions) for topic in wanted if topic in draft.state.topics}
+    counts = {
+        topic: len(draft.state.topics[topic].partitions)
+        for topic in wanted
+        if topic in draft.state.topics
+    }
     target = share_out(members, counts, known.target)
-    owners = {key: name for key, name in known.owners.items() if name in members and key in target and (name != member or target[key] == member)}
+    owners = {
+        key: name
+        for key, name in known.owners.items()
+        if name in members and key in target and (name != member or target[key] == member)
+    }
     owners |= {key: name for key, name in target.items() if name == member and key not in owners}
     generation = known.generation
     if (members, owners, target) != (known.members, known.owners, known.target):
@@ -105,38 +132,66 @@ def plain_positions(positions: Mapping[str, Mapping[int, int]]) -> Positions:
     """As the journal can store them: what a user computed may be numpy's numbers."""
     try:
         plain = {
-            topic: {operator.index(partition): operator.index(offset) for partition, offset in offsets.items()}
+            topic: {
+                operator.index(partition): operator.index(offset)
+                for partition, offset in offsets.items()
+            }
             for topic, offsets in positions.items()
         }
     except (TypeError, AttributeError):
-        raise InputError(f"{positions!r} are not positions.", fix="use {topic: {partition: next offset}}, or consumer.positions().") from None
+        raise InputError(
+            f"{positions!r} are not positions.",
+            fix="use {topic: {partition: next offset}}, or consumer.positions().",
+        ) from None
     return Positions(plain, member=positions.member if isinstance(positions, Positions) else None)
 
 
 def check_places(state: State, positions: Mapping[str, Mapping[int, int]]) -> None:
-    """A group can have read what there is, and no more. What retention removed since it may have read, too."""
+    """A group can have read what there is, and no more. What retention removed since it may have
+    read, too.
+    """
     for topic, offsets in positions.items():
         partitions = state.topic(topic).partitions
         for partition, offset in offsets.items():
             if not 0 <= partition < len(partitions):
-                raise BadPartition(f"The topic {topic!r} has no partition {partition}.", fix=f"name one from 0 to {len(partitions) - 1}.")
+                raise BadPartition(
+                    f"The topic {topic!r} has no partition {partition}.",
+                    fix=f"name one from 0 to {len(partitions) - 1}.",
+                )
             if offset < 0:
-                raise InputError(f"The offset {offset} of {topic}[{partition}] is negative.", fix="an offset is 0 or more.")
+                raise InputError(
+                    f"The offset {offset} of {topic}[{partition}] is negative.",
+                    fix="an offset is 0 or more.",
+                )
             if offset > partitions[partition].end:
-                raise OffsetOutOfRange(topic, partition, offset, partitions[partition].start, partitions[partition].end)
+                raise OffsetOutOfRange(
+                    topic, partition, offset, partitions[partition].start, partitions[partition].end
+                )
 
 
-def check_owner(state: State, group: str, positions: Mapping[str, Mapping[int, int]], member: str | None) -> None:
-    """Only its owner may commit for a partition; positions without a member are an outsider's, who is trusted when nobody reads."""
+def check_owner(
+    state: State, group: str, positions: Mapping[str, Mapping[int, int]], member: str | None
+) -> None:
+    """Only its owner may commit for a partition; positions without a member are an outsider's, who
+    is trusted when nobody reads.
+    """
     for topic, offsets in positions.items():
         state.topic(topic)
         for partition in offsets:
-            owner = state.groups[group].owners.get(partition_key(topic, partition)) if group in state.groups else None
+            owner = (
+                state.groups[group].owners.get(partition_key(topic, partition))
+                if group in state.groups
+                else None
+            )
             if owner != member and (member is not None or owner is not None):
                 raise MemberFenced(
-                    f"This member no longer owns {topic}[{partition}] in group {group!r}" + (f": {owner!r} does." if owner else "."),
-                    fix="poll again: rows since the last commit will be delivered to the new owner.",
+                    f"This member no longer owns {topic}[{partition}] in group {group!r}"
+                    + (f": {owner!r} does." if owner else "."),
+                    fix=(
+                        "poll again: rows since the last commit will be delivered to the new owner."
+                    ),
                 )
+
 
 _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.001, 0.01
 _LONGEST_WITHOUT_POLL_S = 300.0
@@ -152,7 +207,12 @@ class Heartbeat:
         self._stop = Event()
         path.parent.mkdir(exist_ok=True)
         path.touch()
-        self._thread = Thread(target=self._beat, args=(timeout_us / 3_000_000,), daemon=True, name=f"heartbeat {path.name}")
+        self._thread = Thread(
+            target=self._beat,
+            args=(timeout_us / 3_000_000,),
+            daemon=True,
+            name=f"heartbeat {path.name}",
+        )
         self._thread.start()
 
     def _beat(self, every_s: float) -> None:
@@ -182,7 +242,11 @@ def heartbeat_age_s(root: Path, group: str, member: str) -> float:
 
 def dead_members(root: Path, name: str, group: GroupState) -> list[str]:
     """Members that have not been heard of for longer than they promised."""
-    return [member for member, about in group.members.items() if heartbeat_age_s(root, name, member) > about["timeout_us"] / 1e6]
+    return [
+        member
+        for member, about in group.members.items()
+        if heartbeat_age_s(root, name, member) > about["timeout_us"] / 1e6
+    ]
 
 
 def _topic_of(key: str) -> str:
@@ -191,19 +255,38 @@ def _topic_of(key: str) -> str:
 
 class FileConsumer(Consumer):
     def __init__(
-        self, log: LogHandle, topics: tuple[str, ...], group: str, *, start: str, session_timeout: Duration, max_rows: int, on_lost: str, headers: bool
+        self,
+        log: LogHandle,
+        topics: tuple[str, ...],
+        group: str,
+        *,
+        start: str,
+        session_timeout: Duration,
+        max_rows: int,
+        on_lost: str,
+        headers: bool,
     ) -> None:
         if start not in {"earliest", "latest"} or on_lost not in {"raise", "earliest", "latest"}:
             raise InputError(
-                f"start={start!r}, on_lost={on_lost!r}.", fix="start is 'earliest' or 'latest'; on_lost is 'raise', 'earliest' or 'latest'."
+                f"start={start!r}, on_lost={on_lost!r}.",
+                fix="start is 'earliest' or 'latest'; on_lost is 'raise', 'earliest' or 'latest'.",
             )
         self.log, self.topics, self.group = log, topics, check_name(group, what="group")
-        self._start, self._max_rows, self._on_lost, self._headers = start, max_rows, on_lost, headers
+        self._start, self._max_rows, self._on_lost, self._headers = (
+            start,
+            max_rows,
+            on_lost,
+            headers,
+        )
         for topic in topics:
             log.topic_state(topic)
         timeout_us = to_us(session_timeout, what="session_timeout")
         self.member = f"{socket.gethostname()[:40]}-{os.getpid()}-{os.urandom(4).hex()}"
-        self._about = {"topics": sorted(topics), "timeout_us": timeout_us, "host": socket.gethostname()}
+        self._about = {
+            "topics": sorted(topics),
+            "timeout_us": timeout_us,
+            "host": socket.gethostname(),
+        }
         self._check_every_s = timeout_us / 3e6
         self._heartbeat = Heartbeat(heartbeat_path(log.store.root, group, self.member), timeout_us)
         self._generation = -1
@@ -219,20 +302,38 @@ class FileConsumer(Consumer):
     def _coordinate(self) -> None:
         state = self.log.store.view()
         known = state.groups.get(self.group)
-        dead = [member for member in dead_members(self.log.store.root, self.group, known) if member != self.member] if known else []
-        self._generation, owned, held = self.log.committer.submit(lambda draft: self._step(draft, dead))
+        dead = (
+            [
+                member
+                for member in dead_members(self.log.store.root, self.group, known)
+                if member != self.member
+            ]
+            if known
+            else []
+        )
+        self._generation, owned, held = self.log.committer.submit(
+            lambda draft: self._step(draft, dead)
+        )
         self._checked = time.monotonic()
         shapes, before = self._topic_shapes(state), self._shapes
         self._shapes = shapes
-        kept = {key for key in owned & held if shapes.get(_topic_of(key), ("", 0))[0] == before.get(_topic_of(key), ("", 0))[0]}
+        kept = {
+            key
+            for key in owned & held
+            if shapes.get(_topic_of(key), ("", 0))[0] == before.get(_topic_of(key), ("", 0))[0]
+        }
         self._positions = {key: offset for key, offset in self._positions.items() if key in kept}
         for key in owned - set(self._positions):
             self._positions[key] = self._first_position(key)
 
     def _step(self, draft: Draft, dead: list[str]) -> tuple[int, set[str], set[str]]:
-        """The generation, what this member owns now, and what it owned all the while: of what it lost, others may have gone on with the rows."""
+        """The generation, what this member owns now, and what it owned all the while: of what it
+        lost, others may have gone on with the rows.
+        """
         known = draft.state.groups.get(self.group)
-        held = {key for key, name in known.owners.items() if name == self.member} if known else set()
+        held = (
+            {key for key, name in known.owners.items() if name == self.member} if known else set()
+        )
         return *coordinate(draft, self.group, self.member, self._about, dead), held
 
     def _topic_shapes(self, state: State) -> dict[str, tuple[str, int]]:
@@ -254,10 +355,21 @@ class FileConsumer(Consumer):
         """Notice that the group or its topics changed, or that a member died."""
         state = self.log.store.view()
         group = state.groups.get(self.group)
-        changed = group is None or group.generation != self._generation or self._topic_shapes(state) != self._shapes
-        if not changed and group is not None and time.monotonic() - self._checked > self._check_every_s:
+        changed = (
+            group is None
+            or group.generation != self._generation
+            or self._topic_shapes(state) != self._shapes
+        )
+        if (
+            not changed
+            and group is not None
+            and time.monotonic() - self._checked > self._check_every_s
+        ):
             self._checked = time.monotonic()
-            changed = any(member != self.member for member in dead_members(self.log.store.root, self.group, group))
+            changed = any(
+                member != self.member
+                for member in dead_members(self.log.store.root, self.group, group)
+            )
         if changed:
             self._coordinate()
             state = self.log.store.view()
@@ -265,7 +377,9 @@ class FileConsumer(Consumer):
 
     # Reading
 
-    def poll(self, timeout: Duration = "1 second", max_rows: int | None = None) -> list[pa.RecordBatch]:
+    def poll(
+        self, timeout: Duration = "1 second", max_rows: int | None = None
+    ) -> list[pa.RecordBatch]:
         self._check_open()
         deadline = time.monotonic() + to_us(timeout, what="timeout") / 1e6
         nap = _SHORTEST_NAP_S
@@ -290,7 +404,9 @@ class FileConsumer(Consumer):
             try:
                 taken, reached[key] = self._read_partition(state, key, room)
             except HeadraceError:
-                if batches:  # they are delivered; the error comes again when it is this partition's turn to be first
+                # they are delivered; the error comes again when it is this partition's turn to be
+                # first
+                if batches:
                     break
                 raise
             room -= sum(batch.num_rows for batch in taken)
@@ -298,13 +414,20 @@ class FileConsumer(Consumer):
         self._positions |= reached  # last: what is not returned has not been delivered
         return batches
 
-    def _read_partition(self, state: State, key: str, room: int) -> tuple[list[pa.RecordBatch], int]:
-        """Rows, and the offset behind them. Before damaged rows it stops, so that the sound ones in front of them are delivered."""
+    def _read_partition(
+        self, state: State, key: str, room: int
+    ) -> tuple[list[pa.RecordBatch], int]:
+        """Rows, and the offset behind them. Before damaged rows it stops, so that the sound ones in
+        front of them are delivered.
+        """
         topic, number = parse_partition_key(key)
         known = state.topics.get(topic)
         if known is None:
             return [], self._positions[key]
-        start, end = self._found(key, known.partitions[number].start, known.partitions[number].end), known.partitions[number].end
+        start, end = (
+            self._found(key, known.partitions[number].start, known.partitions[number].end),
+            known.partitions[number].end,
+        )
         if start >= end:
             return [], start
         try:
@@ -314,8 +437,14 @@ class FileConsumer(Consumer):
                 raise
             return self._read_range(known, number, start, damage.first)
 
-    def _read_range(self, topic: TopicState, number: int, start: int, stop: int) -> tuple[list[pa.RecordBatch], int]:
-        rows = FileBatches(topic.info, [(self.log.partition_reader(topic, number), start, stop)], headers=self._headers)
+    def _read_range(
+        self, topic: TopicState, number: int, start: int, stop: int
+    ) -> tuple[list[pa.RecordBatch], int]:
+        rows = FileBatches(
+            topic.info,
+            [(self.log.partition_reader(topic, number), start, stop)],
+            headers=self._headers,
+        )
         batches: list[pa.RecordBatch] = []
         size = 0
         for batch in rows:
@@ -338,7 +467,9 @@ class FileConsumer(Consumer):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise InputError("This consumer was closed.", fix="open another one with log.consumer(...).")
+            raise InputError(
+                "This consumer was closed.", fix="open another one with log.consumer(...)."
+            )
 
     # Positions
 
@@ -357,7 +488,12 @@ class FileConsumer(Consumer):
             check_places(draft.state, wanted)
             check_owner(draft.state, self.group, wanted, self.member)
             for topic, offsets in wanted.items():
-                draft.do("offsets", self.group, topic, {str(partition): offset for partition, offset in offsets.items()})
+                draft.do(
+                    "offsets",
+                    self.group,
+                    topic,
+                    {str(partition): offset for partition, offset in offsets.items()},
+                )
 
         if any(wanted.values()):
             self.log.committer.submit(decide)
@@ -366,7 +502,10 @@ class FileConsumer(Consumer):
         topic = topic or self.topics[0]
         key = partition_key(topic, partition)
         if key not in self._positions:
-            raise BadPartition(f"This member does not own {topic}[{partition}].", fix=f"it owns {sorted(self._positions)}.")
+            raise BadPartition(
+                f"This member does not own {topic}[{partition}].",
+                fix=f"it owns {sorted(self._positions)}.",
+            )
         self.log.partition_reader(self.log.topic_state(topic), partition).check_start(offset)
         self._positions[key] = offset
 

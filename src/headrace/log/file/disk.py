@@ -1,7 +1,7 @@
 """The file layer: every change the embedded log makes to a disk goes through here.
 
-One place, so that a test can record each write, sync and rename and replay any crash between them (headrace.testing.power_loss), and a
-benchmark can pretend that the disk is slow.
+One place, so that a test can record each write, sync and rename and replay any crash between them
+(headrace.testing.power_loss), and a benchmark can pretend that the disk is slow.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class DiskFile:
 
     @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[bool]:
-        """Hold this file's lock against other processes and other handles; yields False if it is taken and `wait` is false."""
+        """Hold this file's lock against other processes and other handles; yields False if it is
+        taken and `wait` is false.
+        """
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -131,7 +133,9 @@ class Disk:
         os.rmdir(path)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory with everything in it; what another process removes meanwhile is as good as removed."""
+        """Remove a directory with everything in it; what another process removes meanwhile is as
+        good as removed.
+        """
         for directory, names, files in os.walk(path, topdown=False):
             for name in files:
                 self.unlink(Path(directory) / name)
@@ -142,7 +146,9 @@ class Disk:
             self.remove_directory(path)
 
     def replace_file(self, path: Path, content: Sequence[Buffer], *, durable: bool = True) -> None:
-        """Give a file new content, whole or not at all; nothing is left behind if there is no room for it."""
+        """Give a file new content, whole or not at all; nothing is left behind if there is no room
+        for it.
+        """
         fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         try:
             self._write_file(fresh, content, durable=durable)
@@ -163,9 +169,13 @@ class Disk:
             file.close()
 
     def boot(self) -> bytes:
-        """16 bytes that change when the machine was restarted: what was written but not synced may be gone then."""
+        """16 bytes that change when the machine was restarted: what was written but not synced may
+        be gone then.
+        """
         try:
-            return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
+            return bytes.fromhex(
+                Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
+            )
         except OSError:  # not Linux: assume the worst at each start of a process
             return os.getpid().to_bytes(16, "little")
 
@@ -173,5 +183,8 @@ class Disk:
 def explained(error: OSError, path: Path) -> OSError | DiskFull:
     """A full disk is an error of its own: the caller may make room and go on."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return DiskFull(f"There is no room left on the disk for {path}; what was stored earlier is intact.", fix="make room, then append again.")
+        return DiskFull(
+            f"There is no room left on the disk for {path}; what was stored earlier is intact.",
+            fix="make room, then append again.",
+        )
     return error

@@ -1,6 +1,8 @@
-"""What the parts of an open embedded log share: its store, its open segments, its committer, and what they do with staged rows.
+"""What the parts of an open embedded log share: its store, its open segments, its committer, and
+what they do with staged rows.
 
-`FileLog` is a handle with the public interface on top; producers, consumers, queues, transactions and maintenance take the handle.
+`FileLog` is a handle with the public interface on top; producers, consumers, queues, transactions
+and maintenance take the handle.
 """
 
 from __future__ import annotations
@@ -35,23 +37,42 @@ class LogHandle:
 
     def stage_prepared(self, rows: PreparedRows) -> Staged:
         """Put a large append aside before it takes the lock."""
-        writer = staging.StagingWriter(self.store, self.topic_state(rows.topic), staging.staging_name(now_us() + _STAGED_FOR_US))
+        writer = staging.StagingWriter(
+            self.store,
+            self.topic_state(rows.topic),
+            staging.staging_name(now_us() + _STAGED_FOR_US),
+        )
         writer.write(rows)
         return writer.finish()
 
     def load_staged(self, draft: Draft, staged: Staged) -> dict[int, list[Frame] | None]:
-        """Look at staged files under the lock, before anything is done: what is small will be copied, the rest moved."""
+        """Look at staged files under the lock, before anything is done: what is small will be
+        copied, the rest moved.
+        """
         topic = draft.state.topic(staged.topic)
-        return {number: staging.load_if_small(self.store, file, topic) for number, (file, _) in staged.partitions.items()}
+        return {
+            number: staging.load_if_small(self.store, file, topic)
+            for number, (file, _) in staged.partitions.items()
+        }
 
-    def adopt_loaded(self, draft: Draft, staged: Staged, loaded: dict[int, list[Frame] | None]) -> None:
+    def adopt_loaded(
+        self, draft: Draft, staged: Staged, loaded: dict[int, list[Frame] | None]
+    ) -> None:
         topic = draft.state.topic(staged.topic)
         for number, (file, rows) in staged.partitions.items():
             frames = loaded[number]
             if frames is None:
                 draft.adopt(topic, number, file, rows)
             else:
-                draft.append(PreparedRows(topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), {number: frames}))
+                draft.append(
+                    PreparedRows(
+                        topic.name,
+                        topic.directory,
+                        topic.settings["ddl"],
+                        len(topic.partitions),
+                        {number: frames},
+                    )
+                )
 
     def adopt_into(self, draft: Draft, staged: Staged) -> None:
         self.adopt_loaded(draft, staged, self.load_staged(draft, staged))
@@ -64,7 +85,9 @@ class LogHandle:
         known = self.topic_state(topic)
         found: dict[int, OffsetRange] = {}
         for number, partition in enumerate(known.partitions):
-            for piece in self.partition_reader(known, number).pieces(partition.start, partition.end, on_corrupt="skip"):
+            for piece in self.partition_reader(known, number).pieces(
+                partition.start, partition.end, on_corrupt="skip"
+            ):
                 if (piece.header.producer, piece.header.sequence) == (producer, sequence):
                     first = found[number].start if number in found else piece.first
                     found[number] = OffsetRange(first, piece.stop)

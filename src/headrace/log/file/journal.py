@@ -1,8 +1,10 @@
 """The commit journal: the one place where something becomes true, and the order in which it did.
 
-A journal is a stream of records in files named by the position (LSN) at which they start. A record has a small JSON part (the operations
-that `state` applies) and a blob (the frames of small appends, so that one sync makes them durable wherever they belong). Each record
-says how far the journal was known to be durable when it was written: what is broken behind that point is a torn tail, before it is rot.
+A journal is a stream of records in files named by the position (LSN) at which they start. A record
+has a small JSON part (the operations that `state` applies) and a blob (the frames of small appends,
+so that one sync makes them durable wherever they belong). Each record says how far the journal was
+known to be durable when it was written: what is broken behind that point is a torn tail, before it
+is rot.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Record:
 
 @dataclass(slots=True)
 class Damage:
-    """Bytes that are no record. `after` is where the next sound one starts, or None; `proven` what later records say was durable."""
+    """Bytes that are no record. `after` is where the next sound one starts, or None; `proven` what
+    later records say was durable.
+    """
 
     lsn: int
     after: int | None
@@ -63,14 +67,32 @@ class MissingJournal(Exception):
         self.base = base
 
 
-def encode_record(lsn: int, kind: int, commit: int, durable: int, meta: dict[str, Any], blob: Sequence[Buffer] = ()) -> list[Buffer]:
-    """A record's buffers, padded to a multiple of 8. It says where it belongs: a copy of it elsewhere, in some row perhaps, is no record."""
+def encode_record(
+    lsn: int,
+    kind: int,
+    commit: int,
+    durable: int,
+    meta: dict[str, Any],
+    blob: Sequence[Buffer] = (),
+) -> list[Buffer]:
+    """A record's buffers, padded to a multiple of 8. It says where it belongs: a copy of it
+    elsewhere, in some row perhaps, is no record.
+    """
     text = json.dumps(meta, separators=(",", ":")).encode()
     blob_bytes, place = sum(map(len, blob)), lsn & 0xFFFFFFFF
-    crc = zlib.crc32(text, zlib.crc32(_RECORD.pack(RECORD_MAGIC, VERSION, kind, len(text), blob_bytes, 0, place, durable, commit)))
+    crc = zlib.crc32(
+        text,
+        zlib.crc32(
+            _RECORD.pack(
+                RECORD_MAGIC, VERSION, kind, len(text), blob_bytes, 0, place, durable, commit
+            )
+        ),
+    )
     for buffer in blob:
         crc = zlib.crc32(buffer, crc)
-    header = _RECORD.pack(RECORD_MAGIC, VERSION, kind, len(text), blob_bytes, crc, place, durable, commit)
+    header = _RECORD.pack(
+        RECORD_MAGIC, VERSION, kind, len(text), blob_bytes, crc, place, durable, commit
+    )
     return [header, text, *blob, b"\0" * (-(len(text) + blob_bytes) % 8)]
 
 
@@ -78,7 +100,9 @@ def decode_record(data: memoryview, at: int, lsn: int) -> Record | None:
     """The record at a place in `data`, or None if it is not whole and sound there."""
     if len(data) - at < _RECORD.size:
         return None
-    magic, version, kind, text_bytes, blob_bytes, crc, place, durable, commit = _RECORD.unpack_from(data, at)
+    magic, version, kind, text_bytes, blob_bytes, crc, place, durable, commit = _RECORD.unpack_from(
+        data, at
+    )
     if magic != RECORD_MAGIC or place != lsn & 0xFFFFFFFF:
         return None
     text_at = at + _RECORD.size
@@ -89,10 +113,22 @@ def decode_record(data: memoryview, at: int, lsn: int) -> Record | None:
     if zlib.crc32(data[text_at:stop], zlib.crc32(blank)) != crc:
         return None
     if version > VERSION:
-        raise NewerFormat(f"The journal was written in format {version}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
+        raise NewerFormat(
+            f"The journal was written in format {version}; this Headrace knows {VERSION}.",
+            fix="upgrade Headrace.",
+        )
     meta = json.loads(bytes(data[text_at : text_at + text_bytes]))
     end = lsn + (stop - at) + (-(stop - at - _RECORD.size) % 8)
-    return Record(lsn, end, kind, durable, commit, meta, data[text_at + text_bytes : stop], data[stop : end - lsn + at])
+    return Record(
+        lsn,
+        end,
+        kind,
+        durable,
+        commit,
+        meta,
+        data[text_at + text_bytes : stop],
+        data[stop : end - lsn + at],
+    )
 
 
 def _file_header(lsn: int) -> bytes:
@@ -101,7 +137,9 @@ def _file_header(lsn: int) -> bytes:
 
 
 def record_length(data: memoryview, at: int) -> int | None:
-    """How long the record at a place claims to be, padding included; None if its header is not there."""
+    """How long the record at a place claims to be, padding included; None if its header is not
+    there.
+    """
     if len(data) - at < _RECORD.size or bytes(data[at : at + 4]) != RECORD_MAGIC:
         return None
     _, _, _, text_bytes, blob_bytes, *_ = _RECORD.unpack_from(data, at)
@@ -123,10 +161,16 @@ class Journal:
 
     def bases(self) -> list[int]:
         """Where the files start, oldest first."""
-        return sorted(int(path.name[: -len(JOURNAL_SUFFIX)]) for path in self.directory.glob(f"*{JOURNAL_SUFFIX}") if path.name[0] != ".")
+        return sorted(
+            int(path.name[: -len(JOURNAL_SUFFIX)])
+            for path in self.directory.glob(f"*{JOURNAL_SUFFIX}")
+            if path.name[0] != "."
+        )
 
     def create_file(self, lsn: int) -> None:
-        """Begin a file at a position; harmless if it is there. One that has no records may have been left unfinished."""
+        """Begin a file at a position; harmless if it is there. One that has no records may have
+        been left unfinished.
+        """
         path = self.directory / journal_name(lsn)
         if not path.exists() or path.stat().st_size <= FILE_HEADER_BYTES:
             file = self.disk.open(path, create=True)
@@ -138,13 +182,15 @@ class Journal:
     def create_next(self, base: int) -> None:
         """Begin the file that the last record of the one before asks for.
 
-        Who wrote that record may have been killed before it was synced, with commits before it; nobody will sync that file any more, and
-        without it, nothing in the new one could be reached after power was lost.
+        Who wrote that record may have been killed before it was synced, with commits before it;
+        nobody will sync that file any more, and without it, nothing in the new one could be reached
+        after power was lost.
         """
         bases = self.bases()
         if max(bases, default=-1) > base:
             raise CorruptJournal(
-                f"The file {journal_name(base)} of the journal in {self.directory} is missing, and later ones are there.",
+                f"The file {journal_name(base)} of the journal in {self.directory} is missing, and"
+                " later ones are there.",
                 fix="restore it from a backup.",
             )
         for before in [earlier for earlier in bases if earlier < base][-1:]:
@@ -173,15 +219,28 @@ class Journal:
 
     @staticmethod
     def _check_file_header(file: DiskFile, base: int) -> None:
-        """A damaged header is reported and does no harm, since every record knows its place; without records, the file was left unfinished."""
+        """A damaged header is reported and does no harm, since every record knows its place;
+        without records, the file was left unfinished.
+        """
         data = file.read(FILE_HEADER_BYTES, 0)
         magic, version, flags, lsn, crc = _FILE.unpack(data[: _FILE.size].ljust(_FILE.size, b"\0"))
-        if magic == FILE_MAGIC and version > VERSION and crc == zlib.crc32(_FILE.pack(magic, version, flags, lsn, 0)):
-            raise NewerFormat(f"{file.path} has format {version}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
+        if (
+            magic == FILE_MAGIC
+            and version > VERSION
+            and crc == zlib.crc32(_FILE.pack(magic, version, flags, lsn, 0))
+        ):
+            raise NewerFormat(
+                f"{file.path} has format {version}; this Headrace knows {VERSION}.",
+                fix="upgrade Headrace.",
+            )
         if data != _file_header(base):
             if file.size() <= FILE_HEADER_BYTES:
                 raise MissingJournal(base)
-            logger.error("The header of %s is corrupt (byte 0 to %d); going on behind it.", file.path, FILE_HEADER_BYTES)
+            logger.error(
+                "The header of %s is corrupt (byte 0 to %d); going on behind it.",
+                file.path,
+                FILE_HEADER_BYTES,
+            )
 
     def header_is_sound(self, base: int) -> bool:
         return self.file_at(base).read(FILE_HEADER_BYTES, 0) == _file_header(base)
@@ -203,7 +262,11 @@ class Journal:
                 lsn += used
                 continue
             length = record_length(chunk, 0) or 0
-            whole = memoryview(file.read(length, lsn - base)) if len(chunk) < length <= limit - lsn else chunk
+            whole = (
+                memoryview(file.read(length, lsn - base))
+                if len(chunk) < length <= limit - lsn
+                else chunk
+            )
             record = decode_record(whole, 0, lsn)
             if record is None:
                 damage = self._damage(file, base, lsn, limit)
@@ -235,10 +298,12 @@ class Journal:
             self._file = None
 
 
-# The durable marker: how far the journal is known to be on disk. Readers go up to it and no further.
+# The durable marker: how far the journal is known to be on disk. Readers go up to it and no
+# further.
 #
-# It is written behind each sync of the journal and never synced itself: an old value is only modest, never wrong. It also says in which life of
-# the machine it was written; in another one, what was not synced may be gone, and the log must be recovered before use.
+# It is written behind each sync of the journal and never synced itself: an old value is only
+# modest, never wrong. It also says in which life of the machine it was written; in another one,
+# what was not synced may be gone, and the log must be recovered before use.
 
 
 _MARK = struct.Struct("<4sHHIQ16sQ")
@@ -250,7 +315,8 @@ class Mark:
     lsn: int
     boot: bytes
     inode: int  # a copied directory is a new life too
-    synced: bool  # whether it was written behind a sync; otherwise it proves nothing after power was lost
+    # whether it was written behind a sync; otherwise it proves nothing after power was lost
+    synced: bool
 
 
 class DurableMarker:
@@ -268,9 +334,15 @@ class DurableMarker:
             if len(data) < _MARK.size:
                 return None
             magic, version, synced, crc, lsn, boot, inode = _MARK.unpack(data)
-            if magic == _MAGIC and zlib.crc32(_MARK.pack(magic, version, synced, 0, lsn, boot, inode)) == crc:
+            if (
+                magic == _MAGIC
+                and zlib.crc32(_MARK.pack(magic, version, synced, 0, lsn, boot, inode)) == crc
+            ):
                 if version > _VERSION:
-                    raise NewerFormat(f"{self.path} has format {version}; this Headrace knows {_VERSION}.", fix="upgrade Headrace.")
+                    raise NewerFormat(
+                        f"{self.path} has format {version}; this Headrace knows {_VERSION}.",
+                        fix="upgrade Headrace.",
+                    )
                 return Mark(lsn, boot, inode, bool(synced))
         return None
 
@@ -289,7 +361,20 @@ class DurableMarker:
             mark = self.read()
             if anew or mark is None or mark.lsn < lsn:
                 blank = _MARK.pack(_MAGIC, _VERSION, synced, 0, lsn, self._boot, self._inode)
-                self._file.write([_MARK.pack(_MAGIC, _VERSION, synced, zlib.crc32(blank), lsn, self._boot, self._inode)], 0)
+                self._file.write(
+                    [
+                        _MARK.pack(
+                            _MAGIC,
+                            _VERSION,
+                            synced,
+                            zlib.crc32(blank),
+                            lsn,
+                            self._boot,
+                            self._inode,
+                        )
+                    ],
+                    0,
+                )
 
     def sync(self) -> None:
         self._file.sync()

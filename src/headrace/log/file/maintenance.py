@@ -1,6 +1,8 @@
-"""Keeping house: checkpoints, retention, and sweeping what nobody needs. In the background of any writer, and by command.
+"""Keeping house: checkpoints, retention, and sweeping what nobody needs. In the background of any
+writer, and by command.
 
-One process at a time does it. It takes the log's lock for moments only; files go after the journal has said that they may.
+One process at a time does it. It takes the log's lock for moments only; files go after the journal
+has said that they may.
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ from headrace.errors import CorruptionError, HeadraceError
 from headrace.log.file import checkpoint, staging
 from headrace.log.file.commit_draft import Draft
 from headrace.log.file.compaction import compact_partition, compactable, is_compacted
-from headrace.log.file.journal import FILE_HEADER_BYTES, ROLL, Damage, Journal, Mark, MissingJournal, encode_record, journal_name
+from headrace.log.file.journal import (
+    FILE_HEADER_BYTES,
+    ROLL,
+    Damage,
+    Journal,
+    Mark,
+    MissingJournal,
+    encode_record,
+    journal_name,
+)
 from headrace.log.file.segment import (
     HEADER_BYTES,
     INDEX_SUFFIX,
@@ -39,7 +50,6 @@ if TYPE_CHECKING:
     from headrace.log.file.state import TopicState
 
 
-
 logger = logging.getLogger("headrace.log")
 CHECKPOINT_RECORDS = 5_000
 CHECKPOINT_BYTES = 64 << 20
@@ -55,7 +65,9 @@ class Housekeeper:
         self.log = log
         self._wake, self._stopped = Event(), Event()
         self._thread: Thread | None = None
-        self._compacted: dict[tuple[str, int], tuple[int, float]] = {}  # partition -> (the last segment compacted, when)
+        self._compacted: dict[
+            tuple[str, int], tuple[int, float]
+        ] = {}  # partition -> (the last segment compacted, when)
         self._every_s = _EVERY_S * (0.8 + os.getpid() % 100 / 250)  # not all processes at once
 
     def note_commit(self) -> None:
@@ -74,15 +86,25 @@ class Housekeeper:
                 return
             try:
                 keep_house(self.log, due=self._compaction_due)
-            except (HeadraceError, OSError) as error:  # the next turn, or the next writer, will do it
+            except (
+                HeadraceError,
+                OSError,
+            ) as error:  # the next turn, or the next writer, will do it
                 logger.warning("Housekeeping in %s failed: %s", self.log.store.root, error)
 
     def _compaction_due(self, topic: TopicState, number: int) -> bool:
-        """Compaction reads all of a partition, so it waits until a third of it is new; but not for ever, as tombstones grow old."""
-        sizes = {place.base: _size(self.log, topic, number, place) for place in compactable(self.log, topic, number)}
+        """Compaction reads all of a partition, so it waits until a third of it is new; but not for
+        ever, as tombstones grow old.
+        """
+        sizes = {
+            place.base: _size(self.log, topic, number, place)
+            for place in compactable(self.log, topic, number)
+        }
         covered, when = self._compacted.get((topic.directory, number), (-1, -math.inf))
         new = sum(size for base, size in sizes.items() if base > covered)
-        if not sizes or (3 * new < sum(sizes.values()) and time.monotonic() - when < _COMPACT_AGAIN_S):
+        if not sizes or (
+            3 * new < sum(sizes.values()) and time.monotonic() - when < _COMPACT_AGAIN_S
+        ):
             return False
         self._compacted[topic.directory, number] = (max(sizes), time.monotonic())
         return True
@@ -95,12 +117,17 @@ class Housekeeper:
 
 
 def checkpoint_due(log: LogHandle) -> bool:
-    return log.committer.records_since_checkpoint >= CHECKPOINT_RECORDS or log.committer.bytes_since_checkpoint >= CHECKPOINT_BYTES
+    return (
+        log.committer.records_since_checkpoint >= CHECKPOINT_RECORDS
+        or log.committer.bytes_since_checkpoint >= CHECKPOINT_BYTES
+    )
 
 
 @contextmanager
 def alone(log: LogHandle, *, wait: bool) -> Iterator[bool]:
-    """One housekeeper at a time, in all processes; yields False if there is another one and `wait` is false."""
+    """One housekeeper at a time, in all processes; yields False if there is another one and `wait`
+    is false.
+    """
     log.store.lock_file()  # refuses a log that cannot be written
     lock = log.store.disk.open(log.store.root / "journal" / "housekeeping", create=True)
     try:
@@ -111,12 +138,16 @@ def alone(log: LogHandle, *, wait: bool) -> Iterator[bool]:
 
 
 def keep_house(
-    log: LogHandle, topic: str | None = None, *, due: Callable[[TopicState, int], bool] | None = None, with_checkpoint: bool = False
+    log: LogHandle,
+    topic: str | None = None,
+    *,
+    due: Callable[[TopicState, int], bool] | None = None,
+    with_checkpoint: bool = False,
 ) -> dict[str, int]:
     """Do what there is to do, for one topic or all. Returns what was removed.
 
-    In the background, `due` says which partitions are worth compacting, and another process that is at it already is enough. By command
-    all are compacted, after that other process if need be.
+    In the background, `due` says which partitions are worth compacting, and another process that is
+    at it already is enough. By command all are compacted, after that other process if need be.
     """
     done = {"segments_deleted": 0, "segments_compacted": 0, "rows_removed": 0, "staging_swept": 0}
     with alone(log, wait=due is None) as mine:
@@ -140,7 +171,8 @@ def make_checkpoint(log: LogHandle, *, wait: bool = True) -> None:
 
 
 def _make_checkpoint(log: LogHandle) -> None:
-    """The steps, with nobody else making one: step 4 says of all files changed before step 1 that they are synced.
+    """The steps, with nobody else making one: step 4 says of all files changed before step 1 that
+    they are synced.
 
     1. under the lock: end the journal's file, begin the next one, and take the state as of there
     2. sync every segment that was written since the last checkpoint
@@ -151,7 +183,9 @@ def _make_checkpoint(log: LogHandle) -> None:
     store = log.store
     with store.locked() as newest:  # 1
         file = newest.journal.file_at(newest.base)
-        file.write(encode_record(newest.lsn, ROLL, 0, store.marker.proven(), {}), newest.lsn - newest.base)
+        file.write(
+            encode_record(newest.lsn, ROLL, 0, store.marker.proven(), {}), newest.lsn - newest.base
+        )
         log.committer.sync(file)
         newest.base += file.size()
         newest.lsn = newest.base + FILE_HEADER_BYTES
@@ -181,7 +215,9 @@ def _sync_segment(log: LogHandle, directory: str, partition: int, name: str) -> 
     log.store.disk.sync_directory(path.parent)
 
 
-def _keep_topic(log: LogHandle, name: str, done: dict[str, int], due: Callable[[TopicState, int], bool]) -> None:
+def _keep_topic(
+    log: LogHandle, name: str, done: dict[str, int], due: Callable[[TopicState, int], bool]
+) -> None:
     topic = log.store.view().topics.get(name)
     if topic is None:
         return
@@ -204,10 +240,16 @@ def _sweep_unfinished(log: LogHandle, directory: Path) -> None:
 
 
 def retain(log: LogHandle, topic: TopicState, number: int) -> int:
-    """Remove segments that are too old or too many. The journal says so first; a crash in between leaves files for the next sweep."""
+    """Remove segments that are too old or too many. The journal says so first; a crash in between
+    leaves files for the next sweep.
+    """
     _end_old_segment(log, topic, number)
     partition = topic.partitions[number]
-    places = segments_in(log.store.partition_directory(topic.directory, number), partition.segment, begun=partition.position > 0)
+    places = segments_in(
+        log.store.partition_directory(topic.directory, number),
+        partition.segment,
+        begun=partition.position > 0,
+    )
     start = _new_start(log, topic, number, places)
 
     def decide(draft: Draft) -> int:
@@ -216,7 +258,11 @@ def retain(log: LogHandle, topic: TopicState, number: int) -> int:
             draft.do("start", topic.name, number, start)
         return current.partitions[number].start
 
-    true_start = log.committer.submit(decide) if start > topic.partitions[number].start else topic.partitions[number].start
+    true_start = (
+        log.committer.submit(decide)
+        if start > topic.partitions[number].start
+        else topic.partitions[number].start
+    )
     return _remove_before(log, topic, number, places, true_start)
 
 
@@ -224,7 +270,9 @@ def _end_old_segment(log: LogHandle, topic: TopicState, number: int) -> None:
     """A segment that nobody writes any more must still grow too old some day."""
     info, partition = topic.info, topic.partitions[number]
     age_us = now_us() - partition.opened_us
-    lifetime_us = min(info.segment_us, info.retention_us if info.retention_us is not None else info.segment_us)
+    lifetime_us = min(
+        info.segment_us, info.retention_us if info.retention_us is not None else info.segment_us
+    )
     if partition.position and partition.end > partition.segment and age_us > lifetime_us:
 
         def decide(draft: Draft) -> None:
@@ -240,11 +288,20 @@ def _new_start(log: LogHandle, topic: TopicState, number: int, places: list[Segm
     info = topic.info
     partition = log.store.view().topic(topic.name).partitions[number]
     sealed = [place for place in places if place.base < partition.segment]
-    bases = [place.base for place in places if place.base <= partition.segment] + [partition.segment]
+    bases = [place.base for place in places if place.base <= partition.segment] + [
+        partition.segment
+    ]
     start = partition.start
     if info.retention_us is not None:
-        limit = log.partition_reader(log.store.view().topic(topic.name), number).first_since(now_us() - info.retention_us)
-        start = max([start, *(after for place, after in zip(sealed, bases[1:], strict=False) if after <= limit)])
+        limit = log.partition_reader(log.store.view().topic(topic.name), number).first_since(
+            now_us() - info.retention_us
+        )
+        start = max(
+            [
+                start,
+                *(after for place, after in zip(sealed, bases[1:], strict=False) if after <= limit),
+            ]
+        )
     if info.retention_bytes is not None:
         sizes = [_size(log, topic, number, place) for place in places]
         total = sum(sizes)
@@ -263,12 +320,16 @@ def _size(log: LogHandle, topic: TopicState, number: int, place: SegmentPlace) -
         return 0
 
 
-def _remove_before(log: LogHandle, topic: TopicState, number: int, places: list[SegmentPlace], start: int) -> int:
+def _remove_before(
+    log: LogHandle, topic: TopicState, number: int, places: list[SegmentPlace], start: int
+) -> int:
     """Unlink segments all of whose offsets are below the start."""
     directory = log.store.partition_directory(topic.directory, number)
     removed = 0
     for index, place in enumerate(places):
-        after = places[index + 1].base if index + 1 < len(places) else topic.partitions[number].segment
+        after = (
+            places[index + 1].base if index + 1 < len(places) else topic.partitions[number].segment
+        )
         if after <= start and place.base < after:
             path = directory / place.name
             log.store.disk.unlink(path.with_suffix(INDEX_SUFFIX))
@@ -280,7 +341,9 @@ def _remove_before(log: LogHandle, topic: TopicState, number: int, places: list[
 
 
 def _remove_deleted_topics(log: LogHandle) -> None:
-    """Directories of topics that were deleted, durably. Under the lock, so that none is being made."""
+    """Directories of topics that were deleted, durably. Under the lock, so that none is being
+    made.
+    """
     with log.store.locked() as newest:
         topics = [*newest.state.topics.values(), *log.store.view().topics.values()]
         known = {topic.directory for topic in topics}
@@ -289,8 +352,8 @@ def _remove_deleted_topics(log: LogHandle) -> None:
         log.store.disk.remove_tree(path)
 
 
-# Checking everything a log has stored, byte by byte: the journal, its checkpoints, every segment and index.
-
+# Checking everything a log has stored, byte by byte: the journal, its checkpoints, every segment
+# and index.
 
 
 def verify_log(log: LogHandle, topic: str | None) -> list[Finding]:
@@ -299,7 +362,9 @@ def verify_log(log: LogHandle, topic: str | None) -> list[Finding]:
     mark = log.store.marker.read()
     state = log.store.view()  # sets a damaged mark right
     topics = [state.topic(topic)] if topic is not None else list(state.topics.values())
-    findings = [] if topic is not None else [*_marker(log, mark), *_journal(log), *_checkpoints(log)]
+    findings = (
+        [] if topic is not None else [*_marker(log, mark), *_journal(log), *_checkpoints(log)]
+    )
     for each in topics:
         for number in range(len(each.partitions)):
             findings += _partition(log, each, number)
@@ -308,7 +373,12 @@ def verify_log(log: LogHandle, topic: str | None) -> list[Finding]:
 
 def _marker(log: LogHandle, mark: Mark | None) -> Iterator[Finding]:
     if mark is None:
-        yield Finding("corrupt", str(log.store.marker.path), 0, "how far the journal is durable cannot be read")
+        yield Finding(
+            "corrupt",
+            str(log.store.marker.path),
+            0,
+            "how far the journal is durable cannot be read",
+        )
 
 
 def _journal(log: LogHandle) -> Iterator[Finding]:
@@ -317,19 +387,27 @@ def _journal(log: LogHandle) -> Iterator[Finding]:
     bases = journal.bases()
     for base, following in zip(bases, [*bases[1:], None], strict=False):
         try:
-            yield from _journal_file(journal, base, mark.lsn if mark else 0, is_last=following is None)
+            yield from _journal_file(
+                journal, base, mark.lsn if mark else 0, is_last=following is None
+            )
         except MissingJournal:
             path = log.store.journal_directory / journal_name(base)
-            if following is not None and path.exists():  # otherwise it was forgotten just now, or its maker was stopped before it was used
+            if (
+                following is not None and path.exists()
+            ):  # otherwise it was forgotten just now, or its maker was stopped before it was used
                 yield Finding("missing", str(path), 0, "this part of the commit journal is gone")
     journal.close()
 
 
 def _journal_file(journal: Journal, base: int, durable: int, *, is_last: bool) -> Iterator[Finding]:
-    """One file of the journal: up to what is known to be durable, if it is the last one; otherwise it must end in the record that names the next."""
+    """One file of the journal: up to what is known to be durable, if it is the last one; otherwise
+    it must end in the record that names the next.
+    """
     file, first = journal.file_at(base), base + FILE_HEADER_BYTES
     if not journal.header_is_sound(base):
-        yield Finding("corrupt", str(file.path), 0, "the header of this part of the commit journal is damaged")
+        yield Finding(
+            "corrupt", str(file.path), 0, "the header of this part of the commit journal is damaged"
+        )
     end, limit = first, journal.end_of(base)
     for item in journal.records(base, first, min(limit, max(durable, first)) if is_last else limit):
         if isinstance(item, Damage):
@@ -338,7 +416,10 @@ def _journal_file(journal: Journal, base: int, durable: int, *, is_last: bool) -
             continue
         if any(item.filling) or item.end > limit:
             yield Finding(
-                "corrupt", str(file.path), item.end - base - len(item.filling), "the filling behind a record is not empty; the record is sound"
+                "corrupt",
+                str(file.path),
+                item.end - base - len(item.filling),
+                "the filling behind a record is not empty; the record is sound",
             )
         end = item.end
         if item.kind == ROLL:
@@ -353,7 +434,12 @@ def _checkpoints(log: LogHandle) -> Iterator[Finding]:
         if checkpoint.load(directory, lsn) is None:
             path = directory / f"{lsn:020d}{checkpoint.CHECKPOINT_SUFFIX}"
             if path.exists():  # not just forgotten
-                yield Finding("corrupt", str(path), 0, "this checkpoint is damaged; the one before it will be used")
+                yield Finding(
+                    "corrupt",
+                    str(path),
+                    0,
+                    "this checkpoint is damaged; the one before it will be used",
+                )
 
 
 def _partition(log: LogHandle, topic: TopicState, number: int) -> Iterator[Finding]:
@@ -370,7 +456,9 @@ def _partition(log: LogHandle, topic: TopicState, number: int) -> Iterator[Findi
             yield from _segment(log, topic, number, place, stop)
 
 
-def _segment(log: LogHandle, topic: TopicState, number: int, place: SegmentPlace, stop: int) -> Iterator[Finding]:
+def _segment(
+    log: LogHandle, topic: TopicState, number: int, place: SegmentPlace, stop: int
+) -> Iterator[Finding]:
     partition = topic.partitions[number]
     path = log.store.partition_directory(topic.directory, number) / place.name
     is_active = place.base == partition.segment and not place.commit
@@ -379,7 +467,9 @@ def _segment(log: LogHandle, topic: TopicState, number: int, place: SegmentPlace
     except CorruptionError as error:
         yield Finding("corrupt", str(path), 0, error.message, topic.name, number, place.base)
         return
-    except FileNotFoundError:  # retention was here first, or it will be missed as offsets that are in no segment
+    except (
+        FileNotFoundError
+    ):  # retention was here first, or it will be missed as offsets that are in no segment
         return
     try:
         end = partition.position if is_active else segment.file.size()
@@ -392,11 +482,18 @@ def _segment(log: LogHandle, topic: TopicState, number: int, place: SegmentPlace
 
 
 def _frames(segment: Segment, end: int, stop: int) -> Iterator[tuple[str, int, str, int]]:
-    """(kind, position, message, offset) of each damage in a segment that should have offsets up to `stop`."""
+    """(kind, position, message, offset) of each damage in a segment that should have offsets up to
+    `stop`.
+    """
     expected = segment.place.base
     damaged = damaged_copy(segment.file)
     if damaged is not None:
-        yield "corrupt", damaged, "one of the two copies of the segment's header is damaged", expected
+        yield (
+            "corrupt",
+            damaged,
+            "one of the two copies of the segment's header is damaged",
+            expected,
+        )
     for position, frame, body in read_frames(segment.file, segment.header.size, end):
         if expected >= stop:
             return
@@ -405,14 +502,34 @@ def _frames(segment: Segment, end: int, stop: int) -> Iterator[tuple[str, int, s
             continue
         first = segment.place.base + frame.relative
         if not body_is_sound(frame, body):
-            yield "corrupt", position, f"the checksum of offsets {first} to {first + frame.span - 1} does not fit", first
-        if any(segment.file.read(frame.frame_bytes - HEADER_BYTES - frame.body_bytes, position + HEADER_BYTES + frame.body_bytes)):
-            yield "corrupt", position + HEADER_BYTES + frame.body_bytes, "the filling behind a batch is not empty; the batch is sound", first
+            yield (
+                "corrupt",
+                position,
+                f"the checksum of offsets {first} to {first + frame.span - 1} does not fit",
+                first,
+            )
+        if any(
+            segment.file.read(
+                frame.frame_bytes - HEADER_BYTES - frame.body_bytes,
+                position + HEADER_BYTES + frame.body_bytes,
+            )
+        ):
+            yield (
+                "corrupt",
+                position + HEADER_BYTES + frame.body_bytes,
+                "the filling behind a batch is not empty; the batch is sound",
+                first,
+            )
         if first < expected or (first > expected and not segment.may_have_gaps):
             yield "missing", position, f"offsets {expected} to {first - 1} are not there", expected
         expected = first + frame.span
     if (expected < stop and not segment.may_have_gaps) or segment.is_cut:
-        yield "missing", min(end, segment.file.size()), f"the file ends before offset {stop}", expected
+        yield (
+            "missing",
+            min(end, segment.file.size()),
+            f"the file ends before offset {stop}",
+            expected,
+        )
 
 
 def _index(segment: Segment, topic: str, number: int) -> Iterator[Finding]:
@@ -422,4 +539,12 @@ def _index(segment: Segment, topic: str, number: int) -> Iterator[Finding]:
     except FileNotFoundError:
         return
     if FrameIndex.from_bytes(data, segment.header.id, segment.file.size()) is None:
-        yield Finding("stale", str(path), 0, "this index does not fit its segment; it will be built again", topic, number, segment.place.base)
+        yield Finding(
+            "stale",
+            str(path),
+            0,
+            "this index does not fit its segment; it will be built again",
+            topic,
+            number,
+            segment.place.base,
+        )

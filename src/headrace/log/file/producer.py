@@ -14,20 +14,34 @@ from headrace.columnar.columns import HEADERS_COLUMN
 from headrace.errors import BadName, BadRows, DiskFull, FencedError, InputError, ProducerFenced
 from headrace.log.api import Producer
 from headrace.log.file.commit_draft import Draft, PreparedRows, StaleTopic
-from headrace.log.file.segment import CONTROL, Frame, FrameHeader, decode_batch, encode_rows, producer_hash
+from headrace.log.file.segment import (
+    CONTROL,
+    Frame,
+    FrameHeader,
+    decode_batch,
+    encode_rows,
+    producer_hash,
+)
 from headrace.log.file.state import ProducerState, TopicState
 from headrace.log.partitioning import Chooser, Numbers
 from headrace.log.rows import check_changes, to_batch, tombstones, upserts, with_headers
 from headrace.log.topic_config import check_name
-from headrace.log.values import Headers, OffsetRange, Partitioner, Position, Rows, Staged, check_sequence
+from headrace.log.values import (
+    Headers,
+    OffsetRange,
+    Partitioner,
+    Position,
+    Rows,
+    Staged,
+    check_sequence,
+)
 
 if TYPE_CHECKING:
     from headrace.log.file.handle import LogHandle
 
 
-
-# Rows made ready for a commit, outside any lock: which partition each goes to, and the frames they are stored as.
-
+# Rows made ready for a commit, outside any lock: which partition each goes to, and the frames they
+# are stored as.
 
 
 def rows_to_batch(rows: Rows, topic: TopicState, headers: Headers | None) -> pa.RecordBatch:
@@ -41,12 +55,23 @@ def rows_to_batch(rows: Rows, topic: TopicState, headers: Headers | None) -> pa.
 def prepare(topic: TopicState, batch: pa.RecordBatch, partitions: Numbers) -> PreparedRows:
     """Frames by partition; the order of a partition's rows is the batch's."""
     compression = topic.info.compression
-    frames = {number: list(encode_rows(part, compression=compression)) for number, part in split(batch, partitions)}
-    return PreparedRows(topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), frames)
+    frames = {
+        number: list(encode_rows(part, compression=compression))
+        for number, part in split(batch, partitions)
+    }
+    return PreparedRows(
+        topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), frames
+    )
 
 
 def prepare_control(topic: TopicState, partition: int, frame: Frame) -> PreparedRows:
-    return PreparedRows(topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), {partition: [frame]})
+    return PreparedRows(
+        topic.name,
+        topic.directory,
+        topic.settings["ddl"],
+        len(topic.partitions),
+        {partition: [frame]},
+    )
 
 
 def split(batch: pa.RecordBatch, partitions: Numbers) -> Sequence[tuple[int, pa.RecordBatch]]:
@@ -59,7 +84,10 @@ def split(batch: pa.RecordBatch, partitions: Numbers) -> Sequence[tuple[int, pa.
     numbers, firsts = np.unique(in_order, return_index=True)
     taken = batch.take(pa.array(order))
     stops = [*firsts[1:], len(order)]
-    return [(int(number), taken.slice(int(a), int(b) - int(a))) for number, a, b in zip(numbers, firsts, stops, strict=True)]
+    return [
+        (int(number), taken.slice(int(a), int(b) - int(a)))
+        for number, a, b in zip(numbers, firsts, stops, strict=True)
+    ]
 
 
 def label(rows: PreparedRows, *, producer: int, epoch: int, sequence: int) -> None:
@@ -70,22 +98,33 @@ def label(rows: PreparedRows, *, producer: int, epoch: int, sequence: int) -> No
 
 
 def refit(rows: PreparedRows, old: pa.Schema, topic: TopicState, chooser: Chooser) -> PreparedRows:
-    """Prepare rows again for a topic that got columns or partitions after they were first prepared."""
+    """Prepare rows again for a topic that got columns or partitions after they were first
+    prepared.
+    """
     if topic.name != rows.topic or len(topic.partitions) < rows.partition_count:
         raise InputError(
-            f"The topic {rows.topic!r} was deleted while rows for it were on their way.", fix="append them again, if they belong to the new topic."
+            f"The topic {rows.topic!r} was deleted while rows for it were on their way.",
+            fix="append them again, if they belong to the new topic.",
         )
-    fresh = PreparedRows(topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), {})
+    fresh = PreparedRows(
+        topic.name, topic.directory, topic.settings["ddl"], len(topic.partitions), {}
+    )
     for number, frames in rows.frames.items():
         for frame in frames:
             if frame.kind == CONTROL:
                 fresh.frames.setdefault(number, []).append(frame)
                 continue
             batch = widened(_decoded(frame, old), topic.info.arrow_schema)
-            moved = chooser.partitions(topic.info, batch, None if topic.info.key and topic.partitions[rows.partition_count :] else number)
+            moved = chooser.partitions(
+                topic.info,
+                batch,
+                None if topic.info.key and topic.partitions[rows.partition_count :] else number,
+            )
             for target, part in split(batch, moved):
                 again = [
-                    replace(new, producer=frame.producer, epoch=frame.epoch, sequence=frame.sequence)
+                    replace(
+                        new, producer=frame.producer, epoch=frame.epoch, sequence=frame.sequence
+                    )
                     for new in encode_rows(part, compression=topic.info.compression)
                 ]
                 fresh.frames.setdefault(target, []).extend(again)
@@ -93,27 +132,51 @@ def refit(rows: PreparedRows, old: pa.Schema, topic: TopicState, chooser: Choose
 
 
 def _decoded(frame: Frame, schema: pa.Schema) -> pa.RecordBatch:
-    header = FrameHeader(frame.kind, frame.flags, frame.body_crc, len(frame.body), frame.count, frame.count, 0, 0, 0, 0, 0, 0, 0)
+    header = FrameHeader(
+        frame.kind,
+        frame.flags,
+        frame.body_crc,
+        len(frame.body),
+        frame.count,
+        frame.count,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    )
     return decode_batch(header, memoryview(frame.body), schema)
 
 
 def widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """A batch with a topic's newer columns added as nulls; `_headers` stay last."""
-    wanted = list(schema) + ([batch.schema.field(HEADERS_COLUMN)] if HEADERS_COLUMN in batch.schema.names else [])
-    arrays = [batch.column(f.name) if f.name in batch.schema.names else pa.nulls(batch.num_rows, f.type) for f in wanted]
+    wanted = list(schema) + (
+        [batch.schema.field(HEADERS_COLUMN)] if HEADERS_COLUMN in batch.schema.names else []
+    )
+    arrays = [
+        batch.column(f.name) if f.name in batch.schema.names else pa.nulls(batch.num_rows, f.type)
+        for f in wanted
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(wanted))
+
 
 MOST_BYTES_A_COMMIT = 8 << 20
 """A larger append is staged first, so that it does not hold the log's lock while it is written."""
 
 
 class FileProducer(Producer):
-    def __init__(self, log: LogHandle, topic: str, id: str | None, partitioner: Partitioner | None) -> None:
+    def __init__(
+        self, log: LogHandle, topic: str, id: str | None, partitioner: Partitioner | None
+    ) -> None:
         self.log, self.topic, self.id = log, topic, id
         self._chooser = Chooser(partitioner)
         self._topic: TopicState = log.topic_state(topic)
         self._last = -1
-        self._turn = Lock()  # two threads must not use one number: the later one would be taken for a repeat
+        self._turn = (
+            Lock()
+        )  # two threads must not use one number: the later one would be taken for a repeat
         self.epoch = 0
         if id is not None:
             check_name(id, what="producer id", error=BadName)
@@ -134,11 +197,20 @@ class FileProducer(Producer):
     def last_sequence(self) -> int:
         return self._last
 
-    def append(self, rows: Rows, *, sequence: int | None = None, headers: Headers | None = None, partition: int | None = None) -> Position:
+    def append(
+        self,
+        rows: Rows,
+        *,
+        sequence: int | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+    ) -> Position:
         return self._store(self._checked(rows, headers), sequence, partition)
 
     def _checked(self, rows: Rows, headers: Headers | None) -> pa.RecordBatch:
-        """Rows are checked against the topic as we know it; before they are refused, as it is now."""
+        """Rows are checked against the topic as we know it; before they are refused, as it is
+        now.
+        """
         if isinstance(rows, Iterator):  # it can be gone through only once
             rows = list(rows)
         try:
@@ -147,7 +219,9 @@ class FileProducer(Producer):
             self._topic = self.log.topic_state(self.topic)
             return rows_to_batch(rows, self._topic, headers)
 
-    def upsert(self, rows: Rows, *, sequence: int | None = None, headers: Headers | None = None) -> Position:
+    def upsert(
+        self, rows: Rows, *, sequence: int | None = None, headers: Headers | None = None
+    ) -> Position:
         self._check_table("upsert")
         self._topic = self.log.topic_state(self.topic)
         batch = upserts(rows, self._topic.info.arrow_schema, topic=self.topic)
@@ -156,21 +230,32 @@ class FileProducer(Producer):
     def delete(self, keys: Any, *, sequence: int | None = None) -> Position:
         self._check_table("delete")
         info = self._topic.info
-        return self._store(tombstones(keys, info.arrow_schema, info.key, topic=self.topic), sequence, None)
+        return self._store(
+            tombstones(keys, info.arrow_schema, info.key, topic=self.topic), sequence, None
+        )
 
     def _check_table(self, what: str) -> None:
         if not self._topic.info.is_table:
-            raise InputError(f"{what} needs a table, and {self.topic!r} is a plain topic.", fix="use append, or create it with create_table.")
+            raise InputError(
+                f"{what} needs a table, and {self.topic!r} is a plain topic.",
+                fix="use append, or create it with create_table.",
+            )
 
-    def _store(self, batch: pa.RecordBatch, sequence: int | None, partition: int | None) -> Position:
+    def _store(
+        self, batch: pa.RecordBatch, sequence: int | None, partition: int | None
+    ) -> Position:
         if self.id is None:
             return self._store_next(batch, sequence, partition)
         with self._turn:
             return self._store_next(batch, sequence, partition)
 
-    def _store_next(self, batch: pa.RecordBatch, sequence: int | None, partition: int | None) -> Position:
+    def _store_next(
+        self, batch: pa.RecordBatch, sequence: int | None, partition: int | None
+    ) -> Position:
         self._check_usable(sequence)
-        prepared = prepare(self._topic, batch, self._chooser.partitions(self._topic.info, batch, partition))
+        prepared = prepare(
+            self._topic, batch, self._chooser.partitions(self._topic.info, batch, partition)
+        )
         if self.id is not None:
             sequence = self._last + 1 if sequence is None else sequence
             label(prepared, producer=self._hash, epoch=self.epoch, sequence=sequence)
@@ -187,7 +272,10 @@ class FileProducer(Producer):
 
     def _check_usable(self, sequence: int | None) -> None:
         if self._closed:
-            raise InputError(f"This producer of {self.topic!r} was closed.", fix="open another one with log.producer(...).")
+            raise InputError(
+                f"This producer of {self.topic!r} was closed.",
+                fix="open another one with log.producer(...).",
+            )
         check_sequence(sequence, topic=self.topic, id=self.id)
 
     def _commit(self, rows: PreparedRows, sequence: int | None) -> Position:
@@ -204,13 +292,20 @@ class FileProducer(Producer):
             else:
                 self.log.adopt_into(draft, staged)
             if sequence is not None and draft.operations:
-                places = {str(p): [r.start, r.stop] for p, r in draft.offsets.get(self.topic, {}).items()}
+                places = {
+                    str(p): [r.start, r.stop] for p, r in draft.offsets.get(self.topic, {}).items()
+                }
                 draft.do("sequence", self._name, sequence, places)
             return draft.position()
 
         try:
             position = self.log.committer.submit(decide, size=rows.size)
-        except (InputError, FencedError, StaleTopic, DiskFull):  # refused; otherwise the staged rows may yet be needed
+        except (
+            InputError,
+            FencedError,
+            StaleTopic,
+            DiskFull,
+        ):  # refused; otherwise the staged rows may yet be needed
             self._discard(staged)
             raise
         self._discard(staged)
@@ -227,7 +322,8 @@ class FileProducer(Producer):
         known = draft.state.producers.get(self._name) or ProducerState()
         if known.epoch != self.epoch:
             raise ProducerFenced(
-                f"The producer {self.id!r} of {self.topic!r} was opened again elsewhere (epoch {known.epoch}, this one has {self.epoch}).",
+                f"The producer {self.id!r} of {self.topic!r} was opened again elsewhere (epoch"
+                f" {known.epoch}, this one has {self.epoch}).",
                 fix="stop this one; if it should go on, open it again and look at last_sequence.",
             )
         if sequence > known.last:

@@ -1,4 +1,6 @@
-"""The embedded log's queues: per-message leases over a topic, kept in the journal like everything else."""
+"""The embedded log's queues: per-message leases over a topic, kept in the journal like everything
+else.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from headrace.columnar.columns import HEADERS_COLUMN, OFFSET_COLUMN, PARTITION_COLUMN, TIMESTAMP_COLUMN
+from headrace.columnar.columns import (
+    HEADERS_COLUMN,
+    OFFSET_COLUMN,
+    PARTITION_COLUMN,
+    TIMESTAMP_COLUMN,
+)
 from headrace.durations import to_us
 from headrace.errors import CorruptBatch, InputError, LeaseLost
 from headrace.log.api import Message, Queue
@@ -56,21 +63,41 @@ class FileMessage(Message):
 
 
 class FileQueue(Queue):
-    def __init__(self, log: LogHandle, topic: str, group: str, delivery_limit: int, dead_topic: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        log: LogHandle,
+        topic: str,
+        group: str,
+        delivery_limit: int,
+        dead_topic: Callable[[], str],
+    ) -> None:
         if delivery_limit < 1:
             raise InputError(f"delivery_limit is {delivery_limit}.", fix="use 1 or more.")
         self._dead_topic = dead_topic
-        self.log, self.topic, self.group, self.delivery_limit = log, topic, check_name(group, what="group"), delivery_limit
+        self.log, self.topic, self.group, self.delivery_limit = (
+            log,
+            topic,
+            check_name(group, what="group"),
+            delivery_limit,
+        )
         log.topic_state(topic)
         self._receiver = os.urandom(6).hex()
         self._turn = 0
 
-    def receive(self, max_messages: int = 1, *, visibility: Duration = "30 seconds", wait: Duration = "0 seconds") -> Sequence[FileMessage]:
+    def receive(
+        self,
+        max_messages: int = 1,
+        *,
+        visibility: Duration = "30 seconds",
+        wait: Duration = "0 seconds",
+    ) -> Sequence[FileMessage]:
         visibility_us = to_us(visibility, what="visibility")
         deadline = time.monotonic() + to_us(wait, what="wait") / 1e6
         while True:
             if self._may_have_some():
-                taken = self.log.committer.submit(lambda draft: self._take(draft, max_messages, visibility_us))
+                taken = self.log.committer.submit(
+                    lambda draft: self._take(draft, max_messages, visibility_us)
+                )
                 messages = self._messages(taken)
                 if messages:
                     return messages
@@ -87,7 +114,9 @@ class FileQueue(Queue):
         now = now_us()
         for number, partition in enumerate(state.topic(self.topic).partitions):
             known = queue.partitions.get(number) if queue else None
-            if (known or PartitionQueue(partition.start, partition.start)).available(partition.end, now, 1):
+            if (known or PartitionQueue(partition.start, partition.start)).available(
+                partition.end, now, 1
+            ):
                 return True
         return False
 
@@ -103,9 +132,20 @@ class FileQueue(Queue):
             if queue.floor < partition.start:
                 draft.do("queue", self.group, self.topic, "begin", number, partition.start)
                 queue = self._partition_queue(draft, number)
-            offsets = queue.available(partition.end, draft.time_us, most - sum(map(len, taken.values())))
+            offsets = queue.available(
+                partition.end, draft.time_us, most - sum(map(len, taken.values()))
+            )
             if offsets:
-                draft.do("queue", self.group, self.topic, "take", number, offsets, draft.time_us + visibility_us, self._receiver)
+                draft.do(
+                    "queue",
+                    self.group,
+                    self.topic,
+                    "take",
+                    number,
+                    offsets,
+                    draft.time_us + visibility_us,
+                    self._receiver,
+                )
                 queue = self._partition_queue(draft, number)
                 taken[number] = [(offset, queue.given[offset].deliveries) for offset in offsets]
         return taken
@@ -115,7 +155,9 @@ class FileQueue(Queue):
         return known.partitions.get(number) or PartitionQueue()
 
     def _messages(self, taken: Taken) -> list[FileMessage]:
-        """Rows for what was leased. Offsets without a row are done; what was delivered too often, or is damaged, goes to the dead letters."""
+        """Rows for what was leased. Offsets without a row are done; what was delivered too often,
+        or is damaged, goes to the dead letters.
+        """
         messages: list[FileMessage] = []
         poison: list[FileMessage] = []
         for number, leases in taken.items():
@@ -137,7 +179,9 @@ class FileQueue(Queue):
         wanted = sorted(offsets)
         found: dict[int, dict[str, Any]] = {}
         for start, stop in _runs(wanted):
-            for batch in FileBatches(topic.info, [(reader, start, stop)], headers=True, on_corrupt="skip"):
+            for batch in FileBatches(
+                topic.info, [(reader, start, stop)], headers=True, on_corrupt="skip"
+            ):
                 found |= {row[OFFSET_COLUMN]: row for row in batch.to_pylist()}
         return found
 
@@ -146,17 +190,28 @@ class FileQueue(Queue):
         row.pop(PARTITION_COLUMN)
         headers = [(entry["key"], entry["value"]) for entry in row.pop(HEADERS_COLUMN) or []]
         receipt = f"{number}:{offset}:{deliveries}:{self._receiver}"
-        return FileMessage(self, self.topic, number, offset, timestamp, deliveries, row, headers, receipt)
+        return FileMessage(
+            self, self.topic, number, offset, timestamp, deliveries, row, headers, receipt
+        )
 
     def _clear_away(self, number: int, offsets: list[int]) -> None:
-        """Offsets without a row: control batches and what compaction removed are done, damaged rows become letters that say where they were."""
+        """Offsets without a row: control batches and what compaction removed are done, damaged rows
+        become letters that say where they were.
+        """
         damage = self._damage(number, offsets)
         if damage:
             place = f"queue {self.group}"
-            self._bury([DeadLetter(place=place, reason=reason, partition=number, offset=offset) for offset, reason in damage.items()])
+            self._bury(
+                [
+                    DeadLetter(place=place, reason=reason, partition=number, offset=offset)
+                    for offset, reason in damage.items()
+                ]
+            )
         rest = [offset for offset in offsets if offset not in damage]
         if rest:
-            self.log.committer.submit(lambda draft: draft.do("queue", self.group, self.topic, "done", number, rest))
+            self.log.committer.submit(
+                lambda draft: draft.do("queue", self.group, self.topic, "done", number, rest)
+            )
 
     def _damage(self, number: int, offsets: list[int]) -> dict[int, str]:
         """Which offsets are missing because their batch is damaged, and how."""
@@ -170,15 +225,29 @@ class FileQueue(Queue):
                     deque(FileBatches(topic.info, [(reader, start, stop)]), maxlen=0)
                     break
                 except CorruptBatch as error:
-                    damage |= dict.fromkeys(range(max(start, error.first), min(stop, error.stop)), error.message)
+                    damage |= dict.fromkeys(
+                        range(max(start, error.first), min(stop, error.stop)), error.message
+                    )
                     start = max(start + 1, error.stop)
         return damage
 
     def _letters(self, poison: list[FileMessage]) -> list[DeadLetter]:
         reason = f"delivered {self.delivery_limit} times without being acknowledged"
-        texts = row_to_text(to_batch([message.row for message in poison], self.log.topic_state(self.topic).info.arrow_schema, topic=self.topic))
+        texts = row_to_text(
+            to_batch(
+                [message.row for message in poison],
+                self.log.topic_state(self.topic).info.arrow_schema,
+                topic=self.topic,
+            )
+        )
         return [
-            DeadLetter(place=f"queue {self.group}", reason=reason, partition=message.partition, offset=message.offset, row=text)
+            DeadLetter(
+                place=f"queue {self.group}",
+                reason=reason,
+                partition=message.partition,
+                offset=message.offset,
+                row=text,
+            )
             for message, text in zip(poison, texts, strict=True)
         ]
 
@@ -200,20 +269,41 @@ class FileQueue(Queue):
     # By receipt
 
     def ack(self, receipts: Iterable[str]) -> None:
-        self._settle(receipts, lambda draft, number, offset: draft.do("queue", self.group, self.topic, "done", number, [offset]))
+        self._settle(
+            receipts,
+            lambda draft, number, offset: draft.do(
+                "queue", self.group, self.topic, "done", number, [offset]
+            ),
+        )
 
     def nack(self, receipts: Iterable[str], delay: Duration = "0 seconds") -> None:
         delay_us = to_us(delay, what="delay")
         self._settle(
             receipts,
-            lambda draft, number, offset: draft.do("queue", self.group, self.topic, "return", number, [offset], draft.time_us + delay_us),
+            lambda draft, number, offset: draft.do(
+                "queue",
+                self.group,
+                self.topic,
+                "return",
+                number,
+                [offset],
+                draft.time_us + delay_us,
+            ),
         )
 
     def renew(self, receipts: Iterable[str], visibility: Duration = "30 seconds") -> None:
         visibility_us = to_us(visibility, what="visibility")
         self._settle(
             receipts,
-            lambda draft, number, offset: draft.do("queue", self.group, self.topic, "renew", number, [offset], draft.time_us + visibility_us),
+            lambda draft, number, offset: draft.do(
+                "queue",
+                self.group,
+                self.topic,
+                "renew",
+                number,
+                [offset],
+                draft.time_us + visibility_us,
+            ),
         )
 
     def _settle(self, receipts: Iterable[str], settle: Callable[[Draft, int, int], None]) -> None:
@@ -224,8 +314,12 @@ class FileQueue(Queue):
                 lease = self._partition_queue(draft, number).given.get(offset)
                 if lease is None or (lease.deliveries, lease.receiver) != (deliveries, receiver):
                     raise LeaseLost(
-                        f"The message at {self.topic}[{number}] offset {offset} is no longer leased under this receipt.",
-                        fix="it was settled already, or its visibility ran out and it was given to someone else; ask for more visibility, or renew in time.",
+                        f"The message at {self.topic}[{number}] offset {offset} is no longer leased"
+                        " under this receipt.",
+                        fix=(
+                            "it was settled already, or its visibility ran out and it was given to"
+                            " someone else; ask for more visibility, or renew in time."
+                        ),
                     )
             for number, offset, _, _ in parsed:
                 settle(draft, number, offset)
@@ -242,7 +336,10 @@ def _parse_receipt(receipt: str) -> tuple[int, int, int, str]:
         number, offset, deliveries, receiver = receipt.split(":")
         return int(number), int(offset), int(deliveries), receiver
     except ValueError:
-        raise InputError(f"{receipt!r} is not a receipt.", fix="use message.receipt, or what `headrace queue receive` printed.") from None
+        raise InputError(
+            f"{receipt!r} is not a receipt.",
+            fix="use message.receipt, or what `headrace queue receive` printed.",
+        ) from None
 
 
 def _runs(offsets: list[int]) -> Iterable[tuple[int, int]]:

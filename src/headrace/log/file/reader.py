@@ -1,4 +1,6 @@
-"""Reading rows: from offsets to segments to frames to Arrow batches. Bounded memory, whatever a topic's size."""
+"""Reading rows: from offsets to segments to frames to Arrow batches. Bounded memory, whatever a
+topic's size.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,26 @@ import pyarrow as pa
 
 from headrace.columnar.columns import OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TIMESTAMP_TYPE
 from headrace.durations import from_us
-from headrace.errors import BadPartition, CorruptBatch, CorruptionError, InputError, OffsetOutOfRange, UnknownColumn
+from headrace.errors import (
+    BadPartition,
+    CorruptBatch,
+    CorruptionError,
+    InputError,
+    OffsetOutOfRange,
+    UnknownColumn,
+)
 from headrace.log.api import Batches
-from headrace.log.file.segment import CONTROL, SPARSE, FrameHeader, Segment, SegmentPlace, body_is_sound, decode_batch, segment_name, segment_names
+from headrace.log.file.segment import (
+    CONTROL,
+    SPARSE,
+    FrameHeader,
+    Segment,
+    SegmentPlace,
+    body_is_sound,
+    decode_batch,
+    segment_name,
+    segment_names,
+)
 from headrace.log.file.state import PartitionState, TopicState
 from headrace.log.file.store import Store
 from headrace.log.values import Control, TopicInfo, readable_schema
@@ -47,7 +66,9 @@ class Piece:
 
 
 class SegmentCache:
-    """Open segments, a bounded number of them. A file that was removed stays readable for whoever has it open; one that was replaced, until it is asked for again."""
+    """Open segments, a bounded number of them. A file that was removed stays readable for whoever
+    has it open; one that was replaced, until it is asked for again.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -56,13 +77,17 @@ class SegmentCache:
         self._listed: dict[tuple[str, int], tuple[tuple[int, bool], list[str]]] = {}
 
     def names(self, directory: str, partition: int, state: PartitionState) -> list[str]:
-        """A partition's segments in order. Looked up again when the one being written is another, for only then can there be new ones."""
+        """A partition's segments in order. Looked up again when the one being written is another,
+        for only then can there be new ones.
+        """
         tag = (state.segment, state.position > 0)
         known = self._listed.get((directory, partition))
         if known is None or known[0] != tag:
             known = self._listed[directory, partition] = (
                 tag,
-                segment_names(self.store.partition_directory(directory, partition), tag[0], begun=tag[1]),
+                segment_names(
+                    self.store.partition_directory(directory, partition), tag[0], begun=tag[1]
+                ),
             )
         return known[1]
 
@@ -71,7 +96,9 @@ class SegmentCache:
         with self._guard:
             known = self._open.get(key)
             if known is None or known.is_replaced:
-                known = self._open[key] = Segment(self.store.disk, self.store.partition_directory(directory, partition) / name)
+                known = self._open[key] = Segment(
+                    self.store.disk, self.store.partition_directory(directory, partition) / name
+                )
             self._open.move_to_end(key)
             if len(self._open) > _MOST_OPEN_SEGMENTS:
                 self._open.popitem(last=False)
@@ -91,20 +118,29 @@ class SegmentCache:
 
 
 class PartitionReader:
-    """Reads one partition as of a state: offsets from `start` to `end` exist, except those that compaction removed."""
+    """Reads one partition as of a state: offsets from `start` to `end` exist, except those that
+    compaction removed.
+    """
 
     def __init__(self, cache: SegmentCache, topic: TopicState, number: int) -> None:
         if not 0 <= number < len(topic.partitions):
-            raise BadPartition(f"The topic {topic.name!r} has no partition {number}.", fix=f"name one from 0 to {len(topic.partitions) - 1}.")
+            raise BadPartition(
+                f"The topic {topic.name!r} has no partition {number}.",
+                fix=f"name one from 0 to {len(topic.partitions) - 1}.",
+            )
         self.cache, self.topic, self.number = cache, topic, number
         self.state = topic.partitions[number]
 
     def check_start(self, offset: int) -> None:
         if not self.state.start <= offset <= self.state.end:
-            raise OffsetOutOfRange(self.topic.name, self.number, offset, self.state.start, self.state.end)
+            raise OffsetOutOfRange(
+                self.topic.name, self.number, offset, self.state.start, self.state.end
+            )
 
     def pieces(self, start: int, stop: int, *, on_corrupt: str) -> Iterator[Piece]:
-        """Frames that have offsets from `start` to `stop`. Damage is put into quarantine, then raised or stepped over."""
+        """Frames that have offsets from `start` to `stop`. Damage is put into quarantine, then
+        raised or stepped over.
+        """
         offset = start
         while offset < stop:
             place, segment_stop = self._place_of(offset)
@@ -120,18 +156,29 @@ class PartitionReader:
 
     def _place_of(self, offset: int) -> tuple[SegmentPlace | None, int]:
         """The segment that has an offset, and the offset at which the next one begins."""
-        if self.state.position and offset >= self.state.segment:  # the newest rows: no need to list the others
-            return SegmentPlace(segment_name(self.state.segment), self.state.segment), self.state.end
+        if (
+            self.state.position and offset >= self.state.segment
+        ):  # the newest rows: no need to list the others
+            return (
+                SegmentPlace(segment_name(self.state.segment), self.state.segment),
+                self.state.end,
+            )
         names = self._names()
-        at = bisect_right(names, f"{offset:020d}/") - 1  # a slash sorts behind the dot that follows the base
-        following = SegmentPlace.parse(names[at + 1]).base if at + 1 < len(names) else self.state.end
+        at = (
+            bisect_right(names, f"{offset:020d}/") - 1
+        )  # a slash sorts behind the dot that follows the base
+        following = (
+            SegmentPlace.parse(names[at + 1]).base if at + 1 < len(names) else self.state.end
+        )
         return SegmentPlace.parse(names[at]) if at >= 0 else None, min(following, self.state.end)
 
     def _check_not_retired(self, offset: int) -> None:
         """Whether retention has overtaken this reader since it began."""
         start = self.cache.store.view().topic(self.topic.name).partitions[self.number].start
         if start > offset:
-            raise OffsetOutOfRange(self.topic.name, self.number, offset, start, self.state.end) from None
+            raise OffsetOutOfRange(
+                self.topic.name, self.number, offset, start, self.state.end
+            ) from None
 
     def _segment(self, place: SegmentPlace) -> Segment:
         """Open a segment. If retention removed it under our eyes, say so."""
@@ -141,7 +188,8 @@ class PartitionReader:
             self.cache.forget(self.topic.directory, self.number)
             self._check_not_retired(place.base)
             raise CorruptionError(
-                f"The segment {place.name} of {self.topic.name}[{self.number}] is missing.", fix="restore it from a backup."
+                f"The segment {place.name} of {self.topic.name}[{self.number}] is missing.",
+                fix="restore it from a backup.",
             ) from None
 
     def _limit(self, segment: Segment) -> tuple[int, bool]:
@@ -150,7 +198,9 @@ class PartitionReader:
             return self.state.position, False
         return segment.file.size(), True
 
-    def _pieces_of(self, place: SegmentPlace, start: int, stop: int, on_corrupt: str) -> Iterator[Piece]:
+    def _pieces_of(
+        self, place: SegmentPlace, start: int, stop: int, on_corrupt: str
+    ) -> Iterator[Piece]:
         path = self.cache.store.partition_directory(self.topic.directory, self.number) / place.name
         try:
             segment = self._segment(place)
@@ -169,19 +219,50 @@ class PartitionReader:
             if first >= stop:
                 break
             if first > expected and (broken_at >= 0 or not segment.may_have_gaps):
-                self._damaged(expected, first, str(path), max(broken_at, 0), why or "it is not there", on_corrupt)
+                self._damaged(
+                    expected,
+                    first,
+                    str(path),
+                    max(broken_at, 0),
+                    why or "it is not there",
+                    on_corrupt,
+                )
             broken_at = -1
             if body_is_sound(header, body):
                 yield Piece(segment, header, body, first)
             else:
-                self._damaged(first, first + header.span, str(path), position, "its checksum does not fit", on_corrupt)
+                self._damaged(
+                    first,
+                    first + header.span,
+                    str(path),
+                    position,
+                    "its checksum does not fit",
+                    on_corrupt,
+                )
             expected = first + header.span
         if expected < stop and (broken_at >= 0 or not segment.may_have_gaps or segment.is_cut):
-            self._damaged(expected, stop, str(path), max(broken_at, 0), why or "the file is too short", on_corrupt)
+            self._damaged(
+                expected,
+                stop,
+                str(path),
+                max(broken_at, 0),
+                why or "the file is too short",
+                on_corrupt,
+            )
 
-    def _damaged(self, first: int, stop: int, file: str, position: int, why: str, on_corrupt: str) -> None:
+    def _damaged(
+        self, first: int, stop: int, file: str, position: int, why: str, on_corrupt: str
+    ) -> None:
         quarantine(self.cache.store, self.topic.name, self.number, first, stop, file, position, why)
-        error = CorruptBatch(topic=self.topic.name, partition=self.number, first=first, stop=stop, file=file, position=position, why=why)
+        error = CorruptBatch(
+            topic=self.topic.name,
+            partition=self.number,
+            first=first,
+            stop=stop,
+            file=file,
+            position=position,
+            why=why,
+        )
         if on_corrupt == "raise":
             raise error
         logger.error("Skipped: %s", error.message)
@@ -199,7 +280,9 @@ class PartitionReader:
         while low < high:  # the last segment that begins before the time
             middle = (low + high) // 2
             first = self._time_at_start(SegmentPlace.parse(names[middle]))
-            low, high = (middle + 1, high) if first is not None and first < time_us else (low, middle)
+            low, high = (
+                (middle + 1, high) if first is not None and first < time_us else (low, middle)
+            )
         for name in names[max(first_kept, low - 1) :]:
             place = SegmentPlace.parse(name)
             segment = self._segment(place)
@@ -226,13 +309,32 @@ class PartitionReader:
         return segment.index(limit, sealed=sealed).time_of(offset - place.base)
 
 
-def quarantine(store: Store, topic: str, partition: int, first: int, stop: int, file: str, position: int, why: str) -> None:
-    """Leave a note about damaged bytes, and a copy of them, for a person to look at. Best effort: the disk may be read-only."""
+def quarantine(
+    store: Store,
+    topic: str,
+    partition: int,
+    first: int,
+    stop: int,
+    file: str,
+    position: int,
+    why: str,
+) -> None:
+    """Leave a note about damaged bytes, and a copy of them, for a person to look at. Best effort:
+    the disk may be read-only.
+    """
     directory = store.root / "quarantine"
     name = f"{topic}-{partition}-{first}"
     try:
         store.disk.make_directory(directory)
-        note = {"topic": topic, "partition": partition, "first": first, "stop": stop, "file": file, "position": position, "why": why}
+        note = {
+            "topic": topic,
+            "partition": partition,
+            "first": first,
+            "stop": stop,
+            "file": file,
+            "position": position,
+            "why": why,
+        }
         if not (directory / f"{name}.json").exists():
             if file:
                 with open(file, "rb") as source:
@@ -244,7 +346,9 @@ def quarantine(store: Store, topic: str, partition: int, first: int, stop: int, 
 
 
 class FileBatches(Batches):
-    """Rows of one or more partitions, as Arrow batches with the system's columns behind the topic's."""
+    """Rows of one or more partitions, as Arrow batches with the system's columns behind the
+    topic's.
+    """
 
     def __init__(
         self,
@@ -302,12 +406,18 @@ def _system_columns(stored: pa.RecordBatch, piece: Piece, partition: int) -> dic
         columns[OFFSET_COLUMN] = stored.column(OFFSET_COLUMN)
         columns[TIMESTAMP_COLUMN] = stored.column(TIMESTAMP_COLUMN)
     else:
-        columns[OFFSET_COLUMN] = pa.array(np.arange(piece.first, piece.first + count, dtype=np.int64))
-        columns[TIMESTAMP_COLUMN] = pa.array(np.full(count, piece.time_us, np.int64)).cast(TIMESTAMP_TYPE)
+        columns[OFFSET_COLUMN] = pa.array(
+            np.arange(piece.first, piece.first + count, dtype=np.int64)
+        )
+        columns[TIMESTAMP_COLUMN] = pa.array(np.full(count, piece.time_us, np.int64)).cast(
+            TIMESTAMP_TYPE
+        )
     return columns
 
 
-def _column(stored: pa.RecordBatch, system: dict[str, pa.Array], field: pa.Field, count: int) -> pa.Array:
+def _column(
+    stored: pa.RecordBatch, system: dict[str, pa.Array], field: pa.Field, count: int
+) -> pa.Array:
     """A column as stored; null where it was added to the topic later."""
     if field.name in system:
         return system[field.name]

@@ -1,7 +1,8 @@
 """Recovery: after power was lost, make the files agree with the journal again.
 
-The journal is the truth. Its torn tail is cut; each small append since the last checkpoint is written again from the journal's copy; staged
-files that had become segments are moved again; what lies behind the true end of a segment is cut off. All of it can be repeated.
+The journal is the truth. Its torn tail is cut; each small append since the last checkpoint is
+written again from the journal's copy; staged files that had become segments are moved again; what
+lies behind the true end of a segment is cut off. All of it can be repeated.
 """
 
 from __future__ import annotations
@@ -35,15 +36,17 @@ if TYPE_CHECKING:
     from headrace.log.file.store import Store
 
 
-
-# Checkpoints: the state as of a position of the journal, so that opening a log does not read its whole past.
+# Checkpoints: the state as of a position of the journal, so that opening a log does not read its
+# whole past.
 #
-# The two newest are kept, with the journal since the older one: a damaged checkpoint costs time, not data.
-
+# The two newest are kept, with the journal since the older one: a damaged checkpoint costs time,
+# not data.
 
 
 def reconcile(store: Store, replica: Replica) -> None:
-    """Before anything is written behind damage: find topics and rows of lost commits, and say in the journal that they are there."""
+    """Before anything is written behind damage: find topics and rows of lost commits, and say in
+    the journal that they are there.
+    """
     operations = list(_lost_topics(store, replica))
     replica.state.apply(replica.state.commit, replica.state.time_us, operations)
     for topic in replica.state.topics.values():
@@ -51,7 +54,10 @@ def reconcile(store: Store, replica: Replica) -> None:
             operations += _lost_rows(store, topic, number, partition, replica.lost)
     replica.damage.clear()
     if operations:
-        logger.error("%d segments or topics were found behind the journal's damage and kept.", len(operations))
+        logger.error(
+            "%d segments or topics were found behind the journal's damage and kept.",
+            len(operations),
+        )
         append_record(store, replica, operations)
 
 
@@ -64,10 +70,18 @@ def _lost_topics(store: Store, replica: Replica) -> Iterator[Operation]:
                 yield restoring_operation(name, settings, directory)
 
 
-def _lost_rows(store: Store, topic: TopicState, number: int, partition: PartitionState, lost: LostCommits) -> Iterator[Operation]:
+def _lost_rows(
+    store: Store, topic: TopicState, number: int, partition: PartitionState, lost: LostCommits
+) -> Iterator[Operation]:
     segment, position, end = partition.segment, partition.position, partition.end
     if position:
-        span, size = _sound_rows(store, store.segment_path(topic.directory, number, segment), position, end - segment, lost)
+        span, size = _sound_rows(
+            store,
+            store.segment_path(topic.directory, number, segment),
+            position,
+            end - segment,
+            lost,
+        )
         if span:
             yield ["append", topic.name, number, end, span, segment, position, size - position, 0]
             end += span
@@ -87,14 +101,22 @@ def _lost_rows(store: Store, topic: TopicState, number: int, partition: Partitio
 
 
 def _segment_at(directory: Path, base: int) -> SegmentPlace | None:
-    """The segment that begins at an offset; one that was staged as a whole is there only because its commit was durable."""
+    """The segment that begins at an offset; one that was staged as a whole is there only because
+    its commit was durable.
+    """
     names = sorted(path.name for path in directory.glob(f"{base:020d}.*{SEGMENT_SUFFIX}"))
     plain = directory / segment_name(base)
-    return SegmentPlace.parse(names[0] if names else plain.name) if names or plain.exists() else None
+    return (
+        SegmentPlace.parse(names[0] if names else plain.name) if names or plain.exists() else None
+    )
 
 
-def _sound_rows(store: Store, path: Path, start: int, relative: int, lost: LostCommits | None) -> tuple[int, int]:
-    """How many offsets of whole, sound frames of lost commits (of any, if None) lie from a place on, and where they end. Synced."""
+def _sound_rows(
+    store: Store, path: Path, start: int, relative: int, lost: LostCommits | None
+) -> tuple[int, int]:
+    """How many offsets of whole, sound frames of lost commits (of any, if None) lie from a place
+    on, and where they end. Synced.
+    """
     try:
         file: DiskFile = store.disk.open(path)
     except FileNotFoundError:
@@ -103,7 +125,12 @@ def _sound_rows(store: Store, path: Path, start: int, relative: int, lost: LostC
         end = start or read_segment_header(file).size
         expected = relative
         for position, header, body in read_frames(file, end, file.size()):
-            if header is None or header.relative != expected or (lost is not None and header.commit not in lost) or not body_is_sound(header, body):
+            if (
+                header is None
+                or header.relative != expected
+                or (lost is not None and header.commit not in lost)
+                or not body_is_sound(header, body)
+            ):
                 break
             expected += header.span
             end = position + header.frame_bytes
@@ -119,7 +146,9 @@ def append_record(store: Store, replica: Replica, operations: list[Operation]) -
     """Write and sync one record outside the committer, under the log's lock."""
     state = replica.state
     commit = state.commit + 1
-    record = encode_record(replica.lsn, COMMIT, commit, store.marker.proven(), {"t": state.time_us, "ops": operations})
+    record = encode_record(
+        replica.lsn, COMMIT, commit, store.marker.proven(), {"t": state.time_us, "ops": operations}
+    )
     journal = replica.journal.file_at(replica.base)
     end = journal.write(record, replica.lsn - replica.base)
     journal.sync()
@@ -139,11 +168,18 @@ def recover(store: Store) -> None:
     4. cut each touched segment at its true end, and sync it
     5. sync the journal, then publish its end
     """
-    replica = Replica(Journal(store.disk, store.journal_directory, write=True), store.journal_directory)  # 1
+    replica = Replica(
+        Journal(store.disk, store.journal_directory, write=True), store.journal_directory
+    )  # 1
     redo = _Redo(store, replica)
     torn = _replay(store, replica, redo)  # 2
     if torn is not None:  # 3
-        logger.warning("The journal of %s ended in a torn record; cut at position %d. Nothing acknowledged was lost.", store.root, torn)
+        logger.warning(
+            "The journal of %s ended in a torn record; cut at position %d. Nothing acknowledged was"
+            " lost.",
+            store.root,
+            torn,
+        )
         replica.journal.file_at(replica.base).truncate(torn - replica.base)
     _clean_fillings(replica)
     redo.finish()  # 4
@@ -177,7 +213,9 @@ class _Redo:
         self.store, self.replica = store, replica
         self.ends: dict[tuple[str, int, int], int] = {}
         self.adopted: set[Path] = set()
-        self._now: dict[tuple[str, int], PartitionState] = {}  # as of the operation being done again; the state is as of the record before
+        self._now: dict[
+            tuple[str, int], PartitionState
+        ] = {}  # as of the operation being done again; the state is as of the record before
         self._strays: set[tuple[str, int, int, int]] = set()
 
     def record(self, record: Record) -> None:
@@ -192,7 +230,9 @@ class _Redo:
         self._now.clear()
 
     def _partition(self, name: str, directory: str, number: int) -> PartitionState:
-        return self._now.get((directory, number)) or self.replica.state.topics[name].partitions[number]
+        return (
+            self._now.get((directory, number)) or self.replica.state.topics[name].partitions[number]
+        )
 
     def _roll(self, operation: Operation) -> None:
         _, name, number = operation
@@ -209,7 +249,9 @@ class _Redo:
         directory = self._directory(name)
         if directory is not None:
             self.ends[directory, partition, segment] = position + size
-            self._now[directory, partition] = PartitionState(0, offset + span, segment, position + size)
+            self._now[directory, partition] = PartitionState(
+                0, offset + span, segment, position + size
+            )
             file = self._open(directory, partition, segment, create=True) if inline else None
             if file is not None:
                 if not _is_compacted(file):
@@ -233,7 +275,9 @@ class _Redo:
         topic = self.replica.state.topics.get(name)
         return topic.directory if topic else None
 
-    def _open(self, directory: str, partition: int, segment: int, *, create: bool) -> DiskFile | None:
+    def _open(
+        self, directory: str, partition: int, segment: int, *, create: bool
+    ) -> DiskFile | None:
         path = self.store.segment_path(directory, partition, segment)
         if not create and not path.exists():
             return None
@@ -241,7 +285,9 @@ class _Redo:
         return self.store.disk.open(path, create=True)
 
     def finish(self) -> None:
-        if not self.replica.damage:  # otherwise, what seems too much may be what the damaged record spoke of
+        if (
+            not self.replica.damage
+        ):  # otherwise, what seems too much may be what the damaged record spoke of
             self._remove_strays()
         for (directory, partition, segment), end in self.ends.items():
             file = self._open(directory, partition, segment, create=False)
@@ -255,20 +301,32 @@ class _Redo:
             self.store.disk.sync_directory(path)
 
     def _remove_strays(self) -> None:
-        """Segments begun by commits that did not happen, between those that did and behind the last one; and those that retention had removed."""
+        """Segments begun by commits that did not happen, between those that did and behind the last
+        one; and those that retention had removed.
+        """
         for directory, partition, first, stop in self._strays:
             self.store.remove_strays(directory, partition, first, stop)
         for topic in self.replica.state.topics.values():
             for number, state in enumerate(topic.partitions):
-                self.store.remove_strays(topic.directory, number, state.segment + (state.position > 0))
-                places = segments_in(self.store.partition_directory(topic.directory, number), state.segment, begun=state.position > 0)
+                self.store.remove_strays(
+                    topic.directory, number, state.segment + (state.position > 0)
+                )
+                places = segments_in(
+                    self.store.partition_directory(topic.directory, number),
+                    state.segment,
+                    begun=state.position > 0,
+                )
                 for place, after in pairwise(places):
                     if after.base <= state.start:
-                        self.store.disk.unlink(self.store.partition_directory(topic.directory, number) / place.name)
+                        self.store.disk.unlink(
+                            self.store.partition_directory(topic.directory, number) / place.name
+                        )
 
 
 def _is_compacted(file: DiskFile) -> bool:
-    """A segment that was compacted, or had rows excised, is older than any checkpoint it could have been written after: what it should hold, it holds."""
+    """A segment that was compacted, or had rows excised, is older than any checkpoint it could have
+    been written after: what it should hold, it holds.
+    """
     try:
         return bool(read_segment_header(file).flags & (COMPACTED | EXCISED))
     except CorruptionError:

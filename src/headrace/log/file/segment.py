@@ -1,7 +1,8 @@
-"""A segment: a file of frames of one partition, with a header that says whose it is and what its columns are.
+"""A segment: a file of frames of one partition, with a header that says whose it is and what its
+columns are.
 
-Its index (where each frame starts, and when it was appended) is a cache: built by whoever needs it first, kept beside a sealed segment,
-thrown away and built again whenever it does not fit.
+Its index (where each frame starts, and when it was appended) is a cache: built by whoever needs it
+first, kept beside a sealed segment, thrown away and built again whenever it does not fit.
 """
 
 from __future__ import annotations
@@ -22,14 +23,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.columnar.columns import HEADERS_COLUMN, HEADERS_TYPE, OFFSET_COLUMN, TIMESTAMP_COLUMN, TIMESTAMP_TYPE
+from headrace.columnar.columns import (
+    HEADERS_COLUMN,
+    HEADERS_TYPE,
+    OFFSET_COLUMN,
+    TIMESTAMP_COLUMN,
+    TIMESTAMP_TYPE,
+)
 from headrace.errors import BadRows, CorruptionError, DiskFull, NewerFormat
 from headrace.log.file.disk import Disk, DiskFile
 
 # A frame: one record batch as it lies in a segment, header and body.
 #
-# The header is checked by its own CRC, the body by another one in the header. Offsets in a frame count from its segment's base, so that a
-# file staged by a transaction becomes a segment without being written again.
+# The header is checked by its own CRC, the body by another one in the header. Offsets in a frame
+# count from its segment's base, so that a file staged by a transaction becomes a segment without
+# being written again.
 
 
 MAGIC = b"HRF\xf7"
@@ -42,12 +50,17 @@ HEADER_BYTES = _HEADER.size
 _CRC_AT = 8
 FRAME_BYTES_GOAL = 4 << 20
 MOST_BODY_BYTES = 1 << 30
-_SPARSE_FIELDS = (pa.field(OFFSET_COLUMN, pa.int64(), nullable=False), pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE, nullable=False))
+_SPARSE_FIELDS = (
+    pa.field(OFFSET_COLUMN, pa.int64(), nullable=False),
+    pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE, nullable=False),
+)
 
 
 @dataclass(slots=True)
 class FrameHeader:
-    """What a frame says of itself. `commit` and times are 0 in a file that was staged: its segment's header has them."""
+    """What a frame says of itself. `commit` and times are 0 in a file that was staged: its
+    segment's header has them.
+    """
 
     kind: int
     flags: int
@@ -86,16 +99,33 @@ class Frame:
     def frame_bytes(self) -> int:
         return HEADER_BYTES + padded(len(self.body))
 
-    def header(self, relative: int, position: int, *, commit: int, first_us: int, last_us: int) -> bytes:
+    def header(
+        self, relative: int, position: int, *, commit: int, first_us: int, last_us: int
+    ) -> bytes:
         fields = (
-            self.body_crc, len(self.body), self.count, self.span or self.count, relative, first_us, last_us, commit,
-            self.producer, self.epoch, self.sequence,
-        )  # fmt: skip
+            self.body_crc,
+            len(self.body),
+            self.count,
+            self.span or self.count,
+            relative,
+            first_us,
+            last_us,
+            commit,
+            self.producer,
+            self.epoch,
+            self.sequence,
+        )
         blank = _HEADER.pack(MAGIC, VERSION, self.kind, self.flags, 0, *fields)
-        return _HEADER.pack(MAGIC, VERSION, self.kind, self.flags, zlib.crc32(blank, position & 0xFFFFFFFF), *fields)
+        return _HEADER.pack(
+            MAGIC, VERSION, self.kind, self.flags, zlib.crc32(blank, position & 0xFFFFFFFF), *fields
+        )
 
-    def buffers(self, relative: int, position: int, *, commit: int, first_us: int, last_us: int) -> list[bytes | memoryview]:
-        """The bytes for a place in a file. A frame is bound to it: a copy elsewhere, in some row perhaps, is no frame."""
+    def buffers(
+        self, relative: int, position: int, *, commit: int, first_us: int, last_us: int
+    ) -> list[bytes | memoryview]:
+        """The bytes for a place in a file. A frame is bound to it: a copy elsewhere, in some row
+        perhaps, is no frame.
+        """
         padding = padded(len(self.body)) - len(self.body)
         header = self.header(relative, position, commit=commit, first_us=first_us, last_us=last_us)
         return [header, self.body, b"\0" * padding] if padding else [header, self.body]
@@ -107,11 +137,15 @@ def padded(length: int) -> int:
 
 
 def producer_hash(topic: str, producer: str) -> int:
-    return int.from_bytes(blake2b(f"{topic}\0{producer}".encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        blake2b(f"{topic}\0{producer}".encode(), digest_size=8).digest(), "little"
+    )
 
 
 def read_header(data: bytes | memoryview, at: int, position: int) -> FrameHeader | None:
-    """The header at a place of `data`, which is at `position` in its file; None if there is no sound one."""
+    """The header at a place of `data`, which is at `position` in its file; None if there is no
+    sound one.
+    """
     if len(data) - at < HEADER_BYTES:
         return None
     magic, version, kind, flags, crc, *rest = _HEADER.unpack_from(data, at)
@@ -122,12 +156,17 @@ def read_header(data: bytes | memoryview, at: int, position: int) -> FrameHeader
     if zlib.crc32(blank, position & 0xFFFFFFFF) != crc:
         return None
     if version > VERSION:
-        raise NewerFormat(f"A batch was written in format {version}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
+        raise NewerFormat(
+            f"A batch was written in format {version}; this Headrace knows {VERSION}.",
+            fix="upgrade Headrace.",
+        )
     return FrameHeader(kind, flags, *rest)
 
 
 def unchecked_header(data: bytes | memoryview, at: int) -> FrameHeader | None:
-    """The header at a place of `data`, wherever that lay when it was written: for who looks through bytes, and checks the body."""
+    """The header at a place of `data`, wherever that lay when it was written: for who looks through
+    bytes, and checks the body.
+    """
     if len(data) - at < HEADER_BYTES:
         return None
     magic, version, kind, flags, _, *rest = _HEADER.unpack_from(data, at)
@@ -149,23 +188,33 @@ def body_schema(schema: pa.Schema, flags: int) -> pa.Schema:
 
 
 def encode_rows(batch: pa.RecordBatch, *, compression: str = "none") -> Iterator[Frame]:
-    """Frames of bounded size for one partition's rows. The batch may end in `_headers`, and in `_offset` and `_timestamp` (compaction)."""
+    """Frames of bounded size for one partition's rows. The batch may end in `_headers`, and in
+    `_offset` and `_timestamp` (compaction).
+    """
     if batch.num_rows == 1:  # the quick way for single rows
         yield encode_batch(batch, compression=compression)
         return
     rows = max(1, batch.num_rows * FRAME_BYTES_GOAL // max(1, batch.nbytes))
     for first in range(0, batch.num_rows, rows):
-        yield encode_batch(batch.slice(first, rows) if rows < batch.num_rows else batch, compression=compression)
+        yield encode_batch(
+            batch.slice(first, rows) if rows < batch.num_rows else batch, compression=compression
+        )
 
 
 def encode_batch(batch: pa.RecordBatch, *, compression: str = "none") -> Frame:
-    """One frame; a compacted one (with `_offset`) takes its relative offset and span from the caller."""
+    """One frame; a compacted one (with `_offset`) takes its relative offset and span from the
+    caller.
+    """
     names = batch.schema.names
-    flags = (HAS_HEADERS if HEADERS_COLUMN in names else 0) | (SPARSE if OFFSET_COLUMN in names else 0)
+    flags = (HAS_HEADERS if HEADERS_COLUMN in names else 0) | (
+        SPARSE if OFFSET_COLUMN in names else 0
+    )
     body = batch.serialize()
     if compression != "none":
         flags |= _CODECS[compression]
-        body = pa.py_buffer(body.size.to_bytes(8, "little") + pa.compress(body, codec=compression, asbytes=True))
+        body = pa.py_buffer(
+            body.size.to_bytes(8, "little") + pa.compress(body, codec=compression, asbytes=True)
+        )
     if body.size > MOST_BODY_BYTES:
         raise BadRows(
             f"A row of {body.size} bytes is larger than the limit of {MOST_BODY_BYTES}.",
@@ -188,6 +237,7 @@ def decode_batch(header: FrameHeader, body: memoryview, schema: pa.Schema) -> pa
             buffer = pa.decompress(buffer.slice(8), decompressed_size=size, codec=codec)
     return pa.ipc.read_record_batch(buffer, body_schema(schema, header.flags))
 
+
 logger = logging.getLogger("headrace.log")
 SEGMENT_MAGIC, INDEX_MAGIC = b"HRSG", b"HRIX"
 COMPACTED, EXCISED = 1, 2
@@ -202,9 +252,11 @@ _USUAL_HEADER_BYTES, _MOST_HEADER_BYTES = 4 << 10, 16 << 20
 
 @dataclass(frozen=True)
 class SegmentHeader:
-    """Whose rows a file has. Where they stand in the partition is said by the file's name, which a staged file gets last.
+    """Whose rows a file has. Where they stand in the partition is said by the file's name, which a
+    staged file gets last.
 
-    It is stored twice, since every row behind it needs its columns; and with the topic's settings, should the journal lose them.
+    It is stored twice, since every row behind it needs its columns; and with the topic's settings,
+    should the journal lose them.
     """
 
     topic: str
@@ -224,10 +276,14 @@ class SegmentHeader:
         tail = (meta + columns).ljust(size - _FIXED.size, b"\0")
         fields = self.partition, len(meta), 2 * size + rows_bytes if rows_bytes is not None else 0
         blank = _FIXED.pack(SEGMENT_MAGIC, VERSION, self.flags, size, 0, *fields) + tail
-        return 2 * (_FIXED.pack(SEGMENT_MAGIC, VERSION, self.flags, size, zlib.crc32(blank), *fields) + tail)
+        return 2 * (
+            _FIXED.pack(SEGMENT_MAGIC, VERSION, self.flags, size, zlib.crc32(blank), *fields) + tail
+        )
 
 
-def new_header(topic: str, partition: int, schema: pa.Schema, settings: dict[str, Any], *, flags: int = 0) -> SegmentHeader:
+def new_header(
+    topic: str, partition: int, schema: pa.Schema, settings: dict[str, Any], *, flags: int = 0
+) -> SegmentHeader:
     return SegmentHeader(topic, partition, os.urandom(8).hex(), schema, settings, flags)
 
 
@@ -248,24 +304,37 @@ def read_segment_header(file: DiskFile) -> SegmentHeader:
 
 
 def _read_copy(file: DiskFile, data: bytes, at: int) -> SegmentHeader | None:
-    """The copy of a header at a place, if it is sound. The first one is at 0, so the other one says by its place how long they are."""
+    """The copy of a header at a place, if it is sound. The first one is at 0, so the other one says
+    by its place how long they are.
+    """
     if len(data) - at < _FIXED.size or data[at : at + 4] != SEGMENT_MAGIC:
         return None
     _, version, flags, size, crc, partition, meta_bytes, end = _FIXED.unpack_from(data, at)
-    copy = bytearray(data[at : at + size] if at + size <= len(data) else file.read(min(size, _MOST_HEADER_BYTES), at))
+    copy = bytearray(
+        data[at : at + size]
+        if at + size <= len(data)
+        else file.read(min(size, _MOST_HEADER_BYTES), at)
+    )
     copy[_HEADER_CRC_AT : _HEADER_CRC_AT + 4] = b"\0\0\0\0"
     if len(copy) != size or zlib.crc32(copy) != crc or at not in {0, size}:
         return None
     if version > VERSION:
-        raise NewerFormat(f"{file.path} has format {version}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
+        raise NewerFormat(
+            f"{file.path} has format {version}; this Headrace knows {VERSION}.",
+            fix="upgrade Headrace.",
+        )
     meta_end = _FIXED.size + meta_bytes
     meta = json.loads(copy[_FIXED.size : meta_end])
     schema = pa.ipc.read_schema(pa.py_buffer(bytes(copy[meta_end:])))
-    return SegmentHeader(meta["topic"], partition, meta["id"], schema, meta["settings"], flags, end, 2 * size)
+    return SegmentHeader(
+        meta["topic"], partition, meta["id"], schema, meta["settings"], flags, end, 2 * size
+    )
 
 
 def damaged_copy(file: DiskFile) -> int | None:
-    """Where a copy of a segment's header is that does not fit the other one; None if both are sound."""
+    """Where a copy of a segment's header is that does not fit the other one; None if both are
+    sound.
+    """
     half = read_segment_header(file).size // 2
     first, second = file.read(half, 0), file.read(half, half)
     if first == second:
@@ -274,8 +343,14 @@ def damaged_copy(file: DiskFile) -> int | None:
 
 
 def segment_name(base: int, commit: int = 0, time_us: int = 0) -> str:
-    """A segment's file name. One that was staged as a whole also says in which commit and when; otherwise each frame does."""
-    return f"{base:020d}.{commit}.{time_us}{SEGMENT_SUFFIX}" if commit else f"{base:020d}{SEGMENT_SUFFIX}"
+    """A segment's file name. One that was staged as a whole also says in which commit and when;
+    otherwise each frame does.
+    """
+    return (
+        f"{base:020d}.{commit}.{time_us}{SEGMENT_SUFFIX}"
+        if commit
+        else f"{base:020d}{SEGMENT_SUFFIX}"
+    )
 
 
 @dataclass(frozen=True)
@@ -296,17 +371,25 @@ class SegmentPlace:
 def segment_names(directory: Path, active: int, *, begun: bool) -> list[str]:
     """The file names of a partition's segments, in order: they begin with the base in 20 digits.
 
-    `active` is the segment that is being written, or will be (not `begun`). Whatever begins behind it is of a commit that is not known yet, or
-    that failed.
+    `active` is the segment that is being written, or will be (not `begun`). Whatever begins behind
+    it is of a commit that is not known yet, or that failed.
     """
     limit, last = f"{active:020d}", segment_name(active)
     return [name for name in _all_names(directory) if name[:20] < limit or (begun and name == last)]
 
 
 def stray_names(directory: Path, first: int, stop: int | None = None) -> list[str]:
-    """Segments that begin at an offset from `first` on, up to `stop`: left by failed commits, if no commit speaks of them."""
-    names = [name for name in _all_names(directory) if int(name[:20]) >= first and (stop is None or int(name[:20]) < stop)]
-    return [name for name in names if name == segment_name(int(name[:20]))]  # a staged file is moved here behind its commit, so it is none
+    """Segments that begin at an offset from `first` on, up to `stop`: left by failed commits, if no
+    commit speaks of them.
+    """
+    names = [
+        name
+        for name in _all_names(directory)
+        if int(name[:20]) >= first and (stop is None or int(name[:20]) < stop)
+    ]
+    return [
+        name for name in names if name == segment_name(int(name[:20]))
+    ]  # a staged file is moved here behind its commit, so it is none
 
 
 def _all_names(directory: Path) -> list[str]:
@@ -322,8 +405,12 @@ def segments_in(directory: Path, active: int, *, begun: bool) -> list[SegmentPla
     return [SegmentPlace.parse(name) for name in segment_names(directory, active, begun=begun)]
 
 
-def scan_headers(file: DiskFile, start: int, end: int) -> Iterator[tuple[int, FrameHeader | None, int]]:
-    """(position, header, next position) of each frame without reading bodies; None for bytes that are no frame, up to the next one."""
+def scan_headers(
+    file: DiskFile, start: int, end: int
+) -> Iterator[tuple[int, FrameHeader | None, int]]:
+    """(position, header, next position) of each frame without reading bodies; None for bytes that
+    are no frame, up to the next one.
+    """
     end = min(end, file.size())
     position, window, window_at = start, b"", start
     while position < end:
@@ -354,8 +441,12 @@ def find_frame(file: DiskFile, start: int, end: int) -> int:
     return end
 
 
-def read_frames(file: DiskFile, start: int, end: int) -> Iterator[tuple[int, FrameHeader | None, memoryview]]:
-    """(position, header, body) of each frame, read in large pieces; header None and empty body for bytes that are no frame."""
+def read_frames(
+    file: DiskFile, start: int, end: int
+) -> Iterator[tuple[int, FrameHeader | None, memoryview]]:
+    """(position, header, body) of each frame, read in large pieces; header None and empty body for
+    bytes that are no frame.
+    """
     end = min(end, file.size())
     position = start
     while position < end:
@@ -364,7 +455,12 @@ def read_frames(file: DiskFile, start: int, end: int) -> Iterator[tuple[int, Fra
         while used < len(chunk):
             header = read_header(chunk, used, position + used)
             if header is None or position + used + header.frame_bytes > end:
-                if header is None and len(chunk) - used < HEADER_BYTES and position + len(chunk) < end and used:
+                if (
+                    header is None
+                    and len(chunk) - used < HEADER_BYTES
+                    and position + len(chunk) < end
+                    and used
+                ):
                     break  # the header goes on in the next piece
                 after = find_frame(file, position + used + 8, end)
                 yield position + used, None, memoryview(b"")
@@ -386,7 +482,9 @@ def read_frames(file: DiskFile, start: int, end: int) -> Iterator[tuple[int, Fra
 
 
 class FrameIndex:
-    """Where the frames of a segment start: relative offset, position and append time of each, in order."""
+    """Where the frames of a segment start: relative offset, position and append time of each, in
+    order.
+    """
 
     def __init__(self) -> None:
         self.relatives, self.positions, self.times = array("q"), array("q"), array("q")
@@ -418,9 +516,19 @@ class FrameIndex:
 
     def to_bytes(self, segment_id: str) -> bytes:
         body = b"".join(column.tobytes() for column in (self.relatives, self.positions, self.times))
-        blank = _INDEX_FIXED.pack(INDEX_MAGIC, VERSION, 0, 0, segment_id.encode(), self.end, len(self.relatives)) + body
+        blank = (
+            _INDEX_FIXED.pack(
+                INDEX_MAGIC, VERSION, 0, 0, segment_id.encode(), self.end, len(self.relatives)
+            )
+            + body
+        )
         crc = zlib.crc32(blank)
-        return _INDEX_FIXED.pack(INDEX_MAGIC, VERSION, 0, crc, segment_id.encode(), self.end, len(self.relatives)) + body
+        return (
+            _INDEX_FIXED.pack(
+                INDEX_MAGIC, VERSION, 0, crc, segment_id.encode(), self.end, len(self.relatives)
+            )
+            + body
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes, segment_id: str, end: int) -> FrameIndex | None:
@@ -430,7 +538,13 @@ class FrameIndex:
         magic, version, flags, crc, name, stored_end, count = _INDEX_FIXED.unpack_from(data)
         body = memoryview(data)[_INDEX_FIXED.size :]
         blank = _INDEX_FIXED.pack(magic, version, flags, 0, name, stored_end, count) + body
-        if magic != INDEX_MAGIC or version != VERSION or name != segment_id.encode() or stored_end != end or len(body) != 24 * count:
+        if (
+            magic != INDEX_MAGIC
+            or version != VERSION
+            or name != segment_id.encode()
+            or stored_end != end
+            or len(body) != 24 * count
+        ):
             return None
         if zlib.crc32(blank) != crc:
             return None
@@ -457,12 +571,16 @@ class Segment:
 
     @property
     def may_have_gaps(self) -> bool:
-        """Whether offsets can be missing for a good reason: compaction, or that somebody was to be forgotten."""
+        """Whether offsets can be missing for a good reason: compaction, or that somebody was to be
+        forgotten.
+        """
         return bool(self.header.flags & (COMPACTED | EXCISED))
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another file has this one's name by now: rows were excised, or compacted away. One that is gone stays readable for whoever has it open."""
+        """Whether another file has this one's name by now: rows were excised, or compacted away.
+        One that is gone stays readable for whoever has it open.
+        """
         try:
             return os.stat(self.path).st_ino != os.fstat(self.file.descriptor).st_ino
         except FileNotFoundError:
@@ -474,7 +592,9 @@ class Segment:
         return self.file.size() < self.header.end
 
     def index(self, end: int, *, sealed: bool) -> FrameIndex:
-        """The index up to `end`. A sealed segment's is kept on disk for the next one who needs it."""
+        """The index up to `end`. A sealed segment's is kept on disk for the next one who needs
+        it.
+        """
         with self._guard:
             return self._index_up_to(end, sealed=sealed)
 
@@ -505,14 +625,24 @@ class Segment:
     def _store_index(self) -> None:
         """Best effort and not synced: a lost or torn index is noticed and built again."""
         try:
-            if os.stat(self.path).st_ino == os.fstat(self.file.descriptor).st_ino:  # otherwise compaction has put another file in our place
-                self.disk.replace_file(self._index_path(), [self._index.to_bytes(self.header.id)], durable=False)  # type: ignore[union-attr]
+            if (
+                os.stat(self.path).st_ino == os.fstat(self.file.descriptor).st_ino
+            ):  # otherwise compaction has put another file in our place
+                self.disk.replace_file(
+                    self._index_path(),
+                    [self._index.to_bytes(self.header.id)],
+                    durable=False,  # type: ignore[union-attr]
+                )
         except (OSError, DiskFull):
             return
 
-    def frames(self, relative: int, end: int, *, sealed: bool) -> Iterator[tuple[int, FrameHeader | None, memoryview]]:
+    def frames(
+        self, relative: int, end: int, *, sealed: bool
+    ) -> Iterator[tuple[int, FrameHeader | None, memoryview]]:
         """Frames from the one that has an offset, up to byte `end`."""
-        return read_frames(self.file, self.index(end, sealed=sealed).position_of(relative, self.header.size), end)
+        return read_frames(
+            self.file, self.index(end, sealed=sealed).position_of(relative, self.header.size), end
+        )
 
     def close(self) -> None:
         self.file.close()

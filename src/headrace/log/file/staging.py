@@ -1,7 +1,7 @@
 """Staging: rows of open transactions and of Spark's tasks, on disk but not part of any topic yet.
 
-A staging directory is named by the time up to which its owner may be believed alive; what is older is swept. A staged file has a segment's
-format, so a large one becomes a segment by being moved.
+A staging directory is named by the time up to which its owner may be believed alive; what is older
+is swept. A staged file has a segment's format, so a large one becomes a segment by being moved.
 """
 
 from __future__ import annotations
@@ -13,14 +13,22 @@ from pathlib import Path
 from headrace.errors import TransactionTimedOut
 from headrace.log.file.commit_draft import PreparedRows
 from headrace.log.file.disk import Buffer, DiskFile
-from headrace.log.file.segment import Frame, body_is_sound, new_header, read_frames, read_segment_header
+from headrace.log.file.segment import (
+    Frame,
+    body_is_sound,
+    new_header,
+    read_frames,
+    read_segment_header,
+)
 from headrace.log.file.state import TopicState
 from headrace.log.file.store import Store
 from headrace.log.topic_config import check_name
 from headrace.log.values import Staged
 
 MOST_COPIED_BYTES = 1 << 20
-"""A staged file up to this size is copied into the partition's segment; a larger one becomes a segment of its own."""
+"""A staged file up to this size is copied into the partition's segment; a larger one becomes a
+segment of its own.
+"""
 
 
 class StagingWriter:
@@ -47,7 +55,9 @@ class StagingWriter:
         self.store.make_directory(path.parent)
         self.store.disk.make_directory(path)
         file = self.store.disk.open(path / f"{self.topic.directory}.{number}.segment", create=True)
-        header = new_header(self.topic.name, number, self.topic.info.arrow_schema, self.topic.settings).encode()
+        header = new_header(
+            self.topic.name, number, self.topic.info.arrow_schema, self.topic.settings
+        ).encode()
         return file, file.write([header], 0), 0
 
     def finish(self) -> Staged:
@@ -62,7 +72,10 @@ class StagingWriter:
                 file.sync()
         if self._files and self.store.durable:
             self.store.disk.sync_directory(self.store.root / "staging" / self.directory)
-        partitions = {number: (f"{self.directory}/{file.path.name}", rows) for number, (file, _, rows) in self._files.items()}
+        partitions = {
+            number: (f"{self.directory}/{file.path.name}", rows)
+            for number, (file, _, rows) in self._files.items()
+        }
         for file, _, _ in self._files.values():
             file.close()
         return Staged(self.topic.name, partitions, sum(rows for _, rows in partitions.values()))
@@ -71,12 +84,19 @@ class StagingWriter:
         """Remove what was written: nobody will adopt it."""
         for file, _, _ in self._files.values():
             file.close()
-        discard(self.store, [f"{self.directory}/{file.path.name}" for file, _, _ in self._files.values()])
+        discard(
+            self.store,
+            [f"{self.directory}/{file.path.name}" for file, _, _ in self._files.values()],
+        )
 
 
 def staging_name(deadline_us: int, group: str | None = None) -> str:
     unique = os.urandom(6).hex()
-    return f"{deadline_us:017d}.{unique}" if group is None else f"{deadline_us:017d}.{check_name(group, what='group')}.{unique}"
+    return (
+        f"{deadline_us:017d}.{unique}"
+        if group is None
+        else f"{deadline_us:017d}.{check_name(group, what='group')}.{unique}"
+    )
 
 
 def staged_path(store: Store, file: str) -> Path:
@@ -84,7 +104,8 @@ def staged_path(store: Store, file: str) -> Path:
     path = store.root / "staging" / file
     if not path.exists():
         raise TransactionTimedOut(
-            f"Rows that were staged in {path} are gone: their transaction took too long.", fix="run it again, with a longer timeout."
+            f"Rows that were staged in {path} are gone: their transaction took too long.",
+            fix="run it again, with a longer timeout.",
         )
     return path
 
@@ -95,13 +116,30 @@ def load_if_small(store: Store, file: str, topic: TopicState) -> list[Frame] | N
     try:
         header = read_segment_header(opened)
         size = opened.size()
-        if size > MOST_COPIED_BYTES or not header.schema.equals(topic.info.arrow_schema, check_metadata=True):
+        if size > MOST_COPIED_BYTES or not header.schema.equals(
+            topic.info.arrow_schema, check_metadata=True
+        ):
             return None
         frames = []
         for position, head, body in read_frames(opened, header.size, size):
             if head is None or not body_is_sound(head, body):
-                raise TransactionTimedOut(f"The staged file {opened.path} is damaged at byte {position}.", fix="run the transaction again.")
-            frames.append(Frame(head.kind, head.flags, head.count, body, head.body_crc, 0, head.producer, head.epoch, head.sequence))
+                raise TransactionTimedOut(
+                    f"The staged file {opened.path} is damaged at byte {position}.",
+                    fix="run the transaction again.",
+                )
+            frames.append(
+                Frame(
+                    head.kind,
+                    head.flags,
+                    head.count,
+                    body,
+                    head.body_crc,
+                    0,
+                    head.producer,
+                    head.epoch,
+                    head.sequence,
+                )
+            )
         return frames
     finally:
         opened.close()
@@ -120,7 +158,9 @@ def discard(store: Store, files: Iterable[str]) -> None:
 
 
 def discard_group(store: Store, group: str) -> None:
-    """Remove what was staged under a group's name. Under the log's lock, since a commit may be adopting."""
+    """Remove what was staged under a group's name. Under the log's lock, since a commit may be
+    adopting.
+    """
     for directory in (store.root / "staging").glob("*.*"):
         if directory.name.split(".", 1)[1].rpartition(".")[0] == group:
             discard(store, [f"{directory.name}/{path.name}" for path in directory.iterdir()])

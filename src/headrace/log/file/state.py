@@ -1,7 +1,8 @@
 """What is true of a log: a deterministic state machine over the journal's records.
 
-Every process has replicas of it, kept up by reading the journal. Nothing here does I/O or looks at a clock, so the same journal gives the
-same state everywhere. An operation is a JSON list whose first element names the method that applies it.
+Every process has replicas of it, kept up by reading the journal. Nothing here does I/O or looks at
+a clock, so the same journal gives the same state everywhere. An operation is a JSON list whose
+first element names the method that applies it.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ from headrace.log.file.segment import segment_name
 from headrace.log.values import TopicInfo
 from headrace.types.schema import parse_schema, table_schema
 
-# What a queue's group knows of each message: done, leased, waiting, or never given out. Pure state, applied from the journal.
+# What a queue's group knows of each message: done, leased, waiting, or never given out. Pure state,
+# applied from the journal.
 #
-# Everything below `floor` is done. Above it, `done` holds what was acknowledged out of order, `given` what was handed out at least once, and
-# from `next` on nothing was ever handed out.
+# Everything below `floor` is done. Above it, `done` holds what was acknowledged out of order,
+# `given` what was handed out at least once, and from `next` on nothing was ever handed out.
 
 
 MOST_GIVEN = 10_000
 """Messages of one partition that may be handed out and not yet done."""
 MOST_AHEAD = 100_000
-"""How far a partition may be handed out ahead of its oldest message that is not done. Both bound a queue's memory."""
+"""How far a partition may be handed out ahead of its oldest message that is not done. Both bound a
+queue's memory.
+"""
 
 
 @dataclass(slots=True)
@@ -55,8 +59,15 @@ class PartitionQueue:
 
     def available(self, end: int, now_us: int, most: int) -> list[int]:
         """Offsets that can be handed out now, oldest first."""
-        again = sorted(offset for offset, lease in self.given.items() if lease.visible_us <= now_us)[:most]
-        room = min(most - len(again), MOST_GIVEN - len(self.given), self.floor + MOST_AHEAD - self.next, end - self.next)
+        again = sorted(
+            offset for offset, lease in self.given.items() if lease.visible_us <= now_us
+        )[:most]
+        room = min(
+            most - len(again),
+            MOST_GIVEN - len(self.given),
+            self.floor + MOST_AHEAD - self.next,
+            end - self.next,
+        )
         return again + list(range(self.next, self.next + max(0, room)))
 
     def waiting(self, end: int) -> int:
@@ -113,7 +124,12 @@ class QueueState:
 
     def dump(self) -> dict[str, Any]:
         return {
-            str(number): [q.floor, q.next, sorted(q.done), [[o, g.deliveries, g.visible_us, g.receiver] for o, g in q.given.items()]]
+            str(number): [
+                q.floor,
+                q.next,
+                sorted(q.done),
+                [[o, g.deliveries, g.visible_us, g.receiver] for o, g in q.given.items()],
+            ]
             for number, q in self.partitions.items()
         }
 
@@ -121,9 +137,13 @@ class QueueState:
     def load(cls, dump: dict[str, Any]) -> QueueState:
         state = cls()
         for number, (floor, following, done, given) in dump.items():
-            leases = {offset: Lease(deliveries, visible_us, receiver) for offset, deliveries, visible_us, receiver in given}
+            leases = {
+                offset: Lease(deliveries, visible_us, receiver)
+                for offset, deliveries, visible_us, receiver in given
+            }
             state.partitions[int(number)] = PartitionQueue(floor, following, set(done), leases)
         return state
+
 
 Operation = list[Any]
 RECENT_SEQUENCES = 8
@@ -131,7 +151,8 @@ PRODUCER_KEPT_US = 30 * 24 * 3600 * 1_000_000
 
 
 class PartitionState(NamedTuple):
-    """Offsets from `start` to `end`; the segment being written begins at offset `segment` and has `position` bytes (0: no file yet).
+    """Offsets from `start` to `end`; the segment being written begins at offset `segment` and has
+    `position` bytes (0: no file yet).
 
     Never changed, only replaced: a reader in another thread sees the one or the other.
     """
@@ -154,7 +175,11 @@ class TopicState:
     info: TopicInfo
 
     def dump(self) -> dict[str, Any]:
-        return {"settings": self.settings, "directory": self.directory, "partitions": list(self.partitions)}
+        return {
+            "settings": self.settings,
+            "directory": self.directory,
+            "partitions": list(self.partitions),
+        }
 
 
 @dataclass(slots=True)
@@ -164,12 +189,16 @@ class ProducerState:
     epoch: int = 0
     last: int = -1
     seen_us: int = 0
-    recent: list[tuple[int, int, dict[str, list[int]]]] = field(default_factory=list)  # (sequence, commit, partition -> [start, stop])
+    recent: list[tuple[int, int, dict[str, list[int]]]] = field(
+        default_factory=list
+    )  # (sequence, commit, partition -> [start, stop])
 
 
 @dataclass(slots=True)
 class GroupState:
-    """A consumer group: who is in it, who has which partition ("topic/partition"), and what was committed."""
+    """A consumer group: who is in it, who has which partition ("topic/partition"), and what was
+    committed.
+    """
 
     generation: int = 0
     members: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -179,7 +208,13 @@ class GroupState:
 
     def dump(self) -> list[Any]:
         committed = {topic: dict(offsets) for topic, offsets in self.committed.items()}
-        return [self.generation, dict(self.members), dict(self.owners), dict(self.target), committed]
+        return [
+            self.generation,
+            dict(self.members),
+            dict(self.owners),
+            dict(self.target),
+            committed,
+        ]
 
 
 def topic_info(name: str, settings: dict[str, Any], directory: str) -> TopicInfo:
@@ -188,7 +223,9 @@ def topic_info(name: str, settings: dict[str, Any], directory: str) -> TopicInfo
     schema: pa.Schema = parse_schema(settings["ddl"])
     stored = table_schema(schema, key) if settings["is_table"] else schema
     plain = {name: value for name, value in settings.items() if name not in {"ddl", "key"}}
-    return TopicInfo(name=name, schema=settings["ddl"], arrow_schema=stored, key=key, id=directory, **plain)
+    return TopicInfo(
+        name=name, schema=settings["ddl"], arrow_schema=stored, key=key, id=directory, **plain
+    )
 
 
 class State:
@@ -203,7 +240,8 @@ class State:
         self.groups: dict[str, GroupState] = {}
         self.queues: dict[str, QueueState] = {}
         self.notes: dict[str, str] = {}
-        # Files that were changed, as (topic's directory, partition, file): since the journal's last roll, and before it but not yet synced.
+        # Files that were changed, as (topic's directory, partition, file): since the journal's last
+        # roll, and before it but not yet synced.
         self.dirty: set[tuple[str, int, str]] = set()
         self.dirty_before: set[tuple[str, int, str]] = set()
 
@@ -216,11 +254,18 @@ class State:
     def has_partition(self, name: str, number: int) -> bool:
         return name in self.topics and number < len(self.topics[name].partitions)
 
-    def _restore(self, name: str, settings: dict[str, Any], directory: str, starts: list[int]) -> None:
+    def _restore(
+        self, name: str, settings: dict[str, Any], directory: str, starts: list[int]
+    ) -> None:
         """Define a topic again that the journal has lost. What is known of its partitions stays."""
         known = self.topics[name].partitions if name in self.topics else []
-        partitions = [*known, *(PartitionState(start, start, start) for start in starts[len(known) :])]
-        self.topics[name] = TopicState(name, settings, directory, partitions, topic_info(name, settings, directory))
+        partitions = [
+            *known,
+            *(PartitionState(start, start, start) for start in starts[len(known) :]),
+        ]
+        self.topics[name] = TopicState(
+            name, settings, directory, partitions, topic_info(name, settings, directory)
+        )
 
     def apply(self, commit: int, time_us: int, operations: Iterable[Operation]) -> None:
         self.commit, self.time_us = commit, time_us
@@ -235,35 +280,59 @@ class State:
         partitions = known.partitions if known else []
         partitions += [PartitionState() for _ in range(settings["partitions"] - len(partitions))]
         columns_changed = known is not None and known.settings["ddl"] != settings["ddl"]
-        self.topics[name] = TopicState(name, settings, directory, partitions, topic_info(name, settings, directory))
+        self.topics[name] = TopicState(
+            name, settings, directory, partitions, topic_info(name, settings, directory)
+        )
         if columns_changed:  # a segment has one schema
             for number in range(len(partitions)):
                 self._roll(name, number)
 
     def _drop(self, name: str) -> None:
         self.topics.pop(name, None)
-        self.producers = {key: value for key, value in self.producers.items() if not key.startswith(f"{name}\0")}
-        self.queues = {key: value for key, value in self.queues.items() if not key.endswith(f"\0{name}")}
+        self.producers = {
+            key: value for key, value in self.producers.items() if not key.startswith(f"{name}\0")
+        }
+        self.queues = {
+            key: value for key, value in self.queues.items() if not key.endswith(f"\0{name}")
+        }
         for group in self.groups.values():
             group.committed.pop(name, None)
 
-    def _append(self, name: str, number: int, offset: int, span: int, segment: int, position: int, size: int, _inline: int) -> None:
+    def _append(
+        self,
+        name: str,
+        number: int,
+        offset: int,
+        span: int,
+        segment: int,
+        position: int,
+        size: int,
+        _inline: int,
+    ) -> None:
         topic = self.topics[name]
         before = topic.partitions[number]
         opened_us = before.opened_us if position else self.time_us
-        topic.partitions[number] = PartitionState(before.start, offset + span, segment, position + size, opened_us)
+        topic.partitions[number] = PartitionState(
+            before.start, offset + span, segment, position + size, opened_us
+        )
         self.dirty.add((topic.directory, number, segment_name(segment)))
 
-    def _adopt(self, name: str, number: int, offset: int, span: int, _staged: str, file: str) -> None:
+    def _adopt(
+        self, name: str, number: int, offset: int, span: int, _staged: str, file: str
+    ) -> None:
         topic = self.topics[name]
         end = offset + span
-        topic.partitions[number] = topic.partitions[number]._replace(end=end, segment=end, position=0)
+        topic.partitions[number] = topic.partitions[number]._replace(
+            end=end, segment=end, position=0
+        )
         self.dirty.add((topic.directory, number, file))
 
     def _roll(self, name: str, number: int) -> None:
         partitions = self.topics[name].partitions
         if partitions[number].position:
-            partitions[number] = partitions[number]._replace(segment=partitions[number].end, position=0)
+            partitions[number] = partitions[number]._replace(
+                segment=partitions[number].end, position=0
+            )
 
     def _start(self, name: str, number: int, offset: int) -> None:
         partitions = self.topics[name].partitions
@@ -281,7 +350,10 @@ class State:
     def _sequence(self, name: str, sequence: int, places: dict[str, list[int]]) -> None:
         producer = self.producers.setdefault(name, ProducerState())
         producer.last, producer.seen_us = sequence, self.time_us
-        producer.recent = [*producer.recent[1 - RECENT_SEQUENCES :], (sequence, self.commit, places)]
+        producer.recent = [
+            *producer.recent[1 - RECENT_SEQUENCES :],
+            (sequence, self.commit, places),
+        ]
 
     def _note(self, name: str, value: str | None) -> None:
         if value is None:
@@ -295,13 +367,27 @@ class State:
         committed = self.groups.setdefault(group, GroupState()).committed.setdefault(topic, {})
         committed.update({int(partition): offset for partition, offset in offsets.items()})
 
-    def _group(self, name: str, generation: int, members: dict[str, Any], owners: dict[str, str], target: dict[str, str]) -> None:
+    def _group(
+        self,
+        name: str,
+        generation: int,
+        members: dict[str, Any],
+        owners: dict[str, str],
+        target: dict[str, str],
+    ) -> None:
         group = self.groups.setdefault(name, GroupState())
-        group.generation, group.members, group.owners, group.target = generation, members, owners, target
+        group.generation, group.members, group.owners, group.target = (
+            generation,
+            members,
+            owners,
+            target,
+        )
 
     def _forget_group(self, name: str) -> None:
         self.groups.pop(name, None)
-        self.queues = {key: value for key, value in self.queues.items() if not key.startswith(f"{name}\0")}
+        self.queues = {
+            key: value for key, value in self.queues.items() if not key.startswith(f"{name}\0")
+        }
 
     def _queue(self, group: str, topic: str, operation: str, *arguments: Any) -> None:
         queue = self.queues.setdefault(f"{group}\0{topic}", QueueState())
@@ -317,15 +403,21 @@ class State:
     def _checkpointed(self) -> None:
         self.dirty_before = set()
         oldest = self.time_us - PRODUCER_KEPT_US
-        self.producers = {key: value for key, value in self.producers.items() if value.seen_us >= oldest}
+        self.producers = {
+            key: value for key, value in self.producers.items() if value.seen_us >= oldest
+        }
 
     def dump(self) -> dict[str, Any]:
-        """The state as JSON; `State.load` gives it back. It stays as it is when the state moves on: a checkpoint is written while others commit."""
+        """The state as JSON; `State.load` gives it back. It stays as it is when the state moves on:
+        a checkpoint is written while others commit.
+        """
         return {
             "commit": self.commit,
             "time_us": self.time_us,
             "topics": {name: topic.dump() for name, topic in self.topics.items()},
-            "producers": {k: [p.epoch, p.last, p.seen_us, p.recent] for k, p in self.producers.items()},
+            "producers": {
+                k: [p.epoch, p.last, p.seen_us, p.recent] for k, p in self.producers.items()
+            },
             "transactions": dict(self.transactions),
             "groups": {key: group.dump() for key, group in self.groups.items()},
             "queues": {key: queue.dump() for key, queue in self.queues.items()},
@@ -339,12 +431,23 @@ class State:
         for name, stored in dump["topics"].items():
             partitions = [PartitionState(*numbers) for numbers in stored["partitions"]]
             settings = stored["settings"]
-            state.topics[name] = TopicState(name, settings, stored["directory"], partitions, topic_info(name, settings, stored["directory"]))
+            state.topics[name] = TopicState(
+                name,
+                settings,
+                stored["directory"],
+                partitions,
+                topic_info(name, settings, stored["directory"]),
+            )
         for key, (epoch, last, seen_us, recent) in dump["producers"].items():
-            state.producers[key] = ProducerState(epoch, last, seen_us, [(s, c, places) for s, c, places in recent])
+            state.producers[key] = ProducerState(
+                epoch, last, seen_us, [(s, c, places) for s, c, places in recent]
+            )
         state.transactions, state.notes = dump["transactions"], dump["notes"]
         for key, (generation, members, owners, target, committed) in dump["groups"].items():
-            numbered = {topic: {int(p): offset for p, offset in offsets.items()} for topic, offsets in committed.items()}
+            numbered = {
+                topic: {int(p): offset for p, offset in offsets.items()}
+                for topic, offsets in committed.items()
+            }
             state.groups[key] = GroupState(generation, members, owners, target, numbered)
         state.queues = {key: QueueState.load(stored) for key, stored in dump["queues"].items()}
         return state
@@ -353,7 +456,20 @@ class State:
 _APPLY: dict[str, Callable[..., None]] = {
     name[1:]: getattr(State, name)
     for name in (
-        "_topic", "_restore", "_drop", "_append", "_adopt", "_roll", "_start", "_epoch", "_sequence", "_note", "_offsets", "_group", "_forget_group", "_queue",
+        "_topic",
+        "_restore",
+        "_drop",
+        "_append",
+        "_adopt",
+        "_roll",
+        "_start",
+        "_epoch",
+        "_sequence",
+        "_note",
+        "_offsets",
+        "_group",
+        "_forget_group",
+        "_queue",
         "_checkpointed",
     )
-}  # fmt: skip
+}

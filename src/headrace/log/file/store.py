@@ -1,4 +1,5 @@
-"""The store: a log's directory opened by one process. Its lock, journal, marker, replicas and segment files.
+"""The store: a log's directory opened by one process. Its lock, journal, marker, replicas and
+segment files.
 
 headrace.json        what this directory is, and its format
 journal/             the commit journal, checkpoints, the lock, the durable marker
@@ -45,14 +46,20 @@ class Recovery(Protocol):
 class Store:
     """Everything below the API that touches the directory. `recovery` repairs it under the lock."""
 
-    def __init__(self, root: Path, recovery: Recovery, *, disk: Disk, create: bool, durability: str) -> None:
+    def __init__(
+        self, root: Path, recovery: Recovery, *, disk: Disk, create: bool, durability: str
+    ) -> None:
         self.root, self.disk, self.durable = root, disk, durability == "disk"
         self._process = os.getpid()
         self._closed = False
         self.writable = _prepare(root, disk, create=create)
         self.journal_directory = root / "journal"
-        self._lock_file: DiskFile | None = disk.open(self.journal_directory / "lock", create=True) if self.writable else None
-        self._lock_guard = Lock()  # never taken twice: the file's lock would be gone after the inner one
+        self._lock_file: DiskFile | None = (
+            disk.open(self.journal_directory / "lock", create=True) if self.writable else None
+        )
+        self._lock_guard = (
+            Lock()
+        )  # never taken twice: the file's lock would be gone after the inner one
         self.marker = DurableMarker(disk, self.journal_directory / "durable", write=self.writable)
         self._view_guard = Lock()
         self._view: Replica | None = None
@@ -76,12 +83,16 @@ class Store:
                 self._view = Replica(self._view_journal, self.journal_directory)
             if self._view.lsn < limit:
                 self._advance_view(self._view, limit)
-            elif mark is None and not self.writable:  # nobody here can set it right: whatever is sound is shown
+            elif (
+                mark is None and not self.writable
+            ):  # nobody here can set it right: whatever is sound is shown
                 self._view.advance()
             return self._view.state
 
     def _renewed_mark(self) -> Mark | None:
-        """The marker was damaged: make everything durable, then say so. If somebody is committing, they will."""
+        """The marker was damaged: make everything durable, then say so. If somebody is committing,
+        they will.
+        """
         if self.writable and self._lock_guard.acquire(blocking=False):
             try:
                 with self.lock_file().locked():
@@ -103,24 +114,36 @@ class Store:
         for _ in range(10):
             try:
                 view.advance(limit, proven=limit)
-            except MissingJournal:  # the journal was cut behind a checkpoint while this process slept
+            except (
+                MissingJournal
+            ):  # the journal was cut behind a checkpoint while this process slept
                 view.load()
             else:
                 return
-        raise LogUnavailable(f"The journal of {self.root} moves on faster than it can be read.", fix="try again.")
+        raise LogUnavailable(
+            f"The journal of {self.root} moves on faster than it can be read.", fix="try again."
+        )
 
     @contextmanager
     def locked(self) -> Iterator[Replica]:
         """Hold the log's lock; yields the newest state, durable or not."""
         self.check_open()
-        if os.getpid() != self._process:  # the lock would be shared with the parent, and exclude nobody
-            raise ConfigurationError("This log was opened before the process forked.", fix="open it again in the child process.")
+        if (
+            os.getpid() != self._process
+        ):  # the lock would be shared with the parent, and exclude nobody
+            raise ConfigurationError(
+                "This log was opened before the process forked.",
+                fix="open it again in the child process.",
+            )
         with self._lock_guard, self.lock_file().locked():
             yield self._caught_up()
 
     def lock_file(self) -> DiskFile:
         if self._lock_file is None:
-            raise ReadOnlyLog(f"The log in {self.root} cannot be written: the directory is read-only.", fix="check its permissions, or read only.")
+            raise ReadOnlyLog(
+                f"The log in {self.root} cannot be written: the directory is read-only.",
+                fix="check its permissions, or read only.",
+            )
         return self._lock_file
 
     def _caught_up(self) -> Replica:
@@ -158,13 +181,17 @@ class Store:
                     self.adopt(Adoption(known.directory, partition, staged, name))
 
     def _open_missing(self, newest: Replica, base: int) -> None:
-        """The journal's next file is not there: others have gone on and cleaned up, or its maker died before it made it."""
+        """The journal's next file is not there: others have gone on and cleaned up, or its maker
+        died before it made it.
+        """
         newest.load()
         if newest.base <= base:
             newest.journal.create_next(base)
 
     def newest_state(self) -> State | None:
-        """The state that the next commit will be decided against, before it has caught up; another one if a commit failed, or if none was made yet."""
+        """The state that the next commit will be decided against, before it has caught up; another
+        one if a commit failed, or if none was made yet.
+        """
         newest = self._newest
         return None if newest is None else newest.state
 
@@ -209,13 +236,18 @@ class Store:
         self.make_directory(path.parent)
         file = self.disk.open(path, create=True)
         self.disk.sync_directory(path.parent)
-        self._segments[directory, partition] = (segment, file)  # the old one is closed when nobody syncs it any more
+        self._segments[directory, partition] = (
+            segment,
+            file,
+        )  # the old one is closed when nobody syncs it any more
         if len(self._segments) > _MOST_OPEN_SEGMENTS:
             self._segments.popitem(last=False)
         return file
 
     def make_directory(self, path: Path) -> None:
-        """See that a directory below the root is there, and durable: who made it may have been killed before syncing the one above it."""
+        """See that a directory below the root is there, and durable: who made it may have been
+        killed before syncing the one above it.
+        """
         if path not in self._directories and path != self.root:
             self.make_directory(path.parent)
             self.disk.make_directory(path)
@@ -223,7 +255,9 @@ class Store:
             self._directories.add(path)
 
     def seal(self, seal: Seal) -> None:
-        """Cut a segment at its true end, and remove files that failed commits began behind it: their place is about to be taken."""
+        """Cut a segment at its true end, and remove files that failed commits began behind it:
+        their place is about to be taken.
+        """
         path = self.segment_path(seal.directory, seal.partition, seal.segment)
         if seal.size and path.exists():  # otherwise the same commit is about to write it
             file = self.disk.open(path)
@@ -232,23 +266,31 @@ class Store:
             file.close()
         self.remove_strays(seal.directory, seal.partition, seal.segment + (seal.size > 0))
 
-    def remove_strays(self, directory: str, partition: int, first: int, stop: int | None = None) -> None:
+    def remove_strays(
+        self, directory: str, partition: int, first: int, stop: int | None = None
+    ) -> None:
         """Unlink segments that no commit speaks of."""
         path = self.partition_directory(directory, partition)
         for name in stray_names(path, first, stop):
             self.disk.unlink(path / name)
 
     def adopt(self, adoption: Adoption) -> None:
-        """Make a staged file a segment by moving it. Can be repeated, also when the segment was removed since."""
+        """Make a staged file a segment by moving it. Can be repeated, also when the segment was
+        removed since.
+        """
         staged = self.root / "staging" / adoption.file
         if staged.exists():
-            target = self.partition_directory(adoption.directory, adoption.partition) / adoption.name
+            target = (
+                self.partition_directory(adoption.directory, adoption.partition) / adoption.name
+            )
             self.make_directory(target.parent)
             self.disk.rename(staged, target)
 
     def check_open(self) -> None:
         if self._closed:
-            raise InputError(f"The log in {self.root} was closed.", fix="open it again with open_log(...).")
+            raise InputError(
+                f"The log in {self.root} was closed.", fix="open it again with open_log(...)."
+            )
 
     def close(self) -> None:
         self._closed = True
@@ -271,19 +313,29 @@ def _prepare(root: Path, disk: Disk, *, create: bool) -> bool:
     about = root / "headrace.json"
     try:
         if root.exists() and not root.is_dir():
-            raise LogUnavailable(f"{root} is a file; a log is a directory.", fix="name a directory, such as file:data.")
+            raise LogUnavailable(
+                f"{root} is a file; a log is a directory.",
+                fix="name a directory, such as file:data.",
+            )
         if not about.exists():
             _check_makeable(root, create=create)
             _make(root, about, disk)
         version = int(json.loads(about.read_bytes())["format"])
     except (ValueError, KeyError, TypeError) as error:
         raise LogUnavailable(
-            f"{about} is damaged: it does not say which format the log has.", fix='restore it; for this version it reads {"format": 1}.'
+            f"{about} is damaged: it does not say which format the log has.",
+            fix='restore it; for this version it reads {"format": 1}.',
         ) from error
     except PermissionError as error:
-        raise LogUnavailable(f"{about} cannot be read: permission denied.", fix="check the directory's owner and permissions.") from error
+        raise LogUnavailable(
+            f"{about} cannot be read: permission denied.",
+            fix="check the directory's owner and permissions.",
+        ) from error
     if version > FORMAT:
-        raise NewerFormat(f"The log in {root} has format {version}; this Headrace knows {FORMAT}.", fix="upgrade Headrace.")
+        raise NewerFormat(
+            f"The log in {root} has format {version}; this Headrace knows {FORMAT}.",
+            fix="upgrade Headrace.",
+        )
     journal = root / "journal"
     files = [path for path in (journal / "lock", journal / "durable") if path.exists()]
     return all(os.access(path, os.W_OK) for path in (root, journal, *files))
@@ -291,13 +343,25 @@ def _prepare(root: Path, disk: Disk, *, create: bool) -> bool:
 
 def _check_makeable(root: Path, *, create: bool) -> None:
     if not create:
-        raise LogUnavailable(f"There is no log in {root}.", fix="check the address; `headrace topic create` makes a new log.")
+        raise LogUnavailable(
+            f"There is no log in {root}.",
+            fix="check the address; `headrace topic create` makes a new log.",
+        )
     if not root.parent.is_dir():
-        raise LogUnavailable(f"The directory {root.parent} does not exist.", fix=f"create it (mkdir -p {root.parent}), or check the address.")
+        raise LogUnavailable(
+            f"The directory {root.parent} does not exist.",
+            fix=f"create it (mkdir -p {root.parent}), or check the address.",
+        )
     if root.is_dir() and any(not _is_begun(name) for name in os.listdir(root)):
-        raise LogUnavailable(f"{root} is a directory with other things in it, and no log.", fix="name an empty or new directory.")
+        raise LogUnavailable(
+            f"{root} is a directory with other things in it, and no log.",
+            fix="name an empty or new directory.",
+        )
     if not os.access(root if root.is_dir() else root.parent, os.W_OK):
-        raise LogUnavailable(f"{root} cannot be created: the directory is read-only.", fix="check permissions, or name another directory.")
+        raise LogUnavailable(
+            f"{root} cannot be created: the directory is read-only.",
+            fix="check permissions, or name another directory.",
+        )
 
 
 def _is_begun(name: str) -> bool:
@@ -311,4 +375,6 @@ def _make(root: Path, about: Path, disk: Disk) -> None:
     disk.sync_directory(root)
     disk.sync_directory(root.parent)
     Journal(disk, root / "journal", write=True).create_file(0)
-    disk.replace_file(about, [json.dumps({"format": FORMAT, "what": "Headrace log"}).encode() + b"\n"])
+    disk.replace_file(
+        about, [json.dumps({"format": FORMAT, "what": "Headrace log"}).encode() + b"\n"]
+    )

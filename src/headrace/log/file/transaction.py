@@ -1,4 +1,6 @@
-"""The embedded log's transaction: it keeps its rows to itself until one commit makes all of them visible."""
+"""The embedded log's transaction: it keeps its rows to itself until one commit makes all of them
+visible.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace.durations import format_us, to_us
-from headrace.errors import DiskFull, FencedError, InputError, NoteConflict, TransactionFenced, TransactionTimedOut
+from headrace.errors import (
+    DiskFull,
+    FencedError,
+    InputError,
+    NoteConflict,
+    TransactionFenced,
+    TransactionTimedOut,
+)
 from headrace.log.api import Transaction
 from headrace.log.file.commit_draft import Draft, PreparedRows, StaleTopic
 from headrace.log.file.consumer import check_owner, check_places, plain_positions
@@ -31,7 +40,9 @@ _ANY = object()
 
 
 class FileTransaction(Transaction):
-    def __init__(self, log: LogHandle, id: str, timeout: Duration, *, epoch: int | None = None) -> None:
+    def __init__(
+        self, log: LogHandle, id: str, timeout: Duration, *, epoch: int | None = None
+    ) -> None:
         self.log, self.id = log, check_name(id, what="transaction id")
         self._timeout, self._timeout_us = timeout, to_us(timeout, what="timeout")
         self._begun_us = now_us()
@@ -54,7 +65,14 @@ class FileTransaction(Transaction):
 
     # What is to be done
 
-    def append(self, topic: str, rows: Rows, *, headers: Headers | None = None, partition: int | None = None) -> None:
+    def append(
+        self,
+        topic: str,
+        rows: Rows,
+        *,
+        headers: Headers | None = None,
+        partition: int | None = None,
+    ) -> None:
         known = self._topic(topic)
         self._keep(known, rows_to_batch(rows, known, headers), partition)
 
@@ -64,7 +82,9 @@ class FileTransaction(Transaction):
 
     def delete(self, topic: str, keys: Any) -> None:
         known = self._table(topic, "delete")
-        self._keep(known, tombstones(keys, known.info.arrow_schema, known.info.key, topic=topic), None)
+        self._keep(
+            known, tombstones(keys, known.info.arrow_schema, known.info.key, topic=topic), None
+        )
 
     def append_control(self, topic: str, partition: int, payload: bytes) -> None:
         known = self._topic(topic)
@@ -89,7 +109,10 @@ class FileTransaction(Transaction):
             raise InputError(f"set_note does not know {unknown}.", fix="use expect=….")
         given: object = value
         if not isinstance(given, str | None):
-            raise InputError(f"The note {name!r} cannot be a {type(given).__name__}.", fix="store text, such as JSON.")
+            raise InputError(
+                f"The note {name!r} cannot be a {type(given).__name__}.",
+                fix="store text, such as JSON.",
+            )
         self._notes.append((name, value, expect.get("expect", _ANY) if expect else _ANY))
 
     def _topic(self, name: str) -> TopicState:
@@ -101,16 +124,23 @@ class FileTransaction(Transaction):
     def _table(self, name: str, what: str) -> TopicState:
         topic = self._topic(name)
         if not topic.info.is_table:
-            raise InputError(f"{what} needs a table, and {name!r} is a plain topic.", fix="use append, or create it with create_table.")
+            raise InputError(
+                f"{what} needs a table, and {name!r} is a plain topic.",
+                fix="use append, or create it with create_table.",
+            )
         return topic
 
     def _check_open(self) -> None:
         if not self._open:
-            raise InputError(f"The transaction {self.id!r} has ended.", fix="begin another one with log.transaction(...).")
+            raise InputError(
+                f"The transaction {self.id!r} has ended.",
+                fix="begin another one with log.transaction(...).",
+            )
         if now_us() > self._begun_us + self._timeout_us:
             self.abort()
             raise TransactionTimedOut(
-                f"The transaction {self.id!r} was open for longer than {format_us(self._timeout_us)}; nothing of it is stored.",
+                f"The transaction {self.id!r} was open for longer than"
+                f" {format_us(self._timeout_us)}; nothing of it is stored.",
                 fix="do less in one transaction, or give it a longer timeout.",
             )
 
@@ -123,12 +153,16 @@ class FileTransaction(Transaction):
         if self._bytes > MOST_BYTES_IN_MEMORY or self._spilled:
             try:
                 self._spill()
-            except BaseException:  # some of it may be written: it cannot be told what a commit would store
+            except (
+                BaseException
+            ):  # some of it may be written: it cannot be told what a commit would store
                 self.abort()
                 raise
 
     def _spill(self) -> None:
-        """Move rows from memory to staged files; once begun, all of them go there, so that their order stays."""
+        """Move rows from memory to staged files; once begun, all of them go there, so that their
+        order stays.
+        """
         for rows in self._rows:
             topic = self._topics[rows.topic]
             if rows.topic not in self._spilled:
@@ -144,11 +178,18 @@ class FileTransaction(Transaction):
         staged = [*(writer.finish() for writer in self._spilled.values()), *self._adopted]
         while True:
             try:
-                position = self.log.committer.submit(lambda draft: self._decide(draft, staged), size=self._bytes)
+                position = self.log.committer.submit(
+                    lambda draft: self._decide(draft, staged), size=self._bytes
+                )
                 break
             except StaleTopic:
                 self._refit()
-            except (InputError, FencedError, TransactionTimedOut, DiskFull):  # refused: nothing of it is stored
+            except (
+                InputError,
+                FencedError,
+                TransactionTimedOut,
+                DiskFull,
+            ):  # refused: nothing of it is stored
                 raise
             except BaseException:  # it may be stored: leave its staged rows alone
                 self._open = False
@@ -168,7 +209,12 @@ class FileTransaction(Transaction):
             draft.append(rows)
         for group, positions in self._offsets:
             for topic, offsets in positions.items():
-                draft.do("offsets", group, topic, {str(partition): offset for partition, offset in offsets.items()})
+                draft.do(
+                    "offsets",
+                    group,
+                    topic,
+                    {str(partition): offset for partition, offset in offsets.items()},
+                )
         for name, value, _ in self._notes:
             draft.do("note", name, value)
         return draft.position()
@@ -178,7 +224,8 @@ class FileTransaction(Transaction):
         epoch = draft.state.transactions.get(self.id)
         if epoch != self._epoch:
             raise TransactionFenced(
-                f"The transaction id {self.id!r} has a newer owner (epoch {epoch}, this one has {self._epoch}); nothing of this one is stored.",
+                f"The transaction id {self.id!r} has a newer owner (epoch {epoch}, this one has"
+                f" {self._epoch}); nothing of this one is stored.",
                 fix="stop this owner, or use another id.",
             )
         for group, positions in self._offsets:
@@ -194,7 +241,9 @@ class FileTransaction(Transaction):
         fresh = []
         for rows in self._rows:
             topic = self.log.topic_state(rows.topic)
-            fresh.append(refit(rows, self._topics[rows.topic].info.arrow_schema, topic, self._chooser))
+            fresh.append(
+                refit(rows, self._topics[rows.topic].info.arrow_schema, topic, self._chooser)
+            )
         self._rows = fresh
         self._topics = {name: self.log.topic_state(name) for name in self._topics}
 

@@ -1,7 +1,9 @@
-"""From an address and options to what librdkafka's clients are configured with. Everything that talks to the cluster asks here for its settings.
+"""From an address and options to what librdkafka's clients are configured with. Everything that
+talks to the cluster asks here for its settings.
 
-`kafka://host:port,host:port?security.protocol=SSL` names the cluster. Options of librdkafka (TLS, SASL, sizes, timeouts) may stand in the address or be
-passed by name; a value `env:NAME` or `file:PATH` is read from there, so that secrets need not be written down.
+`kafka://host:port,host:port?security.protocol=SSL` names the cluster. Options of librdkafka (TLS,
+SASL, sizes, timeouts) may stand in the address or be passed by name; a value `env:NAME` or
+`file:PATH` is read from there, so that secrets need not be written down.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ SCHEME = "kafka"
 logger = logging.getLogger("headrace.kafka")
 logger.addHandler(logging.NullHandler())
 
-# What the log's promises rest on, with the reason; such an option is refused rather than overruled in silence.
+# What the log's promises rest on, with the reason; such an option is refused rather than overruled
+# in silence.
 KEPT = {
     "bootstrap.servers": "it is the address",
     "group.id": "it is given where a consumer or a queue is opened",
@@ -80,17 +83,31 @@ class Cluster:
             "acks": "all",
         }
 
-    def transactional(self, transactional_id: str, timeout_ms: int = TRANSACTION_TIMEOUT_MS) -> Settings:
-        settings = self.producer() | {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms}
+    def transactional(
+        self, transactional_id: str, timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    ) -> Settings:
+        settings = self.producer() | {
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": timeout_ms,
+        }
         settings["message.timeout.ms"] = min(int(settings["message.timeout.ms"]), timeout_ms)
         return settings
 
     def reader(self) -> Settings:
-        """For reading from one position to another: no group, and quick to notice that what follows is no row."""
-        return {"fetch.wait.max.ms": FETCH_WAIT_MS, **self._consumer(), "group.id": "headrace.reader", "auto.offset.reset": "error"}
+        """For reading from one position to another: no group, and quick to notice that what follows
+        is no row.
+        """
+        return {
+            "fetch.wait.max.ms": FETCH_WAIT_MS,
+            **self._consumer(),
+            "group.id": "headrace.reader",
+            "auto.offset.reset": "error",
+        }
 
     def member(self, group: str, session_ms: int) -> Settings:
-        """For a member of a consumer group. Cooperative: who keeps a partition reads on while others are shared out anew."""
+        """For a member of a consumer group. Cooperative: who keeps a partition reads on while
+        others are shared out anew.
+        """
         return {
             "fetch.wait.max.ms": 100,
             "max.poll.interval.ms": max(POLL_INTERVAL_MS, session_ms),
@@ -106,7 +123,11 @@ class Cluster:
         """For a member of a share group: what was received is acknowledged one by one."""
         settings = self.client()
         del settings["allow.auto.create.topics"]
-        return settings | {"group.id": group, "share.acknowledgement.mode": "explicit", "max.poll.records": max_records}
+        return settings | {
+            "group.id": group,
+            "share.acknowledgement.mode": "explicit",
+            "max.poll.records": max_records,
+        }
 
     def _consumer(self) -> Settings:
         return {
@@ -120,24 +141,35 @@ class Cluster:
 
 
 def _note_error(error: object) -> None:
-    """Errors are met where something is asked for and fails; without this, the client would raise fatal ones in the middle of its own calls."""
+    """Errors are met where something is asked for and fails; without this, the client would raise
+    fatal ones in the middle of its own calls.
+    """
     logger.info("Kafka's client reports: %s", error)
 
 
 def parse_address(address: str, options: Mapping[str, Any]) -> Cluster:
-    """The cluster of `kafka://host:port?option=value`, with options passed by name taking precedence."""
+    """The cluster of `kafka://host:port?option=value`, with options passed by name taking
+    precedence.
+    """
     url = urlsplit(address)
     if url.scheme != SCHEME or not url.netloc:
-        raise LogUnavailable(f"{address!r} is not the address of a Kafka log.", fix="write kafka://host:port, with more brokers after commas.")
+        raise LogUnavailable(
+            f"{address!r} is not the address of a Kafka log.",
+            fix="write kafka://host:port, with more brokers after commas.",
+        )
     if "@" in url.netloc or url.path.strip("/"):
         raise ConfigurationError(
             "The address of a Kafka log has a user or a path in it.",
             fix="write kafka://host:port, and pass sasl.username and sasl.password as options.",
         )
-    named = {unquote(name): value for name, value in parse_qsl(url.query, keep_blank_values=True)} | _flattened(options)
+    named = {
+        unquote(name): value for name, value in parse_qsl(url.query, keep_blank_values=True)
+    } | _flattened(options)
     for name in named:
         if name in KEPT:
-            raise ConfigurationError(f"The option {name!r} cannot be set: {KEPT[name]}.", fix="leave it out.")
+            raise ConfigurationError(
+                f"The option {name!r} cannot be set: {KEPT[name]}.", fix="leave it out."
+            )
     return Cluster(url.netloc, {name: secret(name, _text(value)) for name, value in named.items()})
 
 
@@ -145,7 +177,10 @@ def _flattened(options: Mapping[str, Any]) -> dict[str, Any]:
     """`options={...}` and keywords mean the same; Python names may have underscores for dots."""
     given = dict(options)
     nested = given.pop("options", None) or {}
-    return {**nested, **{name if "." in name else name.replace("_", "."): value for name, value in given.items()}}
+    return {
+        **nested,
+        **{name if "." in name else name.replace("_", "."): value for name, value in given.items()},
+    }
 
 
 def _text(value: Any) -> str:

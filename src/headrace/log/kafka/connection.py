@@ -1,4 +1,6 @@
-"""What everything that one `KafkaLog` opens has in common: the cluster, its topics and notes, and one producer for plain appends."""
+"""What everything that one `KafkaLog` opens has in common: the cluster, its topics and notes, and
+one producer for plain appends.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin._group import ConsumerGroupDescription
 
 from headrace.errors import MemberFenced
@@ -19,7 +28,8 @@ from headrace.log.kafka.notes import Notes
 from headrace.log.kafka.sender import FLUSH_SECONDS
 from headrace.log.kafka.topics import TopicStore
 
-# What the cluster knows about groups: who is in them, what they committed. Questions and answers only; `groups.py` makes sense of them.
+# What the cluster knows about groups: who is in them, what they committed. Questions and answers
+# only; `groups.py` makes sense of them.
 
 
 Offsets = dict[str, dict[int, int]]
@@ -32,7 +42,9 @@ def consumer_groups(broker: Broker) -> list[str]:
 
 
 def share_groups(broker: Broker) -> list[str]:
-    """Groups of queues. The client lists them by the old call only, as groups it has no other word for."""
+    """Groups of queues. The client lists them by the old call only, as groups it has no other word
+    for.
+    """
     with doing("list the groups"), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         everything = {str(group.id) for group in broker.admin.list_groups(timeout=ANSWER_SECONDS)}
@@ -41,7 +53,9 @@ def share_groups(broker: Broker) -> list[str]:
 
 def describe(broker: Broker, group: str) -> ConsumerGroupDescription | None:
     try:
-        described: ConsumerGroupDescription = broker.admin.describe_consumer_groups([group], request_timeout=ANSWER_SECONDS)[group].result()
+        described: ConsumerGroupDescription = broker.admin.describe_consumer_groups(
+            [group], request_timeout=ANSWER_SECONDS
+        )[group].result()
     except KafkaException as error:
         if code(error) in NO_GROUP:
             return None
@@ -54,29 +68,47 @@ def group_owners(broker: Broker, group: str) -> list[tuple[str, int, str]]:
     """Topic, partition and member of everything that is being read in a group."""
     described = describe(broker, group)
     members = described.members if described else []
-    return [(place.topic, place.partition, member.member_id) for member in members for place in member.assignment.topic_partitions]
+    return [
+        (place.topic, place.partition, member.member_id)
+        for member in members
+        for place in member.assignment.topic_partitions
+    ]
 
 
 def committed_offsets(broker: Broker, groups: Iterable[str]) -> dict[str, Offsets]:
-    """What each group committed, asked for at once. Offsets of a transaction that is just being committed are waited for."""
+    """What each group committed, asked for at once. Offsets of a transaction that is just being
+    committed are waited for.
+    """
     asked = {group: _ask(broker, group, None) for group in groups}
-    return {group: _by_topic(_answer(broker, group, None, future)) for group, future in asked.items()}
+    return {
+        group: _by_topic(_answer(broker, group, None, future)) for group, future in asked.items()
+    }
 
 
 def await_committed(broker: Broker, group: str, positions: Mapping[str, Mapping[int, int]]) -> None:
-    """Wait until offsets that a transaction committed can be read. While they are pending, they are known only to who asks for them by name."""
-    places = [TopicPartition(topic, partition) for topic, offsets in positions.items() for partition in offsets]
+    """Wait until offsets that a transaction committed can be read. While they are pending, they are
+    known only to who asks for them by name.
+    """
+    places = [
+        TopicPartition(topic, partition)
+        for topic, offsets in positions.items()
+        for partition in offsets
+    ]
     if places:
         _answer(broker, group, places, _ask(broker, group, places))
 
 
 def _ask(broker: Broker, group: str, places: list[TopicPartition] | None) -> Future[Any]:
     request = [ConsumerGroupTopicPartitions(group, places)]
-    asked: Future[Any] = broker.admin.list_consumer_group_offsets(request, require_stable=True, request_timeout=ANSWER_SECONDS)[group]
+    asked: Future[Any] = broker.admin.list_consumer_group_offsets(
+        request, require_stable=True, request_timeout=ANSWER_SECONDS
+    )[group]
     return asked
 
 
-def _answer(broker: Broker, group: str, places: list[TopicPartition] | None, asked: Future[Any]) -> list[TopicPartition]:
+def _answer(
+    broker: Broker, group: str, places: list[TopicPartition] | None, asked: Future[Any]
+) -> list[TopicPartition]:
     """The answer, once nothing is pending any more."""
     deadline = time.monotonic() + ANSWER_SECONDS
     while True:
@@ -108,12 +140,15 @@ def _by_topic(places: Iterable[TopicPartition]) -> Offsets:
 def alter_offsets(broker: Broker, group: str, topic: str, offsets: Mapping[int, int]) -> None:
     """Set what a group committed. Refused while it has members."""
     places = [TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
-    in_use = MemberFenced(f"The group {group!r} is being read with, so it cannot be moved.", fix="stop its consumers, then reset it.")
+    in_use = MemberFenced(
+        f"The group {group!r} is being read with, so it cannot be moved.",
+        fix="stop its consumers, then reset it.",
+    )
     with doing(f"reset the group {group!r}"):
         try:
-            answer = broker.admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, places)], request_timeout=ANSWER_SECONDS)[
-                group
-            ].result()
+            answer = broker.admin.alter_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group, places)], request_timeout=ANSWER_SECONDS
+            )[group].result()
         except KafkaException as error:
             if code(error) in LOST_MEMBERSHIP:
                 raise in_use from None
@@ -123,6 +158,7 @@ def alter_offsets(broker: Broker, group: str, topic: str, offsets: Mapping[int, 
                 if place.error.code() in LOST_MEMBERSHIP:
                     raise in_use
                 raise KafkaException(place.error)
+
 
 VISIBLE_SECONDS = 5.0
 
@@ -146,11 +182,14 @@ class Connection:
         self.plain.close()
 
     def outsider(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> Any:
-        """What Kafka wants to know of a group whose offsets are committed by somebody who is not a member; trusted when nobody reads."""
+        """What Kafka wants to know of a group whose offsets are committed by somebody who is not a
+        member; trusted when nobody reads.
+        """
         for topic, partition, member in group_owners(self.broker, group):
             if partition in positions.get(topic, {}):
                 raise MemberFenced(
-                    f"{topic}[{partition}] is read by the member {member!r} of group {group!r}.", fix="commit the positions() of that consumer."
+                    f"{topic}[{partition}] is read by the member {member!r} of group {group!r}.",
+                    fix="commit the positions() of that consumer.",
                 )
         consumer = Consumer(self.cluster.reader() | {"group.id": group})
         try:
@@ -159,9 +198,15 @@ class Connection:
             consumer.close()
 
     def await_visible(self, ranges: Mapping[str, Mapping[int, Any]]) -> None:
-        """Wait until committed rows can be read: Kafka answers a commit before its markers are written.
+        """Wait until committed rows can be read: Kafka answers a commit before its markers are
+        written.
 
-        Bounded: another transaction that is open may keep readers from seeing ours for a while. It is committed nevertheless.
+        Bounded: another transaction that is open may keep readers from seeing ours for a while. It
+        is committed nevertheless.
         """
-        targets = {(topic, partition): span.stop for topic, spans in ranges.items() for partition, span in spans.items()}
+        targets = {
+            (topic, partition): span.stop
+            for topic, spans in ranges.items()
+            for partition, span in spans.items()
+        }
         self.broker.await_ends(targets, VISIBLE_SECONDS)

@@ -1,6 +1,8 @@
-"""A member of a consumer group on Kafka. Kafka shares partitions out and fences by generation; positions are kept here and committed by name.
+"""A member of a consumer group on Kafka. Kafka shares partitions out and fences by generation;
+positions are kept here and committed by name.
 
-Partitions are shared out cooperatively: a member reads on while others change. What it lost it knows from Kafka's calls, which come while it polls.
+Partitions are shared out cooperatively: a member reads on while others change. What it lost it
+knows from Kafka's calls, which come while it polls.
 """
 
 from __future__ import annotations
@@ -45,10 +47,20 @@ class KafkaConsumer(Consumer):
     ) -> None:
         if start not in {"earliest", "latest"} or on_lost not in {"raise", "earliest", "latest"}:
             raise InputError(
-                f"start={start!r}, on_lost={on_lost!r}.", fix="start is 'earliest' or 'latest'; on_lost is 'raise', 'earliest' or 'latest'."
+                f"start={start!r}, on_lost={on_lost!r}.",
+                fix="start is 'earliest' or 'latest'; on_lost is 'raise', 'earliest' or 'latest'.",
             )
-        self._connection, self.topics, self.group = connection, topics, check_name(group, what="group")
-        self._readers = {name: RowReader(connection, letters, connection.topics.info(name), headers=headers, follows=True) for name in topics}
+        self._connection, self.topics, self.group = (
+            connection,
+            topics,
+            check_name(group, what="group"),
+        )
+        self._readers = {
+            name: RowReader(
+                connection, letters, connection.topics.info(name), headers=headers, follows=True
+            )
+            for name in topics
+        }
         self._start, self._max_rows, self._on_lost = start, max_rows, on_lost
         self._positions: dict[Place, int] = {}
         self._stash: list[Message] = []
@@ -56,13 +68,20 @@ class KafkaConsumer(Consumer):
         self._session_ms = to_us(session_timeout, what="session_timeout") // 1000
         with doing(f"join the group {group!r}"):
             self._client = Client(connection.cluster.member(group, self._session_ms))
-            self._client.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
+            self._client.subscribe(
+                list(topics),
+                on_assign=self._assigned,
+                on_revoke=self._revoked,
+                on_lost=self._revoked,
+            )
         self._await_first_assignment()
 
     # Membership
 
     def _await_first_assignment(self) -> None:
-        """Be in the group when this returns: what is appended from now on is seen with `start="latest"` too."""
+        """Be in the group when this returns: what is appended from now on is seen with
+        `start="latest"` too.
+        """
         deadline = time.monotonic() + self._session_ms / 1000 + SETTLE_SECONDS
         try:
             while not self._joined and time.monotonic() < deadline:
@@ -72,7 +91,9 @@ class KafkaConsumer(Consumer):
             raise
 
     def _serve(self, seconds: float) -> None:
-        """Let Kafka make its calls; a record that comes along is kept for the next poll. An error of the whole group is raised."""
+        """Let Kafka make its calls; a record that comes along is kept for the next poll. An error
+        of the whole group is raised.
+        """
         message = self._client.poll(seconds)
         if message is None:
             return
@@ -93,7 +114,12 @@ class KafkaConsumer(Consumer):
             key = (place.topic, place.partition)
             self._positions[key] = place.offset if place.offset >= 0 else starts[key]
         client.incremental_assign(
-            [TopicPartition(place.topic, place.partition, self._positions[place.topic, place.partition]) for place in partitions]
+            [
+                TopicPartition(
+                    place.topic, place.partition, self._positions[place.topic, place.partition]
+                )
+                for place in partitions
+            ]
         )
 
     @staticmethod
@@ -108,16 +134,22 @@ class KafkaConsumer(Consumer):
 
     def _revoked(self, _client: Client, partitions: list[TopicPartition]) -> None:
         gone = {(place.topic, place.partition) for place in partitions}
-        self._positions = {place: offset for place, offset in self._positions.items() if place not in gone}
+        self._positions = {
+            place: offset for place, offset in self._positions.items() if place not in gone
+        }
         self._stash = [message for message in self._stash if _place(message) not in gone]
 
     # Reading
 
-    def poll(self, timeout: Duration = "1 second", max_rows: int | None = None) -> list[pa.RecordBatch]:
+    def poll(
+        self, timeout: Duration = "1 second", max_rows: int | None = None
+    ) -> list[pa.RecordBatch]:
         self._check_open()
         deadline = time.monotonic() + to_us(timeout, what="timeout") / 1e6
         while True:
-            batches = self._batches(self._arrived(max(deadline - time.monotonic(), 0.0), max_rows or self._max_rows))
+            batches = self._batches(
+                self._arrived(max(deadline - time.monotonic(), 0.0), max_rows or self._max_rows)
+            )
             if batches or time.monotonic() >= deadline:
                 return batches
 
@@ -132,7 +164,9 @@ class KafkaConsumer(Consumer):
         return arrived
 
     def _batches(self, messages: Sequence[Message]) -> list[pa.RecordBatch]:
-        """Rows first: an end that was reported behind them moves the position beyond them. An error waits for a poll of its own."""
+        """Rows first: an end that was reported behind them moves the position beyond them. An error
+        waits for a poll of its own.
+        """
         by_place: dict[Place, list[Message]] = {}
         events: list[Message] = []
         for message in messages:
@@ -140,7 +174,11 @@ class KafkaConsumer(Consumer):
                 by_place.setdefault(_place(message), []).append(message)
             else:
                 events.append(message)
-        batches = [self._rows(place, records) for place, records in sorted(by_place.items()) if place in self._positions]
+        batches = [
+            self._rows(place, records)
+            for place, records in sorted(by_place.items())
+            if place in self._positions
+        ]
         batches = [batch for batch in batches if batch.num_rows]
         for number, event in enumerate(events):
             if batches and not _is_end(event):
@@ -151,10 +189,16 @@ class KafkaConsumer(Consumer):
 
     def _rows(self, place: Place, records: list[Message]) -> pa.RecordBatch:
         position = self._positions[place]
-        wanted = [record for record in records if (record.offset() or 0) >= position]  # after a seek, older ones may still be on their way
+        wanted = [
+            record for record in records if (record.offset() or 0) >= position
+        ]  # after a seek, older ones may still be on their way
         if wanted:
             self._positions[place] = (wanted[-1].offset() or 0) + 1
-        return self._readers[place[0]].rows(wanted).replace_schema_metadata({TOPIC_METADATA: place[0].encode()})
+        return (
+            self._readers[place[0]]
+            .rows(wanted)
+            .replace_schema_metadata({TOPIC_METADATA: place[0].encode()})
+        )
 
     def _take_event(self, message: Message) -> None:
         """The end of a partition, or an offset that is gone."""
@@ -174,11 +218,15 @@ class KafkaConsumer(Consumer):
         """Retention was faster than this group."""
         if self._on_lost == "raise":
             raise lost
-        self._move((lost.topic, lost.partition), lost.earliest if self._on_lost == "earliest" else lost.end)
+        self._move(
+            (lost.topic, lost.partition), lost.earliest if self._on_lost == "earliest" else lost.end
+        )
 
     def _check_open(self) -> None:
         if self._closed:
-            raise InputError("This consumer was closed.", fix="open another one with log.consumer(...).")
+            raise InputError(
+                "This consumer was closed.", fix="open another one with log.consumer(...)."
+            )
 
     # Positions
 
@@ -186,7 +234,9 @@ class KafkaConsumer(Consumer):
         offsets: dict[str, dict[int, int]] = {}
         for (topic, partition), offset in sorted(self._positions.items()):
             offsets.setdefault(topic, {})[partition] = offset
-        return Positions(offsets, member=None if self._closed else self._client.memberid(), handle=self)
+        return Positions(
+            offsets, member=None if self._closed else self._client.memberid(), handle=self
+        )
 
     def metadata(self, positions: Mapping[str, Mapping[int, int]]) -> Any:
         """For a transaction that commits positions of ours: what the group's coordinator checks."""
@@ -197,7 +247,11 @@ class KafkaConsumer(Consumer):
     def commit(self, positions: Mapping[str, Mapping[int, int]] | None = None) -> None:
         self._check_open()
         wanted = self.positions() if positions is None else positions
-        offsets = [TopicPartition(topic, partition, offset) for topic, parts in wanted.items() for partition, offset in parts.items()]
+        offsets = [
+            TopicPartition(topic, partition, offset)
+            for topic, parts in wanted.items()
+            for partition, offset in parts.items()
+        ]
         deadline = time.monotonic() + SETTLE_SECONDS
         while offsets:
             self._check_owned(wanted)
@@ -209,10 +263,14 @@ class KafkaConsumer(Consumer):
                 return
 
     def _after_failed_commit(self, error: KafkaException, deadline: float) -> None:
-        """In the middle of a sharing-out, wait for its end: then either the partition is still ours or it is not."""
+        """In the middle of a sharing-out, wait for its end: then either the partition is still ours
+        or it is not.
+        """
         if code(error) in LOST_MEMBERSHIP:
             self._positions, self._stash = {}, []
-            raise MemberFenced(f"This consumer is no longer a member of group {self.group!r}.", fix=_FIX_FENCED) from None
+            raise MemberFenced(
+                f"This consumer is no longer a member of group {self.group!r}.", fix=_FIX_FENCED
+            ) from None
         if code(error) != KafkaError.REBALANCE_IN_PROGRESS or time.monotonic() > deadline:
             raise translated(error, f"commit positions of group {self.group!r}") from error
         self._serve(0.05)
@@ -221,14 +279,23 @@ class KafkaConsumer(Consumer):
         for topic, offsets in positions.items():
             for partition in offsets:
                 if (topic, partition) not in self._positions:
-                    raise MemberFenced(f"This member no longer owns {topic}[{partition}] in group {self.group!r}.", fix=_FIX_FENCED)
+                    raise MemberFenced(
+                        f"This member no longer owns {topic}[{partition}] in group {self.group!r}.",
+                        fix=_FIX_FENCED,
+                    )
 
     def seek(self, partition: int, offset: int, *, topic: str | None = None) -> None:
         self._check_open()
         place = (topic or self.topics[0], partition)
         if place not in self._positions:
-            raise BadPartition(f"This member does not own {place[0]}[{partition}].", fix=f"it owns {sorted(self._positions)}.")
-        start, end = self._connection.broker.earliest([place])[place], self._connection.broker.ends([place])[place]
+            raise BadPartition(
+                f"This member does not own {place[0]}[{partition}].",
+                fix=f"it owns {sorted(self._positions)}.",
+            )
+        start, end = (
+            self._connection.broker.earliest([place])[place],
+            self._connection.broker.ends([place])[place],
+        )
         if not start <= offset <= end:
             raise OffsetOutOfRange(*place, offset, start, end)
         self._move(place, offset)

@@ -63,7 +63,11 @@ LEADER_MOVES = {
     KafkaError.OFFSET_NOT_AVAILABLE,
 }
 TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
-NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001
+NO_TOPIC = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+}
 NO_GROUP = {KafkaError.GROUP_ID_NOT_FOUND, KafkaError.COORDINATOR_NOT_AVAILABLE}
 
 
@@ -78,18 +82,32 @@ def code(error: KafkaException) -> int:
 
 
 def translated(error: KafkaException, what: str) -> HeadraceError:
-    """An error of ours for one of Kafka's. `what` is what was being done: "create the topic 'orders'"."""
+    """An error of ours for one of Kafka's. `what` is what was being done: "create the topic
+    'orders'".
+    """
     inner = cause(error)
     number, text = inner.code(), f"Kafka could not {what}: {inner.str()}"
     if number in UNREACHABLE:
-        return RetryError(f"{text}.", fix="check that the brokers are up and can be reached, and try again.")
+        return RetryError(
+            f"{text}.", fix="check that the brokers are up and can be reached, and try again."
+        )
     if number in NOT_ALLOWED:
-        return ConfigurationError(f"{text}.", fix="check the user, its rights (ACLs) and the security options.")
+        return ConfigurationError(
+            f"{text}.", fix="check the user, its rights (ACLs) and the security options."
+        )
     if number in TOO_LARGE:
-        return InputError(f"{text}.", fix="store less in one row or note, or raise message.max.bytes here and max.message.bytes of the topic.")
+        return InputError(
+            f"{text}.",
+            fix=(
+                "store less in one row or note, or raise message.max.bytes here and"
+                " max.message.bytes of the topic."
+            ),
+        )
     if number in BAD_CONFIG:
         return ConfigurationError(f"{text}.", fix="change the setting that it names.")
-    return RetryError(f"{text} ({inner.name()}).", fix="try again; if it stays, look into the brokers' logs.")
+    return RetryError(
+        f"{text} ({inner.name()}).", fix="try again; if it stays, look into the brokers' logs."
+    )
 
 
 @contextmanager

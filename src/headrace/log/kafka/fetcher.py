@@ -1,7 +1,9 @@
-"""Reading a partition from one offset to another: what `read`, the compacted topics of our own and `verify` are made of.
+"""Reading a partition from one offset to another: what `read`, the compacted topics of our own and
+`verify` are made of.
 
-A read stops at a position, not at a count: markers of transactions take offsets and are never delivered. So does it end with the first record at or behind
-the stop, or when the client reports that it has come to the end there.
+A read stops at a position, not at a count: markers of transactions take offsets and are never
+delivered. So does it end with the first record at or behind the stop, or when the client reports
+that it has come to the end there.
 """
 
 from __future__ import annotations
@@ -39,11 +41,18 @@ class Fetcher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def records(self, topic: str, partition: int, start: int, stop: int) -> Iterator[list[Message]]:
-        """The records from `start` up to `stop`, in lists of bounded length. `stop` must not be beyond the end of what is committed."""
+        """The records from `start` up to `stop`, in lists of bounded length. `stop` must not be
+        beyond the end of what is committed.
+        """
         if start >= stop:
             return
         self._meet(topic)
@@ -55,7 +64,10 @@ class Fetcher:
                 if arrived:
                     heard = time.monotonic()
                 elif time.monotonic() - heard > SILENCE_SECONDS:
-                    raise RetryError(f"Kafka sends nothing from {topic}[{partition}] at offset {position}.", fix="check the brokers, and try again.")
+                    raise RetryError(
+                        f"Kafka sends nothing from {topic}[{partition}] at offset {position}.",
+                        fix="check the brokers, and try again.",
+                    )
                 position, rows = self._sorted_out(arrived, position, stop)
                 if rows:
                     yield rows
@@ -63,7 +75,9 @@ class Fetcher:
             self._consumer.unassign()
 
     def _meet(self, topic: str) -> None:
-        """A client that reads already takes a second to find the leaders of a topic that is new to it, unless it is asked for them; a fresh one does not."""
+        """A client that reads already takes a second to find the leaders of a topic that is new to
+        it, unless it is asked for them; a fresh one does not.
+        """
         if self._known and topic not in self._known:
             with doing(f"look up the topic {topic!r}"):
                 self._consumer.list_topics(topic, timeout=SILENCE_SECONDS)
@@ -77,8 +91,12 @@ class Fetcher:
             return []
         return [first, *self._consumer.consume(BATCH_RECORDS - 1, 0)]
 
-    def _sorted_out(self, arrived: list[Message], position: int, stop: int) -> tuple[int, list[Message]]:
-        """The position after these, and those of them that are records before the stop. Usually all are, which is seen at once."""
+    def _sorted_out(
+        self, arrived: list[Message], position: int, stop: int
+    ) -> tuple[int, list[Message]]:
+        """The position after these, and those of them that are records before the stop. Usually all
+        are, which is seen at once.
+        """
         last = arrived[-1].offset() if arrived else None
         if last is not None and last < stop and all(message.error() is None for message in arrived):
             return last + 1, arrived
@@ -98,7 +116,9 @@ class Fetcher:
 
 
 class Fetchers:
-    """Readers kept open between reads, since opening one costs more than many a read. Safe for several threads."""
+    """Readers kept open between reads, since opening one costs more than many a read. Safe for
+    several threads.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -137,7 +157,10 @@ class Fetchers:
 def raise_for(message: Message, error: KafkaError, position: int) -> None:
     """An error in the place of a record."""
     topic, partition = message.topic() or "", message.partition()
-    if error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE} and partition is not None:  # noqa: SLF001
+    if (
+        error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001
+        and partition is not None
+    ):
         raise OffsetLost(topic, partition, position)
     if not error.retriable():
         with doing(f"read {topic}"):
@@ -145,7 +168,9 @@ def raise_for(message: Message, error: KafkaError, position: int) -> None:
 
 
 class OffsetLost(Exception):
-    """An offset that the broker no longer has, or does not have yet. Turned into OffsetOutOfRange by whoever knows the bounds."""
+    """An offset that the broker no longer has, or does not have yet. Turned into OffsetOutOfRange
+    by whoever knows the bounds.
+    """
 
     def __init__(self, topic: str, partition: int, offset: int) -> None:
         super().__init__(f"{topic}[{partition}]@{offset}")

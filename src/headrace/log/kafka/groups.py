@@ -1,4 +1,6 @@
-"""Groups seen from outside: which there are, where they stand, how far they are behind, and moving them."""
+"""Groups seen from outside: which there are, where they stand, how far they are behind, and moving
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from headrace.durations import to_time_us
 from headrace.errors import UnknownGroup
 from headrace.log.kafka.cluster import Place
-from headrace.log.kafka.connection import Connection, alter_offsets, committed_offsets, consumer_groups, describe, group_owners, share_groups
+from headrace.log.kafka.connection import (
+    Connection,
+    alter_offsets,
+    committed_offsets,
+    consumer_groups,
+    describe,
+    group_owners,
+    share_groups,
+)
 from headrace.log.kafka.errors import doing
 from headrace.log.partitioning import check_partition
 from headrace.log.topic_config import place_word
@@ -24,7 +34,9 @@ MOST_TIMES_KEPT = 100_000
 LOOK_SECONDS = 5.0
 
 Next = tuple[int, float] | None
-"""The next record at or after an offset: its own offset, and when it was appended. None if only markers follow."""
+"""The next record at or after an offset: its own offset, and when it was appended. None if only
+markers follow.
+"""
 
 
 class Groups:
@@ -39,7 +51,13 @@ class Groups:
 
     def info(self, name: str) -> GroupInfo:
         if name in consumer_groups(self._broker):
-            return GroupInfo(name, "group", -1, self._members(name), committed_offsets(self._broker, [name])[name])
+            return GroupInfo(
+                name,
+                "group",
+                -1,
+                self._members(name),
+                committed_offsets(self._broker, [name])[name],
+            )
         if name in share_groups(self._broker):
             return GroupInfo(name, "queue", -1, (), {})
         raise UnknownGroup(name, self.names())
@@ -48,7 +66,11 @@ class Groups:
         described = describe(self._broker, name)
         return tuple(
             MemberInfo(
-                member.member_id, tuple((place.topic, place.partition) for place in member.assignment.topic_partitions), member.host.lstrip("/")
+                member.member_id,
+                tuple(
+                    (place.topic, place.partition) for place in member.assignment.topic_partitions
+                ),
+                member.host.lstrip("/"),
             )
             for member in (described.members if described else [])
         )
@@ -61,13 +83,18 @@ class Groups:
 
     # Moving
 
-    def reset(self, group: str, topic: str, to: str | int | datetime, partitions: Sequence[int] | None) -> Positions:
+    def reset(
+        self, group: str, topic: str, to: str | int | datetime, partitions: Sequence[int] | None
+    ) -> Positions:
         info = self._connection.topics.info(topic)
         chosen = range(info.partitions) if partitions is None else partitions
         for partition in chosen:
             check_partition(info, partition)
         places = [(topic, partition) for partition in chosen]
-        offsets = {partition: offset for (_, partition), offset in self._targets(places, place_word(to)).items()}
+        offsets = {
+            partition: offset
+            for (_, partition), offset in self._targets(places, place_word(to)).items()
+        }
         alter_offsets(self._broker, group, topic, offsets)
         return Positions({topic: offsets})
 
@@ -90,26 +117,58 @@ class Groups:
         if group is not None and not committed[group] and group not in self.names():
             raise UnknownGroup(group, self.names())
         counts = self._broker.partition_counts()
-        wanted = {name: self._topics_of(name, offsets) & set(counts) for name, offsets in committed.items()}
-        places = [(topic, partition) for topic in sorted(set().union(*wanted.values())) for partition in range(counts[topic])]
+        wanted = {
+            name: self._topics_of(name, offsets) & set(counts)
+            for name, offsets in committed.items()
+        }
+        places = [
+            (topic, partition)
+            for topic in sorted(set().union(*wanted.values()))
+            for partition in range(counts[topic])
+        ]
         starts, ends = self._broker.earliest(places), self._broker.ends(places)
-        standing = [(name, place, committed[name].get(place[0], {}).get(place[1])) for name in names for place in places if place[0] in wanted[name]]
+        standing = [
+            (name, place, committed[name].get(place[0], {}).get(place[1]))
+            for name in names
+            for place in places
+            if place[0] in wanted[name]
+        ]
         following = self._times.following(
-            {(place, _from(offset, starts[place])) for _, place, offset in standing if _from(offset, starts[place]) < ends[place]}
+            {
+                (place, _from(offset, starts[place]))
+                for _, place, offset in standing
+                if _from(offset, starts[place]) < ends[place]
+            }
         )
         now = time.time()
-        return [self._partition_lag(name, place, offset, starts[place], ends[place], following, now) for name, place, offset in standing]
+        return [
+            self._partition_lag(name, place, offset, starts[place], ends[place], following, now)
+            for name, place, offset in standing
+        ]
 
     def _topics_of(self, group: str, committed: Mapping[str, Any]) -> set[str]:
-        """What a group reads: what it committed for, or, before its first commit, what its members have."""
+        """What a group reads: what it committed for, or, before its first commit, what its members
+        have.
+        """
         return set(committed) or {topic for topic, _, _ in group_owners(self._broker, group)}
 
     def _partition_lag(
-        self, group: str, place: Place, offset: int | None, start: int, end: int, following: Mapping[tuple[Place, int], Next], now: float
+        self,
+        group: str,
+        place: Place,
+        offset: int | None,
+        start: int,
+        end: int,
+        following: Mapping[tuple[Place, int], Next],
+        now: float,
     ) -> PartitionLag:
-        """Rows are counted by offsets, so markers of transactions between the next row and the end count too."""
+        """Rows are counted by offsets, so markers of transactions between the next row and the end
+        count too.
+        """
         upcoming = following.get((place, _from(offset, start)))
-        rows, seconds = (0, 0.0) if upcoming is None else (end - upcoming[0], max(0.0, now - upcoming[1]))
+        rows, seconds = (
+            (0, 0.0) if upcoming is None else (end - upcoming[0], max(0.0, now - upcoming[1]))
+        )
         return PartitionLag(group, *place, committed=offset, end=end, rows=rows, seconds=seconds)
 
 
@@ -117,14 +176,23 @@ def _from(offset: int | None, start: int) -> int:
     return start if offset is None else max(offset, start)
 
 
-def since(connection: Connection, places: Sequence[Place], time_us: int, ends: Mapping[Place, int]) -> dict[Place, int]:
-    """The first offset at or after a time, the end if there is none. Kafka's clock has milliseconds."""
+def since(
+    connection: Connection, places: Sequence[Place], time_us: int, ends: Mapping[Place, int]
+) -> dict[Place, int]:
+    """The first offset at or after a time, the end if there is none. Kafka's clock has
+    milliseconds.
+    """
     found = connection.broker.since(places, -(-time_us // 1000))
-    return {place: min(offset, ends[place]) if offset >= 0 else ends[place] for place, offset in found.items()}
+    return {
+        place: min(offset, ends[place]) if offset >= 0 else ends[place]
+        for place, offset in found.items()
+    }
 
 
 class RecordTimes:
-    """When the record at or after an offset was appended. That never changes, so it is looked up once: a lag that is watched costs little."""
+    """When the record at or after an offset was appended. That never changes, so it is looked up
+    once: a lag that is watched costs little.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -133,7 +201,9 @@ class RecordTimes:
 
     def following(self, wanted: Iterable[tuple[Place, int]]) -> dict[tuple[Place, int], Next]:
         with self._guard:
-            found: dict[tuple[Place, int], Next] = {spot: self._known[spot] for spot in wanted if spot in self._known}
+            found: dict[tuple[Place, int], Next] = {
+                spot: self._known[spot] for spot in wanted if spot in self._known
+            }
             missing = [spot for spot in wanted if spot not in found]
             for spot, record in self._look_up(missing).items():
                 found[spot] = record
@@ -144,12 +214,16 @@ class RecordTimes:
         return found
 
     def _look_up(self, spots: Sequence[tuple[Place, int]]) -> dict[tuple[Place, int], Next]:
-        """One record from each spot; as many partitions at once as there are, one spot of each at a time."""
+        """One record from each spot; as many partitions at once as there are, one spot of each at a
+        time.
+        """
         found: dict[tuple[Place, int], Next] = {}
         if not spots:
             return found
         with doing("look at records"):
-            consumer = Consumer(self._connection.cluster.reader() | {"fetch.message.max.bytes": 4096})
+            consumer = Consumer(
+                self._connection.cluster.reader() | {"fetch.message.max.bytes": 4096}
+            )
         try:
             waiting = list(spots)
             while waiting:
@@ -162,7 +236,9 @@ class RecordTimes:
 
 
 def _first_records(consumer: Consumer, turn: Mapping[Place, int]) -> dict[tuple[Place, int], Next]:
-    """The first record of each partition from its offset on. What does not answer in time counts as nothing."""
+    """The first record of each partition from its offset on. What does not answer in time counts as
+    nothing.
+    """
     consumer.assign([TopicPartition(*place, offset) for place, offset in turn.items()])
     found: dict[tuple[Place, int], Next] = {}
     deadline = time.monotonic() + LOOK_SECONDS

@@ -1,4 +1,6 @@
-"""The log on Kafka: the API of `headrace.log.api` over a cluster. Each part has a file of its own; this is where they meet."""
+"""The log on Kafka: the API of `headrace.log.api` over a cluster. Each part has a file of its own;
+this is where they meet.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,31 @@ from headrace.log.kafka.sender import Delivery, send
 from headrace.log.kafka.transaction import KafkaTransaction
 from headrace.log.partitioning import check_partition
 from headrace.log.topic_config import check_name, declared
-from headrace.log.values import Control, Duration, Finding, GroupInfo, Partitioner, PartitionLag, Position, Positions, Staged, TopicInfo, TopicStats
+from headrace.log.values import (
+    Control,
+    Duration,
+    Finding,
+    GroupInfo,
+    Partitioner,
+    PartitionLag,
+    Position,
+    Positions,
+    Staged,
+    TopicInfo,
+    TopicStats,
+)
 
-# Looking after a log on Kafka: reading everything to see whether it can be read, and how much there is. The brokers do the rest.
+# Looking after a log on Kafka: reading everything to see whether it can be read, and how much there
+# is. The brokers do the rest.
 
 
 UNKNOWN = -1
 
 
 def verify(connection: Connection, topics: Sequence[str]) -> list[Finding]:
-    """Every record that cannot be read: its checksum is wrong, or it does not fit the schema. Topics without a schema are left out."""
+    """Every record that cannot be read: its checksum is wrong, or it does not fit the schema.
+    Topics without a schema are left out.
+    """
     findings: list[Finding] = []
     with Fetcher(connection.cluster, {"check.crcs": True}) as fetcher:
         for name in topics:
@@ -56,15 +73,27 @@ def _verify_partition(fetcher: Fetcher, info: TopicInfo, span: Range) -> Iterato
     try:
         for messages in fetcher.records(info.name, partition, start, stop):
             for misfit in to_rows(info, messages).misfits:
-                yield Finding("corrupt", f"{info.name}[{partition}]", UNKNOWN, misfit.reason, info.name, partition, misfit.offset)
+                yield Finding(
+                    "corrupt",
+                    f"{info.name}[{partition}]",
+                    UNKNOWN,
+                    misfit.reason,
+                    info.name,
+                    partition,
+                    misfit.offset,
+                )
     except OffsetLost:
         return  # retention was faster: what is gone needs no checking
     except HeadraceError as error:
-        yield Finding("corrupt", f"{info.name}[{partition}]", UNKNOWN, error.message, info.name, partition)
+        yield Finding(
+            "corrupt", f"{info.name}[{partition}]", UNKNOWN, error.message, info.name, partition
+        )
 
 
 def stats(connection: Connection, topics: Sequence[str]) -> list[TopicStats]:
-    """Sizes. Kafka's client tells neither bytes nor segments (-1), and counts offsets, of which markers of transactions take some."""
+    """Sizes. Kafka's client tells neither bytes nor segments (-1), and counts offsets, of which
+    markers of transactions take some.
+    """
     return [_topic_stats(connection, name) for name in topics]
 
 
@@ -74,7 +103,16 @@ def _topic_stats(connection: Connection, name: str) -> TopicStats:
     starts, ends = connection.broker.earliest(places), connection.broker.ends(places)
     rows = sum(ends[place] - starts[place] for place in places)
     earliest = {partition: starts[name, partition] for partition in range(count)}
-    return TopicStats(name, count, rows, UNKNOWN, UNKNOWN, earliest, {partition: ends[name, partition] for partition in range(count)})
+    return TopicStats(
+        name,
+        count,
+        rows,
+        UNKNOWN,
+        UNKNOWN,
+        earliest,
+        {partition: ends[name, partition] for partition in range(count)},
+    )
+
 
 try:
     import confluent_kafka  # noqa: F401
@@ -83,7 +121,9 @@ except ImportError as error:
 
 
 class KafkaLog(Log):
-    """Options are librdkafka's: `open_log("kafka://host:9093", **{"security.protocol": "SSL"})`. Safe for several threads."""
+    """Options are librdkafka's: `open_log("kafka://host:9093", **{"security.protocol": "SSL"})`.
+    Safe for several threads.
+    """
 
     def __init__(self, address: str, **options: Any) -> None:
         self.address = address
@@ -96,19 +136,53 @@ class KafkaLog(Log):
     # Topics
 
     def create_topic(
-        self, name: str, schema: str, *, key: str | Sequence[str] | None = None, partitions: int = 1, exist_ok: bool = False, **options: Any
+        self,
+        name: str,
+        schema: str,
+        *,
+        key: str | Sequence[str] | None = None,
+        partitions: int = 1,
+        exist_ok: bool = False,
+        **options: Any,
     ) -> TopicInfo:
-        return self._topics.create(declared(name, schema, key, partitions=partitions, is_table=False, options=options), exist_ok=exist_ok)
+        return self._topics.create(
+            declared(name, schema, key, partitions=partitions, is_table=False, options=options),
+            exist_ok=exist_ok,
+        )
 
     def create_table(
-        self, name: str, schema: str, *, primary_key: str | Sequence[str], partitions: int = 1, exist_ok: bool = False, **options: Any
+        self,
+        name: str,
+        schema: str,
+        *,
+        primary_key: str | Sequence[str],
+        partitions: int = 1,
+        exist_ok: bool = False,
+        **options: Any,
     ) -> TopicInfo:
-        return self._topics.create(declared(name, schema, primary_key, partitions=partitions, is_table=True, options=options), exist_ok=exist_ok)
+        return self._topics.create(
+            declared(
+                name, schema, primary_key, partitions=partitions, is_table=True, options=options
+            ),
+            exist_ok=exist_ok,
+        )
 
     def alter_topic(
-        self, name: str, *, add_columns: str | None = None, partitions: int | None = None, allow_moving_keys: bool = False, **settings: Any
+        self,
+        name: str,
+        *,
+        add_columns: str | None = None,
+        partitions: int | None = None,
+        allow_moving_keys: bool = False,
+        **settings: Any,
     ) -> TopicInfo:
-        return self._topics.alter(name, columns=add_columns, partitions=partitions, allow_moving_keys=allow_moving_keys, settings=settings)
+        return self._topics.alter(
+            name,
+            columns=add_columns,
+            partitions=partitions,
+            allow_moving_keys=allow_moving_keys,
+            settings=settings,
+        )
 
     def delete_topic(self, name: str) -> None:
         self._topics.delete(name)
@@ -121,7 +195,9 @@ class KafkaLog(Log):
 
     # Writing
 
-    def producer(self, topic: str, id: str | None = None, *, partitioner: Partitioner | None = None) -> Producer:
+    def producer(
+        self, topic: str, id: str | None = None, *, partitioner: Partitioner | None = None
+    ) -> Producer:
         return KafkaProducer(self._connection, topic, id, partitioner)
 
     def transaction(self, id: str, *, timeout: Duration = "1 minute") -> Transaction:
@@ -144,7 +220,14 @@ class KafkaLog(Log):
         group: str | None = None,
     ) -> Staged:
         info, _ = self._topics.recent(topic)
-        return staging.stage(info, batches, directory, group, partition=partition, max_bytes=self._connection.max_bytes)
+        return staging.stage(
+            info,
+            batches,
+            directory,
+            group,
+            partition=partition,
+            max_bytes=self._connection.max_bytes,
+        )
 
     def discard_staged(self, staged: Staged) -> None:
         staging.discard(staged)
@@ -167,9 +250,19 @@ class KafkaLog(Log):
     ) -> Batches:
         info = self.topic(topic)
         spans = ranges(self._connection, info, partition, start, stop)
-        return KafkaBatches(self._connection, self._letters, info, spans, columns=columns, headers=headers, on_corrupt=on_corrupt)
+        return KafkaBatches(
+            self._connection,
+            self._letters,
+            info,
+            spans,
+            columns=columns,
+            headers=headers,
+            on_corrupt=on_corrupt,
+        )
 
-    def read_control(self, topic: str, partition: int, start: int | None = None, stop: int | None = None) -> list[Control]:
+    def read_control(
+        self, topic: str, partition: int, start: int | None = None, stop: int | None = None
+    ) -> list[Control]:
         (span,) = ranges(self._connection, self.topic(topic), partition, start, stop)
         return controls(self._connection, topic, span)
 
@@ -177,31 +270,50 @@ class KafkaLog(Log):
         return _by_partition(self._connection.broker.earliest(self._places(topic)))
 
     def whole_from(self, topic: str) -> dict[int, int]:
-        """The broker does not say what it compacted: what is younger than the history to keep is whole, all else may not be."""
+        """The broker does not say what it compacted: what is younger than the history to keep is
+        whole, all else may not be.
+        """
         info, starts = self.topic(topic), self.start_offsets(topic)
         if not info.compact and info.history_us is None:
             return starts
-        whole = self.offsets_at(topic, from_us(time.time_ns() // 1000 - info.history_us)) if info.history_us else self.end_offsets(topic)
+        whole = (
+            self.offsets_at(topic, from_us(time.time_ns() // 1000 - info.history_us))
+            if info.history_us
+            else self.end_offsets(topic)
+        )
         return {partition: max(start, whole[partition]) for partition, start in starts.items()}
 
     def end_offsets(self, topic: str) -> dict[int, int]:
         return _by_partition(self._connection.broker.ends(self._places(topic)))
 
     def snapshot(self, topics: Iterable[str]) -> Positions:
-        """One question to the cluster, but not one moment: a transaction that is just being committed may be cut in two."""
+        """One question to the cluster, but not one moment: a transaction that is just being
+        committed may be cut in two.
+        """
         names = list(topics)
-        ends = self._connection.broker.ends([place for name in names for place in self._recent_places(name)])
-        return Positions({name: _by_partition({place: end for place, end in ends.items() if place[0] == name}) for name in names})
+        ends = self._connection.broker.ends(
+            [place for name in names for place in self._recent_places(name)]
+        )
+        return Positions(
+            {
+                name: _by_partition({place: end for place, end in ends.items() if place[0] == name})
+                for name in names
+            }
+        )
 
     def offsets_at(self, topic: str, time: datetime | str | float) -> dict[int, int]:
         places, time_us = self._recent_places(topic), to_time_us(time)
-        return _by_partition(since(self._connection, places, time_us, self._connection.broker.ends(places)))
+        return _by_partition(
+            since(self._connection, places, time_us, self._connection.broker.ends(places))
+        )
 
     def _places(self, topic: str) -> list[Place]:
         return [(topic, partition) for partition in range(self.topic(topic).partitions)]
 
     def _recent_places(self, topic: str) -> list[Place]:
-        """For what a pipeline asks several times a second. Partitions added within the last seconds may be missing."""
+        """For what a pipeline asks several times a second. Partitions added within the last seconds
+        may be missing.
+        """
         return [(topic, partition) for partition in range(self._topics.recent(topic)[0].partitions)]
 
     # Groups, queues, notes
@@ -242,7 +354,14 @@ class KafkaLog(Log):
     def committed(self, group: str) -> Positions:
         return self._groups.committed(group)
 
-    def reset_group(self, group: str, topic: str, to: str | int | datetime, *, partitions: Sequence[int] | None = None) -> Positions:
+    def reset_group(
+        self,
+        group: str,
+        topic: str,
+        to: str | int | datetime,
+        *,
+        partitions: Sequence[int] | None = None,
+    ) -> Positions:
         check_name(group, what="group")
         return self._groups.reset(group, topic, to, partitions)
 
@@ -263,7 +382,9 @@ class KafkaLog(Log):
     def maintain(self, topic: str | None = None) -> dict[str, Any]:
         if topic is not None:
             self.topic(topic)
-        return {"note": "Nothing to do: on Kafka the brokers apply retention and compaction themselves."}
+        return {
+            "note": "Nothing to do: on Kafka the brokers apply retention and compaction themselves."
+        }
 
     def close(self) -> None:
         if not self._closed:

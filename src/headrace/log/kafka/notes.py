@@ -1,7 +1,9 @@
-"""Small values that are stored in the same transaction as rows: users' notes, the last numbers of idempotent producers, the tokens of transactions.
+"""Small values that are stored in the same transaction as rows: users' notes, the last numbers of
+idempotent producers, the tokens of transactions.
 
-They live in a compacted topic. Notes of users share partition 0, whose order makes compare-and-set possible (see `Notes.await_turn`); the entries of
-producers are spread over the others, so that one that died in the middle of an append holds up few.
+They live in a compacted topic. Notes of users share partition 0, whose order makes compare-and-set
+possible (see `Notes.await_turn`); the entries of producers are spread over the others, so that one
+that died in the middle of an append holds up few.
 """
 
 from __future__ import annotations
@@ -20,13 +22,20 @@ from headrace.log.kafka.errors import code, doing
 from headrace.log.kafka.sender import Record
 from headrace.log.values import OffsetRange
 
-# The newest value of every key of a compacted topic of our own: where topics are described (`topics.py`) and notes are kept (`notes.py`).
+# The newest value of every key of a compacted topic of our own: where topics are described
+# (`topics.py`) and notes are kept (`notes.py`).
 #
-# Each partition is read when it is asked for, from where the last look ended, up to everything that was written by then.
+# Each partition is read when it is asked for, from where the last look ended, up to everything that
+# was written by then.
 
 
 PENDING_SECONDS = 90.0
-SETTINGS = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", "segment.ms": str(24 * 3600 * 1000), "compression.type": "producer"}
+SETTINGS = {
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": "0.1",
+    "segment.ms": str(24 * 3600 * 1000),
+    "compression.type": "producer",
+}
 
 
 class CompactedPartition:
@@ -39,7 +48,9 @@ class CompactedPartition:
         self._values: dict[bytes, bytes] = {}
 
     def values(self) -> dict[bytes, bytes]:
-        """All that is committed. Waits for transactions that were writing here when it was called: one of them may have committed already."""
+        """All that is committed. Waits for transactions that were writing here when it was called:
+        one of them may have committed already.
+        """
         self._await_pending()
         with self._guard:
             return dict(self._values)
@@ -51,17 +62,24 @@ class CompactedPartition:
             return self._values.get(key)
 
     def get_before(self, key: bytes, end: int) -> bytes | None:
-        """The value of a key as of an offset up to which everything is decided. Does not wait for transactions behind it."""
+        """The value of a key as of an offset up to which everything is decided. Does not wait for
+        transactions behind it.
+        """
         self._read_to(end)
         with self._guard:
             return self._values.get(key)
 
     def _await_pending(self) -> None:
-        """Outside the lock: one of the transactions waited for may be ours, in another thread, about to look at a value itself."""
+        """Outside the lock: one of the transactions waited for may be ours, in another thread,
+        about to look at a value itself.
+        """
         end = self._broker.high_watermarks([self._place])[self._place]
-        if end > self._position and not self._broker.await_ends({self._place: end}, PENDING_SECONDS):
+        if end > self._position and not self._broker.await_ends(
+            {self._place: end}, PENDING_SECONDS
+        ):
             raise RetryError(
-                f"A transaction that writes to {self._place[0]} has been open for {PENDING_SECONDS:.0f} seconds.",
+                f"A transaction that writes to {self._place[0]} has been open for"
+                f" {PENDING_SECONDS:.0f} seconds.",
                 fix="wait until it ends or times out, and try again.",
             )
         self._read_to(end)
@@ -102,6 +120,7 @@ def ensure_topic(broker: Broker, topic: str, partitions: int) -> int:
                 raise
     return broker.partitions(topic) or partitions
 
+
 NOTES_TOPIC = "__headrace.notes"
 PARTITIONS = 8
 VERSION = 1
@@ -110,27 +129,39 @@ RECENT_SEQUENCES = 8
 
 @dataclass
 class Ledger:
-    """What is remembered of an idempotent producer: the last numbers it stored, and where those rows went."""
+    """What is remembered of an idempotent producer: the last numbers it stored, and where those
+    rows went.
+    """
 
     epoch: int = 0
     last: int = -1
     recent: list[tuple[int, dict[int, OffsetRange]]] = field(default_factory=list)
 
     def with_append(self, sequence: int, places: dict[int, OffsetRange]) -> Ledger:
-        return Ledger(self.epoch, sequence, [*self.recent[1 - RECENT_SEQUENCES :], (sequence, places)])
+        return Ledger(
+            self.epoch, sequence, [*self.recent[1 - RECENT_SEQUENCES :], (sequence, places)]
+        )
 
     def place_of(self, sequence: int) -> dict[int, OffsetRange]:
         """Where the rows of a number went; nothing if that was too long ago."""
         return next((places for number, places in self.recent if number == sequence), {})
 
     def dump(self) -> bytes:
-        recent = [[number, {str(p): [span.start, span.stop] for p, span in places.items()}] for number, places in self.recent]
-        return json.dumps({"version": VERSION, "epoch": self.epoch, "last": self.last, "recent": recent}).encode()
+        recent = [
+            [number, {str(p): [span.start, span.stop] for p, span in places.items()}]
+            for number, places in self.recent
+        ]
+        return json.dumps(
+            {"version": VERSION, "epoch": self.epoch, "last": self.last, "recent": recent}
+        ).encode()
 
     @classmethod
     def load(cls, value: bytes) -> Ledger:
         stored = _load(value)
-        recent = [(number, {int(p): OffsetRange(*span) for p, span in places.items()}) for number, places in stored["recent"]]
+        recent = [
+            (number, {int(p): OffsetRange(*span) for p, span in places.items()})
+            for number, places in stored["recent"]
+        ]
         return cls(stored["epoch"], stored["last"], recent)
 
 
@@ -147,7 +178,9 @@ class Notes:
         with self._guard:
             if not self._partitions:
                 count = ensure_topic(self._broker, NOTES_TOPIC, PARTITIONS)
-                self._partitions = [CompactedPartition(self._broker, NOTES_TOPIC, number) for number in range(count)]
+                self._partitions = [
+                    CompactedPartition(self._broker, NOTES_TOPIC, number) for number in range(count)
+                ]
 
     # Users' notes
 
@@ -157,16 +190,25 @@ class Notes:
         return None if value is None else _load(value)["value"]
 
     def note_record(self, name: str, value: str | None) -> Record:
-        stored = None if value is None else json.dumps({"version": VERSION, "value": value}, ensure_ascii=False).encode()
+        stored = (
+            None
+            if value is None
+            else json.dumps({"version": VERSION, "value": value}, ensure_ascii=False).encode()
+        )
         return Record(NOTES_TOPIC, 0, _note_key(name), stored)
 
     def await_turn(self, first: int) -> None:
-        """Wait until every transaction that wrote a note before offset `first`, where ours begins, is decided.
+        """Wait until every transaction that wrote a note before offset `first`, where ours begins,
+        is decided.
 
-        Those after us wait for us in the same way, so between this and our commit nobody else's notes change: what is read now is what we replace.
+        Those after us wait for us in the same way, so between this and our commit nobody else's
+        notes change: what is read now is what we replace.
         """
         if not self._broker.await_ends({(NOTES_TOPIC, 0): first}, PENDING_SECONDS):
-            raise RetryError("Another transaction that sets notes has been open for too long.", fix="wait until it ends or times out, and try again.")
+            raise RetryError(
+                "Another transaction that sets notes has been open for too long.",
+                fix="wait until it ends or times out, and try again.",
+            )
 
     def committed_before(self, name: str, first: int) -> str | None:
         """A note's value as of offset `first`; to be called after `await_turn`."""
@@ -196,7 +238,12 @@ class Notes:
 
     def outcome_record(self, transaction_id: str, token: str) -> Record:
         key = _outcome_key(transaction_id)
-        return Record(NOTES_TOPIC, self._ledger_partition(key), key, json.dumps({"version": VERSION, "token": token}).encode())
+        return Record(
+            NOTES_TOPIC,
+            self._ledger_partition(key),
+            key,
+            json.dumps({"version": VERSION, "token": token}).encode(),
+        )
 
     def _ledger_partition(self, key: bytes) -> int:
         spread = len(self._partitions) - 1
@@ -220,7 +267,12 @@ def _load(value: bytes) -> dict[str, Any]:
         stored: dict[str, Any] = json.loads(value)
         version = stored["version"]
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptionError(f"A note in {NOTES_TOPIC} cannot be read: {error!r}.", fix="set it again.") from error
+        raise CorruptionError(
+            f"A note in {NOTES_TOPIC} cannot be read: {error!r}.", fix="set it again."
+        ) from error
     if version > VERSION:
-        raise NewerFormat(f"A note was written by a newer Headrace (format {version}, this one reads {VERSION}).", fix="upgrade headrace.")
+        raise NewerFormat(
+            f"A note was written by a newer Headrace (format {version}, this one reads {VERSION}).",
+            fix="upgrade headrace.",
+        )
     return stored

@@ -1,4 +1,6 @@
-"""Records on their way to the brokers: what is sent, and where it went. Producers, transactions and our own topics send with this."""
+"""Records on their way to the brokers: what is sent, and where it went. Producers, transactions and
+our own topics send with this.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Record(NamedTuple):
 
 
 class Delivery:
-    """Collects what became of records: the offsets they got, or the first error. Reports may come in any thread that polls the producer."""
+    """Collects what became of records: the offsets they got, or the first error. Reports may come
+    in any thread that polls the producer.
+    """
 
     def __init__(self) -> None:
         self.error: KafkaError | None = None
@@ -56,7 +60,9 @@ class Delivery:
             span[1] = max(span[1], offset)
 
     def ranges(self) -> dict[str, dict[int, OffsetRange]]:
-        """For each topic and partition, from the first offset to behind the last. Records of others may lie between."""
+        """For each topic and partition, from the first offset to behind the last. Records of others
+        may lie between.
+        """
         ranges: dict[str, dict[int, OffsetRange]] = {}
         for (topic, partition), (first, last) in sorted(self._spans.items()):
             ranges.setdefault(topic or "", {})[partition or 0] = OffsetRange(first, last + 1)
@@ -85,7 +91,9 @@ class Block(NamedTuple):
 
 def blocks(records: Iterable[Record]) -> list[Block]:
     """The same records, partition by partition."""
-    found: dict[tuple[str, int], tuple[list[bytes | None], list[bytes | None], list[RecordHeaders | None]]] = {}
+    found: dict[
+        tuple[str, int], tuple[list[bytes | None], list[bytes | None], list[RecordHeaders | None]]
+    ] = {}
     for topic, partition, key, value, headers in records:
         block = found.get((topic, partition)) or found.setdefault((topic, partition), ([], [], []))
         block[0].append(key)
@@ -97,8 +105,9 @@ def blocks(records: Iterable[Record]) -> list[Block]:
 def send_in_transaction(producer: Producer, sent: Iterable[Block], delivery: Delivery) -> None:
     """Send records, and wait until they are acknowledged. Raises KafkaException if one was not.
 
-    Only the first and the last of a block are reported, since a report costs four times as much as the sending itself. That is enough: a partition's records are
-    stored in order, and a transaction with a record that was not stored cannot be committed.
+    Only the first and the last of a block are reported, since a report costs four times as much as
+    the sending itself. That is enough: a partition's records are stored in order, and a transaction
+    with a record that was not stored cannot be committed.
     """
     for block in sent:
         _hand_over(producer, block, delivery)
@@ -108,8 +117,18 @@ def send_in_transaction(producer: Producer, sent: Iterable[Block], delivery: Del
 def _hand_over(producer: Producer, block: Block, delivery: Delivery) -> None:
     reported = {0, len(block.values) - 1}
     delivery.sent += len(reported)
-    for number, (key, value, headers) in enumerate(zip(block.keys, block.values, block.headers, strict=True)):
-        _produce(producer, block.topic, block.partition, key, value, headers, delivery if number in reported else None)
+    for number, (key, value, headers) in enumerate(
+        zip(block.keys, block.values, block.headers, strict=True)
+    ):
+        _produce(
+            producer,
+            block.topic,
+            block.partition,
+            key,
+            value,
+            headers,
+            delivery if number in reported else None,
+        )
         if number % _SERVED_EVERY == 0:
             producer.poll(0)
 
@@ -117,11 +136,15 @@ def _hand_over(producer: Producer, block: Block, delivery: Delivery) -> None:
 def _await_reports(producer: Producer, delivery: Delivery) -> None:
     deadline = time.monotonic() + FLUSH_SECONDS
     while not delivery.is_complete and time.monotonic() < deadline:
-        producer.poll(0.1)  # not flush(): it goes on calling back after a fatal error, which Python cannot bear
+        producer.poll(
+            0.1
+        )  # not flush(): it goes on calling back after a fatal error, which Python cannot bear
     if delivery.error is not None:
         raise KafkaException(delivery.error)
     if not delivery.is_complete:
-        raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT, "the brokers did not acknowledge in time"))  # noqa: SLF001
+        raise KafkaException(
+            KafkaError(KafkaError._MSG_TIMED_OUT, "the brokers did not acknowledge in time")  # noqa: SLF001
+        )
 
 
 def _produce(
@@ -136,7 +159,9 @@ def _produce(
     while True:
         try:
             if headers:
-                producer.produce(topic, value, key, partition, on_delivery=delivery, headers=headers)
+                producer.produce(
+                    topic, value, key, partition, on_delivery=delivery, headers=headers
+                )
             elif delivery is not None:
                 producer.produce(topic, value, key, partition, on_delivery=delivery)
             else:
@@ -150,10 +175,14 @@ def _produce(
 # Transactions of Kafka's
 
 
-def open_transactional(cluster: Cluster, transactional_id: str, timeout_ms: int = TRANSACTION_TIMEOUT_MS) -> Producer:
-    """A transactional producer. Whoever used the id before is fenced from now on, and what it left open is rolled back.
+def open_transactional(
+    cluster: Cluster, transactional_id: str, timeout_ms: int = TRANSACTION_TIMEOUT_MS
+) -> Producer:
+    """A transactional producer. Whoever used the id before is fenced from now on, and what it left
+    open is rolled back.
 
-    It is let go of, never closed: `close()` would try to roll back, and warns where a fenced client cannot.
+    It is let go of, never closed: `close()` would try to roll back, and warns where a fenced client
+    cannot.
     """
     with doing("open a transactional producer"):
         producer = Producer(cluster.transactional(transactional_id, timeout_ms))
@@ -166,7 +195,9 @@ def open_transactional(cluster: Cluster, transactional_id: str, timeout_ms: int 
 
 @contextmanager
 def fenced_as(error_class: type[FencedError], message: str, fix: str, what: str) -> Iterator[None]:
-    """Turn Kafka's word that a newer owner exists into one of ours, and any other of its errors too."""
+    """Turn Kafka's word that a newer owner exists into one of ours, and any other of its errors
+    too.
+    """
     try:
         yield
     except KafkaException as error:
@@ -176,9 +207,11 @@ def fenced_as(error_class: type[FencedError], message: str, fix: str, what: str)
 
 
 def roll_back(producer: Producer, reason: KafkaException) -> KafkaException:
-    """Abort because of an error; returns the error to raise: that the client was fenced outweighs what followed from it.
+    """Abort because of an error; returns the error to raise: that the client was fenced outweighs
+    what followed from it.
 
-    If aborting fails, the coordinator rolls back when the transaction's time is up or its id is used again.
+    If aborting fails, the coordinator rolls back when the transaction's time is up or its id is
+    used again.
     """
     try:
         producer.abort_transaction(ANSWER_SECONDS)

@@ -1,7 +1,9 @@
-"""Rows put aside for a transaction of another process: one Arrow file per partition, on storage that both can see.
+"""Rows put aside for a transaction of another process: one Arrow file per partition, on storage
+that both can see.
 
-Kafka has no place for rows that nobody may see yet, so a task of Spark writes them to a file, durably, and the driver's transaction sends them. The file has
-records, keys and values as Kafka gets them: many tasks make them at once, and the one driver only passes them on.
+Kafka has no place for rows that nobody may see yet, so a task of Spark writes them to a file,
+durably, and the driver's transaction sends them. The file has records, keys and values as Kafka
+gets them: many tasks make them at once, and the one driver only passes them on.
 """
 
 from __future__ import annotations
@@ -31,9 +33,18 @@ MOST_ROWS_A_PART = 50_000
 
 
 class StagingWriter:
-    """Writes batches of one topic into one file per partition; each file begins with its format's version."""
+    """Writes batches of one topic into one file per partition; each file begins with its format's
+    version.
+    """
 
-    def __init__(self, info: TopicInfo, directory: str | None, group: str | None, partition: int | None, max_bytes: int) -> None:
+    def __init__(
+        self,
+        info: TopicInfo,
+        directory: str | None,
+        group: str | None,
+        partition: int | None,
+        max_bytes: int,
+    ) -> None:
         self._info, self._partition, self._max_bytes = info, partition, max_bytes
         self._directory = _group_directory(group, directory) / uuid.uuid4().hex
         self._chooser = Chooser()
@@ -53,7 +64,8 @@ class StagingWriter:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LogUnavailable(
-                f"Rows cannot be staged in {self._directory}: {error.strerror}.", fix="name a directory that can be written."
+                f"Rows cannot be staged in {self._directory}: {error.strerror}.",
+                fix="name a directory that can be written.",
             ) from None
         path = self._directory / f"{self._info.name}.{number}.arrow"
         return path, pa.ipc.new_file(path, schema.with_metadata({FORMAT_KEY: FORMAT})), 0
@@ -71,7 +83,13 @@ class StagingWriter:
         """Remove what was written: nobody will adopt it."""
         for _, writer, _ in self._files.values():
             writer.close()
-        discard(Staged(self._info.name, {number: (str(path), rows) for number, (path, _, rows) in self._files.items()}, 0))
+        discard(
+            Staged(
+                self._info.name,
+                {number: (str(path), rows) for number, (path, _, rows) in self._files.items()},
+                0,
+            )
+        )
 
 
 def _sync(path: Path) -> None:
@@ -121,7 +139,8 @@ def check_staged(staged: Staged) -> None:
     for file, _ in staged.partitions.values():
         if not Path(file).exists():
             raise TransactionTimedOut(
-                f"Rows that were staged in {file} are gone.", fix="run the batch again; stage on storage that all machines share."
+                f"Rows that were staged in {file} are gone.",
+                fix="run the batch again; stage on storage that all machines share.",
             )
 
 
@@ -137,7 +156,10 @@ def staged_blocks(staged: Staged) -> Iterator[Block]:
 
 def _check_format(file: str, metadata: Mapping[bytes, bytes]) -> None:
     if metadata.get(FORMAT_KEY) != FORMAT:
-        raise NewerFormat(f"{file} is not a staged file that this version reads.", fix="use one version of headrace on all machines.")
+        raise NewerFormat(
+            f"{file} is not a staged file that this version reads.",
+            fix="use one version of headrace on all machines.",
+        )
 
 
 def discard(staged: Staged) -> None:

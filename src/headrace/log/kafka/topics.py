@@ -1,4 +1,5 @@
-"""The topics of a cluster, and what is known about them: schema, key, kind. Kafka knows nothing of these, so they are kept in a compacted topic.
+"""The topics of a cluster, and what is known about them: schema, key, kind. Kafka knows nothing of
+these, so they are kept in a compacted topic.
 
 A topic that somebody else created is listed too; it can be used once it has been given a schema.
 """
@@ -23,17 +24,27 @@ from headrace.log.topic_config import altered, check_same, stored_schema
 from headrace.log.values import TopicInfo
 from headrace.types.schema import parse_schema
 
-# A topic's settings in the two forms that Kafka needs: what is stored beside the topic, and what Kafka calls it.
+# A topic's settings in the two forms that Kafka needs: what is stored beside the topic, and what
+# Kafka calls it.
 
 
 VERSION = 1
 COMPRESSIONS = {"none": "producer", "lz4": "lz4", "zstd": "zstd"}
-_STORED = [each.name for each in fields(TopicInfo) if each.name not in {"name", "schema", "arrow_schema", "partitions", "id"}]
+_STORED = [
+    each.name
+    for each in fields(TopicInfo)
+    if each.name not in {"name", "schema", "arrow_schema", "partitions", "id"}
+]
 
 
 def dump(info: TopicInfo, uid: str) -> bytes:
     """What is stored about a topic. `uid` tells it from an earlier topic of the same name."""
-    stored = {"version": VERSION, "uid": uid, "ddl": info.schema, **{name: getattr(info, name) for name in _STORED}}
+    stored = {
+        "version": VERSION,
+        "uid": uid,
+        "ddl": info.schema,
+        **{name: getattr(info, name) for name in _STORED},
+    }
     return json.dumps(stored, ensure_ascii=False).encode()
 
 
@@ -44,20 +55,36 @@ def load(name: str, value: bytes, partitions: int) -> tuple[TopicInfo, str]:
         version, uid = stored["version"], stored["uid"]
         if version > VERSION:
             raise NewerFormat(
-                f"The topic {name!r} was described by a newer Headrace (format {version}, this one reads {VERSION}).", fix="upgrade headrace."
+                f"The topic {name!r} was described by a newer Headrace (format {version}, this one"
+                f" reads {VERSION}).",
+                fix="upgrade headrace.",
             )
         columns, key = parse_schema(stored["ddl"]), tuple(stored["key"])
         rest = {field: stored[field] for field in _STORED if field != "key"}
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptionError(
-            f"What is stored about the topic {name!r} cannot be read: {error!r}.", fix="declare it again: create_topic(..., exist_ok=True)."
+            f"What is stored about the topic {name!r} cannot be read: {error!r}.",
+            fix="declare it again: create_topic(..., exist_ok=True).",
         ) from error
     schema = stored_schema(columns, key, is_table=rest["is_table"])
-    return TopicInfo(name=name, schema=stored["ddl"], arrow_schema=schema, key=key, partitions=partitions, id=uid, **rest), uid
+    return (
+        TopicInfo(
+            name=name,
+            schema=stored["ddl"],
+            arrow_schema=schema,
+            key=key,
+            partitions=partitions,
+            id=uid,
+            **rest,
+        ),
+        uid,
+    )
 
 
 def kafka_config(info: TopicInfo) -> dict[str, str]:
-    """The same in Kafka's words. Rows are stamped when they are appended, as the embedded log does; `retention_bytes` is for each partition."""
+    """The same in Kafka's words. Rows are stamped when they are appended, as the embedded log does;
+    `retention_bytes` is for each partition.
+    """
     compact = info.compact or info.history_us is not None
     bounded = info.retention_us is not None or info.retention_bytes is not None
     return {
@@ -75,6 +102,7 @@ def kafka_config(info: TopicInfo) -> dict[str, str]:
 
 def _ms(us: int | None) -> str:
     return "-1" if us is None else str(us // 1000)
+
 
 TOPICS_TOPIC = "__headrace.topics"
 OURS = "__headrace."
@@ -97,12 +125,18 @@ class TopicStore:
     # Looking
 
     def names(self) -> list[str]:
-        """What a user created, and what others did; without the internals of Kafka and of this log."""
+        """What a user created, and what others did; without the internals of Kafka and of this
+        log.
+        """
         described = self._descriptions()
-        return sorted(name for name in self._broker.partition_counts() if self._is_shown(name, described))
+        return sorted(
+            name for name in self._broker.partition_counts() if self._is_shown(name, described)
+        )
 
     def _is_shown(self, name: str, described: dict[bytes, bytes]) -> bool:
-        return not name.startswith(OURS) and (not name.startswith("__") or name.encode() in described)
+        return not name.startswith(OURS) and (
+            not name.startswith("__") or name.encode() in described
+        )
 
     def _descriptions(self) -> dict[bytes, bytes]:
         return self._stored.values() if self._is_prepared() else {}
@@ -144,7 +178,9 @@ class TopicStore:
     # Changing
 
     def create(self, info: TopicInfo, *, exist_ok: bool) -> TopicInfo:
-        """1. create the topic in Kafka, which decides between two creators; 2. describe it. A crash between the two leaves a topic without a schema."""
+        """1. create the topic in Kafka, which decides between two creators; 2. describe it. A crash
+        between the two leaves a topic without a schema.
+        """
         try:
             self._broker.create(info.name, info.partitions, kafka_config(info))
         except KafkaException as error:
@@ -172,10 +208,26 @@ class TopicStore:
         with self._guard:
             self._recent.pop(name, None)
 
-    def alter(self, name: str, *, columns: str | None, partitions: int | None, allow_moving_keys: bool, settings: dict[str, Any]) -> TopicInfo:
-        """1. check everything; 2. change Kafka's settings and partitions; 3. store the new description."""
+    def alter(
+        self,
+        name: str,
+        *,
+        columns: str | None,
+        partitions: int | None,
+        allow_moving_keys: bool,
+        settings: dict[str, Any],
+    ) -> TopicInfo:
+        """1. check everything; 2. change Kafka's settings and partitions; 3. store the new
+        description.
+        """
         info, uid = self.described(name)
-        changed = altered(info, columns=columns, partitions=partitions, allow_moving_keys=allow_moving_keys, settings=settings)
+        changed = altered(
+            info,
+            columns=columns,
+            partitions=partitions,
+            allow_moving_keys=allow_moving_keys,
+            settings=settings,
+        )
         if settings:
             self._broker.configure_topic(name, kafka_config(changed))
         if changed.partitions > info.partitions:

@@ -1,6 +1,8 @@
-"""The transaction on Kafka. Its rows stay here until the commit, so that readers are held up by an open transaction no longer than the commit takes.
+"""The transaction on Kafka. Its rows stay here until the commit, so that readers are held up by an
+open transaction no longer than the commit takes.
 
-The exception is a large one: beyond a bound its rows are sent before, and readers of those partitions wait for its end.
+The exception is a large one: beyond a bound its rows are sent before, and readers of those
+partitions wait for its end.
 """
 
 from __future__ import annotations
@@ -15,7 +17,16 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from headrace.durations import format_us, to_us
-from headrace.errors import BadRows, HeadraceError, InputError, MemberFenced, NoteConflict, RetryError, TransactionFenced, TransactionTimedOut
+from headrace.errors import (
+    BadRows,
+    HeadraceError,
+    InputError,
+    MemberFenced,
+    NoteConflict,
+    RetryError,
+    TransactionFenced,
+    TransactionTimedOut,
+)
 from headrace.log.api import Transaction
 from headrace.log.kafka.cluster import ANSWER_SECONDS
 from headrace.log.kafka.connection import Connection, await_committed
@@ -23,7 +34,16 @@ from headrace.log.kafka.errors import FENCED, LOST_MEMBERSHIP, cause, code, tran
 from headrace.log.kafka.notes import NOTES_TOPIC
 from headrace.log.kafka.producer import appended, deleted, repeatable, upserted
 from headrace.log.kafka.records import control_record, to_records
-from headrace.log.kafka.sender import Delivery, Record, blocks, commit, open_transactional, roll_back, send, send_in_transaction
+from headrace.log.kafka.sender import (
+    Delivery,
+    Record,
+    blocks,
+    commit,
+    open_transactional,
+    roll_back,
+    send,
+    send_in_transaction,
+)
 from headrace.log.kafka.staging import check_staged, discard, staged_blocks
 from headrace.log.partitioning import Chooser, check_partition
 from headrace.log.topic_config import check_name
@@ -52,7 +72,9 @@ class _Plan:
 
 
 class KafkaTransaction(Transaction):
-    def __init__(self, connection: Connection, id: str, timeout: Duration, *, client: Producer | None = None) -> None:
+    def __init__(
+        self, connection: Connection, id: str, timeout: Duration, *, client: Producer | None = None
+    ) -> None:
         self._connection, self.id = connection, check_name(id, what="transaction id")
         self._timeout, self._timeout_us = timeout, to_us(timeout, what="timeout")
         connection.notes.prepare()
@@ -67,18 +89,36 @@ class KafkaTransaction(Transaction):
         self._open = True
 
     def _opened(self) -> Producer:
-        return open_transactional(self._connection.cluster, f"headrace.transaction.{self.id}", max(self._timeout_us // 1000, SHORTEST_TIMEOUT_MS))
+        return open_transactional(
+            self._connection.cluster,
+            f"headrace.transaction.{self.id}",
+            max(self._timeout_us // 1000, SHORTEST_TIMEOUT_MS),
+        )
 
     def next(self) -> KafkaTransaction:
-        """With the same client, which Kafka refuses once another owner has come; opening one costs as much as many transactions. One that broke is replaced."""
+        """With the same client, which Kafka refuses once another owner has come; opening one costs
+        as much as many transactions. One that broke is replaced.
+        """
         self.abort()
         if self._replaced is not None:
             raise self._replaced
-        return KafkaTransaction(self._connection, self.id, self._timeout, client=self._client if self._is_sound else None)
+        return KafkaTransaction(
+            self._connection,
+            self.id,
+            self._timeout,
+            client=self._client if self._is_sound else None,
+        )
 
     # What is to be done
 
-    def append(self, topic: str, rows: Rows, *, headers: Headers | None = None, partition: int | None = None) -> None:
+    def append(
+        self,
+        topic: str,
+        rows: Rows,
+        *,
+        headers: Headers | None = None,
+        partition: int | None = None,
+    ) -> None:
         kept = repeatable(rows)
         self._keep(topic, lambda info: appended(kept, info, headers), partition)
 
@@ -117,8 +157,12 @@ class KafkaTransaction(Transaction):
         self._check_open()
         return self._connection.topics.recent(topic)[0]
 
-    def _keep(self, topic: str, make: Callable[[TopicInfo], pa.RecordBatch], partition: int | None) -> None:
-        """Rows are checked against the topic as it was lately; before they are refused, as it is now."""
+    def _keep(
+        self, topic: str, make: Callable[[TopicInfo], pa.RecordBatch], partition: int | None
+    ) -> None:
+        """Rows are checked against the topic as it was lately; before they are refused, as it is
+        now.
+        """
         info = self._info(topic)
         try:
             batch = make(info)
@@ -128,7 +172,14 @@ class KafkaTransaction(Transaction):
         self._hold_rows(info, batch, partition)
 
     def _hold_rows(self, info: TopicInfo, batch: pa.RecordBatch, partition: int | None) -> None:
-        self._hold(to_records(info, batch, self._chooser.partitions(info, batch, partition), self._connection.max_bytes))
+        self._hold(
+            to_records(
+                info,
+                batch,
+                self._chooser.partitions(info, batch, partition),
+                self._connection.max_bytes,
+            )
+        )
 
     def _hold(self, records: list[Record]) -> None:
         if self._plan.rows and isinstance(self._plan.rows[-1], list):
@@ -141,21 +192,27 @@ class KafkaTransaction(Transaction):
 
     def _check_open(self) -> None:
         if not self._open:
-            raise InputError(f"The transaction {self.id!r} has ended.", fix="begin another one with log.transaction(...).")
+            raise InputError(
+                f"The transaction {self.id!r} has ended.",
+                fix="begin another one with log.transaction(...).",
+            )
         if time.monotonic() > self._deadline:
             self.abort()
             raise self._timed_out()
 
     def _timed_out(self) -> TransactionTimedOut:
         return TransactionTimedOut(
-            f"The transaction {self.id!r} was open for longer than {format_us(self._timeout_us)}; nothing of it is stored.",
+            f"The transaction {self.id!r} was open for longer than {format_us(self._timeout_us)};"
+            " nothing of it is stored.",
             fix="do less in one transaction, or give it a longer timeout.",
         )
 
     # The end
 
     def commit(self) -> Position:
-        """All or nothing: 1. rows; 2. group offsets; 3. a token that tells later whether it happened; 4. notes, in turn; 5. commit; 6. wait until it shows."""
+        """All or nothing: 1. rows; 2. group offsets; 3. a token that tells later whether it
+        happened; 4. notes, in turn; 5. commit; 6. wait until it shows.
+        """
         self._check_open()
         token = uuid.uuid4().hex
         self._guarded(lambda: self._send_everything(token))
@@ -183,7 +240,9 @@ class KafkaTransaction(Transaction):
         self._plan.rows = []
         self._is_sound = reason is None
         if self._begun:
-            told = roll_back(self._client, reason or KafkaException(KafkaError(KafkaError.NO_ERROR)))
+            told = roll_back(
+                self._client, reason or KafkaException(KafkaError(KafkaError.NO_ERROR))
+            )
             reason = told if reason is not None else None
         return reason
 
@@ -198,18 +257,25 @@ class KafkaTransaction(Transaction):
             raise
 
     def _explained(self, error: KafkaException) -> HeadraceError:
-        """Kafka fences a transaction that timed out just as one with a newer owner; the clock tells them apart."""
+        """Kafka fences a transaction that timed out just as one with a newer owner; the clock tells
+        them apart.
+        """
         if code(error) in FENCED and time.monotonic() > self._deadline:
             return self._timed_out()
         if code(error) in FENCED:
             self._replaced = TransactionFenced(
-                f"The transaction id {self.id!r} has a newer owner; nothing of this one is stored.", fix="stop this owner, or use another id."
+                f"The transaction id {self.id!r} has a newer owner; nothing of this one is stored.",
+                fix="stop this owner, or use another id.",
             )
             return self._replaced
         if code(error) in LOST_MEMBERSHIP:
             return MemberFenced(
-                "The consumer whose positions were to be committed is no longer a member of its group; nothing of the transaction is stored.",
-                fix="poll again: rows since the last commit are delivered to whoever owns the partition now.",
+                "The consumer whose positions were to be committed is no longer a member of its"
+                " group; nothing of the transaction is stored.",
+                fix=(
+                    "poll again: rows since the last commit are delivered to whoever owns the"
+                    " partition now."
+                ),
             )
         return translated(error, f"commit the transaction {self.id!r}")
 
@@ -219,7 +285,11 @@ class KafkaTransaction(Transaction):
             self._begun = True
         rows, self._plan.rows, self._plan.held_bytes = self._plan.rows, [], 0
         for part in rows:
-            send_in_transaction(self._client, staged_blocks(part) if isinstance(part, Staged) else blocks(part), self._delivery)
+            send_in_transaction(
+                self._client,
+                staged_blocks(part) if isinstance(part, Staged) else blocks(part),
+                self._delivery,
+            )
 
     def _send_everything(self, token: str) -> None:
         self._send_held()
@@ -231,16 +301,32 @@ class KafkaTransaction(Transaction):
 
     def _send_offsets(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> None:
         handle: GroupHandle | None = positions.handle if isinstance(positions, Positions) else None
-        metadata = handle.metadata(positions) if handle is not None else self._connection.outsider(group, positions)
-        offsets = [TopicPartition(topic, partition, offset) for topic, parts in positions.items() for partition, offset in parts.items()]
+        metadata = (
+            handle.metadata(positions)
+            if handle is not None
+            else self._connection.outsider(group, positions)
+        )
+        offsets = [
+            TopicPartition(topic, partition, offset)
+            for topic, parts in positions.items()
+            for partition, offset in parts.items()
+        ]
         if offsets:
             self._client.send_offsets_to_transaction(offsets, metadata, ANSWER_SECONDS)
 
     def _send_notes(self) -> None:
-        """Notes that expect a value wait for their turn, look, and go on or give up (see `Notes.await_turn`)."""
+        """Notes that expect a value wait for their turn, look, and go on or give up (see
+        `Notes.await_turn`).
+        """
         notes, delivery = self._connection.notes, Delivery()
-        send(self._client, [notes.note_record(name, value) for name, value, _ in self._plan.notes], delivery)
-        expecting = [(name, expected) for name, _, expected in self._plan.notes if expected is not _ANY]
+        send(
+            self._client,
+            [notes.note_record(name, value) for name, value, _ in self._plan.notes],
+            delivery,
+        )
+        expecting = [
+            (name, expected) for name, _, expected in self._plan.notes if expected is not _ANY
+        ]
         if not expecting:
             return
         first = delivery.ranges()[NOTES_TOPIC][0].start
@@ -251,7 +337,9 @@ class KafkaTransaction(Transaction):
                 raise NoteConflict(name, expected, current)
 
     def _after_failed_commit(self, error: KafkaException, token: str) -> None:
-        """A new owner of the id settles a commit whose outcome is unknown; the token then says what it was."""
+        """A new owner of the id settles a commit whose outcome is unknown; the token then says what
+        it was.
+        """
         self._is_sound = False
         if cause(error).txn_requires_abort():
             error = roll_back(self._client, error)

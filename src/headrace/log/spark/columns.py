@@ -1,7 +1,9 @@
-"""Columns between topics and Spark: a topic's columns as Spark's, and whether a DataFrame's columns fit a topic.
+"""Columns between topics and Spark: a topic's columns as Spark's, and whether a DataFrame's columns
+fit a topic.
 
-Reading: the topic's columns, then `_partition`, `_offset`, `_timestamp`, and `_headers` if asked for. Writing: exactly the topic's columns, in any order;
-a column may be of a smaller type than the topic's (INT into BIGINT), since nothing is lost then.
+Reading: the topic's columns, then `_partition`, `_offset`, `_timestamp`, and `_headers` if asked
+for. Writing: exactly the topic's columns, in any order; a column may be of a smaller type than the
+topic's (INT into BIGINT), since nothing is lost then.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark.sql.types import StructType
 
-from headrace.columnar.columns import CHANGE_TYPE, HEADERS_COLUMN, HEADERS_TYPE, SYSTEM_FIELDS, UPDATE
+from headrace.columnar.columns import (
+    CHANGE_TYPE,
+    HEADERS_COLUMN,
+    HEADERS_TYPE,
+    SYSTEM_FIELDS,
+    UPDATE,
+)
 from headrace.errors import BadRows, ConfigurationError, UnknownColumn, nearest
 from headrace.log.rows import with_change_type
 from headrace.log.values import TopicInfo
@@ -30,7 +38,13 @@ _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 
 def readable(info: TopicInfo, *, headers: bool) -> pa.Schema:
     """Every column that a reader of a topic can ask for."""
-    return pa.schema([*info.arrow_schema, *SYSTEM_FIELDS, *([pa.field(HEADERS_COLUMN, HEADERS_TYPE)] if headers else [])])
+    return pa.schema(
+        [
+            *info.arrow_schema,
+            *SYSTEM_FIELDS,
+            *([pa.field(HEADERS_COLUMN, HEADERS_TYPE)] if headers else []),
+        ]
+    )
 
 
 def spark_schema(info: TopicInfo, columns: Iterable[str] | None, *, headers: bool) -> str:
@@ -54,18 +68,27 @@ def check_readable(wanted: StructType, info: TopicInfo, *, headers: bool) -> Non
     for field in arrow_schema(wanted):
         if field.name not in full.names:
             raise UnknownColumn(field.name, full.names, where=f"The topic {info.name!r}")
-        if not (fits(field.type, full.field(field.name).type) and fits(full.field(field.name).type, field.type)):
+        if not (
+            fits(field.type, full.field(field.name).type)
+            and fits(full.field(field.name).type, field.type)
+        ):
             raise ConfigurationError(
-                f"The schema given for reading {info.name!r} has {field.name!r} as {field.type}; the topic has {full.field(field.name).type}.",
+                f"The schema given for reading {info.name!r} has {field.name!r} as {field.type};"
+                f" the topic has {full.field(field.name).type}.",
                 fix="leave the schema out: the topic has one.",
             )
 
 
 def labelled(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch under Spark's names for the same types (the element of a list is `element` there); no value is touched."""
+    """A batch under Spark's names for the same types (the element of a list is `element` there); no
+    value is touched.
+    """
     if batch.schema.equals(schema):
         return batch
-    arrays = [array if array.type.equals(field.type) else array.cast(field.type) for array, field in zip(batch.columns, schema, strict=True)]
+    arrays = [
+        array if array.type.equals(field.type) else array.cast(field.type)
+        for array, field in zip(batch.columns, schema, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -80,19 +103,29 @@ def check_writable(schema: StructType, info: TopicInfo) -> None:
         if name not in wanted.names:
             raise _unwanted(name, info)
         if schema.names.count(name) > 1:
-            raise BadRows(f"The DataFrame has the column {name!r} twice.", fix="rename or drop one.")
+            raise BadRows(
+                f"The DataFrame has the column {name!r} twice.", fix="rename or drop one."
+            )
     for field in wanted:
         if field.name in schema.names:
             _check_type(schema, field, where)
         elif field.name != CHANGE_TYPE:
-            raise BadRows(f"{where} has a column {field.name!r} that the DataFrame lacks.", fix="add it; as null, if there is no value.")
+            raise BadRows(
+                f"{where} has a column {field.name!r} that the DataFrame lacks.",
+                fix="add it; as null, if there is no value.",
+            )
 
 
 def _unwanted(name: str, info: TopicInfo) -> Exception:
     if name in _ADDED_BY_READING:
-        return BadRows(f"The DataFrame has the column {name!r}, which reading a topic adds and which cannot be written.", fix=f"df.drop({name!r})")
+        return BadRows(
+            f"The DataFrame has the column {name!r}, which reading a topic adds and which cannot be"
+            " written.",
+            fix=f"df.drop({name!r})",
+        )
     return BadRows(
-        f"The topic {info.name!r} has no column {name!r}, and the DataFrame has: {nearest(name, info.columns)}",
+        f"The topic {info.name!r} has no column {name!r}, and the DataFrame has:"
+        f" {nearest(name, info.columns)}",
         fix="drop it, or add it to the topic with alter_topic(add_columns=...).",
     )
 
@@ -105,13 +138,19 @@ def _check_type(schema: StructType, field: pa.Field, where: str) -> None:
         given = None
     if given is None or not fits(given, field.type):
         raise BadRows(
-            f"{where} has the column {field.name!r} as {_spark_name(field)}; the DataFrame has it as {kind.simpleString().upper()}.",
-            fix=f"cast it, as in df.withColumn({field.name!r}, df[{field.name!r}].cast({_spark_name(field)!r})).",
+            f"{where} has the column {field.name!r} as {_spark_name(field)}; the DataFrame has it"
+            f" as {kind.simpleString().upper()}.",
+            fix=(
+                f"cast it, as in df.withColumn({field.name!r},"
+                f" df[{field.name!r}].cast({_spark_name(field)!r}))."
+            ),
         )
 
 
 def _spark_name(field: pa.Field) -> str:
-    return to_spark_ddl(pa.schema([pa.field("c", field.type, metadata=field.metadata)])).removeprefix("c ")
+    return to_spark_ddl(
+        pa.schema([pa.field("c", field.type, metadata=field.metadata)])
+    ).removeprefix("c ")
 
 
 def fits(given: pa.DataType, wanted: pa.DataType) -> bool:
@@ -127,7 +166,10 @@ def fits(given: pa.DataType, wanted: pa.DataType) -> bool:
     if types.is_integer(given):
         return _integer_fits(given, wanted)
     if types.is_decimal(given) and types.is_decimal(wanted):
-        return bool(wanted.scale >= given.scale and wanted.precision - wanted.scale >= given.precision - given.scale)
+        return bool(
+            wanted.scale >= given.scale
+            and wanted.precision - wanted.scale >= given.precision - given.scale
+        )
     return bool(types.is_float32(given) and types.is_float64(wanted))
 
 
@@ -146,14 +188,30 @@ def _integer_fits(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 def _nested_fits(given: pa.DataType, wanted: pa.DataType) -> bool:
     if types.is_map(wanted):
-        return bool(types.is_map(given)) and fits(given.key_type, wanted.key_type) and fits(given.item_type, wanted.item_type)
+        return (
+            bool(types.is_map(given))
+            and fits(given.key_type, wanted.key_type)
+            and fits(given.item_type, wanted.item_type)
+        )
     if types.is_list(wanted):
-        return bool(types.is_list(given)) and not types.is_map(given) and fits(given.value_type, wanted.value_type)
-    if not types.is_struct(given) or sorted(part.name for part in given) != sorted(part.name for part in wanted):
+        return (
+            bool(types.is_list(given))
+            and not types.is_map(given)
+            and fits(given.value_type, wanted.value_type)
+        )
+    if not types.is_struct(given) or sorted(part.name for part in given) != sorted(
+        part.name for part in wanted
+    ):
         return False
     return all(fits(given.field(part.name).type, part.type) for part in wanted)
 
 
 def as_changes(batch: pa.RecordBatch, info: TopicInfo) -> pa.RecordBatch:
-    """On a table's topic, rows that do not say what kind of change they are, are the newest of their keys."""
-    return with_change_type(batch, UPDATE) if info.is_table and CHANGE_TYPE not in batch.schema.names else batch
+    """On a table's topic, rows that do not say what kind of change they are, are the newest of
+    their keys.
+    """
+    return (
+        with_change_type(batch, UPDATE)
+        if info.is_table and CHANGE_TYPE not in batch.schema.names
+        else batch
+    )

@@ -1,4 +1,6 @@
-"""What a user asks of `format("headrace")`: the options, checked before anything is opened. Spark hands them over as text, names in lower case."""
+"""What a user asks of `format("headrace")`: the options, checked before anything is opened. Spark
+hands them over as text, names in lower case.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,17 @@ from headrace.log.api import Log
 from headrace.log.topic_config import check_name
 
 READ_OPTIONS = (
-    "log", "topic", "columns", "startingOffsets", "endingOffsets", "maxRowsPerBatch", "includeHeaders", "onCorrupt", "onLost", "splitRows",
-)  # fmt: skip
+    "log",
+    "topic",
+    "columns",
+    "startingOffsets",
+    "endingOffsets",
+    "maxRowsPerBatch",
+    "includeHeaders",
+    "onCorrupt",
+    "onLost",
+    "splitRows",
+)
 WRITE_OPTIONS = ("log", "topic", "writer", "stagingDirectory")
 KAFKA_PREFIX = "kafka."
 # Spark adds these to what the user wrote, or uses them itself.
@@ -95,7 +106,10 @@ class _Given:
             if name not in names and not name.startswith((KAFKA_PREFIX, "__")):
                 raise ConfigurationError(
                     f"format('headrace') has no option {name!r} here: {nearest(name, known)}",
-                    fix=f"use {', '.join(known)}; options of Kafka's client begin with {KAFKA_PREFIX!r}.",
+                    fix=(
+                        f"use {', '.join(known)}; options of Kafka's client begin with"
+                        f" {KAFKA_PREFIX!r}."
+                    ),
                 )
 
     def text(self, name: str, default: str) -> str:
@@ -114,7 +128,9 @@ class _Given:
         try:
             return parse(value)
         except ValueError as error:
-            raise ConfigurationError(f"The option {name!r} is {value!r}.", fix=f"give it {error}.") from None
+            raise ConfigurationError(
+                f"The option {name!r} is {value!r}.", fix=f"give it {error}."
+            ) from None
 
     def choice(self, name: str, choices: Mapping[str, str]) -> str:
         value = self.text(name, next(iter(choices))).lower()
@@ -124,10 +140,16 @@ class _Given:
 
     def address(self, home: str) -> Address:
         log = self.needed("log", "the log's address, as in .option('log', 'file:data')")
-        client = {name.removeprefix(KAFKA_PREFIX): value for name, value in self.values.items() if name.startswith(KAFKA_PREFIX)}
+        client = {
+            name.removeprefix(KAFKA_PREFIX): value
+            for name, value in self.values.items()
+            if name.startswith(KAFKA_PREFIX)
+        }
         if client and not log.startswith("kafka://"):
             raise ConfigurationError(
-                f"The log is {log!r}, and options that begin with {KAFKA_PREFIX!r} are for a log on Kafka.", fix="leave them out."
+                f"The log is {log!r}, and options that begin with {KAFKA_PREFIX!r} are for a log on"
+                " Kafka.",
+                fix="leave them out.",
             )
         if log.startswith("file:"):
             log = "file:" + os.path.join(home, os.path.expanduser(log.removeprefix("file:")))  # noqa: PTH118, PTH111
@@ -153,9 +175,11 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-# Logs as Spark's Python processes have them: opened when first needed, then kept, since opening one for each task would cost more than a small task itself.
+# Logs as Spark's Python processes have them: opened when first needed, then kept, since opening one
+# for each task would cost more than a small task itself.
 #
-# A process keeps a few. A log whose directory was replaced since is opened anew, and so is one that failed in a commit (`forget`).
+# A process keeps a few. A log whose directory was replaced since is opened anew, and so is one that
+# failed in a commit (`forget`).
 
 
 MOST_OPEN_LOGS = 8
@@ -170,7 +194,11 @@ def shared_log(address: Address) -> Log:
         _open.move_to_end(address)
         return kept[2]
     forget(address)
-    log = open_log(address.log, create=False) if address.log.startswith("file:") else open_log(address.log, **dict(address.client))
+    log = (
+        open_log(address.log, create=False)
+        if address.log.startswith("file:")
+        else open_log(address.log, **dict(address.client))
+    )
     _open[address] = (os.getpid(), _identity(address), log)
     while len(_open) > MOST_OPEN_LOGS:
         forget(next(iter(_open)))
@@ -180,7 +208,9 @@ def shared_log(address: Address) -> Log:
 def forget(address: Address) -> None:
     """Close a log's handle; the next one who needs it opens it again."""
     process, _, log = _open.pop(address, (0, None, None))
-    if log is not None and process == os.getpid():  # a parent's handle, inherited by a fork, is not ours to close
+    if (
+        log is not None and process == os.getpid()
+    ):  # a parent's handle, inherited by a fork, is not ours to close
         log.close()
 
 

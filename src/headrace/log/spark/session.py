@@ -1,7 +1,9 @@
-"""`hr.spark()`: a Spark session set up for topics. On a laptop it starts Spark in this process's JVM; with `master=` or `remote=` it uses a cluster.
+"""`hr.spark()`: a Spark session set up for topics. On a laptop it starts Spark in this process's
+JVM; with `master=` or `remote=` it uses a cluster.
 
-What it sets can all be set otherwise, by `config={"spark.sql.shuffle.partitions": 8}` or by keyword, dots as underscores: `sql_shuffle_partitions=8`. If a
-session is running already, that one is returned, with the topics made known to it and the options that can still be changed.
+What it sets can all be set otherwise, by `config={"spark.sql.shuffle.partitions": 8}` or by
+keyword, dots as underscores: `sql_shuffle_partitions=8`. If a session is running already, that one
+is returned, with the topics made known to it and the options that can still be changed.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from headrace.log.spark import register
 OLDEST_JAVA = 17
 SUBMITTED = ""
 HOW_TO_INSTALL_JAVA = (
-    "On Debian and Ubuntu: apt-get install default-jre-headless; on Fedora: dnf install java-latest-openjdk-headless; on Alpine: apk add openjdk21-jre-headless; "
-    "on macOS: brew install openjdk."
+    "On Debian and Ubuntu: apt-get install default-jre-headless; on Fedora: dnf install"
+    " java-latest-openjdk-headless; on Alpine: apk add openjdk21-jre-headless; on macOS: brew"
+    " install openjdk."
 )
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 LOGGING = Path(__file__).with_name("log4j2.properties")
@@ -34,7 +37,9 @@ SESSION = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
 # What must be known when Spark starts.
@@ -46,15 +51,24 @@ STATIC = {
 
 
 def spark(
-    app: str = "headrace", *, master: str | None = None, remote: str | None = None, config: Mapping[str, Any] | None = None, **options: Any
+    app: str = "headrace",
+    *,
+    master: str | None = None,
+    remote: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> SparkSession:
-    """A session that reads and writes topics with `format("headrace")`: workers on this interpreter, UTC, RocksDB state, Arrow, quiet logs, no UI.
+    """A session that reads and writes topics with `format("headrace")`: workers on this
+    interpreter, UTC, RocksDB state, Arrow, quiet logs, no UI.
 
-    `master` is a cluster's, or `local[2]` (`local[*]` if none is given); `remote` is the address of a Spark Connect server.
+    `master` is a cluster's, or `local[2]` (`local[*]` if none is given); `remote` is the address of
+    a Spark Connect server.
     """
     given = {**{_option_name(name): value for name, value in options.items()}, **(config or {})}
     check_start(master=master or given.get("spark.master"), remote=remote)
-    settings = _connect_settings(remote, given) if remote is not None else _classic_settings(master, given)
+    settings = (
+        _connect_settings(remote, given) if remote is not None else _classic_settings(master, given)
+    )
     builder: Any = SparkSession.builder
     builder = builder.appName(app) if remote is None else builder.remote(remote)
     for name, value in settings.items():
@@ -74,14 +88,18 @@ def _text(value: Any) -> str:
 
 
 def _connect_settings(remote: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a session on a Connect server is opened with. `local` means that Spark starts such a server here."""
+    """What a session on a Connect server is opened with. `local` means that Spark starts such a
+    server here.
+    """
     if remote.startswith("local"):
         _use_this_machine()
     return {**SESSION, **given}
 
 
 def _use_this_machine() -> None:
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # or Spark looks for the machine's address, and complains
+    os.environ.setdefault(
+        "SPARK_LOCAL_IP", "127.0.0.1"
+    )  # or Spark looks for the machine's address, and complains
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
 
@@ -93,7 +111,11 @@ def _classic_settings(master: str | None, given: Mapping[str, Any]) -> dict[str,
         settings["spark.master"] = chosen
     if chosen.startswith("local"):
         settings["spark.sql.shuffle.partitions"] = _cores(chosen)
-        settings["spark.shuffle.compress"] = "false"  # what a shuffle writes stays in this machine's memory: packing it took a quarter of the time of batches with much text
+        settings[
+            "spark.shuffle.compress"
+            # what a shuffle writes stays in this machine's memory: packing it took a quarter of the
+            # time of batches with much text
+        ] = "false"
         _use_this_machine()
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -106,16 +128,22 @@ def _quiet(settings: dict[str, Any]) -> dict[str, Any]:
     options = str(settings.get(JAVA_OPTIONS, ""))
     if "log4j2.configurationFile" in options:
         return settings
-    return settings | {JAVA_OPTIONS: f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {options}".strip()}
+    return settings | {
+        JAVA_OPTIONS: f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {options}".strip()
+    }
 
 
 def _default_master() -> str:
     """This machine, unless `spark-submit` has started us, and so has chosen already."""
-    return SUBMITTED if "PYSPARK_GATEWAY_PORT" in os.environ else os.environ.get("MASTER", "local[*]")
+    return (
+        SUBMITTED if "PYSPARK_GATEWAY_PORT" in os.environ else os.environ.get("MASTER", "local[*]")
+    )
 
 
 def _cores(master: str) -> int:
-    """How many tasks run at once on a local master: `local`, `local[2]`, `local[*]`, `local[2,4]`."""
+    """How many tasks run at once on a local master: `local`, `local[2]`, `local[*]`,
+    `local[2,4]`.
+    """
     number = re.match(r"local\[(\d+)", master)
     if number:
         return int(number[1])
@@ -123,11 +151,15 @@ def _cores(master: str) -> int:
 
 
 def check_start(*, master: str | None = None, remote: str | None = None, **_options: Any) -> None:
-    """ConfigurationError if `spark` with these options would have to start a JVM here, and cannot. One that runs, or that others have started, needs no Java of ours."""
+    """ConfigurationError if `spark` with these options would have to start a JVM here, and cannot.
+    One that runs, or that others have started, needs no Java of ours.
+    """
     if remote is not None:
         starts_one = remote.startswith("local")
     else:
-        starts_one = SparkSession.getActiveSession() is None and (master or _default_master()) != SUBMITTED
+        starts_one = (
+            SparkSession.getActiveSession() is None and (master or _default_master()) != SUBMITTED
+        )
     if starts_one:
         check_java()
 
@@ -136,13 +168,22 @@ def check_java() -> None:
     """ConfigurationError if there is no Java that Spark can run on."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    fix = f"install Java {OLDEST_JAVA} or newer, or set JAVA_HOME to where it is. {HOW_TO_INSTALL_JAVA}"
+    fix = (
+        f"install Java {OLDEST_JAVA} or newer, or set JAVA_HOME to where it is."
+        f" {HOW_TO_INSTALL_JAVA}"
+    )
     if java is None or not os.access(java, os.X_OK):
-        where = f"JAVA_HOME is {home!r}, and there is no bin/java in it" if home else "there is no `java` on the PATH"
+        where = (
+            f"JAVA_HOME is {home!r}, and there is no bin/java in it"
+            if home
+            else "there is no `java` on the PATH"
+        )
         raise ConfigurationError(f"Spark needs Java, and {where}.", fix=fix)
     version = _java_version(java)
     if version is not None and version < OLDEST_JAVA:
-        raise ConfigurationError(f"Spark needs Java {OLDEST_JAVA} or newer; {java} is Java {version}.", fix=fix)
+        raise ConfigurationError(
+            f"Spark needs Java {OLDEST_JAVA} or newer; {java} is Java {version}.", fix=fix
+        )
 
 
 @cache

@@ -1,13 +1,16 @@
-"""Writing a stream into a topic, exactly once: `df.writeStream.format("headrace").option("writer", "a name of its own")`.
+"""Writing a stream into a topic, exactly once: `df.writeStream.format("headrace").option("writer",
+"a name of its own")`.
 
-Each batch is one transaction of the log: its rows, and two notes. One says which batch of this writer came last and what its rows were (its digest); the
-other, which run of a query writes under this name. Spark repeats a batch after a crash, and numbers batches anew with a new checkpoint. So:
+Each batch is one transaction of the log: its rows, and two notes. One says which batch of this
+writer came last and what its rows were (its digest); the other, which run of a query writes under
+this name. Spark repeats a batch after a crash, and numbers batches anew with a new checkpoint. So:
 
-    a higher number than the last     is new, and stored
-    the last number, the same rows    is a repeat, and skipped
-    anything else                     means another checkpoint, and is refused: skipping it would lose rows, storing it would double them
+    a higher number than the last     is new, and stored the last number, the same rows    is a
+    repeat, and skipped anything else                     means another checkpoint, and is refused:
+    skipping it would lose rows, storing it would double them
 
-Of two queries that write under one name, the newer goes on and the older is refused at its next batch.
+Of two queries that write under one name, the newer goes on and the older is refused at its next
+batch.
 """
 
 from __future__ import annotations
@@ -24,21 +27,34 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 
 from headrace.columnar.buffers import compact_offsets, elements, entries
-from headrace.errors import BatchConflict, ConfigurationError, NewerFormat, NoteConflict, TransactionFenced
+from headrace.errors import (
+    BatchConflict,
+    ConfigurationError,
+    NewerFormat,
+    NoteConflict,
+    TransactionFenced,
+)
 from headrace.log.api import Log
 from headrace.log.rows import to_batch
 from headrace.log.spark.columns import as_changes
 from headrace.log.spark.options import WriteOptions, forget, shared_log
 from headrace.log.values import Staged, TopicInfo
 
-# What the rows of a batch are, in a few bytes: the same for the same rows, whatever their order and however they were split into tasks.
+# What the rows of a batch are, in a few bytes: the same for the same rows, whatever their order and
+# however they were split into tasks.
 #
-# The stream writer stores it with each batch, and so knows a batch that Spark repeats from one that has the same number by accident. Every row gets a 64-bit
-# hash, computed column by column with numpy; a batch's digest is the number of rows and two sums over their hashes. A null counts nothing, so that a column added
-# to the topic meanwhile does not change the digest of older rows. It is no protection against someone who looks for collisions.
+# The stream writer stores it with each batch, and so knows a batch that Spark repeats from one that
+# has the same number by accident. Every row gets a 64-bit hash, computed column by column with
+# numpy; a batch's digest is the number of rows and two sums over their hashes. A null counts
+# nothing, so that a column added to the topic meanwhile does not change the digest of older rows.
+# It is no protection against someone who looks for collisions.
 
 
 Hashes = npt.NDArray[np.uint64]
@@ -67,13 +83,18 @@ class Digest:
 
 
 def digest(batch: pa.RecordBatch) -> Digest:
-    rows = _combined({field.name: column for field, column in zip(batch.schema, batch.columns, strict=True)}, batch.num_rows)
+    rows = _combined(
+        {field.name: column for field, column in zip(batch.schema, batch.columns, strict=True)},
+        batch.num_rows,
+    )
     first, second = (int(_mixed(rows + salt).sum(dtype=np.uint64)) for salt in (_FIRST, _SECOND))
     return Digest(batch.num_rows, (first, second))
 
 
 def _combined(columns: dict[str, pa.Array], count: int) -> Hashes:
-    """One hash for each row of several columns. Which value stands in which column matters; a null adds nothing."""
+    """One hash for each row of several columns. Which value stands in which column matters; a null
+    adds nothing.
+    """
     total = np.zeros(count, np.uint64)
     for name, column in columns.items():
         hashes = _hashes(column)
@@ -86,7 +107,9 @@ def _seed(name: str) -> np.uint64:
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """Spreads every bit over all others (the finalizer of splitmix64). Works in place: give it an array of its own."""
+    """Spreads every bit over all others (the finalizer of splitmix64). Works in place: give it an
+    array of its own.
+    """
     values ^= values >> np.uint64(30)
     values *= np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)
@@ -113,7 +136,9 @@ def _values(array: pa.Array) -> Hashes:
         return _mixed(_combined(parts, len(array)) + _STEP)
     if types.is_map(kind):
         keys, items = entries(array)
-        return _sequences(_combined({"key": keys, "value": items}, len(keys)), compact_offsets(array))
+        return _sequences(
+            _combined({"key": keys, "value": items}, len(keys)), compact_offsets(array)
+        )
     if types.is_list(kind):
         return _sequences(_hashes(elements(array)), compact_offsets(array))
     if types.is_string(kind) or types.is_binary(kind):
@@ -141,27 +166,47 @@ def _sequences(hashes: Hashes, offsets: pa.Array) -> Hashes:
     return _summed(hashes, places, bounds, lengths)
 
 
-def _summed(hashes: Hashes, places: npt.NDArray[np.int64], bounds: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Hashes:
-    """For each sequence the sum over its things, each mixed with its place, mixed with the length."""
+def _summed(
+    hashes: Hashes,
+    places: npt.NDArray[np.int64],
+    bounds: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+) -> Hashes:
+    """For each sequence the sum over its things, each mixed with its place, mixed with the
+    length.
+    """
     placed = _mixed(hashes + (places.astype(np.uint64) + np.uint64(1)) * _STEP)
     running = np.concatenate([np.zeros(1, np.uint64), np.cumsum(placed, dtype=np.uint64)])
-    return _mixed(running[bounds[1:]] - running[bounds[:-1]] + (lengths.astype(np.uint64) + np.uint64(1)) * _FIRST)
+    return _mixed(
+        running[bounds[1:]]
+        - running[bounds[:-1]]
+        + (lengths.astype(np.uint64) + np.uint64(1)) * _FIRST
+    )
 
 
 def _texts(array: pa.Array) -> Hashes:
     """Texts and bytes, eight bytes at a time."""
-    offsets = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, 4 * array.offset).astype(np.int64)
+    offsets = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, 4 * array.offset).astype(
+        np.int64
+    )
     lengths = np.diff(offsets)
     counts = (lengths + 7) // 8
     bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     places = np.arange(bounds[-1]) - np.repeat(bounds[:-1], counts)
-    words = _words(array.buffers()[2], int(offsets[0]), int(offsets[-1]), np.repeat(offsets[:-1], counts) + 8 * places)
+    words = _words(
+        array.buffers()[2],
+        int(offsets[0]),
+        int(offsets[-1]),
+        np.repeat(offsets[:-1], counts) + 8 * places,
+    )
     has_words = counts > 0
     words[bounds[1:][has_words] - 1] &= _KEEP_BYTES[lengths[has_words] % 8]
     return _summed(words, places, bounds, lengths)
 
 
-def _words(data: pa.Buffer | None, start: int, stop: int, positions: npt.NDArray[np.int64]) -> Hashes:
+def _words(
+    data: pa.Buffer | None, start: int, stop: int, positions: npt.NDArray[np.int64]
+) -> Hashes:
     """Eight bytes from each position on, wherever it lies; behind the end there are zeros."""
     padded = np.zeros(stop - start + 8, np.uint8)
     if data is not None:
@@ -170,20 +215,30 @@ def _words(data: pa.Buffer | None, start: int, stop: int, positions: npt.NDArray
     return sliding[positions - start]
 
 
-# What a task of a writing query does: it checks its rows against the topic and puts them aside in the log, where nobody sees them.
+# What a task of a writing query does: it checks its rows against the topic and puts them aside in
+# the log, where nobody sees them.
 #
-# What it returns is small and goes to the driver, which makes the rows of all tasks visible in one transaction. All tasks of a job put their rows aside under one
-# group's name, by which the driver discards what is left in the end, also by tasks that failed or were killed. What a task leaves that outlives even that is swept
-# a day later.
+# What it returns is small and goes to the driver, which makes the rows of all tasks visible in one
+# transaction. All tasks of a job put their rows aside under one group's name, by which the driver
+# discards what is left in the end, also by tasks that failed or were killed. What a task leaves
+# that outlives even that is swept a day later.
 
 
-RUN_PROPERTY, QUERY_PROPERTY, BATCH_PROPERTY = "spark.jobGroup.id", "sql.streaming.queryId", "streaming.sql.batchId"
-"""How Spark tells a task which streaming query it works for: a query's jobs are in a group that is named after its run."""
+RUN_PROPERTY, QUERY_PROPERTY, BATCH_PROPERTY = (
+    "spark.jobGroup.id",
+    "sql.streaming.queryId",
+    "streaming.sql.batchId",
+)
+"""How Spark tells a task which streaming query it works for: a query's jobs are in a group that is
+named after its run.
+"""
 
 
 @dataclass(frozen=True)
 class TaskRows(WriterCommitMessage):
-    """The rows of one task. `run` and `query` are Spark's ids of the streaming query, if it is one."""
+    """The rows of one task. `run` and `query` are Spark's ids of the streaming query, if it is
+    one.
+    """
 
     staged: Staged
     digest: Digest
@@ -194,7 +249,9 @@ class TaskRows(WriterCommitMessage):
 def check_staging(options: WriteOptions) -> None:
     if options.staging_directory is not None and not options.address.log.startswith("kafka://"):
         raise ConfigurationError(
-            "The option 'stagingDirectory' is for a log on Kafka; the embedded log puts rows aside in itself.", fix="leave it out."
+            "The option 'stagingDirectory' is for a log on Kafka; the embedded log puts rows aside"
+            " in itself.",
+            fix="leave it out.",
         )
 
 
@@ -203,14 +260,18 @@ def task_property(name: str) -> str | None:
     return task.getLocalProperty(name) if task is not None else None
 
 
-def stage(options: WriteOptions, batches: Iterable[pa.RecordBatch], *, group: str, digested: bool) -> TaskRows:
+def stage(
+    options: WriteOptions, batches: Iterable[pa.RecordBatch], *, group: str, digested: bool
+) -> TaskRows:
     """Put a task's rows aside; returns what the driver needs to make them visible."""
     log = shared_log(options.address)
     info = log.topic(options.topic)
     digests: list[Digest] = []
     rows = _fitted(batches, info, digests if digested else None)
     staged = log.stage(options.topic, rows, directory=options.staging_directory, group=group)
-    return TaskRows(staged, sum(digests, Digest()), task_property(RUN_PROPERTY), task_property(QUERY_PROPERTY))
+    return TaskRows(
+        staged, sum(digests, Digest()), task_property(RUN_PROPERTY), task_property(QUERY_PROPERTY)
+    )
 
 
 def group_name(*parts: object) -> str:
@@ -218,7 +279,9 @@ def group_name(*parts: object) -> str:
     return blake2b("\0".join(map(str, parts)).encode(), digest_size=12).hexdigest()
 
 
-def _fitted(batches: Iterable[pa.RecordBatch], info: TopicInfo, digests: list[Digest] | None) -> Iterator[pa.RecordBatch]:
+def _fitted(
+    batches: Iterable[pa.RecordBatch], info: TopicInfo, digests: list[Digest] | None
+) -> Iterator[pa.RecordBatch]:
     for rows in batches:
         batch = to_batch(as_changes(rows, info), info.arrow_schema, topic=info.name)
         if digests is not None:
@@ -227,7 +290,9 @@ def _fitted(batches: Iterable[pa.RecordBatch], info: TopicInfo, digests: list[Di
 
 
 def finished(messages: Sequence[WriterCommitMessage | None]) -> list[TaskRows]:
-    """What the tasks that succeeded wrote, in the order of the tasks: so a partition's rows keep their order."""
+    """What the tasks that succeeded wrote, in the order of the tasks: so a partition's rows keep
+    their order.
+    """
     return [message for message in messages if isinstance(message, TaskRows)]
 
 
@@ -236,13 +301,18 @@ def discard(options: WriteOptions, group: str) -> None:
     shared_log(options.address).discard_group(group, directory=options.staging_directory)
 
 
-# Writing a DataFrame into a topic: `df.write.format("headrace").mode("append")`. All of its rows become visible at once, or none.
+# Writing a DataFrame into a topic: `df.write.format("headrace").mode("append")`. All of its rows
+# become visible at once, or none.
 
 
 COMMIT_TIMEOUT = "10 minutes"
-"""How long the driver's transaction may take. It begins when all rows are staged, so that only on Kafka, where rows are then sent, it takes long."""
+"""How long the driver's transaction may take. It begins when all rows are staged, so that only on
+Kafka, where rows are then sent, it takes long.
+"""
 TRANSACTION_IDS = 16
-"""Concurrent writes need different transaction ids, and a log remembers every id it has seen: so there are a few, taken at random."""
+"""Concurrent writes need different transaction ids, and a log remembers every id it has seen: so
+there are a few, taken at random.
+"""
 ATTEMPTS = 5
 
 
@@ -267,10 +337,15 @@ class TopicWriter(DataSourceArrowWriter):
         discard(self.options, self.group)
 
     def _commit(self, log: Log, parts: list[TaskRows]) -> None:
-        """One transaction. Another write that took the same id at the same moment is no reason to fail: nothing was stored, so it is tried again."""
+        """One transaction. Another write that took the same id at the same moment is no reason to
+        fail: nothing was stored, so it is tried again.
+        """
         for attempt in range(ATTEMPTS):
             try:
-                with log.transaction(f"spark-batch.{random.randrange(TRANSACTION_IDS)}", timeout=COMMIT_TIMEOUT) as transaction:  # noqa: S311
+                with log.transaction(
+                    f"spark-batch.{random.randrange(TRANSACTION_IDS)}",
+                    timeout=COMMIT_TIMEOUT,  # noqa: S311
+                ) as transaction:
                     for part in parts:
                         transaction.adopt(part.staged)
             except TransactionFenced:
@@ -281,6 +356,7 @@ class TopicWriter(DataSourceArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         discard(self.options, self.group)
+
 
 VERSION = 1
 PAST_RUNS = 16
@@ -312,14 +388,19 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         if options.writer is None:
             raise ConfigurationError(
                 "A streaming write needs the option 'writer'.",
-                fix="give each query a name of its own, as in .option('writer', 'large-orders'), and keep it: by it a repeated batch is recognised.",
+                fix=(
+                    "give each query a name of its own, as in .option('writer', 'large-orders'),"
+                    " and keep it: by it a repeated batch is recognised."
+                ),
             )
         self.options, self.name = options, options.writer
         self.batch_note = f"spark-writer.{self.name}.{options.topic}"
         self.owner_note = f"spark-owner.{self.name}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskRows:
-        return stage(self.options, iterator, group=self._group(task_property(BATCH_PROPERTY)), digested=True)
+        return stage(
+            self.options, iterator, group=self._group(task_property(BATCH_PROPERTY)), digested=True
+        )
 
     def _group(self, batch: int | str | None) -> str:
         return group_name(self.options.address.log, self.options.topic, self.name, batch)
@@ -332,19 +413,32 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
 
         1. read what is stored of this writer
         2. refuse an older run and a number that is neither new nor a repeat; skip a repeat
-        3. in one transaction: the rows of all tasks, the batch's note, the owner's note, each note on condition that it is still as read
+        3. in one transaction: the rows of all tasks, the batch's note, the owner's note, each note
+           on condition that it is still as read
         4. if that failed and nobody can say whether it happened, look: the note says it
-        5. discard what was staged and not taken; if the commit failed, Spark calls `abort`, which does it
+        5. discard what was staged and not taken; if the commit failed, Spark calls `abort`, which
+           does it
         """
         parts, log = finished(messages), shared_log(self.options.address)
         batch = LastBatch(batchId, *_total(parts), next((part.query for part in parts), None))
         last, owner = log.note(self.batch_note), log.note(self.owner_note)  # 1
         new_owner = self._owned(owner, next((part.run for part in parts), None))  # 2
         if not self._is_repeat(batch, last):
-            self._store(log, parts, batch, {self.batch_note: (last, _dump(batch)), self.owner_note: (owner, new_owner)})
+            self._store(
+                log,
+                parts,
+                batch,
+                {self.batch_note: (last, _dump(batch)), self.owner_note: (owner, new_owner)},
+            )
         discard(self.options, self._group(batchId))  # 5
 
-    def _store(self, log: Log, parts: list[TaskRows], batch: LastBatch, notes: dict[str, tuple[str | None, str | None]]) -> None:
+    def _store(
+        self,
+        log: Log,
+        parts: list[TaskRows],
+        batch: LastBatch,
+        notes: dict[str, tuple[str | None, str | None]],
+    ) -> None:
         try:
             with log.transaction(self.name, timeout=COMMIT_TIMEOUT) as transaction:  # 3
                 for part in parts:
@@ -354,7 +448,8 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
                     transaction.set_note(name, after, expect=before)
         except (NoteConflict, TransactionFenced) as error:
             raise TransactionFenced(
-                f"Another query wrote as {self.name!r} at the same moment. Nothing of this batch is stored.",
+                f"Another query wrote as {self.name!r} at the same moment. Nothing of this batch is"
+                " stored.",
                 fix="stop one of the two queries, or give each its own writer.",
             ) from error
         except BaseException:
@@ -369,13 +464,16 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
             return owner
         if known is not None and run in known.past:
             raise TransactionFenced(
-                f"A newer query writes as {self.name!r}; this one (run {run}) was replaced by it (run {known.run}). Nothing of this batch is stored.",
+                f"A newer query writes as {self.name!r}; this one (run {run}) was replaced by it"
+                f" (run {known.run}). Nothing of this batch is stored.",
                 fix="stop one of the two queries, or give each its own writer.",
             )
         return _dump(Owner(run, (known.run, *known.past)[:PAST_RUNS] if known is not None else ()))
 
     def _is_repeat(self, batch: LastBatch, stored: str | None) -> bool:
-        """Whether the batch is stored already. BatchConflict if its number is taken by other rows, or was passed long ago."""
+        """Whether the batch is stored already. BatchConflict if its number is taken by other rows,
+        or was passed long ago.
+        """
         if stored is None:
             return False
         last = LastBatch(**_load(stored))
@@ -388,16 +486,24 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
     def _conflict(self, batch: LastBatch, last: LastBatch) -> BatchConflict:
         where = f"as {self.name!r} into {self.options.topic!r}"
         if batch.batch < last.batch:
-            found = f"The query writes batch {batch.batch} {where}, but batch {last.batch} is stored already: it runs with another checkpoint than before."
+            found = (
+                f"The query writes batch {batch.batch} {where}, but batch {last.batch} is stored"
+                " already: it runs with another checkpoint than before."
+            )
         else:
             found = (
-                f"Batch {batch.batch} {where} is stored already, with other rows ({last.rows} rows, digest {last.digest}) than the query has now "
-                f"({batch.rows} rows, digest {batch.digest}): it runs with another checkpoint, or does not give the same rows when it is repeated."
+                f"Batch {batch.batch} {where} is stored already, with other rows ({last.rows} rows,"
+                f" digest {last.digest}) than the query has now ({batch.rows} rows, digest"
+                f" {batch.digest}): it runs with another checkpoint, or does not give the same rows"
+                " when it is repeated."
             )
         return BatchConflict(
             f"{found} Nothing of this batch is stored.",
-            fix="restore the old checkpoint; or, if rows may be written again from where the query starts now, give it another writer name. "
-            "A query that is repeated must not depend on chance or on the present time.",
+            fix=(
+                "restore the old checkpoint; or, if rows may be written again from where the query"
+                " starts now, give it another writer name. A query that is repeated must not depend"
+                " on chance or on the present time."
+            ),
         )
 
     def _happened(self, batch: LastBatch) -> bool:
@@ -417,5 +523,9 @@ def _dump(note: LastBatch | Owner) -> str:
 def _load(note: str) -> dict[str, Any]:
     stored: dict[str, Any] = json.loads(note)
     if stored["version"] != VERSION:
-        raise NewerFormat(f"A streaming writer's note has format {stored['version']}; this Headrace knows {VERSION}.", fix="upgrade Headrace.")
+        raise NewerFormat(
+            f"A streaming writer's note has format {stored['version']}; this Headrace knows"
+            f" {VERSION}.",
+            fix="upgrade Headrace.",
+        )
     return stored

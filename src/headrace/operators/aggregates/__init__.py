@@ -1,1 +1,3 @@
-"""What aggregates keep for each key and how they go on: one module a family, `build.py` to choose among them."""
+"""What aggregates keep for each key and how they go on: one module a family, `build.py` to choose
+among them.
+"""

@@ -1,7 +1,9 @@
-"""What an accumulator is: one aggregate's part of every key's state, worked on for all keys at once.
+"""What an accumulator is: one aggregate's part of every key's state, worked on for all keys at
+once.
 
-Most are *monoids*: a segment's rows become a small state (`lift`), states are put together (`merge`), and the order does not matter, because
-merging is exact. That one property makes the answer independent of batches, shards and of combining before the shuffle.
+Most are *monoids*: a segment's rows become a small state (`lift`), states are put together
+(`merge`), and the order does not matter, because merging is exact. That one property makes the
+answer independent of batches, shards and of combining before the shuffle.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Advanced:
-    """What became of all keys: a result for each version of each key, and the newest state of each key."""
+    """What became of all keys: a result for each version of each key, and the newest state of each
+    key.
+    """
 
     results: pa.Array
     columns: Columns
@@ -48,7 +52,9 @@ class Advanced:
 
 
 class Accumulator(ABC):
-    """`fields` have a fixed width for every key; `tail_sizes` says how many more bytes a key has behind them."""
+    """`fields` have a fixed width for every key; `tail_sizes` says how many more bytes a key has
+    behind them.
+    """
 
     fields: ClassVar[tuple[tuple[str, str], ...]] = ()
     combinable: bool = False
@@ -73,15 +79,18 @@ class Monoid(Accumulator):
 
     @abstractmethod
     def merge(self, left: Columns, right: Columns) -> Columns:
-        """The state of both sides' rows together, pair by pair. Exact: it does not matter in which order states are merged."""
+        """The state of both sides' rows together, pair by pair. Exact: it does not matter in which
+        order states are merged.
+        """
 
     @abstractmethod
     def result(self, columns: Columns) -> tuple[pa.Array, Mask | None]:
         """What each state amounts to, and for which it could not be told."""
 
     def over_ranges(self, columns: Columns, first: Ints, stop: Ints) -> Columns | None:  # noqa: ARG002
-        """What the states from each `first` up to but not including each `stop` amount to, for those that can be had by taking away: one running total instead of many
-        merges. None if that is not so, or would not be exact.
+        """What the states from each `first` up to but not including each `stop` amount to, for
+        those that can be had by taking away: one running total instead of many merges. None if that
+        is not so, or would not be exact.
         """
         return None
 
@@ -97,7 +106,13 @@ class Monoid(Accumulator):
         newest, versions = self._through(self.opened(columns, tails), self.lift(segments), segments)
         return self._advanced(newest, versions)
 
-    def advance_by(self, columns: Columns, tails: Tails | None, partials: tuple[Columns, Tails | None], segments: Segments) -> Advanced:
+    def advance_by(
+        self,
+        columns: Columns,
+        tails: Tails | None,
+        partials: tuple[Columns, Tails | None],
+        segments: Segments,
+    ) -> Advanced:
         """The same from rows that are states themselves, made by a kernel's `combine`."""
         opened = self.opened(columns, tails)
         lifted = self._reduced(self.opened(*partials), segments)
@@ -108,9 +123,13 @@ class Monoid(Accumulator):
         columns, tails = self.closed(newest)
         return Advanced(results, columns, tails, lost)
 
-    def _through(self, states: Columns, lifted: Columns, segments: Segments) -> tuple[Columns, Columns]:
+    def _through(
+        self, states: Columns, lifted: Columns, segments: Segments
+    ) -> tuple[Columns, Columns]:
         """The newest states, and those of all versions."""
-        versions = tuple(np.empty((segments.versions, *column.shape[1:]), column.dtype) for column in states)
+        versions = tuple(
+            np.empty((segments.versions, *column.shape[1:]), column.dtype) for column in states
+        )
         _place(versions, segments.before_all, states)
         if segments.one_round:
             states = self.merge(states, lifted)
@@ -123,20 +142,28 @@ class Monoid(Accumulator):
         return _pick(versions, last), versions
 
     def _reduced(self, states: Columns, segments: Segments) -> Columns:
-        """One state a segment, from one a row (in the segments' order): neighbours are merged until each segment has one."""
+        """One state a segment, from one a row (in the segments' order): neighbours are merged until
+        each segment has one.
+        """
         return reduce_segments(self.merge, _pick(states, segments.order), segments.segment_of)
 
 
 def range_sums(values: Ints, first: Ints, stop: Ints) -> Ints:
-    """The sums of ranges. What runs over on the way comes back, as long as the sums themselves fit."""
+    """The sums of ranges. What runs over on the way comes back, as long as the sums themselves
+    fit.
+    """
     running = np.zeros(len(values) + 1, np.int64)
     np.cumsum(values, out=running[1:])
     sums: Ints = running[stop] - running[first]
     return sums
 
 
-def reduce_segments(merge: Callable[[Columns, Columns], Columns], states: Columns, segment_of: Ints) -> Columns:
-    """Merge neighbours of the same segment, pair by pair, until each has one state. Takes as many passes as the longest has bits."""
+def reduce_segments(
+    merge: Callable[[Columns, Columns], Columns], states: Columns, segment_of: Ints
+) -> Columns:
+    """Merge neighbours of the same segment, pair by pair, until each has one state. Takes as many
+    passes as the longest has bits.
+    """
     while len(segment_of) and (segment_of[1:] == segment_of[:-1]).any():
         begins = np.ones(len(segment_of), np.bool_)
         begins[1:] = segment_of[1:] != segment_of[:-1]
@@ -159,7 +186,8 @@ def _place(columns: Columns, where: Ints | Mask, values: Columns) -> None:
         column[where] = value
 
 
-# Between Arrow's columns and the plain arrays that accumulators compute with. Nulls come as zeros; masks say which they are.
+# Between Arrow's columns and the plain arrays that accumulators compute with. Nulls come as zeros;
+# masks say which they are.
 
 
 Doubles = npt.NDArray[np.float64]
@@ -176,7 +204,11 @@ def integers(array: pa.Array) -> Ints:
     letter = "u" if pa.types.is_unsigned_integer(array.type) else "i"
     values = fixed_width(array, f"<{letter}{width}")
     valid = valid_mask(array)
-    return values.astype(np.int64, copy=False) if valid is None else np.where(valid, values, 0).astype(np.int64, copy=False)
+    return (
+        values.astype(np.int64, copy=False)
+        if valid is None
+        else np.where(valid, values, 0).astype(np.int64, copy=False)
+    )
 
 
 def doubles(array: pa.Array) -> Doubles:
@@ -208,13 +240,16 @@ def double_array(values: Doubles, some: Mask) -> pa.Array:
 def decimal_array(wide: Wide, some: Mask, type: pa.DataType) -> pa.Array:
     data = np.where(some[:, None], np.stack(wide[:2], axis=1), np.uint64(0))
     bitmap = None if some.all() else pa.py_buffer(np.packbits(some, bitorder="little"))
-    return pa.Array.from_buffers(type, len(some), [bitmap, pa.py_buffer(np.ascontiguousarray(data))])
+    return pa.Array.from_buffers(
+        type, len(some), [bitmap, pa.py_buffer(np.ascontiguousarray(data))]
+    )
 
 
-# Accumulators whose state has no fixed width: a value of an Arrow type for each key, stored behind the fields.
+# Accumulators whose state has no fixed width: a value of an Arrow type for each key, stored behind
+# the fields.
 #
-# Those that keep many values for a key work on *bags*: all keys' values side by side, of which some keys' are taken out, changed and put back at a time.
-
+# Those that keep many values for a key work on *bags*: all keys' values side by side, of which some
+# keys' are taken out, changed and put back at a time.
 
 
 class Full(Exception):
@@ -237,14 +272,26 @@ class Keeper(Accumulator):
 
     def advance(self, columns: Columns, tails: Tails | None, segments: Segments) -> Advanced:
         there = columns[0] != 0
-        stored = row_codec.decode([] if tails is None else [tail for tail in tails if tail], self.state_type)
+        stored = row_codec.decode(
+            [] if tails is None else [tail for tail in tails if tail], self.state_type
+        )
         return self.keep(there, stored, segments)
 
     @abstractmethod
     def keep(self, there: Mask, stored: pa.Array, segments: Segments) -> Advanced:
-        """`there` says which keys have a state; `stored` are their states, in the order of the keys."""
+        """`there` says which keys have a state; `stored` are their states, in the order of the
+        keys.
+        """
 
-    def kept(self, results: pa.Array, there: Mask, states: pa.Array, *, lost: Mask | None = None, left_out: tuple[LeftOut, ...] = ()) -> Advanced:
+    def kept(
+        self,
+        results: pa.Array,
+        there: Mask,
+        states: pa.Array,
+        *,
+        lost: Mask | None = None,
+        left_out: tuple[LeftOut, ...] = (),
+    ) -> Advanced:
         """The outcome: `states` of the keys for which `there` is true."""
         tails = np.full(len(there), b"", dtype=object)
         tails[there] = row_codec.encode(states)
@@ -268,7 +315,9 @@ class Bags:
         return np.repeat(np.arange(len(keys)), lengths), *(column[at] for column in self._columns)
 
     def replace(self, keys: Ints, slots: Ints, *columns: Ints) -> None:
-        """Give some keys other entries; `slots` says for each entry which of these keys it belongs to, in their order."""
+        """Give some keys other entries; `slots` says for each entry which of these keys it belongs
+        to, in their order.
+        """
         self._make_room(len(slots))
         lengths = np.bincount(slots, minlength=len(keys))
         self._starts[keys] = self._used + np.cumsum(lengths) - lengths
@@ -278,7 +327,9 @@ class Bags:
         self._used += len(slots)
 
     def _make_room(self, more: int) -> None:
-        """What bags held before lies about until there is no room: then what is needed moves into twice that room."""
+        """What bags held before lies about until there is no room: then what is needed moves into
+        twice that room.
+        """
         if self._used + more <= len(self._columns[0]):
             return
         at = runs(self._starts, self.lengths)
@@ -308,7 +359,8 @@ def lists(lengths: Ints, values: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), values)
 
 
-# Values as numbers in the same order, and back: unsigned ones for types of up to 64 bits, places among the values at hand for all others.
+# Values as numbers in the same order, and back: unsigned ones for types of up to 64 bits, places
+# among the values at hand for all others.
 #
 # NaN is the largest of all, and -0.0 comes before 0.0.
 
@@ -318,7 +370,12 @@ _TOP = np.uint64(1 << 63)
 
 
 def has_order_in_64_bits(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind))
+    return bool(
+        pa.types.is_boolean(kind)
+        or pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_temporal(kind)
+    )
 
 
 def to_ordered(array: pa.Array) -> Codes:
@@ -354,7 +411,9 @@ def places(array: pa.Array) -> tuple[Ints, pa.Array]:
     """For each value (none null) its place among the distinct ones, and those in their order."""
     if has_order_in_64_bits(array.type):
         codes, found = np.unique(to_ordered(array), return_inverse=True)
-        return found.astype(np.int64), from_ordered(codes, np.ones(len(codes), np.bool_), array.type)
+        return found.astype(np.int64), from_ordered(
+            codes, np.ones(len(codes), np.bool_), array.type
+        )
     encoded = array.dictionary_encode()
     order = pc.sort_indices(encoded.dictionary).to_numpy()
     place = np.empty(len(order), np.int64)

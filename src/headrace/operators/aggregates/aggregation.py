@@ -1,6 +1,8 @@
-"""Several aggregates over the same groups: how all their states go through segments together. What every kernel that aggregates has in common.
+"""Several aggregates over the same groups: how all their states go through segments together. What
+every kernel that aggregates has in common.
 
-A kernel decides what a group is, and where its state is kept; here states become states, and results, and an account of what was left out.
+A kernel decides what a group is, and where its state is kept; here states become states, and
+results, and an account of what was left out.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ from headrace.columnar.columns import TICK
 from headrace.columnar.keys import encode_keys, whole
 from headrace.columnar.segments import Segments
 from headrace.errors import BugError, InputError, NewerFormat, UnknownColumn
-from headrace.operators.aggregates.accumulator import Accumulator, Advanced, Columns, Full, Monoid, Tails
+from headrace.operators.aggregates.accumulator import (
+    Accumulator,
+    Advanced,
+    Columns,
+    Full,
+    Monoid,
+    Tails,
+)
 from headrace.operators.aggregates.custom import Raised
 from headrace.operators.aggregates.factory import build
 from headrace.operators.aggregates.specs import AggregateSpec, result_type
@@ -29,14 +38,13 @@ from headrace.operators.aggregates.sums import CountRows
 from headrace.operators.changelog import differs
 from headrace.operators.kernel import AggregateFailed, Diverted, GroupFull
 
-# How a key's state is laid out in bytes: a version, the number of rows, each accumulator's fields, and behind them what has no fixed width.
+# How a key's state is laid out in bytes: a version, the number of rows, each accumulator's fields,
+# and behind them what has no fixed width.
 #
-# | bytes | what |
-# |---|---|
-# | 1 | version, 1; a state of zeros stands for a key that is not there |
-# | 8 | rows of the group |
-# | … | the fields of each accumulator, little-endian, without gaps |
-# | … | the tails of the accumulators that have one, in the same order; their lengths follow from the fields |
+# | bytes | what | |---|---| | 1 | version, 1; a state of zeros stands for a key that is not there |
+# | 8 | rows of the group | | … | the fields of each accumulator, little-endian, without gaps | | …
+# | the tails of the accumulators that have one, in the same order; their lengths follow from the
+# fields |
 
 
 VERSION = 1
@@ -54,8 +62,12 @@ class Layout:
         self.dtype = np.dtype(fields)
         self._nothing = bytes(self.dtype.itemsize)
 
-    def unpacked(self, values: Sequence[bytes | None]) -> tuple[Ints, list[tuple[Columns, Tails | None]]]:
-        """The number of rows of each key (0 for a new one, which is None), and each accumulator's part."""
+    def unpacked(
+        self, values: Sequence[bytes | None]
+    ) -> tuple[Ints, list[tuple[Columns, Tails | None]]]:
+        """The number of rows of each key (0 for a new one, which is None), and each accumulator's
+        part.
+        """
         return self.unpacked_array(pa.array(values, pa.binary()))
 
     def unpacked_array(self, values: pa.Array) -> tuple[Ints, list[tuple[Columns, Tails | None]]]:
@@ -71,9 +83,14 @@ class Layout:
             heads[values.is_valid().to_numpy(zero_copy_only=False)] = known.view(self.dtype)
             return self._from_heads(heads, None)
         each = [self._nothing if value is None else value for value in values.to_pylist()]
-        return self._from_heads(np.frombuffer(b"".join([value[: self.dtype.itemsize] for value in each]), self.dtype), each)
+        return self._from_heads(
+            np.frombuffer(b"".join([value[: self.dtype.itemsize] for value in each]), self.dtype),
+            each,
+        )
 
-    def _from_heads(self, heads: Heads, values: list[bytes] | None) -> tuple[Ints, list[tuple[Columns, Tails | None]]]:
+    def _from_heads(
+        self, heads: Heads, values: list[bytes] | None
+    ) -> tuple[Ints, list[tuple[Columns, Tails | None]]]:
         """`values` are whole states, if some have tails."""
         self._check(heads)
         parts: list[tuple[Columns, Tails | None]] = []
@@ -81,7 +98,13 @@ class Layout:
         for number, accumulator in enumerate(self.accumulators):
             columns = self._columns(heads, number, accumulator)
             sizes = accumulator.tail_sizes(columns)
-            tails = None if sizes is None else [b""] * len(heads) if values is None else _slices(values, at, sizes)
+            tails = (
+                None
+                if sizes is None
+                else [b""] * len(heads)
+                if values is None
+                else _slices(values, at, sizes)
+            )
             parts.append((columns, tails))
             at = at if sizes is None else at + sizes
         return np.ascontiguousarray(heads["rows"]), parts
@@ -95,7 +118,11 @@ class Layout:
         """The states as a column."""
         heads = self.heads(rows, [columns for columns, _ in parts]).view(f"V{self.dtype.itemsize}")
         tails = [tails for _, tails in parts if tails is not None]
-        return pa.array(map(b"".join, zip(heads.tolist(), *tails, strict=True)), pa.binary()) if tails else as_binary(heads)
+        return (
+            pa.array(map(b"".join, zip(heads.tolist(), *tails, strict=True)), pa.binary())
+            if tails
+            else as_binary(heads)
+        )
 
     def heads(self, rows: Ints, parts: Sequence[Columns]) -> Heads:
         heads = np.empty(len(rows), self.dtype)
@@ -107,30 +134,47 @@ class Layout:
 
     def _check(self, heads: Heads) -> None:
         if len(heads) and int(newest := heads["version"].max()) > VERSION:
-            raise NewerFormat(f"A state has version {newest}, and this Headrace knows up to {VERSION}.", fix="run the newer Headrace that wrote it.")
+            raise NewerFormat(
+                f"A state has version {newest}, and this Headrace knows up to {VERSION}.",
+                fix="run the newer Headrace that wrote it.",
+            )
 
     @staticmethod
     def _columns(heads: Heads, number: int, accumulator: Accumulator) -> Columns:
-        return tuple(np.ascontiguousarray(heads[f"{number}.{name}"]) for name, _ in accumulator.fields)
+        return tuple(
+            np.ascontiguousarray(heads[f"{number}.{name}"]) for name, _ in accumulator.fields
+        )
 
 
 def _slices(values: Sequence[bytes], starts: Ints, sizes: Ints) -> list[bytes]:
-    return [value[start:stop] for value, start, stop in zip(values, starts.tolist(), (starts + sizes).tolist(), strict=True)]
+    return [
+        value[start:stop]
+        for value, start, stop in zip(
+            values, starts.tolist(), (starts + sizes).tolist(), strict=True
+        )
+    ]
 
 
 def kept(values: list[bytes], rows: Ints) -> list[bytes | None]:
     """A group without rows is deleted."""
     stays: Mask = rows != 0
-    return list(values) if stays.all() else [value if stay else None for value, stay in zip(values, stays.tolist(), strict=True)]
+    return (
+        list(values)
+        if stays.all()
+        else [value if stay else None for value, stay in zip(values, stays.tolist(), strict=True)]
+    )
 
 
 def kept_array(values: pa.Array, rows: Ints) -> pa.Array:
     """The same of a column of states."""
     stays: Mask = rows != 0
-    return values if stays.all() else pc.if_else(pa.array(stays), values, pa.scalar(None, values.type))
+    return (
+        values if stays.all() else pc.if_else(pa.array(stays), values, pa.scalar(None, values.type))
+    )
 
 
-# Combining rows before the shuffle: whether it pays, about how many groups they would make, told from a sample; and what combined rows need to be a kernel's rows.
+# Combining rows before the shuffle: whether it pays, about how many groups they would make, told
+# from a sample; and what combined rows need to be a kernel's rows.
 
 
 ORDER = (TICK, "_rank", "_partition", "_offset")
@@ -144,7 +188,9 @@ _WORTH = 0.5  # groups a row, above which combining costs more than it saves
 
 
 def pays(rows: pa.Table, by: Sequence[str]) -> bool:
-    """Whether these rows make far fewer groups than they are. It decides about speed alone: the result is the same either way."""
+    """Whether these rows make far fewer groups than they are. It decides about speed alone: the
+    result is the same either way.
+    """
     if not rows.num_rows:
         return False
     sample = rows.slice(0, _SAMPLE_ROWS)
@@ -162,7 +208,9 @@ def _drawn(keys: float, rows: float) -> float:
 
 
 def _keys_in_all(rows: int, distinct: int) -> float:
-    """From how many keys so many rows with so many different ones may have been drawn: found by halving."""
+    """From how many keys so many rows with so many different ones may have been drawn: found by
+    halving.
+    """
     low, high = float(distinct), 1e12
     for _ in range(60):
         middle = math.sqrt(low * high)
@@ -173,11 +221,19 @@ def _keys_in_all(rows: int, distinct: int) -> float:
 def by_tick(rows: pa.Table) -> pa.Table:
     """Rows in the order of their ticks, and otherwise as they were."""
     ticks = whole(rows.column(TICK)).to_numpy()
-    return rows if (ticks[1:] >= ticks[:-1]).all() else rows.take(pa.array(np.argsort(ticks, kind="stable")))
+    return (
+        rows
+        if (ticks[1:] >= ticks[:-1]).all()
+        else rows.take(pa.array(np.argsort(ticks, kind="stable")))
+    )
 
 
-def all_combined(rows: pa.Table, combine: Callable[[pa.Table], pa.Table], also: Sequence[str] = ()) -> pa.Table:
-    """Where only some rows were combined, the others too; where none was, rows as they are. `also` names other columns that only combined rows have."""
+def all_combined(
+    rows: pa.Table, combine: Callable[[pa.Table], pa.Table], also: Sequence[str] = ()
+) -> pa.Table:
+    """Where only some rows were combined, the others too; where none was, rows as they are. `also`
+    names other columns that only combined rows have.
+    """
     partial = rows.column(PARTIAL)
     if partial.null_count == 0:
         return rows
@@ -185,7 +241,10 @@ def all_combined(rows: pa.Table, combine: Callable[[pa.Table], pa.Table], also: 
     if partial.null_count == len(partial):
         return plain
     combined = combine(plain.filter(partial.is_null()))
-    return by_tick(pa.concat_tables([rows.filter(partial.is_valid()).select(combined.schema.names), combined]))
+    return by_tick(
+        pa.concat_tables([rows.filter(partial.is_valid()).select(combined.schema.names), combined])
+    )
+
 
 Part = tuple[Columns, Tails | None]
 
@@ -226,9 +285,11 @@ class Outcome:
 
 
 class Aggregation:
-    """The aggregates of one step. `by` names a group in errors; with `divert`, rows that a user's own aggregate raises on are left out of it.
+    """The aggregates of one step. `by` names a group in errors; with `divert`, rows that a user's
+    own aggregate raises on are left out of it.
 
-    What is left out of an aggregate is found in `diverted`, and `lost` counts the results that could not be told (null) by aggregate.
+    What is left out of an aggregate is found in `diverted`, and `lost` counts the results that
+    could not be told (null) by aggregate.
     """
 
     def __init__(
@@ -242,11 +303,17 @@ class Aggregation:
         row_key: Sequence[str] = (),
         divert: bool = False,
     ) -> None:
-        self.step_name, self.schema, self.by, self.aggregates = step, schema, tuple(by), tuple(aggregates)
+        self.step_name, self.schema, self.by, self.aggregates = (
+            step,
+            schema,
+            tuple(by),
+            tuple(aggregates),
+        )
         self._check(row_key)
         self._rows = CountRows()
         self.accumulators: list[Accumulator] = [
-            build(spec, schema, over_table=over_table, row_key=row_key, divert=divert) for _, spec in self.aggregates
+            build(spec, schema, over_table=over_table, row_key=row_key, divert=divert)
+            for _, spec in self.aggregates
         ]
         # The group's own row count is in every state: a count of rows needs no second one.
         self.layout = Layout([each for each in self.accumulators if type(each) is not CountRows])
@@ -256,15 +323,22 @@ class Aggregation:
     def _check(self, row_key: Sequence[str]) -> None:
         used = [*self.by, *row_key, *(name for _, spec in self.aggregates for name in spec.reads)]
         if missing := [name for name in used if name not in self.schema.names]:
-            raise UnknownColumn(missing[0], self.schema.names, where=f"The input of step {self.step_name!r}")
+            raise UnknownColumn(
+                missing[0], self.schema.names, where=f"The input of step {self.step_name!r}"
+            )
         names = [*self.by, *(name for name, _ in self.aggregates)]
         if twice := {name for name in names if names.count(name) > 1}:
-            raise InputError(f"Step {self.step_name!r} has two results named {min(twice)!r}.", fix="give each aggregate a name of its own.")
+            raise InputError(
+                f"Step {self.step_name!r} has two results named {min(twice)!r}.",
+                fix="give each aggregate a name of its own.",
+            )
 
     @property
     def fields(self) -> list[pa.Field]:
         """The results' columns."""
-        return [pa.field(name, result_type(spec, self._type(spec))) for name, spec in self.aggregates]
+        return [
+            pa.field(name, result_type(spec, self._type(spec))) for name, spec in self.aggregates
+        ]
 
     def _type(self, spec: AggregateSpec) -> pa.DataType | None:
         return None if spec.column is None else self.schema.field(spec.column).type
@@ -272,40 +346,69 @@ class Aggregation:
     # From states to states
 
     def advance(self, segments: Segments, stored: Ints, parts: list[Part]) -> Outcome:
-        """Each aggregate through all segments, from the states that groups had: their numbers of rows, and each accumulator's part."""
+        """Each aggregate through all segments, from the states that groups had: their numbers of
+        rows, and each accumulator's part.
+        """
         if PARTIAL in segments.rows.schema.names:
             counted, advanced = self._advance_by_partials(segments, stored, parts)
         else:
             counted, advanced = self._advance(segments, stored, parts)
         pairs = zip(advanced, self.accumulators, strict=True)
-        return Outcome(counted, advanced, [(each.columns, each.tails) for each, accumulator in pairs if type(accumulator) is not CountRows])
+        return Outcome(
+            counted,
+            advanced,
+            [
+                (each.columns, each.tails)
+                for each, accumulator in pairs
+                if type(accumulator) is not CountRows
+            ],
+        )
 
-    def _advance(self, segments: Segments, stored: Ints, parts: list[Part]) -> tuple[Advanced, list[Advanced]]:
+    def _advance(
+        self, segments: Segments, stored: Ints, parts: list[Part]
+    ) -> tuple[Advanced, list[Advanced]]:
         """The row counts, and each aggregate in its turn."""
         counted = self._rows.advance((stored,), None, segments)
         segments = replace(segments, exists=self._exists(counted, segments))
         remaining = iter(parts)
         advanced = []
         for (name, _), each in zip(self.aggregates, self.accumulators, strict=True):
-            advanced.append(counted if type(each) is CountRows else self._advance_one(name, each, next(remaining), segments))
+            advanced.append(
+                counted
+                if type(each) is CountRows
+                else self._advance_one(name, each, next(remaining), segments)
+            )
         return counted, advanced
 
-    def _advance_one(self, name: str, accumulator: Accumulator, part: Part, segments: Segments) -> Advanced:
+    def _advance_one(
+        self, name: str, accumulator: Accumulator, part: Part, segments: Segments
+    ) -> Advanced:
         try:
             return accumulator.advance(*part, segments)
         except Full as full:
             group = self._group(segments, full.key)
-            raise GroupFull(step=self.step_name, aggregate=name, group=group, most=full.most) from None
+            raise GroupFull(
+                step=self.step_name, aggregate=name, group=group, most=full.most
+            ) from None
         except Raised as raised:
-            row = None if raised.row is None else segments.rows.slice(int(segments.order[raised.row]), 1).to_pylist()[0]
+            row = (
+                None
+                if raised.row is None
+                else segments.rows.slice(int(segments.order[raised.row]), 1).to_pylist()[0]
+            )
             cause = f"{type(raised.cause).__name__}: {raised.cause}"
-            raise AggregateFailed(step=self.step_name, aggregate=name, row=row, cause=cause, trace=raised.trace) from raised.cause
+            raise AggregateFailed(
+                step=self.step_name, aggregate=name, row=row, cause=cause, trace=raised.trace
+            ) from raised.cause
 
     def _exists(self, counted: Advanced, segments: Segments) -> Mask:
         count = counted.results.to_numpy()
         if len(count) and count.min() < 0:
             key = int(np.searchsorted(segments.before_all, int(np.argmin(count)), side="right")) - 1
-            raise BugError(f"Step {self.step_name!r} was told that rows go which never came, in the group {self._group(segments, key)!r}.")
+            raise BugError(
+                f"Step {self.step_name!r} was told that rows go which never came, in the group"
+                f" {self._group(segments, key)!r}."
+            )
         exists: Mask = count > 0
         return exists
 
@@ -314,11 +417,15 @@ class Aggregation:
         return {name: segments.rows.column(name)[row].as_py() for name in self.by}
 
     def keep_account(self, segments: Segments, outcome: Outcome, shown: Ints) -> None:
-        """Of results that could not be told, among the versions that are shown; and of rows that were left out."""
+        """Of results that could not be told, among the versions that are shown; and of rows that
+        were left out.
+        """
         self.count_lost(outcome, shown)
         for (name, _), each in zip(self.aggregates, outcome.advanced, strict=True):
             for left_out in each.left_out:
-                self.diverted.add(segments.rows, segments.order[left_out.rows], name, left_out.reason)
+                self.diverted.add(
+                    segments.rows, segments.order[left_out.rows], name, left_out.reason
+                )
 
     def count_lost(self, outcome: Outcome, shown: Ints) -> None:
         """Count the results that could not be told."""
@@ -330,20 +437,31 @@ class Aggregation:
 
     @property
     def combinable(self) -> bool:
-        """Whether rows may be combined before the shuffle: if every aggregate's states can be put together exactly."""
+        """Whether rows may be combined before the shuffle: if every aggregate's states can be put
+        together exactly.
+        """
         return all(each.combinable for each in self.accumulators)
 
     def partials(self, segments: Segments) -> pa.Array:
         """The state of each segment's rows alone, as it is stored."""
         (counted,) = self._rows.lift(segments)
-        return self.layout.packed_array(counted, [self._lifted(each, segments) for each in self.accumulators if type(each) is not CountRows])
+        return self.layout.packed_array(
+            counted,
+            [
+                self._lifted(each, segments)
+                for each in self.accumulators
+                if type(each) is not CountRows
+            ],
+        )
 
     @staticmethod
     def _lifted(accumulator: Accumulator, segments: Segments) -> Part:
         assert isinstance(accumulator, Monoid)
         return accumulator.closed(accumulator.lift(segments))
 
-    def _advance_by_partials(self, segments: Segments, stored: Ints, parts: list[Part]) -> tuple[Advanced, list[Advanced]]:
+    def _advance_by_partials(
+        self, segments: Segments, stored: Ints, parts: list[Part]
+    ) -> tuple[Advanced, list[Advanced]]:
         rows, partials = self.layout.unpacked_array(whole(segments.rows.column(PARTIAL)))
         counted = self._rows.advance_by((stored,), None, ((rows,), None), segments)
         self._exists(counted, segments)

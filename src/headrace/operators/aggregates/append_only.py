@@ -1,6 +1,8 @@
-"""What can be kept of a stream, whose rows only come: the first and the last value, the smallest and the largest of any type, and the values in their order.
+"""What can be kept of a stream, whose rows only come: the first and the last value, the smallest
+and the largest of any type, and the values in their order.
 
-Nothing goes, so a key's whole history within a call is worked out in one pass, without taking its ticks one after the other.
+Nothing goes, so a key's whole history within a call is worked out in one pass, without taking its
+ticks one after the other.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from headrace.operators.aggregates.accumulator import (
 
 
 class OneValue(Keeper):
-    """Keeps one value of each key. Subclasses choose, among the candidates of each version, the one that stands from then on."""
+    """Keeps one value of each key. Subclasses choose, among the candidates of each version, the one
+    that stands from then on.
+    """
 
     def __init__(self, column: str, type: pa.DataType) -> None:
         self.column, self.type = column, type
@@ -41,11 +45,15 @@ class OneValue(Keeper):
         chosen = self.chosen(values, candidates, segments)
         results = values.take(pa.array(chosen, mask=chosen < 0))
         newest = chosen[np.append(segments.before_all[1:], segments.versions) - 1]
-        states = pa.StructArray.from_arrays([values.take(pa.array(newest[newest >= 0]))], fields=list(self.state_type))
+        states = pa.StructArray.from_arrays(
+            [values.take(pa.array(newest[newest >= 0]))], fields=list(self.state_type)
+        )
         return self.kept(results, newest >= 0, states)
 
     def candidates(self, values: pa.Array, first_row: int, segments: Segments) -> Ints:
-        """Of each segment the position of the one value that counts, -1 if none does; its rows begin at `first_row`."""
+        """Of each segment the position of the one value that counts, -1 if none does; its rows
+        begin at `first_row`.
+        """
         raise NotImplementedError
 
     def chosen(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:
@@ -75,7 +83,9 @@ class First(OneValue):
 
     def chosen(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:  # noqa: ARG002
         versions = np.arange(len(candidates))
-        earliest = np.minimum.reduceat(np.where(candidates >= 0, versions, len(versions)), segments.before_all)
+        earliest = np.minimum.reduceat(
+            np.where(candidates >= 0, versions, len(versions)), segments.before_all
+        )
         of_key = np.repeat(earliest, np.diff(segments.before_all, append=segments.versions))
         return np.where(versions >= of_key, candidates[np.minimum(of_key, len(versions) - 1)], -1)
 
@@ -96,7 +106,9 @@ class Last(First):
 
 
 class RankedExtreme(OneValue):
-    """The smallest or the largest value, of types too wide for `extremes.py`: STRING, BINARY, DECIMAL."""
+    """The smallest or the largest value, of types too wide for `extremes.py`: STRING, BINARY,
+    DECIMAL.
+    """
 
     def __init__(self, column: str, type: pa.DataType, *, largest: bool) -> None:
         super().__init__(column, type)
@@ -111,9 +123,13 @@ class RankedExtreme(OneValue):
         return of_rank[best]
 
     def chosen(self, values: pa.Array, candidates: Ints, segments: Segments) -> Ints:
-        """The best so far. Each key's ranks are moved below those of the key before, so that one pass serves all keys."""
+        """The best so far. Each key's ranks are moved below those of the key before, so that one
+        pass serves all keys.
+        """
         ranks = np.append(self._ranks(values), len(values))[candidates]
-        below = np.repeat(np.arange(len(segments.firsts)), np.diff(segments.before_all, append=segments.versions)) * (len(values) + 1)
+        below = np.repeat(
+            np.arange(len(segments.firsts)), np.diff(segments.before_all, append=segments.versions)
+        ) * (len(values) + 1)
         best = np.minimum.accumulate(ranks - below)
         found = np.maximum.accumulate(np.where(ranks - below == best, np.arange(len(ranks)), -1))
         return candidates[found]
@@ -128,7 +144,9 @@ class RankedExtreme(OneValue):
 
 
 class Collect(Keeper):
-    """All values that are not null, in their order; what comes when there are `most` is left out. Each version of a key's list begins like the last."""
+    """All values that are not null, in their order; what comes when there are `most` is left out.
+    Each version of a key's list begins like the last.
+    """
 
     def __init__(self, column: str, type: pa.DataType, *, most: int, stop: bool) -> None:
         self.column, self.type, self.most, self.stop = column, type, most, stop
@@ -143,22 +161,38 @@ class Collect(Keeper):
         inside = place_in_slot(key) + had[key] < self.most
         if self.stop and not inside.all():
             raise Full(int(key[~inside][0]), self.most)
-        left_out = () if inside.all() else (LeftOut(rows[~inside], f"the group has {self.most} values of {self.column!r} already"),)
+        left_out = (
+            ()
+            if inside.all()
+            else (
+                LeftOut(
+                    rows[~inside], f"the group has {self.most} values of {self.column!r} already"
+                ),
+            )
+        )
         lengths, values = self._lists(had, stored, column, key[inside], rows[inside])
         results = self._versions(had, lengths, values, segments.segment_of[rows[inside]], segments)
-        states = pa.StructArray.from_arrays([lists(lengths[lengths > 0], values)], fields=list(self.state_type))
+        states = pa.StructArray.from_arrays(
+            [lists(lengths[lengths > 0], values)], fields=list(self.state_type)
+        )
         return self.kept(results, lengths > 0, states, left_out=left_out)
 
-    def _lists(self, had: Ints, stored: pa.Array, column: pa.Array, key: Ints, rows: Ints) -> tuple[Ints, pa.Array]:
+    def _lists(
+        self, had: Ints, stored: pa.Array, column: pa.Array, key: Ints, rows: Ints
+    ) -> tuple[Ints, pa.Array]:
         """The newest list of each key: old values, then new ones."""
         old = stored.field(0).flatten()
         of_key = np.concatenate([np.repeat(np.arange(len(had)), had), key])
         at = np.concatenate([np.arange(len(old)), len(old) + rows])
         order = np.argsort(of_key, kind="stable")
-        return had + np.bincount(key, minlength=len(had)), pa.concat_arrays([old, column]).take(pa.array(at[order]))
+        return had + np.bincount(key, minlength=len(had)), pa.concat_arrays([old, column]).take(
+            pa.array(at[order])
+        )
 
     @staticmethod
-    def _versions(had: Ints, lengths: Ints, values: pa.Array, segment: Ints, segments: Segments) -> pa.Array:
+    def _versions(
+        had: Ints, lengths: Ints, values: pa.Array, segment: Ints, segments: Segments
+    ) -> pa.Array:
         more = np.zeros(segments.versions, np.int64)
         more[segments.after] = np.bincount(segment, minlength=len(segments))
         more[segments.before_all] = had
@@ -170,14 +204,16 @@ class Collect(Keeper):
         return lists(length, values.take(pa.array(runs(start, length))))
 
 
-# The smallest and the largest value of a stream, for types of up to 64 bits: values as numbers in the same order, of which the largest is kept.
+# The smallest and the largest value of a stream, for types of up to 64 bits: values as numbers in
+# the same order, of which the largest is kept.
 #
 # Others, and tables, whose rows can go again, are in `multiset.py`.
 
 
-
 class Extreme(Monoid):
-    """`code` is a value's place in the order of its type, turned round for the smallest; 0 and `some` = 0 where there is none."""
+    """`code` is a value's place in the order of its type, turned round for the smallest; 0 and
+    `some` = 0 where there is none.
+    """
 
     fields = (("some", "u1"), ("code", "<u8"))
 
@@ -190,7 +226,9 @@ class Extreme(Monoid):
         if valid is None:
             return np.ones(len(segments), np.uint8), np.maximum.reduceat(codes, segments.starts)
         codes[~valid] = 0
-        return np.maximum.reduceat(valid.astype(np.uint8), segments.starts), np.maximum.reduceat(codes, segments.starts)
+        return np.maximum.reduceat(valid.astype(np.uint8), segments.starts), np.maximum.reduceat(
+            codes, segments.starts
+        )
 
     def merge(self, left: Columns, right: Columns) -> Columns:
         return np.maximum(left[0], right[0]), np.maximum(left[1], right[1])
@@ -199,5 +237,7 @@ class Extreme(Monoid):
         some = columns[0] != 0
         return from_ordered(self._turned(columns[1]), some, self.type), None
 
-    def _turned(self, codes: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    def _turned(
+        self, codes: np.ndarray[tuple[int], np.dtype[np.uint64]]
+    ) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
         return codes if self.largest else ~codes

@@ -1,7 +1,9 @@
-"""A user's own aggregate, hosted: called with many keys at a time, its states stored as Arrow values, its mistakes traced to the row.
+"""A user's own aggregate, hosted: called with many keys at a time, its states stored as Arrow
+values, its mistakes traced to the row.
 
-A key's values of one tick always come in one call. If the call raises, it is made again with fewer keys, and for a key that it raises on, with fewer rows,
-until the rows are found that cannot be taken: so a bad row never disturbs other keys, whatever else came in the batch.
+A key's values of one tick always come in one call. If the call raises, it is made again with fewer
+keys, and for a key that it raises on, with fewer rows, until the rows are found that cannot be
+taken: so a bad row never disturbs other keys, whatever else came in the batch.
 """
 
 from __future__ import annotations
@@ -21,14 +23,15 @@ from headrace.operators.aggregates.accumulator import Advanced, Keeper, LeftOut
 # A user's own aggregate: a small class over Arrow arrays, given to `hr.agg.custom`.
 
 
-
 class CustomAggregate(ABC):
     """One value for each key, kept up to date from Arrow arrays, many keys at a time.
 
-    A state is one element of an Arrow array of `state_type`, whatever the aggregate wants to remember of a key; it is stored between ticks, so it must
-    hold everything. All methods are pure: the same arguments, the same result, no clock, no randomness.
+    A state is one element of an Arrow array of `state_type`, whatever the aggregate wants to
+    remember of a key; it is stored between ticks, so it must hold everything. All methods are pure:
+    the same arguments, the same result, no clock, no randomness.
 
-    `groups` says for each value to which key it belongs: a position in `states`. Values come in the pipeline's order. `states[i]` is null for a key that is new.
+    `groups` says for each value to which key it belongs: a position in `states`. Values come in the
+    pipeline's order. `states[i]` is null for a key that is new.
     """
 
     state_type: pa.DataType
@@ -43,7 +46,9 @@ class CustomAggregate(ABC):
         """The aggregate of each state."""
 
     def retract(self, states: pa.Array, groups: pa.Array, values: pa.Array) -> pa.Array:
-        """The states after these values, which were added before, are taken back. Needed over tables only."""
+        """The states after these values, which were added before, are taken back. Needed over
+        tables only.
+        """
         raise NotImplementedError
 
     @property
@@ -51,9 +56,16 @@ class CustomAggregate(ABC):
         return type(self).retract is not CustomAggregate.retract
 
     def __repr__(self) -> str:
-        """The aggregate's settings are part of its identity: state that was made with others is not used."""
-        settings = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(self).items()) if not name.startswith("_"))
+        """The aggregate's settings are part of its identity: state that was made with others is not
+        used.
+        """
+        settings = ", ".join(
+            f"{name}={value!r}"
+            for name, value in sorted(vars(self).items())
+            if not name.startswith("_")
+        )
         return f"{type(self).__qualname__}({settings})"
+
 
 Change = Callable[[pa.Array, pa.Array, pa.Array], pa.Array]
 
@@ -77,11 +89,15 @@ class Refused:
     rows: dict[str, list[int]] = field(default_factory=dict)
 
     def left_out(self) -> tuple[LeftOut, ...]:
-        return tuple(LeftOut(np.array(sorted(rows)), reason) for reason, rows in sorted(self.rows.items()))
+        return tuple(
+            LeftOut(np.array(sorted(rows)), reason) for reason, rows in sorted(self.rows.items())
+        )
 
 
 class Custom(Keeper):
-    """Hosts an aggregate. Rows that it raises on are left out if `divert`, else they stop the query."""
+    """Hosts an aggregate. Rows that it raises on are left out if `divert`, else they stop the
+    query.
+    """
 
     def __init__(self, column: str, aggregate: CustomAggregate, *, divert: bool) -> None:
         self.column, self.aggregate, self.divert = column, aggregate, divert
@@ -101,7 +117,9 @@ class Custom(Keeper):
             states = states.take(pa.array(np.searchsorted(keys, segments.key_of[turn])))
             keys = segments.key_of[turn]
             states = self._round(states, values, turn, segments, refused)
-            version_at[segments.after[turn]] = np.where(states.is_valid().to_numpy(zero_copy_only=False), total + np.arange(len(turn)), -1)
+            version_at[segments.after[turn]] = np.where(
+                states.is_valid().to_numpy(zero_copy_only=False), total + np.arange(len(turn)), -1
+            )
             rounds.append(states)
             total += len(turn)
         return self._outcome(_taken(pa.concat_arrays(rounds), version_at), segments, refused)
@@ -116,30 +134,52 @@ class Custom(Keeper):
         """Asked of states that are there; a group whose rows were all left out has no answer."""
         valid = versions.is_valid().to_numpy(zero_copy_only=False)
         try:
-            found = _checked(self.aggregate.result(versions.drop_null()), int(valid.sum()), self.aggregate.result_type, "result")
+            found = _checked(
+                self.aggregate.result(versions.drop_null()),
+                int(valid.sum()),
+                self.aggregate.result_type,
+                "result",
+            )
         except Exception as error:
             raise Raised(None, error) from error
         at = np.full(len(versions), -1)
         at[valid] = np.arange(len(found))
         return _taken(found, at)
 
-    def _round(self, states: pa.Array, values: pa.Array, turn: Ints, segments: Segments, refused: Refused) -> pa.Array:
-        """A segment of each of some keys: first what comes, then what goes. A group that has no rows any more is forgotten."""
+    def _round(
+        self, states: pa.Array, values: pa.Array, turn: Ints, segments: Segments, refused: Refused
+    ) -> pa.Array:
+        """A segment of each of some keys: first what comes, then what goes. A group that has no
+        rows any more is forgotten.
+        """
         signs = segments.signs
         rows = runs(segments.starts[turn], segments.sizes[turn])
         slots = np.repeat(np.arange(len(turn)), segments.sizes[turn])
         if signs is None:
             return self._changed(self.aggregate.add, "add", states, slots, rows, values, refused)
         comes = signs[rows] > 0
-        states = self._changed(self.aggregate.add, "add", states, slots[comes], rows[comes], values, refused)
-        states = self._changed(self.aggregate.retract, "retract", states, slots[~comes], rows[~comes], values, refused)
+        states = self._changed(
+            self.aggregate.add, "add", states, slots[comes], rows[comes], values, refused
+        )
+        states = self._changed(
+            self.aggregate.retract, "retract", states, slots[~comes], rows[~comes], values, refused
+        )
         if segments.exists is not None:
-            states = _taken(states, np.where(segments.exists[segments.after[turn]], np.arange(len(turn)), -1))
+            states = _taken(
+                states, np.where(segments.exists[segments.after[turn]], np.arange(len(turn)), -1)
+            )
         return states
 
     def _changed(
-        self, change: Change, name: str, states: pa.Array, slots: Ints, rows: Ints, values: pa.Array, refused: Refused
-    ) -> pa.Array:  # fmt: skip
+        self,
+        change: Change,
+        name: str,
+        states: pa.Array,
+        slots: Ints,
+        rows: Ints,
+        values: pa.Array,
+        refused: Refused,
+    ) -> pa.Array:
         """States after some rows; split in two, again and again, where the aggregate raises."""
         if not len(rows):
             return states
@@ -151,12 +191,20 @@ class Custom(Keeper):
                 return self._refuse(states, int(rows[0]), error, refused)
         if len(states) == 1:
             middle = len(rows) // 2
-            states = self._changed(change, name, states, slots[:middle], rows[:middle], values, refused)
-            return self._changed(change, name, states, slots[middle:], rows[middle:], values, refused)
+            states = self._changed(
+                change, name, states, slots[:middle], rows[:middle], values, refused
+            )
+            return self._changed(
+                change, name, states, slots[middle:], rows[middle:], values, refused
+            )
         half = len(states) // 2
         cut = int(np.searchsorted(slots, half))
-        lower = self._changed(change, name, states.slice(0, half), slots[:cut], rows[:cut], values, refused)
-        upper = self._changed(change, name, states.slice(half), slots[cut:] - half, rows[cut:], values, refused)
+        lower = self._changed(
+            change, name, states.slice(0, half), slots[:cut], rows[:cut], values, refused
+        )
+        upper = self._changed(
+            change, name, states.slice(half), slots[cut:] - half, rows[cut:], values, refused
+        )
         return pa.concat_arrays([lower, upper])
 
     def _refuse(self, states: pa.Array, row: int, error: Exception, refused: Refused) -> pa.Array:

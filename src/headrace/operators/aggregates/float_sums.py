@@ -1,4 +1,6 @@
-"""Sums and averages of DOUBLE and FLOAT columns: the exact sum, rounded once. Neither batches nor shards nor the order of rows can be seen in it."""
+"""Sums and averages of DOUBLE and FLOAT columns: the exact sum, rounded once. Neither batches nor
+shards nor the order of rows can be seen in it.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,22 @@ import pyarrow as pa
 
 from headrace.columnar.buffers import Ints, Mask
 from headrace.columnar.segments import Segments
-from headrace.operators.aggregates.accumulator import Columns, Monoid, Tails, double_array, doubles, reduce_segments
+from headrace.operators.aggregates.accumulator import (
+    Columns,
+    Monoid,
+    Tails,
+    double_array,
+    doubles,
+    reduce_segments,
+)
 from headrace.operators.aggregates.sums import COUNT, count_valid
 
-# Exact sums of doubles one by one, with Python's integers: for the few that `expansions.py` has no room for, and for infinities and NaNs.
+# Exact sums of doubles one by one, with Python's integers: for the few that `expansions.py` has no
+# room for, and for infinities and NaNs.
 #
-# A sum is kept as an integer, in units of the square of the smallest double, so that sums of squares are whole too; with counts of what is not a number
-# beside it, so that everything can go again that came.
+# A sum is kept as an integer, in units of the square of the smallest double, so that sums of
+# squares are whole too; with counts of what is not a number beside it, so that everything can go
+# again that came.
 
 
 _UNIT = 1 << 2148
@@ -70,7 +81,9 @@ class ExactSum:
 
     def to_bytes(self) -> bytes:
         size = self.units.bit_length() // 8 + 1
-        return _COUNTS.pack(self.infinities, self.negative_infinities, self.nans) + self.units.to_bytes(size, "little", signed=True)
+        return _COUNTS.pack(
+            self.infinities, self.negative_infinities, self.nans
+        ) + self.units.to_bytes(size, "little", signed=True)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ExactSum:
@@ -104,13 +117,16 @@ def to_double(units: int) -> float:
         return math.inf if units > 0 else -math.inf
 
 
-# Exact sums of doubles, for many keys at once: a number as the sum of a few doubles that do not overlap, the largest first.
+# Exact sums of doubles, for many keys at once: a number as the sum of a few doubles that do not
+# overlap, the largest first.
 #
-# The form is canonical: the first part is the exact sum rounded to the nearest double, the second what remains, rounded, and so on. It
-# depends on the exact sum alone, so neither the order of additions nor their grouping can be seen in it. Numbers that need more parts than there
-# is room for (or infinities and NaNs) are left to `exact.py`; here they only are told apart.
+# The form is canonical: the first part is the exact sum rounded to the nearest double, the second
+# what remains, rounded, and so on. It depends on the exact sum alone, so neither the order of
+# additions nor their grouping can be seen in it. Numbers that need more parts than there is room
+# for (or infinities and NaNs) are left to `exact.py`; here they only are told apart.
 #
-# The method is error-free addition: a + b = s + e, with s the rounded sum and e what rounding took off, itself a double.
+# The method is error-free addition: a + b = s + e, with s the rounded sum and e what rounding took
+# off, itself a double.
 
 
 Doubles = npt.NDArray[np.float64]
@@ -120,18 +136,24 @@ _PASSES = 12
 
 
 def two_sum(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
-    """The rounded sum, and what rounding took off. Exact unless the sum is too large for a double."""
+    """The rounded sum, and what rounding took off. Exact unless the sum is too large for a
+    double.
+    """
     s = a + b
     of_b = s - a
     return s, (a - (s - of_b)) + (b - of_b)
 
 
 def two_product(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
-    """The rounded product, and what rounding took off. Exact for factors and products far from the ends of the range of doubles."""
+    """The rounded product, and what rounding took off. Exact for factors and products far from the
+    ends of the range of doubles.
+    """
     product = a * b
     a_high, a_low = _halves(a)
     b_high, b_low = _halves(b)
-    return product, a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
+    return product, a_low * b_low - (
+        ((product - a_high * b_high) - a_low * b_high) - a_high * b_low
+    )
 
 
 def _halves(a: Doubles) -> tuple[Doubles, Doubles]:
@@ -142,19 +164,25 @@ def _halves(a: Doubles) -> tuple[Doubles, Doubles]:
 
 
 def distilled(terms: Sequence[Doubles], parts: int) -> tuple[Expansion, Mask]:
-    """The sum of all terms as canonical parts, and which sums cannot be told here: their parts are to be ignored."""
+    """The sum of all terms as canonical parts, and which sums cannot be told here: their parts are
+    to be ignored.
+    """
     count = len(terms[0])
     total = tuple(np.zeros(count) for _ in range(parts))
     failed = np.zeros(count, np.bool_)
     with np.errstate(all="ignore"):
         for start in range(0, count, _BLOCK):
             block = slice(start, start + _BLOCK)
-            _distil_block([term[block] for term in terms], [part[block] for part in total], failed[block])
+            _distil_block(
+                [term[block] for term in terms], [part[block] for part in total], failed[block]
+            )
     return total, failed
 
 
 def _distil_block(terms: list[Doubles], total: list[Doubles], failed: Mask) -> None:
-    """Pass over the terms from the smallest to the largest until no pass changes them any more; most blocks need two."""
+    """Pass over the terms from the smallest to the largest until no pass changes them any more;
+    most blocks need two.
+    """
     terms = [term for term in terms if term.any()]
     which: slice | npt.NDArray[np.int64] = slice(None)
     for _ in range(_PASSES):
@@ -174,7 +202,9 @@ def _distil_block(terms: list[Doubles], total: list[Doubles], failed: Mask) -> N
 
 
 def _pass(terms: list[Doubles]) -> tuple[list[Doubles], Mask]:
-    """One pass, and which rows are settled: left as they were, or of two terms only, which one pass settles."""
+    """One pass, and which rows are settled: left as they were, or of two terms only, which one pass
+    settles.
+    """
     fresh = list(terms)
     settled = np.ones(len(terms[0]), np.bool_)
     for at in range(len(terms) - 2, -1, -1):
@@ -186,9 +216,21 @@ def _pass(terms: list[Doubles]) -> tuple[list[Doubles], Mask]:
     return fresh, settled
 
 
-def _put(total: list[Doubles], failed: Mask, which: slice | npt.NDArray[np.int64], terms: list[Doubles], settled: Mask | None) -> None:
-    """Store settled sums, or mark them as failed: too many parts, not finite, or a tie that further parts would break."""
-    where = which if settled is None else (np.flatnonzero(settled) if isinstance(which, slice) else which[settled])
+def _put(
+    total: list[Doubles],
+    failed: Mask,
+    which: slice | npt.NDArray[np.int64],
+    terms: list[Doubles],
+    settled: Mask | None,
+) -> None:
+    """Store settled sums, or mark them as failed: too many parts, not finite, or a tie that further
+    parts would break.
+    """
+    where = (
+        which
+        if settled is None
+        else (np.flatnonzero(settled) if isinstance(which, slice) else which[settled])
+    )
     bad = np.zeros(len(terms[0]) if terms else 0, np.bool_)
     for at, term in enumerate(terms):
         bad |= ~np.isfinite(term)
@@ -202,10 +244,11 @@ def _put(total: list[Doubles], failed: Mask, which: slice | npt.NDArray[np.int64
         failed[where] |= bad
 
 
-# Exact sums of doubles as part of many keys' states: a few parts for each key, and a tail for the few keys that need more.
+# Exact sums of doubles as part of many keys' states: a few parts for each key, and a tail for the
+# few keys that need more.
 #
-# While they are worked on, a sum without room in its parts is a NaN followed by its place in a list; stored, by the length of its tail.
-
+# While they are worked on, a sum without room in its parts is a NaN followed by its place in a
+# list; stored, by the length of its tail.
 
 
 class ExactColumns:
@@ -267,10 +310,16 @@ class ExactColumns:
             part[at] = value
 
     def exact(self, sums: Expansion, at: int) -> ExactSum:
-        return self._spilled[int(sums[1][at])] if np.isnan(sums[0][at]) else of_parts([float(part[at]) for part in sums])
+        return (
+            self._spilled[int(sums[1][at])]
+            if np.isnan(sums[0][at])
+            else of_parts([float(part[at]) for part in sums])
+        )
 
     def add(self, left: Expansion, right: Expansion) -> Expansion:
-        total, failed = distilled([part for pair in zip(left, right, strict=True) for part in pair], self.parts)
+        total, failed = distilled(
+            [part for pair in zip(left, right, strict=True) for part in pair], self.parts
+        )
         for at in np.flatnonzero(failed).tolist():
             self.put_exact(total, at, self.exact(left, at) + self.exact(right, at))
         return total
@@ -285,7 +334,9 @@ class ExactColumns:
         if not len(spilled):
             return sums[0]
         values = sums[0].copy()
-        values[spilled] = [self._spilled[place].rounded() for place in sums[1][spilled].astype(np.int64).tolist()]
+        values[spilled] = [
+            self._spilled[place].rounded() for place in sums[1][spilled].astype(np.int64).tolist()
+        ]
         return values
 
     def _spill(self, sums: Expansion, at: int, total: ExactSum) -> None:
@@ -294,20 +345,29 @@ class ExactColumns:
             part[at] = 0.0
         self._spilled.append(total)
 
-    def _spill_values(self, sums: Expansion, values: Doubles, weights: Ints | None, which: Mask) -> None:
+    def _spill_values(
+        self, sums: Expansion, values: Doubles, weights: Ints | None, which: Mask
+    ) -> None:
         """There are but six of them: coming or going, an infinity, its opposite, a NaN."""
-        for value, mask in ((np.inf, values == np.inf), (-np.inf, values == -np.inf), (np.nan, np.isnan(values))):
+        for value, mask in (
+            (np.inf, values == np.inf),
+            (-np.inf, values == -np.inf),
+            (np.nan, np.isnan(values)),
+        ):
             for weight in (1, -1):
                 chosen = which & mask & (weight == (1 if weights is None else weights))
                 if chosen.any():
                     sums[0][chosen], sums[1][chosen] = np.nan, len(self._spilled)
                     self._spilled.append(exact(value, weight))
 
+
 PARTS = 3  # amounts of money, in their millions, need two
 
 
 class DoubleSum(Monoid):
-    """The sum; null without values. Infinities and NaN count as IEEE 754 has it, and go again when their rows go."""
+    """The sum; null without values. Infinities and NaN count as IEEE 754 has it, and go again when
+    their rows go.
+    """
 
     fields = (COUNT, *ExactColumns(PARTS).fields("s"))
 
@@ -342,13 +402,18 @@ class DoubleAverage(DoubleSum):
 
     def result(self, columns: Columns) -> tuple[pa.Array, Mask | None]:
         some = columns[0] != 0
-        return double_array(self._sums.rounded(columns[1:]) / np.where(some, columns[0], 1), some), None
+        return (
+            double_array(self._sums.rounded(columns[1:]) / np.where(some, columns[0], 1), some),
+            None,
+        )
 
 
-# The standard deviation, from the exact sums of values and of their squares: no value is kept, and any can go again.
+# The standard deviation, from the exact sums of values and of their squares: no value is kept, and
+# any can go again.
 #
-# Integers and decimals are taken as doubles, as Spark does. The squares' sum less the sum's square cancels; it is computed with twice a
-# double's digits, and with Python's integers where even that is too few (as when all values are the same).
+# Integers and decimals are taken as doubles, as Spark does. The squares' sum less the sum's square
+# cancels; it is computed with twice a double's digits, and with Python's integers where even that
+# is too few (as when all values are the same).
 
 
 SUM_PARTS = 3
@@ -358,7 +423,9 @@ _MOST_CANCELLED = 2.0**-40
 
 
 class StandardDeviation(Monoid):
-    """Of a sample: null for fewer than two values. Of a population: null without values. NaN if a value is not a number."""
+    """Of a sample: null for fewer than two values. Of a population: null without values. NaN if a
+    value is not a number.
+    """
 
     fields = (COUNT, *ExactColumns(SUM_PARTS).fields("s"), *ExactColumns(SQUARE_PARTS).fields("q"))
 
@@ -367,7 +434,11 @@ class StandardDeviation(Monoid):
         self._sums, self._squares = ExactColumns(SUM_PARTS), ExactColumns(SQUARE_PARTS)
 
     def tail_sizes(self, columns: Columns) -> Ints | None:
-        sizes = [each for each in (self._sums.tail_sizes(columns[1:4]), self._squares.tail_sizes(columns[4:])) if each is not None]
+        sizes = [
+            each
+            for each in (self._sums.tail_sizes(columns[1:4]), self._squares.tail_sizes(columns[4:]))
+            if each is not None
+        ]
         return sum(sizes[1:], sizes[0]) if sizes else None
 
     def opened(self, columns: Columns, tails: Tails | None) -> Columns:
@@ -377,19 +448,27 @@ class StandardDeviation(Monoid):
         cuts = [0] * len(tails) if first is None else first.tolist()
         of_sums = [tail[:at] for tail, at in zip(tails, cuts, strict=True)]
         of_squares = [tail[at:] for tail, at in zip(tails, cuts, strict=True)]
-        return columns[0], *self._sums.opened(columns[1:4], of_sums), *self._squares.opened(columns[4:], of_squares)
+        return (
+            columns[0],
+            *self._sums.opened(columns[1:4], of_sums),
+            *self._squares.opened(columns[4:], of_squares),
+        )
 
     def closed(self, columns: Columns) -> tuple[Columns, Tails | None]:
         sums, sum_tails = self._sums.closed(columns[1:4])
         squares, square_tails = self._squares.closed(columns[4:])
         tails = [each for each in (sum_tails, square_tails) if each is not None]
-        return (columns[0], *sums, *squares), list(map(b"".join, zip(*tails, strict=True))) if tails else None
+        return (columns[0], *sums, *squares), (
+            list(map(b"".join, zip(*tails, strict=True))) if tails else None
+        )
 
     def lift(self, segments: Segments) -> Columns:
         array = segments.column(self.column)
         values = doubles(array)
         sums = self._sums.reduced(self._sums.of_values(values, segments.signs), segments.segment_of)
-        squares = self._squares.reduced(self._of_squares(values, segments.signs), segments.segment_of)
+        squares = self._squares.reduced(
+            self._of_squares(values, segments.signs), segments.segment_of
+        )
         return count_valid(array, segments), *sums, *squares
 
     def _of_squares(self, values: Doubles, weights: Ints | None) -> Expansion:
@@ -399,11 +478,19 @@ class StandardDeviation(Monoid):
         product, rest = two_product(safe, safe if weights is None else safe * weights)
         squares = self._squares.of_products(product + 0.0, rest + 0.0)
         for at in np.flatnonzero(~plain).tolist():
-            self._squares.put_exact(squares, at, _exact_square(float(values[at]), 1 if weights is None else int(weights[at])))
+            self._squares.put_exact(
+                squares,
+                at,
+                _exact_square(float(values[at]), 1 if weights is None else int(weights[at])),
+            )
         return squares
 
     def merge(self, left: Columns, right: Columns) -> Columns:
-        return left[0] + right[0], *self._sums.add(left[1:4], right[1:4]), *self._squares.add(left[4:], right[4:])
+        return (
+            left[0] + right[0],
+            *self._sums.add(left[1:4], right[1:4]),
+            *self._squares.add(left[4:], right[4:]),
+        )
 
     def result(self, columns: Columns) -> tuple[pa.Array, Mask | None]:
         count, sums, squares = columns[0], columns[1:4], columns[4:]
@@ -414,7 +501,9 @@ class StandardDeviation(Monoid):
             excess, sure = _excess(number, sums, squares)
             deviation = np.sqrt(excess / (number * (number - fewer)))
         for at in np.flatnonzero(enough & ~sure).tolist():
-            deviation[at] = _exactly(int(count[at]), self._sums.exact(sums, at), self._squares.exact(squares, at), fewer)
+            deviation[at] = _exactly(
+                int(count[at]), self._sums.exact(sums, at), self._squares.exact(squares, at), fewer
+            )
         return double_array(deviation, enough), None
 
 
@@ -426,14 +515,21 @@ def _exact_square(value: float, weight: int) -> ExactSum:
 
 
 def _excess(number: Doubles, sums: Expansion, squares: Expansion) -> tuple[Doubles, Mask]:
-    """Number times the squares' sum, less the sum's square; and where so few digits cancelled that it can be trusted."""
+    """Number times the squares' sum, less the sum's square; and where so few digits cancelled that
+    it can be trusted.
+    """
     scaled, rest = two_product(number, squares[0])
     rest += number * squares[1]
     square, square_rest = two_product(sums[0], sums[0])
     square_rest += 2 * sums[0] * sums[1]
     high, low = two_sum(scaled, -square)
     excess = high + (low + (rest - square_rest))
-    safe = (scaled < _LARGEST) & (scaled > _SMALLEST) & (square < _LARGEST) & ((square > _SMALLEST) | (square == 0))
+    safe = (
+        (scaled < _LARGEST)
+        & (scaled > _SMALLEST)
+        & (square < _LARGEST)
+        & ((square > _SMALLEST) | (square == 0))
+    )
     return excess, safe & (excess > scaled * _MOST_CANCELLED)
 
 
@@ -442,7 +538,10 @@ def _exactly(count: int, total: ExactSum, squares: ExactSum, fewer: int) -> floa
     if not (total.is_finite and squares.is_finite):
         return math.nan
     unit = to_units(1.0)
-    return _square_root(count * squares.units * unit - total.units * total.units, count * (count - fewer) * unit * unit)
+    return _square_root(
+        count * squares.units * unit - total.units * total.units,
+        count * (count - fewer) * unit * unit,
+    )
 
 
 def _square_root(numerator: int, denominator: int) -> float:

@@ -1,6 +1,8 @@
-"""Sketches over streams, from Apache DataSketches: small states that answer about. Deterministic: the same values in the same ticks, the same bytes.
+"""Sketches over streams, from Apache DataSketches: small states that answer about. Deterministic:
+the same values in the same ticks, the same bytes.
 
-A state is read, brought up to date and written once for each key and tick, so that it does not matter how many ticks come in a call.
+A state is read, brought up to date and written once for each key and tick, so that it does not
+matter how many ticks come in a call.
 """
 
 from __future__ import annotations
@@ -25,7 +27,16 @@ from headrace.columnar.keys import canonical, encode_keys
 from headrace.columnar.murmur2 import murmur2_array
 from headrace.columnar.segments import Segments
 from headrace.errors import CorruptionError, NewerFormat
-from headrace.operators.aggregates.accumulator import Accumulator, Advanced, Columns, Tails, doubles, from_ordered, has_order_in_64_bits, to_ordered
+from headrace.operators.aggregates.accumulator import (
+    Accumulator,
+    Advanced,
+    Columns,
+    Tails,
+    doubles,
+    from_ordered,
+    has_order_in_64_bits,
+    to_ordered,
+)
 
 
 class Sketch(Accumulator):
@@ -59,7 +70,9 @@ class Sketch(Accumulator):
     def advance(self, columns: Columns, tails: Tails | None, segments: Segments) -> Advanced:  # noqa: ARG002
         column = segments.column(self.column)
         items = self.items(column.drop_null())
-        count = np.add.reduceat(column.is_valid().to_numpy(zero_copy_only=False).astype(np.int64), segments.starts)
+        count = np.add.reduceat(
+            column.is_valid().to_numpy(zero_copy_only=False).astype(np.int64), segments.starts
+        )
         ends = [0, *np.cumsum(count).tolist()]
         states = [b""] * len(segments.firsts) if tails is None else list(tails)
         answers: list[Any] = []
@@ -68,7 +81,9 @@ class Sketch(Accumulator):
             answers.append(self.read(states[key]))
             for segment in range(first, stop):
                 if ends[segment + 1] > ends[segment]:
-                    states[key] = self.updated(states[key], items[ends[segment] : ends[segment + 1]])
+                    states[key] = self.updated(
+                        states[key], items[ends[segment] : ends[segment + 1]]
+                    )
                 answers.append(self.read(states[key]))
         sizes = np.fromiter(map(len, states), np.uint32, len(states))
         return Advanced(self.array(answers), (sizes,), states)
@@ -93,17 +108,26 @@ class ApproxDistinct(Sketch):
 
     @staticmethod
     def _error(lg_k: int) -> float:
-        return max(abs(float(datasketches.hll_sketch.get_rel_err(upper, False, lg_k, 1))) for upper in (True, False))
+        return max(
+            abs(float(datasketches.hll_sketch.get_rel_err(upper, False, lg_k, 1)))
+            for upper in (True, False)
+        )
 
     def items(self, values: pa.Array) -> Sequence[Any]:
         values = canonical(values)
         if has_order_in_64_bits(values.type):
             numbers: list[int] = to_ordered(values).view(np.int64).tolist()
             return numbers
-        return [item if item and item[0] != "\0" else "\0" + item for item in texts(values)]  # the sketch passes over empty strings
+        return [
+            item if item and item[0] != "\0" else "\0" + item for item in texts(values)
+        ]  # the sketch passes over empty strings
 
     def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
-        sketch = datasketches.hll_sketch.deserialize(data) if data else datasketches.hll_sketch(self.lg_k, datasketches.tgt_hll_type.HLL_4)
+        sketch = (
+            datasketches.hll_sketch.deserialize(data)
+            if data
+            else datasketches.hll_sketch(self.lg_k, datasketches.tgt_hll_type.HLL_4)
+        )
         take_all(sketch.update, items)
         return bytes(sketch.serialize_compact())
 
@@ -117,7 +141,9 @@ class ApproxDistinct(Sketch):
 class Quantiles(Sketch):
     """A t-digest: about the values below which given fractions lie. NaN is passed over."""
 
-    def __init__(self, column: str, type: pa.DataType, *, at: float | tuple[float, ...], compression: int) -> None:
+    def __init__(
+        self, column: str, type: pa.DataType, *, at: float | tuple[float, ...], compression: int
+    ) -> None:
         super().__init__(column, type)
         self.at, self.compression = at, compression
 
@@ -125,7 +151,11 @@ class Quantiles(Sketch):
         return np.array(doubles(values))  # the sketch takes no read-only memory
 
     def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
-        sketch = datasketches.tdigest_double.deserialize(data) if data else datasketches.tdigest_double(self.compression)
+        sketch = (
+            datasketches.tdigest_double.deserialize(data)
+            if data
+            else datasketches.tdigest_double(self.compression)
+        )
         sketch.update(items)
         return bytes(sketch.serialize())
 
@@ -138,13 +168,19 @@ class Quantiles(Sketch):
         return sketch.get_quantile(self.at)
 
     def array(self, answers: list[Any]) -> pa.Array:
-        return pa.array(answers, pa.list_(pa.float64()) if isinstance(self.at, tuple) else pa.float64())
+        return pa.array(
+            answers, pa.list_(pa.float64()) if isinstance(self.at, tuple) else pa.float64()
+        )
 
 
 class HeavyHitters(Sketch):
-    """Frequent items: the most frequent values, each with the least and the most it can have come."""
+    """Frequent items: the most frequent values, each with the least and the most it can have
+    come.
+    """
 
-    def __init__(self, column: str, type: pa.DataType, result: pa.DataType, *, most: int, size: int) -> None:
+    def __init__(
+        self, column: str, type: pa.DataType, result: pa.DataType, *, most: int, size: int
+    ) -> None:
         super().__init__(column, type)
         self.result, self.most, self.size = result, most, size
 
@@ -152,21 +188,35 @@ class HeavyHitters(Sketch):
     def lg_size(self) -> int:
         """The smallest map whose error is below one in `size`."""
         sketch = datasketches.frequent_strings_sketch
-        return next(lg_size for lg_size in range(3, 31) if lg_size == 30 or sketch.get_epsilon_for_lg_size(lg_size) <= 1 / self.size)
+        return next(
+            lg_size
+            for lg_size in range(3, 31)
+            if lg_size == 30 or sketch.get_epsilon_for_lg_size(lg_size) <= 1 / self.size
+        )
 
     def items(self, values: pa.Array) -> Sequence[Any]:
         values = canonical(values)
-        return list(map(str, to_ordered(values).tolist())) if has_order_in_64_bits(values.type) else texts(values)
+        return (
+            list(map(str, to_ordered(values).tolist()))
+            if has_order_in_64_bits(values.type)
+            else texts(values)
+        )
 
     def updated(self, data: bytes, items: Sequence[Any]) -> bytes:
-        sketch = datasketches.frequent_strings_sketch.deserialize(data) if data else datasketches.frequent_strings_sketch(self.lg_size)
+        sketch = (
+            datasketches.frequent_strings_sketch.deserialize(data)
+            if data
+            else datasketches.frequent_strings_sketch(self.lg_size)
+        )
         take_all(sketch.update, items)
         return bytes(sketch.serialize())
 
     def read(self, data: bytes) -> list[tuple[str, int, int, int]]:
         if not data:
             return []
-        found = datasketches.frequent_strings_sketch.deserialize(data).get_frequent_items(datasketches.frequent_items_error_type.NO_FALSE_NEGATIVES)
+        found = datasketches.frequent_strings_sketch.deserialize(data).get_frequent_items(
+            datasketches.frequent_items_error_type.NO_FALSE_NEGATIVES
+        )
         return sorted(found, key=lambda item: (-item[1], item[0]))[: self.most]
 
     def array(self, answers: list[Any]) -> pa.Array:
@@ -194,10 +244,12 @@ def texts(values: pa.Array) -> list[str]:
     return listed
 
 
-# Bloom filters: a set of values in a few bits each, which answers "certainly not" or "probably". `hr.agg.bloom` makes them, users ask them.
+# Bloom filters: a set of values in a few bits each, which answers "certainly not" or "probably".
+# `hr.agg.bloom` makes them, users ask them.
 #
-# A filter as bytes: version (1), number of probes (1), number of bits (8, little-endian), then the bits. Probes follow from 64 bits of a value's
-# key bytes (`keys.py`), so filters over columns of the same type can be compared, merged and asked anywhere.
+# A filter as bytes: version (1), number of probes (1), number of bits (8, little-endian), then the
+# bits. Probes follow from 64 bits of a value's key bytes (`keys.py`), so filters over columns of
+# the same type can be compared, merged and asked anywhere.
 
 
 VERSION = 1
@@ -226,7 +278,8 @@ class BloomFilter:
         version, probes, bits = _HEADER.unpack_from(filter)
         if version > VERSION:
             raise NewerFormat(
-                f"A Bloom filter has version {version}, and this Headrace knows up to {VERSION}.", fix="use the newer Headrace that made it."
+                f"A Bloom filter has version {version}, and this Headrace knows up to {VERSION}.",
+                fix="use the newer Headrace that made it.",
             )
         if len(filter) != _HEADER.size + bits // 8:
             raise CorruptionError(f"A Bloom filter of {bits} bits has {len(filter)} bytes.")
@@ -238,11 +291,15 @@ class BloomFilter:
     def with_hashes(self, hashes: Hashes) -> BloomFilter:
         places = self._places(hashes).reshape(-1)
         data = np.frombuffer(self.data, np.uint8).copy()
-        np.bitwise_or.at(data, places >> np.uint64(3), (np.uint64(1) << (places & np.uint64(7))).astype(np.uint8))
+        np.bitwise_or.at(
+            data, places >> np.uint64(3), (np.uint64(1) << (places & np.uint64(7))).astype(np.uint8)
+        )
         return BloomFilter(self.probes, self.bits, data.tobytes())
 
     def might_contain(self, values: pa.Array) -> Mask:
-        """For each value: False, it is certainly not a member; True, it probably is. A null is no member."""
+        """For each value: False, it is certainly not a member; True, it probably is. A null is no
+        member.
+        """
         answer = np.zeros(len(values), np.bool_)
         valid = values.is_valid().to_numpy(zero_copy_only=False)
         places = self._places(hashes_of(values.drop_null()))
@@ -254,13 +311,17 @@ class BloomFilter:
     def _places(self, hashes: Hashes) -> Hashes:
         """The bits of each value: a first one and an odd step."""
         step = (hashes >> np.uint64(32)) | np.uint64(1)
-        return (hashes[:, None] + np.arange(self.probes, dtype=np.uint64) * step[:, None]) % np.uint64(self.bits)
+        return (
+            hashes[:, None] + np.arange(self.probes, dtype=np.uint64) * step[:, None]
+        ) % np.uint64(self.bits)
 
 
 def hashes_of(values: pa.Array) -> Hashes:
     """64 bits of each value, none null: two hashes of its key bytes, mixed."""
     keys = encode_keys(pa.table({"value": values}), ["value"]).cast(pa.binary())
-    salted = pc.binary_join_element_wise(pa.scalar(b"bloom", pa.binary()), keys, pa.scalar(b"", pa.binary()))
+    salted = pc.binary_join_element_wise(
+        pa.scalar(b"bloom", pa.binary()), keys, pa.scalar(b"", pa.binary())
+    )
     mixed: Hashes = murmur2_array(keys).astype(np.uint64) << np.uint64(32) | murmur2_array(salted)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
@@ -268,7 +329,6 @@ def hashes_of(values: pa.Array) -> Hashes:
 
 
 # A Bloom filter of each key's values in a stream.
-
 
 
 class Bloom(Sketch):

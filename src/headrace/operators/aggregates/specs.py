@@ -1,4 +1,5 @@
-"""What an aggregate is, as a plan holds it: its kind, its column, its options and the type of its result. `hr.agg` builds these, kernels carry them out.
+"""What an aggregate is, as a plan holds it: its kind, its column, its options and the type of its
+result. `hr.agg` builds these, kernels carry them out.
 
 Types follow Spark's own aggregates, so that a pipeline and a Spark query over the same rows agree.
 """
@@ -18,7 +19,9 @@ STREAMS_ONLY = SKETCHES | {"decayed_sum"}
 """Kinds that cannot take rows back."""
 
 KEEPS_VALUES = frozenset({"min", "max", "first", "last", "collect", "count_distinct"})
-"""Kinds that keep values of a key to be able to take them back, and so have a bound, the option `most`."""
+"""Kinds that keep values of a key to be able to take them back, and so have a bound, the option
+`most`.
+"""
 
 MOST_DECIMAL_DIGITS = 38
 
@@ -33,7 +36,8 @@ class UnfitType(Exception):
 
 @dataclass(frozen=True)
 class AggregateSpec:
-    """One aggregate. `column` is a column's name or a Spark SQL expression; in a plan it is a column, or None where rows alone are counted.
+    """One aggregate. `column` is a column's name or a Spark SQL expression; in a plan it is a
+    column, or None where rows alone are counted.
 
     `type` is the type of the result; it is None until the aggregate is bound to its input.
     """
@@ -53,7 +57,11 @@ class AggregateSpec:
     @property
     def takes_tables(self) -> bool:
         """Whether it can take rows back."""
-        return bool(self.option("aggregate").retractable) if self.kind == "custom" else self.kind not in STREAMS_ONLY
+        return (
+            bool(self.option("aggregate").retractable)
+            if self.kind == "custom"
+            else self.kind not in STREAMS_ONLY
+        )
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -64,14 +72,20 @@ class AggregateSpec:
         """The same, whatever it may keep of a key."""
         if self.kind not in KEEPS_VALUES:
             return self
-        return replace(self, options=tuple(each for each in self.options if each[0] not in {"most", "when_full"}))
+        return replace(
+            self,
+            options=tuple(each for each in self.options if each[0] not in {"most", "when_full"}),
+        )
 
     def bound(self, column: str | None, column_type: pa.DataType | None) -> AggregateSpec:
         """The same over a column of a known type. UnfitType if it cannot take it."""
         return replace(self, column=column, type=result_type(self, column_type))
 
     def __str__(self) -> str:
-        arguments = [*([self.column] if self.column is not None else []), *(f"{name}={value!r}" for name, value in self.options)]
+        arguments = [
+            *([self.column] if self.column is not None else []),
+            *(f"{name}={value!r}" for name, value in self.options),
+        ]
         return f"{self.kind}({', '.join(arguments)})"
 
 
@@ -103,7 +117,9 @@ def _sum(_: AggregateSpec, kind: pa.DataType) -> pa.DataType:
 
 def _avg(_: AggregateSpec, kind: pa.DataType) -> pa.DataType:
     if pa.types.is_decimal(kind):
-        return pa.decimal128(min(kind.precision + 4, MOST_DECIMAL_DIGITS), min(kind.scale + 4, MOST_DECIMAL_DIGITS))
+        return pa.decimal128(
+            min(kind.precision + 4, MOST_DECIMAL_DIGITS), min(kind.scale + 4, MOST_DECIMAL_DIGITS)
+        )
     if is_number(kind):
         return pa.float64()
     if pa.types.is_duration(kind):
@@ -119,7 +135,10 @@ def _stddev(_: AggregateSpec, kind: pa.DataType) -> pa.DataType:
 
 def _same_if_ordered(_: AggregateSpec, kind: pa.DataType) -> pa.DataType:
     if pa.types.is_nested(kind) or pa.types.is_null(kind):
-        raise UnfitType("plain types, which have an order: numbers, STRING, BINARY, BOOLEAN, dates, times and intervals")
+        raise UnfitType(
+            "plain types, which have an order: numbers, STRING, BINARY, BOOLEAN, dates, times and"
+            " intervals"
+        )
     return kind
 
 
@@ -143,7 +162,12 @@ def _quantiles(spec: AggregateSpec, kind: pa.DataType) -> pa.DataType:
 
 def _heavy_hitters(spec: AggregateSpec, kind: pa.DataType) -> pa.DataType:
     _same_if_ordered(spec, kind)
-    fields = [pa.field("value", kind), pa.field("count", pa.int64()), pa.field("at_least", pa.int64()), pa.field("at_most", pa.int64())]
+    fields = [
+        pa.field("value", kind),
+        pa.field("count", pa.int64()),
+        pa.field("at_least", pa.int64()),
+        pa.field("at_most", pa.int64()),
+    ]
     return pa.list_(pa.struct(fields))
 
 
@@ -153,7 +177,9 @@ def _bloom(spec: AggregateSpec, kind: pa.DataType) -> pa.DataType:
 
 
 def is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    )
 
 
 _RESULTS: dict[str, Callable[[AggregateSpec, pa.DataType], pa.DataType]] = {

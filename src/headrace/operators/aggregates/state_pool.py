@@ -1,4 +1,5 @@
-"""States of aggregates that can be put together exactly, many of them side by side: lifted from rows, read from a store, merged, and in the end shown and stored.
+"""States of aggregates that can be put together exactly, many of them side by side: lifted from
+rows, read from a store, merged, and in the end shown and stored.
 
 For kernels whose groups come together and are made of others: sessions, sliding windows.
 """
@@ -23,11 +24,16 @@ States = list[Columns]
 
 
 class Merging:
-    """What can be done with states of one step's aggregates. Between reading and storing states are in an opened form: store all that are to stay at once, at last."""
+    """What can be done with states of one step's aggregates. Between reading and storing states are
+    in an opened form: store all that are to stay at once, at last.
+    """
 
     def __init__(self, aggregation: Aggregation) -> None:
         self._aggregation = aggregation
-        self._monoids: list[Monoid] = [CountRows(), *(each for each in aggregation.layout.accumulators if isinstance(each, Monoid))]
+        self._monoids: list[Monoid] = [
+            CountRows(),
+            *(each for each in aggregation.layout.accumulators if isinstance(each, Monoid)),
+        ]
 
     def lifted(self, segments: Segments) -> States:
         """The state of each segment's rows."""
@@ -36,21 +42,34 @@ class Merging:
     def opened(self, values: pa.Array) -> States:
         """States as they were stored; null is that of no rows."""
         rows, parts = self._aggregation.layout.unpacked_array(values)
-        return [(rows,), *(each.opened(*part) for each, part in zip(self._monoids[1:], parts, strict=True))]
+        return [
+            (rows,),
+            *(each.opened(*part) for each, part in zip(self._monoids[1:], parts, strict=True)),
+        ]
 
     def merge(self, left: States, right: States) -> States:
         """Pair by pair."""
-        return [each.merge(one, other) for each, one, other in zip(self._monoids, left, right, strict=True)]
+        return [
+            each.merge(one, other)
+            for each, one, other in zip(self._monoids, left, right, strict=True)
+        ]
 
     def reduced(self, states: States, sets: Ints) -> States:
         """One state for each set, of neighbours with the same number."""
         first = np.flatnonzero(np.append(True, sets[1:] != sets[:-1])) if len(sets) else sets
-        if (found := self.over_ranges(states, first, np.append(first[1:], len(sets))[: len(first)])) is not None:
+        if (
+            found := self.over_ranges(states, first, np.append(first[1:], len(sets))[: len(first)])
+        ) is not None:
             return found
-        return [reduce_segments(each.merge, columns, sets) for each, columns in zip(self._monoids, states, strict=True)]
+        return [
+            reduce_segments(each.merge, columns, sets)
+            for each, columns in zip(self._monoids, states, strict=True)
+        ]
 
     def over_ranges(self, states: States, first: Ints, stop: Ints) -> States | None:
-        """What ranges of neighbours amount to, if that can be had by taking away for all aggregates; None if not."""
+        """What ranges of neighbours amount to, if that can be had by taking away for all
+        aggregates; None if not.
+        """
         found: States = []
         for each, columns in zip(self._monoids, states, strict=True):
             if (sums := each.over_ranges(columns, first, stop)) is None:
@@ -59,7 +78,9 @@ class Merging:
         return found
 
     def prefixes(self, states: States, sets: Ints) -> States:
-        """For each state the merger of it and all before it in its set; sets lie one behind the other. Takes two merges a state."""
+        """For each state the merger of it and all before it in its set; sets lie one behind the
+        other. Takes two merges a state.
+        """
         begins = np.ones(len(sets), np.bool_)
         begins[1:] = sets[1:] != sets[:-1]
         if begins.all():
@@ -86,13 +107,24 @@ class Merging:
     def results(self, states: States) -> Shows:
         """What states amount to."""
         counted = (pa.array(states[0][0], pa.int64()), None)
-        of_others = iter([each.result(columns) for each, columns in zip(self._monoids[1:], states[1:], strict=True)])
-        shows = [counted if type(each) is CountRows else next(of_others) for each in self._aggregation.accumulators]
+        of_others = iter(
+            [
+                each.result(columns)
+                for each, columns in zip(self._monoids[1:], states[1:], strict=True)
+            ]
+        )
+        shows = [
+            counted if type(each) is CountRows else next(of_others)
+            for each in self._aggregation.accumulators
+        ]
         return Shows([array for array, _ in shows], [lost for _, lost in shows])
 
     def stored(self, states: States) -> pa.Array:
         """States as they are stored."""
-        parts = [each.closed(columns) for each, columns in zip(self._monoids[1:], states[1:], strict=True)]
+        parts = [
+            each.closed(columns)
+            for each, columns in zip(self._monoids[1:], states[1:], strict=True)
+        ]
         return self._aggregation.layout.packed_array(states[0][0], parts)
 
 
@@ -140,12 +172,17 @@ class Pool:
         if not len(fresh):
             return fresh
         if self._count > len(self._columns[0][0]):
-            self._columns = [tuple(_grown(column, 2 * self._count) for column in columns) for columns in self._columns]
+            self._columns = [
+                tuple(_grown(column, 2 * self._count) for column in columns)
+                for columns in self._columns
+            ]
         place(self._columns, fresh, states)
         return fresh
 
 
-def _grown(column: np.ndarray[tuple[int, ...], np.dtype[np.generic]], room: int) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+def _grown(
+    column: np.ndarray[tuple[int, ...], np.dtype[np.generic]], room: int
+) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
     larger = np.empty((room, *column.shape[1:]), column.dtype)
     larger[: len(column)] = column
     return larger
@@ -155,7 +192,10 @@ def together(parts: Sequence[States]) -> States:
     """States one behind the other."""
     if len(parts) == 1:
         return parts[0]
-    return [tuple(map(np.concatenate, zip(*columns, strict=True))) for columns in zip(*parts, strict=True)]
+    return [
+        tuple(map(np.concatenate, zip(*columns, strict=True)))
+        for columns in zip(*parts, strict=True)
+    ]
 
 
 def pick(states: States, which: Ints | Mask) -> States:

@@ -1,6 +1,8 @@
-"""Sums of whole numbers, decimals and intervals: exact, in words wide enough that nothing is lost on the way.
+"""Sums of whole numbers, decimals and intervals: exact, in words wide enough that nothing is lost
+on the way.
 
-A sum that does not fit its type is null, as Spark's `try_sum` has it, and counted; it is a number again when rows that go make it fit.
+A sum that does not fit its type is null, as Spark's `try_sum` has it, and counted; it is a number
+again when rows that go make it fit.
 """
 
 from __future__ import annotations
@@ -34,12 +36,20 @@ COUNT = ("n", "<i8")
 
 
 class CountRows(Monoid):
-    """How many rows a group has. Every kernel keeps it: a group without rows is none. `hr.agg.count()` shows it."""
+    """How many rows a group has. Every kernel keeps it: a group without rows is none.
+    `hr.agg.count()` shows it.
+    """
 
     fields = (COUNT,)
 
     def lift(self, segments: Segments) -> Columns:
-        return (segments.sizes if segments.signs is None else np.add.reduceat(segments.signs, segments.starts),)
+        return (
+            (
+                segments.sizes
+                if segments.signs is None
+                else np.add.reduceat(segments.signs, segments.starts)
+            ),
+        )
 
     def merge(self, left: Columns, right: Columns) -> Columns:
         return (left[0] + right[0],)
@@ -80,7 +90,9 @@ class IntegerSum(Monoid):
 
     def lift(self, segments: Segments) -> Columns:
         array = segments.column(self.column)
-        return count_valid(array, segments), *wide_integer.segment_sums(integers(array), segments.signs, segments.starts, 2)
+        return count_valid(array, segments), *wide_integer.segment_sums(
+            integers(array), segments.signs, segments.starts, 2
+        )
 
     def merge(self, left: Columns, right: Columns) -> Columns:
         return left[0] + right[0], *wide_integer.add(left[1:], right[1:])
@@ -91,7 +103,9 @@ class IntegerSum(Monoid):
         most = max(-int(values.min(initial=0)), int(values.max(initial=0)))
         if most * len(values) >= 1 << 63 or not wide_integer.fits_one_word(columns[1:]).all():
             return None
-        return range_sums(columns[0], first, stop), *wide_integer.of_integers(range_sums(values, first, stop), 2)
+        return range_sums(columns[0], first, stop), *wide_integer.of_integers(
+            range_sums(values, first, stop), 2
+        )
 
     def result(self, columns: Columns) -> tuple[pa.Array, Mask | None]:
         some, total = columns[0] != 0, columns[1:]
@@ -111,9 +125,14 @@ class DecimalSum(Monoid):
         array = segments.column(self.column)
         low, high = decimal_words(array)
         if wide_integer.fits_one_word((low, high)).all():
-            total = wide_integer.segment_sums(low.view(np.int64), segments.signs, segments.starts, 3)
+            total = wide_integer.segment_sums(
+                low.view(np.int64), segments.signs, segments.starts, 3
+            )
         else:
-            limbs = [*wide_integer.limbs_of(low, signed=False), *wide_integer.limbs_of(high, signed=True)]
+            limbs = [
+                *wide_integer.limbs_of(low, signed=False),
+                *wide_integer.limbs_of(high, signed=True),
+            ]
             total = wide_integer.limb_sums(limbs, segments.signs, segments.starts, 3)
         return count_valid(array, segments), *total
 
@@ -126,7 +145,8 @@ class DecimalSum(Monoid):
         return decimal_array(total, some & fits, self.type), some & ~fits
 
 
-# Averages of whole numbers, decimals and intervals: the exact sum by the number of values, rounded once, as Spark rounds.
+# Averages of whole numbers, decimals and intervals: the exact sum by the number of values, rounded
+# once, as Spark rounds.
 
 
 _EXACT_IN_DOUBLE = 1 << 53
@@ -138,10 +158,17 @@ class IntegerAverage(IntegerSum):
     def result(self, columns: Columns) -> tuple[pa.Array, Mask | None]:
         count, total = columns[0], columns[1:]
         some = count != 0
-        plain = wide_integer.fits_one_word(total) & (np.abs(total[0].view(np.int64) >> 1) < _EXACT_IN_DOUBLE >> 1)
+        plain = wide_integer.fits_one_word(total) & (
+            np.abs(total[0].view(np.int64) >> 1) < _EXACT_IN_DOUBLE >> 1
+        )
         average = total[0].view(np.int64) / np.where(some, count, 1)
         if len(large := np.flatnonzero(some & ~plain)):
-            average[large] = [whole / number for whole, number in zip(wide_integer.as_python(total, large), count[large].tolist(), strict=True)]
+            average[large] = [
+                whole / number
+                for whole, number in zip(
+                    wide_integer.as_python(total, large), count[large].tolist(), strict=True
+                )
+            ]
         return double_array(average, some), None
 
 
@@ -155,7 +182,9 @@ class IntervalAverage(IntegerSum):
 
 
 class DecimalAverage(DecimalSum):
-    """Of decimals: a decimal with up to four more digits behind the point, halves away from zero."""
+    """Of decimals: a decimal with up to four more digits behind the point, halves away from
+    zero.
+    """
 
     def __init__(self, column: str, type: pa.DataType, column_scale: int) -> None:
         super().__init__(column, type)
@@ -169,17 +198,23 @@ class DecimalAverage(DecimalSum):
 
 
 def _quotients(total: Wide, count: Ints, factor: int) -> Wide:
-    """Total * factor / count in three words, halves away from zero. Large totals go through Python's integers."""
+    """Total * factor / count in three words, halves away from zero. Large totals go through
+    Python's integers.
+    """
     room = (1 << 61) // factor
     values = total[0].view(np.int64)
-    plain = wide_integer.fits_one_word(total) & (values < room) & (values > -room) & (count < 1 << 61)
+    plain = (
+        wide_integer.fits_one_word(total) & (values < room) & (values > -room) & (count < 1 << 61)
+    )
     magnitude = np.where(plain, np.abs(values), 0) * factor
     nearest = (2 * magnitude + count) // (2 * count)
     quotient = wide_integer.of_integers(np.where(values < 0, -nearest, nearest), 3)
     if len(large := np.flatnonzero(~plain)):
         quotient = tuple(word.copy() for word in quotient)
         numbers = zip(wide_integer.as_python(total, large), count[large].tolist(), strict=True)
-        exact = wide_integer.of_python([_nearest(whole * factor, number) for whole, number in numbers], 3)
+        exact = wide_integer.of_python(
+            [_nearest(whole * factor, number) for whole, number in numbers], 3
+        )
         for word, value in zip(quotient, exact, strict=True):
             word[large] = value
     return quotient
@@ -190,11 +225,12 @@ def _nearest(whole: int, number: int) -> int:
     return -magnitude if whole < 0 else magnitude
 
 
-# A sum in which values count less the older they are: half for every half-life. As of the newest row's event time.
+# A sum in which values count less the older they are: half for every half-life. As of the newest
+# row's event time.
 #
-# Rounding depends on the order in which values are put together, and that order is fixed: within a tick neighbours pair by pair, then tick by tick. So it does not depend on how
-# ticks were put into batches. But it is no monoid as the exact sums are: rows may not be combined before the shuffle.
-
+# Rounding depends on the order in which values are put together, and that order is fixed: within a
+# tick neighbours pair by pair, then tick by tick. So it does not depend on how ticks were put into
+# batches. But it is no monoid as the exact sums are: rows may not be combined before the shuffle.
 
 
 class DecayedSum(Monoid):
@@ -207,21 +243,36 @@ class DecayedSum(Monoid):
         self.column, self.time, self.half_life_us = column, time, half_life_us
 
     def lift(self, segments: Segments) -> Columns:
-        array, times = segments.column(self.column), microseconds(segments.column(self.time).fill_null(0))
-        valid = [mask for mask in (valid_mask(array), valid_mask(segments.column(self.time))) if mask is not None]
+        array, times = (
+            segments.column(self.column),
+            microseconds(segments.column(self.time).fill_null(0)),
+        )
+        valid = [
+            mask
+            for mask in (valid_mask(array), valid_mask(segments.column(self.time)))
+            if mask is not None
+        ]
         counts = np.logical_and.reduce(valid) if valid else np.ones(len(array), np.bool_)
         one = counts.astype(np.int64)
         values = np.where(counts, doubles(array), 0.0)
-        return reduce_segments(self.merge, (one, np.where(counts, times, 0), values), segments.segment_of)
+        return reduce_segments(
+            self.merge, (one, np.where(counts, times, 0), values), segments.segment_of
+        )
 
     def merge(self, left: Columns, right: Columns) -> Columns:
-        newest = np.where(left[0] == 0, right[1], np.where(right[0] == 0, left[1], np.maximum(left[1], right[1])))
-        total = left[2] * self._weight(newest - left[1], left[0]) + right[2] * self._weight(newest - right[1], right[0])
+        newest = np.where(
+            left[0] == 0, right[1], np.where(right[0] == 0, left[1], np.maximum(left[1], right[1]))
+        )
+        total = left[2] * self._weight(newest - left[1], left[0]) + right[2] * self._weight(
+            newest - right[1], right[0]
+        )
         return left[0] + right[0], newest, total
 
     def _weight(self, age_us: Times, rows: Times) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """What is left of a value of this age. No rows are none, whatever their age."""
-        return np.where(rows == 0, 0.0, np.exp2(-np.where(rows == 0, 0, age_us) / self.half_life_us))
+        return np.where(
+            rows == 0, 0.0, np.exp2(-np.where(rows == 0, 0, age_us) / self.half_life_us)
+        )
 
     def result(self, columns: Columns) -> tuple[pa.Array, Mask | None]:
         return double_array(columns[2], columns[0] != 0), None

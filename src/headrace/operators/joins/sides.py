@@ -1,4 +1,6 @@
-"""The two sides of a join: what each brings, which of its columns the result has, and its rows, some of them stored and some new."""
+"""The two sides of a join: what each brings, which of its columns the result has, and its rows,
+some of them stored and some new.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,18 @@ from headrace.operators.changelog import CHANGES, DELETE, UPDATE_PREIMAGE, diffe
 from headrace.operators.kernel import KeyedState
 
 ResultColumn = tuple[str, str, str]
-"""(from where, column, name in the result). From "left" or "right"; or "key": a join column (as the left names it) of whichever side is there; or
-"time":
-the left's time column, of whichever side is there."""
+"""(from where, column, name in the result). From "left" or "right"; or "key": a join column (as the
+left names it) of whichever side is there; or "time": the left's time column, of whichever side is
+there.
+"""
 HOWS = ("inner", "left", "right", "full")
 
 
 @dataclass(frozen=True)
 class Side:
-    """An input of a join: its columns, those it is joined on, its primary key if it is a table, and its column of event times if it has one."""
+    """An input of a join: its columns, those it is joined on, its primary key if it is a table, and
+    its column of event times if it has one.
+    """
 
     schema: pa.Schema
     on: tuple[str, ...]
@@ -50,10 +55,15 @@ class Side:
 class JoinColumns:
     """The result's columns, and what of each side they need."""
 
-    def __init__(self, step: str, left: Side, right: Side, columns: Sequence[ResultColumn], how: str) -> None:
+    def __init__(
+        self, step: str, left: Side, right: Side, columns: Sequence[ResultColumn], how: str
+    ) -> None:
         self.left, self.right, self.columns = left, right, tuple(columns)
         if how not in HOWS:
-            raise InputError(f"Step {step!r} joins how={how!r}.", fix=f"choose one of {', '.join(map(repr, HOWS))}.")
+            raise InputError(
+                f"Step {step!r} joins how={how!r}.",
+                fix=f"choose one of {', '.join(map(repr, HOWS))}.",
+            )
         self.keeps_left, self.keeps_right = how in {"left", "full"}, how in {"right", "full"}
         self._check(step)
         self.left_needs, self.right_needs = self._needs("left"), self._needs("right")
@@ -62,21 +72,28 @@ class JoinColumns:
         self.left.check(f"The left input of step {step!r}")
         self.right.check(f"The right input of step {step!r}")
         if len(self.left.on) != len(self.right.on):
-            raise InputError(f"Step {step!r} joins {len(self.left.on)} columns with {len(self.right.on)}.", fix="name as many on either side.")
+            raise InputError(
+                f"Step {step!r} joins {len(self.left.on)} columns with {len(self.right.on)}.",
+                fix="name as many on either side.",
+            )
         for mine, other in zip(self.left.on, self.right.on, strict=True):
             types = self.left.schema.field(mine).type, self.right.schema.field(other).type
             if types[0] != types[1]:
                 raise InputError(
-                    f"Step {step!r} joins {mine!r} ({types[0]}) with {other!r} ({types[1]}).", fix="cast one of them with with_columns first."
+                    f"Step {step!r} joins {mine!r} ({types[0]}) with {other!r} ({types[1]}).",
+                    fix="cast one of them with with_columns first.",
                 )
         names = [name for _, _, name in self.columns]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise InputError(
-                f"Both inputs of step {step!r} have a column {twice[0]!r}.", fix="tell them apart with suffix=, or select or rename one first."
+                f"Both inputs of step {step!r} have a column {twice[0]!r}.",
+                fix="tell them apart with suffix=, or select or rename one first.",
             )
 
     def sources(self, kind: str, column: str) -> tuple[str | None, str | None]:
-        """The left and the right column that a result's column is taken from; None where it is not needed."""
+        """The left and the right column that a result's column is taken from; None where it is not
+        needed.
+        """
         if kind == "left":
             return column, None
         if kind == "right":
@@ -101,13 +118,18 @@ class JoinColumns:
         for kind, column, name in self.columns:
             left, right = self.sources(kind, column)
             field = self.right.schema.field(right) if left is None else self.left.schema.field(left)
-            empty = self.keeps_right if right is None else self.keeps_left if left is None else False
+            empty = (
+                self.keeps_right if right is None else self.keeps_left if left is None else False
+            )
             fields.append(field.with_name(name).with_nullable(field.nullable or empty))
         return pa.schema(fields)
 
     def arrays(self, left: Rows, left_at: Ints, right: Rows, right_at: Ints) -> list[pa.Array]:
         """The columns of pairs of rows; a row that is missing is at -1."""
-        lefts, rights = left.columns(self.left_needs, left_at), right.columns(self.right_needs, right_at)
+        lefts, rights = (
+            left.columns(self.left_needs, left_at),
+            right.columns(self.right_needs, right_at),
+        )
         there = pa.array(left_at >= 0)
         arrays = []
         for kind, column, _ in self.columns:
@@ -120,7 +142,9 @@ class JoinColumns:
 
 
 class Rows:
-    """Rows of one side by their place: first the stored ones, of which there are bytes, then the new ones, of which there are columns."""
+    """Rows of one side by their place: first the stored ones, of which there are bytes, then the
+    new ones, of which there are columns.
+    """
 
     def __init__(self, kept: pa.Schema, stored: pa.Array, fresh: pa.Table) -> None:
         self.kept, self.stored, self.fresh = kept, stored, fresh
@@ -134,7 +158,11 @@ class Rows:
         used = np.flatnonzero(wanted)
         moved = np.where(at >= count, at - count + len(used), at)
         moved[old] = (np.cumsum(wanted) - 1)[at[old]]
-        decoded = row_codec.decode_array(self.stored.take(pa.array(used)), self._kind) if len(used) else None
+        decoded = (
+            row_codec.decode_array(self.stored.take(pa.array(used)), self._kind)
+            if len(used)
+            else None
+        )
         which = pa.array(moved, mask=at < 0) if len(at) and at.min() < 0 else pa.array(moved)
         return {field.name: self._column(field, decoded).take(which) for field in needed}
 
@@ -171,12 +199,16 @@ def ticks_of(rows: pa.Table) -> Ints:
 
 def goes(changes: pa.Table) -> Mask:
     """Which changes show a row that goes."""
-    gone: Mask = pc.is_in(whole(changes.column(CHANGE_TYPE)), pa.array([DELETE, UPDATE_PREIMAGE])).to_numpy(zero_copy_only=False)
+    gone: Mask = pc.is_in(
+        whole(changes.column(CHANGE_TYPE)), pa.array([DELETE, UPDATE_PREIMAGE])
+    ).to_numpy(zero_copy_only=False)
     return gone
 
 
 def join_keys(rows: pa.Table, on: Sequence[str]) -> tuple[pa.Array, Mask]:
-    """The key bytes that rows are joined on; and which of them have a null among their values, and so join nothing."""
+    """The key bytes that rows are joined on; and which of them have a null among their values, and
+    so join nothing.
+    """
     missing = np.zeros(rows.num_rows, np.bool_)
     for name in on:
         column = whole(rows.column(name))
@@ -185,16 +217,17 @@ def join_keys(rows: pa.Table, on: Sequence[str]) -> tuple[pa.Array, Mask]:
     return encode_keys(rows, on), missing
 
 
-# Changes of a table, some of which come from different shards, made one change for each key and tick: what went and came again is an update, or
-# nothing.
+# Changes of a table, some of which come from different shards, made one change for each key and
+# tick: what went and came again is an update, or nothing.
 #
-# Needed behind a join of tables, and wherever else the rows of one key may be told under two: by the table's own key, before anything relies on that
-# key.
-
+# Needed behind a join of tables, and wherever else the rows of one key may be told under two: by
+# the table's own key, before anything relies on that key.
 
 
 class SettleKernel:
-    """A kernel without state: each tick's changes are made out by themselves. Of a key, a tick may bring one row that goes and one that comes."""
+    """A kernel without state: each tick's changes are made out by themselves. Of a key, a tick may
+    bring one row that goes and one that comes.
+    """
 
     def __init__(self, step: str, schema: pa.Schema, key: Sequence[str]) -> None:
         self.step_name, self.schema, self.key = step, schema, tuple(key)
@@ -211,21 +244,30 @@ class SettleKernel:
         order = sorting(ticks, ranks, comes)
         ticks, ranks, comes = ticks[order], ranks[order], comes[order]
         if len(order) and not begins(ticks, ranks, comes).all():
-            raise BugError(f"Step {self.step_name!r} was told of several rows of one key in a tick.")
+            raise BugError(
+                f"Step {self.step_name!r} was told of several rows of one key in a tick."
+            )
         columns = [whole(rows.column(name)).take(pa.array(order)) for name in self.schema.names]
         kinds, stays = merged(columns, ~begins(ticks, ranks), comes == 1)
-        result = pa.Table.from_arrays([*columns, kinds, pa.array(ticks)], schema=self.output.append(pa.field(TICK, pa.int64(), nullable=False)))
+        result = pa.Table.from_arrays(
+            [*columns, kinds, pa.array(ticks)],
+            schema=self.output.append(pa.field(TICK, pa.int64(), nullable=False)),
+        )
         return result if stays.all() else result.filter(pa.array(stays))
 
 
 def merged(columns: Sequence[pa.Array], again: Mask, comes: Mask) -> tuple[pa.Array, Mask]:
-    """The kinds of changes, of which some come `again` right behind the row that went; and which to tell: not those that are as they were."""
+    """The kinds of changes, of which some come `again` right behind the row that went; and which to
+    tell: not those that are as they were.
+    """
     second = np.flatnonzero(again)
     kinds = np.where(comes, 0, 3)
     kinds[second], kinds[second - 1] = 2, 1
     stays = np.ones(len(kinds), np.bool_)
     if len(second):
         before, after = pa.array(second - 1), pa.array(second)
-        same = ~np.logical_or.reduce([differs(column.take(before), column.take(after)) for column in columns])
+        same = ~np.logical_or.reduce(
+            [differs(column.take(before), column.take(after)) for column in columns]
+        )
         stays[second[same]] = stays[second[same] - 1] = False
     return pa.array(CHANGES).take(pa.array(kinds)), stays

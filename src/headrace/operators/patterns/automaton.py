@@ -1,6 +1,8 @@
-"""What may follow what: a pattern as numbered places, each with its symbol, and from each the ways on, in the order in which they are tried.
+"""What may follow what: a pattern as numbered places, each with its symbol, and from each the ways
+on, in the order in which they are tried.
 
-A place is one occurrence of a symbol; `{3,}` has three. Built by way of states that take no row, which are then left out: what remains is small and is walked quickly.
+A place is one occurrence of a symbol; `{3,}` has three. Built by way of states that take no row,
+which are then left out: what remains is small and is walked quickly.
 """
 
 from __future__ import annotations
@@ -9,7 +11,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from headrace.errors import BadPattern
-from headrace.operators.patterns.parser import CONTIGUITIES, DIRECTLY, STRICT, Either, Link, Node, Pattern, Permute, Repeat, Sequence, Symbol, pointed
+from headrace.operators.patterns.parser import (
+    CONTIGUITIES,
+    DIRECTLY,
+    STRICT,
+    Either,
+    Link,
+    Node,
+    Pattern,
+    Permute,
+    Repeat,
+    Sequence,
+    Symbol,
+    pointed,
+)
 
 MOST_PLACES = 500
 ACCEPT = -1
@@ -25,7 +40,9 @@ class Edge:
 
 @dataclass(frozen=True)
 class Automaton:
-    """`symbols`: of each place. `first`: where a match can begin, in order. `edges`: the ways from each place, in order."""
+    """`symbols`: of each place. `first`: where a match can begin, in order. `edges`: the ways from
+    each place, in order.
+    """
 
     pattern: Pattern
     symbols: tuple[str, ...]
@@ -37,12 +54,16 @@ class Automaton:
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Places that can be reached from each other, later ones first: what can be known of a place follows from those behind it."""
+        """Places that can be reached from each other, later ones first: what can be known of a
+        place follows from those behind it.
+        """
         return tuple(tuple(sorted(group)) for group in _components(self))
 
     @cached_property
     def before(self) -> dict[str, frozenset[str]]:
-        """For each symbol those that a match can have before it, itself included if it can come again."""
+        """For each symbol those that a match can have before it, itself included if it can come
+        again.
+        """
         reach = [{edge.to for edge in each if edge.to != ACCEPT} for each in self.edges]
         changed = True
         while changed:
@@ -59,7 +80,11 @@ class Automaton:
     @cached_property
     def required(self) -> tuple[str, ...]:
         """The symbols of which every match has a row."""
-        return tuple(symbol for symbol in dict.fromkeys(self.symbols) if not self._reaches_end_without(symbol))
+        return tuple(
+            symbol
+            for symbol in dict.fromkeys(self.symbols)
+            if not self._reaches_end_without(symbol)
+        )
 
     def _reaches_end_without(self, symbol: str) -> bool:
         left, seen = [place for place in self.first if self.symbols[place] != symbol], set[int]()
@@ -69,7 +94,11 @@ class Automaton:
                 return True
             if place not in seen:
                 seen.add(place)
-                left += [edge.to for edge in self.edges[place] if edge.to == ACCEPT or self.symbols[edge.to] != symbol]
+                left += [
+                    edge.to
+                    for edge in self.edges[place]
+                    if edge.to == ACCEPT or self.symbols[edge.to] != symbol
+                ]
         return False
 
     @cached_property
@@ -85,12 +114,17 @@ class Automaton:
     @property
     def is_strict(self) -> bool:
         """Whether some row must directly follow another: then every row of a key matters."""
-        return self.pattern.alone or any(edge.to != ACCEPT and edge.link.mode == STRICT for each in self.edges for edge in each)
+        return self.pattern.alone or any(
+            edge.to != ACCEPT and edge.link.mode == STRICT for each in self.edges for edge in each
+        )
 
     def drawn(self) -> list[str]:
         """For people: each place, and where it leads to."""
         names = self.names
-        lines = [f"begins with {', '.join(names[place] for place in self.first)}{' at the first row of the key' if self.pattern.from_first else ''}"]
+        lines = [
+            "begins with"  # noqa: ISC004
+            f" {', '.join(names[place] for place in self.first)}{' at the first row of the key' if self.pattern.from_first else ''}"
+        ]
         for place, each in enumerate(self.edges):
             lines.append(f"{names[place]} → {', '.join(self._way(edge) for edge in each)}")
         return lines
@@ -115,7 +149,9 @@ class Automaton:
 
 
 def build(pattern: Pattern, *, where: str = "a pattern") -> Automaton:
-    """The automaton of a pattern. BadPattern if it is too large, or if no row at all would be a match."""
+    """The automaton of a pattern. BadPattern if it is too large, or if no row at all would be a
+    match.
+    """
     maker = _Maker(pattern, where)
     end = maker.state()
     begin = maker.state()
@@ -123,19 +159,25 @@ def build(pattern: Pattern, *, where: str = "a pattern") -> Automaton:
     first = maker.follow(begin, end)
     if any(edge.to == ACCEPT for edge in first):
         raise BadPattern(
-            f"The step {where} has a pattern that nothing at all would match: every part of it may be left out.\n{pointed(pattern.text, 0)}",
+            f"The step {where} has a pattern that nothing at all would match: every part of it may"
+            f" be left out.\n{pointed(pattern.text, 0)}",
             fix="let at least one row be needed: a+ instead of a*.",
         )
     places = sorted(maker.places)
     number = {place: at for at, place in enumerate(places)}
-    edges = tuple(tuple(Edge(number.get(edge.to, ACCEPT), edge.link) for edge in maker.follow(place, end)) for place in places)
+    edges = tuple(
+        tuple(Edge(number.get(edge.to, ACCEPT), edge.link) for edge in maker.follow(place, end))
+        for place in places
+    )
     begins = tuple(dict.fromkeys(number[edge.to] for edge in first))
     return Automaton(pattern, tuple(maker.places[place] for place in places), begins, edges)
 
 
 @dataclass
 class _Maker:
-    """States in the making: those with a symbol take a row; from each, ways that take none, in order."""
+    """States in the making: those with a symbol take a row; from each, ways that take none, in
+    order.
+    """
 
     pattern: Pattern
     where: str
@@ -158,13 +200,16 @@ class _Maker:
         if isinstance(node, Either):
             self.ways[begin] += [(self.made(each, end), DIRECTLY) for each in node.options]
         else:
-            self.ways[begin] += [(self._permuted(node, at, end), DIRECTLY) for at in range(len(node.nodes))]
+            self.ways[begin] += [
+                (self._permuted(node, at, end), DIRECTLY) for at in range(len(node.nodes))
+            ]
         return begin
 
     def _symbol(self, node: Symbol, end: int) -> int:
         if len(self.places) >= MOST_PLACES:
             raise BadPattern(
-                f"The step {self.where} has a pattern of more than {MOST_PLACES} symbols, counting repeated ones.\n{pointed(self.pattern.text, node.at)}",
+                f"The step {self.where} has a pattern of more than {MOST_PLACES} symbols, counting"
+                f" repeated ones.\n{pointed(self.pattern.text, node.at)}",
                 fix="repeat fewer times, or without an upper bound: a{3,}.",
             )
         place = self.state()
@@ -175,7 +220,9 @@ class _Maker:
     def _sequence(self, node: Sequence, end: int) -> int:
         """Made in the order of the text, so that places are numbered in it."""
         states = [self.state() for _ in node.items]
-        for (link, item), state, following in zip(node.items, states, [*states[1:], end], strict=True):
+        for (link, item), state, following in zip(
+            node.items, states, [*states[1:], end], strict=True
+        ):
             self.ways[state].append((self.made(item, following), link))
         return states[0]
 
@@ -215,7 +262,9 @@ class _Maker:
         self.ways[state] += [(inner, DIRECTLY), (end, DIRECTLY)][:: 1 if greedy else -1]
 
     def follow(self, state: int, end: int) -> list[Edge]:
-        """The places that can come directly behind a state, in the order in which they are tried."""
+        """The places that can come directly behind a state, in the order in which they are
+        tried.
+        """
         found: dict[Edge, None] = {}
         seen: set[tuple[int, Link]] = set()
         left = [(to, link) for to, link in reversed(self.ways[state])]

@@ -1,4 +1,7 @@
-"""Conditions and measures as users write them, in Spark SQL, to trees of `conditions`; and a condition taken apart into what a row alone tells, what needs the row before, and what needs the match."""
+"""Conditions and measures as users write them, in Spark SQL, to trees of `conditions`; and a
+condition taken apart into what a row alone tells, what needs the row before, and what needs the
+match.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +38,17 @@ from headrace.operators.patterns.conditions import (
 )
 from headrace.operators.patterns.parser import pointed
 
-# FINAL and RUNNING, which SQL writes before a call in a measure, as calls around it: `final sum(a) - sum(a)` is `final(sum(a)) - sum(a)`.
+# FINAL and RUNNING, which SQL writes before a call in a measure, as calls around it: `final sum(a)
+# - sum(a)` is `final(sum(a)) - sum(a)`.
 
 
 FINAL, RUNNING = "final", "running"
 
 
 def with_calls(text: str) -> str:
-    """The text, with parentheses. What cannot be cut into tokens stays as it is: who reads it says so."""
+    """The text, with parentheses. What cannot be cut into tokens stays as it is: who reads it says
+    so.
+    """
     try:
         tokens = list(Spark().tokenize(text))
     except TokenError:
@@ -50,7 +56,11 @@ def with_calls(text: str) -> str:
     opened, closed = _marks(tokens)
     parts, at = [], 0
     for number, token in enumerate(tokens):
-        parts += [text[at : token.end + 1], "(" if number in opened else "", ")" * closed.get(number, 0)]
+        parts += [
+            text[at : token.end + 1],
+            "(" if number in opened else "",
+            ")" * closed.get(number, 0),
+        ]
         at = token.end + 1
     return "".join([*parts, text[at:]])
 
@@ -59,7 +69,11 @@ def _marks(tokens: list[Token]) -> tuple[set[int], dict[int, int]]:
     """The words that get a parenthesis behind them, and the tokens behind which it is closed."""
     opened, closed = set(), dict[int, int]()
     for at in range(len(tokens) - 1):
-        if tokens[at].text.lower() in (FINAL, RUNNING) and tokens[at + 1].token_type not in (TokenType.L_PAREN, TokenType.DOT) and _is_name(tokens[at + 1]):
+        if (
+            tokens[at].text.lower() in (FINAL, RUNNING)
+            and tokens[at + 1].token_type not in (TokenType.L_PAREN, TokenType.DOT)
+            and _is_name(tokens[at + 1])
+        ):
             opened.add(at)
             end = _end(tokens, at + 1)
             closed[end] = closed.get(end, 0) + 1
@@ -78,17 +92,40 @@ def _end(tokens: list[Token], at: int) -> int:
         return at
     depth = 0
     for number in range(at + 1, len(tokens)):
-        depth += (tokens[number].token_type == TokenType.L_PAREN) - (tokens[number].token_type == TokenType.R_PAREN)
+        depth += (tokens[number].token_type == TokenType.L_PAREN) - (
+            tokens[number].token_type == TokenType.R_PAREN
+        )
         if depth == 0:
             return number
     return len(tokens) - 1
 
+
 MOST_BACK = 1000
 MOST_DEPTH = 100
 PATTERN_FUNCTIONS = (*NAVIGATION, *AGGREGATES, CLASSIFIER, MATCH_NUMBER)
-_ARITHMETIC: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
-_COMPARISONS: dict[type[exp.Expr], str] = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
-_CASTS = {"DOUBLE": pa.float64(), "FLOAT": pa.float32(), "BIGINT": pa.int64(), "INT": pa.int32(), "STRING": pa.string(), "BOOLEAN": pa.bool_()}
+_ARITHMETIC: dict[type[exp.Expr], str] = {
+    exp.Add: "+",
+    exp.Sub: "-",
+    exp.Mul: "*",
+    exp.Div: "/",
+    exp.Mod: "%",
+}
+_COMPARISONS: dict[type[exp.Expr], str] = {
+    exp.EQ: "=",
+    exp.NEQ: "<>",
+    exp.LT: "<",
+    exp.LTE: "<=",
+    exp.GT: ">",
+    exp.GTE: ">=",
+}
+_CASTS = {
+    "DOUBLE": pa.float64(),
+    "FLOAT": pa.float32(),
+    "BIGINT": pa.int64(),
+    "INT": pa.int32(),
+    "STRING": pa.string(),
+    "BOOLEAN": pa.bool_(),
+}
 
 
 class Dialect(Spark):
@@ -96,7 +133,10 @@ class Dialect(Spark):
 
     class Parser(SparkParser):
         FUNCTIONS: ClassVar = {}
-        FUNCTION_PARSERS: ClassVar = {name: SparkParser.FUNCTION_PARSERS[name] for name in ("CAST", "TRY_CAST", "EXTRACT", "SUBSTRING", "TRIM")}
+        FUNCTION_PARSERS: ClassVar = {
+            name: SparkParser.FUNCTION_PARSERS[name]
+            for name in ("CAST", "TRY_CAST", "EXTRACT", "SUBSTRING", "TRIM")
+        }
         NO_PAREN_FUNCTIONS: ClassVar = {}
 
 
@@ -120,7 +160,9 @@ class Names:
 
 @dataclass(frozen=True)
 class Definition:
-    """A symbol's condition: the parts that a row alone decides, as Spark SQL; those that need rows before it in its key; and those that need the match so far."""
+    """A symbol's condition: the parts that a row alone decides, as Spark SQL; those that need rows
+    before it in its key; and those that need the match so far.
+    """
 
     symbol: str
     alone: tuple[str, ...] = ()
@@ -130,23 +172,39 @@ class Definition:
     @property
     def condition(self) -> str:
         """What a row alone decides, as one condition."""
-        return self.alone[0] if len(self.alone) == 1 else " AND ".join(f"({each})" for each in self.alone)
+        return (
+            self.alone[0]
+            if len(self.alone) == 1
+            else " AND ".join(f"({each})" for each in self.alone)
+        )
 
 
 def parse(text: Any, *, where: str) -> exp.Expr:
     """The tree of one expression. BadExpression, with the place, if it cannot be read."""
     if not isinstance(text, str) or not text.strip():
-        raise BadExpression(f"The step {where} has {text!r} where an expression is needed.", fix="write Spark SQL, as in 'amount > 1000'.")
+        raise BadExpression(
+            f"The step {where} has {text!r} where an expression is needed.",
+            fix="write Spark SQL, as in 'amount > 1000'.",
+        )
     try:
         trees = _DIALECT.parse(text)
     except ParseError as error:
         found = error.errors[0] if error.errors else {}
         start = max(0, int(found.get("col") or 1) - len(str(found.get("highlight") or "")))
-        raise BadExpression(f"The step {where} has an expression that cannot be read:\n{pointed(text, start)}", fix="write it as Spark SQL does.") from None
+        raise BadExpression(
+            f"The step {where} has an expression that cannot be read:\n{pointed(text, start)}",
+            fix="write it as Spark SQL does.",
+        ) from None
     except (TokenError, RecursionError):
-        raise BadExpression(f"The step {where} has an expression that cannot be read: {text[:80]!r}.", fix="close quotes, and nest less.") from None
+        raise BadExpression(
+            f"The step {where} has an expression that cannot be read: {text[:80]!r}.",
+            fix="close quotes, and nest less.",
+        ) from None
     if len(trees) != 1 or trees[0] is None:
-        raise BadExpression(f"The step {where} has {text!r}, which is more than one expression.", fix="leave out the semicolon.")
+        raise BadExpression(
+            f"The step {where} has {text!r}, which is more than one expression.",
+            fix="leave out the semicolon.",
+        )
     return trees[0]
 
 
@@ -161,25 +219,36 @@ def read(text: str, names: Names, *, where: str) -> Expression:
 
 
 def condition(symbol: str, text: str, names: Names, *, where: str) -> Expression:
-    """What a row alone decides about a symbol, computed here. BadExpression if it is no condition, or more than can be computed here."""
+    """What a row alone decides about a symbol, computed here. BadExpression if it is no condition,
+    or more than can be computed here.
+    """
     made = _all_of([parse(text, where=where)], text, names, symbol, where)
     assert made is not None
     return made
 
 
-def _compiled(tree: exp.Expr, text: str, names: Names, *, where: str, is_measure: bool = False) -> Expression:
+def _compiled(
+    tree: exp.Expr, text: str, names: Names, *, where: str, is_measure: bool = False
+) -> Expression:
     reader = Reader(names, text, where, is_measure=is_measure)
     expression = Expression(text, reader.node(tree), tuple(reader.terms))
     try:
         expression.type(names.schema)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError, UnfitType) as error:
         told = str(error).splitlines()[0]
-        raise BadExpression(f"The step {where} cannot compute {text!r}: {told}", fix="cast what is of another type, as in CAST(amount AS DOUBLE).") from None
+        raise BadExpression(
+            f"The step {where} cannot compute {text!r}: {told}",
+            fix="cast what is of another type, as in CAST(amount AS DOUBLE).",
+        ) from None
     return expression
 
 
-def definition(symbol: str, text: str, names: Names, before: Collection[str], *, where: str) -> Definition:
-    """A symbol's condition, taken apart at its ANDs. `before`: the symbols that a match can have before it."""
+def definition(
+    symbol: str, text: str, names: Names, before: Collection[str], *, where: str
+) -> Definition:
+    """A symbol's condition, taken apart at its ANDs. `before`: the symbols that a match can have
+    before it.
+    """
     alone: list[str] = []
     beside: list[exp.Expr] = []
     so_far: list[exp.Expr] = []
@@ -192,31 +261,64 @@ def definition(symbol: str, text: str, names: Names, before: Collection[str], *,
             continue
         expression = _compiled(part, text, names, where=where)
         _check_order(symbol, expression, before, where=where)
-        (beside if all(_is_beside(term, symbol) for term in expression.terms) else so_far).append(part)
-    return Definition(symbol, tuple(alone), _all_of(beside, text, names, symbol, where), _all_of(so_far, text, names, symbol, where))
+        (beside if all(_is_beside(term, symbol) for term in expression.terms) else so_far).append(
+            part
+        )
+    return Definition(
+        symbol,
+        tuple(alone),
+        _all_of(beside, text, names, symbol, where),
+        _all_of(so_far, text, names, symbol, where),
+    )
 
 
-def _all_of(parts: Sequence[exp.Expr], text: str, names: Names, symbol: str, where: str) -> Expression | None:
+def _all_of(
+    parts: Sequence[exp.Expr], text: str, names: Names, symbol: str, where: str
+) -> Expression | None:
     if not parts:
         return None
     made = _compiled(exp.and_(*parts) if len(parts) > 1 else parts[0], text, names, where=where)
     if made.type(names.schema) != pa.bool_():
-        raise BadExpression(f"The step {where} defines {symbol!r} by {text!r}, which is {made.type(names.schema)} and no condition.", fix="compare it with something.")
+        raise BadExpression(
+            f"The step {where} defines {symbol!r} by {text!r}, which is {made.type(names.schema)}"
+            " and no condition.",
+            fix="compare it with something.",
+        )
     own = (symbol,)
-    return replace(made, terms=tuple(replace(term, symbols=None) if term.kind == LAST and term.symbols == own and not term.offset else term for term in made.terms))
+    return replace(
+        made,
+        terms=tuple(
+            (
+                replace(term, symbols=None)
+                if term.kind == LAST and term.symbols == own and not term.offset
+                else term
+            )
+            for term in made.terms
+        ),
+    )
 
 
 def _is_beside(term: Term, symbol: str) -> bool:
-    return term.kind == LAST and not term.offset and (term.symbols is None or term.symbols == (symbol,))
+    return (
+        term.kind == LAST
+        and not term.offset
+        and (term.symbols is None or term.symbols == (symbol,))
+    )
 
 
-def _check_order(symbol: str, expression: Expression, before: Collection[str], *, where: str) -> None:
+def _check_order(
+    symbol: str, expression: Expression, before: Collection[str], *, where: str
+) -> None:
     for term in expression.terms:
         later = [name for name in term.symbols or () if name != symbol and name not in before]
         if term.symbols and len(later) == len(term.symbols):
             raise BadPattern(
-                f"The step {where} defines {symbol!r} by {expression.text!r}, which looks at {later[0]!r}: no row of that comes before one of {symbol!r}.",
-                fix="look at symbols that come before, or put the condition on the one that comes last.",
+                f"The step {where} defines {symbol!r} by {expression.text!r}, which looks at"
+                f" {later[0]!r}: no row of that comes before one of {symbol!r}.",
+                fix=(
+                    "look at symbols that come before, or put the condition on the one that comes"
+                    " last."
+                ),
             )
 
 
@@ -224,7 +326,12 @@ def _without_own_name(tree: exp.Expr, symbol: str, names: Names) -> exp.Expr:
     """`big.amount` in the condition of `big` is the row's own amount."""
 
     def plain(node: exp.Expr) -> exp.Expr:
-        own = isinstance(node, exp.Column) and node.table and not isinstance(node.this, exp.Star) and names.members(node.table) == (symbol,)
+        own = (
+            isinstance(node, exp.Column)
+            and node.table
+            and not isinstance(node.this, exp.Star)
+            and names.members(node.table) == (symbol,)
+        )
         return exp.column(node.this) if own and not _inside_a_call(node) else node
 
     return tree.copy().transform(plain)
@@ -241,9 +348,16 @@ def _inside_a_call(node: exp.Expr) -> bool:
 
 def _looks_at_match(tree: exp.Expr, names: Names) -> bool:
     for node in tree.walk():
-        if isinstance(node, exp.Anonymous) and str(node.this).lower() in (*PATTERN_FUNCTIONS, "next"):
+        if isinstance(node, exp.Anonymous) and str(node.this).lower() in (
+            *PATTERN_FUNCTIONS,
+            "next",
+        ):
             return True
-        if isinstance(node, exp.Column) and node.table and (names.members(node.table) or node.table not in names.schema.names):
+        if (
+            isinstance(node, exp.Column)
+            and node.table
+            and (names.members(node.table) or node.table not in names.schema.names)
+        ):
             return True
     return False
 
@@ -260,15 +374,26 @@ class Reader:
     def node(self, tree: exp.Expr) -> Node:
         maker = self._makers.get(type(tree))
         if maker is None:
-            self._refuse(f"{type(tree).__name__} ({tree.sql(dialect=_DIALECT)}) is not among what can be computed over a match")
+            self._refuse(
+                f"{type(tree).__name__} ({tree.sql(dialect=_DIALECT)}) is not among what can be"
+                " computed over a match"
+            )
         self._depth += 1
         if self._depth > MOST_DEPTH:
-            raise BadExpression(f"The step {self.where} cannot use {self.text[:80]!r} …: it is nested more than {MOST_DEPTH} deep.", fix="write it with fewer parts.")
+            raise BadExpression(
+                f"The step {self.where} cannot use {self.text[:80]!r} …: it is nested more than"
+                f" {MOST_DEPTH} deep.",
+                fix="write it with fewer parts.",
+            )
         made = maker(self, tree)
         self._depth -= 1
         return made
 
-    def _refuse(self, what: str, fix: str = "use arithmetic, comparisons, AND, OR, NOT, CASE, and the functions of patterns.") -> NoReturn:
+    def _refuse(
+        self,
+        what: str,
+        fix: str = "use arithmetic, comparisons, AND, OR, NOT, CASE, and the functions of patterns.",
+    ) -> NoReturn:
         raise BadExpression(f"The step {self.where} cannot use {self.text!r}: {what}.", fix=fix)
 
     # Terms
@@ -284,7 +409,10 @@ class Reader:
 
     def _navigated(self, tree: exp.Expr, kind: str, offset: int = 0, back: int = 0) -> Term:
         if not isinstance(tree, exp.Column) or isinstance(tree.this, exp.Star):
-            self._refuse(f"{tree.sql(dialect=_DIALECT)} is not a column", "compute it before the pattern, with with_columns(…), and name that column.")
+            self._refuse(
+                f"{tree.sql(dialect=_DIALECT)} is not a column",
+                "compute it before the pattern, with with_columns(…), and name that column.",
+            )
         return Term(kind, self._symbols(tree), self._name(tree), offset, back)
 
     def _symbols(self, tree: exp.Column) -> tuple[str, ...] | None:
@@ -293,7 +421,10 @@ class Reader:
         members = self.names.members(tree.table)
         if members is None:
             known = (*self.names.symbols, *(name for name, _ in self.names.subsets))
-            raise BadPattern(f"The step {self.where} has {self.text!r}, and {tree.table!r} is no symbol of the pattern: {nearest(tree.table, known)}")
+            raise BadPattern(
+                f"The step {self.where} has {self.text!r}, and {tree.table!r} is no symbol of the"
+                f" pattern: {nearest(tree.table, known)}"
+            )
         return members
 
     def _name(self, tree: exp.Column) -> str:
@@ -301,13 +432,18 @@ class Reader:
             return tree.name
         alike = [name for name in self.names.schema.names if name.lower() == tree.name.lower()]
         if len(alike) != 1:
-            raise UnknownColumn(tree.name, self.names.schema.names, where=f"The input of the step {self.where}")
+            raise UnknownColumn(
+                tree.name, self.names.schema.names, where=f"The input of the step {self.where}"
+            )
         return str(alike[0])
 
     def _call(self, tree: exp.Anonymous) -> Node:
         name = str(tree.this).lower()
         if name == "next":
-            self._refuse("next() looks at rows that come later", "put the condition on the symbol that comes later, with prev().")
+            self._refuse(
+                "next() looks at rows that come later",
+                "put the condition on the symbol that comes later, with prev().",
+            )
         if name in (FINAL, RUNNING) and self.is_measure:
             return self._finally(tree, name)
         if name in (CLASSIFIER, MATCH_NUMBER):
@@ -318,10 +454,14 @@ class Reader:
             return self._given(self._aggregate(name, tree.expressions))
         if name not in FUNCTIONS:
             known = (*FUNCTIONS, *PATTERN_FUNCTIONS)
-            self._refuse(f"there is no function {name}() over the rows of a match", nearest(name, known))
+            self._refuse(
+                f"there is no function {name}() over the rows of a match", nearest(name, known)
+            )
         least, most = FUNCTIONS[name]
         if not least <= len(tree.expressions) <= most:
-            self._refuse(f"{name}() takes {least} {'argument' if most == least else 'or more arguments'}")
+            self._refuse(
+                f"{name}() takes {least} {'argument' if most == least else 'or more arguments'}"
+            )
         return Operation(name, tuple(self.node(each) for each in tree.expressions))
 
     def _finally(self, tree: exp.Anonymous, name: str) -> Node:
@@ -335,13 +475,23 @@ class Reader:
     def _about_match(self, tree: exp.Anonymous, name: str) -> Term:
         """classifier(), classifier(both), match_number()."""
         if name == MATCH_NUMBER and not self.is_measure:
-            self._refuse("a match has a number when it is certain, so conditions cannot look at it", "use match_number() in measures.")
+            self._refuse(
+                "a match has a number when it is certain, so conditions cannot look at it",
+                "use match_number() in measures.",
+            )
         if not tree.expressions:
             return Term(name)
-        (said, *more) = tree.expressions
-        members = self.names.members(said.name) if isinstance(said, exp.Column) and not said.table else None
+        said, *more = tree.expressions
+        members = (
+            self.names.members(said.name)
+            if isinstance(said, exp.Column) and not said.table
+            else None
+        )
         if name == MATCH_NUMBER or more or members is None:
-            self._refuse(f"{name}() takes {'nothing' if name == MATCH_NUMBER else 'a symbol, or nothing'}", "write it as in classifier(both), with the name of a subset.")
+            self._refuse(
+                f"{name}() takes {'nothing' if name == MATCH_NUMBER else 'a symbol, or nothing'}",
+                "write it as in classifier(both), with the name of a subset.",
+            )
         return Term(name, members)
 
     def _navigation(self, tree: exp.Anonymous) -> Term:
@@ -350,7 +500,11 @@ class Reader:
         if not 1 <= len(tree.expressions) <= 2:
             self._refuse(f"{name}() takes a column, and how many rows from it")
         inner = tree.expressions[0]
-        offset = self._offset(name, tree.expressions[1:]) if len(tree.expressions) > 1 else int(name == "prev")
+        offset = (
+            self._offset(name, tree.expressions[1:])
+            if len(tree.expressions) > 1
+            else int(name == "prev")
+        )
         if name != "prev":
             return self._navigated(inner, name, offset)
         if isinstance(inner, exp.Anonymous) and str(inner.this).lower() in (FIRST, LAST):
@@ -359,7 +513,12 @@ class Reader:
 
     def _offset(self, name: str, arguments: Sequence[exp.Expr]) -> int:
         (tree,) = arguments
-        if not isinstance(tree, exp.Literal) or tree.is_string or not str(tree.this).isdigit() or int(tree.this) > MOST_BACK:
+        if (
+            not isinstance(tree, exp.Literal)
+            or tree.is_string
+            or not str(tree.this).isdigit()
+            or int(tree.this) > MOST_BACK
+        ):
             self._refuse(f"how many rows {name}() goes must be a whole number up to {MOST_BACK}")
         return int(tree.this)
 
@@ -383,7 +542,11 @@ class Reader:
         text = str(tree.this)
         if tree.is_string:
             return Literal(text, pa.string())
-        return Literal(int(text), pa.int64()) if text.isdigit() and int(text) < 2**63 else Literal(float(text), pa.float64())
+        return (
+            Literal(int(text), pa.int64())
+            if text.isdigit() and int(text) < 2**63
+            else Literal(float(text), pa.float64())
+        )
 
     def _boolean(self, tree: exp.Boolean) -> Node:
         return Literal(bool(tree.this), pa.bool_())
@@ -394,8 +557,12 @@ class Reader:
     def _interval(self, tree: exp.Interval) -> Node:
         number, unit = tree.this, tree.args.get("unit")
         if not isinstance(number, exp.Literal) or unit is None:
-            self._refuse("an interval must be a number and one unit", "write it as in INTERVAL '90' MINUTE.")
-        return Literal(to_us(f"{number.this} {unit.name.lower()}", what="interval"), pa.duration("us"))
+            self._refuse(
+                "an interval must be a number and one unit", "write it as in INTERVAL '90' MINUTE."
+            )
+        return Literal(
+            to_us(f"{number.this} {unit.name.lower()}", what="interval"), pa.duration("us")
+        )
 
     def _paren(self, tree: exp.Paren) -> Node:
         return self.node(tree.this)
@@ -405,7 +572,10 @@ class Reader:
         return Operation(name, (self.node(tree.this), self.node(tree.expression)))
 
     def _logic(self, tree: exp.Expr) -> Node:
-        return Operation("and" if isinstance(tree, exp.And) else "or", tuple(self.node(each) for each in tree.flatten()))
+        return Operation(
+            "and" if isinstance(tree, exp.And) else "or",
+            tuple(self.node(each) for each in tree.flatten()),
+        )
 
     def _not(self, tree: exp.Not) -> Node:
         return Operation("not", (self.node(tree.this),))
@@ -418,18 +588,32 @@ class Reader:
         if isinstance(tree.expression, exp.Null):
             return Operation("is null", (operand,))
         if isinstance(tree.expression, exp.Boolean):
-            return Operation("is true", (operand if tree.expression.this else Operation("not", (operand,)),))
+            return Operation(
+                "is true", (operand if tree.expression.this else Operation("not", (operand,)),)
+            )
         return self._refuse(f"{tree.sql(dialect=_DIALECT)!r} is not IS NULL, IS TRUE or IS FALSE")
 
     def _in(self, tree: exp.In) -> Node:
         if not tree.expressions:
             self._refuse("IN takes a list of values")
         value = self.node(tree.this)
-        return Operation("or", (Literal(False, pa.bool_()), *(Operation("=", (value, self.node(each))) for each in tree.expressions)))
+        return Operation(
+            "or",
+            (
+                Literal(False, pa.bool_()),
+                *(Operation("=", (value, self.node(each))) for each in tree.expressions),
+            ),
+        )
 
     def _between(self, tree: exp.Between) -> Node:
         value = self.node(tree.this)
-        return Operation("and", (Operation(">=", (value, self.node(tree.args["low"]))), Operation("<=", (value, self.node(tree.args["high"])))))
+        return Operation(
+            "and",
+            (
+                Operation(">=", (value, self.node(tree.args["low"]))),
+                Operation("<=", (value, self.node(tree.args["high"]))),
+            ),
+        )
 
     def _like(self, tree: exp.Like) -> Node:
         pattern = self.node(tree.expression)
@@ -442,14 +626,22 @@ class Reader:
         parts: list[Node] = []
         for each in tree.args["ifs"]:
             condition = self.node(each.this)
-            parts += [condition if value is None else Operation("=", (value, condition)), self.node(each.args["true"])]
+            parts += [
+                condition if value is None else Operation("=", (value, condition)),
+                self.node(each.args["true"]),
+            ]
         default = tree.args.get("default")
-        return Operation("case", (*parts, Literal(None, pa.null()) if default is None else self.node(default)))
+        return Operation(
+            "case", (*parts, Literal(None, pa.null()) if default is None else self.node(default))
+        )
 
     def _cast(self, tree: exp.Cast) -> Node:
         kind = _CASTS.get(tree.to.sql("spark").upper())
         if kind is None:
-            self._refuse(f"a cast to {tree.to.sql('spark')} is not among what can be computed over a match", f"cast to one of {', '.join(_CASTS)}.")
+            self._refuse(
+                f"a cast to {tree.to.sql('spark')} is not among what can be computed over a match",
+                f"cast to one of {', '.join(_CASTS)}.",
+            )
         return Convert(self.node(tree.this), kind)
 
     _makers: ClassVar[dict[type[exp.Expr], Callable[[Reader, Any], Node]]] = {

@@ -1,6 +1,8 @@
-"""Expressions over what a match has so far, as a tree of a few kinds of nodes: made by `reading` from what a user wrote, computed over whole columns. Nothing else is ever run.
+"""Expressions over what a match has so far, as a tree of a few kinds of nodes: made by `reading`
+from what a user wrote, computed over whole columns. Nothing else is ever run.
 
-They mean what they mean in Spark SQL. What fails on a row (a division by zero, a number that is too large) is null there, and counted; a condition that is null does not hold.
+They mean what they mean in Spark SQL. What fails on a row (a division by zero, a number that is too
+large) is null there, and counted; a condition that is null does not hold.
 """
 
 from __future__ import annotations
@@ -21,13 +23,23 @@ from headrace.operators.aggregates.specs import AggregateSpec, result_type
 from headrace.operators.kernel import Times
 from headrace.operators.patterns.walker import Entries
 
-# CAST in conditions and measures, as Spark has it: what is no number fails on its row, and the others do not notice.
+# CAST in conditions and measures, as Spark has it: what is no number fails on its row, and the
+# others do not notice.
 
 
 Values = Any
 Note = Callable[[Any], None]
 """Told where something failed."""
-_TRUE, _FALSE = ("t", "true", "y", "yes", "1"), ("f", "false", "n", "no", "0")  # no Arrow arrays: making one loads pandas, which a declaration need not wait for
+_TRUE, _FALSE = (
+    ("t", "true", "y", "yes", "1"),
+    (
+        "f",
+        "false",
+        "n",
+        "no",
+        "0",
+    ),
+)  # no Arrow arrays: making one loads pandas, which a declaration need not wait for
 _INTEGER_TEXT = r"^[+-]?[0-9]{1,37}$"
 _NUMBER = r"(?i)^[+-]?([0-9]+\.?[0-9]*(e[+-]?[0-9]+)?|\.[0-9]+(e[+-]?[0-9]+)?|nan|inf|infinity)$"
 _LARGEST_DECIMAL = pa.decimal128(38, 0)
@@ -43,8 +55,16 @@ def converted(values: Values, kind: pa.DataType, note: Note) -> Values:
         return converted(pc.floor(seconds) if pa.types.is_integer(kind) else seconds, kind, note)
     if pa.types.is_duration(given) and kind != given:
         raise pa.ArrowNotImplementedError("an interval is no number: compare it with an INTERVAL")
-    if kind == pa.string() and not (pa.types.is_string(given) or pa.types.is_integer(given) or pa.types.is_boolean(given) or pa.types.is_decimal(given) or pa.types.is_null(given)):
-        raise pa.ArrowNotImplementedError(f"a cast from {given} to STRING is not computed over a match")
+    if kind == pa.string() and not (
+        pa.types.is_string(given)
+        or pa.types.is_integer(given)
+        or pa.types.is_boolean(given)
+        or pa.types.is_decimal(given)
+        or pa.types.is_null(given)
+    ):
+        raise pa.ArrowNotImplementedError(
+            f"a cast from {given} to STRING is not computed over a match"
+        )
     if pa.types.is_integer(kind) and not _always_fits(given, kind):
         return _whole(values, kind, note)
     return pc.cast(values, kind, safe=False)
@@ -56,7 +76,11 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _always_fits(given: pa.DataType, kind: pa.DataType) -> bool:
     """Whether every value is a whole number of this type."""
-    return bool(pa.types.is_boolean(given) or pa.types.is_null(given) or (pa.types.is_integer(given) and given.bit_width <= kind.bit_width))
+    return bool(
+        pa.types.is_boolean(given)
+        or pa.types.is_null(given)
+        or (pa.types.is_integer(given) and given.bit_width <= kind.bit_width)
+    )
 
 
 def _seconds(times: Values) -> Values:
@@ -83,28 +107,45 @@ def _from_text(texts: Values, kind: pa.DataType, note: Note) -> Values:
         return _truth(pc.utf8_lower(texts), note)
     fits = pc.match_substring_regex(texts, _INTEGER_TEXT if pa.types.is_integer(kind) else _NUMBER)
     note(pc.invert(fits))
-    plain = pc.replace_substring_regex(pc.if_else(fits, texts, pa.scalar(None, pa.string())), r"^\+", "")
-    return _whole(pc.cast(plain, _LARGEST_DECIMAL), kind, note) if pa.types.is_integer(kind) else pc.cast(plain, kind)
+    plain = pc.replace_substring_regex(
+        pc.if_else(fits, texts, pa.scalar(None, pa.string())), r"^\+", ""
+    )
+    return (
+        _whole(pc.cast(plain, _LARGEST_DECIMAL), kind, note)
+        if pa.types.is_integer(kind)
+        else pc.cast(plain, kind)
+    )
 
 
 def _truth(texts: Values, note: Note) -> Values:
-    is_true, is_false = pc.is_in(texts, value_set=pa.array(_TRUE)), pc.is_in(texts, value_set=pa.array(_FALSE))
+    is_true, is_false = (
+        pc.is_in(texts, value_set=pa.array(_TRUE)),
+        pc.is_in(texts, value_set=pa.array(_FALSE)),
+    )
     known = pc.or_(is_true, is_false)
     note(pc.and_(pc.is_valid(texts), pc.invert(known)))
     return pc.if_else(known, is_true, pa.scalar(None, pa.bool_()))
 
 
-# What conditions and measures take from the rows of a match: a column of its first or last row (of a symbol), or an aggregate over its rows. For many matches at once.
+# What conditions and measures take from the rows of a match: a column of its first or last row (of
+# a symbol), or an aggregate over its rows. For many matches at once.
 
 
-FIRST, LAST, COUNT, CLASSIFIER, MATCH_NUMBER = "first", "last", "count", "classifier", "match_number"
+FIRST, LAST, COUNT, CLASSIFIER, MATCH_NUMBER = (
+    "first",
+    "last",
+    "count",
+    "classifier",
+    "match_number",
+)
 AGGREGATES = ("count", "sum", "avg", "min", "max")
 NAVIGATION = (FIRST, LAST, "prev")
 
 
 @dataclass(frozen=True)
 class Term:
-    """`symbols`: whose rows, None for all of the match. `offset`: how many rows of those from the first or last one. `back`: how many rows of the key before that one.
+    """`symbols`: whose rows, None for all of the match. `offset`: how many rows of those from the
+    first or last one. `back`: how many rows of the key before that one.
 
     `final`: of the whole match, also where a row of it is told before its end.
     """
@@ -130,12 +171,18 @@ class Term:
         kind = schema.field(self.column).type
         if self.kind == "avg" and pa.types.is_decimal(kind):
             return pa.float64()
-        return kind if self.kind in (FIRST, LAST) else result_type(AggregateSpec(self.kind, self.column), kind)
+        return (
+            kind
+            if self.kind in (FIRST, LAST)
+            else result_type(AggregateSpec(self.kind, self.column), kind)
+        )
 
 
 @dataclass(frozen=True)
 class Source:
-    """Rows for terms to read: their columns, and where in them each row is, in order; when they were, and the first row of each one's key. `symbols`: of each place."""
+    """Rows for terms to read: their columns, and where in them each row is, in order; when they
+    were, and the first row of each one's key. `symbols`: of each place.
+    """
 
     rows: pa.Table
     order: Ints
@@ -155,7 +202,11 @@ class Source:
 
     def _value(self, term: Term, entries: Entries, count: int) -> pa.Array:
         mine = self._mine(term, entries)
-        owner, row = (entries.owner, entries.row) if mine is None else (entries.owner[mine], entries.row[mine])
+        owner, row = (
+            (entries.owner, entries.row)
+            if mine is None
+            else (entries.owner[mine], entries.row[mine])
+        )
         if term.kind in AGGREGATES:
             return self._aggregate(term, owner, row, count)
         bounds = np.searchsorted(owner, np.arange(count + 1))
@@ -163,7 +214,13 @@ class Source:
         there = (at >= bounds[:-1]) & (at < bounds[1:])
         if term.kind == CLASSIFIER:
             places = entries.place if mine is None else entries.place[mine]
-            return pa.array(self.symbols, pa.string()).take(pa.array(places[np.where(there, at, 0)], mask=~there)) if len(places) else pa.nulls(count, pa.string())
+            return (
+                pa.array(self.symbols, pa.string()).take(
+                    pa.array(places[np.where(there, at, 0)], mask=~there)
+                )
+                if len(places)
+                else pa.nulls(count, pa.string())
+            )
         assert term.column is not None
         rows = row[np.where(there, at, 0)] if len(row) else np.zeros(count, np.int64)
         if term.back:
@@ -171,7 +228,9 @@ class Source:
         return self.column(term.column, rows, there)
 
     def _before(self, rows: Ints, there: Mask, back: int) -> tuple[Ints, Mask]:
-        """So many rows of the key earlier. What lies further back than a match may take is not looked at: it may have been forgotten."""
+        """So many rows of the key earlier. What lies further back than a match may take is not
+        looked at: it may have been forgotten.
+        """
         earlier = rows - back
         known = there & (earlier >= self.start[rows])
         safe = np.where(known, earlier, rows)
@@ -196,7 +255,11 @@ class Source:
             return _reduced(term.kind, values.drop_null(), owner[there], count).cast(kind)
         name = {"avg": "mean"}.get(term.kind, term.kind)
         values = values.cast(pa.float64()) if term.kind == "avg" else values
-        grouped = pa.table({"owner": owner, "v": values}).group_by("owner", use_threads=False).aggregate([("v", name)])
+        grouped = (
+            pa.table({"owner": owner, "v": values})
+            .group_by("owner", use_threads=False)
+            .aggregate([("v", name)])
+        )
         places = np.full(count, -1)
         places[grouped["owner"].to_numpy()] = np.arange(grouped.num_rows)
         found = whole(grouped[f"v_{name}"]).take(pa.array(places, mask=places < 0))
@@ -231,6 +294,8 @@ def _reduced(kind: str, values: pa.Array, owner: Ints, count: int) -> pa.Array:
         too_large = np.abs(np.add.reduceat(numbers.astype(np.float64), starts)) >= _TOO_LARGE
         return pa.array(reduced, mask=too_large).take(pa.array(np.cumsum(there) - 1, mask=~there))
     return pa.array(reduced).take(pa.array(np.cumsum(there) - 1, mask=~there))
+
+
 """A column, or a single value that stands for all rows."""
 
 
@@ -273,7 +338,9 @@ class Operation:
     operands: tuple[Node, ...]
 
     def over(self, given: Sequence[pa.Array], failures: Failures) -> Values:
-        return OPERATIONS[self.name]([each.over(given, failures) for each in self.operands], failures)
+        return OPERATIONS[self.name](
+            [each.over(given, failures) for each in self.operands], failures
+        )
 
 
 @dataclass(frozen=True)
@@ -331,7 +398,9 @@ def _numbers(values: Sequence[Values]) -> list[Values]:
     return [value if value.type == kind else pc.cast(value, kind, safe=False) for value in values]
 
 
-def _checked(plain: Callable[..., Any], checked: Callable[..., Any]) -> Callable[[Sequence[Values], Failures], Values]:
+def _checked(
+    plain: Callable[..., Any], checked: Callable[..., Any]
+) -> Callable[[Sequence[Values], Failures], Values]:
     def computed(values: Sequence[Values], failures: Failures) -> Values:
         values = _numbers(values)
         if values[0].type != _INTEGER or values[-1].type != _INTEGER:
@@ -348,7 +417,10 @@ def _checked(plain: Callable[..., Any], checked: Callable[..., Any]) -> Callable
 
 
 def _divided(values: Sequence[Values], failures: Failures) -> Values:
-    left, right = (value if pa.types.is_duration(value.type) else converted(value, pa.float64(), failures.add) for value in values)
+    left, right = (
+        value if pa.types.is_duration(value.type) else converted(value, pa.float64(), failures.add)
+        for value in values
+    )
     zero = pc.equal(right, pa.scalar(0.0))
     failures.add(pc.and_(zero, pc.is_valid(left)))
     return pc.divide(left, pc.if_else(zero, pa.scalar(None, right.type), right))
@@ -428,8 +500,20 @@ OPERATIONS: dict[str, Callable[[Sequence[Values], Failures], Values]] = {
     "lower": _simple(pc.utf8_lower),
     "upper": _simple(pc.utf8_upper),
     "length": lambda values, _: pc.cast(pc.utf8_length(values[0]), pa.int32()),
-    "floor": lambda values, failures: converted(pc.floor(converted(values[0], pa.float64(), failures.add)), _INTEGER, failures.add),
+    "floor": lambda values, failures: converted(
+        pc.floor(converted(values[0], pa.float64(), failures.add)), _INTEGER, failures.add
+    ),
     "sqrt": lambda values, failures: pc.sqrt(converted(values[0], pa.float64(), failures.add)),
 }
-FUNCTIONS = {"abs": (1, 1), "coalesce": (1, 20), "least": (2, 20), "greatest": (2, 20), "lower": (1, 1), "upper": (1, 1), "length": (1, 1), "floor": (1, 1), "sqrt": (1, 1)}
+FUNCTIONS = {
+    "abs": (1, 1),
+    "coalesce": (1, 20),
+    "least": (2, 20),
+    "greatest": (2, 20),
+    "lower": (1, 1),
+    "upper": (1, 1),
+    "length": (1, 1),
+    "floor": (1, 1),
+    "sqrt": (1, 1),
+}
 """The functions that can be called, and how many arguments each takes."""

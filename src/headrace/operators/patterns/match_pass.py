@@ -1,4 +1,6 @@
-"""One call of the kernel at work: its certain rows, pattern after pattern; what each tells, and what of the rows is still needed."""
+"""One call of the kernel at work: its certain rows, pattern after pattern; what each tells, and
+what of the rows is still needed.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,18 @@ from headrace.operators.patterns.conditions import Source
 from headrace.operators.patterns.matcher import FOREVER, Matcher, Outcome
 from headrace.operators.patterns.parser import ALL_ROWS, STOP, STRICT
 from headrace.operators.patterns.row_buffer import WORD, Batch, Bits, Numbers, SortedRows
-from headrace.operators.patterns.settings import MatchSettings, all_rows, as_times, classifiers, one_row
+from headrace.operators.patterns.settings import (
+    MatchSettings,
+    all_rows,
+    as_times,
+    classifiers,
+    one_row,
+)
 from headrace.operators.patterns.walker import Entries, Walker
 
-# Which keys a pattern must look at, where there are many patterns: those in which a row of the symbol that is rarest could be part of a match, as far as it and the rows directly
-# before it tell. It decides about speed alone: of keys that are not looked at, what may still be needed is kept.
+# Which keys a pattern must look at, where there are many patterns: those in which a row of the
+# symbol that is rarest could be part of a match, as far as it and the rows directly before it tell.
+# It decides about speed alone: of keys that are not looked at, what may still be needed is kept.
 
 
 MANY = 8
@@ -46,7 +55,15 @@ class Candidates:
         """The rows of those keys, if they are far fewer than all; None for all."""
         _, pattern = self.settings.patterns[at]
         bits = dict(self.settings.fits[at])
-        needed = {symbol: self._rows_with(bits[symbol]) for symbol in pattern.automaton.required if symbol in bits} if self._is_fit(pattern) else {}
+        needed = (
+            {
+                symbol: self._rows_with(bits[symbol])
+                for symbol in pattern.automaton.required
+                if symbol in bits
+            }
+            if self._is_fit(pattern)
+            else {}
+        )
         if not needed:
             return None
         rarest = min(needed, key=lambda symbol: len(needed[symbol]))
@@ -61,7 +78,12 @@ class Candidates:
 
     def _is_fit(self, pattern: CompiledPattern) -> bool:
         settings, spec = self.settings, pattern.spec
-        unfit = spec.within_us is None or settings.timed_out or pattern.automaton.pattern.from_first or len(settings.patterns) < MANY
+        unfit = (
+            spec.within_us is None
+            or settings.timed_out
+            or pattern.automaton.pattern.from_first
+            or len(settings.patterns) < MANY
+        )
         return not unfit and self._longest <= spec.most_rows
 
     @cached_property
@@ -79,9 +101,15 @@ class Candidates:
         return some[self.bits.get(bit, some)]
 
     def _rows_with_own(self, word: int) -> Ints:
-        """The rows that meet any condition of a word that a single pattern has: there are few of those."""
+        """The rows that meet any condition of a word that a single pattern has: there are few of
+        those.
+        """
         if word not in self._rare_rows:
-            own = sum(1 << bit % WORD for bit in range(word * WORD, min((word + 1) * WORD, self.settings.conditions)) if bit not in self.settings.shared)
+            own = sum(
+                1 << bit % WORD
+                for bit in range(word * WORD, min((word + 1) * WORD, self.settings.conditions))
+                if bit not in self.settings.shared
+            )
             self._rare_rows[word] = np.flatnonzero(self.bits.words[word] & own)
         return self._rare_rows[word]
 
@@ -96,7 +124,9 @@ class Candidates:
 
     # Rows before
 
-    def _possible(self, automaton: Automaton, symbol: str, rows: Ints, bits: dict[str, int]) -> Mask:
+    def _possible(
+        self, automaton: Automaton, symbol: str, rows: Ints, bits: dict[str, int]
+    ) -> Mask:
         """Which of some rows of a symbol could be at one of its places."""
         found = np.zeros(len(rows), np.bool_)
         for place, each in enumerate(automaton.symbols):
@@ -104,7 +134,9 @@ class Candidates:
                 found |= self._comes_to(automaton, place, rows, bits, DEPTH)
         return found
 
-    def _comes_to(self, automaton: Automaton, place: int, rows: Ints, bits: dict[str, int], depth: int) -> Mask:
+    def _comes_to(
+        self, automaton: Automaton, place: int, rows: Ints, bits: dict[str, int], depth: int
+    ) -> Mask:
         """Whether a match could come to a place with these rows, given that they fit it."""
         before = automaton.ways_to[place]
         if place in automaton.first or not depth or any(mode != STRICT for _, mode in before):
@@ -117,12 +149,15 @@ class Candidates:
             found[fits] |= self._comes_to(automaton, other, rows[fits] - 1, bits, depth - 1)
         return found
 
+
 TICK_FIELD = pa.field(TICK, pa.int64(), nullable=False)
 
 
 @dataclass(frozen=True)
 class View:
-    """The rows that a pattern looks at: which of the certain ones (None: all), with what they fit, and what its conditions read. `fresh`: certain since this call."""
+    """The rows that a pattern looks at: which of the certain ones (None: all), with what they fit,
+    and what its conditions read. `fresh`: certain since this call.
+    """
 
     which: Ints | None
     rows: SortedRows
@@ -131,9 +166,19 @@ class View:
 
 
 class Work:
-    """One call at work: its certain rows, pattern after pattern. `needed`: which of them some pattern still needs; `wake`: by row, the deadline of a beginning that is open."""
+    """One call at work: its certain rows, pattern after pattern. `needed`: which of them some
+    pattern still needs; `wake`: by row, the deadline of a beginning that is open.
+    """
 
-    def __init__(self, settings: MatchSettings, output: pa.Schema, batch: Batch, clock: Clocks, known: Mask, numbers: Numbers) -> None:
+    def __init__(
+        self,
+        settings: MatchSettings,
+        output: pa.Schema,
+        batch: Batch,
+        clock: Clocks,
+        known: Mask,
+        numbers: Numbers,
+    ) -> None:
         self.settings, self.output, self.batch, self.clock = settings, output, batch, clock
         self.known, self.numbers = known, numbers
         self.counts: dict[str, int] = {}
@@ -169,20 +214,41 @@ class Work:
         if self.settings.timed_out:
             self._time_out(at, pattern, view, matcher, outcome)
         matches = outcome.matches.take(self._now(outcome.matches.certain_us))
-        return self._told(at, pattern, view, matches.entries, matches.begin, matches.certain_us) if len(matches) else None
+        return (
+            self._told(at, pattern, view, matches.entries, matches.begin, matches.certain_us)
+            if len(matches)
+            else None
+        )
 
     # Which rows to look at
 
     def view(self, at: int) -> View:
-        """The rows that a pattern must look at: those of keys that have a row of every symbol that a match needs."""
+        """The rows that a pattern must look at: those of keys that have a row of every symbol that
+        a match needs.
+        """
         _, pattern = self.settings.patterns[at]
         which = self._since(at, self._candidates.of(at))
-        rows = self.rows if which is None else SortedRows(self.rows.keys[which], self.rows.times[which], {})
-        fits = {symbol: self._certain_bits.get(bit, which) for symbol, bit in self.settings.fits[at]}
+        rows = (
+            self.rows
+            if which is None
+            else SortedRows(self.rows.keys[which], self.rows.times[which], {})
+        )
+        fits = {
+            symbol: self._certain_bits.get(bit, which) for symbol, bit in self.settings.fits[at]
+        }
         order = self._certain_order if which is None else self._certain_order[which]
-        source = Source(self.batch.rows, order, rows.times, rows.start, pattern.automaton.symbols, pattern.spec.within_us)
+        source = Source(
+            self.batch.rows,
+            order,
+            rows.times,
+            rows.start,
+            pattern.automaton.symbols,
+            pattern.spec.within_us,
+        )
         fresh = rows.times >= self.clock.closed_at_start
-        return View(which, replace(rows, fits=self._fits(pattern, source, rows, fresh, fits)), source, fresh)
+        return View(
+            which, replace(rows, fits=self._fits(pattern, source, rows, fresh, fits)), source, fresh
+        )
 
     def _since(self, at: int, which: Ints | None) -> Ints | None:
         """Of a pattern that came while others were there, the rows that are not from before."""
@@ -214,20 +280,37 @@ class Work:
         may_begin = self._certain_bits.get(self.settings.may_begin(at), view.which)
         if pattern.automaton.pattern.from_first:
             may_begin = may_begin & view.rows.begins & ~(self.known[view.rows.keys] & view.fresh)
-        return Matcher(pattern.rules, view.rows, int(self.clock.closed[-1]), Holds(self, pattern, view), may_begin)
+        return Matcher(
+            pattern.rules,
+            view.rows,
+            int(self.clock.closed[-1]),
+            Holds(self, pattern, view),
+            may_begin,
+        )
 
     def _now(self, certain_us: Times) -> Mask:
         """What is certain since this call."""
-        since: Mask = (certain_us >= self.clock.closed_at_start) & (certain_us < int(self.clock.closed[-1]))
+        since: Mask = (certain_us >= self.clock.closed_at_start) & (
+            certain_us < int(self.clock.closed[-1])
+        )
         return since
 
-    def _fits(self, pattern: CompiledPattern, source: Source, rows: SortedRows, fresh: Mask, alone: dict[str, Mask]) -> dict[str, Mask | None]:
+    def _fits(
+        self,
+        pattern: CompiledPattern,
+        source: Source,
+        rows: SortedRows,
+        fresh: Mask,
+        alone: dict[str, Mask],
+    ) -> dict[str, Mask | None]:
         fits: dict[str, Mask | None] = {**dict.fromkeys(pattern.automaton.pattern.symbols), **alone}
         for definition in pattern.definitions:
             if definition.beside is not None:
                 count = len(rows)
                 each = Entries(rows.at, rows.at, np.zeros(count, np.int64))
-                holds, failed = definition.beside.holds(source.values(definition.beside.terms, each, count), count)
+                holds, failed = definition.beside.holds(
+                    source.values(definition.beside.terms, each, count), count
+                )
                 self.failed(failed & fresh)
                 before = fits[definition.symbol]
                 fits[definition.symbol] = holds if before is None else holds & before
@@ -238,17 +321,27 @@ class Work:
             self.counts["errors"] = self.counts.get("errors", 0) + int(rows.sum())
 
     def _note(self, at: int, view: View, undecided: Ints) -> None:
-        """From where on each key's rows are still needed, and until when. Of keys that were not looked at, what is in time is."""
+        """From where on each key's rows are still needed, and until when. Of keys that were not
+        looked at, what is in time is.
+        """
         within = self.settings.patterns[at][1].spec.within_us
-        first = np.full(len(self.batch.by), FOREVER) if view.which is None else self._in_time(within or 0).copy()
+        first = (
+            np.full(len(self.batch.by), FOREVER)
+            if view.which is None
+            else self._in_time(within or 0).copy()
+        )
         first[view.rows.keys] = FOREVER
         rows = undecided if view.which is None else view.which[undecided]
         np.minimum.at(first, self.rows.keys[rows], rows)
         self.first = np.minimum(self.first, first)
         looked = self.rows.at if view.which is None else view.which
-        self.batch.bits.clear(self.settings.may_begin(at), self.batch.certain[looked[looked < first[view.rows.keys]]])
+        self.batch.bits.clear(
+            self.settings.may_begin(at), self.batch.certain[looked[looked < first[view.rows.keys]]]
+        )
         if within is not None:
-            self._wake(first if view.which is None else first[view.rows.keys[view.rows.begins]], within)
+            self._wake(
+                first if view.which is None else first[view.rows.keys[view.rows.begins]], within
+            )
 
     def _wake(self, starts: Ints, within: int) -> None:
         known = starts[starts < FOREVER]
@@ -268,30 +361,56 @@ class Work:
         count = int(self._now(outcome.certain_us[outcome.given_up]).sum())
         if count and self.settings.when_full == STOP:
             raise InputError(
-                f"The step {self.settings.name!r} has a match in the making that goes on for more rows, or in more ways, than it may.",
-                fix='allow more with most_rows= or most_matches=, say within=, or let such beginnings be given up and counted with when_full="drop".',
+                f"The step {self.settings.name!r} has a match in the making that goes on for more"
+                " rows, or in more ways, than it may.",
+                fix=(
+                    "allow more with most_rows= or most_matches=, say within=, or let such"
+                    ' beginnings be given up and counted with when_full="drop".'
+                ),
             )
         if count:
             self.counts["given_up"] = self.counts.get("given_up", 0) + count
 
-    def _time_out(self, at: int, pattern: CompiledPattern, view: View, matcher: Matcher, outcome: Outcome) -> None:
+    def _time_out(
+        self, at: int, pattern: CompiledPattern, view: View, matcher: Matcher, outcome: Outcome
+    ) -> None:
         begin = outcome.timed_out[self._now(outcome.certain_us[outcome.timed_out])]
         if not len(begin):
             return
         limit = matcher.last_in_time(begin)
         entries = Walker(matcher.look, matcher.holds).partly(begin, limit)
         some = np.bincount(entries.owner, minlength=len(begin)) > 0
-        table, _ = self._told(at, pattern, view, entries.of(some), begin[some], outcome.certain_us[begin[some]], count=False)
+        table, _ = self._told(
+            at,
+            pattern,
+            view,
+            entries.of(some),
+            begin[some],
+            outcome.certain_us[begin[some]],
+            count=False,
+        )
         self.aside.append(table)
 
     # Rows
 
     def _told(
-        self, at: int, pattern: CompiledPattern, view: View, entries: Entries, begin: Ints, certain_us: Times, *, count: bool = True
+        self,
+        at: int,
+        pattern: CompiledPattern,
+        view: View,
+        entries: Entries,
+        begin: Ints,
+        certain_us: Times,
+        *,
+        count: bool = True,
     ) -> tuple[pa.Table, Ints]:
         places = np.searchsorted(self.clock.closed, certain_us, side="right")
         source, keys = view.source, view.rows.keys[begin]
-        numbers = self._numbered(at, keys, places) if count and self.settings.has_accounts else np.zeros(len(begin), np.int64)
+        numbers = (
+            self._numbered(at, keys, places)
+            if count and self.settings.has_accounts
+            else np.zeros(len(begin), np.int64)
+        )
         if self.settings.rows == ALL_ROWS:
             measures = all_rows(pattern, source, entries, numbers)
             columns = [source.column(name, entries.row) for name in self.settings.schema.names]
@@ -302,11 +421,27 @@ class Work:
             columns = [source.column(name, begin) for name in self.settings.by]
             which = np.arange(len(begin))
         if self.settings.several:
-            columns.insert(self.settings.pattern_at, pa.repeat(pa.scalar(self.settings.patterns[at][0]), len(which)))
+            columns.insert(
+                self.settings.pattern_at,
+                pa.repeat(pa.scalar(self.settings.patterns[at][0]), len(which)),
+            )
         kind = self.settings.schema.field(self.settings.time).type
-        columns += [*measures, as_times(certain_us[which], kind, 0), pa.array(self.clock.ticks[np.minimum(places, len(self.clock) - 1)[which]])]
+        columns += [
+            *measures,
+            as_times(certain_us[which], kind, 0),
+            pa.array(self.clock.ticks[np.minimum(places, len(self.clock) - 1)[which]]),
+        ]
         schema = self.output.append(TICK_FIELD)
-        return pa.Table.from_arrays([column if column.type == field.type else column.cast(field.type) for column, field in zip(columns, schema, strict=True)], schema=schema), keys[which]
+        return (
+            pa.Table.from_arrays(
+                [
+                    column if column.type == field.type else column.cast(field.type)
+                    for column, field in zip(columns, schema, strict=True)
+                ],
+                schema=schema,
+            ),
+            keys[which],
+        )
 
     def _numbered(self, at: int, keys: Ints, places: Ints) -> Ints:
         """Each match's number among those of its key, in the order in which they became certain."""
@@ -330,7 +465,9 @@ class Holds:
     def __call__(self, symbol: str, entries: Entries, count: int) -> Mask:
         condition = self._by_symbol[symbol].so_far
         assert condition is not None
-        holds, failed = condition.holds(self._view.source.values(condition.terms, entries, count), count)
+        holds, failed = condition.holds(
+            self._view.source.values(condition.terms, entries, count), count
+        )
         if failed.any():
             last = entries.row[np.searchsorted(entries.owner, np.arange(count), side="right") - 1]
             self._work.failed(failed & self._view.fresh[last])

@@ -1,7 +1,9 @@
-"""Finds the matches of one pattern in rows that are in order, of many keys at once; says which are certain, since when, and which rows are still needed.
+"""Finds the matches of one pattern in rows that are in order, of many keys at once; says which are
+certain, since when, and which rows are still needed.
 
-A row's fate as the first of a match is certain from a time on: that of the row that completed or ended it, or its deadline. Nothing depends on which rows came in which call: what is
-certain before a call was told then, what is certain at its end is told now.
+A row's fate as the first of a match is certain from a time on: that of the row that completed or
+ended it, or its deadline. Nothing depends on which rows came in which call: what is certain before
+a call was told then, what is certain at its end is told now.
 """
 
 from __future__ import annotations
@@ -15,19 +17,43 @@ from headrace.columnar.buffers import Ints, Mask, runs
 from headrace.columnar.lookup import search
 from headrace.operators.kernel import Times
 from headrace.operators.patterns.automaton import ACCEPT, Automaton
-from headrace.operators.patterns.parser import MOST_MATCHES, MOST_ROWS, NEXT, NO_SKIP, PAST_LAST, SKIP_PAST_LAST, STRICT, TO_FIRST, AfterMatch
+from headrace.operators.patterns.parser import (
+    MOST_MATCHES,
+    MOST_ROWS,
+    NEXT,
+    NO_SKIP,
+    PAST_LAST,
+    SKIP_PAST_LAST,
+    STRICT,
+    TO_FIRST,
+    AfterMatch,
+)
 from headrace.operators.patterns.row_buffer import NEVER, SortedRows
-from headrace.operators.patterns.walker import LOST, MATCHED, WAITING, Entries, Holds, Lookahead, Walker, Way
+from headrace.operators.patterns.walker import (
+    LOST,
+    MATCHED,
+    WAITING,
+    Entries,
+    Holds,
+    Lookahead,
+    Walker,
+    Way,
+)
 
-# Where the next match may begin: of all beginnings that match, those that are left when each is skipped to by the one before.
+# Where the next match may begin: of all beginnings that match, those that are left when each is
+# skipped to by the one before.
 
 
 FEW, MANY = 8, 1 << 20
 """How many beginnings of a key are looked at together, at first and at most."""
 
 
-def visited_starts(rules: Rules, rows: SortedRows, may_begin: Mask, entries: Entries, begin: Ints) -> tuple[Mask, Mask]:
-    """Which matches stay, and which rows are looked at as a beginning at all. `begin` has no row twice, and is in order."""
+def visited_starts(
+    rules: Rules, rows: SortedRows, may_begin: Mask, entries: Entries, begin: Ints
+) -> tuple[Mask, Mask]:
+    """Which matches stay, and which rows are looked at as a beginning at all. `begin` has no row
+    twice, and is in order.
+    """
     chosen, targets = chosen_starts(rules, rows, entries, begin)
     skipped = np.zeros(len(rows) + 1, np.int64)
     np.add.at(skipped, begin[chosen] + 1, 1)
@@ -35,7 +61,9 @@ def visited_starts(rules: Rules, rows: SortedRows, may_begin: Mask, entries: Ent
     return chosen, may_begin & (np.cumsum(skipped[:-1]) == 0)
 
 
-def chosen_starts(rules: Rules, rows: SortedRows, entries: Entries, begin: Ints) -> tuple[Mask, Ints]:
+def chosen_starts(
+    rules: Rules, rows: SortedRows, entries: Entries, begin: Ints
+) -> tuple[Mask, Ints]:
     """Which matches stay, and the row at which the search goes on behind each."""
     targets = np.maximum(_targets(rules, entries, begin), begin + 1)
     return _chain(rows, begin, targets), targets
@@ -48,13 +76,19 @@ def longest_turn(keys: Ints) -> int:
 
 
 class Turns:
-    """Beginnings that are looked at a few of each key at a time: more where matches are short, fewer where each skips them all; none behind one that waits for rows which are not there yet."""
+    """Beginnings that are looked at a few of each key at a time: more where matches are short,
+    fewer where each skips them all; none behind one that waits for rows which are not there yet.
+    """
 
     def __init__(self, begin: Ints, keys: Ints) -> None:
         """`begin` has no row twice, and is in order; `keys`: of each."""
         self._begin = begin
         first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-        self._next, self._stop, self._most = first, np.append(first[1:], len(begin)), np.full(len(first), FEW)
+        self._next, self._stop, self._most = (
+            first,
+            np.append(first[1:], len(begin)),
+            np.full(len(first), FEW),
+        )
 
     def take(self) -> Ints:
         """The next ones, by their places among all."""
@@ -70,7 +104,9 @@ class Turns:
         last = np.full(len(self._next), -1)
         np.maximum.at(last, self._key(begin), targets)
         behind = np.minimum(np.searchsorted(self._begin, last), self._stop)
-        self._most = np.where(behind > self._next, np.maximum(self._most // 2, 1), np.minimum(self._most * 2, MANY))
+        self._most = np.where(
+            behind > self._next, np.maximum(self._most // 2, 1), np.minimum(self._most * 2, MANY)
+        )
         self._next = np.maximum(self._next, behind)
         self._next[self._key(seen)] = self._stop[self._key(seen)]
 
@@ -79,7 +115,9 @@ class Turns:
 
 
 def _targets(rules: Rules, entries: Entries, begin: Ints) -> Ints:
-    """The row at which the search goes on behind each match. Where a match has no row of the symbol, that is the row behind its first."""
+    """The row at which the search goes on behind each match. Where a match has no row of the
+    symbol, that is the row behind its first.
+    """
     count = len(begin)
     last = np.searchsorted(entries.owner, np.arange(count), side="right") - 1
     if rules.after.kind == PAST_LAST or rules.after.symbol is None:
@@ -96,7 +134,9 @@ def _targets(rules: Rules, entries: Entries, begin: Ints) -> Ints:
 
 
 def _chain(rows: SortedRows, begin: Ints, targets: Ints) -> Mask:
-    """Which matches are reached from the first of each key, going from each to the first at or behind its target."""
+    """Which matches are reached from the first of each key, going from each to the first at or
+    behind its target.
+    """
     count = len(begin)
     following = np.searchsorted(begin, np.minimum(targets, rows.end[begin]))
     following = np.append(following, count)
@@ -113,9 +153,11 @@ def _chain(rows: SortedRows, begin: Ints, targets: Ints) -> Mask:
     return reached[:-1]
 
 
-# One start after the other, trying every way in order and turning back where one ends: for walks that were lost although they could have gone another way, and for all matches of a start.
+# One start after the other, trying every way in order and turning back where one ends: for walks
+# that were lost although they could have gone another way, and for all matches of a start.
 #
-# It looks ahead as walks do, so it tries only what can still be complete in time. What it tries is bounded; a start that takes more is given up.
+# It looks ahead as walks do, so it tries only what can still be complete in time. What it tries is
+# bounded; a start that takes more is given up.
 
 
 MOST_TRIES = 20_000
@@ -149,7 +191,11 @@ class Backtracker:
         for path in search.paths():
             if path is None:
                 return Found(WAITING, NEVER)
-            return Found(MATCHED, max(search.certain, NEVER if self.look.unless is not None else path[-1][0]), [path])
+            return Found(
+                MATCHED,
+                max(search.certain, NEVER if self.look.unless is not None else path[-1][0]),
+                [path],
+            )
         return Found(LOST, search.certain)
 
     def all(self, begin: int, limit: int) -> Found:
@@ -158,7 +204,9 @@ class Backtracker:
         found: dict[tuple[tuple[int, str], ...], Path] = {}
         for path in search.paths():
             if path is not None:
-                found.setdefault(tuple((row, self.automaton.symbols[place]) for row, place in path), path)
+                found.setdefault(
+                    tuple((row, self.automaton.symbols[place]) for row, place in path), path
+                )
                 if len(found) > self.most:
                     raise TooManyTries
         return Found(MATCHED if found else LOST, search.certain, list(found.values()))
@@ -198,12 +246,16 @@ class _Search:
 
     def _beginnings(self) -> Iterator[tuple[int, int] | None]:
         for place in self.by.automaton.first:
-            if self.look.complete[place][self.begin] <= self.limit and self._holds([], self.begin, place):
+            if self.look.complete[place][self.begin] <= self.limit and self._holds(
+                [], self.begin, place
+            ):
                 yield self.begin, place
             self._ended(int(self.look.over[place][self.begin]))
 
     def _on(self, path: Path) -> Iterator[tuple[int, int] | None]:
-        """The ways on from the last row of a path. Who comes back from one has found that it ended."""
+        """The ways on from the last row of a path. Who comes back from one has found that it
+        ended.
+        """
         before = list(path)
         row, place = before[-1]
         for way in self.look.ways[place]:
@@ -257,6 +309,7 @@ def entries_of(paths: list[Path]) -> Entries:
     both: Ints = np.array([step for path in paths for step in path], np.int64).reshape(-1, 2)
     return Entries(np.repeat(np.arange(len(paths)), lengths), both[:, 0], both[:, 1])
 
+
 FOREVER = np.iinfo(np.int64).max
 WORTHWHILE = 64
 """From so many beginnings of a key on it pays to look at them in turn."""
@@ -281,7 +334,9 @@ class Rules:
 
 @dataclass(frozen=True)
 class Matches:
-    """Matches in order of key and beginning: their rows, and the time since which each is certain."""
+    """Matches in order of key and beginning: their rows, and the time since which each is
+    certain.
+    """
 
     entries: Entries
     begin: Ints
@@ -296,7 +351,9 @@ class Matches:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of rows: the matches; for each row as a beginning since when its fate is certain (FOREVER: not yet); beginnings whose time ran out; and how many were given up as too long."""
+    """Of rows: the matches; for each row as a beginning since when its fate is certain (FOREVER:
+    not yet); beginnings whose time ran out; and how many were given up as too long.
+    """
 
     matches: Matches
     certain_us: Times
@@ -305,14 +362,22 @@ class Outcome:
 
 
 class Matcher:
-    """One pattern over some rows, whose time is known up to `now_us`: rows of that time and later are not there yet. `open`: which rows may begin a match."""
+    """One pattern over some rows, whose time is known up to `now_us`: rows of that time and later
+    are not there yet. `open`: which rows may begin a match.
+    """
 
-    def __init__(self, rules: Rules, rows: SortedRows, now_us: int, holds: Holds, may_begin: Mask) -> None:
+    def __init__(
+        self, rules: Rules, rows: SortedRows, now_us: int, holds: Holds, may_begin: Mask
+    ) -> None:
         self.rules, self.rows, self.now_us, self.may_begin = rules, rows, now_us, may_begin
         self.look = Lookahead(rules.automaton, rows, rules.doubtful)
         self.holds = holds
         within = rules.within_us
-        self.deadline = np.full(len(rows), FOREVER) if within is None else np.where(rows.times > FOREVER - within, FOREVER, rows.times + within)
+        self.deadline = (
+            np.full(len(rows), FOREVER)
+            if within is None
+            else np.where(rows.times > FOREVER - within, FOREVER, rows.times + within)
+        )
         self.cut = rows.at + rules.most_rows
         self._gave_up: list[int] = []
 
@@ -328,7 +393,9 @@ class Matcher:
         begin_at = np.zeros(len(self.rows), np.bool_)
         begin_at[matches.begin] = True
         if self.rules.after.in_turn:
-            chosen, visited = visited_starts(self.rules, self.rows, self.may_begin, matches.entries, matches.begin)
+            chosen, visited = visited_starts(
+                self.rules, self.rows, self.may_begin, matches.entries, matches.begin
+            )
             matches = matches.take(chosen)
             certain_us = self._in_turn(np.where(visited, decided_by, -1), at_deadline & visited)
             matches = Matches(matches.entries, matches.begin, certain_us[matches.begin])
@@ -338,7 +405,12 @@ class Matcher:
             matches = Matches(matches.entries, matches.begin, self._times(own, late, matches.begin))
         certain_us = np.where(visited, certain_us, -FOREVER)
         in_vain = visited & ~begin_at
-        return Outcome(matches, certain_us, np.flatnonzero(in_vain & at_deadline), self._given_up(in_vain & (decided_by == self.cut)))
+        return Outcome(
+            matches,
+            certain_us,
+            np.flatnonzero(in_vain & at_deadline),
+            self._given_up(in_vain & (decided_by == self.cut)),
+        )
 
     def _given_up(self, too_long: Mask) -> Ints:
         return np.union1d(np.flatnonzero(too_long), np.array(self._gave_up, np.int64))
@@ -346,7 +418,9 @@ class Matcher:
     # When it is certain
 
     def _decided(self, begin: Ints, over: Ints) -> tuple[Ints, Mask]:
-        """The row that decides over each beginning, -1 if its deadline does; a beginning that goes on for too many rows is decided by the first that is too much."""
+        """The row that decides over each beginning, -1 if its deadline does; a beginning that goes
+        on for too many rows is decided by the first that is too much.
+        """
         cut, end = self.cut[begin], self.rows.end[begin]
         over = np.minimum(over, np.where(cut < end, cut, NEVER))
         known = over < end
@@ -359,25 +433,33 @@ class Matcher:
 
     def _in_turn(self, decided_by: Ints, at_deadline: Mask) -> Times:
         """What happens to a beginning is not certain before what happens to those before it is."""
-        rows = np.maximum.accumulate(decided_by) if len(decided_by) else decided_by  # rows of a key lie behind those of the keys before it
+        rows = (
+            np.maximum.accumulate(decided_by) if len(decided_by) else decided_by
+        )  # rows of a key lie behind those of the keys before it
         times = np.where(rows >= self.rows.start, self.rows.times[rows], -FOREVER)
         if not at_deadline.any():
             return times
         starts = np.maximum.accumulate(np.where(at_deadline, self.rows.at, -1))
-        later: Times = np.maximum(times, np.where(starts >= self.rows.start, self.deadline[starts], -FOREVER))
+        later: Times = np.maximum(
+            times, np.where(starts >= self.rows.start, self.deadline[starts], -FOREVER)
+        )
         return later
 
     # What matches
 
     def _found(self, complete: Ints) -> tuple[Matches, Ints]:
-        """Beginnings that match, at least those that are not skipped, and the row that makes each certain."""
+        """Beginnings that match, at least those that are not skipped, and the row that makes each
+        certain.
+        """
         begin, limit = self._candidates(complete)
         if self.rules.after.in_turn and longest_turn(self.rows.keys[begin]) > WORTHWHILE:
             return self._found_in_turn(begin, limit)
         return self._walked(begin, limit)[:2]
 
     def _found_in_turn(self, begin: Ints, limit: Ints) -> tuple[Matches, Ints]:
-        """Where a key has many beginnings, one match may skip all others, and each of these would be about as long: they are left out."""
+        """Where a key has many beginnings, one match may skip all others, and each of these would
+        be about as long: they are left out.
+        """
         turns = Turns(begin, self.rows.keys[begin])
         found: list[tuple[Matches, Ints]] = []
         while len(which := turns.take()):
@@ -385,15 +467,25 @@ class Matcher:
             chosen, targets = chosen_starts(self.rules, self.rows, matches.entries, matches.begin)
             turns.go_on(matches.begin[chosen], targets[chosen], waiting)
             found.append((matches, certain))
-        return self._sorted([matches.entries for matches, _ in found], [matches.begin for matches, _ in found], [certain for _, certain in found])
+        return self._sorted(
+            [matches.entries for matches, _ in found],
+            [matches.begin for matches, _ in found],
+            [certain for _, certain in found],
+        )
 
     def _walked(self, begin: Ints, limit: Ints) -> tuple[Matches, Ints, Ints]:
-        """Those of some beginnings that match, the row that makes each certain, and the beginnings that wait for rows which are not there yet."""
+        """Those of some beginnings that match, the row that makes each certain, and the beginnings
+        that wait for rows which are not there yet.
+        """
         everything = self.rules.after.kind == NO_SKIP
         walks = Walker(self.look, self.holds, wary=everything).walk(begin, limit)
         again = walks.chose if everything else walks.chose & (walks.status == LOST)
         matched = np.flatnonzero((walks.status == MATCHED) & ~again)
-        parts, begins, certain = [walks.entries(matched)], [begin[matched]], [walks.certain[matched]]
+        parts, begins, certain = (
+            [walks.entries(matched)],
+            [begin[matched]],
+            [walks.certain[matched]],
+        )
         if everything:
             certain = [self._ends(parts[0], len(matched))]
         waiting = [begin[(walks.status == WAITING) & ~again]]
@@ -401,16 +493,25 @@ class Matcher:
             found = self._tried(int(begin[at]), int(limit[at]), everything=everything)
             parts.append(entries_of(found.paths))
             begins.append(np.full(len(found.paths), begin[at]))
-            certain.append(self._ends(parts[-1], len(found.paths)) if everything else np.full(len(found.paths), found.certain))
+            certain.append(
+                self._ends(parts[-1], len(found.paths))
+                if everything
+                else np.full(len(found.paths), found.certain)
+            )
             waiting += [begin[at : at + 1]] if found.status == WAITING else []
         return *self._sorted(parts, begins, certain), np.sort(np.concatenate(waiting))
 
     def _candidates(self, complete: Ints) -> tuple[Ints, Ints]:
-        """Rows that can begin a match with rows that are there, and the last row that each may reach: behind all, if later ones may belong to it."""
+        """Rows that can begin a match with rows that are there, and the last row that each may
+        reach: behind all, if later ones may belong to it.
+        """
         rows = self.rows
         there = self.may_begin & (complete < rows.end)
         begin = np.flatnonzero(there)
-        begin = begin[(rows.times[complete[begin]] <= self.deadline[begin]) & (complete[begin] < self.cut[begin])]
+        begin = begin[
+            (rows.times[complete[begin]] <= self.deadline[begin])
+            & (complete[begin] < self.cut[begin])
+        ]
         end, deadline = rows.end[begin], self.deadline[begin]
         last = self.last_in_time(begin)
         last = np.where((last == end - 1) & (deadline >= self.now_us), end, last)
@@ -421,7 +522,10 @@ class Matcher:
 
     def last_in_time(self, begin: Ints) -> Ints:
         """The last row before each one's deadline."""
-        return search(self.rows.times, begin, self.rows.end[begin], self.deadline[begin], right=True) - 1
+        return (
+            search(self.rows.times, begin, self.rows.end[begin], self.deadline[begin], right=True)
+            - 1
+        )
 
     def _tried(self, begin: int, limit: int, *, everything: bool) -> Found:
         backtracker = Backtracker(self.look, self.holds, most=self.rules.most_matches)
@@ -438,7 +542,9 @@ class Matcher:
         return last_rows(entries, count)
 
     @staticmethod
-    def _sorted(parts: list[Entries], begins: list[Ints], certain: list[Ints]) -> tuple[Matches, Ints]:
+    def _sorted(
+        parts: list[Entries], begins: list[Ints], certain: list[Ints]
+    ) -> tuple[Matches, Ints]:
         entries = Entries.joined(parts, [len(each) for each in begins])
         begin, certain_row = np.concatenate(begins), np.concatenate(certain)
         if len(parts) > 1:
@@ -446,7 +552,9 @@ class Matcher:
             place = np.empty(len(order), np.int64)
             place[order] = np.arange(len(order))
             by_owner = np.argsort(place[entries.owner], kind="stable")
-            entries = Entries(place[entries.owner][by_owner], entries.row[by_owner], entries.place[by_owner])
+            entries = Entries(
+                place[entries.owner][by_owner], entries.row[by_owner], entries.place[by_owner]
+            )
             begin, certain_row = begin[order], certain_row[order]
         return Matches(entries, begin, np.zeros(len(begin), np.int64)), certain_row
 

@@ -20,13 +20,17 @@ from headrace.errors import BadPattern, PlanError, nearest
 
 
 STRICT, NEXT, ANY = 0, 1, 2
-"""How a row follows the one before it: directly; as the next one that fits; as any later one that fits."""
+"""How a row follows the one before it: directly; as the next one that fits; as any later one that
+fits.
+"""
 CONTIGUITIES = {STRICT: "directly", NEXT: "skip till next", ANY: "skip till any"}
 
 
 @dataclass(frozen=True)
 class Link:
-    """What lies before an element: how far its row may be from the one before, and which symbols no row in between may fit."""
+    """What lies before an element: how far its row may be from the one before, and which symbols no
+    row in between may fit.
+    """
 
     mode: int = STRICT
     absent: tuple[str, ...] = ()
@@ -86,7 +90,9 @@ Node = Symbol | Sequence | Either | Repeat | Permute
 
 @dataclass(frozen=True)
 class Pattern:
-    """A whole pattern. `from_first`: it begins with the first row of its key. `absent`: symbols that no row may fit from its last row until its time is up; `alone`: no row at all."""
+    """A whole pattern. `from_first`: it begins with the first row of its key. `absent`: symbols
+    that no row may fit from its last row until its time is up; `alone`: no row at all.
+    """
 
     text: str
     root: Node
@@ -122,7 +128,10 @@ def may_be_empty(node: Node) -> bool:
         return node.least == 0 or may_be_empty(node.node)
     if isinstance(node, Either):
         return any(may_be_empty(each) for each in node.options)
-    return all(may_be_empty(each) for each in (node.nodes if isinstance(node, Permute) else (item for _, item in node.items)))
+    return all(
+        may_be_empty(each)
+        for each in (node.nodes if isinstance(node, Permute) else (item for _, item in node.items))
+    )
 
 
 def _collect(node: Node, found: dict[str, None], *, absent: bool = True) -> None:
@@ -137,6 +146,7 @@ def _collect(node: Node, found: dict[str, None], *, absent: bool = True) -> None
     else:
         for each in node.options if isinstance(node, Either) else node.nodes:
             _collect(each, found, absent=absent)
+
 
 MOST_CHARACTERS = 10_000
 MOST_DEPTH = 50
@@ -156,7 +166,10 @@ def parse_pattern(text: Any, *, where: str = "a pattern") -> Pattern:
     if not isinstance(text, str) or not text.strip():
         raise BadPattern(f"The step {where} has an empty pattern.", fix=_FIX)
     if len(text) > MOST_CHARACTERS:
-        raise BadPattern(f"The step {where} has a pattern of {len(text):,} characters.", fix=f"use at most {MOST_CHARACTERS:,}.")
+        raise BadPattern(
+            f"The step {where} has a pattern of {len(text):,} characters.",
+            fix=f"use at most {MOST_CHARACTERS:,}.",
+        )
     return _Parser(text, where).pattern()
 
 
@@ -199,7 +212,11 @@ class _Parser:
             self._fail(f"{sign!r} was expected", self._next.at)
 
     def _fail(self, what: str, at: int) -> NoReturn:
-        raise BadPattern(f"The step {self._where} has a pattern that cannot be read at position {at + 1}: {what}.\n{pointed(self._text, at)}", fix=_FIX)
+        raise BadPattern(
+            f"The step {self._where} has a pattern that cannot be read at position {at + 1}:"
+            f" {what}.\n{pointed(self._text, at)}",
+            fix=_FIX,
+        )
 
     # Rules
 
@@ -210,7 +227,9 @@ class _Parser:
         alone = self._takes("$") is not None
         if self._next.kind != "end":
             said = {")": "there is no '(' for this ')'", "^": "'^' stands at the beginning only"}
-            self._fail(said.get(self._next.text, f"{self._next.text!r} was not expected"), self._next.at)
+            self._fail(
+                said.get(self._next.text, f"{self._next.text!r} was not expected"), self._next.at
+            )
         return Pattern(self._text, root, anchored, absent, alone)
 
     def _either(self, *, top: bool = False) -> tuple[Node, tuple[str, ...]]:
@@ -228,7 +247,9 @@ class _Parser:
         return (options[0] if len(options) == 1 else Either(tuple(options))), absent
 
     def _sequence(self, *, top: bool) -> tuple[Node, tuple[str, ...]]:
-        """Elements with what lies before each; and what must be absent behind the last, which only the whole pattern can have."""
+        """Elements with what lies before each; and what must be absent behind the last, which only
+        the whole pattern can have.
+        """
         items: list[tuple[Link, Node]] = []
         link, last = DIRECTLY, self._next
         while True:
@@ -236,7 +257,9 @@ class _Parser:
             if arrow is not None:
                 last = arrow
                 if top and not items:
-                    self._fail("nothing comes before the first row, so nothing can be skipped", arrow.at)
+                    self._fail(
+                        "nothing comes before the first row, so nothing can be skipped", arrow.at
+                    )
                 link = replace(link, mode=max(link.mode, NEXT if arrow.text == "->" else ANY))
             if (sign := self._takes("!")) is not None:
                 last = sign
@@ -245,11 +268,22 @@ class _Parser:
             if not self._begins_element():
                 break
             if link.absent and not link.mode:
-                self._fail("the rows on either side of what must be absent follow each other directly: write -> before this one", self._next.at)
+                self._fail(
+                    "the rows on either side of what must be absent follow each other directly:"
+                    " write -> before this one",
+                    self._next.at,
+                )
             items.append((link, self._element()))
             link = DIRECTLY
         if link != DIRECTLY and not (link.absent and top):
-            self._fail("what must be absent is only known here when something follows it" if link.absent else "something must follow", last.at)
+            self._fail(
+                (
+                    "what must be absent is only known here when something follows it"
+                    if link.absent
+                    else "something must follow"
+                ),
+                last.at,
+            )
         if not items:
             self._fail("a symbol was expected", self._next.at)
         plain = len(items) == 1 and items[0][0] == DIRECTLY
@@ -286,7 +320,10 @@ class _Parser:
                 self._fail("a number was given already: put the element in parentheses", sign.at)
             least, most = self._bounds(sign)
             if most is None and may_be_empty(node):
-                self._fail("what may be left out cannot be repeated for ever: write a* instead of (a?)*", sign.at)
+                self._fail(
+                    "what may be left out cannot be repeated for ever: write a* instead of (a?)*",
+                    sign.at,
+                )
             node = Repeat(node, least, most, self._takes("?") is None, sign.at)
         return node
 
@@ -302,8 +339,19 @@ class _Parser:
         node, _ = self._either()
         self._depth -= 1
         if self._takes(")") is None:
-            self._fail("this '(' is not closed" if self._next.kind == "end" else f"{self._next.text!r} was not expected", token.at if self._next.kind == "end" else self._next.at)
-        return node if isinstance(node, Symbol | Either) else Sequence(node.items if isinstance(node, Sequence) else ((DIRECTLY, node),))
+            self._fail(
+                (
+                    "this '(' is not closed"
+                    if self._next.kind == "end"
+                    else f"{self._next.text!r} was not expected"
+                ),
+                token.at if self._next.kind == "end" else self._next.at,
+            )
+        return (
+            node
+            if isinstance(node, Symbol | Either)
+            else Sequence(node.items if isinstance(node, Sequence) else ((DIRECTLY, node),))
+        )
 
     def _deeper(self, token: _Token) -> None:
         self._depth += 1
@@ -357,10 +405,17 @@ def pointed(text: str, at: int) -> str:
     return f"    {line[begin : begin + 120]}\n    {' ' * (start - begin)}^"
 
 
-# What a pattern step is told, as plain values: which rows fit which symbol, what a match gives, how long it may take, and where the next one may begin.
+# What a pattern step is told, as plain values: which rows fit which symbol, what a match gives, how
+# long it may take, and where the next one may begin.
 
 
-PAST_LAST, NEXT_ROW, TO_FIRST, TO_LAST, NO_SKIP = "skip past last row", "skip to next row", "skip to first", "skip to last", "no skip"
+PAST_LAST, NEXT_ROW, TO_FIRST, TO_LAST, NO_SKIP = (
+    "skip past last row",
+    "skip to next row",
+    "skip to first",
+    "skip to last",
+    "no skip",
+)
 ONE_ROW, ALL_ROWS = "one", "all"
 DROP, STOP = "drop", "stop"
 MOST_ROWS = 10_000
@@ -371,7 +426,9 @@ _SKIP_TO = re.compile(r"skip\s+to\s+(first|last)\s+(\w+)")
 
 @dataclass(frozen=True)
 class AfterMatch:
-    """Where the next match may begin. `symbol`: for those that go to the first or last row of one."""
+    """Where the next match may begin. `symbol`: for those that go to the first or last row of
+    one.
+    """
 
     kind: str = PAST_LAST
     symbol: str | None = None
@@ -394,10 +451,18 @@ def after_match(text: str, symbols: tuple[str, ...], *, where: str) -> AfterMatc
     for kind in (PAST_LAST, NEXT_ROW, NO_SKIP):
         if plain.lower() == kind:
             return AfterMatch(kind)
-    found = _SKIP_TO.fullmatch(plain) or _SKIP_TO.fullmatch(f"{' '.join(plain.split()[:-1]).lower()} {plain.split()[-1] if plain else ''}")
+    found = _SKIP_TO.fullmatch(plain) or _SKIP_TO.fullmatch(
+        f"{' '.join(plain.split()[:-1]).lower()} {plain.split()[-1] if plain else ''}"
+    )
     if found is None:
         kinds = [PAST_LAST, NEXT_ROW, f"{TO_FIRST} a", f"{TO_LAST} a", NO_SKIP]
-        raise PlanError(f"The step {where} has after_match={text!r}: {nearest(plain, kinds)}", fix=f"use one of {', '.join(map(repr, kinds))}.")
+        raise PlanError(
+            f"The step {where} has after_match={text!r}: {nearest(plain, kinds)}",
+            fix=f"use one of {', '.join(map(repr, kinds))}.",
+        )
     if found[2] not in symbols:
-        raise BadPattern(f"The step {where} skips to {found[2]!r}, which is no symbol of the pattern: {nearest(found[2], symbols)}")
+        raise BadPattern(
+            f"The step {where} skips to {found[2]!r}, which is no symbol of the pattern:"
+            f" {nearest(found[2], symbols)}"
+        )
     return AfterMatch(f"skip to {found[1]}", found[2])

@@ -1,12 +1,16 @@
-"""The rows that a key still needs, in the state: those that are not certain to be in order yet, and those from the first on whose fate as a beginning is open. And when to look again.
+"""The rows that a key still needs, in the state: those that are not certain to be in order yet, and
+those from the first on whose fate as a beginning is open. And when to look again.
 
 | entry | name | bytes |
 |---|---|---|
-| rows | `r`, the key | as `windows.kept_rows` has it: time, mark, which conditions the row alone meets, and the columns that the pattern needs |
+| rows | `r`, the key | as `windows.kept_rows` has it: time, mark, which conditions the row alone
+meets, and the columns that the pattern needs |
 | timer | `w`, time, zeros, the key | as `windows.entries` has it |
-| account | `k`, the key | version 1, then how many matches each pattern has had: kept for good, where matches are numbered or begin with a key's first row |
+| account | `k`, the key | version 1, then how many matches each pattern has had: kept for good,
+where matches are numbered or begin with a key's first row |
 
-The mark of a key's first row is its timer, -1 if it has none. Behind the conditions stands, for each pattern, whether the row may still begin a match of it.
+The mark of a key's first row is its timer, -1 if it has none. Behind the conditions stands, for
+each pattern, whether the row may still begin a match of it.
 """
 
 from __future__ import annotations
@@ -51,14 +55,22 @@ def bit_fields(count: int) -> list[pa.Field]:
 def packed(masks: Sequence[Mask], more: int, count: int) -> list[pa.Array]:
     """Conditions as words, and behind them so many more that are true."""
     total = len(masks) + more
-    words = [np.full(count, sum(1 << at % WORD for at in range(max(first, len(masks)), min(first + WORD, total)))) for first in range(0, total, WORD)]
+    words = [
+        np.full(
+            count,
+            sum(1 << at % WORD for at in range(max(first, len(masks)), min(first + WORD, total))),
+        )
+        for first in range(0, total, WORD)
+    ]
     for at, mask in enumerate(masks):
         words[at // WORD] |= mask.astype(np.int64) << (at % WORD)
     return [pa.array(word) for word in words]
 
 
 class Bits:
-    """Conditions of rows, as words; taken out when they are asked for, since there can be thousands."""
+    """Conditions of rows, as words; taken out when they are asked for, since there can be
+    thousands.
+    """
 
     def __init__(self, words: list[Ints]) -> None:
         self.words = words
@@ -74,28 +86,59 @@ class Bits:
         self.words[at // WORD][rows] &= ~(1 << at % WORD)
 
 
-def put_rows(store: RowStore, state: KeyedState, by: pa.Array, groups: Groups, names: pa.Array, rows: pa.Table, counts: tuple[Ints, Ints], timers: tuple[Times, Times]) -> None:
-    """Store the rows of keys, so many of each, and move their timers; of both what was before comes first."""
+def put_rows(
+    store: RowStore,
+    state: KeyedState,
+    by: pa.Array,
+    groups: Groups,
+    names: pa.Array,
+    rows: pa.Table,
+    counts: tuple[Ints, Ints],
+    timers: tuple[Times, Times],
+) -> None:
+    """Store the rows of keys, so many of each, and move their timers; of both what was before comes
+    first.
+    """
     (had, has), (old, new) = counts, timers
     some = np.flatnonzero((had > 0) | (has > 0))
     every = len(some) == len(has)
-    store.write(state, names if every else names.take(pa.array(some)), groups if every else groups[some], has if every else has[some], rows)
+    store.write(
+        state,
+        names if every else names.take(pa.array(some)),
+        groups if every else groups[some],
+        has if every else has[some],
+        rows,
+    )
     moved = old != new
-    gone, set_anew = (_timer_names(by, groups, times, np.flatnonzero(moved & (times != NO_TIMER))) for times in (old, new))
+    gone, set_anew = (
+        _timer_names(by, groups, times, np.flatnonzero(moved & (times != NO_TIMER)))
+        for times in (old, new)
+    )
     state.put_array(gone[0], pa.nulls(len(gone[0]), pa.binary()), gone[1])
-    state.put_array(set_anew[0], with_long_keys(set_anew[0], pa.repeat(_ONE, len(set_anew[0]))), set_anew[1])
+    state.put_array(
+        set_anew[0], with_long_keys(set_anew[0], pa.repeat(_ONE, len(set_anew[0]))), set_anew[1]
+    )
 
 
-def _timer_names(by: pa.Array, groups: Groups, times: Times, which: Ints) -> tuple[pa.Array, Groups]:
-    windows = Windows(by.take(pa.array(which)), np.zeros(len(which), np.int64), times[which], groups[which])
+def _timer_names(
+    by: pa.Array, groups: Groups, times: Times, which: Ints
+) -> tuple[pa.Array, Groups]:
+    windows = Windows(
+        by.take(pa.array(which)), np.zeros(len(which), np.int64), times[which], groups[which]
+    )
     return windows.names(np.ones(len(which), np.bool_)).cast(pa.binary()), groups[which]
 
 
 class Accounts:
-    """How many matches keys have had, one number for each pattern; a key without an account has had no row."""
+    """How many matches keys have had, one number for each pattern; a key without an account has had
+    no row.
+    """
 
     def __init__(self, step: str, patterns: int) -> None:
-        self.step_name, self._dtype = step, np.dtype([("version", "u1"), ("matches", "<i8", (patterns,))])
+        self.step_name, self._dtype = (
+            step,
+            np.dtype([("version", "u1"), ("matches", "<i8", (patterns,))]),
+        )
 
     @staticmethod
     def _names(by: pa.Array) -> pa.Array:
@@ -108,16 +151,23 @@ class Accounts:
         found = np.zeros(len(by), self._dtype)
         found[known] = np.frombuffer(b"".join(values.drop_null().to_pylist()), self._dtype)
         if int(found["version"].max(initial=0)) > _VERSION:
-            raise NewerFormat(f"The state of step {self.step_name!r} was written by a newer Headrace.", fix="upgrade Headrace.")
+            raise NewerFormat(
+                f"The state of step {self.step_name!r} was written by a newer Headrace.",
+                fix="upgrade Headrace.",
+            )
         numbers: Numbers = found["matches"].copy()
         return known, numbers
 
-    def write(self, state: KeyedState, by: pa.Array, groups: Groups, matches: Numbers, which: Mask) -> None:
+    def write(
+        self, state: KeyedState, by: pa.Array, groups: Groups, matches: Numbers, which: Mask
+    ) -> None:
         at = np.flatnonzero(which)
         made = np.zeros(len(at), self._dtype)
         made["version"], made["matches"] = _VERSION, matches[at]
         values = [each.tobytes() for each in made]
-        state.put_array(self._names(by.take(pa.array(at))), pa.array(values, pa.binary()), groups[at])
+        state.put_array(
+            self._names(by.take(pa.array(at))), pa.array(values, pa.binary()), groups[at]
+        )
 
 
 def timers_of(marks: Ints, counts: Ints) -> Times:
@@ -136,7 +186,8 @@ def marks_of(timers: Times, counts: Ints) -> Ints:
     return marks
 
 
-# Rows in order of key and time, as the matcher sees them: which key each belongs to, when it was, and which symbols it fits. All by position, whole columns at a time.
+# Rows in order of key and time, as the matcher sees them: which key each belongs to, when it was,
+# and which symbols it fits. All by position, whole columns at a time.
 
 
 NEVER = 1 << 32
@@ -145,7 +196,9 @@ NEVER = 1 << 32
 
 @dataclass(frozen=True)
 class SortedRows:
-    """`keys`: numbers, in order. `fits`: for each symbol the rows that fit it, as far as a row alone tells; None if all do."""
+    """`keys`: numbers, in order. `fits`: for each symbol the rows that fit it, as far as a row
+    alone tells; None if all do.
+    """
 
     keys: Ints
     times: Times
@@ -170,7 +223,9 @@ class SortedRows:
 
     @cached_property
     def end(self) -> Ints:
-        """For each row the position behind the last of its key: where rows that are not there yet will be."""
+        """For each row the position behind the last of its key: where rows that are not there yet
+        will be.
+        """
         starts = np.append(np.flatnonzero(self.begins), len(self))
         return np.repeat(starts[1:], np.diff(starts))
 
@@ -226,10 +281,11 @@ def suffix_max(values: Ints, begins: Mask) -> Ints:
 # The rows of a call, stored ones and new ones, in order of key and time.
 
 
-
 @dataclass(frozen=True)
 class Batch:
-    """The rows of a call, stored and new, in order of key and time: where in `rows` each is, its key's number, its time, and its conditions. `certain`: how many keys' rows are."""
+    """The rows of a call, stored and new, in order of key and time: where in `rows` each is, its
+    key's number, its time, and its conditions. `certain`: how many keys' rows are.
+    """
 
     by: pa.Array
     groups: Groups
@@ -245,7 +301,9 @@ class Batch:
 
 
 def merged(counts: Ints, keys: Ints, order: Ints) -> tuple[Ints, Ints]:
-    """Stored rows, so many for each key, and new ones, of these keys, as one sequence in order of key; new ones, which `order` has in that order, come behind stored ones."""
+    """Stored rows, so many for each key, and new ones, of these keys, as one sequence in order of
+    key; new ones, which `order` has in that order, come behind stored ones.
+    """
     fresh = np.bincount(keys, minlength=len(counts))
     stored = int(counts.sum())
     ends = np.cumsum(counts + fresh)
@@ -256,7 +314,9 @@ def merged(counts: Ints, keys: Ints, order: Ints) -> tuple[Ints, Ints]:
 
 
 def by_time(order: Ints, keys: Ints, times: Times) -> tuple[Ints, Times]:
-    """Rows that are in order of key and arrival, put into order of key and time. Most keys' rows are already."""
+    """Rows that are in order of key and arrival, put into order of key and time. Most keys' rows
+    are already.
+    """
     in_order = times[order]
     wrong = np.flatnonzero((in_order[1:] < in_order[:-1]) & (keys[1:] == keys[:-1]))
     if len(wrong):

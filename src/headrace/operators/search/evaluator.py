@@ -1,4 +1,6 @@
-"""Tests that cost more than a look at a word's bits, made when a query that may still fit asks for them, each once for all documents at hand; and what connects tests."""
+"""Tests that cost more than a look at a word's bits, made when a query that may still fit asks for
+them, each once for all documents at hand; and what connects tests.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from headrace.operators.search.syntax import (
 )
 from headrace.operators.search.vocabulary import NONE, PhraseTable, Vocabulary
 
-# Which documents have a phrase: words at their places, or moved by a few. Phrases without slop are looked for all at once.
+# Which documents have a phrase: words at their places, or moved by a few. Phrases without slop are
+# looked for all at once.
 
 
 _NOWHERE = np.iinfo(np.int64).max
@@ -39,13 +42,17 @@ class WordPlaces:
 
     def __init__(self, tokens: Tokens, vocabulary: Vocabulary) -> None:
         self.tokens = tokens
-        self.words = tokens.terms.numbers(vocabulary)[tokens.codes]  # the code of a stop word is the last one, which is no word
+        self.words = tokens.terms.numbers(vocabulary)[
+            tokens.codes
+        ]  # the code of a stop word is the last one, which is no word
         self._order = np.argsort(self.words, kind="stable")
         self._sorted = self.words[self._order]
 
     def runs_of(self, words: Ints) -> tuple[Ints, Ints]:
         """For each word, the run of its occurrences."""
-        return np.searchsorted(self._sorted, words), np.searchsorted(self._sorted, words, side="right")
+        return np.searchsorted(self._sorted, words), np.searchsorted(
+            self._sorted, words, side="right"
+        )
 
     def tokens_at(self, occurrences: Ints) -> Ints:
         tokens: Ints = self._order[occurrences]
@@ -71,12 +78,20 @@ def find_phrases(features: Features, wanted: Ints) -> None:
         if not len(in_field):
             continue
         places = WordPlaces(features.documents.words[name], features.vocabulary)
-        slop = np.array([test.slop for feature in wanted[in_field].tolist() if isinstance(test := tests[feature], Phrase)])
+        slop = np.array(
+            [
+                test.slop
+                for feature in wanted[in_field].tolist()
+                if isinstance(test := tests[feature], Phrase)
+            ]
+        )
         _find_exact(places, table, wanted[in_field[slop == 0]], in_field[slop == 0], has)
         for at in in_field[slop > 0].tolist():
             test = tests[wanted[at]]
             assert isinstance(test, Phrase)
-            has[at] |= _moved(places, [features.vocabulary.words[word] for word, _ in test.words], test)
+            has[at] |= _moved(
+                places, [features.vocabulary.words[word] for word, _ in test.words], test
+            )
     for at, feature in enumerate(wanted.tolist()):
         features.set(feature, has[at])
 
@@ -86,8 +101,12 @@ def _fields_of(features: Features, test: object) -> Sequence[str]:
     return features.vocabulary.fields.text if test.field is None else (test.field,)
 
 
-def _find_exact(places: WordPlaces, table: PhraseTable, wanted: Ints, rows: Ints, has: Mask) -> None:
-    """1. Of each phrase, the word that occurs least. 2. All its occurrences. 3. Those where the other words stand as they should."""
+def _find_exact(
+    places: WordPlaces, table: PhraseTable, wanted: Ints, rows: Ints, has: Mask
+) -> None:
+    """1. Of each phrase, the word that occurs least. 2. All its occurrences. 3. Those where the
+    other words stand as they should.
+    """
     if not len(wanted):
         return
     phrases = table.row_of[wanted]
@@ -116,24 +135,44 @@ def _find_exact(places: WordPlaces, table: PhraseTable, wanted: Ints, rows: Ints
 
 
 def _moved(places: WordPlaces, words: Sequence[int], test: Phrase) -> Mask:
-    """Which documents have the phrase with its words moved. Documents stand so far apart that no phrase goes on from one to the next."""
+    """Which documents have the phrase with its words moved. Documents stand so far apart that no
+    phrase goes on from one to the next.
+    """
     has = np.zeros(len(places.tokens.begins) - 1, np.bool_)
     gap = test.slop + test.words[-1][1] + 1
-    tokens = {word: places.tokens_at(np.arange(*(int(end[0]) for end in places.runs_of(np.array([word]))))) for word in set(words) if word != NONE}
+    tokens = {
+        word: places.tokens_at(
+            np.arange(*(int(end[0]) for end in places.runs_of(np.array([word]))))
+        )
+        for word in set(words)
+        if word != NONE
+    }
     if NONE not in words and all(map(len, tokens.values())):
         apart = {word: found + places.tokens.rows[found] * gap for word, found in tokens.items()}
         ends = places.tokens.begins[1:] + np.arange(len(has)) * gap
-        has[np.searchsorted(ends, moved_places(apart, words, [place for _, place in test.words], test.slop)[:, 0], side="right")] = True
+        has[
+            np.searchsorted(
+                ends,
+                moved_places(apart, words, [place for _, place in test.words], test.slop)[:, 0],
+                side="right",
+            )
+        ] = True
     return has
 
 
-def moved_places(places: Mapping[int, Ints], words: Sequence[int], offsets: Sequence[int], slop: int) -> Ints:
-    """Every way in which a phrase begins: a row, with one place for each word, no two the same, so that what they are moved by differs by at most `slop`.
+def moved_places(
+    places: Mapping[int, Ints], words: Sequence[int], offsets: Sequence[int], slop: int
+) -> Ints:
+    """Every way in which a phrase begins: a row, with one place for each word, no two the same, so
+    that what they are moved by differs by at most `slop`.
 
-    `places`: where each word stands, in order. All beginnings are tried at once, the rarest words first. A word that comes several times takes, in the phrase's order, the first place that is
+    `places`: where each word stands, in order. All beginnings are tried at once, the rarest words
+    first. A word that comes several times takes, in the phrase's order, the first place that is
     free: all of them may be moved equally far, so no other choice leaves more to those behind.
     """
-    starts = distinct(np.concatenate([places[word] - offset for word, offset in zip(words, offsets, strict=True)]))
+    starts = distinct(
+        np.concatenate([places[word] - offset for word, offset in zip(words, offsets, strict=True)])
+    )
     chosen = np.zeros((len(starts), len(words)), np.int64)
     for word in sorted(places, key=lambda each: len(places[each])):
         at_end = np.append(places[word], _NOWHERE)
@@ -148,7 +187,9 @@ def moved_places(places: Mapping[int, Ints], words: Sequence[int], offsets: Sequ
 
 
 def distinct(numbers: Ints) -> Ints:
-    """Each number once, in order. These are runs that lie in order already, which a stable sort makes use of and `np.unique` does not."""
+    """Each number once, in order. These are runs that lie in order already, which a stable sort
+    makes use of and `np.unique` does not.
+    """
     in_order = np.sort(numbers, kind="stable")
     return in_order[np.append(True, in_order[1:] != in_order[:-1])] if len(in_order) else in_order
 
@@ -214,7 +255,9 @@ class Evaluator:
     def ensure_trees(self, nodes: Iterable[Node]) -> None:
         """Know everything that trees ask for."""
         features = self.features.vocabulary.feature
-        self.ensure(np.array([features(leaf.test) for node in nodes for leaf in leaves(node)], np.int64))
+        self.ensure(
+            np.array([features(leaf.test) for node in nodes for leaf in leaves(node)], np.int64)
+        )
 
     def mask(self, node: Node) -> int:
         """The documents that a tree fits, as bits of a whole number. Its features must be known."""
@@ -235,7 +278,9 @@ class Evaluator:
 
 
 def at_least(least: int, masks: list[int]) -> int:
-    """The bits that are set in so many of the masks: `reached[n]` has those seen more than n times."""
+    """The bits that are set in so many of the masks: `reached[n]` has those seen more than n
+    times.
+    """
     reached = [0] * least
     for mask in masks:
         for level in range(least - 1, 0, -1):
@@ -244,7 +289,8 @@ def at_least(least: int, masks: list[int]) -> int:
     return reached[-1]
 
 
-# Why a query fits a document: which of its tests do, and where in the text. One match at a time: it is asked for where people read the answer.
+# Why a query fits a document: which of its tests do, and where in the text. One match at a time: it
+# is asked for where people read the answer.
 
 
 Highlight = tuple[str, int, int]
@@ -267,11 +313,18 @@ class Reasons:
         self._evaluator.ensure_trees(told_leaves(node))
         fitting = [test for test in tests if self._fits(test, document)]
         found = sorted({place for test in fitting for place in self._where(test, document)})
-        return found[:MOST_HIGHLIGHTS], ", ".join(map(as_text, fitting)) or "nothing that it must not have"
+        return (
+            found[:MOST_HIGHLIGHTS],
+            ", ".join(map(as_text, fitting)) or "nothing that it must not have",
+        )
 
     def _fits(self, test: Test, document: int) -> bool:
         features = self._features
-        return bool(unpack_bits(features.bits[[features.vocabulary.feature(test)]], features.documents.count)[0][document])
+        return bool(
+            unpack_bits(
+                features.bits[[features.vocabulary.feature(test)]], features.documents.count
+            )[0][document]
+        )
 
     def _where(self, test: Test, document: int) -> list[Highlight]:
         if (test, document) not in self._known:
@@ -282,10 +335,16 @@ class Reasons:
         if not isinstance(test, Word | Phrase | Prefix | Wildcard | Fuzzy):
             return []
         fields = self._features.vocabulary.fields
-        names = [name for name in (fields.text if test.field is None else (test.field,)) if name in fields.text]
+        names = [
+            name
+            for name in (fields.text if test.field is None else (test.field,))
+            if name in fields.text
+        ]
         return [place for name in names for place in self._in_field(test, name, document)]
 
-    def _in_field(self, test: Word | Phrase | Prefix | Wildcard | Fuzzy, name: str, document: int) -> list[Highlight]:
+    def _in_field(
+        self, test: Word | Phrase | Prefix | Wildcard | Fuzzy, name: str, document: int
+    ) -> list[Highlight]:
         tokens = self._features.documents.words[name]
         first, last = int(tokens.begins[document]), int(tokens.begins[document + 1])
         if isinstance(test, Phrase):
@@ -295,14 +354,23 @@ class Reasons:
             at = self._of(name).of_word(number, document) if number != NONE else _NO_PLACES
         else:
             at = np.flatnonzero(np.isin(tokens.codes[first:last], tokens.terms.fitting(test)))
-        return [(name, int(tokens.starts[place]), int(tokens.ends[place])) for place in (first + at[:MOST_HIGHLIGHTS]).tolist()]
+        return [
+            (name, int(tokens.starts[place]), int(tokens.ends[place]))
+            for place in (first + at[:MOST_HIGHLIGHTS]).tolist()
+        ]
 
     def _phrase(self, test: Phrase, name: str, document: int) -> Ints:
         words = [self._features.vocabulary.words[word] for word, _ in test.words]
         places = {word: self._of(name).of_word(word, document) for word in set(words)}
-        return distinct(moved_places(places, words, [place for _, place in test.words], test.slop)[:MOST_HIGHLIGHTS].ravel())
+        return distinct(
+            moved_places(places, words, [place for _, place in test.words], test.slop)[
+                :MOST_HIGHLIGHTS
+            ].ravel()
+        )
 
     def _of(self, name: str) -> WordPlaces:
         if name not in self._places:
-            self._places[name] = WordPlaces(self._features.documents.words[name], self._features.vocabulary)
+            self._places[name] = WordPlaces(
+                self._features.documents.words[name], self._features.vocabulary
+            )
         return self._places[name]

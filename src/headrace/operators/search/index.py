@@ -1,6 +1,8 @@
-"""The index of queries: segments of falling size, the smallest with the newest changes. An index is a value: a change gives another, which shares what did not change.
+"""The index of queries: segments of falling size, the smallest with the newest changes. An index is
+a value: a change gives another, which shares what did not change.
 
-So an attempt that failed leaves the index that it started from as it was, and a worker can keep it from batch to batch.
+So an attempt that failed leaves the index that it started from as it was, and a worker can keep it
+from batch to batch.
 """
 
 from __future__ import annotations
@@ -32,13 +34,17 @@ from headrace.operators.search.vocabulary import Vocabulary
 
 Key = bytes
 _LEAST, _TIMES = 500, 8
-"""A segment up to the first takes newer queries in; one is folded into the next when it is more than a so-manieth of it."""
+"""A segment up to the first takes newer queries in; one is folded into the next when it is more
+than a so-manieth of it.
+"""
 _GAP = 24
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A query to be kept: its text and its tree, and bytes that the index only hands out again. The tree is not kept: it is most of what a query weighs."""
+    """A query to be kept: its text and its tree, and bytes that the index only hands out again. The
+    tree is not kept: it is most of what a query weighs.
+    """
 
     text: str
     node: Node
@@ -51,7 +57,9 @@ class Stored:
 
 @dataclass(frozen=True)
 class Matches:
-    """Which query fits which document: rows of the documents and places of queries in the index, by document and, in it, by query key."""
+    """Which query fits which document: rows of the documents and places of queries in the index, by
+    document and, in it, by query key.
+    """
 
     documents: Ints
     queries: Ints
@@ -64,7 +72,14 @@ class Matches:
     def slice(self, first: int, last: int) -> Matches:
         """Some of them."""
         mine = slice(first, last)
-        return Matches(self.documents[mine], self.queries[mine], self.scores[mine], self.run, self.highlights[mine], self.explanations[mine])
+        return Matches(
+            self.documents[mine],
+            self.queries[mine],
+            self.scores[mine],
+            self.run,
+            self.highlights[mine],
+            self.explanations[mine],
+        )
 
 
 @dataclass(frozen=True)
@@ -78,20 +93,30 @@ class _Entries:
 
     def take(self, which: Ints) -> _Entries:
         at = which.tolist()
-        return _Entries(tuple(map(self.keys.__getitem__, at)), tuple(map(self.texts.__getitem__, at)), tuple(map(self.values.__getitem__, at)), self.columns.take(which))
+        return _Entries(
+            tuple(map(self.keys.__getitem__, at)),
+            tuple(map(self.texts.__getitem__, at)),
+            tuple(map(self.values.__getitem__, at)),
+            self.columns.take(which),
+        )
 
     @classmethod
     def of(cls, queries: Mapping[Key, Stored], vocabulary: Vocabulary) -> _Entries:
         keys = tuple(sorted(queries))
         stored = [queries[key] for key in keys]
         made = Columns.of([compiled(each.node, vocabulary) for each in stored])
-        return cls(keys, tuple(each.text for each in stored), tuple(each.value for each in stored), made)
+        return cls(
+            keys, tuple(each.text for each in stored), tuple(each.value for each in stored), made
+        )
 
     @classmethod
     def together(cls, parts: Sequence[_Entries]) -> _Entries:
         if len(parts) == 1:
             return parts[0]
-        keys, texts, values = (tuple(chain.from_iterable(each)) for each in zip(*((part.keys, part.texts, part.values) for part in parts), strict=True))
+        keys, texts, values = (
+            tuple(chain.from_iterable(each))
+            for each in zip(*((part.keys, part.texts, part.values) for part in parts), strict=True)
+        )
         mixed = cls(keys, texts, values, segment.together([part.columns for part in parts]))
         return mixed.take(np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64))
 
@@ -118,7 +143,9 @@ class _Part:
 
     def find(self, key: Key) -> int | None:
         at = bisect_left(self.keys, key)
-        there = at < len(self.keys) and self.keys[at] == key and (self.live is None or self.live[at])
+        there = (
+            at < len(self.keys) and self.keys[at] == key and (self.live is None or self.live[at])
+        )
         return at if there else None
 
     def without(self, keys: Mapping[Key, object]) -> _Part:
@@ -132,7 +159,9 @@ class _Part:
 
 @dataclass(frozen=True)
 class QueryIndex:
-    """Stored queries by key. A query's place is its slot in its part, behind those of the parts before."""
+    """Stored queries by key. A query's place is its slot in its part, behind those of the parts
+    before.
+    """
 
     language: Language
     vocabulary: Vocabulary
@@ -149,7 +178,12 @@ class QueryIndex:
     def nbytes(self) -> int:
         """What the queries weigh in memory: columns, texts, keys and values."""
         columns = sum(part.segment.nbytes + part.entries.columns.nbytes for part in self.parts)
-        return columns + sum(8 + getsizeof(each) for part in self.parts for kept in (part.keys, part.entries.texts, part.entries.values) for each in kept)
+        return columns + sum(
+            8 + getsizeof(each)
+            for part in self.parts
+            for kept in (part.keys, part.entries.texts, part.entries.values)
+            for each in kept
+        )
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -174,7 +208,14 @@ class QueryIndex:
 
     def get(self, key: Key) -> bytes | None:
         """The value of a key's query; None if there is none."""
-        return next((part.entries.values[slot] for part in self.parts if (slot := part.find(key)) is not None), None)
+        return next(
+            (
+                part.entries.values[slot]
+                for part in self.parts
+                if (slot := part.find(key)) is not None
+            ),
+            None,
+        )
 
     def all_keys(self) -> Iterator[Key]:
         return (key for part in self.parts for key in part.left().keys)
@@ -192,21 +233,34 @@ class QueryIndex:
 
     def _anew(self, left: Sequence[_Entries], put: Mapping[Key, Stored]) -> QueryIndex:
         """Many have gone, and what they asked for is forgotten too."""
-        read = {key: Stored.of(self.language, text, value) for each in left for key, text, value in zip(each.keys, each.texts, each.values, strict=True)}
+        read = {
+            key: Stored.of(self.language, text, value)
+            for each in left
+            for key, text, value in zip(each.keys, each.texts, each.values, strict=True)
+        }
         return QueryIndex.empty(self.language).changed({**read, **put})
 
     # Matching
 
     def match(self, rows: pa.Table | pa.RecordBatch, *, reasons: bool = False) -> Matches:
-        """All matches of some documents, a chunk at a time; with `reasons`, each with what fits where."""
+        """All matches of some documents, a chunk at a time; with `reasons`, each with what fits
+        where.
+        """
         analysed = chunks(rows, self.language.fields, self.language.analysis)
-        return together([self.match_analysed(chunk, first, reasons=reasons) for first, chunk in analysed])
+        return together(
+            [self.match_analysed(chunk, first, reasons=reasons) for first, chunk in analysed]
+        )
 
-    def match_analysed(self, documents: Documents, first: int = 0, *, reasons: bool = False) -> Matches:
+    def match_analysed(
+        self, documents: Documents, first: int = 0, *, reasons: bool = False
+    ) -> Matches:
         features = Features(documents, self.vocabulary)
         evaluator = Evaluator(features)
         found = [part.segment.match(features, evaluator, part.live) for part in self.parts]
-        pairs = [_pairs(each.slots + start, each.bits, documents.count) for start, each in zip(self._starts, found, strict=False)]
+        pairs = [
+            _pairs(each.slots + start, each.bits, documents.count)
+            for start, each in zip(self._starts, found, strict=False)
+        ]
         document = np.concatenate([pair[0] for pair in pairs] or [np.zeros(0, np.int64)])
         query = np.concatenate([pair[1] for pair in pairs] or [np.zeros(0, np.int64)])
         if sum(len(each.slots) > 0 for each in found) > 1:
@@ -214,19 +268,38 @@ class QueryIndex:
             document, query = document[order], query[order]
         told = Reasons(evaluator)
         nodes = {place: self.node(place) for place in np.unique(query).tolist()} if reasons else {}
-        why = [told.of(nodes[place], at) for at, place in zip(document.tolist(), query.tolist(), strict=True)] if reasons else []
+        why = (
+            [
+                told.of(nodes[place], at)
+                for at, place in zip(document.tolist(), query.tolist(), strict=True)
+            ]
+            if reasons
+            else []
+        )
         scores = self._scores(evaluator, document, query)
         run = sum(each.run for each in found)
-        return Matches(document + first, query, scores, run, tuple(each for each, _ in why), tuple(text for _, text in why))
+        return Matches(
+            document + first,
+            query,
+            scores,
+            run,
+            tuple(each for each, _ in why),
+            tuple(text for _, text in why),
+        )
 
     def _ranks(self, query: Ints) -> Ints:
-        """The order of the queries' keys over all parts: a key of a later part stands before the first of the first part's that is greater."""
+        """The order of the queries' keys over all parts: a key of a later part stands before the
+        first of the first part's that is greater.
+        """
         main = len(self.parts[0].keys)
         others, which = np.unique(query[query >= main], return_inverse=True)
         keys = [self.key(place) for place in others.tolist()]
         in_order = sorted(range(len(keys)), key=keys.__getitem__)
         rank = np.empty(len(keys), np.int64)
-        rank[in_order] = [(bisect_left(self.parts[0].keys, keys[at]) << _GAP) + number for number, at in enumerate(in_order)]
+        rank[in_order] = [
+            (bisect_left(self.parts[0].keys, keys[at]) << _GAP) + number
+            for number, at in enumerate(in_order)
+        ]
         ranks = query << _GAP | ((1 << _GAP) - 1)
         ranks[query >= main] = rank[which]
         return ranks
@@ -235,8 +308,14 @@ class QueryIndex:
         """Mostly known of the query; else the boosts of what the document has are added up."""
         scores = np.empty(len(query))
         for part, first, end in zip(self.parts, self._starts, self._starts[1:], strict=False):
-            mine = slice(None) if len(self.parts) == 1 else np.flatnonzero((query >= first) & (query < end))
-            scores[mine] = _scores(part.entries.columns, evaluator, document[mine], query[mine] - first)
+            mine = (
+                slice(None)
+                if len(self.parts) == 1
+                else np.flatnonzero((query >= first) & (query < end))
+            )
+            scores[mine] = _scores(
+                part.entries.columns, evaluator, document[mine], query[mine] - first
+            )
         return scores
 
 
@@ -251,7 +330,9 @@ def _scores(columns: Columns, evaluator: Evaluator, document: Ints, slots: Ints)
     evaluator.ensure(told)
     of = np.repeat(document[unknown], lengths)
     has = evaluator.features.bits[told, of >> 6] >> (of & 63).astype(np.uint64) & np.uint64(1)
-    scores[unknown] = np.add.reduceat(has * columns.boosts[at], np.append(0, np.cumsum(lengths))[:-1])
+    scores[unknown] = np.add.reduceat(
+        has * columns.boosts[at], np.append(0, np.cumsum(lengths))[:-1]
+    )
     return scores
 
 
@@ -280,25 +361,32 @@ def together(found: Sequence[Matches]) -> Matches:
     if not found:
         return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), 0)
     return Matches(
-        np.concatenate([each.documents for each in found]), np.concatenate([each.queries for each in found]), np.concatenate([each.scores for each in found]),
-        sum(each.run for each in found), tuple(each for one in found for each in one.highlights), tuple(each for one in found for each in one.explanations),
-    )  # fmt: skip
+        np.concatenate([each.documents for each in found]),
+        np.concatenate([each.queries for each in found]),
+        np.concatenate([each.scores for each in found]),
+        sum(each.run for each in found),
+        tuple(each for one in found for each in one.highlights),
+        tuple(each for one in found for each in one.explanations),
+    )
 
 
-# The index of queries between calls: what a shard's state has, and the index that a worker made of it. The state is the truth; an index is kept in memory and checked.
+# The index of queries between calls: what a shard's state has, and the index that a worker made of
+# it. The state is the truth; an index is kept in memory and checked.
 #
-# | key | value |
-# |---|---|
-# | `q`, key group, key of the query | version, the query's row |
-# | `s`, key group | version, a digest over all changes of the group: an index made of the same is the same |
+# | key | value | |---|---| | `q`, key group, key of the query | version, the query's row | | `s`,
+# key group | version, a digest over all changes of the group: an index made of the same is the same
+# |
 #
-# A worker that has an index of other digests reads only the groups that differ. One that has none takes the one that another process of the machine wrote down.
+# A worker that has an index of other digests reads only the groups that differ. One that has none
+# takes the one that another process of the machine wrote down.
 
 
 QUERY, STAMP = b"q", b"s"
 VERSION = b"\x01"
 LEAST_KEPT, MOST_QUERIES_KEPT = 2, 2_000_000
-"""Indexes that a process keeps: of its shards, and for an attempt that is repeated the one it started from. Their queries in sum, where there are more than a few."""
+"""Indexes that a process keeps: of its shards, and for an attempt that is repeated the one it
+started from. Their queries in sum, where there are more than a few.
+"""
 
 LEAST_NOTED, _NOTED_TIMES = 1_000, 8
 """An index is written down when so many queries have changed since, and so much of it."""
@@ -309,7 +397,9 @@ Stamps = dict[int, bytes]
 
 @dataclass(frozen=True)
 class Kept:
-    """An index, the digests of what it was made of, and how many queries were put or taken since it was last written down."""
+    """An index, the digests of what it was made of, and how many queries were put or taken since it
+    was last written down.
+    """
 
     index: QueryIndex
     stamps: Stamps
@@ -320,13 +410,22 @@ _kept: OrderedDict[tuple[str, Language, bytes], Kept] = OrderedDict()
 
 
 class Keeper:
-    """Gives a step's index for the state at hand, and takes in changes of both. `read` gives the keys and texts of stored rows."""
+    """Gives a step's index for the state at hand, and takes in changes of both. `read` gives the
+    keys and texts of stored rows.
+    """
 
-    def __init__(self, step: str, language: Language, read: Callable[[list[bytes]], Iterator[tuple[bytes, str, bytes]]]) -> None:
+    def __init__(
+        self,
+        step: str,
+        language: Language,
+        read: Callable[[list[bytes]], Iterator[tuple[bytes, str, bytes]]],
+    ) -> None:
         self._step, self._language, self._read = step, language, read
 
     def load(self, state: KeyedState) -> Kept:
-        """1. Which digests has the state? 2. An index with the same is right. 3. Else that with most of them is brought to it, group by group."""
+        """1. Which digests has the state? 2. An index with the same is right. 3. Else that with
+        most of them is brought to it, group by group.
+        """
         stamps = _stamps(state)
         kept = _kept.get(self._name(stamps))
         if kept is None:
@@ -335,9 +434,19 @@ class Keeper:
         return kept
 
     def _brought(self, state: KeyedState, stamps: Stamps) -> Kept:
-        base = self._nearest(stamps) or self._recalled(state) or Kept(QueryIndex.empty(self._language), {})
-        differing = {group for group in {*stamps, *base.stamps} if stamps.get(group) != base.stamps.get(group)}
-        changes: dict[Key, Stored | None] = {key: None for key in base.index.all_keys() if key[0] in differing}
+        base = (
+            self._nearest(stamps)
+            or self._recalled(state)
+            or Kept(QueryIndex.empty(self._language), {})
+        )
+        differing = {
+            group
+            for group in {*stamps, *base.stamps}
+            if stamps.get(group) != base.stamps.get(group)
+        }
+        changes: dict[Key, Stored | None] = {
+            key: None for key in base.index.all_keys() if key[0] in differing
+        }
         for group in sorted(differing & set(stamps)):
             _, values, _ = state.scan(_prefix(group), _prefix(group + 1))
             for key, text, value in self._read([_body(each) for each in values]):
@@ -349,15 +458,23 @@ class Keeper:
         return Kept(base.index.changed(changes), stamps, base.since + len(changes))
 
     def _nearest(self, stamps: Stamps) -> Kept | None:
-        """The index with most groups as they are wanted, or at least of the same groups: what did not change in them need not be read again."""
-        mine = [kept for (step, language, _), kept in _kept.items() if step == self._step and language == self._language]
+        """The index with most groups as they are wanted, or at least of the same groups: what did
+        not change in them need not be read again.
+        """
+        mine = [
+            kept
+            for (step, language, _), kept in _kept.items()
+            if step == self._step and language == self._language
+        ]
         best = max(mine, key=lambda kept: _likeness(kept.stamps, stamps), default=None)
         return best if best is not None and set(best.stamps) & set(stamps) else None
 
     # What another process finds
 
     def _recalled(self, state: KeyedState) -> Kept | None:
-        """The index that a process of this machine wrote down, if it is of this step and these settings."""
+        """The index that a process of this machine wrote down, if it is of this step and these
+        settings.
+        """
         content = state.recall() if isinstance(state, Remembering) else None
         if content is None or not content.startswith(_WRITTEN_BY):
             return None
@@ -365,16 +482,26 @@ class Keeper:
         return kept if (step, language) == (self._step, self._language) else None
 
     def _noted(self, state: KeyedState, kept: Kept) -> Kept:
-        """Write the index down, if much of it is not: a query that is in it need not be read again."""
-        if kept.since < LEAST_NOTED or kept.since * _NOTED_TIMES < len(kept.index) or not isinstance(state, Remembering):
+        """Write the index down, if much of it is not: a query that is in it need not be read
+        again.
+        """
+        if (
+            kept.since < LEAST_NOTED
+            or kept.since * _NOTED_TIMES < len(kept.index)
+            or not isinstance(state, Remembering)
+        ):
             return kept
         kept = replace(kept, since=0)
-        state.remember(_WRITTEN_BY + pickle.dumps((self._step, self._language, kept), pickle.HIGHEST_PROTOCOL))
+        state.remember(
+            _WRITTEN_BY + pickle.dumps((self._step, self._language, kept), pickle.HIGHEST_PROTOCOL)
+        )
         return kept
 
     # What changes
 
-    def save(self, state: KeyedState, kept: Kept, index: QueryIndex, changes: Mapping[Key, bytes | None]) -> None:
+    def save(
+        self, state: KeyedState, kept: Kept, index: QueryIndex, changes: Mapping[Key, bytes | None]
+    ) -> None:
         """Put what changed, and the index with it."""
         if not changes:
             return
@@ -386,23 +513,40 @@ class Keeper:
         state.put([QUERY + keys[at] for at in real], [wanted[at] for at in real], groups[real])
         stamps = {**kept.stamps, **_chained(kept.stamps, [(keys[at], wanted[at]) for at in real])}
         touched = sorted({int(group) for group in groups[real]})
-        state.put([STAMP + bytes([group]) for group in touched], [VERSION + stamps[group] for group in touched], np.array(touched, np.uint8))
+        state.put(
+            [STAMP + bytes([group]) for group in touched],
+            [VERSION + stamps[group] for group in touched],
+            np.array(touched, np.uint8),
+        )
         self._keep(self._noted(state, Kept(index, stamps, kept.since + len(real))))
 
     def _name(self, stamps: Stamps) -> tuple[str, Language, bytes]:
-        return self._step, self._language, hashlib.blake2b(repr(sorted(stamps.items())).encode(), digest_size=16).digest()
+        return (
+            self._step,
+            self._language,
+            hashlib.blake2b(repr(sorted(stamps.items())).encode(), digest_size=16).digest(),
+        )
 
     def _keep(self, kept: Kept) -> None:
         name = self._name(kept.stamps)
         _kept[name] = kept
         _kept.move_to_end(name)
-        while len(_kept) > LEAST_KEPT and sum(len(each.index) for each in _kept.values()) > MOST_QUERIES_KEPT:
+        while (
+            len(_kept) > LEAST_KEPT
+            and sum(len(each.index) for each in _kept.values()) > MOST_QUERIES_KEPT
+        ):
             _kept.popitem(last=False)
 
 
 def _likeness(one: Stamps, other: Stamps) -> tuple[int, int, int]:
-    """How many groups have the same queries, how many may have some of the same, and how many have none for sure."""
-    return sum(other.get(group) == stamp for group, stamp in one.items()), len(set(one) & set(other)), -len(one)
+    """How many groups have the same queries, how many may have some of the same, and how many have
+    none for sure.
+    """
+    return (
+        sum(other.get(group) == stamp for group, stamp in one.items()),
+        len(set(one) & set(other)),
+        -len(one),
+    )
 
 
 def forget_indexes() -> None:
@@ -417,7 +561,10 @@ def _stamps(state: KeyedState) -> Stamps:
 
 def _body(value: bytes) -> bytes:
     if value[:1] != VERSION:
-        raise NewerFormat(f"A stored query has the format {value[0]}, and this Headrace knows 1.", fix="install a newer Headrace.")
+        raise NewerFormat(
+            f"A stored query has the format {value[0]}, and this Headrace knows 1.",
+            fix="install a newer Headrace.",
+        )
     return value[1:]
 
 
@@ -427,7 +574,10 @@ def _prefix(group: int) -> bytes:
 
 def _chained(before: Stamps, changes: list[tuple[Key, bytes | None]]) -> Stamps:
     """Each group's digest over the one it had and what changed since."""
-    digests = {group: hashlib.blake2b(before.get(group, b""), digest_size=16) for group in {key[0] for key, _ in changes}}
+    digests = {
+        group: hashlib.blake2b(before.get(group, b""), digest_size=16)
+        for group in {key[0] for key, _ in changes}
+    }
     for key, value in changes:
         digest = digests[key[0]]
         for part in (key, b"\0" if value is None else b"\1" + value):

@@ -1,6 +1,8 @@
-"""Stored queries meet passing documents: the kernel. Queries are a table, and state; each document meets those in force at the end of its tick's changes.
+"""Stored queries meet passing documents: the kernel. Queries are a table, and state; each document
+meets those in force at the end of its tick's changes.
 
-A shard has the queries of its key groups and sees every document. A query that cannot be read is diverted, with place and reason, and is not in force.
+A shard has the queries of its key groups and sees every document. A query that cannot be read is
+diverted, with place and reason, and is not in force.
 """
 
 from __future__ import annotations
@@ -23,11 +25,29 @@ from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE
 from headrace.operators.joins.sides import ticks_of
 from headrace.operators.kernel import Clocks, Diverted, KeyedState
 from headrace.operators.search.documents import with_words
-from headrace.operators.search.index import QUERY, Keeper, Key, Matches, QueryIndex, Stored, as_large_binary, together
+from headrace.operators.search.index import (
+    QUERY,
+    Keeper,
+    Key,
+    Matches,
+    QueryIndex,
+    Stored,
+    as_large_binary,
+    together,
+)
 from headrace.operators.search.parser import Language
 
 SCORE, HIGHLIGHTS, EXPLANATION, PLACE = "score", "highlights", "explanation", "_document"
-HIGHLIGHT_TYPE = pa.list_(pa.struct([("column", pa.string()), ("start", pa.int64()), ("end", pa.int64()), ("snippet", pa.string())]))
+HIGHLIGHT_TYPE = pa.list_(
+    pa.struct(
+        [
+            ("column", pa.string()),
+            ("start", pa.int64()),
+            ("end", pa.int64()),
+            ("snippet", pa.string()),
+        ]
+    )
+)
 _SNIPPET = 40
 MOST_BYTES = 256 << 20
 _ORDER = ("_rank", "_partition", "_offset")
@@ -35,7 +55,9 @@ _ORDER = ("_rank", "_partition", "_offset")
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """A search as it was declared. `query_columns`: the queries' columns in the result, each with its name there; the key is among them."""
+    """A search as it was declared. `query_columns`: the queries' columns in the result, each with
+    its name there; the key is among them.
+    """
 
     step: str
     documents: pa.Schema
@@ -47,7 +69,9 @@ class SearchSettings:
     highlights: bool = False
     explain: bool = False
     places: bool = False
-    """Whether a hidden column says which document it is, for a step that puts its matches together."""
+    """Whether a hidden column says which document it is, for a step that puts its matches
+    together.
+    """
 
     @property
     def reasons(self) -> bool:
@@ -56,7 +80,9 @@ class SearchSettings:
 
     @cached_property
     def output(self) -> pa.Schema:
-        told = [pa.field(name, self.queries.field(column).type) for column, name in self.query_columns]
+        told = [
+            pa.field(name, self.queries.field(column).type) for column, name in self.query_columns
+        ]
         more = [pa.field(HIGHLIGHTS, HIGHLIGHT_TYPE)] if self.highlights else []
         more += [pa.field(EXPLANATION, pa.string())] if self.explain else []
         more += [pa.field(PLACE, pa.binary())] if self.places else []
@@ -64,7 +90,9 @@ class SearchSettings:
 
 
 class SearchKernel:
-    """Inputs: the documents, the changes of the queries. `counts` and `gauges`: how many queries were looked at in a batch, and how many there are."""
+    """Inputs: the documents, the changes of the queries. `counts` and `gauges`: how many queries
+    were looked at in a batch, and how many there are.
+    """
 
     hold_us = 0
     gauges = {"queries_stored": QUERY}  # noqa: RUF012
@@ -89,8 +117,15 @@ class SearchKernel:
         """Documents with their words."""
         return with_words(rows, self.settings.language, places=self.settings.reasons)
 
-    def step_timed(self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]) -> pa.Table:  # noqa: ARG002
-        """1. The index as of the state. 2. Tick by tick where queries change: documents before it, then the changes. 3. The documents behind. 4. Put what changed."""
+    def step_timed(
+        self,
+        state: KeyedState,
+        inputs: Sequence[pa.Table],
+        clocks: Sequence[Clocks],  # noqa: ARG002
+    ) -> pa.Table:
+        """1. The index as of the state. 2. Tick by tick where queries change: documents before it,
+        then the changes. 3. The documents behind. 4. Put what changed.
+        """
         documents, changes = inputs
         self.counts = {"queries_run": 0}
         kept = self._keeper.load(state)
@@ -118,7 +153,9 @@ class SearchKernel:
     # Queries
 
     def _changes(self, changes: pa.Table) -> dict[Key, Stored | None]:
-        """What a tick puts and takes, by key. What cannot be read is diverted, and its key has no query then."""
+        """What a tick puts and takes, by key. What cannot be read is diverted, and its key has no
+        query then.
+        """
         keys = encode_keys(changes, self.settings.key)
         groups, kinds = key_groups(keys).tolist(), changes[CHANGE_TYPE].to_pylist()
         values = self._values(changes)
@@ -142,26 +179,46 @@ class SearchKernel:
 
     def _values(self, changes: pa.Table) -> list[bytes]:
         columns = [whole(changes.column(name)) for name in self._kept.names]
-        values: list[bytes] = row_codec.encode(pa.StructArray.from_arrays(columns, fields=list(self._kept)))
+        values: list[bytes] = row_codec.encode(
+            pa.StructArray.from_arrays(columns, fields=list(self._kept))
+        )
         return values
 
     def _rows(self, values: list[bytes]) -> pa.Table:
         struct = row_codec.decode_array(as_large_binary(values), pa.struct(list(self._kept)))
-        return pa.Table.from_arrays([struct.field(at) for at in range(len(self._kept))], schema=self._kept)
+        return pa.Table.from_arrays(
+            [struct.field(at) for at in range(len(self._kept))], schema=self._kept
+        )
 
     def _stored(self, values: list[bytes]) -> Iterator[tuple[bytes, str, bytes]]:
         """The keys and texts of stored rows, and these."""
         rows = self._rows(values)
-        return zip(key_list(encode_keys(rows, self.settings.key)), rows[self.settings.query].to_pylist(), values, strict=True)
+        return zip(
+            key_list(encode_keys(rows, self.settings.key)),
+            rows[self.settings.query].to_pylist(),
+            values,
+            strict=True,
+        )
 
     # Matches
 
     def _told(self, index: QueryIndex, documents: pa.Table) -> pa.Table:
-        """The matches of some documents, each with its document's columns: in pieces that Arrow can count, since a document may fit thousands of queries."""
+        """The matches of some documents, each with its document's columns: in pieces that Arrow can
+        count, since a document may fit thousands of queries.
+        """
         reasons = self.settings.reasons
-        found = index.match(documents, reasons=reasons) if len(index) and documents.num_rows else together([])
+        found = (
+            index.match(documents, reasons=reasons)
+            if len(index) and documents.num_rows
+            else together([])
+        )
         self.counts["queries_run"] += found.run
-        return pa.concat_tables([self._told_piece(index, documents, found.slice(first, last)) for first, last in pairwise(_bounds(documents, found.documents))])
+        return pa.concat_tables(
+            [
+                self._told_piece(index, documents, found.slice(first, last))
+                for first, last in pairwise(_bounds(documents, found.documents))
+            ]
+        )
 
     def _told_piece(self, index: QueryIndex, documents: pa.Table, found: Matches) -> pa.Table:
         settings = self.settings
@@ -173,13 +230,19 @@ class SearchKernel:
         columns += [pa.array(found.explanations, pa.string())] if settings.explain else []
         columns += [_places(documents, found.documents)] if settings.places else []
         ticks = ticks_of(documents)[found.documents]
-        return pa.Table.from_arrays([*columns, pa.array(ticks)], schema=self.output.append(pa.field(TICK, pa.int64(), nullable=False)))
+        return pa.Table.from_arrays(
+            [*columns, pa.array(ticks)],
+            schema=self.output.append(pa.field(TICK, pa.int64(), nullable=False)),
+        )
 
     def _of_queries(self, index: QueryIndex, queries: Ints) -> list[pa.Array]:
         """The queries' columns, each query's row read once."""
         places, which = np.unique(queries, return_inverse=True)
         rows = self._rows([index.value(place) for place in places.tolist()])
-        return [whole(rows.column(column)).take(pa.array(which)) for column, _ in self.settings.query_columns]
+        return [
+            whole(rows.column(column)).take(pa.array(which))
+            for column, _ in self.settings.query_columns
+        ]
 
 
 def _bounds(documents: pa.Table, which: Ints) -> list[int]:
@@ -201,7 +264,17 @@ def highlight_lists(texts: Mapping[str, pa.ChunkedArray], found: Matches) -> pa.
     lists = []
     for document, places in zip(found.documents.tolist(), found.highlights, strict=True):
         of = {name: texts[name][document].as_py() for name in {name for name, _, _ in places}}
-        lists.append([{"column": name, "start": start, "end": end, "snippet": snippet(of[name], start, end)} for name, start, end in places])
+        lists.append(
+            [
+                {
+                    "column": name,
+                    "start": start,
+                    "end": end,
+                    "snippet": snippet(of[name], start, end),
+                }
+                for name, start, end in places
+            ]
+        )
     return pa.array(lists, HIGHLIGHT_TYPE)
 
 
@@ -213,23 +286,41 @@ def snippet(text: str, start: int, end: int) -> str:
 
 def _places(documents: pa.Table, which: Ints) -> pa.Array:
     """Where each document stood in the pipeline's order, as bytes in that order."""
-    if not all(name in documents.column_names for name in _ORDER):  # a kernel alone, under test: the place in the call
+    if not all(
+        name in documents.column_names for name in _ORDER
+    ):  # a kernel alone, under test: the place in the call
         numbers = np.stack([ticks_of(documents), np.arange(documents.num_rows)], axis=1)
     else:
-        numbers = np.stack([ticks_of(documents), *(documents[name].to_numpy().astype(np.int64) for name in _ORDER)], axis=1)
+        numbers = np.stack(
+            [
+                ticks_of(documents),
+                *(documents[name].to_numpy().astype(np.int64) for name in _ORDER),
+            ],
+            axis=1,
+        )
     big = (numbers.astype(np.int64) ^ np.int64(-(2**63))).astype(">i8")
     matrix = np.ascontiguousarray(big).view(np.uint8).reshape(len(numbers), 8 * numbers.shape[1])
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(matrix.shape[1]), len(matrix), [None, pa.py_buffer(matrix)]).cast(pa.binary()).take(pa.array(which))
+    return (
+        pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(matrix.shape[1]), len(matrix), [None, pa.py_buffer(matrix)]
+        )
+        .cast(pa.binary())
+        .take(pa.array(which))
+    )
 
 
-# One row a document: the matches that the shards found of it, put together, by query key. It remembers nothing: a document's matches are all of one tick.
-
+# One row a document: the matches that the shards found of it, put together, by query key. It
+# remembers nothing: a document's matches are all of one tick.
 
 
 class GatherKernel:
-    """`documents`: the columns of a document. `matches`: those of a match, which become the list in `column`, in order of `order`."""
+    """`documents`: the columns of a document. `matches`: those of a match, which become the list in
+    `column`, in order of `order`.
+    """
 
-    def __init__(self, documents: pa.Schema, matches: pa.Schema, order: tuple[str, ...], column: str) -> None:
+    def __init__(
+        self, documents: pa.Schema, matches: pa.Schema, order: tuple[str, ...], column: str
+    ) -> None:
         self.documents, self.matches, self.order, self.column = documents, matches, order, column
 
     @cached_property
@@ -240,13 +331,20 @@ class GatherKernel:
         """Sorted by tick, document and query key; then each run of one document is a row."""
         ticks, place = ticks_of(rows), whole(rows.column(PLACE))
         sorted_by = pa.table({"tick": ticks, "place": place, "key": encode_keys(rows, self.order)})
-        order = pc.sort_indices(sorted_by, sort_keys=[(name, "ascending") for name in sorted_by.column_names]).to_numpy()
+        order = pc.sort_indices(
+            sorted_by, sort_keys=[(name, "ascending") for name in sorted_by.column_names]
+        ).to_numpy()
         of = place.dictionary_encode().indices.to_numpy()[order]
         begins = np.flatnonzero(np.append(True, of[1:] != of[:-1])) if len(order) else order
         first = pa.array(order[begins])
         columns = [whole(rows.column(name)).take(first) for name in self.documents.names]
-        struct = pa.StructArray.from_arrays([whole(rows.column(name)).take(pa.array(order)) for name in self.matches.names], fields=list(self.matches))
+        struct = pa.StructArray.from_arrays(
+            [whole(rows.column(name)).take(pa.array(order)) for name in self.matches.names],
+            fields=list(self.matches),
+        )
         offsets = pa.array(np.append(begins, len(order)).astype(np.int32))
         lists = pa.ListArray.from_arrays(offsets, struct, type=self.output.field(self.column).type)
         schema = self.output.append(pa.field(TICK, pa.int64(), nullable=False))
-        return pa.Table.from_arrays([*columns, lists, pa.array(ticks[order[begins]])], schema=schema)
+        return pa.Table.from_arrays(
+            [*columns, lists, pa.array(ticks[order[begins]])], schema=schema
+        )

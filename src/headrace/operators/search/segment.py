@@ -1,6 +1,8 @@
-"""Many queries as columns, filed under the rarest word that each needs. It does not change: what goes is marked, what comes goes into another segment.
+"""Many queries as columns, filed under the rarest word that each needs. It does not change: what
+goes is marked, what comes goes into another segment.
 
-A document's words select candidates; the candidates' columns are then looked up among the documents' bits, a column at a time for all that are still left.
+A document's words select candidates; the candidates' columns are then looked up among the
+documents' bits, a column at a time for all that are still left.
 """
 
 from __future__ import annotations
@@ -15,12 +17,26 @@ import numpy.typing as npt
 from headrace.columnar.buffers import Ints, Mask, runs
 from headrace.operators.search.documents import Features, Words64
 from headrace.operators.search.evaluator import Evaluator
-from headrace.operators.search.syntax import All, Any, Everything, Leaf, Node, Not, Phrase, Test, Word, leaves, told_leaves
+from headrace.operators.search.syntax import (
+    All,
+    Any,
+    Everything,
+    Leaf,
+    Node,
+    Not,
+    Phrase,
+    Test,
+    Word,
+    leaves,
+    told_leaves,
+)
 from headrace.operators.search.vocabulary import FALSE, TRUE, Vocabulary
 
-# A query as the index keeps it: what every document must have and must not have, tests that cost more, and what is left of the tree.
+# A query as the index keeps it: what every document must have and must not have, tests that cost
+# more, and what is left of the tree.
 #
-# A document fits if it has all of `needs`, none of `without`, passes all of `late`, has one of `either`, and passes `rest`. The first part is cheap and decides most.
+# A document fits if it has all of `needs`, none of `without`, passes all of `late`, has one of
+# `either`, and passes `rest`. The first part is cheap and decides most.
 
 
 MOST_NEEDS, MOST_WITHOUT, MOST_LATE = 4, 2, 2
@@ -28,7 +44,9 @@ MOST_NEEDS, MOST_WITHOUT, MOST_LATE = 4, 2, 2
 
 @dataclass
 class Compiled:
-    """`filing`: words of which every document that fits has at least one, if `needs` has none. All are features; those of `late` are doubled, odd ones negated."""
+    """`filing`: words of which every document that fits has at least one, if `needs` has none. All
+    are features; those of `late` are doubled, odd ones negated.
+    """
 
     needs: list[int] = field(default_factory=list)
     without: list[int] = field(default_factory=list)
@@ -43,7 +61,9 @@ class Compiled:
 
 
 def compiled(query: Node, vocabulary: Vocabulary) -> Compiled:
-    """The parts of the conjunction, each where it is cheapest; every test is entered into the vocabulary."""
+    """The parts of the conjunction, each where it is cheapest; every test is entered into the
+    vocabulary.
+    """
     result = Compiled()
     for part in _conjunction(query):
         _file(part, result, vocabulary)
@@ -71,7 +91,11 @@ def _conjunction(node: Node) -> Iterator[Node]:
 def _file(part: Node, into: Compiled, vocabulary: Vocabulary) -> None:
     if isinstance(part, Leaf):
         _file_test(part.test, into, vocabulary)
-    elif isinstance(part, Not) and isinstance(part.child, Leaf) and not isinstance(part.child.test, Everything):
+    elif (
+        isinstance(part, Not)
+        and isinstance(part.child, Leaf)
+        and not isinstance(part.child.test, Everything)
+    ):
         feature = vocabulary.feature(part.child.test)
         if isinstance(part.child.test, Word) and len(into.without) < MOST_WITHOUT:
             into.without.append(feature)
@@ -111,12 +135,18 @@ def _words_only(part: Node) -> list[Word] | None:
     """The words of which one must be there, if that is all that a part asks for."""
     if not isinstance(part, Any) or part.least != 1:
         return None
-    words = [child.test for child in part.children if isinstance(child, Leaf) and isinstance(child.test, Word)]
+    words = [
+        child.test
+        for child in part.children
+        if isinstance(child, Leaf) and isinstance(child.test, Word)
+    ]
     return words if len(words) == len(part.children) else None
 
 
 def _one_needed(part: Node) -> list[Word] | None:
-    """Words of which every document that passes has at least one; None if there are no such words."""
+    """Words of which every document that passes has at least one; None if there are no such
+    words.
+    """
     if isinstance(part, Leaf):
         if isinstance(part.test, Phrase):
             return [Word(part.test.field, max((text for text, _ in part.test.words), key=len))]
@@ -129,12 +159,16 @@ def _one_needed(part: Node) -> list[Word] | None:
         known = sorted((words for words in sides if words is not None), key=len)
         spare = part.least - 1  # so many may be missing, and one of the others still fits
         enough = len(part.children) - spare
-        return [word for words in known[:enough] for word in words] if len(known) >= enough else None
+        return (
+            [word for words in known[:enough] for word in words] if len(known) >= enough else None
+        )
     return None
 
 
 def _score(query: Node) -> float | None:
-    """What a document that fits scores, if all that fit score the same: the sum of the boosts of everything that must be there."""
+    """What a document that fits scores, if all that fit score the same: the sum of the boosts of
+    everything that must be there.
+    """
     told, needed = list(told_leaves(query)), list(_needed(query))
     return sum(leaf.boost for leaf in needed) if len(needed) == len(told) else None
 
@@ -148,7 +182,8 @@ def _needed(node: Node) -> Iterator[Leaf]:
             yield from _needed(child)
 
 
-# Compiled queries as columns: what a segment is made of, and what is put together when segments are folded. A query costs some numbers here, and no object of its own.
+# Compiled queries as columns: what a segment is made of, and what is put together when segments are
+# folded. A query costs some numbers here, and no object of its own.
 
 
 Numbers = npt.NDArray[np.int32]
@@ -157,7 +192,9 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Lists:
-    """A list of numbers for each query: all of them one after the other, and where each begins; behind them where the last ends."""
+    """A list of numbers for each query: all of them one after the other, and where each begins;
+    behind them where the last ends.
+    """
 
     starts: Ints
     values: Numbers
@@ -171,7 +208,9 @@ class Lists:
     @classmethod
     def together(cls, parts: Sequence[Lists]) -> Lists:
         lengths = np.concatenate([part.lengths for part in parts])
-        return cls(np.append(0, np.cumsum(lengths)), np.concatenate([part.values for part in parts]))
+        return cls(
+            np.append(0, np.cumsum(lengths)), np.concatenate([part.values for part in parts])
+        )
 
     @property
     def lengths(self) -> Ints:
@@ -183,7 +222,9 @@ class Lists:
 
     def take(self, which: Ints) -> Lists:
         lengths = self.lengths[which]
-        return Lists(np.append(0, np.cumsum(lengths)), self.values[runs(self.starts[which], lengths)])
+        return Lists(
+            np.append(0, np.cumsum(lengths)), self.values[runs(self.starts[which], lengths)]
+        )
 
     def padded(self, width: int, filler: int) -> Numbers:
         """As rows of a table; what is beyond its width is left out."""
@@ -197,7 +238,9 @@ class Lists:
 
 @dataclass(frozen=True)
 class Columns:
-    """`told` and `boosts`: what a score is added up from, of queries whose score is not known before. `rest` and `filing`: of the few that have some."""
+    """`told` and `boosts`: what a score is added up from, of queries whose score is not known
+    before. `rest` and `filing`: of the few that have some.
+    """
 
     needs: Lists
     without: Lists
@@ -218,35 +261,71 @@ class Columns:
             either=Lists.of([query.either for query in queries]),
             told=Lists.of([[feature for feature, _ in query.told] for query in queries]),
             boosts=np.array([boost for query in queries for _, boost in query.told], np.float64),
-            scores=np.array([np.nan if query.score is None else query.score for query in queries], np.float64),
+            scores=np.array(
+                [np.nan if query.score is None else query.score for query in queries], np.float64
+            ),
             rest={at: tuple(query.rest) for at, query in enumerate(queries) if query.rest},
-            filing={at: tuple(map(tuple, query.filing)) for at, query in enumerate(queries) if query.filing and not query.needs},
+            filing={
+                at: tuple(map(tuple, query.filing))
+                for at, query in enumerate(queries)
+                if query.filing and not query.needs
+            },
         )
 
     @property
     def nbytes(self) -> int:
-        return self.boosts.nbytes + self.scores.nbytes + sum(each.nbytes for each in (self.needs, self.without, self.late, self.either, self.told))
+        return (
+            self.boosts.nbytes
+            + self.scores.nbytes
+            + sum(
+                each.nbytes
+                for each in (self.needs, self.without, self.late, self.either, self.told)
+            )
+        )
 
     def take(self, which: Ints) -> Columns:
         """Some of the queries, in this order."""
-        place = dict(zip(which.tolist(), range(len(which)), strict=True)) if self.rest or self.filing else {}
+        place = (
+            dict(zip(which.tolist(), range(len(which)), strict=True))
+            if self.rest or self.filing
+            else {}
+        )
         return Columns(
-            self.needs.take(which), self.without.take(which), self.late.take(which), self.either.take(which), self.told.take(which),
-            self.boosts[runs(self.told.starts[which], self.told.lengths[which])], self.scores[which],
-            {place[at]: nodes for at, nodes in self.rest.items() if at in place}, {place[at]: ways for at, ways in self.filing.items() if at in place},
-        )  # fmt: skip
+            self.needs.take(which),
+            self.without.take(which),
+            self.late.take(which),
+            self.either.take(which),
+            self.told.take(which),
+            self.boosts[runs(self.told.starts[which], self.told.lengths[which])],
+            self.scores[which],
+            {place[at]: nodes for at, nodes in self.rest.items() if at in place},
+            {place[at]: ways for at, ways in self.filing.items() if at in place},
+        )
 
 
 def together(parts: Sequence[Columns]) -> Columns:
     """The queries of several, one behind the other."""
     firsts = np.cumsum([0, *(len(part.scores) for part in parts)]).tolist()
     return Columns(
-        Lists.together([part.needs for part in parts]), Lists.together([part.without for part in parts]), Lists.together([part.late for part in parts]),
-        Lists.together([part.either for part in parts]), Lists.together([part.told for part in parts]),
-        np.concatenate([part.boosts for part in parts]), np.concatenate([part.scores for part in parts]),
-        {first + at: nodes for first, part in zip(firsts, parts, strict=False) for at, nodes in part.rest.items()},
-        {first + at: ways for first, part in zip(firsts, parts, strict=False) for at, ways in part.filing.items()},
-    )  # fmt: skip
+        Lists.together([part.needs for part in parts]),
+        Lists.together([part.without for part in parts]),
+        Lists.together([part.late for part in parts]),
+        Lists.together([part.either for part in parts]),
+        Lists.together([part.told for part in parts]),
+        np.concatenate([part.boosts for part in parts]),
+        np.concatenate([part.scores for part in parts]),
+        {
+            first + at: nodes
+            for first, part in zip(firsts, parts, strict=False)
+            for at, nodes in part.rest.items()
+        },
+        {
+            first + at: ways
+            for first, part in zip(firsts, parts, strict=False)
+            for at, ways in part.filing.items()
+        },
+    )
+
 
 _FILTER_WEIGHT = 1 << 40
 """A filter's value is in many documents: it is filed under only if there is no word."""
@@ -254,7 +333,9 @@ _FILTER_WEIGHT = 1 << 40
 
 @dataclass(frozen=True)
 class Found:
-    """Queries that fit some document, by their slots, and which documents: a bit each. `run` counts those that were looked at."""
+    """Queries that fit some document, by their slots, and which documents: a bit each. `run` counts
+    those that were looked at.
+    """
 
     slots: Ints
     bits: Words64
@@ -279,8 +360,12 @@ class Segment:
         self.has_either = self.either.lengths > 0
         self._file(queries.filing, weights, len(vocabulary))
 
-    def _file(self, filing: Mapping[int, Sequence[Sequence[int]]], weights: Ints, features: int) -> None:
-        """Under the rarest word that a query needs, or under all of the rarest few of which it needs one; what needs none is kept apart."""
+    def _file(
+        self, filing: Mapping[int, Sequence[Sequence[int]]], weights: Ints, features: int
+    ) -> None:
+        """Under the rarest word that a query needs, or under all of the rarest few of which it
+        needs one; what needs none is kept apart.
+        """
         needing = self.needs[:, 0] != TRUE
         slots = np.flatnonzero(needing)
         keys, filed, apart = [self.needs[slots, 0].astype(np.int64)], [slots], []
@@ -295,16 +380,30 @@ class Segment:
         key, slot_of = np.concatenate(keys), np.concatenate(filed)
         order = np.argsort(key, kind="stable")
         self.filed = slot_of[order].astype(np.int32)
-        self.filed_starts = np.append(0, np.cumsum(np.bincount(key, minlength=features))).astype(np.int32)
+        self.filed_starts = np.append(0, np.cumsum(np.bincount(key, minlength=features))).astype(
+            np.int32
+        )
         self.apart = np.array(apart, np.int64)
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.needs, self.without, self.late, self.has_late, self.has_tree, self.has_either, self.filed, self.filed_starts, self.apart)
+        arrays = (
+            self.needs,
+            self.without,
+            self.late,
+            self.has_late,
+            self.has_tree,
+            self.has_either,
+            self.filed,
+            self.filed_starts,
+            self.apart,
+        )
         return sum(each.nbytes for each in arrays)
 
     def match(self, features: Features, evaluator: Evaluator, live: Mask | None) -> Found:
-        """1. Candidates. 2. Words, the rarest first. 3. Words that may not be there; one of several. 4. Tests that cost more. 5. What is left of trees."""
+        """1. Candidates. 2. Words, the rarest first. 3. Words that may not be there; one of
+        several. 4. Tests that cost more. 5. What is left of trees.
+        """
         slots = self._candidates(features, live)
         run = len(slots)
         bits = features.bits
@@ -340,7 +439,9 @@ class Segment:
             starts = self.either.starts[slots[which]]
             lengths = self.either.starts[slots[which] + 1] - starts
             begins = np.append(0, np.cumsum(lengths))[:-1]
-            masks[which] &= np.bitwise_or.reduceat(features.bits[self.either.values[runs(starts, lengths)]], begins, axis=0)
+            masks[which] &= np.bitwise_or.reduceat(
+                features.bits[self.either.values[runs(starts, lengths)]], begins, axis=0
+            )
         return masks
 
     def _late(self, features: Features, evaluator: Evaluator, slots: Ints, masks: Words64) -> None:
@@ -375,17 +476,25 @@ def _rarest_first(needs: Lists, weights: Ints) -> Lists:
     return Lists(needs.starts, needs.values[np.lexsort((weights[needs.values], row))])
 
 
-def _trees(rest: Mapping[int, tuple[Node, ...]], needs: Lists, vocabulary: Vocabulary) -> dict[int, Node]:
+def _trees(
+    rest: Mapping[int, tuple[Node, ...]], needs: Lists, vocabulary: Vocabulary
+) -> dict[int, Node]:
     """What is left of queries, and what is beyond the columns."""
     trees = {slot: list(nodes) for slot, nodes in rest.items()}
     for slot in np.flatnonzero(needs.lengths > MOST_NEEDS).tolist():
         more = needs.values[needs.starts[slot] + MOST_NEEDS : needs.starts[slot + 1]].tolist()
-        trees.setdefault(slot, []).extend(Leaf(test) for feature in more if (test := vocabulary.tests[feature]) is not None)
-    return {slot: parts[0] if len(parts) == 1 else All(tuple(parts)) for slot, parts in trees.items()}
+        trees.setdefault(slot, []).extend(
+            Leaf(test) for feature in more if (test := vocabulary.tests[feature]) is not None
+        )
+    return {
+        slot: parts[0] if len(parts) == 1 else All(tuple(parts)) for slot, parts in trees.items()
+    }
 
 
 def _weights(queries: Columns, vocabulary: Vocabulary) -> Ints:
-    """How common each word is, as far as the queries tell: people look for rare words less often."""
+    """How common each word is, as far as the queries tell: people look for rare words less
+    often.
+    """
     weights = np.bincount(queries.needs.values, minlength=len(vocabulary)).astype(np.int64)
     weights[vocabulary.values] += _FILTER_WEIGHT
     return weights

@@ -1,4 +1,6 @@
-"""A query as a tree: tests of a document, and what connects them. `parsing` builds it, `evaluating` carries it out, `compiling` files it in the index."""
+"""A query as a tree: tests of a document, and what connects them. `parsing` builds it, `evaluating`
+carries it out, `compiling` files it in the index.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,19 @@ from functools import cached_property
 
 import pyarrow as pa
 
-# What can be asked for: the text columns of documents and their filter columns, and a query's values in a filter column's own units.
+# What can be asked for: the text columns of documents and their filter columns, and a query's
+# values in a filter column's own units.
 
 
-TEXT, STRING, INTEGER, FLOAT, BOOLEAN, DATE, TIME = "text", "string", "integer", "float", "boolean", "date", "time"
+TEXT, STRING, INTEGER, FLOAT, BOOLEAN, DATE, TIME = (
+    "text",
+    "string",
+    "integer",
+    "float",
+    "boolean",
+    "date",
+    "time",
+)
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_US = 86_400_000_000
@@ -28,7 +39,9 @@ class UnfitValue(Exception):
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of queries, by the columns' names: `text` columns, whose words are searched, and `filters` with their kinds."""
+    """The fields of queries, by the columns' names: `text` columns, whose words are searched, and
+    `filters` with their kinds.
+    """
 
     text: tuple[str, ...]
     filters: tuple[tuple[str, str], ...] = ()
@@ -66,8 +79,12 @@ def filter_kind(kind: pa.DataType) -> str | None:
     return TIME if pa.types.is_timestamp(kind) else None
 
 
-def closed(kind: str, low: str | None, high: str | None, *, with_low: bool = True, with_high: bool = True) -> tuple[Bound, Bound]:
-    """A range with both ends in it, in the column's units: whole numbers, doubles, days or microseconds since 1970. UnfitValue if an end is none of them."""
+def closed(
+    kind: str, low: str | None, high: str | None, *, with_low: bool = True, with_high: bool = True
+) -> tuple[Bound, Bound]:
+    """A range with both ends in it, in the column's units: whole numbers, doubles, days or
+    microseconds since 1970. UnfitValue if an end is none of them.
+    """
     if kind == FLOAT:
         return _closed_floats(low, high, with_low=with_low, with_high=with_high)
     least, most = LOWEST, HIGHEST
@@ -77,10 +94,16 @@ def closed(kind: str, low: str | None, high: str | None, *, with_low: bool = Tru
     if high is not None:
         first, last = _whole(kind, high)
         most = last if with_high else first - 1
-    return (max(least, LOWEST), min(most, HIGHEST)) if least <= HIGHEST and most >= LOWEST else (HIGHEST, LOWEST)
+    return (
+        (max(least, LOWEST), min(most, HIGHEST))
+        if least <= HIGHEST and most >= LOWEST
+        else (HIGHEST, LOWEST)
+    )
 
 
-def _closed_floats(low: str | None, high: str | None, *, with_low: bool, with_high: bool) -> tuple[float, float]:
+def _closed_floats(
+    low: str | None, high: str | None, *, with_low: bool, with_high: bool
+) -> tuple[float, float]:
     least = -math.inf if low is None else _float(low)
     most = math.inf if high is None else _float(high)
     return (
@@ -100,7 +123,9 @@ def _float(text: str) -> float:
 
 
 def _whole(kind: str, text: str) -> tuple[int, int]:
-    """The smallest and the largest value that a text stands for: 2.5 lies between two whole numbers, and a day has many microseconds."""
+    """The smallest and the largest value that a text stands for: 2.5 lies between two whole
+    numbers, and a day has many microseconds.
+    """
     if kind == INTEGER:
         return _between(text)
     if kind == BOOLEAN:
@@ -153,7 +178,9 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """Words at these places of one field, `slop` places moved in sum at most: the widest difference between where they stand and where they should."""
+    """Words at these places of one field, `slop` places moved in sum at most: the widest difference
+    between where they stand and where they should.
+    """
 
     field: str | None
     words: tuple[tuple[str, int], ...]
@@ -168,7 +195,9 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Wildcard:
-    """`*` stands for any characters, `?` for one. The parts are plain texts and, behind a zero byte, these two."""
+    """`*` stands for any characters, `?` for one. The parts are plain texts and, behind a zero
+    byte, these two.
+    """
 
     field: str | None
     parts: tuple[str, ...]
@@ -180,7 +209,9 @@ class Wildcard:
 
 @dataclass(frozen=True, slots=True)
 class Fuzzy:
-    """A word at most so many edits away: a character more, less, another, or two neighbours exchanged."""
+    """A word at most so many edits away: a character more, less, another, or two neighbours
+    exchanged.
+    """
 
     field: str | None
     text: str
@@ -189,7 +220,9 @@ class Fuzzy:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A filter column between two values, both included, in the column's units. `written`: as the query has it, for people."""
+    """A filter column between two values, both included, in the column's units. `written`: as the
+    query has it, for people.
+    """
 
     field: str
     low: Bound
@@ -245,7 +278,11 @@ Node = Leaf | Not | All | Any
 def children_of(node: Node) -> tuple[Node, ...]:
     if isinstance(node, Leaf):
         return ()
-    return (node.child,) if isinstance(node, Not) else (*node.children, *(node.maybe if isinstance(node, All) else ()))
+    return (
+        (node.child,)
+        if isinstance(node, Not)
+        else (*node.children, *(node.maybe if isinstance(node, All) else ()))
+    )
 
 
 def leaves(node: Node) -> Iterator[Leaf]:
@@ -282,11 +319,21 @@ def as_text(test: Test) -> str:
         return "*:*"
     field = f"{test.field}:" if test.field is not None else ""
     if isinstance(test, Phrase):
-        return field + '"' + " ".join(word for word, _ in test.words) + '"' + (f"~{test.slop}" if test.slop else "")
+        return (
+            field
+            + '"'
+            + " ".join(word for word, _ in test.words)
+            + '"'
+            + (f"~{test.slop}" if test.slop else "")
+        )
     if isinstance(test, Range):
         return field + test.written
     if isinstance(test, Exists):
         return f"{field}*"
     if isinstance(test, Wildcard):
         return field + test.pattern
-    return field + test.text + ("*" if isinstance(test, Prefix) else f"~{test.edits}" if isinstance(test, Fuzzy) else "")
+    return (
+        field
+        + test.text
+        + ("*" if isinstance(test, Prefix) else f"~{test.edits}" if isinstance(test, Fuzzy) else "")
+    )

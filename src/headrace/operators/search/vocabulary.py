@@ -1,4 +1,5 @@
-"""Everything that stored queries ask for, each thing once and with a number: its *feature*. Of a document it is then known which features it has.
+"""Everything that stored queries ask for, each thing once and with a number: its *feature*. Of a
+document it is then known which features it has.
 
 It only grows; an index that is folded starts a new one.
 """
@@ -16,7 +17,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.columnar.buffers import Ints, Mask
-from headrace.operators.search.syntax import Everything, Fields, Fuzzy, Phrase, Prefix, Test, Wildcard, Word
+from headrace.operators.search.syntax import (
+    Everything,
+    Fields,
+    Fuzzy,
+    Phrase,
+    Prefix,
+    Test,
+    Wildcard,
+    Word,
+)
 
 Numbers = npt.NDArray[np.int32]
 TRUE, FALSE = 0, 1
@@ -80,7 +90,9 @@ class Vocabulary:
         return self.words.setdefault(text, len(self.words))
 
     def word_features(self, field: int, words: Ints) -> Numbers:
-        """The features of some words in a field; NONE where no query asks for it there. A word may be NONE itself."""
+        """The features of some words in a field; NONE where no query asks for it there. A word may
+        be NONE itself.
+        """
         table = self._of_word[field]
         inside = (words >= 0) & (words < len(table))
         return np.where(inside, table[np.where(inside, words, 0)], np.int32(NONE))
@@ -97,32 +109,45 @@ class Vocabulary:
         return self._phrases
 
     def _phrase_table(self) -> PhraseTable:
-        found = [(number, test) for number, test in enumerate(self.tests) if isinstance(test, Phrase)]
+        found = [
+            (number, test) for number, test in enumerate(self.tests) if isinstance(test, Phrase)
+        ]
         row_of = np.full(len(self.tests), NONE, np.int32)
         row_of[[number for number, _ in found]] = np.arange(len(found))
         lengths = [len(test.words) for _, test in found]
         pairs = [(self.words[text], place) for _, test in found for text, place in test.words]
         table = np.array(pairs, np.int64).reshape(-1, 2)
-        return PhraseTable(row_of, np.append(0, np.cumsum(lengths, dtype=np.int64)), table[:, 0].copy(), table[:, 1].copy())
+        return PhraseTable(
+            row_of,
+            np.append(0, np.cumsum(lengths, dtype=np.int64)),
+            table[:, 0].copy(),
+            table[:, 1].copy(),
+        )
 
 
-# How many edits lie between a word and many others: a character more, less, another, or two neighbours exchanged (optimal string alignment).
-
+# How many edits lie between a word and many others: a character more, less, another, or two
+# neighbours exchanged (optimal string alignment).
 
 
 def within_edits(word: str, others: Sequence[str], most: int) -> Mask:
-    """Which of the others are at most so many edits away. All of similar length are compared at once."""
+    """Which of the others are at most so many edits away. All of similar length are compared at
+    once.
+    """
     near = np.zeros(len(others), np.bool_)
     lengths = np.array([len(each) for each in others], np.int64)
     for length in range(max(0, len(word) - most), len(word) + most + 1):
         which = np.flatnonzero(lengths == length)
         if len(which):
-            texts = np.array([[ord(character) for character in others[at]] for at in which.tolist()], np.int64).reshape(len(which), length)
+            texts = np.array(
+                [[ord(character) for character in others[at]] for at in which.tolist()], np.int64
+            ).reshape(len(which), length)
             near[which] = _distances(word, texts) <= most
     return near
 
 
-def _distances(word: str, texts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _distances(
+    word: str, texts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """The table of edit distances, row by row, for texts of one length."""
     count, length = texts.shape
     before: np.ndarray[tuple[int, ...], np.dtype[np.int64]] | None = None
@@ -132,16 +157,21 @@ def _distances(word: str, texts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
         now[:, 0] = row
         for column in range(1, length + 1):
             same = texts[:, column - 1] == character
-            best = np.minimum(np.minimum(last[:, column], now[:, column - 1]) + 1, last[:, column - 1] + ~same)
+            best = np.minimum(
+                np.minimum(last[:, column], now[:, column - 1]) + 1, last[:, column - 1] + ~same
+            )
             if before is not None and column > 1:
-                exchanged = (texts[:, column - 2] == character) & (texts[:, column - 1] == ord(word[row - 2]))
+                exchanged = (texts[:, column - 2] == character) & (
+                    texts[:, column - 1] == ord(word[row - 2])
+                )
                 best = np.where(exchanged, np.minimum(best, before[:, column - 2] + 1), best)
             now[:, column] = best
         before, last = last, now
     return last[:, -1]
 
 
-# The different words of some texts, in no order, each by its code; and what is found out about them once, however many documents have them and queries ask.
+# The different words of some texts, in no order, each by its code; and what is found out about them
+# once, however many documents have them and queries ask.
 
 
 _BEYOND = "\U0010ffff"
@@ -165,9 +195,15 @@ class Terms:
         return texts
 
     def numbers(self, vocabulary: Vocabulary) -> Ints:
-        """For each code the word's number in a vocabulary, NONE if no query has it; behind the last code, and so for -1, NONE."""
+        """For each code the word's number in a vocabulary, NONE if no query has it; behind the last
+        code, and so for -1, NONE.
+        """
         known = vocabulary.words
-        if self._numbers is None or self._numbers[0] is not vocabulary or self._numbers[1] != len(known):
+        if (
+            self._numbers is None
+            or self._numbers[0] is not vocabulary
+            or self._numbers[1] != len(known)
+        ):
             found = np.fromiter((known.get(word, NONE) for word in self.texts), np.int64, len(self))
             self._numbers = vocabulary, len(known), np.append(found, NONE)
         return self._numbers[2]
@@ -186,7 +222,13 @@ class Terms:
         texts, codes = self._in_order
         if isinstance(test, Fuzzy):
             return codes[within_edits(test.text, texts, test.edits)]
-        beginning = test.text if isinstance(test, Prefix) else test.parts[0] if not test.parts[0].startswith("\0") else ""
+        beginning = (
+            test.text
+            if isinstance(test, Prefix)
+            else test.parts[0]
+            if not test.parts[0].startswith("\0")
+            else ""
+        )
         low, high = bisect_left(texts, beginning), bisect_left(texts, beginning + _BEYOND)
         if isinstance(test, Prefix):
             return codes[low:high]
@@ -200,7 +242,9 @@ class Terms:
 
 
 def wildcard_pattern(test: Wildcard) -> re.Pattern[str]:
-    """What stands between two * is taken where it comes first, once and for all: trying later places too finds nothing more, and could take forever."""
+    """What stands between two * is taken where it comes first, once and for all: trying later
+    places too finds nothing more, and could take forever.
+    """
     runs = [""]
     for part in test.parts:
         if part == "\0*":

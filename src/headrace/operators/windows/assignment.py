@@ -1,4 +1,6 @@
-"""Which tumbling or hopping windows a row is in. Windows have numbers, in the order of their beginnings; numbers have a meaning within one call only."""
+"""Which tumbling or hopping windows a row is in. Windows have numbers, in the order of their
+beginnings; numbers have a meaning within one call only.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,14 @@ from headrace.columnar.buffers import Ints, Mask
 from headrace.operators.kernel import Times
 from headrace.operators.windows.specs import DAY_US, Hopping, Tumbling
 
-# A time zone's clock, for windows that go by it: from instants to what the clock shows, and back to when it first shows something.
+# A time zone's clock, for windows that go by it: from instants to what the clock shows, and back to
+# when it first shows something.
 #
-# Where a clock is put back, an hour is shown twice. Windows must lie side by side all the same, so they go by the *latest* time that the clock has shown so far:
-# it stands still while the clock repeats an hour, and a window begins when its beginning is first shown. Where a clock is put forward, what it leaves out is
-# shown at the moment of the change. All times are microseconds: instants since 1970 in UTC, local times since 1970-01-01 00:00 on that clock.
+# Where a clock is put back, an hour is shown twice. Windows must lie side by side all the same, so
+# they go by the *latest* time that the clock has shown so far: it stands still while the clock
+# repeats an hour, and a window begins when its beginning is first shown. Where a clock is put
+# forward, what it leaves out is shown at the moment of the change. All times are microseconds:
+# instants since 1970 in UTC, local times since 1970-01-01 00:00 on that clock.
 
 
 _SECOND_US = 1_000_000
@@ -32,7 +37,9 @@ _FOREVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class LocalClock:
-    """What a zone's clock showed during some years: from `begins[i]` on it is `ahead[i]` ahead of UTC. `peaks[i]` is the latest that it showed before."""
+    """What a zone's clock showed during some years: from `begins[i]` on it is `ahead[i]` ahead of
+    UTC. `peaks[i]` is the latest that it showed before.
+    """
 
     begins: Times
     ahead: Times
@@ -56,7 +63,8 @@ class LocalClock:
 def local_clock(zone: str, instants: Times, *, reach_us: int, whole_us: int | None) -> LocalClock:
     """The clock around some instants, as far as `reach_us` before and after them.
 
-    Changes by a multiple of `whole_us` are passed over: windows that begin at every multiple of it begin there before and after the change alike.
+    Changes by a multiple of `whole_us` are passed over: windows that begin at every multiple of it
+    begin there before and after the change alike.
     """
     reach = reach_us // _BLOCK_US + 1
     blocks = np.unique(np.unique(instants // _BLOCK_US)[:, None] + np.arange(-reach, reach + 1))
@@ -67,12 +75,16 @@ def local_clock(zone: str, instants: Times, *, reach_us: int, whole_us: int | No
         changes = np.diff(ahead)
         ahead = ahead[0] + np.append(0, np.cumsum(np.where(changes % whole_us == 0, 0, changes)))
     last_shown = np.maximum.accumulate(begins[1:] - 1 + ahead[:-1])
-    return LocalClock(begins, ahead, np.append(-_FOREVER, last_shown), np.append(last_shown, _FOREVER))
+    return LocalClock(
+        begins, ahead, np.append(-_FOREVER, last_shown), np.append(last_shown, _FOREVER)
+    )
 
 
 @lru_cache(maxsize=4096)
 def _stretches(zone: str, block: int) -> tuple[tuple[int, int], ...]:
-    """The stretches of one block in which the clock is not changed: when each begins and how far it is ahead of UTC, in seconds. Found by asking day by day."""
+    """The stretches of one block in which the clock is not changed: when each begins and how far it
+    is ahead of UTC, in seconds. Found by asking day by day.
+    """
     probes = range(block * _BLOCK_S, (block + 1) * _BLOCK_S + _PROBE_S, _PROBE_S)
     clock = ZoneInfo(zone)
     found = [(probes[0], _ahead_s(clock, probes[0]))]
@@ -97,8 +109,11 @@ def _ahead_s(zone: ZoneInfo, second: int) -> int:
     assert ahead is not None
     return ahead // timedelta(seconds=1)
 
+
 FARTHEST_US = 1 << 61
-"""Times farther from 1970 than this, some 73,000 years, are taken for this: so that no sum of times overflows."""
+"""Times farther from 1970 than this, some 73,000 years, are taken for this: so that no sum of times
+overflows.
+"""
 
 
 @dataclass(frozen=True)
@@ -129,7 +144,9 @@ def assign(spec: Tumbling | Hopping, times: Times) -> Assigned:
     clock = None
     if spec.timezone is not None and len(times):
         whole_us = spec.every_us if spec.size_us < DAY_US else None
-        clock = local_clock(spec.timezone, times, reach_us=spec.size_us + 2 * DAY_US, whole_us=whole_us)
+        clock = local_clock(
+            spec.timezone, times, reach_us=spec.size_us + 2 * DAY_US, whole_us=whole_us
+        )
     local = times if clock is None else clock.shown(times)
     last = (local - spec.origin_us) // spec.every_us
     return Assigned(spec, clock, _first(spec, local, last), last)
@@ -140,37 +157,55 @@ def _first(spec: Tumbling | Hopping, local: Times, last: Ints) -> Ints:
     overlapping, rest = divmod(spec.size_us, spec.every_us)
     if overlapping == 1 and not rest:
         return last
-    return last - (overlapping - 1) if not rest else (local - spec.origin_us - spec.size_us) // spec.every_us + 1
+    return (
+        last - (overlapping - 1)
+        if not rest
+        else (local - spec.origin_us - spec.size_us) // spec.every_us + 1
+    )
 
 
-# The same window a period earlier or later, for `compare`: in a time zone, the one that begins when the clock shows what it shows at the window's beginning, the period away.
-
+# The same window a period earlier or later, for `compare`: in a time zone, the one that begins when
+# the clock shows what it shows at the window's beginning, the period away.
 
 
 @dataclass(frozen=True)
 class Counterparts:
-    """When the counterparts of some windows begin and end, and which windows have one. No two have the same, and that one's is the window again."""
+    """When the counterparts of some windows begin and end, and which windows have one. No two have
+    the same, and that one's is the window again.
+    """
 
     starts: Times
     ends: Times
     there: Mask
 
 
-def counterparts(window: Tumbling | Hopping | None, starts: Times, ends: Times, by_us: int) -> Counterparts:
-    """Of windows without a time zone, those that begin `by_us` later. In one, what begins with an hour that the clock leaves out, or shows again, has none."""
+def counterparts(
+    window: Tumbling | Hopping | None, starts: Times, ends: Times, by_us: int
+) -> Counterparts:
+    """Of windows without a time zone, those that begin `by_us` later. In one, what begins with an
+    hour that the clock leaves out, or shows again, has none.
+    """
     if window is None or window.timezone is None:
         return Counterparts(starts + by_us, ends + by_us, np.ones(len(starts), np.bool_))
-    clock = local_clock(window.timezone, starts, reach_us=abs(by_us) + window.size_us + 2 * DAY_US, whole_us=None)
+    clock = local_clock(
+        window.timezone, starts, reach_us=abs(by_us) + window.size_us + 2 * DAY_US, whole_us=None
+    )
     shown = _begins_at(window, clock, starts)
     wanted = clock.first_shown(shown + by_us)
     own_starts, own_ends = _bounds(window, starts)
     found_starts, found_ends = _bounds(window, wanted)
     is_known = (own_starts == starts) & (own_ends == ends) & (clock.first_shown(shown) == starts)
-    return Counterparts(found_starts, found_ends, is_known & (found_starts == wanted) & (_begins_at(window, clock, wanted) == shown + by_us))
+    return Counterparts(
+        found_starts,
+        found_ends,
+        is_known & (found_starts == wanted) & (_begins_at(window, clock, wanted) == shown + by_us),
+    )
 
 
 def _begins_at(window: Tumbling | Hopping, clock: LocalClock, instants: Times) -> Times:
-    """The local time at which the newest window begins: where a clock leaves out midnight, it shows one o'clock when the day begins, but that is the day's beginning."""
+    """The local time at which the newest window begins: where a clock leaves out midnight, it shows
+    one o'clock when the day begins, but that is the day's beginning.
+    """
     numbers: Ints = (clock.shown(instants) - window.origin_us) // window.every_us
     return window.origin_us + numbers * window.every_us
 

@@ -12,7 +12,9 @@ from headrace.operators.windows.specs import Hopping, Session, Tumbling
 
 
 def window_kernel(step: WindowStep) -> Windowed:
-    """The kernel: sessions and sliding windows keep states where these can be put together, else the rows themselves."""
+    """The kernel: sessions and sliding windows keep states where these can be put together, else
+    the rows themselves.
+    """
     if isinstance(step.window, Tumbling | Hopping):
         return FixedWindows(step)
     if isinstance(step.window, Session):
@@ -21,7 +23,11 @@ def window_kernel(step: WindowStep) -> Windowed:
 
 
 def keeps_rows(step: WindowStep) -> bool:
-    """Whether the kernel must keep the rows of windows that are not closed: over tables, and for aggregates whose states cannot be put together."""
+    """Whether the kernel must keep the rows of windows that are not closed: over tables, and for
+    aggregates whose states cannot be put together.
+    """
     if isinstance(step.window, Tumbling | Hopping):
         return False
-    return step.over_table or not all(build(spec, step.schema, over_table=False).combinable for _, spec in step.timed_aggregates)
+    return step.over_table or not all(
+        build(spec, step.schema, over_table=False).combinable for _, spec in step.timed_aggregates
+    )

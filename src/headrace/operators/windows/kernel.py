@@ -1,4 +1,6 @@
-"""What all window kernels have in common: their settings, their result's columns, and the account of rows that came too late."""
+"""What all window kernels have in common: their settings, their result's columns, and the account
+of rows that came too late.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ from headrace.operators.changelog import Changes
 from headrace.operators.kernel import UNSTARTED, Clocks, KeyedState, Times, microseconds
 from headrace.operators.windows.late_rows import LateRows, bound
 from headrace.operators.windows.specs import Divert, Drop, LatePolicy, WindowSpec, check_emit
-from headrace.operators.windows.state import NO_WINDOWS, TOLD, WAITING, Windows, first_end, scan_until
+from headrace.operators.windows.state import (
+    NO_WINDOWS,
+    TOLD,
+    WAITING,
+    Windows,
+    first_end,
+    scan_until,
+)
 
 # What to tell of rows that a table of windows showed before a tick, and shows after it.
 
@@ -33,7 +42,9 @@ NOTHING = -1
 
 @dataclass(frozen=True)
 class Shown:
-    """For each window that something may be told of, in a tick: the version of its results that was shown before and the one shown after, or NOTHING."""
+    """For each window that something may be told of, in a tick: the version of its results that was
+    shown before and the one shown after, or NOTHING.
+    """
 
     places: Ints  # of the tick
     windows: Ints
@@ -49,16 +60,22 @@ class Shown:
 
 
 def over_lifetimes(windows: Ints, born: Ints, died: Ints, told_from: Ints, ticks: int) -> Shown:
-    """From versions of windows, each of which holds from one tick of a call until another takes its place: born at -1 it was there before, died at FOR_EVER it stays.
+    """From versions of windows, each of which holds from one tick of a call until another takes its
+    place: born at -1 it was there before, died at FOR_EVER it stays.
 
     A version is shown from its birth on, but not before its window is told.
     """
     begins = np.maximum(born, told_from)
     lives = begins < np.minimum(died, ticks)
     comes, goes = np.flatnonzero(lives & (begins >= 0)), np.flatnonzero(lives & (died < ticks))
-    if not len(goes) and (np.diff(windows) > 0).all():  # each window has one version: it comes, or is there already
+    if (
+        not len(goes) and (np.diff(windows) > 0).all()
+    ):  # each window has one version: it comes, or is there already
         return Shown.of(begins[comes], windows[comes], np.full(len(comes), NOTHING), comes)
-    places, of = np.concatenate([begins[comes], died[goes]]), np.concatenate([windows[comes], windows[goes]])
+    places, of = (
+        np.concatenate([begins[comes], died[goes]]),
+        np.concatenate([windows[comes], windows[goes]]),
+    )
     nothing = np.full(len(places), NOTHING)
     now, was = nothing.copy(), nothing
     now[: len(comes)], was[len(comes) :] = comes, goes
@@ -69,7 +86,12 @@ def over_lifetimes(windows: Ints, born: Ints, died: Ints, told_from: Ints, ticks
     starts = np.flatnonzero(new)
     if not len(starts):
         return Shown(places, of, was, now)
-    return Shown(places[starts], of[starts], np.maximum.reduceat(was, starts), np.maximum.reduceat(now, starts))
+    return Shown(
+        places[starts],
+        of[starts],
+        np.maximum.reduceat(was, starts),
+        np.maximum.reduceat(now, starts),
+    )
 
 
 def tell(shown: Shown, differs: Callable[[Ints, Ints], Mask]) -> Changes:
@@ -86,16 +108,19 @@ def tell(shown: Shown, differs: Callable[[Ints, Ints], Mask]) -> Changes:
     versions = np.where((kinds == 0) | (kinds == 2), shown.now[which], shown.was[which])
     return Changes(kinds, which, versions)
 
+
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 _TICK_FIELD = pa.field(TICK, pa.int64(), nullable=False)
 
 
 @dataclass(frozen=True)
 class WindowStep:
-    """A window step as a plan has it. `time` is the column with a row's event time, `time_shift_us` what to add to it: the event time of a row of a window's result
-    is its last microsecond, so over a table of windows it is `window_end` and -1 (over sliding ones, 0).
+    """A window step as a plan has it. `time` is the column with a row's event time, `time_shift_us`
+    what to add to it: the event time of a row of a window's result is its last microsecond, so over
+    a table of windows it is `window_end` and -1 (over sliding ones, 0).
 
-    `producer` is the column that tells who sent a row, for the account of late rows. `divert_errors` is as in AggregateKernel.
+    `producer` is the column that tells who sent a row, for the account of late rows.
+    `divert_errors` is as in AggregateKernel.
     """
 
     name: str
@@ -115,10 +140,13 @@ class WindowStep:
     def __post_init__(self) -> None:
         check_emit(self.emit)
         if self.time not in self.schema.names:
-            raise UnknownColumn(self.time, self.schema.names, where=f"The input of step {self.name!r}")
+            raise UnknownColumn(
+                self.time, self.schema.names, where=f"The input of step {self.name!r}"
+            )
         if taken := {WINDOW_START, WINDOW_END} & {*self.by, *(name for name, _ in self.aggregates)}:
             raise InputError(
-                f"Step {self.name!r} has a result named {min(taken)!r}, as the windows' own.", fix="give it another name, or rename the column first."
+                f"Step {self.name!r} has a result named {min(taken)!r}, as the windows' own.",
+                fix="give it another name, or rename the column first.",
             )
 
     @property
@@ -127,7 +155,10 @@ class WindowStep:
         return tuple((name, self._timed(spec)) for name, spec in self.aggregates)
 
     def _timed(self, spec: AggregateSpec) -> AggregateSpec:
-        options = tuple((name, self.time if name == "time" and value is None else value) for name, value in spec.options)
+        options = tuple(
+            (name, self.time if name == "time" and value is None else value)
+            for name, value in spec.options
+        )
         return replace(spec, options=options)
 
 
@@ -142,13 +173,17 @@ class Results(Protocol):
 class Windowed(ABC):
     """A kernel of windows.
 
-    After a step its host finds: in `late` the rows that came too late, counted and, with `divert`, whole; in `diverted` and `lost` what `AggregateKernel` has there;
-    in `counts` how many rows were late, and, of tumbling and hopping windows, how many were taken in when a window of theirs was complete already (`corrected`).
-    `lateness_us` is what downstream must take off the closed clock; the complete clock passes on as it is.
+    After a step its host finds: in `late` the rows that came too late, counted and, with `divert`,
+    whole; in `diverted` and `lost` what `AggregateKernel` has there; in `counts` how many rows were
+    late, and, of tumbling and hopping windows, how many were taken in when a window of theirs was
+    complete already (`corrected`). `lateness_us` is what downstream must take off the closed clock;
+    the complete clock passes on as it is.
     """
 
     gauges: Mapping[str, bytes] = {"windows_waiting": WAITING, "windows_kept": TOLD}
-    """Windows that wait to be told, and those that were told and are kept for corrections. Of sliding windows, and of those that keep rows: groups that have such."""
+    """Windows that wait to be told, and those that were told and are kept for corrections. Of
+    sliding windows, and of those that keep rows: groups that have such.
+    """
 
     end_shown_us = 0
     """What is added to a window's end where it is shown."""
@@ -164,7 +199,13 @@ class Windowed(ABC):
 
     def aggregating(self, step: WindowStep) -> Aggregation:
         return Aggregation(
-            step.name, step.schema, step.by, step.timed_aggregates, over_table=step.over_table, row_key=step.row_key, divert=step.divert_errors
+            step.name,
+            step.schema,
+            step.by,
+            step.timed_aggregates,
+            over_table=step.over_table,
+            row_key=step.row_key,
+            divert=step.divert_errors,
         )
 
     @cached_property
@@ -172,10 +213,21 @@ class Windowed(ABC):
         keys = [self.settings.schema.field(name) for name in self.by]
         kind = self.settings.schema.field(self.settings.time).type
         bounds = [pa.field(name, kind, nullable=False) for name in (WINDOW_START, WINDOW_END)]
-        return pa.schema([*keys, *bounds, *self.aggregation.fields, pa.field(CHANGE_TYPE, pa.string(), nullable=False)])
+        return pa.schema(
+            [
+                *keys,
+                *bounds,
+                *self.aggregation.fields,
+                pa.field(CHANGE_TYPE, pa.string(), nullable=False),
+            ]
+        )
 
-    def step_timed(self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]) -> pa.Table:
-        """Take in the rows of some ticks, tell what they change and what the clocks complete, and let go of what the clocks close."""
+    def step_timed(
+        self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]
+    ) -> pa.Table:
+        """Take in the rows of some ticks, tell what they change and what the clocks complete, and
+        let go of what the clocks close.
+        """
         (rows,), (clock,) = inputs, clocks
         self.counts = {"late": 0}
         if not len(clock):
@@ -203,7 +255,9 @@ class Windowed(ABC):
 
     def combine(self, rows: pa.Table) -> pa.Table:
         """Rows as fewer rows, that the step takes in their stead."""
-        raise BugError(f"The rows of step {self.step_name!r} cannot be combined: {rows.num_rows} were to be.")
+        raise BugError(
+            f"The rows of step {self.step_name!r} cannot be combined: {rows.num_rows} were to be."
+        )
 
     # Time
 
@@ -216,7 +270,9 @@ class Windowed(ABC):
         return bound(closed, self.lateness_us)
 
     def told_from(self, ends: Times, clock: Clocks) -> Ints:
-        """From which tick on windows with these ends are shown: its place in the call's ticks, -1 if they were before, the number of ticks if they are not yet."""
+        """From which tick on windows with these ends are shown: its place in the call's ticks, -1
+        if they were before, the number of ticks if they are not yet.
+        """
         if not self.final:
             return np.full(len(ends), -1)
         return np.where(ends <= clock.complete_at_start, -1, np.searchsorted(clock.complete, ends))
@@ -241,8 +297,12 @@ class Windowed(ABC):
     def nothing(self) -> pa.Table:
         return self.output.append(_TICK_FIELD).empty_table()
 
-    def told(self, windows: Windows, shown: Shown, outcome: Results, clock: Clocks) -> tuple[pa.Table, Changes]:
-        """The rows to tell, and which versions they show. Windows are in order of group, start and end."""
+    def told(
+        self, windows: Windows, shown: Shown, outcome: Results, clock: Clocks
+    ) -> tuple[pa.Table, Changes]:
+        """The rows to tell, and which versions they show. Windows are in order of group, start and
+        end.
+        """
         changes = tell(shown, outcome.differs)
         window = shown.windows[changes.segments]
         columns = decode_keys(windows.by.take(pa.array(window)), list(self.output)[: len(self.by)])
@@ -256,6 +316,10 @@ class Windowed(ABC):
         """Rates are sums until the window is known."""
         specs = [spec for _, spec in self.settings.aggregates]
         return [
-            pc.divide(array.cast(pa.float64()), pa.array(lengths_us / spec.option("per_us"))) if spec.kind == "rate" else array
+            (
+                pc.divide(array.cast(pa.float64()), pa.array(lengths_us / spec.option("per_us")))
+                if spec.kind == "rate"
+                else array
+            )
             for array, spec in zip(results, specs, strict=True)
         ]

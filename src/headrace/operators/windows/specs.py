@@ -1,7 +1,9 @@
-"""What a window is, as a plan holds it: its kind and its sizes; what becomes of late rows; when results are told. `hr.tumbling(…)`, `hr.drop()` and the like build these.
+"""What a window is, as a plan holds it: its kind and its sizes; what becomes of late rows; when
+results are told. `hr.tumbling(…)`, `hr.drop()` and the like build these.
 
-Windows are half open: a row at a window's end is in the next one. Sizes in a time zone go by its clock: with `tumbling("1 day", timezone="Europe/Berlin")` a window
-begins at each midnight there, and has 23 or 25 hours where the clock is put forward or back.
+Windows are half open: a row at a window's end is in the next one. Sizes in a time zone go by its
+clock: with `tumbling("1 day", timezone="Europe/Berlin")` a window begins at each midnight there,
+and has 23 or 25 hours where the clock is put forward or back.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ Duration = str | timedelta
 
 @dataclass(frozen=True)
 class Tumbling:
-    """Windows of one size, one after the other. Those of whole weeks begin on a Monday, all others are counted from 1970-01-01 00:00."""
+    """Windows of one size, one after the other. Those of whole weeks begin on a Monday, all others
+    are counted from 1970-01-01 00:00.
+    """
 
     kind: ClassVar[str] = "tumbling"
     size_us: int
@@ -46,7 +50,9 @@ class Tumbling:
 
 @dataclass(frozen=True)
 class Hopping:
-    """Windows of one size, one beginning `every` so often: a row is in several. `every` need not divide the size: then rows are in one more or one fewer."""
+    """Windows of one size, one beginning `every` so often: a row is in several. `every` need not
+    divide the size: then rows are in one more or one fewer.
+    """
 
     kind: ClassVar[str] = "hopping"
     size_us: int
@@ -59,7 +65,10 @@ class Hopping:
         return _origin(self.every_us) + self.offset_us
 
     def __str__(self) -> str:
-        return f"hopping({format_us(self.size_us)}, every={format_us(self.every_us)}{_more(self.offset_us, self.timezone)})"
+        return (
+            f"hopping({format_us(self.size_us)},"
+            f" every={format_us(self.every_us)}{_more(self.offset_us, self.timezone)})"
+        )
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,9 @@ class Sliding:
 
 @dataclass(frozen=True)
 class Session:
-    """Rows of a key that follow each other in less than the gap. A session ends a gap after its last row; a row at its end begins the next."""
+    """Rows of a key that follow each other in less than the gap. A session ends a gap after its
+    last row; a row at its end begins the next.
+    """
 
     kind: ClassVar[str] = "session"
     gap_us: int
@@ -103,7 +114,9 @@ class Drop:
 
 @dataclass(frozen=True)
 class Correct:
-    """Rows late by up to `lateness` correct what was published; later ones are left out, and counted."""
+    """Rows late by up to `lateness` correct what was published; later ones are left out, and
+    counted.
+    """
 
     kind: ClassVar[str] = "correct"
     lateness_us: int
@@ -138,25 +151,44 @@ def identity(spec: WindowSpec | LatePolicy) -> dict[str, Any]:
 # What users write
 
 
-def tumbling(size: Duration, *, offset: Duration = "0 seconds", timezone: str | None = None) -> Tumbling:
-    """Windows of one size, one after the other; `offset` later than they would begin. With a time zone, by the clock there."""
+def tumbling(
+    size: Duration, *, offset: Duration = "0 seconds", timezone: str | None = None
+) -> Tumbling:
+    """Windows of one size, one after the other; `offset` later than they would begin. With a time
+    zone, by the clock there.
+    """
     size_us = positive_us(size, "size of a tumbling window")
-    return Tumbling(size_us, to_us(offset, what="offset of a tumbling window") % size_us, _zone(timezone))
+    return Tumbling(
+        size_us, to_us(offset, what="offset of a tumbling window") % size_us, _zone(timezone)
+    )
 
 
-def hopping(size: Duration, *, every: Duration, offset: Duration = "0 seconds", timezone: str | None = None) -> Hopping:
+def hopping(
+    size: Duration, *, every: Duration, offset: Duration = "0 seconds", timezone: str | None = None
+) -> Hopping:
     """Windows of one size, of which one begins `every` so often."""
-    size_us, every_us = positive_us(size, "size of a hopping window"), positive_us(every, "hop of a hopping window")
+    size_us, every_us = (
+        positive_us(size, "size of a hopping window"),
+        positive_us(every, "hop of a hopping window"),
+    )
     if every_us > size_us:
         raise PlanError(
-            f"A hopping window of {format_us(size_us)} every {format_us(every_us)} leaves out the rows in between.", fix="hop by the size or less."
+            f"A hopping window of {format_us(size_us)} every {format_us(every_us)} leaves out the"
+            " rows in between.",
+            fix="hop by the size or less.",
         )
     if size_us > MOST_WINDOWS_OF_A_ROW * every_us:
         raise PlanError(
-            f"With windows of {format_us(size_us)} every {format_us(every_us)} a row is in more than {MOST_WINDOWS_OF_A_ROW:,} of them.",
+            f"With windows of {format_us(size_us)} every {format_us(every_us)} a row is in more"
+            f" than {MOST_WINDOWS_OF_A_ROW:,} of them.",
             fix="hop farther, or take hr.sliding(size), which has a result for each row.",
         )
-    return Hopping(size_us, every_us, to_us(offset, what="offset of a hopping window") % every_us, _zone(timezone))
+    return Hopping(
+        size_us,
+        every_us,
+        to_us(offset, what="offset of a hopping window") % every_us,
+        _zone(timezone),
+    )
 
 
 def sliding(size: Duration) -> Sliding:
@@ -178,14 +210,20 @@ def correct(lateness: Duration) -> Correct:
     """Let rows that are late by up to `lateness` correct what was published."""
     lateness_us = to_us(lateness, what="allowed lateness")
     if lateness_us > LONGEST_US:
-        raise PlanError(f"An allowed lateness of {format_us(lateness_us)} would keep every window for ever.", fix="allow at most 10 years.")
+        raise PlanError(
+            f"An allowed lateness of {format_us(lateness_us)} would keep every window for ever.",
+            fix="allow at most 10 years.",
+        )
     return Correct(lateness_us)
 
 
 def divert(topic: str) -> Divert:
     """Send late rows to a topic, and count them."""
     if not topic:
-        raise PlanError(f"Late rows cannot be diverted to {topic!r}.", fix='name a topic, as in hr.divert("late_orders").')
+        raise PlanError(
+            f"Late rows cannot be diverted to {topic!r}.",
+            fix='name a topic, as in hr.divert("late_orders").',
+        )
     return Divert(topic)
 
 
@@ -201,7 +239,9 @@ def positive_us(duration: Duration, what: str) -> int:
     if us == 0:
         raise PlanError(f"The {what} is zero.", fix="give more than zero.")
     if us > LONGEST_US:
-        raise PlanError(f"The {what}, {format_us(us)}, is longer than 10 years.", fix="give a shorter one.")
+        raise PlanError(
+            f"The {what}, {format_us(us)}, is longer than 10 years.", fix="give a shorter one."
+        )
     return us
 
 
@@ -211,7 +251,9 @@ def _zone(name: str | None) -> str | None:
     try:
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError, TypeError):
-        raise PlanError(f"There is no time zone {name!r}: {nearest(str(name), available_timezones())}") from None
+        raise PlanError(
+            f"There is no time zone {name!r}: {nearest(str(name), available_timezones())}"
+        ) from None
     return name
 
 

@@ -1,4 +1,5 @@
-"""How windows lie in the state: one entry for each group and window, found again by its group and window, or by its end.
+"""How windows lie in the state: one entry for each group and window, found again by its group and
+window, or by its end.
 
 | bytes of a name | what |
 |---|---|
@@ -7,8 +8,8 @@
 | 8 | its start, likewise |
 | … | the group's key |
 
-All entries of a group are filed under the key group of the group's own key. A store cuts long names: then the group's key stands at the end of the value too, and
-its length behind it.
+All entries of a group are filed under the key group of the group's own key. A store cuts long
+names: then the group's key stands at the end of the value too, and its length behind it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ _NOTHING = pa.scalar(b"", pa.binary())
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of groups: the key bytes of each one's group, when it starts and ends, and the key group it is filed under."""
+    """Windows of groups: the key bytes of each one's group, when it starts and ends, and the key
+    group it is filed under.
+    """
 
     by: pa.Array
     starts: Times
@@ -62,15 +65,25 @@ class Windows:
         head[:, 0] = np.where(waiting, WAITING[0], TOLD[0])
         head[:, 1:9], head[:, 9:17] = _ordered(self.ends), _ordered(self.starts)
         if pa.types.is_fixed_size_binary(self.by.type):
-            return _fixed(np.hstack([head, fixed_width(self.by, np.uint8).reshape(-1, self.by.type.byte_width)]))
+            return _fixed(
+                np.hstack(
+                    [head, fixed_width(self.by, np.uint8).reshape(-1, self.by.type.byte_width)]
+                )
+            )
         return pc.binary_join_element_wise(_fixed(head).cast(pa.binary()), self.by, _NOTHING)
 
 
-NO_WINDOWS = Windows(pa.nulls(0, pa.binary()), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8))
+NO_WINDOWS = Windows(
+    pa.nulls(0, pa.binary()), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8)
+)
 
 
-def scan_until(state: KeyedState, tag: bytes, after_us: int, until_us: int) -> tuple[list[bytes], Windows]:
-    """The entries of windows that end after one time and at another at the latest: their names in the state, and the windows."""
+def scan_until(
+    state: KeyedState, tag: bytes, after_us: int, until_us: int
+) -> tuple[list[bytes], Windows]:
+    """The entries of windows that end after one time and at another at the latest: their names in
+    the state, and the windows.
+    """
     names, values, groups = state.scan(prefix(tag, after_us + 1), prefix(tag, until_us + 1))
     by, heads = _alike(names) or _unlike(names, values)
     times = (np.ascontiguousarray(heads).view(">u8") ^ _SIGN).astype(np.uint64).view(np.int64)
@@ -78,8 +91,14 @@ def scan_until(state: KeyedState, tag: bytes, after_us: int, until_us: int) -> t
 
 
 def _alike(names: list[bytes]) -> tuple[pa.Array, npt.NDArray[np.uint8]] | None:
-    """The groups' keys, and the windows' ends and starts, of names of one length; None if they are not."""
-    if not names or not _HEAD < len(names[0]) < _CUT_FROM or len(data := b"".join(names)) != len(names) * len(names[0]):
+    """The groups' keys, and the windows' ends and starts, of names of one length; None if they are
+    not.
+    """
+    if (
+        not names
+        or not _HEAD < len(names[0]) < _CUT_FROM
+        or len(data := b"".join(names)) != len(names) * len(names[0])
+    ):
         return None
     if len(set(map(len, names))) > 1:
         return None
@@ -88,8 +107,13 @@ def _alike(names: list[bytes]) -> tuple[pa.Array, npt.NDArray[np.uint8]] | None:
 
 
 def _unlike(names: list[bytes], values: list[bytes]) -> tuple[pa.Array, npt.NDArray[np.uint8]]:
-    by = [name[_HEAD:] if len(name) < _CUT_FROM else _long_key(value) for name, value in zip(names, values, strict=True)]
-    return pa.array(by, pa.binary()), np.frombuffer(b"".join([name[1:_HEAD] for name in names]), np.uint8).reshape(-1, _HEAD - 1)
+    by = [
+        name[_HEAD:] if len(name) < _CUT_FROM else _long_key(value)
+        for name, value in zip(names, values, strict=True)
+    ]
+    return pa.array(by, pa.binary()), np.frombuffer(
+        b"".join([name[1:_HEAD] for name in names]), np.uint8
+    ).reshape(-1, _HEAD - 1)
 
 
 def first_end(state: KeyedState, tag: bytes) -> int | None:
@@ -100,12 +124,18 @@ def first_end(state: KeyedState, tag: bytes) -> int | None:
 
 def bounds_of(name: bytes) -> tuple[int, int]:
     """The start and the end of the window whose entry has this name."""
-    return int.from_bytes(name[9:17], "big") - (1 << 63), int.from_bytes(name[1:9], "big") - (1 << 63)
+    return int.from_bytes(name[9:17], "big") - (1 << 63), int.from_bytes(name[1:9], "big") - (
+        1 << 63
+    )
 
 
 def prefix(tag: bytes, end_us: int) -> bytes:
     """What the names of windows that end then or later begin with, or come after."""
-    return tag + (end_us + (1 << 63)).to_bytes(9, "big")[1:] if end_us < 1 << 63 else bytes([tag[0] + 1])
+    return (
+        tag + (end_us + (1 << 63)).to_bytes(9, "big")[1:]
+        if end_us < 1 << 63
+        else bytes([tag[0] + 1])
+    )
 
 
 def with_long_keys(names: pa.Array, values: pa.Array) -> pa.Array:
@@ -114,7 +144,15 @@ def with_long_keys(names: pa.Array, values: pa.Array) -> pa.Array:
         return values
     pairs = zip(names.to_pylist(), values.to_pylist(), strict=True)
     return pa.array(
-        [value if len(name) < _CUT_FROM else value + name[_HEAD:] + len(name[_HEAD:]).to_bytes(4, "big") for name, value in pairs], pa.binary()
+        [
+            (
+                value
+                if len(name) < _CUT_FROM
+                else value + name[_HEAD:] + len(name[_HEAD:]).to_bytes(4, "big")
+            )
+            for name, value in pairs
+        ],
+        pa.binary(),
     )
 
 
@@ -124,7 +162,9 @@ def _long_key(value: bytes) -> bytes:
 
 
 def _fixed(data: npt.NDArray[np.uint8]) -> pa.Array:
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(data.shape[1]), len(data), [None, pa.py_buffer(np.ascontiguousarray(data))])
+    return pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(data.shape[1]), len(data), [None, pa.py_buffer(np.ascontiguousarray(data))]
+    )
 
 
 def _ordered(times: Times) -> npt.NDArray[np.uint8]:
@@ -139,16 +179,19 @@ def joined(first: pa.Array, second: pa.Array) -> pa.Array:
         width = first.type.byte_width
         if pa.types.is_fixed_size_binary(second.type) and second.type.byte_width == width:
             return pa.concat_arrays([first, second])
-        if pa.types.is_binary(second.type) and bool(pc.all(pc.equal(pc.binary_length(second), width)).as_py()):
+        if pa.types.is_binary(second.type) and bool(
+            pc.all(pc.equal(pc.binary_length(second), width)).as_py()
+        ):
             return pa.concat_arrays([first, second.cast(first.type)])
     return pa.concat_arrays([first.cast(pa.binary()), second.cast(pa.binary())])
 
 
-# Rows that a kernel keeps for as long as a window may need them: all of a group's in one entry, in the order in which they came into it.
+# Rows that a kernel keeps for as long as a window may need them: all of a group's in one entry, in
+# the order in which they came into it.
 #
-# | entry | name | bytes |
-# |---|---|---|
-# | rows | `r`, the group's key | version 1; an ARRAY of STRUCT as `row_codec` has it: time, the row's own key if it is a table's, the columns that aggregates read |
+# | entry | name | bytes | |---|---|---| | rows | `r`, the group's key | version 1; an ARRAY of
+# STRUCT as `row_codec` has it: time, the row's own key if it is a table's, the columns that
+# aggregates read |
 
 
 MOST_ROWS = 1_000_000
@@ -161,8 +204,9 @@ TIME, ID = "_time", "_id"
 
 @dataclass
 class Kept:
-    """Rows of some groups: those that were stored, and behind them those that come now. A row has a number of its group, a time, the tick it came with (its place in
-    the call, -1 for stored ones) and a rank, its place among the group's rows. `comes` is false for a row of a table that goes.
+    """Rows of some groups: those that were stored, and behind them those that come now. A row has a
+    number of its group, a time, the tick it came with (its place in the call, -1 for stored ones)
+    and a rank, its place among the group's rows. `comes` is false for a row of a table that goes.
     """
 
     rows: pa.Table
@@ -206,32 +250,45 @@ class RowStore:
         counts = np.zeros(len(values), np.int64)
         counts[values.is_valid().to_numpy(zero_copy_only=False)] = np.diff(offsets_of(found))
         structs = found.flatten()
-        return counts, pa.Table.from_arrays([structs.field(at) for at in range(len(self.fields))], schema=pa.schema(self.fields))
+        return counts, pa.Table.from_arrays(
+            [structs.field(at) for at in range(len(self.fields))], schema=pa.schema(self.fields)
+        )
 
     def _behind_version(self, values: pa.Array) -> pa.Array:
         if not len(values):
             return pa.array([], pa.large_binary())
         data, offsets = np.frombuffer(values.buffers()[2], np.uint8), offsets_of(values)
         if int(data[offsets[:-1]].max()) > _VERSION:
-            raise NewerFormat(f"The state of step {self.step_name!r} was written by a newer Headrace.", fix="upgrade Headrace.")
+            raise NewerFormat(
+                f"The state of step {self.step_name!r} was written by a newer Headrace.",
+                fix="upgrade Headrace.",
+            )
         return row_codec.cut_out(data, offsets[:-1] + 1, np.diff(offsets) - 1)
 
-    def write(self, state: KeyedState, names: pa.Array, groups: Groups, counts: Ints, rows: pa.Table) -> None:
+    def write(
+        self, state: KeyedState, names: pa.Array, groups: Groups, counts: Ints, rows: pa.Table
+    ) -> None:
         """`rows` are in order of group, so many for each; a group without any goes."""
         self.check(self.step_name, counts)
         columns = [rows.column(field.name).combine_chunks() for field in self.fields]
         structs = pa.StructArray.from_arrays(columns, fields=self.fields)
         encoded = row_codec.encode_array(lists(counts, structs))
         values = pc.binary_join_element_wise(_FIRST_BYTE, encoded, _NO_BYTES).cast(pa.binary())
-        state.put_array(names, pc.if_else(pa.array(counts > 0), values, pa.scalar(None, pa.binary())), groups)
+        state.put_array(
+            names, pc.if_else(pa.array(counts > 0), values, pa.scalar(None, pa.binary())), groups
+        )
 
     @staticmethod
     def check(step: str, counts: Ints) -> None:
         """That no entry is too large."""
         if len(counts) and int(counts.max()) > MOST_ROWS:
             raise InputError(
-                f"The step {step!r} keeps up to {MOST_ROWS:,} rows a group for its windows, and a group has more.",
-                fix="use aggregates that need no rows (count, sum, avg, stddev; min and max of numbers), shorter windows or a shorter lateness, or smaller groups.",
+                f"The step {step!r} keeps up to {MOST_ROWS:,} rows a group for its windows, and a"
+                " group has more.",
+                fix=(
+                    "use aggregates that need no rows (count, sum, avg, stddev; min and max of"
+                    " numbers), shorter windows or a shorter lateness, or smaller groups."
+                ),
             )
 
 
@@ -240,13 +297,15 @@ class RowStore:
 FOR_EVER = np.iinfo(np.int64).max
 
 
-# What windows were made of during a call, for kernels whose windows depend on the rows: versions of windows, each from the tick that made it until the one that changed it.
-
+# What windows were made of during a call, for kernels whose windows depend on the rows: versions of
+# windows, each from the tick that made it until the one that changed it.
 
 
 @dataclass(frozen=True)
 class Sets:
-    """Windows with what is in them: the group of each as its number, its bounds, and how many of the `entries` are its, one window's behind the other's."""
+    """Windows with what is in them: the group of each as its number, its bounds, and how many of
+    the `entries` are its, one window's behind the other's.
+    """
 
     keys: Ints
     starts: Times
@@ -278,7 +337,15 @@ class History:
         self._born.append(born)
         old = self.current
         self.current = Current(
-            *(np.concatenate(pair) for pair in ((old.numbers, numbers), (old.keys, sets.keys), (old.starts, sets.starts), (old.ends, sets.ends)))
+            *(
+                np.concatenate(pair)
+                for pair in (
+                    (old.numbers, numbers),
+                    (old.keys, sets.keys),
+                    (old.starts, sets.starts),
+                    (old.ends, sets.ends),
+                )
+            )
         )
 
     def end(self, which: Mask, place: int) -> None:
@@ -291,7 +358,12 @@ class History:
         self.current = self.current.only(~which)
 
     def all(self) -> Sets:
-        return Sets(*(np.concatenate([getattr(each, name) for each in self._sets]) for name in ("keys", "starts", "ends", "lengths", "entries")))
+        return Sets(
+            *(
+                np.concatenate([getattr(each, name) for each in self._sets])
+                for name in ("keys", "starts", "ends", "lengths", "entries")
+            )
+        )
 
     @property
     def born(self) -> Ints:
@@ -319,7 +391,9 @@ class Current:
 
 
 def any_within(keys: Ints, times: Times, of: Ints, lows: Times, highs: Times) -> Mask:
-    """Whether a group has some of these times in [low, high), for each of some groups and ranges."""
+    """Whether a group has some of these times in [low, high), for each of some groups and
+    ranges.
+    """
     order = sorting(keys, times)
     keys, times = keys[order], times[order]
     found = first_from(keys, times, of, lows)
@@ -330,7 +404,9 @@ def any_within(keys: Ints, times: Times, of: Ints, lows: Times, highs: Times) ->
 
 
 def chains(keys: Ints, starts: Times, ends: Times) -> Ints:
-    """For ranges in order of group and start: a number for each, the same for those that overlap or are joined by others that do. Ranges are half open."""
+    """For ranges in order of group and start: a number for each, the same for those that overlap or
+    are joined by others that do. Ranges are half open.
+    """
     if not len(keys):
         return keys
     new = np.ones(len(keys), np.bool_)
@@ -341,7 +417,9 @@ def chains(keys: Ints, starts: Times, ends: Times) -> Ints:
 
 
 def _latest(keys: Ints, ends: Times) -> Times:
-    """The latest end so far within the group: by the ends' places in their order, those of a later group above all others."""
+    """The latest end so far within the group: by the ends' places in their order, those of a later
+    group above all others.
+    """
     ranks = np.empty(len(ends), np.int64)
     by_end = np.argsort(ends, kind="stable")
     ranks[by_end] = np.arange(len(ends))

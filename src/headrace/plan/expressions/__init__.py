@@ -1,7 +1,9 @@
-"""Spark SQL expressions, checked when they are declared, without Spark: syntax, columns, types, and what could fail on a row.
+"""Spark SQL expressions, checked when they are declared, without Spark: syntax, columns, types, and
+what could fail on a row.
 
-`read` is what others use. Only what is known to look at one row, to be the same each time and not to bring a worker down is let through
-(`reading` has the kinds of nodes, `catalogue` and `functions` the functions).
+`read` is what others use. Only what is known to look at one row, to be the same each time and not
+to bring a worker down is let through (`reading` has the kinds of nodes, `catalogue` and `functions`
+the functions).
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ __all__ = ["Expression", "failed", "read", "read_named", "safe"]
 class Expression:
     """An expression that was read over a schema.
 
-    `column` is the name of the column it is, if it is nothing else. `columns` are those it reads. `type` is the type of its result, None where it has
-    none of its own (a bare NULL). `sql` is what it means, spelled out; `safe` the same with every operation that can fail giving null instead;
-    `failed` is a condition, never null, that is true exactly for the rows on which one failed although its operands were not null; None if none can.
+    `column` is the name of the column it is, if it is nothing else. `columns` are those it reads.
+    `type` is the type of its result, None where it has none of its own (a bare NULL). `sql` is what
+    it means, spelled out; `safe` the same with every operation that can fail giving null instead;
+    `failed` is a condition, never null, that is true exactly for the rows on which one failed
+    although its operands were not null; None if none can.
     """
 
     text: str
@@ -40,7 +44,8 @@ class Expression:
 
 
 def read(text: str, schema: pa.Schema, *, where: str) -> Expression:
-    """An expression over a schema. BadExpression or UnknownColumn, naming the step (`where`), if it cannot be used.
+    """An expression over a schema. BadExpression or UnknownColumn, naming the step (`where`), if it
+    cannot be used.
 
     The exact name of a column is that column, whatever it would mean in SQL.
     """
@@ -69,7 +74,11 @@ def _without_name(text: str, tree: exp.Alias) -> str:
     """What the user wrote before AS, as it was written."""
     end = tree.args["alias"].meta.get("start")
     before = text if end is None else text[: int(end)].rstrip().rstrip("`").rstrip()
-    return before[:-2].rstrip() if before[-3:].lower().endswith("as") and not before[-3:-2].isalnum() else before
+    return (
+        before[:-2].rstrip()
+        if before[-3:].lower().endswith("as") and not before[-3:-2].isalnum()
+        else before
+    )
 
 
 def safe(text: str, schema: pa.Schema) -> str:
@@ -87,12 +96,28 @@ def _read(tree: exp.Expr, text: str, schema: pa.Schema, *, where: str) -> Expres
     try:
         piece = reader.read(tree)
     except Refused as refused:
-        raise BadExpression(f"The step {where} cannot use {text!r}: {refused.message}", fix=refused.fix) from None
+        raise BadExpression(
+            f"The step {where} cannot use {text!r}: {refused.message}", fix=refused.fix
+        ) from None
     except RecursionError:
-        raise BadExpression(f"The step {where} has an expression that is nested too deeply.", fix="split it with with_columns.") from None
+        raise BadExpression(
+            f"The step {where} has an expression that is nested too deeply.",
+            fix="split it with with_columns.",
+        ) from None
     if len(piece.safe) + len(piece.failed or "") > MOST_TEXT:
-        raise BadExpression(f"The step {where} has an expression that is nested too deeply: {text[:80]!r}….", fix="split it with with_columns.")
-    return Expression(text, piece.column, tuple(reader.columns), _column_type(piece), piece.sql, piece.safe, piece.failed)
+        raise BadExpression(
+            f"The step {where} has an expression that is nested too deeply: {text[:80]!r}….",
+            fix="split it with with_columns.",
+        )
+    return Expression(
+        text,
+        piece.column,
+        tuple(reader.columns),
+        _column_type(piece),
+        piece.sql,
+        piece.safe,
+        piece.failed,
+    )
 
 
 def _column_type(piece: Piece) -> pa.DataType | None:

@@ -1,8 +1,11 @@
-"""Which expressions Python can compute over Arrow's columns with exactly Spark's results, and how. The others are Spark's.
+"""Which expressions Python can compute over Arrow's columns with exactly Spark's results, and how.
+The others are Spark's.
 
-Few kinds are enough for most row-local steps: columns, literals, arithmetic that ends in DOUBLE, comparisons of numbers and of texts, logic, IS NULL, IN and BETWEEN.
-The tests hold every expression that is let through here against Spark, on rows where everything goes wrong. Fields of JSON texts are computed *hopefully*: rows of which Python is not sure are
-noticed, and their batch is done again by Spark.
+Few kinds are enough for most row-local steps: columns, literals, arithmetic that ends in DOUBLE,
+comparisons of numbers and of texts, logic, IS NULL, IN and BETWEEN. The tests hold every expression
+that is let through here against Spark, on rows where everything goes wrong. Fields of JSON texts
+are computed *hopefully*: rows of which Python is not sure are noticed, and their batch is done
+again by Spark.
 """
 
 from __future__ import annotations
@@ -13,12 +16,29 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from sqlglot import exp
 
-from headrace.columnar.expressions import Arithmetic, Column, Comparison, Constant, JsonField, JsonNumber, Logic, Node
+from headrace.columnar.expressions import (
+    Arithmetic,
+    Column,
+    Comparison,
+    Constant,
+    JsonField,
+    JsonNumber,
+    Logic,
+    Node,
+)
 from headrace.columnar.json_fields import NAME
 from headrace.plan.expressions import Expression
 from headrace.plan.expressions.parser import parse
 from headrace.plan.expressions.type_checker import Reader
-from headrace.plan.expressions.type_rules import BIGINT, BOOLEAN, DOUBLE, FLOAT, INT, STRING, is_integer
+from headrace.plan.expressions.type_rules import (
+    BIGINT,
+    BOOLEAN,
+    DOUBLE,
+    FLOAT,
+    INT,
+    STRING,
+    is_integer,
+)
 from headrace.plan.expressions.typed_expression import Piece
 
 _ARITHMETIC = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/"}
@@ -30,7 +50,9 @@ class _NotHere(Exception):
 
 
 def in_arrow(expression: Expression, schema: pa.Schema, *, hopeful: bool = False) -> Node | None:
-    """How to compute an expression that was read over a schema; None if that is Spark's. `hopeful`: also what may turn out to be Spark's at some row."""
+    """How to compute an expression that was read over a schema; None if that is Spark's. `hopeful`:
+    also what may turn out to be Spark's at some row.
+    """
     if expression.column is not None:
         return Column(expression.column)
     if expression.type is None or pa.types.is_decimal(expression.type):
@@ -38,7 +60,9 @@ def in_arrow(expression: Expression, schema: pa.Schema, *, hopeful: bool = False
     try:
         compiler = _Compiler(schema, hopeful=hopeful)
         tree = parse(expression.text, where="expression")
-        if expression.failed is not None:  # rows that fail are counted, by Spark; of numbers in JSON those are noticed
+        if (
+            expression.failed is not None
+        ):  # rows that fail are counted, by Spark; of numbers in JSON those are noticed
             return compiler.json_number(tree)
         return compiler.node(tree)
     except _NotHere:
@@ -67,7 +91,9 @@ class _Compiler:
             return Column(piece.column)
         if piece.is_literal and (is_integer(piece.type) or piece.type in (DOUBLE, STRING, BOOLEAN)):
             return Constant(piece.value, piece.type)
-        if piece.is_literal and pa.types.is_decimal(piece.type):  # beside a number that becomes a DOUBLE; elsewhere it is refused
+        if piece.is_literal and pa.types.is_decimal(
+            piece.type
+        ):  # beside a number that becomes a DOUBLE; elsewhere it is refused
             return Constant(float(piece.value), DOUBLE)
         raise _NotHere
 
@@ -75,7 +101,9 @@ class _Compiler:
         return self.node(tree.this)
 
     def _arithmetic(self, tree: exp.Binary) -> Node:
-        if self._piece(tree).type != DOUBLE or not all(_becomes_double(self._piece(side)) for side in (tree.this, tree.expression)):
+        if self._piece(tree).type != DOUBLE or not all(
+            _becomes_double(self._piece(side)) for side in (tree.this, tree.expression)
+        ):
             raise _NotHere
         return Arithmetic(_ARITHMETIC[type(tree)], self.node(tree.this), self.node(tree.expression))
 
@@ -96,7 +124,10 @@ class _Compiler:
         return Comparison(sign, self.node(left), self.node(right), common)
 
     def _both(self, tree: exp.Binary) -> Node:
-        return Logic("and" if isinstance(tree, exp.And) else "or", (self._truth(tree.this), self._truth(tree.expression)))
+        return Logic(
+            "and" if isinstance(tree, exp.And) else "or",
+            (self._truth(tree.this), self._truth(tree.expression)),
+        )
 
     def _not(self, tree: exp.Not) -> Node:
         return Logic("not", (self._truth(tree.this),))
@@ -113,12 +144,20 @@ class _Compiler:
 
     def _in(self, tree: exp.In) -> Node:
         alike = {self._piece(each).type for each in (tree.this, *tree.expressions)}
-        if alike != {STRING} and not all(map(is_integer, alike)):  # one type is found for all of them together
+        if alike != {STRING} and not all(
+            map(is_integer, alike)
+        ):  # one type is found for all of them together
             raise _NotHere
         return Logic("or", tuple(self._compared("=", tree.this, each) for each in tree.expressions))
 
     def _between(self, tree: exp.Between) -> Node:
-        return Logic("and", (self._compared(">=", tree.this, tree.args["low"]), self._compared("<=", tree.this, tree.args["high"])))
+        return Logic(
+            "and",
+            (
+                self._compared(">=", tree.this, tree.args["low"]),
+                self._compared("<=", tree.this, tree.args["high"]),
+            ),
+        )
 
     def json_number(self, tree: exp.Expr) -> Node:
         """CAST(get_json_object(…) AS a number)."""
@@ -128,11 +167,20 @@ class _Compiler:
         return JsonNumber(self._json_field(tree.this, floating=kind == DOUBLE), kind)
 
     def _json_field(self, tree: exp.Expr, *, floating: bool = False) -> JsonField:
-        if not self._hopeful or not isinstance(tree, exp.Anonymous) or tree.name.lower() != "get_json_object":
+        if (
+            not self._hopeful
+            or not isinstance(tree, exp.Anonymous)
+            or tree.name.lower() != "get_json_object"
+        ):
             raise _NotHere
         column, path = (self._piece(each) for each in tree.expressions)
         name = str(path.value).removeprefix("$.")
-        if column.column is None or column.type != STRING or path.value != f"$.{name}" or not NAME.fullmatch(name):
+        if (
+            column.column is None
+            or column.type != STRING
+            or path.value != f"$.{name}"
+            or not NAME.fullmatch(name)
+        ):
             raise _NotHere
         return JsonField(Column(column.column), name, floating)
 
@@ -152,5 +200,11 @@ class _Compiler:
 
 
 def _becomes_double(piece: Piece) -> bool:
-    """Whether Arrow converts it as Spark does. A decimal that is not written out may be rounded differently."""
-    return is_integer(piece.type) or piece.type in (FLOAT, DOUBLE) or (piece.is_literal and bool(pa.types.is_decimal(piece.type)))
+    """Whether Arrow converts it as Spark does. A decimal that is not written out may be rounded
+    differently.
+    """
+    return (
+        is_integer(piece.type)
+        or piece.type in (FLOAT, DOUBLE)
+        or (piece.is_literal and bool(pa.types.is_decimal(piece.type)))
+    )

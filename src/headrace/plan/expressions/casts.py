@@ -1,4 +1,6 @@
-"""CAST, as Spark's ANSI mode has it: which types can become which, and which of these can fail on a row."""
+"""CAST, as Spark's ANSI mode has it: which types can become which, and which of these can fail on a
+row.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +12,49 @@ import pyarrow as pa
 
 from headrace.operators.aggregates.specs import is_number
 from headrace.plan.expressions import type_rules
-from headrace.plan.expressions.type_rules import BINARY, BOOLEAN, DATE, DOUBLE, STRING, TIMESTAMP, TIMESTAMP_NTZ, VOID, is_time
+from headrace.plan.expressions.type_rules import (
+    BINARY,
+    BOOLEAN,
+    DATE,
+    DOUBLE,
+    STRING,
+    TIMESTAMP,
+    TIMESTAMP_NTZ,
+    VOID,
+    is_time,
+)
 from headrace.plan.expressions.typed_expression import Piece, Refused, leaf, partial, total
 from headrace.types.schema import type_name
 
-_SURE_DIGITS = {pa.int8(): 2, pa.int16(): 4, type_rules.INT: 9, type_rules.BIGINT: 18}  # every number with so many digits fits
-_TEXT_OF_BYTES = "CAST({0} AS STRING)"  # Spark takes any bytes for text; what is no UTF-8 would break every reader behind it
+_SURE_DIGITS = {
+    pa.int8(): 2,
+    pa.int16(): 4,
+    type_rules.INT: 9,
+    type_rules.BIGINT: 18,
+}  # every number with so many digits fits
+# Spark takes any bytes for text; what is no UTF-8 would break every reader behind it
+_TEXT_OF_BYTES = "CAST({0} AS STRING)"
 _DATE_TEXT = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-_TIME_TEXT = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)?)?", re.ASCII)
+_TIME_TEXT = re.compile(
+    r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)?)?", re.ASCII
+)
 
 
 def cast(piece: Piece, kind: pa.DataType, *, written: bool = True) -> Piece:
-    """`piece` as another type. `written` tells a user's CAST, which may be of any kind Spark has, from one that we add."""
+    """`piece` as another type. `written` tells a user's CAST, which may be of any kind Spark has,
+    from one that we add.
+    """
     if piece.type == kind and not written:
         return piece
     if not possible(piece.type, kind):
-        raise Refused(f"{type_name(piece.type)} cannot be cast to {type_name(kind)}.", _hint(piece.type, kind))
+        raise Refused(
+            f"{type_name(piece.type)} cannot be cast to {type_name(kind)}.", _hint(piece.type, kind)
+        )
     name = type_name(kind)
     if (piece.type, kind) == (BINARY, STRING):
-        return partial(kind, f"validate_utf8({_TEXT_OF_BYTES})", f"try_validate_utf8({_TEXT_OF_BYTES})", piece)
+        return partial(
+            kind, f"validate_utf8({_TEXT_OF_BYTES})", f"try_validate_utf8({_TEXT_OF_BYTES})", piece
+        )
     if not can_fail(piece.type, kind):
         return total(kind, f"CAST({{0}} AS {name})", piece)
     return partial(kind, f"CAST({{0}} AS {name})", f"try_cast({{0}} AS {name})", piece)
@@ -37,14 +63,22 @@ def cast(piece: Piece, kind: pa.DataType, *, written: bool = True) -> Piece:
 def try_cast(piece: Piece, kind: pa.DataType) -> Piece:
     """A user's own TRY_CAST: null is what was asked for, and no failure."""
     if not possible(piece.type, kind):
-        raise Refused(f"{type_name(piece.type)} cannot be cast to {type_name(kind)}.", _hint(piece.type, kind))
-    template = f"try_validate_utf8({_TEXT_OF_BYTES})" if (piece.type, kind) == (BINARY, STRING) else f"try_cast({{0}} AS {type_name(kind)})"
+        raise Refused(
+            f"{type_name(piece.type)} cannot be cast to {type_name(kind)}.", _hint(piece.type, kind)
+        )
+    template = (
+        f"try_validate_utf8({_TEXT_OF_BYTES})"
+        if (piece.type, kind) == (BINARY, STRING)
+        else f"try_cast({{0}} AS {type_name(kind)})"
+    )
     return total(kind, template, piece)
 
 
 def _hint(source: pa.DataType, target: pa.DataType) -> str:
     if pa.types.is_nested(source) and pa.types.is_nested(target):
-        return "nested values can be cast only where no element can fail; take the elements out first."
+        return (
+            "nested values can be cast only where no element can fail; take the elements out first."
+        )
     return "cast it to STRING first, if that is what you mean." if target != STRING else ""
 
 
@@ -75,7 +109,11 @@ def _parts(source: pa.DataType, target: pa.DataType) -> list[tuple[pa.DataType, 
         return [(source.key_type, target.key_type), (source.item_type, target.item_type)]
     if pa.types.is_list(source) and pa.types.is_list(target):
         return [(source.value_type, target.value_type)]
-    if pa.types.is_struct(source) and pa.types.is_struct(target) and source.num_fields == target.num_fields:
+    if (
+        pa.types.is_struct(source)
+        and pa.types.is_struct(target)
+        and source.num_fields == target.num_fields
+    ):
         return [(one.type, other.type) for one, other in zip(source, target, strict=True)]
     return []
 
@@ -110,10 +148,16 @@ def _fits(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def literal_as(piece: Piece, kind: pa.DataType) -> Piece:
-    """A text that stands beside a date, a time, a number or a truth value, read as one now: 'placed_at > "2026-01-31"'."""
+    """A text that stands beside a date, a time, a number or a truth value, read as one now:
+    'placed_at > "2026-01-31"'.
+    """
     text = str(piece.value).strip()
     if not _reads_as(text, kind):
-        raise Refused(f"The text {piece.value!r} is compared with {type_name(kind)}, and cannot be read as such.", _example(kind))
+        raise Refused(
+            f"The text {piece.value!r} is compared with {type_name(kind)}, and cannot be read as"
+            " such.",
+            _example(kind),
+        )
     return leaf(kind, f"CAST({piece.sql} AS {type_name(kind)})")
 
 
@@ -142,12 +186,20 @@ def _number_fits(value: Decimal, kind: pa.DataType) -> bool:
 
 
 def _example(kind: pa.DataType) -> str:
-    examples = [(DATE, "'2026-01-31'"), (TIMESTAMP, "'2026-01-31 12:00:00'"), (TIMESTAMP_NTZ, "'2026-01-31 12:00:00'"), (BOOLEAN, "true or false")]
+    examples = [
+        (DATE, "'2026-01-31'"),
+        (TIMESTAMP, "'2026-01-31 12:00:00'"),
+        (TIMESTAMP_NTZ, "'2026-01-31 12:00:00'"),
+        (BOOLEAN, "true or false"),
+    ]
     return f"write it as in {dict(examples).get(kind, '12.5')}."
 
 
 def typed_literal(piece: Piece, kind: pa.DataType) -> Piece:
     """DATE '2026-01-31' and its like."""
     if kind not in (DATE, TIMESTAMP, TIMESTAMP_NTZ):
-        raise Refused(f"A literal of type {type_name(kind)} cannot be written so.", f"use CAST({piece.sql} AS {type_name(kind)}).")
+        raise Refused(
+            f"A literal of type {type_name(kind)} cannot be written so.",
+            f"use CAST({piece.sql} AS {type_name(kind)}).",
+        )
     return literal_as(piece, kind)

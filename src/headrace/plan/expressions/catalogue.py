@@ -1,8 +1,12 @@
-"""The functions that expressions may use, one line each: arguments, result and, where it can fail on a row, the form that gives null instead.
+"""The functions that expressions may use, one line each: arguments, result and, where it can fail
+on a row, the form that gives null instead.
 
-An argument is a type, or `NUMBER`, `INTEGER`, `TIME` (a date or a timestamp), `ANY`, `T` (any, the same wherever it stands), several of them with `|`; one in
-brackets may be left out, `...` repeats the last. `{0:within}` is a condition: a timestamp that is some years away from the ends of what Spark can hold. `#check` behind a type asks for a literal that passes a check of `literals`. What is not here is refused:
-functions that are not the same each time, that look at more than one row, that can bring a worker down. A pipeline can use those on `Stream.df()`.
+An argument is a type, or `NUMBER`, `INTEGER`, `TIME` (a date or a timestamp), `ANY`, `T` (any, the
+same wherever it stands), several of them with `|`; one in brackets may be left out, `...` repeats
+the last. `{0:within}` is a condition: a timestamp that is some years away from the ends of what
+Spark can hold. `#check` behind a type asks for a literal that passes a check of `literals`. What is
+not here is refused: functions that are not the same each time, that look at more than one row, that
+can bring a worker down. A pipeline can use those on `Stream.df()`.
 """
 
 from __future__ import annotations
@@ -263,8 +267,31 @@ AGGREGATES = frozenset(
     ]
 )
 WINDOW_FUNCTIONS = frozenset(
-    ["row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile", "lag", "lead", "nth_value", "window", "session_window", "window_time"]
+    [
+        "row_number",
+        "rank",
+        "dense_rank",
+        "percent_rank",
+        "cume_dist",
+        "ntile",
+        "lag",
+        "lead",
+        "nth_value",
+        "window",
+        "session_window",
+        "window_time",
+    ]
 )
 ROW_MAKERS = frozenset(
-    ["explode", "explode_outer", "posexplode", "posexplode_outer", "inline", "inline_outer", "stack", "json_tuple", "variant_explode"]
+    [
+        "explode",
+        "explode_outer",
+        "posexplode",
+        "posexplode_outer",
+        "inline",
+        "inline_outer",
+        "stack",
+        "json_tuple",
+        "variant_explode",
+    ]
 )

@@ -1,4 +1,6 @@
-"""Functions whose result or failure follows a rule of its own: alternatives, elements, casts by name, patterns with groups, structs."""
+"""Functions whose result or failure follows a rule of its own: alternatives, elements, casts by
+name, patterns with groups, structs.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,34 @@ import pyarrow as pa
 
 from headrace.errors import BadSchema, nearest
 from headrace.plan.expressions import arithmetic, casts, literals, type_rules
-from headrace.plan.expressions.catalogue import AGGREGATES, FUNCTIONS, NOT_THE_SAME_EACH_TIME, ROW_MAKERS, WINDOW_FUNCTIONS
+from headrace.plan.expressions.catalogue import (
+    AGGREGATES,
+    FUNCTIONS,
+    NOT_THE_SAME_EACH_TIME,
+    ROW_MAKERS,
+    WINDOW_FUNCTIONS,
+)
 from headrace.plan.expressions.type_rules import BOOLEAN, INT, STRING
-from headrace.plan.expressions.typed_expression import Piece, Refused, branches, either, failed_any, leaf, partial, total, when
+from headrace.plan.expressions.typed_expression import (
+    Piece,
+    Refused,
+    branches,
+    either,
+    failed_any,
+    leaf,
+    partial,
+    total,
+    when,
+)
 from headrace.types.ddl import parse_columns
 from headrace.types.schema import type_name
 
 # Finds the line of `catalogue` that a call fits, and makes the call's piece of it.
 
 
-_LINE = re.compile(r"(?P<name>\w+)\((?P<parameters>.*?)\) -> (?P<result>[^=]+?)(?: = (?P<safe>.+))?")
+_LINE = re.compile(
+    r"(?P<name>\w+)\((?P<parameters>.*?)\) -> (?P<result>[^=]+?)(?: = (?P<safe>.+))?"
+)
 _WITHIN = re.compile(r"\{(\d):within\}")
 MOST_MICROS = 9_223 * 10**15  # twelve years short of the last microsecond there is
 _CLASSES = {
@@ -59,7 +79,10 @@ class Signature:
         return self.parameters[min(position, len(self.parameters) - 1)]
 
     def __str__(self) -> str:
-        shown = ["|".join(each.takes) if not each.optional else f"[{'|'.join(each.takes)}]" for each in self.parameters]
+        shown = [
+            "|".join(each.takes) if not each.optional else f"[{'|'.join(each.takes)}]"
+            for each in self.parameters
+        ]
         return f"{self.name}({', '.join(shown)}{', …' if self.repeats else ''})"
 
 
@@ -70,7 +93,9 @@ class Binding:
     types: dict[str, pa.DataType] = field(default_factory=dict)
 
     def fit(self, piece: Piece, pattern: str) -> Piece | None:
-        """The argument as a parameter takes it, with a cast added that cannot fail unseen; None if it does not fit."""
+        """The argument as a parameter takes it, with a cast added that cannot fail unseen; None if
+        it does not fit.
+        """
         if pattern in _CLASSES:
             return piece if _CLASSES[pattern](piece.type) else None
         if pattern in self.types or len(pattern) == 1:
@@ -83,19 +108,30 @@ class Binding:
         bound = self.types.setdefault(name, piece.type)
         if piece.type == bound:
             return piece
-        return casts.cast(piece, bound) if type_rules.common([piece.type, bound]) == bound and not casts.can_fail(piece.type, bound) else None
+        return (
+            casts.cast(piece, bound)
+            if type_rules.common([piece.type, bound]) == bound
+            and not casts.can_fail(piece.type, bound)
+            else None
+        )
 
     def _nested(self, kind: pa.DataType, pattern: str) -> bool:
         inner = pattern[pattern.index("<") + 1 : -1]
         if pattern.startswith("ARRAY"):
             return bool(pa.types.is_list(kind)) and self._inner(kind.value_type, inner)
         keys, values = (each.strip() for each in inner.split(","))
-        return bool(pa.types.is_map(kind)) and self._inner(kind.key_type, keys) and self._inner(kind.item_type, values)
+        return (
+            bool(pa.types.is_map(kind))
+            and self._inner(kind.key_type, keys)
+            and self._inner(kind.item_type, values)
+        )
 
     def _inner(self, kind: pa.DataType, pattern: str) -> bool:
         if "<" in pattern:
             return self._nested(kind, pattern)
-        return bool((self.types.setdefault(pattern, kind) if len(pattern) == 1 else _type(pattern)) == kind)
+        return bool(
+            (self.types.setdefault(pattern, kind) if len(pattern) == 1 else _type(pattern)) == kind
+        )
 
     def result(self, pattern: str) -> pa.DataType:
         if pattern in self.types:
@@ -110,7 +146,11 @@ def _plain(piece: Piece, kind: pa.DataType) -> Piece | None:
         return piece
     if kind == type_rules.DOUBLE and type_rules.is_number(piece.type):
         return casts.cast(piece, kind)
-    return casts.cast(piece, kind) if type_rules.is_time(kind) and type_rules.is_time(piece.type) else None
+    return (
+        casts.cast(piece, kind)
+        if type_rules.is_time(kind) and type_rules.is_time(piece.type)
+        else None
+    )
 
 
 def call_by_signature(name: str, arguments: Sequence[Piece]) -> Piece:
@@ -122,7 +162,11 @@ def call_by_signature(name: str, arguments: Sequence[Piece]) -> Piece:
         if line.accepts(len(arguments)) and (made := _called(line, arguments)) is not None:
             return made
     given = ", ".join(type_name(each.type) for each in arguments)
-    raise Refused(f"{name}({given}) does not fit.", f"it takes {' or '.join(map(str, lines))}; cast what does not fit, as in CAST(… AS STRING).")
+    raise Refused(
+        f"{name}({given}) does not fit.",
+        f"it takes {' or '.join(map(str, lines))}; cast what does not fit, as in CAST(… AS"
+        " STRING).",
+    )
 
 
 def _called(line: Signature, arguments: Sequence[Piece]) -> Piece | None:
@@ -145,7 +189,10 @@ def _made(line: Signature, kind: pa.DataType, pieces: Sequence[Piece]) -> Piece:
     template = f"{line.name}({places})"
     if line.safe is None:
         return total(kind, template, *pieces)
-    safe = _WITHIN.sub(rf"unix_micros({{\1}}) BETWEEN -{MOST_MICROS} AND {MOST_MICROS}", line.safe.replace("{*}", places))
+    safe = _WITHIN.sub(
+        rf"unix_micros({{\1}}) BETWEEN -{MOST_MICROS} AND {MOST_MICROS}",
+        line.safe.replace("{*}", places),
+    )
     return partial(kind, template, safe, *pieces)
 
 
@@ -158,14 +205,19 @@ def _unknown(name: str) -> Refused:
     if name in AGGREGATES:
         return Refused(
             f"{name} looks at more than one row.",
-            f"use group_by(…).aggregate(…) with hr.agg, as in hr.agg.{'sum' if name != 'count' else 'count'}(…).",
+            "use group_by(…).aggregate(…) with hr.agg, as in"
+            f" hr.agg.{'sum' if name != 'count' else 'count'}(…).",
         )
     if name in WINDOW_FUNCTIONS:
         return Refused(f"{name} looks at more than one row.", "use window(…) on the stream.")
     if name in ROW_MAKERS:
-        return Refused(f"{name} makes several rows of one, and an expression gives one value.", "use Stream.df() for it, and ingest the result.")
+        return Refused(
+            f"{name} makes several rows of one, and an expression gives one value.",
+            "use Stream.df() for it, and ingest the result.",
+        )
     return Refused(
-        f"There is no function {name!r} for expressions: {nearest(name, [*signatures(), *SPECIAL_NAMES])}",
+        f"There is no function {name!r} for expressions:"
+        f" {nearest(name, [*signatures(), *SPECIAL_NAMES])}",
         "use another, or Stream.df() for anything Spark can do.",
     )
 
@@ -189,7 +241,13 @@ def _parsed(text: str) -> Signature:
     assert match is not None, f"a line of the catalogue cannot be read: {text}"
     parameters = match["parameters"]
     repeats = parameters.endswith("...")
-    return Signature(match["name"], tuple(_parameters(parameters.removesuffix("..."))), repeats, match["result"], match["safe"])
+    return Signature(
+        match["name"],
+        tuple(_parameters(parameters.removesuffix("..."))),
+        repeats,
+        match["result"],
+        match["safe"],
+    )
 
 
 def _parameters(text: str) -> Iterator[Parameter]:
@@ -204,17 +262,26 @@ def _parameters(text: str) -> Iterator[Parameter]:
 def _type(name: str) -> pa.DataType:
     return parse_columns(f"x {name}")[0].type
 
+
 Maker = Callable[[str, Sequence[Piece]], Piece]
 NULL = leaf(type_rules.VOID, "NULL", value=None)
 
 
 def call(name: str, arguments: Sequence[Piece]) -> Piece:
-    """Any function but those that read their arguments in another way (struct, if and CASE are the reader's)."""
+    """Any function but those that read their arguments in another way (struct, if and CASE are the
+    reader's).
+    """
     if name not in _SPECIAL:
         return call_by_signature(name, arguments)
     maker, least, most = _SPECIAL[name]
     if not least <= len(arguments) <= most:
-        wanted = f"{least}" if least == most else f"{least} or more" if most > 9 else f"{least} to {most}"
+        wanted = (
+            f"{least}"
+            if least == most
+            else f"{least} or more"
+            if most > 9
+            else f"{least} to {most}"
+        )
         raise Refused(f"{name} was given {len(arguments)} arguments.", f"it takes {wanted}.")
     return maker(name, arguments)
 
@@ -223,14 +290,26 @@ def common_type(pieces: Sequence[Piece], *, what: str) -> pa.DataType:
     kind = type_rules.common(each.type for each in pieces)
     if kind is None:
         shown = ", ".join(dict.fromkeys(type_name(each.type) for each in pieces))
-        raise Refused(f"The values of {what} have no type in common: {shown}.", "cast them to the same type, as in CAST(… AS STRING).")
+        raise Refused(
+            f"The values of {what} have no type in common: {shown}.",
+            "cast them to the same type, as in CAST(… AS STRING).",
+        )
     return kind
 
 
 def alternatives(pieces: Sequence[Piece], *, what: str) -> tuple[pa.DataType, list[Piece]]:
-    """Values of which one is taken, all with the same type. Numbers are left to Spark, which widens them."""
+    """Values of which one is taken, all with the same type. Numbers are left to Spark, which widens
+    them.
+    """
     kind = common_type(pieces, what=what)
-    return kind, [casts.cast(each, kind, written=False) if type_rules.is_time(kind) and not each.is_null else each for each in pieces]
+    return kind, [
+        (
+            casts.cast(each, kind, written=False)
+            if type_rules.is_time(kind) and not each.is_null
+            else each
+        )
+        for each in pieces
+    ]
 
 
 def coalesce(name: str, arguments: Sequence[Piece]) -> Piece:
@@ -239,7 +318,12 @@ def coalesce(name: str, arguments: Sequence[Piece]) -> Piece:
     failed = None
     for piece in reversed(pieces):
         failed = either(piece.failed, when(f"{piece.safe} IS NULL", failed, None))
-    return Piece(kind, f"coalesce({', '.join(each.sql for each in pieces)})", f"coalesce({', '.join(each.safe for each in pieces)})", failed)
+    return Piece(
+        kind,
+        f"coalesce({', '.join(each.sql for each in pieces)})",
+        f"coalesce({', '.join(each.safe for each in pieces)})",
+        failed,
+    )
 
 
 def chosen(condition: Piece, then: Piece, otherwise: Piece, *, what: str = "if") -> Piece:
@@ -250,7 +334,10 @@ def chosen(condition: Piece, then: Piece, otherwise: Piece, *, what: str = "if")
 
 def truth(piece: Piece, *, what: str) -> Piece:
     if piece.type not in (BOOLEAN, type_rules.VOID):
-        raise Refused(f"A condition of {what} is {type_name(piece.type)}, not BOOLEAN.", "compare it with something, as in 'amount > 0'.")
+        raise Refused(
+            f"A condition of {what} is {type_name(piece.type)}, not BOOLEAN.",
+            "compare it with something, as in 'amount > 0'.",
+        )
     return piece
 
 
@@ -261,45 +348,89 @@ def compared(sign: str, left: Piece, right: Piece) -> Piece:
 
 
 def sides(left: Piece, right: Piece, *, what: str) -> tuple[Piece, Piece]:
-    """Two values that are compared, with a text that is written out read as what it stands beside."""
+    """Two values that are compared, with a text that is written out read as what it stands
+    beside.
+    """
     if what != "<=>" and (left.is_null or right.is_null):
-        raise Refused(f"Nothing is {what} NULL: the result is always null.", "write IS NULL or IS NOT NULL.")
+        raise Refused(
+            f"Nothing is {what} NULL: the result is always null.", "write IS NULL or IS NOT NULL."
+        )
     if left.type == STRING and left.is_literal and right.type not in (STRING, type_rules.VOID):
         left = casts.literal_as(left, right.type)
     elif right.type == STRING and right.is_literal and left.type not in (STRING, type_rules.VOID):
         right = casts.literal_as(right, left.type)
     kind = type_rules.common([left.type, right.type])
     if kind is None or not type_rules.comparable(kind):
-        raise Refused(f"{type_name(left.type)} {what} {type_name(right.type)} cannot be compared.", "cast one side to the other's type.")
+        raise Refused(
+            f"{type_name(left.type)} {what} {type_name(right.type)} cannot be compared.",
+            "cast one side to the other's type.",
+        )
     if type_rules.is_time(kind):
         return casts.cast(left, kind, written=False), casts.cast(right, kind, written=False)
     return left, right
 
 
 def element(sequence: Piece, index: Piece, *, from_zero: bool) -> Piece:
-    """`items[0]` and `element_at(items, 1)`. Outside of an array is a failure, a key that a map does not have is null."""
+    """`items[0]` and `element_at(items, 1)`. Outside of an array is a failure, a key that a map
+    does not have is null.
+    """
     if pa.types.is_map(sequence.type):
         key = Binding({"K": sequence.type.key_type}).fit(index, "K")
         if key is None:
-            raise Refused(f"The map's keys are {type_name(sequence.type.key_type)}, not {type_name(index.type)}.", "cast the key.")
-        return total(sequence.type.item_type, "{0}[{1}]" if from_zero else "element_at({0}, {1})", sequence, key)
-    if not pa.types.is_list(sequence.type) or not type_rules.is_integer(index.type) or index.type == type_rules.BIGINT:
+            raise Refused(
+                f"The map's keys are {type_name(sequence.type.key_type)}, not"
+                f" {type_name(index.type)}.",
+                "cast the key.",
+            )
+        return total(
+            sequence.type.item_type,
+            "{0}[{1}]" if from_zero else "element_at({0}, {1})",
+            sequence,
+            key,
+        )
+    if (
+        not pa.types.is_list(sequence.type)
+        or not type_rules.is_integer(index.type)
+        or index.type == type_rules.BIGINT
+    ):
         raise Refused(
-            f"{type_name(sequence.type)} has no element at a {type_name(index.type)}.", "take elements of an ARRAY by an INT, of a MAP by its key."
+            f"{type_name(sequence.type)} has no element at a {type_name(index.type)}.",
+            "take elements of an ARRAY by an INT, of a MAP by its key.",
         )
     if from_zero:
         outside = "({1} < 0 OR {1} >= size({0}))"
-        return partial(sequence.type.value_type, "{0}[{1}]", "get({0}, {1})", sequence, index, failed_if=outside)
+        return partial(
+            sequence.type.value_type,
+            "{0}[{1}]",
+            "get({0}, {1})",
+            sequence,
+            index,
+            failed_if=outside,
+        )
     outside = "({1} = 0 OR abs(CAST({1} AS BIGINT)) > size({0}))"
-    return partial(sequence.type.value_type, "element_at({0}, {1})", "try_element_at({0}, nullif({1}, 0))", sequence, index, failed_if=outside)
+    return partial(
+        sequence.type.value_type,
+        "element_at({0}, {1})",
+        "try_element_at({0}, nullif({1}, 0))",
+        sequence,
+        index,
+        failed_if=outside,
+    )
 
 
 def concatenated(name: str, arguments: Sequence[Piece]) -> Piece:
     """Texts, bytes or arrays, one behind the other; null if one is."""
     kind = common_type(arguments, what=name)
     if kind not in (STRING, type_rules.BINARY) and not pa.types.is_list(kind):
-        raise Refused(f"{name} takes texts, bytes or arrays, not {type_name(kind)}.", "cast numbers and times: CAST(… AS STRING).")
-    return total(kind, f"concat({', '.join(f'{{{position}}}' for position in range(len(arguments)))})", *arguments)
+        raise Refused(
+            f"{name} takes texts, bytes or arrays, not {type_name(kind)}.",
+            "cast numbers and times: CAST(… AS STRING).",
+        )
+    return total(
+        kind,
+        f"concat({', '.join(f'{{{position}}}' for position in range(len(arguments)))})",
+        *arguments,
+    )
 
 
 def _same_type(name: str, arguments: Sequence[Piece]) -> Piece:
@@ -329,7 +460,13 @@ def _rounded(name: str, arguments: Sequence[Piece]) -> Piece:
 
 def _tried(name: str, arguments: Sequence[Piece]) -> Piece:
     """A user's own try_add and its like: null is what was asked for."""
-    sign = {"try_add": "+", "try_subtract": "-", "try_multiply": "*", "try_divide": "/", "try_mod": "%"}[name]
+    sign = {
+        "try_add": "+",
+        "try_subtract": "-",
+        "try_multiply": "*",
+        "try_divide": "/",
+        "try_mod": "%",
+    }[name]
     made = arithmetic.arithmetic(sign, *arguments)
     return Piece(made.type, made.safe, made.safe, failed_any(arguments))
 
@@ -344,7 +481,11 @@ def _regexp_extract(name: str, arguments: Sequence[Piece]) -> Piece:
         literals.check("literal", each, function=name)
     groups = literals.groups_in(arguments[1].value)
     if not isinstance(group.value, int) or not 0 <= group.value <= groups:
-        raise Refused(f"The pattern {arguments[1].value!r} has {groups} groups, and {name} asks for {group.value!r}.", "0 is the whole match.")
+        raise Refused(
+            f"The pattern {arguments[1].value!r} has {groups} groups, and {name} asks for"
+            f" {group.value!r}.",
+            "0 is the whole match.",
+        )
     texts(name, arguments[:2])
     return total(STRING, f"{name}({{0}}, {{1}}, {group.value})", *arguments[:2])
 
@@ -360,7 +501,9 @@ def _regexp_replace(name: str, arguments: Sequence[Piece]) -> Piece:
 def texts(name: str, arguments: Sequence[Piece]) -> Sequence[Piece]:
     for each in arguments:
         if each.type != STRING:
-            raise Refused(f"{name} takes texts, not {type_name(each.type)}.", "cast it: CAST(… AS STRING).")
+            raise Refused(
+                f"{name} takes texts, not {type_name(each.type)}.", "cast it: CAST(… AS STRING)."
+            )
     return arguments
 
 
@@ -376,23 +519,35 @@ def _from_json(name: str, arguments: Sequence[Piece]) -> Piece:
 
 def _to_json(name: str, arguments: Sequence[Piece]) -> Piece:
     if not pa.types.is_nested(arguments[0].type):
-        raise Refused(f"{name} takes structs, arrays and maps, not {type_name(arguments[0].type)}.", "wrap it: to_json(struct(…)).")
+        raise Refused(
+            f"{name} takes structs, arrays and maps, not {type_name(arguments[0].type)}.",
+            "wrap it: to_json(struct(…)).",
+        )
     return total(STRING, f"{name}({{0}})", *arguments)
 
 
 def _named_struct(name: str, arguments: Sequence[Piece]) -> Piece:
     if len(arguments) % 2:
-        raise Refused(f"{name} was given {len(arguments)} arguments.", "give names and values in turn: named_struct('a', 1, 'b', 2).")
+        raise Refused(
+            f"{name} was given {len(arguments)} arguments.",
+            "give names and values in turn: named_struct('a', 1, 'b', 2).",
+        )
     for each in arguments[::2]:
         literals.check("literal", each, function=name)
-    return structure([(str(each.value), value) for each, value in zip(arguments[::2], arguments[1::2], strict=True)])
+    return structure(
+        [
+            (str(each.value), value)
+            for each, value in zip(arguments[::2], arguments[1::2], strict=True)
+        ]
+    )
 
 
 def structure(members: Sequence[tuple[str, Piece]]) -> Piece:
     """A struct of named values."""
     fields = [pa.field(name, piece.type) for name, piece in members]
     inner = ", ".join(
-        f"{literals.quoted_text(name).replace('{', '{{').replace('}', '}}')}, {{{position}}}" for position, (name, _) in enumerate(members)
+        f"{literals.quoted_text(name).replace('{', '{{').replace('}', '}}')}, {{{position}}}"
+        for position, (name, _) in enumerate(members)
     )
     return total(pa.struct(fields), f"named_struct({inner})", *(piece for _, piece in members))
 
@@ -430,9 +585,24 @@ _SPECIAL: dict[str, tuple[Maker, int, int]] = {
     "from_json": (_from_json, 2, 2),
     "to_json": (_to_json, 1, 1),
     "named_struct": (_named_struct, 2, _MANY),
-    **dict.fromkeys(("try_add", "try_subtract", "try_multiply", "try_divide", "try_mod"), (_tried, 2, 2)),
     **dict.fromkeys(
-        ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string", "binary", "date", "timestamp", "decimal"),
+        ("try_add", "try_subtract", "try_multiply", "try_divide", "try_mod"), (_tried, 2, 2)
+    ),
+    **dict.fromkeys(
+        (
+            "boolean",
+            "tinyint",
+            "smallint",
+            "int",
+            "bigint",
+            "float",
+            "double",
+            "string",
+            "binary",
+            "date",
+            "timestamp",
+            "decimal",
+        ),
         (_cast_by_name, 1, 1),
     ),
 }

@@ -1,6 +1,8 @@
-"""What is written out in an expression and would fail on every row if it were wrong: texts, patterns, formats, zones. Checked when declared.
+"""What is written out in an expression and would fail on every row if it were wrong: texts,
+patterns, formats, zones. Checked when declared.
 
-Patterns are Java's regular expressions. Those that Python reads too, and that mean the same, are let through; what only one of them knows is refused.
+Patterns are Java's regular expressions. Those that Python reads too, and that mean the same, are
+let through; what only one of them knows is refused.
 """
 
 from __future__ import annotations
@@ -13,9 +15,35 @@ from typing import Any
 from headrace.plan.expressions.typed_expression import Piece, Refused
 
 _NOT_IN_JAVA = re.compile(r"\(\?P|\(\?#|\(\?\(|\\Z\w|\[\]|\[\^\]|\{,|(?<!\\)\{(?!\d+(,\d*)?\})")
-_FORMAT_LETTERS = {"y": 4, "M": 4, "d": 2, "H": 2, "h": 2, "m": 2, "s": 2, "S": 9, "a": 1, "X": 3, "x": 3, "E": 4, "D": 3, "Q": 2}
+_FORMAT_LETTERS = {
+    "y": 4,
+    "M": 4,
+    "d": 2,
+    "H": 2,
+    "h": 2,
+    "m": 2,
+    "s": 2,
+    "S": 9,
+    "a": 1,
+    "X": 3,
+    "x": 3,
+    "E": 4,
+    "D": 3,
+    "Q": 2,
+}
 _ONLY_FOR_TEXT = "EQD"  # can be written, and not read back
-_TRUNC_UNITS = ("year", "quarter", "month", "week", "day", "hour", "minute", "second", "millisecond", "microsecond")
+_TRUNC_UNITS = (
+    "year",
+    "quarter",
+    "month",
+    "week",
+    "day",
+    "hour",
+    "minute",
+    "second",
+    "millisecond",
+    "microsecond",
+)
 _DATE_UNITS = ("year", "quarter", "month", "week")
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
@@ -37,7 +65,10 @@ def pattern(value: Any) -> None:
 def _compiled(value: Any) -> re.Pattern[str]:
     text = str(value)
     if odd := _NOT_IN_JAVA.search(text):
-        raise Refused(f"The pattern {text!r} has {odd[0]!r}, which Spark does not take.", "escape it with a backslash, or write it another way.")
+        raise Refused(
+            f"The pattern {text!r} has {odd[0]!r}, which Spark does not take.",
+            "escape it with a backslash, or write it another way.",
+        )
     try:
         return re.compile(re.sub(r"(?<!\\)\(\?<(?=[A-Za-z])", "(?P<", text))
     except re.error as error:
@@ -52,7 +83,8 @@ def like_pattern(value: Any) -> None:
     """LIKE fails on a backslash before anything but `_`, `%` and itself."""
     if re.search(r"\\(?![_%\\])", str(value).replace("\\\\", "")):
         raise Refused(
-            f"The pattern {value!r} has a backslash before a plain character.", "in a LIKE pattern write a backslash only before _, % or another one."
+            f"The pattern {value!r} has a backslash before a plain character.",
+            "in a LIKE pattern write a backslash only before _, % or another one.",
         )
 
 
@@ -61,7 +93,8 @@ def replacement(value: Any, groups: int) -> None:
     for match in re.finditer(r"(\\.)|\$(\d)?", str(value)):
         if match[1] is None and (match[2] is None or int(match[2]) > groups):
             raise Refused(
-                f"The replacement {value!r} has {match[0]!r}, but the pattern has {groups} groups.", "write a plain dollar sign as '\\\\$'."
+                f"The replacement {value!r} has {match[0]!r}, but the pattern has {groups} groups.",
+                "write a plain dollar sign as '\\\\$'.",
             )
 
 
@@ -84,7 +117,8 @@ def _format(value: Any, *, forbidden: str) -> None:
         if letter in forbidden or length > _FORMAT_LETTERS.get(letter, 0):
             known = "".join(each for each in _FORMAT_LETTERS if each not in forbidden)
             raise Refused(
-                f"The format {value!r} has {match[0]!r}.", f"use the letters {known}, as in 'yyyy-MM-dd HH:mm:ss'; put text in single quotes."
+                f"The format {value!r} has {match[0]!r}.",
+                f"use the letters {known}, as in 'yyyy-MM-dd HH:mm:ss'; put text in single quotes.",
             )
 
 
@@ -108,7 +142,9 @@ def _one_of(value: Any, known: tuple[str, ...], what: str) -> None:
 def zone(value: Any) -> None:
     text = str(value)
     if not re.fullmatch(r"[+-]\d\d:\d\d", text) and text not in zoneinfo.available_timezones():
-        raise Refused(f"{text!r} is no time zone.", "write it as in 'Europe/Vienna', 'UTC' or '+02:00'.")
+        raise Refused(
+            f"{text!r} is no time zone.", "write it as in 'Europe/Vienna', 'UTC' or '+02:00'."
+        )
 
 
 def small(value: Any) -> None:
@@ -119,7 +155,9 @@ def small(value: Any) -> None:
 
 def part(value: Any) -> None:
     if not isinstance(value, int) or value == 0:
-        raise Refused(f"{value!r} is no position.", "positions count from 1, or from the end with -1.")
+        raise Refused(
+            f"{value!r} is no position.", "positions count from 1, or from the end with -1."
+        )
 
 
 def from_one(value: Any) -> None:
@@ -138,7 +176,11 @@ def not_empty(value: Any) -> None:
 
 
 def url_part(value: Any) -> None:
-    _one_of(value, ("host", "path", "query", "ref", "protocol", "file", "authority", "userinfo"), "part of an address")
+    _one_of(
+        value,
+        ("host", "path", "query", "ref", "protocol", "file", "authority", "userinfo"),
+        "part of an address",
+    )
 
 
 def anything(_: Any) -> None:

@@ -1,4 +1,6 @@
-"""Text to sqlglot's tree, in Spark's dialect. Calls stay as they are written: what a function means is for `functions` to say."""
+"""Text to sqlglot's tree, in Spark's dialect. Calls stay as they are written: what a function means
+is for `functions` to say.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,27 @@ from headrace.errors import BadExpression
 MOST_CHARACTERS = 20_000
 
 
-_WITH_A_SYNTAX_OF_THEIR_OWN = ("CAST", "TRY_CAST", "EXTRACT", "POSITION", "SUBSTRING", "SUBSTR", "TRIM")
+_WITH_A_SYNTAX_OF_THEIR_OWN = (
+    "CAST",
+    "TRY_CAST",
+    "EXTRACT",
+    "POSITION",
+    "SUBSTRING",
+    "SUBSTR",
+    "TRIM",
+)
 
 
 class Dialect(Spark):
-    """Spark's, without sqlglot's own reading of functions, which would rename and rearrange them."""
+    """Spark's, without sqlglot's own reading of functions, which would rename and rearrange
+    them.
+    """
 
     class Parser(SparkParser):
         FUNCTIONS: ClassVar = {}
-        FUNCTION_PARSERS: ClassVar = {name: SparkParser.FUNCTION_PARSERS[name] for name in _WITH_A_SYNTAX_OF_THEIR_OWN}
+        FUNCTION_PARSERS: ClassVar = {
+            name: SparkParser.FUNCTION_PARSERS[name] for name in _WITH_A_SYNTAX_OF_THEIR_OWN
+        }
 
 
 _DIALECT = Dialect()
@@ -32,24 +46,38 @@ def parse(text: str, *, where: str) -> exp.Expr:
     """The tree of one expression; BadExpression, with the place, if it cannot be read."""
     if not isinstance(text, str):
         raise BadExpression(
-            f"The step {where} was given a {type(text).__name__}, not an expression.", fix="write Spark SQL in a text, as in 'amount * 2'."
+            f"The step {where} was given a {type(text).__name__}, not an expression.",
+            fix="write Spark SQL in a text, as in 'amount * 2'.",
         )
     if not text.strip():
-        raise BadExpression(f"The step {where} has an empty expression.", fix="write Spark SQL, as in 'amount * 2'.")
+        raise BadExpression(
+            f"The step {where} has an empty expression.", fix="write Spark SQL, as in 'amount * 2'."
+        )
     if len(text) > MOST_CHARACTERS:
-        raise BadExpression(f"The step {where} has an expression of {len(text):,} characters.", fix="split it with with_columns.")
+        raise BadExpression(
+            f"The step {where} has an expression of {len(text):,} characters.",
+            fix="split it with with_columns.",
+        )
     try:
         trees = _DIALECT.parse(text)
     except ParseError as error:
         _fail(text, error, where=where)
     except TokenError as error:
         raise BadExpression(
-            f"The step {where} has an expression that cannot be read: {text!r}. {_first_line(error)}", fix="close quotes and comments."
+            f"The step {where} has an expression that cannot be read: {text!r}."
+            f" {_first_line(error)}",
+            fix="close quotes and comments.",
         ) from None
     except RecursionError:
-        raise BadExpression(f"The step {where} has an expression that is nested too deeply.", fix="split it with with_columns.") from None
+        raise BadExpression(
+            f"The step {where} has an expression that is nested too deeply.",
+            fix="split it with with_columns.",
+        ) from None
     if len(trees) != 1 or trees[0] is None:
-        raise BadExpression(f"The step {where} has {text!r}, which is more than one expression.", fix="leave out the semicolon.")
+        raise BadExpression(
+            f"The step {where} has {text!r}, which is more than one expression.",
+            fix="leave out the semicolon.",
+        )
     return trees[0]
 
 
@@ -60,7 +88,8 @@ def _fail(text: str, error: ParseError, *, where: str) -> NoReturn:
     start = max(0, column - len(highlight))
     what = f"near {highlight!r}" if highlight.strip() else "at its end"
     raise BadExpression(
-        f"The step {where} has an expression that cannot be read at line {line}, position {start + 1}, {what}:\n{pointed(text, line, start)}",
+        f"The step {where} has an expression that cannot be read at line {line}, position"
+        f" {start + 1}, {what}:\n{pointed(text, line, start)}",
         fix="write it as Spark SQL does, as in \"amount * 2 > 10 AND region = 'north'\".",
     ) from None
 

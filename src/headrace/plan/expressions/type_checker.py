@@ -1,6 +1,8 @@
-"""Reads sqlglot's tree over a schema: every kind of node that is allowed has a method here; any other is refused.
+"""Reads sqlglot's tree over a schema: every kind of node that is allowed has a method here; any
+other is refused.
 
-A piece is made for each node from those of its children, so that types are known and failures accounted for from the leaves up.
+A piece is made for each node from those of its children, so that types are known and failures
+accounted for from the leaves up.
 """
 
 from __future__ import annotations
@@ -16,17 +18,50 @@ from sqlglot import exp
 from headrace.errors import BadSchema, UnknownColumn
 from headrace.plan.expressions import arithmetic, casts, functions, literals, type_rules
 from headrace.plan.expressions.catalogue import NOT_THE_SAME_EACH_TIME
-from headrace.plan.expressions.type_rules import BINARY, BOOLEAN, DOUBLE, INT, INTERVAL, STRING, VOID
-from headrace.plan.expressions.typed_expression import Piece, Refused, branches, either, leaf, total, when
+from headrace.plan.expressions.type_rules import (
+    BINARY,
+    BOOLEAN,
+    DOUBLE,
+    INT,
+    INTERVAL,
+    STRING,
+    VOID,
+)
+from headrace.plan.expressions.typed_expression import (
+    Piece,
+    Refused,
+    branches,
+    either,
+    leaf,
+    total,
+    when,
+)
 from headrace.types.ddl import TYPE_KEY, parse_columns
 from headrace.types.schema import is_spatial, is_variant, type_name
 
 _ARITHMETIC = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
-_COMPARISONS = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=", exp.NullSafeEQ: "<=>"}
+_COMPARISONS = {
+    exp.EQ: "=",
+    exp.NEQ: "<>",
+    exp.LT: "<",
+    exp.LTE: "<=",
+    exp.GT: ">",
+    exp.GTE: ">=",
+    exp.NullSafeEQ: "<=>",
+}
 _BITWISE = {exp.BitwiseAnd: "&", exp.BitwiseOr: "|", exp.BitwiseXor: "^"}
 _SHIFTS = {exp.BitwiseLeftShift: "<<", exp.BitwiseRightShift: ">>"}
 _UNLIKE_SPARK = (*_BITWISE, *_SHIFTS, exp.DPipe)
-_PREDICATES = (exp.Is, exp.In, exp.Between, exp.Like, exp.ILike, exp.RegexpLike, exp.Not, exp.NullSafeNEQ)
+_PREDICATES = (
+    exp.Is,
+    exp.In,
+    exp.Between,
+    exp.Like,
+    exp.ILike,
+    exp.RegexpLike,
+    exp.Not,
+    exp.NullSafeNEQ,
+)
 _DAY_UNITS = ("DAY", "WEEK")
 _TIME_UNITS = (*_DAY_UNITS, "HOUR", "MINUTE", "SECOND", "MILLISECOND", "MICROSECOND")
 _MONTH_UNITS = ("YEAR", "MONTH")
@@ -46,7 +81,8 @@ class Reader:
         if maker is None:
             raise Refused(
                 f"{_named(node)} is not allowed in an expression.",
-                "use columns, literals, operators and functions of one row; Stream.df() does the rest.",
+                "use columns, literals, operators and functions of one row; Stream.df() does the"
+                " rest.",
             )
         return maker(self, node)
 
@@ -71,15 +107,25 @@ class Reader:
     def _member(self, piece: Piece, name: str) -> Piece:
         kind = piece.type
         if not pa.types.is_struct(kind) or is_variant(kind) or is_spatial(kind):
-            raise Refused(f"{type_name(kind)} has no member {name!r}.", "only a STRUCT has members.")
+            raise Refused(
+                f"{type_name(kind)} has no member {name!r}.", "only a STRUCT has members."
+            )
         found = next((field for field in kind if field.name.lower() == name.lower()), None)
         if found is None:
-            raise UnknownColumn(name, [field.name for field in kind], where=f"{self.where}: {piece.sql}")
-        return total(found.type, "{0}." + literals.quoted_name(found.name).replace("{", "{{").replace("}", "}}"), piece)
+            raise UnknownColumn(
+                name, [field.name for field in kind], where=f"{self.where}: {piece.sql}"
+            )
+        return total(
+            found.type,
+            "{0}." + literals.quoted_name(found.name).replace("{", "{{").replace("}", "}}"),
+            piece,
+        )
 
     def _dot(self, node: exp.Dot) -> Piece:
         if not isinstance(node.expression, exp.Identifier):
-            raise Refused(f"{node.sql('spark')} is no column.", "call functions by their plain name.")
+            raise Refused(
+                f"{node.sql('spark')} is no column.", "call functions by their plain name."
+            )
         return self._member(self.read(node.this), node.expression.name)
 
     def _literal(self, node: exp.Literal) -> Piece:
@@ -95,7 +141,11 @@ class Reader:
 
     def _hex(self, node: exp.HexString) -> Piece:
         digits = str(node.this)
-        return leaf(BINARY, f"X'{digits}'", value=bytes.fromhex(digits if len(digits) % 2 == 0 else f"0{digits}"))
+        return leaf(
+            BINARY,
+            f"X'{digits}'",
+            value=bytes.fromhex(digits if len(digits) % 2 == 0 else f"0{digits}"),
+        )
 
     def _raw(self, node: exp.RawString) -> Piece:
         return leaf(STRING, literals.quoted_text(node.this), value=node.this)
@@ -104,17 +154,29 @@ class Reader:
         """INTERVAL '1' DAY and its like, one unit at a time."""
         unit = node.args.get("unit")
         value = node.this
-        if not isinstance(unit, exp.Var) or not isinstance(value, exp.Literal) or not re.fullmatch(r"[+-]?\d{1,12}(\.\d{1,6})?", value.this):
+        if (
+            not isinstance(unit, exp.Var)
+            or not isinstance(value, exp.Literal)
+            or not re.fullmatch(r"[+-]?\d{1,12}(\.\d{1,6})?", value.this)
+        ):
             raise Refused(
-                "An interval must be a number and one unit, written out.", "write it as in INTERVAL '90' MINUTE; add up what has several units."
+                "An interval must be a number and one unit, written out.",
+                "write it as in INTERVAL '90' MINUTE; add up what has several units.",
             )
         name = unit.name.upper().removesuffix("S")
         if name not in _TIME_UNITS and name not in _MONTH_UNITS:
-            raise Refused(f"An interval has no unit {unit.name!r}.", f"use one of {', '.join((*_MONTH_UNITS, *_TIME_UNITS)).lower()}.")
+            raise Refused(
+                f"An interval has no unit {unit.name!r}.",
+                f"use one of {', '.join((*_MONTH_UNITS, *_TIME_UNITS)).lower()}.",
+            )
         if "." in value.this and name != "SECOND":
-            raise Refused(f"An interval of {value.this} {name.lower()}s is not whole.", "use a smaller unit.")
+            raise Refused(
+                f"An interval of {value.this} {name.lower()}s is not whole.", "use a smaller unit."
+            )
         kind = type_rules.MONTHS if name in _MONTH_UNITS else INTERVAL
-        return leaf(kind, f"INTERVAL {value.this} {name}", value=value.this, whole_days=name in _DAY_UNITS)
+        return leaf(
+            kind, f"INTERVAL {value.this} {name}", value=value.this, whole_days=name in _DAY_UNITS
+        )
 
     # Operators
 
@@ -153,7 +215,10 @@ class Reader:
     def _comparison(self, node: exp.Binary) -> Piece:
         for operand in (node.this, node.expression):
             if isinstance(operand, (*_PREDICATES, *_COMPARISONS)):
-                raise Refused(f"What {node.sql('spark')!r} compares is not plain.", "put parentheses around the inner comparison.")
+                raise Refused(
+                    f"What {node.sql('spark')!r} compares is not plain.",
+                    "put parentheses around the inner comparison.",
+                )
         return functions.compared(_COMPARISONS[type(node)], *self._both(node))
 
     def _distinct(self, node: exp.NullSafeNEQ) -> Piece:
@@ -162,11 +227,15 @@ class Reader:
     def _and(self, node: exp.And) -> Piece:
         """The right side counts only if the left one does not decide."""
         left, right = (functions.truth(each, what="AND") for each in self._both(node))
-        return _logical("AND", left, right, when(f"coalesce({left.safe}, true)", right.failed, None))
+        return _logical(
+            "AND", left, right, when(f"coalesce({left.safe}, true)", right.failed, None)
+        )
 
     def _or(self, node: exp.Or) -> Piece:
         left, right = (functions.truth(each, what="OR") for each in self._both(node))
-        return _logical("OR", left, right, when(f"coalesce({left.safe}, false)", None, right.failed))
+        return _logical(
+            "OR", left, right, when(f"coalesce({left.safe}, false)", None, right.failed)
+        )
 
     def _not(self, node: exp.Not) -> Piece:
         return total(BOOLEAN, "(NOT {0})", functions.truth(self.read(node.this), what="NOT"))
@@ -176,12 +245,21 @@ class Reader:
         if isinstance(node.expression, exp.Null):
             return total(BOOLEAN, "({0} IS NULL)", piece)
         if isinstance(node.expression, exp.Boolean):
-            return total(BOOLEAN, f"({{0}} IS {str(bool(node.expression.this)).upper()})", functions.truth(piece, what="IS"))
-        raise Refused(f"{node.sql('spark')!r} is not allowed.", "write IS NULL, IS TRUE or IS FALSE.")
+            return total(
+                BOOLEAN,
+                f"({{0}} IS {str(bool(node.expression.this)).upper()})",
+                functions.truth(piece, what="IS"),
+            )
+        raise Refused(
+            f"{node.sql('spark')!r} is not allowed.", "write IS NULL, IS TRUE or IS FALSE."
+        )
 
     def _in(self, node: exp.In) -> Piece:
         if not node.expressions:
-            raise Refused("IN takes a list of values, not a query.", "write the values out, or join with a table.")
+            raise Refused(
+                "IN takes a list of values, not a query.",
+                "write the values out, or join with a table.",
+            )
         value = self.read(node.this)
         pairs = [functions.sides(value, self.read(each), what="=") for each in node.expressions]
         functions.common_type([value, *(right for _, right in pairs)], what="IN")
@@ -193,30 +271,45 @@ class Reader:
         value = self.read(node.this)
         low, high = self.read(node.args["low"]), self.read(node.args["high"])
         above, below = functions.compared(">=", value, low), functions.compared("<=", value, high)
-        return _logical("AND", above, below, when(f"coalesce({above.safe}, true)", high.failed, None))
+        return _logical(
+            "AND", above, below, when(f"coalesce({above.safe}, true)", high.failed, None)
+        )
 
     def _like(self, node: exp.Like | exp.ILike) -> Piece:
         value, pattern = self._text_and_pattern(node, "LIKE")
         literals.like_pattern(pattern.value)
         word = "ILIKE" if isinstance(node, exp.ILike) else "LIKE"
-        return total(BOOLEAN, f"({{0}} {'NOT ' if node.args.get('negate') else ''}{word} {{1}})", value, pattern)
+        return total(
+            BOOLEAN,
+            f"({{0}} {'NOT ' if node.args.get('negate') else ''}{word} {{1}})",
+            value,
+            pattern,
+        )
 
     def _rlike(self, node: exp.RegexpLike) -> Piece:
         value, pattern = self._text_and_pattern(node, "RLIKE")
         literals.pattern(pattern.value)
-        return total(BOOLEAN, f"({{0}} {'NOT ' if node.args.get('negate') else ''}RLIKE {{1}})", value, pattern)
+        return total(
+            BOOLEAN,
+            f"({{0}} {'NOT ' if node.args.get('negate') else ''}RLIKE {{1}})",
+            value,
+            pattern,
+        )
 
     def _text_and_pattern(self, node: exp.Expr, word: str) -> tuple[Piece, Piece]:
         value, pattern = self._both(node)
         if value.type != STRING or pattern.type != STRING or not pattern.is_literal:
             raise Refused(
-                f"{word} takes a text and a pattern that is written out.", f"write it as in \"name {word} 'A%'\", and cast what is no text."
+                f"{word} takes a text and a pattern that is written out.",
+                f"write it as in \"name {word} 'A%'\", and cast what is no text.",
             )
         return value, pattern
 
     def _bracket(self, node: exp.Bracket) -> Piece:
         if len(node.expressions) != 1 or isinstance(node.expressions[0], exp.Slice):
-            raise Refused("Brackets take one index.", "use slice(items, 1, 3) for several elements.")
+            raise Refused(
+                "Brackets take one index.", "use slice(items, 1, 3) for several elements."
+            )
         piece = self.read(node.this)
         index = node.expressions[0]
         if pa.types.is_struct(piece.type) and isinstance(index, exp.Literal) and index.is_string:
@@ -236,14 +329,24 @@ class Reader:
 
     def _condition(self, value: Piece | None, node: exp.If) -> Piece:
         test = self.read(node.this)
-        return functions.truth(test, what="CASE") if value is None else functions.compared("=", value, test)
+        return (
+            functions.truth(test, what="CASE")
+            if value is None
+            else functions.compared("=", value, test)
+        )
 
     def _if(self, node: exp.If) -> Piece:
         otherwise = node.args.get("false")
-        return functions.chosen(self.read(node.this), self.read(node.args["true"]), functions.NULL if otherwise is None else self.read(otherwise))
+        return functions.chosen(
+            self.read(node.this),
+            self.read(node.args["true"]),
+            functions.NULL if otherwise is None else self.read(otherwise),
+        )
 
     def _cast(self, node: exp.Cast) -> Piece:
-        """CAST; `DATE '2026-01-31'` comes as a plain Cast, what the user calls CAST as TryCast, and TRY_CAST as that with `safe`."""
+        """CAST; `DATE '2026-01-31'` comes as a plain Cast, what the user calls CAST as TryCast, and
+        TRY_CAST as that with `safe`.
+        """
         kind = _cast_type(node.to)
         piece = self.read(node.this)
         if not isinstance(node, exp.TryCast) and isinstance(node.this, exp.Literal):
@@ -262,7 +365,12 @@ class Reader:
 
     def _substring(self, node: exp.Substring) -> Piece:
         return functions.call(
-            "substring", [self.read(each) for each in (node.this, node.args.get("start"), node.args.get("length")) if each is not None]
+            "substring",
+            [
+                self.read(each)
+                for each in (node.this, node.args.get("start"), node.args.get("length"))
+                if each is not None
+            ],
         )
 
     def _trim(self, node: exp.Trim) -> Piece:
@@ -270,15 +378,31 @@ class Reader:
         if node.expression is None:
             return text
         side = str(node.args.get("position") or "BOTH").upper()
-        return total(STRING, f"trim({side} {{1}} FROM {{0}})", *functions.texts("trim", [self.read(node.this), self.read(node.expression)]))
+        return total(
+            STRING,
+            f"trim({side} {{1}} FROM {{0}})",
+            *functions.texts("trim", [self.read(node.this), self.read(node.expression)]),
+        )
 
     def _position(self, node: exp.StrPosition) -> Piece:
-        return functions.call("locate", [self.read(each) for each in (node.args["substr"], node.this, node.args.get("position")) if each is not None])
+        return functions.call(
+            "locate",
+            [
+                self.read(each)
+                for each in (node.args["substr"], node.this, node.args.get("position"))
+                if each is not None
+            ],
+        )
 
     def _call(self, node: exp.Anonymous) -> Piece:
         name = str(node.this).lower()
         if name == "struct":
-            return functions.structure([self._struct_member(position, each) for position, each in enumerate(node.expressions, 1)])
+            return functions.structure(
+                [
+                    self._struct_member(position, each)
+                    for position, each in enumerate(node.expressions, 1)
+                ]
+            )
         return functions.call(name, [self.read(each) for each in node.expressions])
 
     def _struct_member(self, position: int, node: exp.Expr) -> tuple[str, Piece]:
@@ -329,7 +453,9 @@ class Reader:
 
 
 def _number(text: str) -> Piece:
-    """A number as Spark types it: the least of INT and BIGINT that holds it, else DECIMAL; with an exponent, DOUBLE."""
+    """A number as Spark types it: the least of INT and BIGINT that holds it, else DECIMAL; with an
+    exponent, DOUBLE.
+    """
     if "e" in text.lower():
         return leaf(DOUBLE, f"({text})", value=float(text))
     value = Decimal(text)
@@ -338,19 +464,33 @@ def _number(text: str) -> Piece:
         if kind.precision > type_rules.MOST_DECIMAL_DIGITS:
             raise Refused(f"The number {text} has more than 38 digits.")
         return leaf(kind, f"({text})", value=value)
-    return leaf(INT if -(2**31) <= value < 2**31 else type_rules.BIGINT, f"({text})" if value < 0 else text, value=int(value))
+    return leaf(
+        INT if -(2**31) <= value < 2**31 else type_rules.BIGINT,
+        f"({text})" if value < 0 else text,
+        value=int(value),
+    )
 
 
 def _logical(word: str, left: Piece, right: Piece, right_failed: str | None) -> Piece:
-    return Piece(BOOLEAN, f"({left.sql} {word} {right.sql})", f"({left.safe} {word} {right.safe})", either(left.failed, right_failed))
+    return Piece(
+        BOOLEAN,
+        f"({left.sql} {word} {right.sql})",
+        f"({left.safe} {word} {right.safe})",
+        either(left.failed, right_failed),
+    )
 
 
 def _want_parentheses(node: exp.Expr) -> None:
     """Spark and sqlglot do not agree on what binds tighter among these, so it must be said."""
     for operand in (node.this, node.expression):
-        mixed = isinstance(operand, (*_UNLIKE_SPARK, *_ARITHMETIC, exp.IntDiv)) and type(operand) is not type(node)
+        mixed = isinstance(operand, (*_UNLIKE_SPARK, *_ARITHMETIC, exp.IntDiv)) and type(
+            operand
+        ) is not type(node)
         if mixed:
-            raise Refused(f"{node.sql('spark')!r} can be understood in two ways.", "put parentheses around its parts.")
+            raise Refused(
+                f"{node.sql('spark')!r} can be understood in two ways.",
+                "put parentheses around its parts.",
+            )
 
 
 def _cast_type(node: exp.DataType) -> pa.DataType:
@@ -360,7 +500,10 @@ def _cast_type(node: exp.DataType) -> pa.DataType:
         raise Refused(f"The type {node.sql('spark')} is not known.", error.fix) from None
     spelled = (field.metadata or {}).get(TYPE_KEY, b"").decode()
     if spelled not in ("", type_name(field.type)) or field.type == VOID:
-        raise Refused(f"A cast to {node.sql('spark')} is not allowed.", "use STRING, or a type without a length.")
+        raise Refused(
+            f"A cast to {node.sql('spark')} is not allowed.",
+            "use STRING, or a type without a length.",
+        )
     return field.type
 
 
@@ -377,4 +520,7 @@ def _named(node: exp.Expr) -> str:
         (exp.Concat, "Two texts side by side"),
         (exp.Array, "A bracket behind array(…), for which there is get(array(…), 0),"),
     )
-    return next((name for kind, name in names if isinstance(node, kind)), f"{type(node).__name__} ({node.sql('spark')})")
+    return next(
+        (name for kind, name in names if isinstance(node, kind)),
+        f"{type(node).__name__} ({node.sql('spark')})",
+    )

@@ -1,6 +1,8 @@
-"""Spark's rules for types, over Arrow's: which types go together and what comes out, under ANSI rules. Verified against Spark in the tests.
+"""Spark's rules for types, over Arrow's: which types go together and what comes out, under ANSI
+rules. Verified against Spark in the tests.
 
-Two types have no columns of their own: `VOID`, of a bare NULL, and `MONTHS`, of an interval of months and years.
+Two types have no columns of their own: `VOID`, of a bare NULL, and `MONTHS`, of an interval of
+months and years.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def literal_decimal(value: Decimal) -> pa.DataType:
 
 
 def wider(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
-    """The number type that holds both; None if there is none, since a decimal has at most 38 digits."""
+    """The number type that holds both; None if there is none, since a decimal has at most 38
+    digits.
+    """
     if left == right:
         return left
     if is_integer(left) and is_integer(right):
@@ -67,7 +71,9 @@ def wider(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
 
 
 def common(kinds: Iterable[pa.DataType]) -> pa.DataType | None:
-    """The type that several alternatives have together; None if they have none. VOID goes with everything."""
+    """The type that several alternatives have together; None if they have none. VOID goes with
+    everything.
+    """
     given = list(dict.fromkeys(kind for kind in kinds if kind != VOID))
     if not given:
         return VOID
@@ -81,7 +87,9 @@ def common(kinds: Iterable[pa.DataType]) -> pa.DataType | None:
 
 def sum_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
     scale = max(left.scale, right.scale)
-    return adjusted(max(left.precision - left.scale, right.precision - right.scale) + scale + 1, scale)
+    return adjusted(
+        max(left.precision - left.scale, right.precision - right.scale) + scale + 1, scale
+    )
 
 
 def product_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
@@ -103,7 +111,9 @@ def adjusted(precision: int, scale: int) -> pa.DataType:
     if precision <= MOST_DECIMAL_DIGITS:
         return pa.decimal128(precision, scale)
     whole_digits = precision - scale
-    return pa.decimal128(MOST_DECIMAL_DIGITS, max(MOST_DECIMAL_DIGITS - whole_digits, min(scale, MINIMUM_KEPT_SCALE)))
+    return pa.decimal128(
+        MOST_DECIMAL_DIGITS, max(MOST_DECIMAL_DIGITS - whole_digits, min(scale, MINIMUM_KEPT_SCALE))
+    )
 
 
 def comparable(kind: pa.DataType) -> bool:

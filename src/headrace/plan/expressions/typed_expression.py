@@ -1,7 +1,9 @@
-"""A piece of an expression, read: its type, and its three texts in Spark SQL. Pieces are put together from the leaves up; there is no tree of our own.
+"""A piece of an expression, read: its type, and its three texts in Spark SQL. Pieces are put
+together from the leaves up; there is no tree of our own.
 
-`sql` is what the piece means. `safe` means the same, with null where `sql` would fail. `failed` is a condition, never null, that is true exactly when an
-operation in the piece fails although its operands are not null; it is None where nothing can fail.
+`sql` is what the piece means. `safe` means the same, with null where `sql` would fail. `failed` is
+a condition, never null, that is true exactly when an operation in the piece fails although its
+operands are not null; it is None where nothing can fail.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import pyarrow as pa
 
 NOT_A_LITERAL: Any = object()
 MOST_TEXT = 200_000
-"""The most characters of a spelled-out form: what repeats its operands grows fast when it is nested."""
+"""The most characters of a spelled-out form: what repeats its operands grows fast when it is
+nested.
+"""
 
 
 class Refused(Exception):
@@ -27,7 +31,9 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Piece:
-    """See the module. `value` is a literal's value; `column` the column that the piece is; `whole_days` marks an interval literal of days."""
+    """See the module. `value` is a literal's value; `column` the column that the piece is;
+    `whole_days` marks an interval literal of days.
+    """
 
     type: pa.DataType
     sql: str
@@ -53,18 +59,39 @@ def leaf(kind: pa.DataType, sql: str, **more: Any) -> Piece:
 
 def total(kind: pa.DataType, template: str, *pieces: Piece) -> Piece:
     """An operation that cannot fail. `template` has `{0}`, `{1}`, … for its operands."""
-    return Piece(kind, _filled(template, (each.sql for each in pieces)), _filled(template, (each.safe for each in pieces)), failed_any(pieces))
+    return Piece(
+        kind,
+        _filled(template, (each.sql for each in pieces)),
+        _filled(template, (each.safe for each in pieces)),
+        failed_any(pieces),
+    )
 
 
-def partial(kind: pa.DataType, template: str, safe_template: str, *pieces: Piece, failed_if: str | None = None) -> Piece:
+def partial(
+    kind: pa.DataType,
+    template: str,
+    safe_template: str,
+    *pieces: Piece,
+    failed_if: str | None = None,
+) -> Piece:
     """An operation that can fail, and its form that gives null instead.
 
-    It failed if it gives null although no operand is null; where null can be a result as well, `failed_if` is the condition.
+    It failed if it gives null although no operand is null; where null can be a result as well,
+    `failed_if` is the condition.
     """
-    sql, safe = _filled(template, (each.sql for each in pieces)), _filled(safe_template, (each.safe for each in pieces))
+    sql, safe = (
+        _filled(template, (each.sql for each in pieces)),
+        _filled(safe_template, (each.safe for each in pieces)),
+    )
     given = [f"{each.safe} IS NOT NULL" for each in pieces if not each.is_literal]
-    own = f"{safe} IS NULL" if failed_if is None else f"coalesce({_filled(failed_if, (each.safe for each in pieces))}, false)"
-    return Piece(kind, sql, safe, either(failed_any(pieces), "(" + " AND ".join([*given, own]) + ")"))
+    own = (
+        f"{safe} IS NULL"
+        if failed_if is None
+        else f"coalesce({_filled(failed_if, (each.safe for each in pieces))}, false)"
+    )
+    return Piece(
+        kind, sql, safe, either(failed_any(pieces), "(" + " AND ".join([*given, own]) + ")")
+    )
 
 
 def renamed(piece: Piece, kind: pa.DataType) -> Piece:
@@ -91,11 +118,16 @@ def when(condition: str, then: str | None, otherwise: str | None) -> str | None:
     return f"(CASE WHEN {condition} THEN {then or 'false'} ELSE {otherwise or 'false'} END)"
 
 
-def branches(kind: pa.DataType, conditions: Sequence[Piece], results: Sequence[Piece], default: Piece | None) -> Piece:
+def branches(
+    kind: pa.DataType, conditions: Sequence[Piece], results: Sequence[Piece], default: Piece | None
+) -> Piece:
     """CASE WHEN …: conditions are looked at in order, up to the first that is true."""
 
     def text(form: str) -> str:
-        arms = "".join(f" WHEN {getattr(if_, form)} THEN {getattr(then, form)}" for if_, then in zip(conditions, results, strict=True))
+        arms = "".join(
+            f" WHEN {getattr(if_, form)} THEN {getattr(then, form)}"
+            for if_, then in zip(conditions, results, strict=True)
+        )
         return f"(CASE{arms}{'' if default is None else f' ELSE {getattr(default, form)}'} END)"
 
     failed = None if default is None else default.failed
@@ -106,6 +138,10 @@ def branches(kind: pa.DataType, conditions: Sequence[Piece], results: Sequence[P
 
 def _filled(template: str, texts: Iterable[str]) -> str:
     given = list(texts)
-    if len(template) + sum(len(text) * template.count(f"{{{position}}}") for position, text in enumerate(given)) > MOST_TEXT:
+    if (
+        len(template)
+        + sum(len(text) * template.count(f"{{{position}}}") for position, text in enumerate(given))
+        > MOST_TEXT
+    ):
         raise Refused("It is nested too deeply.", "split it with with_columns.")
     return template.format(*given)
