@@ -60,9 +60,9 @@ def run(directory: Path, writers: int, count: int, killed: int) -> Acknowledged:
         assert process.returncode in {0, -signal.SIGKILL}, errors[number]
     return {
         number: [
-            tuple(map(int, line.split()))
+            tuple(map(int, line.split()))  # type: ignore[misc]
             for line in output.splitlines()
-            if len(line.split()) == 3  # type: ignore[misc]
+            if len(line.split()) == 3
         ]
         for number, output in outputs.items()
     }

@@ -155,9 +155,9 @@ def test_what_is_stored_can_be_read_by_people() -> None:
 
 
 instants = st.datetimes(
-    datetime(1, 1, 1),
-    datetime(9999, 12, 31, 23, 59, 59, 999_999),
-    timezones=st.just(UTC),  # noqa: DTZ001
+    datetime(1, 1, 1),  # noqa: DTZ001
+    datetime(9999, 12, 31, 23, 59, 59, 999_999),  # noqa: DTZ001
+    timezones=st.just(UTC),
 )
 
 

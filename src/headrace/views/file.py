@@ -100,8 +100,8 @@ def read_views(db: sqlite3.Connection) -> list[ViewInfo]:
 def read_view(db: sqlite3.Connection, name: str) -> ViewInfo:
     """One view, or UnknownView with the nearest name."""
     row = db.execute(
-        f"SELECT {_VIEW_COLUMNS} FROM _views WHERE name = ? COLLATE BINARY",
-        (name,),  # noqa: S608
+        f"SELECT {_VIEW_COLUMNS} FROM _views WHERE name = ? COLLATE BINARY",  # noqa: S608
+        (name,),
     ).fetchone()
     if row is None:
         raise UnknownView(name, [known for (known,) in db.execute("SELECT name FROM _views")])

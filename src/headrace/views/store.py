@@ -89,8 +89,8 @@ def append_rows(db: sqlite3.Connection, view: ViewTable, rows: pa.Table) -> None
     ):
         _insert(db, "INSERT", view, [to_values(array) for array in batch.columns])
     db.execute(
-        f"DELETE FROM {view.table} WHERE _row <= (SELECT max(_row) FROM {view.table}) - ?",
-        (most,),  # noqa: S608
+        f"DELETE FROM {view.table} WHERE _row <= (SELECT max(_row) FROM {view.table}) - ?",  # noqa: S608
+        (most,),
     )
 
 

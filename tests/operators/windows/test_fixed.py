@@ -263,9 +263,9 @@ def test_long_keys_are_found_again() -> None:
     )
     keys = ["ä" * 300, "b" * 382, "b" * 383, "c" * 2000, "d"]
     feed = Feed(
-        [[row(1, k=key) for key in keys], [], [row(2, k=keys[0])]],
+        [[row(1, k=key) for key in keys], [], [row(2, k=keys[0])]],  # type: ignore[arg-type]
         [0, 10, 10],
-        [0, 10, 10],  # type: ignore[arg-type]
+        [0, 10, 10],
     )
     kernel, state, told = FixedWindows(step), Cutting(), []
     for tick in range(3):

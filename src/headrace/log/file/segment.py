@@ -625,13 +625,13 @@ class Segment:
     def _store_index(self) -> None:
         """Best effort and not synced: a lost or torn index is noticed and built again."""
         try:
-            if (
-                os.stat(self.path).st_ino == os.fstat(self.file.descriptor).st_ino
-            ):  # otherwise compaction has put another file in our place
+            # Otherwise compaction has put another file in our place.
+            if os.stat(self.path).st_ino == os.fstat(self.file.descriptor).st_ino:
+                assert self._index is not None
                 self.disk.replace_file(
                     self._index_path(),
                     [self._index.to_bytes(self.header.id)],
-                    durable=False,  # type: ignore[union-attr]
+                    durable=False,
                 )
         except (OSError, DiskFull):
             return

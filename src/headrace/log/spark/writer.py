@@ -343,8 +343,8 @@ class TopicWriter(DataSourceArrowWriter):
         for attempt in range(ATTEMPTS):
             try:
                 with log.transaction(
-                    f"spark-batch.{random.randrange(TRANSACTION_IDS)}",
-                    timeout=COMMIT_TIMEOUT,  # noqa: S311
+                    f"spark-batch.{random.randrange(TRANSACTION_IDS)}",  # noqa: S311
+                    timeout=COMMIT_TIMEOUT,
                 ) as transaction:
                     for part in parts:
                         transaction.adopt(part.staged)
