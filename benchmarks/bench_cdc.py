@@ -31,7 +31,7 @@ SNAPSHOT_ROWS = 2_000_000
 LARGE = 2_000_000
 ROUNDS = 3
 LATENCY_TRANSACTIONS, LATENCY_RATE = 5_000, 1_000
-MOST_MEMORY_MIB = 400
+MAX_MEMORY_MIB = 400
 TABLE = (
     "CREATE TABLE items (id bigint PRIMARY KEY, customer int, name text, price numeric(10,2),"
     " amount double precision, at timestamptz)"
@@ -261,7 +261,7 @@ class Bench:
             f"memory for a transaction of {LARGE:,} rows",
             "MiB",
             (after_kib - before_kib) / 1024,
-            limit=MOST_MEMORY_MIB,
+            limit=MAX_MEMORY_MIB,
             params={"rows": LARGE},
         )
 

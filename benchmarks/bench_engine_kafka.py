@@ -74,7 +74,7 @@ class OurSide:
 
     @staticmethod
     def _run(runner: Runner) -> None:
-        runner.cut(most_rows=2 * ROWS)
+        runner.cut(max_rows=2 * ROWS)
         while runner.step():
             continue
 

@@ -245,7 +245,7 @@ def projected_rate() -> float:
             state_runs.append(log, events_table(first, 200_000), "bank")
         runner = Runner(projection().plan(), log, spark, root / "state")
         started = time.perf_counter()
-        runner.cut(most_rows=PROJECTED)
+        runner.cut(max_rows=PROJECTED)
         while runner.step():
             continue
         rate = PROJECTED / (time.perf_counter() - started)

@@ -217,7 +217,7 @@ def on_spark(root: Path, lines: list[str], texts: list[str]) -> tuple[float, dic
 
 def stepped(runner: Runner) -> None:
     """A tick of what there is, and all batches."""
-    runner.cut(most_rows=MANY)
+    runner.cut(max_rows=MANY)
     while runner.step(1_000):
         continue
 

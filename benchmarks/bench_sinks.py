@@ -40,7 +40,7 @@ def rows() -> pa.Table:
 @contextmanager
 def filled_log() -> Iterator[hr.Log]:
     with TemporaryDirectory() as directory, hr.open_log(f"file:{directory}/log") as log:
-        log.create_table("orders", SCHEMA, primary_key="id")
+        log.create_table("orders", SCHEMA, key="id")
         with log.producer("orders") as producer:
             for batch in rows().to_batches(max_chunksize=100_000):
                 producer.upsert(batch)

@@ -35,7 +35,7 @@ def results() -> Iterator[Result]:
         append_ticks(run)
         cut = 0
         started = time.perf_counter()
-        while more := run.runner.cut(most_rows=ROWS_A_TICK):
+        while more := run.runner.cut(max_rows=ROWS_A_TICK):
             cut += more
         note(f"{cut:,} ticks cut in {time.perf_counter() - started:.1f} s")
         assert cut == TICKS

@@ -21,7 +21,8 @@ import pyarrow as pa
 import headrace as hr
 from benchmarks.report import Result, judged, note
 from benchmarks.state_runs import Run, append, directory, dropped, new_log, session
-from headrace.operators.windows.specs import LatePolicy, WindowSpec
+from headrace.operators.windows.late import LatePolicy
+from headrace.operators.windows.specs import WindowSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -184,7 +185,7 @@ def sliding_beside_running(spark: SparkSession) -> Result:
 def corrected_beside_in_time(spark: SparkSession) -> Result:
     """The same windows, kept for an hour, with one row of a hundred late and with none."""
     with directory() as root:
-        pipeline = windowed(hr.tumbling("1 minute"), hr.correct("1 hour"))
+        pipeline = windowed(hr.tumbling("1 minute"), hr.late.correct("1 hour"))
         late = our_rates(pipeline, root / "late", spark, minutes(FEW_KEYS, LATE_SHARE))
         in_time = our_rates(pipeline, root / "in_time", spark, minutes(FEW_KEYS))
     return _judged(

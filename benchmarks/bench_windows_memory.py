@@ -48,7 +48,7 @@ def windows() -> hr.Pipeline:
         ("moving", hr.sliding("2 minutes")),
     ):
         totals = (
-            rows.window(window, late=hr.correct("10 minutes"))
+            rows.window(window, late=hr.late.correct("10 minutes"))
             .group_by("k")
             .aggregate(n=hr.agg.count(), s=hr.agg.sum("v"))
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.report import Unavailable, note
 
 HERE = Path(__file__).parent / "peers" / "lucene"
-LEAST_JAVA = 21
+MIN_JAVA = 21
 KEPT_IN = (
     "/usr/lib/jvm",
     "/opt/java",
@@ -47,10 +47,10 @@ def java_home() -> Path:
         home for kept in KEPT_IN for home in sorted(Path(kept).expanduser().glob("*"), reverse=True)
     ]
     for home in homes:
-        if (home / "bin" / "javac").exists() and _version(home) >= LEAST_JAVA:
+        if (home / "bin" / "javac").exists() and _version(home) >= MIN_JAVA:
             return home
     raise Unavailable(
-        f"Lucene 10 needs a JDK of version {LEAST_JAVA} or newer, and there is none: install one,"
+        f"Lucene 10 needs a JDK of version {MIN_JAVA} or newer, and there is none: install one,"
         " and let JAVA_HOME name it."
     )
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ROWS_AN_APPEND = 100_000
-_MOST_ROWS_A_TICK = 10_000_000
+_MAX_ROWS_A_TICK = 10_000_000
 SCHEMA = "k BIGINT, v BIGINT"
 
 
@@ -96,7 +96,7 @@ class Run:
         """
         append(self.log, rows, topic)
         started = time.perf_counter()
-        self.runner.cut(most_rows=_MOST_ROWS_A_TICK)
+        self.runner.cut(max_rows=_MAX_ROWS_A_TICK)
         while self.runner.step():
             continue
         return time.perf_counter() - started

@@ -40,7 +40,7 @@ def main() -> None:
             exist_ok=True,
         )
         log.create_table(
-            "customers", "customer_id BIGINT, city STRING", primary_key="customer_id", exist_ok=True
+            "customers", "customer_id BIGINT, city STRING", key="customer_id", exist_ok=True
         )
         with log.producer("orders", id="till") as producer:
             rows = [

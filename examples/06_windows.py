@@ -24,12 +24,12 @@ orders = shop.topic(
     event_time=hr.EventTime("placed_at", delay="10 seconds", producer="till", idle="1 hour"),
 )
 minutes = (
-    orders.window(hr.tumbling("1 minute"), late=hr.correct("1 day"))
+    orders.window(hr.tumbling("1 minute"), late=hr.late.correct("1 day"))
     .group_by("region")
     .aggregate(revenue=hr.agg.sum("amount"), orders=hr.agg.count())
 )
 hours = (
-    minutes.window(hr.tumbling("1 hour"), late=hr.correct("1 day"), emit="changes")
+    minutes.window(hr.tumbling("1 hour"), late=hr.late.correct("1 day"), emit="changes")
     .group_by("region")
     .aggregate(revenue=hr.agg.sum("revenue"))
 )

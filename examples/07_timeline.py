@@ -41,12 +41,12 @@ def main() -> None:
     HERE.mkdir(exist_ok=True)
     with hr.open_log(f"file:{HERE}/log") as log:
         log.create_table(
-            "posts", "post BIGINT, author STRING, text STRING", primary_key="post", exist_ok=True
+            "posts", "post BIGINT, author STRING, text STRING", key="post", exist_ok=True
         )
         log.create_table(
             "follows",
             "follower STRING, author STRING",
-            primary_key=["follower", "author"],
+            key=["follower", "author"],
             exist_ok=True,
         )
         with log.producer("posts") as writing, log.producer("follows") as following:

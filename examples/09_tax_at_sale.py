@@ -40,7 +40,7 @@ def main() -> None:
     HERE.mkdir(exist_ok=True)
     with hr.open_log(f"file:{HERE}/log") as log:
         log.create_topic("orders", ORDERS, key="order_id", exist_ok=True)
-        log.create_table("rates", RATES, primary_key="region", exist_ok=True)
+        log.create_table("rates", RATES, key="region", exist_ok=True)
         with (
             log.producer("rates", id="treasury") as changing,
             log.producer("orders", id="till") as selling,

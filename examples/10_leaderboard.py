@@ -40,9 +40,7 @@ def main() -> None:
     HERE.mkdir(exist_ok=True)
     with hr.open_log(f"file:{HERE}/log") as log:
         log.create_topic("rounds", "player STRING, points BIGINT", key="player", exist_ok=True)
-        log.create_table(
-            "players", "player STRING, country STRING", primary_key="player", exist_ok=True
-        )
+        log.create_table("players", "player STRING, country STRING", key="player", exist_ok=True)
         with (
             log.producer("rounds", id="game") as playing,
             log.producer("players", id="desk") as registering,

@@ -178,7 +178,7 @@ taxed = (
     .with_columns(tax="amount * rate", name="taxed")
 )
 revenue = (
-    taxed.window(hr.tumbling("5 seconds"), late=hr.correct("1 hour"))
+    taxed.window(hr.tumbling("5 seconds"), late=hr.late.correct("1 hour"))
     .group_by("city")
     .aggregate(orders=hr.agg.count(), revenue=hr.agg.sum("amount"), tax=hr.agg.sum("tax"))
 )

@@ -18,17 +18,10 @@ if TYPE_CHECKING:
     from headrace.log import open_log
     from headrace.log.api import Batches, Consumer, Log, Message, Producer, Queue, Transaction
     from headrace.log.spark.session import spark
-    from headrace.log.values import GroupInfo, PartitionLag, Position, Positions, TopicInfo
+    from headrace.log.values import AppendResult, GroupInfo, Offsets, PartitionLag, TopicInfo
     from headrace.operators.aggregates import functions as agg
-    from headrace.operators.windows.specs import (
-        correct,
-        divert,
-        drop,
-        hopping,
-        session,
-        sliding,
-        tumbling,
-    )
+    from headrace.operators.windows import late
+    from headrace.operators.windows.specs import hopping, session, sliding, tumbling
     from headrace.pipeline import document_search as search
     from headrace.pipeline.patterns import pattern
     from headrace.pipeline.pipeline import Pipeline, shed
@@ -49,7 +42,7 @@ _HOMES = {
     "Table": "headrace.pipeline.stream",
 }
 _HOMES |= dict.fromkeys(
-    ("correct", "divert", "drop", "hopping", "session", "sliding", "tumbling"),
+    ("hopping", "session", "sliding", "tumbling"),
     "headrace.operators.windows.specs",
 )
 _MODULES = {
@@ -58,6 +51,7 @@ _MODULES = {
     "cdc": "headrace.cdc",
     "events": "headrace.events",
     "gateways": "headrace.gateways",
+    "late": "headrace.operators.windows.late",
     "search": "headrace.pipeline.document_search",
     "sinks": "headrace.sinks",
 }
@@ -66,20 +60,20 @@ _HOMES |= dict.fromkeys(
     "headrace.log.api",
 )
 _HOMES |= dict.fromkeys(
-    ("GroupInfo", "PartitionLag", "Position", "Positions", "TopicInfo"), "headrace.log.values"
+    ("GroupInfo", "PartitionLag", "AppendResult", "Offsets", "TopicInfo"), "headrace.log.values"
 )
 
 __all__ = [
+    "AppendResult",
     "Batches",
     "Consumer",
     "EventTime",
     "GroupInfo",
     "Log",
     "Message",
+    "Offsets",
     "PartitionLag",
     "Pipeline",
-    "Position",
-    "Positions",
     "Producer",
     "Queue",
     "Stream",
@@ -90,14 +84,12 @@ __all__ = [
     "agg",
     "alerts",
     "cdc",
-    "correct",
     "device_time",
-    "divert",
-    "drop",
     "errors",
     "events",
     "gateways",
     "hopping",
+    "late",
     "open_log",
     "pattern",
     "processing_time",

@@ -34,7 +34,7 @@ class Breaker:
     def succeeded(self) -> None:
         self.failures, self._next_s = 0, 0.0
 
-    def failed(self, least_s: float = 0.0) -> None:
+    def failed(self, min_s: float = 0.0) -> None:
         """Not sooner than the other side asks for; and never quite the same, so that many do not
         come back together.
         """
@@ -45,4 +45,4 @@ class Breaker:
             )
         else:
             longest_s = FIRST_PAUSE_S * 2.0 ** (self.failures - 1)
-        self._next_s = self._clock_s() + max(random.uniform(longest_s / 2, longest_s), least_s)  # noqa: S311 - nothing is kept secret by it
+        self._next_s = self._clock_s() + max(random.uniform(longest_s / 2, longest_s), min_s)  # noqa: S311 - nothing is kept secret by it

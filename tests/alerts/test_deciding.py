@@ -29,7 +29,7 @@ NOW_US = 1_800_000_000 * SECOND_US
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[hr.Log]:
     with hr.open_log(f"file:{tmp_path / 'log'}") as opened:
-        opened.create_table("alert.hot", "room STRING, degrees BIGINT", primary_key="room")
+        opened.create_table("alert.hot", "room STRING, degrees BIGINT", key="room")
         opened.create_topic("alert.seen", "n BIGINT")
         yield opened
 
@@ -134,7 +134,7 @@ def test_after_a_crash_nothing_is_told_again_and_what_waited_is_told(log: hr.Log
 
 @pytest.fixture
 def rooms(log: hr.Log) -> hr.Log:
-    log.create_table("alert.rooms", "room STRING, house STRING, degrees BIGINT", primary_key="room")
+    log.create_table("alert.rooms", "room STRING, house STRING, degrees BIGINT", key="room")
     return log
 
 
@@ -213,7 +213,7 @@ def test_a_row_that_changes_its_group_leaves_one_and_comes_to_the_other(rooms: h
 
 
 def test_groups_are_bounded(rooms: hr.Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.alerts.decision.MOST_GROUPS", 3)
+    monkeypatch.setattr("headrace.alerts.decision.MAX_GROUPS", 3)
     alert = by_house(rooms, 3600 * SECOND_US)
     for number in range(10):
         put(rooms, f"room{number}", f"house{number}", 40, "insert")
@@ -227,7 +227,7 @@ def test_groups_are_bounded(rooms: hr.Log, monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_owed_after_a_silence_is_not_forgotten_however_many_groups_there_are(
     rooms: hr.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.alerts.decision.MOST_GROUPS", 3)
+    monkeypatch.setattr("headrace.alerts.decision.MAX_GROUPS", 3)
     alert = by_house(rooms)
     silence(rooms, "shop", "hot", NOW_US + 10 * SECOND_US)
     for number in range(6):
@@ -282,7 +282,7 @@ def test_many_rows_of_many_groups_that_wait_are_counted_and_make_no_large_note(l
 def test_one_group_with_very_many_rows_is_told_early_and_alone(
     log: hr.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.alerts.decision.MOST_WAITING", 50)
+    monkeypatch.setattr("headrace.alerts.decision.MAX_WAITING", 50)
     log.create_topic("alert.lines", "host STRING, text STRING")
     alert = Deciding(log, "shop", Alert("hot", "alert.lines", (), 3600 * SECOND_US, by=("host",)))
     lines(log, 2, 2)
@@ -314,7 +314,7 @@ def test_very_many_groups_at_once_are_told_together(log: hr.Log) -> None:
 
 
 def test_large_rows_that_fire_make_neither_a_large_message_nor_a_large_note(log: hr.Log) -> None:
-    log.create_table("alert.pages", "url STRING, text STRING", primary_key="url")
+    log.create_table("alert.pages", "url STRING, text STRING", key="url")
     alert = Deciding(log, "shop", Alert("hot", "alert.pages", (), 0))
     with log.producer("alert.pages") as producer:
         producer.append(

@@ -24,7 +24,7 @@ from tests.sinks.webhook_receiver import OK, WebhookReceiver
 class Quick(Breaker):
     """Pauses are short, so that tests are."""
 
-    def failed(self, least_s: float = 0.0) -> None:
+    def failed(self, min_s: float = 0.0) -> None:
         super().failed(0.0)
         self._next_s = time.monotonic() + 0.01
 
@@ -258,7 +258,7 @@ def test_the_circuit_opens_after_failures_and_lets_one_try_through() -> None:
     assert breaker.wait_s() == 0.0
     breaker.failed()
     assert 30 <= breaker.wait_s() <= 60
-    breaker.failed(least_s=500)
+    breaker.failed(min_s=500)
     assert breaker.wait_s() >= 500
     breaker.succeeded()
     assert (breaker.is_open, breaker.wait_s()) == (False, 0.0)

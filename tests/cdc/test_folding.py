@@ -18,7 +18,7 @@ def test_unchanged_values_follow_a_row_whose_key_changes(tmp_path: Path, partiti
         log.create_table(
             "documents",
             f"id BIGINT, title STRING, body STRING, {HIDDEN_DDL}",
-            primary_key="id",
+            key="id",
             partitions=partitions,
         )
 

@@ -307,7 +307,7 @@ def test_partitions_are_one_table_and_messages_a_topic(postgres: Postgres, addre
 def test_a_large_transaction_is_one(
     postgres: Postgres, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.cdc.postgres_source.source.MOST_MESSAGES", 1000)
+    monkeypatch.setattr("headrace.cdc.postgres_source.source.MAX_MESSAGES", 1000)
     postgres.do("CREATE TABLE big (id int PRIMARY KEY, v text)")
     capture = capture_of(postgres)
     caught_up(capture, address).close()
@@ -325,7 +325,7 @@ def test_a_large_transaction_is_one(
 def test_columns_that_change_inside_a_large_transaction(
     postgres: Postgres, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.cdc.postgres_source.source.MOST_MESSAGES", 1000)
+    monkeypatch.setattr("headrace.cdc.postgres_source.source.MAX_MESSAGES", 1000)
     postgres.do(
         "CREATE TABLE big (id int PRIMARY KEY, v text)", "INSERT INTO big VALUES (0, 'first')"
     )

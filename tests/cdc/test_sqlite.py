@@ -320,7 +320,7 @@ def test_a_full_disk_is_waited_for(path: Path, tmp_path: Path, room_bytes: int) 
 def test_a_large_transaction_in_parts(
     path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.cdc.sqlite_source.MOST_CHANGES_A_PART", 1000)
+    monkeypatch.setattr("headrace.cdc.sqlite_source.MAX_CHANGES_A_PART", 1000)
     capture = hr.cdc.sqlite(path, snapshot=False)
     caught_up(capture, address).close()
     with sqlite3.connect(path) as db:

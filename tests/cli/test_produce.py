@@ -243,9 +243,7 @@ def test_a_chosen_partition(run: Run, log: hr.Log, orders: str) -> None:
 
 
 def test_rows_of_a_table_are_upserts_unless_they_say_otherwise(run: Run, log: hr.Log) -> None:
-    log.create_table(
-        "customers", "customer_id BIGINT, name STRING NOT NULL", primary_key="customer_id"
-    )
+    log.create_table("customers", "customer_id BIGINT, name STRING NOT NULL", key="customer_id")
     run("produce", "customers", stdin=jsonl([{"customer_id": 1, "name": "a"}]))
     run(
         "produce",
@@ -265,7 +263,7 @@ def test_rows_of_a_table_are_upserts_unless_they_say_otherwise(run: Run, log: hr
 
 
 def test_a_wrong_change_type_is_refused(run: Run, log: hr.Log) -> None:
-    log.create_table("customers", "customer_id BIGINT, name STRING", primary_key="customer_id")
+    log.create_table("customers", "customer_id BIGINT, name STRING", key="customer_id")
     failed = run(
         "produce",
         "customers",

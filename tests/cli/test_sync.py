@@ -17,7 +17,7 @@ from tests.sinks.webhook_receiver import WebhookReceiver
 
 @pytest.fixture
 def accounts(log: hr.Log) -> str:
-    log.create_table("accounts", "id BIGINT, name STRING", primary_key="id")
+    log.create_table("accounts", "id BIGINT, name STRING", key="id")
     with log.producer("accounts") as producer:
         producer.upsert([{"id": number, "name": f"n{number}"} for number in range(100)])
     return "accounts"

@@ -85,7 +85,7 @@ def test_creating_it_twice_is_an_error_unless_missing_is_what_counts(run: Run, o
 
 
 def test_list_shows_topics_but_not_internal_ones(run: Run, log: hr.Log, orders: str) -> None:
-    log.create_table("customers", "customer_id BIGINT, name STRING", primary_key="customer_id")
+    log.create_table("customers", "customer_id BIGINT, name STRING", key="customer_id")
     with log.producer(orders) as producer:
         producer.append({"order_id": 1, "customer_id": 1, "amount": 1.0, "placed_at": None})
     listed = run("topic", "list", "--json").lines

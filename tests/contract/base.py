@@ -77,7 +77,7 @@ def event(number: int, text: str | None = "x") -> dict[str, Any]:
     return {"n": number, "text": text}
 
 
-def append(log: hr.Log, topic: str, rows: Any, **options: Any) -> hr.Position:
+def append(log: hr.Log, topic: str, rows: Any, **options: Any) -> hr.AppendResult:
     with log.producer(topic) as producer:
         return producer.append(rows, **options)
 

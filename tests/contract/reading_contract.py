@@ -101,7 +101,7 @@ class ReadingContract(ContractBase):
         self.forget_old_rows(log, topic)
         assert log.whole_from(topic) == log.start_offsets(topic) != {0: 0}
         compacted = name("compacted")
-        log.create_table(compacted, "id BIGINT, v STRING", primary_key="id", history="1 hour")
+        log.create_table(compacted, "id BIGINT, v STRING", key="id", history="1 hour")
         with log.producer(compacted) as producer:
             producer.upsert([{"id": 1, "v": "a"}])
         assert log.whole_from(compacted) == {0: 0}

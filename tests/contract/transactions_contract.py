@@ -87,7 +87,7 @@ class TransactionsContract(ContractBase):
     def test_tables_and_control_batches_take_part(
         self, log: hr.Log, events: str, name: MakeName
     ) -> None:
-        table = log.create_table(name("t"), "id BIGINT, v STRING", primary_key="id").name
+        table = log.create_table(name("t"), "id BIGINT, v STRING", key="id").name
         with log.transaction(name("job")) as tx:
             tx.upsert(table, {"id": 1, "v": "a"})
             tx.delete(table, [2])

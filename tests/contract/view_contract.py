@@ -56,7 +56,7 @@ def rows(store: ViewStore, view: str = "counts") -> list[tuple[Any, ...]]:
 
 class ViewContract:
     """`open_store()` opens the same store each time, as a process that starts again would;
-    `open_store(most_changes=…)` bounds what it keeps for followers.
+    `open_store(max_changes=…)` bounds what it keeps for followers.
     """
 
     @pytest.fixture
@@ -434,7 +434,7 @@ class ViewContract:
             assert table.to_pylist() == [dict(zip(schema.names, row, strict=True))]
 
     def test_a_follower_that_fell_behind_is_told_to_read_anew(self, open_store: OpenStore) -> None:
-        store = open_store(most_changes=10)
+        store = open_store(max_changes=10)
         store.declare("counts", COUNTS, ("k",))
         for tick in range(1, 31):
             store.commit(tick, 1, {"counts": inserts(tick, (tick, tick))})
@@ -450,9 +450,9 @@ class ViewContract:
             store.reader.changes_since("counts", 31)
 
     def test_a_view_may_keep_more_or_less_than_the_others(self, open_store: OpenStore) -> None:
-        store = open_store(most_changes=10)
+        store = open_store(max_changes=10)
         for view, kept in (("counts", 4), ("more", 30), ("usual", None)):
-            store.declare(view, COUNTS, ("k",), most_changes=kept)
+            store.declare(view, COUNTS, ("k",), max_changes=kept)
         for tick in range(1, 31):
             store.commit(
                 tick, 1, {view: inserts(tick, (tick, tick)) for view in ("counts", "more", "usual")}
@@ -462,7 +462,7 @@ class ViewContract:
     def test_of_a_commit_beyond_the_bound_the_newest_whole_ticks_are_kept(
         self, open_store: OpenStore
     ) -> None:
-        store = open_store(most_changes=10)
+        store = open_store(max_changes=10)
         store.declare("counts", COUNTS, ("k",))
         store.commit(1, 1, {"counts": inserts(1, (1, 1))})
         big = changes(
@@ -484,7 +484,7 @@ class ViewContract:
 
     def test_a_stream_keeps_its_newest_rows_with_their_ticks(self, open_store: OpenStore) -> None:
         store = open_store()
-        store.declare("events", COUNTS, most_rows=3)
+        store.declare("events", COUNTS, max_rows=3)
         store.commit(2, 1, {"events": inserts(1, (1, 1), (1, 1)).drop_columns(["_change_type"])})
         store.commit(2, 1, {"events": inserts(2, (7, 7))})
         assert rows(store, "events") == [(1, 1, 1), (1, 1, 1)]
@@ -504,9 +504,9 @@ class ViewContract:
 
     def test_a_streams_bound_can_be_changed(self, open_store: OpenStore) -> None:
         store = open_store()
-        store.declare("events", COUNTS, most_rows=2)
+        store.declare("events", COUNTS, max_rows=2)
         store.commit(1, 1, {"events": inserts(1, *((n, n) for n in range(5)))})
-        store.declare("events", COUNTS, most_rows=4)
+        store.declare("events", COUNTS, max_rows=4)
         store.commit(2, 1, {"events": inserts(2, *((n, n) for n in range(3)))})
         assert [n for _, n, _ in rows(store, "events")] == [4, 0, 1, 2]
 

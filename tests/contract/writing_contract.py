@@ -288,7 +288,7 @@ class WritingContract(ContractBase):
 
     def test_a_table_stores_changes(self, log: hr.Log, name: MakeName) -> None:
         info = log.create_table(
-            name("customers"), "id BIGINT, name STRING NOT NULL", primary_key="id", partitions=2
+            name("customers"), "id BIGINT, name STRING NOT NULL", key="id", partitions=2
         )
         assert (info.is_table, info.key, info.history_us) == (True, ("id",), None)
         with log.producer(info.name) as producer:
@@ -305,7 +305,7 @@ class WritingContract(ContractBase):
         assert by_key[3] == [(3, None, "delete")]
 
     def test_every_kind_of_change_survives(self, log: hr.Log, name: MakeName) -> None:
-        info = log.create_table(name("wide"), "a STRING, b INT, v DOUBLE", primary_key=("a", "b"))
+        info = log.create_table(name("wide"), "a STRING, b INT, v DOUBLE", key=("a", "b"))
         kinds = ["insert", "update_preimage", "update_postimage"]
         append(
             log,
@@ -325,7 +325,7 @@ class WritingContract(ContractBase):
         assert all((row["a"], row["b"]) == ("x", 1) for row in rows)
 
     def test_a_deletion_may_come_as_a_row(self, log: hr.Log, name: MakeName) -> None:
-        info = log.create_table(name("t"), "id BIGINT, v STRING", primary_key="id")
+        info = log.create_table(name("t"), "id BIGINT, v STRING", key="id")
         append(log, info.name, {"id": 1, "v": "last words", "_change_type": "delete"})
         kept = "last words" if self.keeps_deleted_values else None
         assert rows_of(log, info.name) == [{"id": 1, "v": kept, "_change_type": "delete"}]
@@ -344,7 +344,7 @@ class WritingContract(ContractBase):
     def test_a_tombstone_keeps_its_key(
         self, log: hr.Log, name: MakeName, kind: str, key: Any
     ) -> None:
-        info = log.create_table(name("keys"), f"k {kind}, v STRING", primary_key="k")
+        info = log.create_table(name("keys"), f"k {kind}, v STRING", key="k")
         value = pa.array([key]).cast(info.arrow_schema.field("k").type)
         with log.producer(info.name) as producer:
             producer.delete(value)
@@ -353,7 +353,7 @@ class WritingContract(ContractBase):
         ]
 
     def test_what_a_table_refuses(self, log: hr.Log, name: MakeName, events: str) -> None:
-        info = log.create_table(name("strict"), "id BIGINT, name STRING NOT NULL", primary_key="id")
+        info = log.create_table(name("strict"), "id BIGINT, name STRING NOT NULL", key="id")
         with log.producer(info.name) as producer:
             for wrong in ({"id": None, "name": "x"}, {"id": 1, "name": None}, {"id": 1}):
                 with pytest.raises(errors.BadRows):
@@ -367,7 +367,7 @@ class WritingContract(ContractBase):
             producer.upsert(event(1))
         assert rows_of(log, info.name) == []
         with pytest.raises(errors.InputError):
-            log.create_table(name("keyless"), ORDERS, primary_key=())
+            log.create_table(name("keyless"), ORDERS, key=())
 
 
 def _always(chosen: list[int]) -> Callable[[pa.RecordBatch, int], Any]:

@@ -55,18 +55,18 @@ def windows(name: str) -> hr.Pipeline:
         partitions=2,
     )
     minutes = (
-        rows.window(hr.tumbling("1 minute"), late=hr.correct("1 hour"))
+        rows.window(hr.tumbling("1 minute"), late=hr.late.correct("1 hour"))
         .group_by("k")
         .aggregate(n=hr.agg.count(), s=hr.agg.sum("n"), name="minutes")
     )
     pipeline.view("minutes", minutes)
     pipeline.write(f"{name}.minutes", minutes, partitions=2)
     hours = minutes.window(
-        hr.tumbling("1 hour"), late=hr.correct("1 day"), emit="changes"
+        hr.tumbling("1 hour"), late=hr.late.correct("1 day"), emit="changes"
     ).aggregate(n=hr.agg.sum("n"), s=hr.agg.sum("s"), name="hours")
     pipeline.view("hours", hours)
     visits = (
-        rows.window(hr.session("2 seconds"), late=hr.divert(f"{name}.late"))
+        rows.window(hr.session("2 seconds"), late=hr.late.divert(f"{name}.late"))
         .group_by("device")
         .aggregate(n=hr.agg.count(), name="visits")
     )

@@ -28,7 +28,7 @@ SCHEMA = parse_schema("k BIGINT, n BIGINT")
 CHANGES = SCHEMA.append(pa.field("_tick", pa.int64())).append(pa.field("_change_type", pa.string()))
 ROWS = 7
 TICKS_A_COMMIT = 3
-MOST_ROWS = 1_000_000
+MAX_ROWS = 1_000_000
 
 
 class TornStore(ViewStore):
@@ -66,7 +66,7 @@ def opened(path: Path, kind: type[ViewStore]) -> ViewStore:
     store = kind(path)
     for view in ("first", "second"):
         store.declare(view, SCHEMA, ("k",))
-    store.declare("events", SCHEMA, most_rows=MOST_ROWS)
+    store.declare("events", SCHEMA, max_rows=MAX_ROWS)
     return store
 
 

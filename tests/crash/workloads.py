@@ -19,9 +19,9 @@ Workload = Callable[[Run], None]
 def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the limits small, so that a small workload meets them."""
     monkeypatch.setattr(committer, "INLINE_BYTES", 2_000)
-    monkeypatch.setattr(producer, "MOST_BYTES_A_COMMIT", 8_000)
-    monkeypatch.setattr(transaction, "MOST_BYTES_IN_MEMORY", 4_000)
-    monkeypatch.setattr(staging, "MOST_COPIED_BYTES", 4_000)
+    monkeypatch.setattr(producer, "MAX_BYTES_A_COMMIT", 8_000)
+    monkeypatch.setattr(transaction, "MAX_BYTES_IN_MEMORY", 4_000)
+    monkeypatch.setattr(staging, "MAX_COPIED_BYTES", 4_000)
 
 
 def rows(first: int, count: int, text_bytes: int = 3) -> list[Row]:
@@ -144,7 +144,7 @@ def compaction(run: Run) -> None:
     run.log.create_table(
         "t",
         SCHEMA,
-        primary_key="n",
+        key="n",
         history="0 seconds",
         tombstones="0 seconds",
         segment_bytes=2000,

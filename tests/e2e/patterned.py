@@ -37,7 +37,7 @@ def patterned(name: str) -> hr.Pipeline:
         },
         within="10 minutes",
         timed_out="almost",
-        late=hr.divert("late_payments"),
+        late=hr.late.divert("late_payments"),
     )
     pipeline.write("fraud", fraud)
     pipeline.view(

@@ -67,7 +67,7 @@ def searched(name: str) -> hr.Pipeline:
     pipeline.write(
         "digests",
         articles.where("price < 2").search(
-            queries, **asked, one_row_a="document", default="and", name="digesting"
+            queries, **asked, per="document", default="and", name="digesting"
         ),
         partitions=2,
     )

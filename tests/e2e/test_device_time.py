@@ -67,15 +67,15 @@ def plant() -> hr.Pipeline:
     pipeline.write("corrected", rows)
     pipeline.view(
         "minutes",
-        rows.window(hr.tumbling("1 minute"), late=hr.correct("1 hour"))
+        rows.window(hr.tumbling("1 minute"), late=hr.late.correct("1 hour"))
         .group_by("device")
         .aggregate(n=hr.agg.count()),
     )
     pipeline.view(
         "all_minutes",
-        rows.window(hr.tumbling("1 minute"), late=hr.correct("1 hour"), emit="changes").aggregate(
-            n=hr.agg.count()
-        ),
+        rows.window(
+            hr.tumbling("1 minute"), late=hr.late.correct("1 hour"), emit="changes"
+        ).aggregate(n=hr.agg.count()),
     )
     return pipeline
 
@@ -116,13 +116,13 @@ def test_times_are_corrected_as_the_obvious_computation_has_them_whatever_the_ba
 ) -> None:
     ticks = disordered(3)
     answers = []
-    for most_ticks, shards in ((100, 2), (1, 3), (3, 1)):
+    for max_ticks, shards in ((100, 2), (1, 3), (3, 1)):
         with PipelineTest(plant(), tmp_path / f"{shards}", PLAIN, shards=shards) as test:
             feed(test, ticks[:5])
-            test.step(most_ticks)
+            test.step(max_ticks)
             test.restart(shards=shards + 1, lose_local_store=True)
             feed(test, [*ticks[5:], [row(10_000, 10_000, 10_000, device) for device in "c"]])
-            while test.step(most_ticks):
+            while test.step(max_ticks):
                 continue
             answers.append(
                 (

@@ -65,12 +65,12 @@ def test_rows_do_not_depend_on_batches_shards_or_restarts(
 ) -> None:
     fed = ticks_of_rows()
     answers = []
-    for number, (most_ticks, shards) in enumerate([(100, 2), (1, 2), (3, 1)]):
+    for number, (max_ticks, shards) in enumerate([(100, 2), (1, 2), (3, 1)]):
         with PipelineTest(totals(), tmp_path / str(number), spark, shards=shards) as test:
             feed_ticks(test, fed)
-            test.step(most_ticks)
+            test.step(max_ticks)
             test.restart(shards=3 if number == 2 else shards, lose_local_store=number == 1)
-            while test.step(most_ticks):
+            while test.step(max_ticks):
                 continue
             assert test.folded("totals", "k") == expected(fed) == by_key(test)
             answers.append(sorted(test.rows("totals"), key=lambda row: row[0]))

@@ -94,15 +94,15 @@ def test_rows_do_not_depend_on_batches_shards_or_restarts(
 ) -> None:
     fed = ticks_of_rows()
     answers = []
-    for number, (most_ticks, shards) in enumerate([(100, 2), (2, 1)]):
+    for number, (max_ticks, shards) in enumerate([(100, 2), (2, 1)]):
         shop = Shop()
         with PipelineTest(
             shop.pipeline(), tmp_path / str(number), spark, shards=shards, log=log
         ) as test:
             feed_ticks(test, shop.orders, fed)
-            test.step(most_ticks)
+            test.step(max_ticks)
             test.restart(shards=3 if number else shards, lose_local_store=number == 1)
-            while test.step(most_ticks):
+            while test.step(max_ticks):
                 continue
             assert test.folded(shop.totals, "k") == expected(fed) == by_key(test)
             answers.append(sorted(test.rows(shop.totals), key=lambda row: row[0]))
@@ -320,7 +320,7 @@ def test_a_backlog_is_cut_by_append_time(log: hr.Log, monkeypatch: pytest.Monkey
     asked = Mock(wraps=broker._offsets)
     monkeypatch.setattr(broker, "_offsets", asked)
     start = beginning({topic: log.start_offsets(topic) for topic in (a, b)})
-    ticks = next_ticks(log, [a, b], start, time.time_ns() // 1000, most_rows=100)
+    ticks = next_ticks(log, [a, b], start, time.time_ns() // 1000, max_rows=100)
     assert [tick.number for tick in ticks] == list(range(1, len(ticks) + 1))
     assert [tick.time_us for tick in ticks] == sorted(tick.time_us for tick in ticks)
     sizes = [

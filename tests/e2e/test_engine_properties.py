@@ -26,7 +26,7 @@ from tests.e2e.everything import TOPICS, VIEWS, check, everything
 from tests.e2e.faults import Faults
 
 pytestmark = pytest.mark.usefixtures("no_syncs")
-MOST_TRIES = 40
+MAX_TRIES = 40
 TickRows = dict[str, list[dict[str, Any]]]
 orders = st.lists(
     st.fixed_dictionaries(
@@ -56,7 +56,7 @@ tick_rows = st.fixed_dictionaries({"orders": orders, "late_orders": orders, "peo
 class Move:
     """A batch of at most so many ticks; what happens before it."""
 
-    most_ticks: int
+    max_ticks: int
     restart: bool
     shards: int
     lose_store: bool
@@ -65,7 +65,7 @@ class Move:
 
 moves = st.builds(
     Move,
-    most_ticks=st.integers(1, 5),
+    max_ticks=st.integers(1, 5),
     restart=st.booleans(),
     shards=st.integers(1, 4),
     lose_store=st.integers(0, 4).map(lambda n: n == 0),
@@ -148,14 +148,14 @@ def advance(
                 spark.chance.choice(spark.zombies)()
     faults.resting = False
     with suppress(Fault):
-        test.step(move.most_ticks)
+        test.step(move.max_ticks)
     faults.resting = True
 
 
 def finish(test: PipelineTest, faults: Faults) -> None:
     test.cut()
     faults.resting = False
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         with suppress(Fault):
             if not test.step(3):
                 break

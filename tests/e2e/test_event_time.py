@@ -30,7 +30,7 @@ def clicks() -> hr.Pipeline:
         schema="id BIGINT, device STRING, at TIMESTAMP",
         partitions=2,
         event_time=hr.EventTime(
-            "at", delay="5 seconds", producer="device", idle="1 minute", most_ahead="1 day"
+            "at", delay="5 seconds", producer="device", idle="1 minute", max_ahead="1 day"
         ),
     )
     pipeline.write("once", rows.dedupe(on="id", within="1 minute").key_by("id"), partitions=2)
@@ -48,12 +48,12 @@ def test_repeats_are_left_out_whatever_the_batches(tmp_path: Path, spark: SparkS
         [row(1, "a", at(110)), row(3, "a", at(0))],
     ]
     answers = []
-    for number, most_ticks in enumerate((10, 1)):
+    for number, max_ticks in enumerate((10, 1)):
         with PipelineTest(clicks(), tmp_path / str(number), spark, shards=number + 1) as test:
             for rows in ticks:
                 test.feed("clicks", rows)
                 test.cut()
-            while test.step(most_ticks):
+            while test.step(max_ticks):
                 continue
             answers.append(sorted(test.rows("once")))
             assert test.runner.clock_state.inputs["clicks"].complete_us == int(

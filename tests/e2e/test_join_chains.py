@@ -167,9 +167,9 @@ def test_a_key_that_a_stream_brings_again_is_one_row_to_all_who_ask(tmp_path: Pa
         assert test.view("regions") == [{"region": "b", "n": 1, "amount": 2, "rate": 5}]
 
 
-@pytest.mark.parametrize(("seed", "shards", "most_ticks"), [(1, 1, 1), (2, 3, 1), (3, 2, 4)])
+@pytest.mark.parametrize(("seed", "shards", "max_ticks"), [(1, 1, 1), (2, 3, 1), (3, 2, 4)])
 def test_views_show_the_queries_at_every_tick(
-    seed: int, shards: int, most_ticks: int, tmp_path: Path
+    seed: int, shards: int, max_ticks: int, tmp_path: Path
 ) -> None:
     session: Any = PlainSpark()
     feed = Feed(Random(seed))
@@ -178,7 +178,7 @@ def test_views_show_the_queries_at_every_tick(
             for _ in range(6):
                 feed.change(test, feed.chance.choice(list(TABLES)))
             test.cut(forced=True)
-            if tick % most_ticks == 0:
-                test.settle(most_ticks)
+            if tick % max_ticks == 0:
+                test.settle(max_ticks)
                 for view, rows in expected(feed.tables).items():
                     assert shown(test.view(view)) == rows, (view, tick)

@@ -35,10 +35,10 @@ def both_ways(
     three.
     """
     answers = []
-    for number, (most_ticks, shards) in enumerate([(100, 2), (1, 3)]):
+    for number, (max_ticks, shards) in enumerate([(100, 2), (1, 3)]):
         with PipelineTest(pipeline(), root / str(number), spark, shards=shards) as test:
             feed(test)
-            while test.step(most_ticks):
+            while test.step(max_ticks):
                 continue
             answers.append(test.rows(topic))
     assert answers[0] == answers[1]

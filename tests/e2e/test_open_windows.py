@@ -44,13 +44,13 @@ def held_back(root: Path) -> PipelineTest:
     orders = shop.topic("orders", schema="k STRING, device STRING, at TIMESTAMP", event_time=times)
     shop.view(
         "minutes",
-        orders.window(hr.tumbling("1 minute"), late=hr.correct("1 hour"))
+        orders.window(hr.tumbling("1 minute"), late=hr.late.correct("1 hour"))
         .group_by("k")
         .aggregate(n=hr.agg.count()),
     )
     shop.view(
         "moving",
-        orders.window(hr.sliding("20 seconds"), late=hr.correct("1 hour"))
+        orders.window(hr.sliding("20 seconds"), late=hr.late.correct("1 hour"))
         .group_by("k")
         .aggregate(n=hr.agg.count()),
     )

@@ -45,15 +45,15 @@ def payment(card: int, amount: float, seconds: float, kind: str = "a") -> Row:
 
 
 def settled(
-    test: PipelineTest, ticks: list[list[Row]], after_each: Any = None, most_ticks: int = 1_000_000
+    test: PipelineTest, ticks: list[list[Row]], after_each: Any = None, max_ticks: int = 1_000_000
 ) -> None:
     for number, rows in enumerate(ticks):
         feed_tick(test, number, rows)
         if after_each is not None:
             after_each(test)
-    test.settle(most_ticks)
+    test.settle(max_ticks)
     test.pass_time("1 hour")
-    test.settle(most_ticks)
+    test.settle(max_ticks)
 
 
 def test_matches_do_not_depend_on_batches_shards_and_restarts(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_matches_of_corrected_windows_wait_for_corrections_and_have_a_time(tmp_p
         "payments", schema=SCHEMA, key="card", event_time=hr.EventTime("paid_at", delay="1 second")
     )
     minutes = (
-        payments.window(hr.tumbling("1 minute"), late=hr.correct("5 minutes"))
+        payments.window(hr.tumbling("1 minute"), late=hr.late.correct("5 minutes"))
         .group_by("card")
         .aggregate(total=hr.agg.sum("amount"))
     )
@@ -383,7 +383,7 @@ def test_a_match_in_the_making_is_bounded(tmp_path: Path) -> None:
                 "a+ b",
                 define={"a": "amount < 10", "b": "amount > 10"},
                 measures={"n": "count(*)"},
-                most_rows=3,
+                max_rows=3,
                 when_full=when_full,
             ),
         )

@@ -119,12 +119,12 @@ def test_a_derived_topic_says_where_each_tick_ends_whatever_the_batches(
     tmp_path: Path, spark: SparkSession
 ) -> None:
     found = []
-    for most_ticks in (1, 10):
-        with PipelineTest(shop("totals"), tmp_path / str(most_ticks), spark) as test:
+    for max_ticks in (1, 10):
+        with PipelineTest(shop("totals"), tmp_path / str(max_ticks), spark) as test:
             for number in range(3):
                 test.feed("orders", [{"k": key, "v": 1} for key in range(number, 6)])
                 test.cut()
-            while test.step(most_ticks):
+            while test.step(max_ticks):
                 continue
             ends = {}
             for partition in range(2):

@@ -45,7 +45,7 @@ def shop(aggregate: str = "sum") -> hr.Pipeline:
     pipeline.view("by_key", by_key)
     pipeline.write(
         "minutes",
-        orders.window(hr.tumbling("1 minute"), late=hr.divert("late"))
+        orders.window(hr.tumbling("1 minute"), late=hr.late.divert("late"))
         .group_by("k")
         .aggregate(n=hr.agg.count()),
     )
@@ -81,8 +81,8 @@ def changes(test: PipelineTest, view: str) -> list[tuple[int, pa.Table]]:
         return list(snapshot.changes_since(view, 0))
 
 
-def run(test: PipelineTest, most_ticks: int = 1_000) -> None:
-    while test.step(most_ticks):
+def run(test: PipelineTest, max_ticks: int = 1_000) -> None:
+    while test.step(max_ticks):
         continue
 
 

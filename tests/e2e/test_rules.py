@@ -217,7 +217,7 @@ def test_a_condition_that_fails_on_a_row_is_false_and_counted(tmp_path: Path) ->
 
 
 def test_more_rules_than_may_be_are_refused(tmp_path: Path) -> None:
-    with PipelineTest(bank(most_rules=2), tmp_path) as test:
+    with PipelineTest(bank(max_rules=2), tmp_path) as test:
         test.feed(
             "rules", [rule(name, "a", {"a": "amount > 0"}) for name in ("one", "two", "three")]
         )
@@ -327,8 +327,8 @@ def test_what_rules_must_be_is_checked_when_it_is_declared() -> None:
         payments.match(rules, rows="all")
     with pytest.raises(PlanError, match="match_number"):
         payments.match(rules, measures={"n": "match_number()"})
-    with pytest.raises(PlanError, match="most_rules"):
-        payments.match(rules, most_rules=0)
+    with pytest.raises(PlanError, match="max_rules"):
+        payments.match(rules, max_rules=0)
     with pytest.raises(UnknownColumn, match="pattern"):
         payments.match(pipeline.table("other", schema="name STRING, patern STRING", key="name"))
     with pytest.raises(PlanError, match="one STRING column"):

@@ -52,14 +52,14 @@ def timed() -> hr.Pipeline:
     )
     people = pipeline.table("people", schema="who BIGINT, city STRING", key="who")
     minutes = (
-        orders.window(hr.tumbling("1 minute"), late=hr.correct("10 minutes"))
+        orders.window(hr.tumbling("1 minute"), late=hr.late.correct("10 minutes"))
         .group_by("who")
         .aggregate(n=hr.agg.count(), s=hr.agg.sum("amount"))
     )
     pipeline.view("minutes", minutes)
     pipeline.write("minutes_told", minutes, partitions=2)
     devices = (
-        orders.window(hr.tumbling("5 minutes"), late=hr.divert("late_orders"))
+        orders.window(hr.tumbling("5 minutes"), late=hr.late.divert("late_orders"))
         .group_by("device")
         .aggregate(n=hr.agg.count())
     )
@@ -78,7 +78,7 @@ def timed() -> hr.Pipeline:
     pipeline.write("corrected", readings)
     pipeline.view(
         "readings_a_minute",
-        readings.window(hr.tumbling("1 minute"), late=hr.correct("10 minutes"))
+        readings.window(hr.tumbling("1 minute"), late=hr.late.correct("10 minutes"))
         .group_by("device")
         .aggregate(n=hr.agg.count()),
     )

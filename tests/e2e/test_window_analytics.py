@@ -46,14 +46,14 @@ def fed(
     ticks: list[list[dict[str, Any]]],
     spark: Any = None,
     *,
-    most_ticks: int = 100,
+    max_ticks: int = 100,
     shards: int = 2,
 ) -> PipelineTest:
     test = PipelineTest(shop, root, spark or PLAIN, shards=shards)
     for rows in ticks:
         test.feed("sales", rows)
         test.cut(forced=True)
-    while test.step(most_ticks):
+    while test.step(max_ticks):
         continue
     return test
 
@@ -65,7 +65,7 @@ def weeks(window: Any = None, *, emit: str = "final") -> hr.Pipeline:
     shop = hr.Pipeline("shop")
     windows = (
         sales(shop)
-        .window(window or hr.tumbling("1 hour"), late=hr.correct("1 day"), emit=emit)
+        .window(window or hr.tumbling("1 hour"), late=hr.late.correct("1 day"), emit=emit)
         .group_by("region")
     )
     compared = windows.aggregate(n=hr.agg.count(), s=hr.agg.sum("amount")).compare("7 days")
@@ -82,9 +82,9 @@ def test_each_window_stands_beside_the_one_a_week_earlier(tmp_path: Path) -> Non
         [sale(30 * DAY)],
     ]
     answers = []
-    for most_ticks, shards in ((100, 2), (1, 3)):
+    for max_ticks, shards in ((100, 2), (1, 3)):
         with fed(
-            weeks(), tmp_path / str(shards), ticks, most_ticks=most_ticks, shards=shards
+            weeks(), tmp_path / str(shards), ticks, max_ticks=max_ticks, shards=shards
         ) as test:
             found = {
                 (row["region"], row["window_start"]): (
@@ -111,7 +111,7 @@ def test_a_correction_of_the_earlier_window_corrects_the_one_beside_it(tmp_path:
     shop = hr.Pipeline("shop")
     days = (
         sales(shop)
-        .window(hr.tumbling("1 hour"), late=hr.correct("10 days"), emit="changes")
+        .window(hr.tumbling("1 hour"), late=hr.late.correct("10 days"), emit="changes")
         .aggregate(n=hr.agg.count())
     )
     shop.view("days", days.compare("1 day"))
@@ -132,7 +132,7 @@ def test_days_are_compared_by_the_clock_of_their_zone(tmp_path: Path) -> None:
     shop = hr.Pipeline("shop")
     days = (
         sales(shop)
-        .window(hr.tumbling("1 day", timezone="Europe/Berlin"), late=hr.correct("1 day"))
+        .window(hr.tumbling("1 day", timezone="Europe/Berlin"), late=hr.late.correct("1 day"))
         .group_by("region")
         .aggregate(n=hr.agg.count())
     )
@@ -280,7 +280,7 @@ def test_the_first_of_each_window(tmp_path: Path) -> None:
     shop = hr.Pipeline("shop")
     minutes = (
         sales(shop)
-        .window(hr.tumbling("1 minute"), late=hr.correct("1 hour"))
+        .window(hr.tumbling("1 minute"), late=hr.late.correct("1 hour"))
         .group_by("region")
         .aggregate(s=hr.agg.sum("amount"))
     )
@@ -369,7 +369,7 @@ def test_windows_are_joined_and_counted_again_and_follow_corrections(tmp_path: P
     shop = hr.Pipeline("shop")
     minutes = (
         sales(shop)
-        .window(hr.tumbling("1 minute"), late=hr.correct("1 hour"))
+        .window(hr.tumbling("1 minute"), late=hr.late.correct("1 hour"))
         .group_by("region")
         .aggregate(s=hr.agg.sum("amount"))
     )

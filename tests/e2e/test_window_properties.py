@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.operators.kernel import UNSTARTED
 from headrace.operators.windows.kernel import WindowStep
-from headrace.operators.windows.specs import Divert, LatePolicy, Session, Sliding, WindowSpec
+from headrace.operators.windows.late import Divert, LatePolicy
+from headrace.operators.windows.specs import Session, Sliding, WindowSpec
 from headrace.runtime.explain import explain
 from headrace.testing.pipelines import PipelineTest
 from headrace.testing.plain_spark import PlainSpark
@@ -63,9 +64,9 @@ class Asked:
 
     def policy(self, name: str) -> LatePolicy:
         policies: dict[str, LatePolicy] = {
-            "drop": hr.drop(),
-            "correct": hr.correct("12 us"),
-            "divert": hr.divert(f"late_{name}"),
+            "drop": hr.late.drop(),
+            "correct": hr.late.correct("12 us"),
+            "divert": hr.late.divert(f"late_{name}"),
         }
         return policies[self.late]
 
@@ -302,7 +303,7 @@ def chained() -> hr.Pipeline:
     pipeline = hr.Pipeline("p")
     times = hr.EventTime("t", delay="3 us", producer="device", idle="20 us")
     given_rows = pipeline.topic("rows", schema=SCHEMA, event_time=times, partitions=2, key="k")
-    late = hr.correct("1 ms")
+    late = hr.late.correct("1 ms")
     minutes = (
         given_rows.window(hr.tumbling("5 us"), late=late)
         .group_by("k")

@@ -43,18 +43,18 @@ def chained() -> hr.Pipeline:
     times = hr.EventTime("at", delay="5 seconds", producer="device", idle="10 minutes")
     orders = shop.topic("orders", schema=SCHEMA, key="region", event_time=times, partitions=2)
     minutes = (
-        orders.window(hr.tumbling("1 minute"), late=hr.correct("1 day"))
+        orders.window(hr.tumbling("1 minute"), late=hr.late.correct("1 day"))
         .group_by("region")
         .aggregate(n=hr.agg.count(), s=hr.agg.sum("amount"))
     )
     hours = (
-        minutes.window(hr.tumbling("1 hour"), late=hr.correct("1 day"))
+        minutes.window(hr.tumbling("1 hour"), late=hr.late.correct("1 day"))
         .group_by("region")
         .aggregate(n=hr.agg.sum("n"), s=hr.agg.sum("s"))
     )
-    days = hours.window(hr.tumbling("1 day"), late=hr.correct("1 day"), emit="changes").aggregate(
-        n=hr.agg.sum("n"), s=hr.agg.sum("s")
-    )
+    days = hours.window(
+        hr.tumbling("1 day"), late=hr.late.correct("1 day"), emit="changes"
+    ).aggregate(n=hr.agg.sum("n"), s=hr.agg.sum("s"))
     shop.view("minutes", minutes)
     shop.write("hours", hours, partitions=2)
     shop.view("days", days)
@@ -82,17 +82,17 @@ def test_chained_windows_with_corrections_equal_the_batch_answer(
 ) -> None:
     fed = disordered(4)
     answers = []
-    for number, (most_ticks, shards) in enumerate([(100, 2), (1, 3)]):
+    for number, (max_ticks, shards) in enumerate([(100, 2), (1, 3)]):
         with PipelineTest(chained(), tmp_path / str(number), spark, shards=shards) as test:
             for rows in fed:
                 test.feed("orders", rows)
                 test.cut()
-            test.step(most_ticks)
+            test.step(max_ticks)
             test.restart(shards=shards, lose_local_store=number == 1)
-            while test.step(most_ticks):
+            while test.step(max_ticks):
                 continue
             test.feed("orders", [order("a", 0, device, 3 * 86400) for device in ("x", "y")])
-            test.settle(most_ticks)
+            test.settle(max_ticks)
             everything = [row for rows in fed for row in rows]
             days = {row["window_start"].date(): (row["n"], row["s"]) for row in test.view("days")}
             expected: dict[Any, tuple[int, int]] = {}
@@ -117,7 +117,7 @@ def test_a_window_is_told_when_the_slowest_producer_has_passed_it(
     orders = shop.topic("orders", schema=SCHEMA, event_time=times)
     shop.view(
         "minutes",
-        orders.window(hr.tumbling("1 minute"), late=hr.divert("late_orders")).aggregate(
+        orders.window(hr.tumbling("1 minute"), late=hr.late.divert("late_orders")).aggregate(
             n=hr.agg.count()
         ),
     )
@@ -204,13 +204,13 @@ def test_sessions_and_sliding_windows_whatever_the_batches(
         orders = shop.topic("orders", schema=SCHEMA, key="region", event_time=times, partitions=2)
         shop.write(
             "visits",
-            orders.window(hr.session("5 minutes"), late=hr.correct("1 day"))
+            orders.window(hr.session("5 minutes"), late=hr.late.correct("1 day"))
             .group_by("region")
             .aggregate(n=hr.agg.count()),
         )
         shop.write(
             "moving",
-            orders.window(hr.sliding("10 minutes"), late=hr.correct("1 day"))
+            orders.window(hr.sliding("10 minutes"), late=hr.late.correct("1 day"))
             .group_by("region")
             .aggregate(s=hr.agg.sum("amount")),
         )
@@ -218,7 +218,7 @@ def test_sessions_and_sliding_windows_whatever_the_batches(
 
     fed = disordered(7, ticks=4)
     answers = []
-    for number, (most_ticks, shards) in enumerate([(100, 2), (1, 3)]):
+    for number, (max_ticks, shards) in enumerate([(100, 2), (1, 3)]):
         with PipelineTest(visits(), tmp_path / str(number), spark, shards=shards) as test:
             for rows in [
                 *fed,
@@ -226,7 +226,7 @@ def test_sessions_and_sliding_windows_whatever_the_batches(
             ]:
                 test.feed("orders", rows)
                 test.cut()
-            while test.step(most_ticks):
+            while test.step(max_ticks):
                 continue
             answers.append((test.rows("visits"), test.rows("moving")))
             sessions = [row for row in visible(test, "visits") if row["window_end"] < at(86400 * 8)]

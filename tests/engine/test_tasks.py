@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.engine.reader import least_rows, ranges
+from headrace.engine.reader import min_rows, ranges
 from headrace.engine.ticks import Tick
 
 BEFORE = Tick(4, 0, {"t": {0: 100, 1: 50}})
@@ -34,4 +34,4 @@ def test_a_partition_without_new_rows_is_not_read() -> None:
 
 
 def test_cutting_a_partition_is_worth_less_on_kafka() -> None:
-    assert least_rows("kafka://b:1") > least_rows("file:data") > 1
+    assert min_rows("kafka://b:1") > min_rows("file:data") > 1

@@ -89,7 +89,7 @@ def test_a_backlog_is_cut_by_append_time_and_never_through_a_commit(log: FileLog
         fill(log, "t", [7])
         fill(log, "u", [3 + turn % 2])
     start = beginning({"t": {0: 0, 1: 0}, "u": {0: 0}})
-    ticks = next_ticks(log, ["t", "u"], start, now_us(), most_rows=25)
+    ticks = next_ticks(log, ["t", "u"], start, now_us(), max_rows=25)
     assert ticks[-1].ends == dict(log.snapshot(["t", "u"]))
     assert [tick.number for tick in ticks] == list(range(1, len(ticks) + 1))
     times = [tick.time_us for tick in ticks]
@@ -111,7 +111,7 @@ def test_a_backlog_is_cut_by_append_time_and_never_through_a_commit(log: FileLog
 def test_a_commit_larger_than_the_bound_is_taken_whole(log: FileLog) -> None:
     log.create_topic("t", "a BIGINT")
     fill(log, "t", [5, 100, 5])
-    ticks = next_ticks(log, ["t"], beginning({"t": {0: 0}}), now_us(), most_rows=20)
+    ticks = next_ticks(log, ["t"], beginning({"t": {0: 0}}), now_us(), max_rows=20)
     assert [tick.end("t", 0) for tick in ticks] == [5, 105, 110]
 
 
@@ -126,7 +126,7 @@ def test_a_tick_s_time_never_goes_back(log: FileLog) -> None:
 def test_only_the_newest_ticks_are_at_hand_and_older_ones_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ticks_module, "MOST_AT_HAND", 100)
+    monkeypatch.setattr(ticks_module, "MAX_AT_HAND", 100)
     log = FileLog(tmp_path)
     journal = TickJournal(log, "shop")
     everything = [

@@ -307,7 +307,7 @@ def test_an_output_that_was_being_built_is_built_from_what_is_left(tmp_path: Pat
                 fill(store, 5 * n, 5)
                 test.settle()
         with PipelineTest(visits(), tmp_path / "visits", log=log) as test:
-            test.step(most_ticks=2)  # the new outputs are half way
+            test.step(max_ticks=2)  # the new outputs are half way
             assert len(test.runner.queries) == 2
             excise(store, "2", values=[EMAIL])
             assert scan([tmp_path], [EMAIL]) == []

@@ -230,7 +230,7 @@ def test_a_queue_that_is_full_for_a_moment_makes_no_dead_letters(
 def test_what_is_in_flight_is_bounded_in_bytes(
     rabbitmq: RabbitmqServer, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.sinks.amqp_target.MOST_BYTES_IN_FLIGHT", 100)
+    monkeypatch.setattr("headrace.sinks.amqp_target.MAX_BYTES_IN_FLIGHT", 100)
     in_flight: list[int] = []
 
     class Watched(Publisher):

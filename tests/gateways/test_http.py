@@ -73,7 +73,7 @@ def test_rows_get_the_time_at_which_they_came_and_not_what_the_sender_says(
 
 
 def test_a_table_takes_upserts_and_deletes(log: hr.Log, opened: Open) -> None:
-    log.create_table("customers", "id BIGINT, name STRING", primary_key="id")
+    log.create_table("customers", "id BIGINT, name STRING", key="id")
     running = opened(hr.gateways.http("customers", port=0))
     assert (
         post(
@@ -458,8 +458,8 @@ def test_what_cannot_be_is_said_when_it_is_declared(log: hr.Log) -> None:
         hr.gateways.http("orders", policy="bufer")
     with pytest.raises(InputError, match="no topic to append to"):
         hr.gateways.http()
-    with pytest.raises(InputError, match="did you mean 'most_rows'"):
-        hr.gateways.http("orders", most_row=1)
+    with pytest.raises(InputError, match="did you mean 'max_rows'"):
+        hr.gateways.http("orders", max_row=1)
     with pytest.raises(InputError, match="does not belong into a program's text"):
         hr.gateways.hook("pushes", signature="github", secret="hunter2")
     with pytest.raises(InputError, match="did you mean 'github'"):

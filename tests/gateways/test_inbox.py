@@ -49,7 +49,7 @@ def filled(policy: str, count: int, log: SlowLog, **bounds: int) -> tuple[Inbox,
         ("drop oldest", [0, 7, 8, 9], 6, 0),
     ],
 )
-@pytest.mark.parametrize("bounds", [{"most_rows": 3}, {"most_bytes": 30}])
+@pytest.mark.parametrize("bounds", [{"max_rows": 3}, {"max_bytes": 30}])
 def test_beyond_the_bound_the_policy_decides(
     policy: str, stored: list[int], dropped: int, refused: int, bounds: dict[str, int]
 ) -> None:
@@ -69,7 +69,7 @@ def test_beyond_the_bound_the_policy_decides(
 
 def test_block_makes_the_sender_wait_until_there_is_room() -> None:
     log = SlowLog()
-    inbox, counts = filled("block", 3, log, most_rows=3)
+    inbox, counts = filled("block", 3, log, max_rows=3)
     waiting = Thread(target=inbox.submit, args=(delivery(3), Event()))
     waiting.start()
     waiting.join(0.3)
@@ -82,7 +82,7 @@ def test_block_makes_the_sender_wait_until_there_is_room() -> None:
 
 def test_a_sender_that_waits_is_let_go_when_the_gateway_stops() -> None:
     log, stopped = SlowLog(), Event()
-    inbox, counts = filled("block", 3, log, most_rows=3)
+    inbox, counts = filled("block", 3, log, max_rows=3)
     stopped.set()
     assert inbox.submit(delivery(3), stopped) is False
     log.go.set()
@@ -94,7 +94,7 @@ def test_what_is_larger_than_the_bound_gets_in_alone() -> None:
     log = SlowLog()
     log.go.set()
     counts = Counts("g", "test")
-    inbox = Inbox(policy_of("buffer", most_rows=3), counts, log.write, patient=True)
+    inbox = Inbox(policy_of("buffer", max_rows=3), counts, log.write, patient=True)
     assert inbox.submit(delivery(0, rows=100), Event())
     inbox.close()
     assert counts.status().stored == 100

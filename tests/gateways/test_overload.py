@@ -30,7 +30,7 @@ from tests.servers.rabbitmq_server import RabbitmqServer
 
 POLICIES = ("block", "buffer", "drop newest", "drop oldest")
 LOG_ROWS_A_SECOND, TIMES = 500, 5
-MOST_ROWS, MOST_BYTES = 300, 1 << 20
+MAX_ROWS, MAX_BYTES = 300, 1 << 20
 MORE_MEMORY_BYTES = 64 << 20
 
 
@@ -55,14 +55,14 @@ class Overload:
         self.place = f"{broker} {self.queue}" if broker else ""
         bounds: dict[str, Any] = {
             "policy": policy,
-            "most_rows": MOST_ROWS,
-            "most_bytes": MOST_BYTES,
+            "max_rows": MAX_ROWS,
+            "max_bytes": MAX_BYTES,
             "patience": "5 minutes",
         }
         self.gateway = stack.enter_context(
             self._declared(broker, bounds).open(cast("hr.Log", self.log))
         )
-        self.most_waiting_rows = self.most_waiting_bytes = 0
+        self.max_waiting_rows = self.max_waiting_bytes = 0
 
     def _declared(self, broker: str, bounds: dict[str, Any]) -> hr.gateways.Gateway:
         if self.kind == "amqp":
@@ -83,9 +83,9 @@ class Overload:
 
     def look(self) -> None:
         inbox = self.gateway.inbox
-        self.most_waiting_rows, self.most_waiting_bytes = (
-            max(self.most_waiting_rows, inbox.waiting_rows),
-            max(self.most_waiting_bytes, inbox.waiting_bytes),
+        self.max_waiting_rows, self.max_waiting_bytes = (
+            max(self.max_waiting_rows, inbox.waiting_rows),
+            max(self.max_waiting_bytes, inbox.waiting_bytes),
         )
 
     def hurry(self) -> None:
@@ -112,8 +112,8 @@ class Overload:
         fate.
         """
         assert self.in_time <= LOG_ROWS_A_SECOND * self.seconds  # 1
-        assert 0 < self.most_waiting_rows <= MOST_ROWS  # 2
-        assert 0 < self.most_waiting_bytes <= MOST_BYTES
+        assert 0 < self.max_waiting_rows <= MAX_ROWS  # 2
+        assert 0 < self.max_waiting_bytes <= MAX_BYTES
         status = self.gateway.status()
         stored = sum(self.log.end_offsets("values" if self.kind == "statsd" else "orders").values())
         if self.policy != "block":  # 3

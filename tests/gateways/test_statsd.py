@@ -255,7 +255,7 @@ def test_a_sampled_timer_counts_for_what_it_stands_for() -> None:
 
 
 def test_metrics_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.gateways.statsd_gateway.MOST_METRICS", 10)
+    monkeypatch.setattr("headrace.gateways.statsd_gateway.MAX_METRICS", 10)
     aggregator = Aggregator()
     refused = aggregator.add(read("\n".join(f"m{i}:1|c" for i in range(25)).encode()))
     batch, count = aggregator.flush(0, 1)
@@ -345,7 +345,7 @@ def test_a_flood_is_counted(log: hr.Log, policy: str) -> None:
     dropped or refused.
     """
     sent = 50_000
-    with hr.gateways.statsd("values", port=0, flush=None, policy=policy, most_rows=2_000).open(
+    with hr.gateways.statsd("values", port=0, flush=None, policy=policy, max_rows=2_000).open(
         log
     ) as running:
         printed(in_another_process(FLOOD, port_of(running), sent))

@@ -80,7 +80,7 @@ print("sent")
 @pytest.mark.parametrize("policy", ["block", "drop oldest"])
 def test_a_flood_is_counted(log: hr.Log, opened: Open, policy: str) -> None:
     sent = 10_000
-    running = opened(pull(policy=policy, most_rows=200))
+    running = opened(pull(policy=policy, max_rows=200))
     printed(in_another_process(FLOOD, running.address, sent))
     until(lambda: running.status().received == sent and running.status().waiting_rows == 0)
     status = running.status()

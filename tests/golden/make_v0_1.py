@@ -92,9 +92,7 @@ def write_topics(log: hr.Log, clock: Clock) -> None:
             producer.append(log_rows.TYPED[rows], headers=log_rows.HEADERS[rows])
             clock.advance(1)
     log.append_control("typed", 1, b"control record")
-    log.create_table(
-        "stock", "item BIGINT, pieces INT, place STRING", primary_key="item", partitions=2
-    )
+    log.create_table("stock", "item BIGINT, pieces INT, place STRING", key="item", partitions=2)
     with log.producer("stock") as producer:
         row = {"item": 1, "pieces": 5, "place": "oslo"}
         producer.append(

@@ -172,7 +172,7 @@ def _aggregates(pipeline: hr.Pipeline, inputs: Inputs) -> None:
 
 
 def _windows(pipeline: hr.Pipeline, inputs: Inputs) -> None:
-    corrected = hr.correct("10 minutes")
+    corrected = hr.late.correct("10 minutes")
     minutes = (
         inputs.orders.window(hr.tumbling("1 minute"), late=corrected)
         .group_by("region")
@@ -188,7 +188,7 @@ def _windows(pipeline: hr.Pipeline, inputs: Inputs) -> None:
     pipeline.write("minutes_topic", minutes)
     pipeline.view("compared", minutes.compare("1 minute"))
     hours = (
-        minutes.window(hr.tumbling("1 hour"), late=hr.correct("1 day"), emit="changes")
+        minutes.window(hr.tumbling("1 hour"), late=hr.late.correct("1 day"), emit="changes")
         .group_by("region")
         .aggregate(revenue=hr.agg.sum("revenue"))
     )
@@ -204,7 +204,9 @@ def _windows(pipeline: hr.Pipeline, inputs: Inputs) -> None:
         "moving", sliding.group_by("region").aggregate(mean=hr.agg.avg("amount"), n=hr.agg.count())
     )
     hopping = inputs.orders.window(
-        hr.hopping("2 minutes", every="1 minute"), late=hr.divert("late_orders"), emit="changes"
+        hr.hopping("2 minutes", every="1 minute"),
+        late=hr.late.divert("late_orders"),
+        emit="changes",
     )
     pipeline.view("hops", hopping.group_by("customer_id").aggregate(revenue=hr.agg.sum("amount")))
     heat = (

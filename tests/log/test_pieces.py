@@ -28,16 +28,16 @@ def test_a_column_that_does_not_fit_into_one_batch_comes_in_several() -> None:
     assert max(piece.nbytes for piece in found) <= PIECE_BYTES
 
 
-@pytest.mark.parametrize("most_bytes", [1, 100, 10_000])
-def test_rows_of_any_size_keep_their_order(most_bytes: int) -> None:
+@pytest.mark.parametrize("max_bytes", [1, 100, 10_000])
+def test_rows_of_any_size_keep_their_order(max_bytes: int) -> None:
     batches = [
         pa.record_batch({"n": [first, first + 1, first + 2], "text": ["x" * first, "", None]})
         for first in range(0, 60, 3)
     ]
-    found = list(pieces(pa.Table.from_batches(batches), most_bytes))
+    found = list(pieces(pa.Table.from_batches(batches), max_bytes))
     assert pa.Table.from_batches(found).equals(pa.Table.from_batches(batches).combine_chunks())
-    assert all(piece.nbytes <= most_bytes or piece.num_rows == 1 for piece in found)
-    assert most_bytes < 10_000 or len(found) == 1, "as few as the bound allows"
+    assert all(piece.nbytes <= max_bytes or piece.num_rows == 1 for piece in found)
+    assert max_bytes < 10_000 or len(found) == 1, "as few as the bound allows"
 
 
 def test_an_empty_table_has_no_pieces() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
-from headrace.runtime.query import LEAST_ROWS, MOST_ROWS, BatchSize
+from headrace.runtime.query import MAX_ROWS, MIN_ROWS, BatchSize
 from headrace.testing.pipelines import PipelineTest
 
 
@@ -19,8 +19,8 @@ def test_it_comes_near_the_target_and_follows_when_the_pace_changes(rows_a_secon
             seconds = cost_s + size.rows / pace
             size.took(size.rows, seconds)
         assert 10.0 * 0.5 <= cost_s + size.rows / pace <= 10.0 * 1.25 or size.rows in {
-            LEAST_ROWS,
-            MOST_ROWS,
+            MIN_ROWS,
+            MAX_ROWS,
         }
 
 
@@ -30,16 +30,16 @@ def test_small_batches_that_are_slow_for_other_reasons_make_it_no_smaller_than_a
     size = BatchSize(1.0)
     for _ in range(50):
         size.took(10, 60.0)
-    assert size.rows == LEAST_ROWS
+    assert size.rows == MIN_ROWS
     for _ in range(20):
         size.took(10, 0.1)
-    assert size.rows == MOST_ROWS
+    assert size.rows == MAX_ROWS
 
 
 def test_what_comes_out_does_not_depend_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.runtime.runner.LEAST_ROWS", 1)
+    monkeypatch.setattr("headrace.runtime.runner.MIN_ROWS", 1)
     shown = []
     for target_s in (30.0, 1e-9):
         shop = hr.Pipeline("shop")

@@ -13,7 +13,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import ConfigurationError
-from headrace.pipeline.view import MOST_ROWS, View
+from headrace.pipeline.view import MAX_ROWS, View
 from headrace.testing.pipelines import PipelineTest
 from tests.java import require_java
 
@@ -66,10 +66,10 @@ def test_a_view_shows_its_rows_as_of_a_tick(tmp_path: Path) -> None:
 def test_of_many_rows_the_first_are_shown(tmp_path: Path) -> None:
     pipeline, view = shop()
     with PipelineTest(pipeline, tmp_path) as test:
-        test.feed("orders", [{"region": f"r{n:03}", "amount": 1.0} for n in range(MOST_ROWS + 5)])
+        test.feed("orders", [{"region": f"r{n:03}", "amount": 1.0} for n in range(MAX_ROWS + 5)])
         test.settle()
         shown = view.at(test.state)._repr_mimebundle_()["text/html"]
-    assert shown.count("<tr>") == MOST_ROWS + 1
+    assert shown.count("<tr>") == MAX_ROWS + 1
     assert "and 5 more" in shown
 
 

@@ -101,9 +101,9 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("a b", {"after_match": "skip to last c"}, BadPattern, "no symbol of the pattern"),
     ("a b", {"after_match": "skip to first a"}, BadPattern, "it would be found for ever"),
     ("a b", {"rows": "some"}, PlanError, "use 'one' or 'all'"),
-    ("a b", {"late": hr.correct("1 hour")}, PlanError, "cannot be corrected"),
+    ("a b", {"late": hr.late.correct("1 hour")}, PlanError, "cannot be corrected"),
     ("a b", {"within": "0 seconds"}, PlanError, "is zero"),
-    ("a b", {"most_rows": 0}, PlanError, "most_rows=0"),
+    ("a b", {"max_rows": 0}, PlanError, "max_rows=0"),
     ("a{501}", {}, BadPattern, "more than 500 symbols"),
     ("PERMUTE(a, " * 60 + "b" + ")" * 60, {}, BadPattern, "nested more than 50 deep"),
     (

@@ -25,7 +25,7 @@ from tests.pipeline.shops import CUSTOMERS, ORDERS, Shop
 def test_inputs_are_as_declared() -> None:
     pipeline = hr.Pipeline("p", log="file:data")
     times = hr.EventTime(
-        "placed_at", delay="10 seconds", producer="device", idle="2 minutes", most_ahead="1 hour"
+        "placed_at", delay="10 seconds", producer="device", idle="2 minutes", max_ahead="1 hour"
     )
     pipeline.topic(
         "orders",
@@ -47,7 +47,7 @@ def test_inputs_are_as_declared() -> None:
         4,
     )
     assert orders.settings == (("retention", "7 days"),)
-    assert (orders.event_time, times.delay_us, times.idle_us, times.most_ahead_us) == (
+    assert (orders.event_time, times.delay_us, times.idle_us, times.max_ahead_us) == (
         times,
         10_000_000,
         120_000_000,
@@ -58,7 +58,7 @@ def test_inputs_are_as_declared() -> None:
 
 def test_event_time_has_defaults_that_keep_time_moving() -> None:
     plain = hr.EventTime("at")
-    assert (plain.delay_us, plain.producer, plain.idle_us, plain.most_ahead_us) == (
+    assert (plain.delay_us, plain.producer, plain.idle_us, plain.max_ahead_us) == (
         0,
         None,
         60_000_000,
@@ -322,7 +322,7 @@ def test_a_pipeline_has_a_plain_name(name: str) -> None:
         hr.Pipeline(name)
 
 
-@pytest.mark.parametrize("option", ["delay", "idle", "most_ahead"])
+@pytest.mark.parametrize("option", ["delay", "idle", "max_ahead"])
 def test_an_event_time_names_the_option_that_cannot_be_read(option: str) -> None:
     with pytest.raises(
         BadDuration, match=f"{option}.*of the event time 'at'|of the event time 'at'.*{option}"

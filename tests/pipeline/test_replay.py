@@ -16,7 +16,7 @@ from headrace.engine.ledger import Ledger
 from headrace.engine.ticks import Tick, TickJournal
 from headrace.errors import PlanError
 from headrace.log.file.log import FileLog
-from headrace.operators.windows.specs import Divert
+from headrace.operators.windows.late import Divert
 from headrace.plan.window_steps import WindowStep
 from headrace.runtime import versions as replay
 from headrace.runtime.versions import ReplayRefused, as_version, begin
@@ -84,7 +84,7 @@ def test_late_rows_of_a_version_go_to_a_topic_of_its_own() -> None:
     orders = pipeline.topic("orders", schema="k BIGINT, at TIMESTAMP", key="k", event_time="at")
     pipeline.view(
         "counts",
-        orders.window(hr.tumbling("1 minute"), late=hr.divert("late"))
+        orders.window(hr.tumbling("1 minute"), late=hr.late.divert("late"))
         .group_by("k")
         .aggregate(n=hr.agg.count()),
     )
@@ -119,7 +119,7 @@ def test_ticks_are_read_a_few_at_a_time_and_not_again(
 ) -> None:
     monkeypatch.setattr(replay, "_TICKS_A_COMMIT", 3)
     monkeypatch.setattr(replay, "_TICKS_AT_ONCE", 4)
-    monkeypatch.setattr(ticks_module, "MOST_AT_HAND", 5)
+    monkeypatch.setattr(ticks_module, "MAX_AT_HAND", 5)
     past = record(log, 30)
     read: list[int] = []
 
@@ -267,7 +267,7 @@ def test_what_retention_took_away_cannot_be_replayed(log: FileLog) -> None:
 def test_what_compaction_thinned_out_cannot_be_replayed(tmp_path: Path) -> None:
     with FileLog(tmp_path / "compacted") as log:
         log.create_table(
-            "orders", "k BIGINT, v BIGINT", primary_key="k", history="0 seconds", segment_bytes=512
+            "orders", "k BIGINT, v BIGINT", key="k", history="0 seconds", segment_bytes=512
         )
         pipeline = hr.Pipeline("shop")
         pipeline.view(

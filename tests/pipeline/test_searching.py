@@ -65,7 +65,7 @@ def test_the_columns_of_a_match() -> None:
         "highlights",
         "explanation",
     ]
-    assert declared(one_row_a="document")[1].schema.names == [
+    assert declared(per="document")[1].schema.names == [
         "id",
         "title",
         "body",
@@ -85,7 +85,7 @@ def test_the_columns_of_a_match() -> None:
         ({"text": []}, PlanError, "no text columns"),
         ({"filters": ["title"]}, PlanError, "a column twice"),
         ({"default": "xor"}, PlanError, "default='xor'"),
-        ({"one_row_a": "query"}, PlanError, "one_row_a='query'"),
+        ({"per": "query"}, PlanError, "per='query'"),
         ({"language": "englisch"}, ConfigurationError, "did you mean 'english'"),
     ],
 )
@@ -161,7 +161,7 @@ def article(id: int, title: str, body: str = "", language: str = "de") -> dict[s
     return {"id": id, "title": title, "body": body, "language": language, "price": 1.0}
 
 
-def drive(test: PipelineTest, most_ticks: int = 1_000) -> None:
+def drive(test: PipelineTest, max_ticks: int = 1_000) -> None:
     """Queries that come, change and go between documents."""
     test.feed("subscriptions", QUERIES)
     test.feed("articles", [article(1, "Storm"), article(2, "calm", "heavy rain")])
@@ -174,7 +174,7 @@ def drive(test: PipelineTest, most_ticks: int = 1_000) -> None:
         [{"subscription": 3, "query": None, "reader": None, "_change_type": "delete"}],
     )
     test.feed("articles", [article(5, "calm sea")])
-    test.settle(most_ticks)
+    test.settle(max_ticks)
 
 
 MATCHES = {(1, 1), (2, 2), (2, 3), (4, 1), (4, 2), (4, 3), (5, 1)}
@@ -202,9 +202,9 @@ def letters(test: PipelineTest) -> list[dict[str, Any]]:
 def test_shards_and_batches_do_not_matter(tmp_path: Path) -> None:
     """Also not for the order of a derived topic's rows."""
     told = []
-    for shards, most_ticks in ((1, 1_000), (2, 1), (5, 1_000), (3, 2)):
-        with PipelineTest(pipeline(), tmp_path / f"{shards}-{most_ticks}", shards=shards) as test:
-            drive(test, most_ticks)
+    for shards, max_ticks in ((1, 1_000), (2, 1), (5, 1_000), (3, 2)):
+        with PipelineTest(pipeline(), tmp_path / f"{shards}-{max_ticks}", shards=shards) as test:
+            drive(test, max_ticks)
             told.append(test.rows("alerts"))
     assert told[0] == told[1] == told[2] == told[3]
 
@@ -240,9 +240,7 @@ def test_a_runner_that_dies_and_one_with_other_shards_go_on(
 def test_one_row_a_document(tmp_path: Path) -> None:
     told = []
     for shards in (1, 3):
-        with PipelineTest(
-            pipeline(one_row_a="document"), tmp_path / str(shards), shards=shards
-        ) as test:
+        with PipelineTest(pipeline(per="document"), tmp_path / str(shards), shards=shards) as test:
             drive(test)
             rows = {
                 row["id"]: [match["subscription"] for match in row["matches"]]

@@ -18,7 +18,7 @@ from tests.sinks.webhook_receiver import WebhookReceiver
 def address(tmp_path: Path) -> str:
     address = f"file:{tmp_path / 'log'}"
     with hr.open_log(address) as log:
-        log.create_table("revenue.sqlite", "region STRING, revenue BIGINT", primary_key="region")
+        log.create_table("revenue.sqlite", "region STRING, revenue BIGINT", key="region")
     return address
 
 

@@ -239,7 +239,7 @@ def test_a_malformed_last_event_id_is_refused(client: Client, last: str) -> None
 
 
 def test_a_place_that_is_not_kept_or_has_not_been_is_refused(serve: Start, state: Path) -> None:
-    with ViewStore(state / "views.db", most_changes=8) as store:
+    with ViewStore(state / "views.db", max_changes=8) as store:
         store.declare("counts", COUNTS, ("k",))
         for tick in range(1, 40):
             insert(store, tick, tick)
@@ -254,7 +254,7 @@ def test_a_place_that_is_not_kept_or_has_not_been_is_refused(serve: Start, state
 
 
 def test_more_at_once_than_is_kept_comes_as_a_new_snapshot(serve: Start, state: Path) -> None:
-    with ViewStore(state / "views.db", most_changes=8) as store:
+    with ViewStore(state / "views.db", max_changes=8) as store:
         store.declare("counts", COUNTS, ("k",))
         insert(store, 1, 1)
         with Client(serve().port).follow("/views/counts/changes") as follower:

@@ -42,7 +42,7 @@ def shop() -> hr.Pipeline:
     )
     pipeline.write("big_orders", orders.where("amount >= 100").select("order_id", "region"))
     minutes = (
-        orders.window(hr.tumbling("1 minute"), late=hr.correct("1 hour"))
+        orders.window(hr.tumbling("1 minute"), late=hr.late.correct("1 hour"))
         .group_by("region")
         .aggregate(orders=hr.agg.count(), revenue=hr.agg.sum("amount"))
     )

@@ -143,7 +143,7 @@ class SinkContract:
     @pytest.fixture
     def log(self, tmp_path: Path) -> Iterator[hr.Log]:
         with hr.open_log(f"file:{tmp_path / 'log'}") as log:
-            log.create_table("accounts", ACCOUNTS, primary_key="id", partitions=2)
+            log.create_table("accounts", ACCOUNTS, key="id", partitions=2)
             log.create_topic("payments", ACCOUNTS, key="id")
             yield log
 
@@ -172,7 +172,7 @@ class SinkContract:
         assert_equal_to_log(sink, log, "accounts")
 
     def test_every_type_comes_back_as_it_was(self, sink: hr.sinks.Sink, log: hr.Log) -> None:
-        log.create_table("everything", EVERYTHING, primary_key="k")
+        log.create_table("everything", EVERYTHING, key="k")
         written = [
             full_row("a"),
             {**dict.fromkeys(full_row("b")), "k": "b"},
@@ -304,7 +304,7 @@ class SinkContract:
         with log.producer("accounts") as producer:
             producer.upsert([account(1)])
         caught_up(one, log, "accounts")
-        log.create_table("others", ACCOUNTS, primary_key="id")
+        log.create_table("others", ACCOUNTS, key="id")
         with log.producer("others") as producer:
             producer.upsert([account(2)])
         with pytest.raises(TargetMismatch, match=r"from the topic 'accounts'[\s\S]*--start-over"):

@@ -47,7 +47,7 @@ def test_in_pieces_however_small(
         log.create_table(
             "documents",
             f"id BIGINT, body STRING, {HIDDEN_DDL}",
-            primary_key="id",
+            key="id",
             partitions=partitions,
         )
         with log.producer("documents") as producer:
@@ -88,7 +88,7 @@ def test_in_pieces_however_small(
 
 def test_a_row_that_stands_there_twice_is_one_too_many(tmp_path: Path) -> None:
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:
-        log.create_table("accounts", "id BIGINT, born DATE", primary_key="id")
+        log.create_table("accounts", "id BIGINT, born DATE", key="id")
         with log.producer("accounts") as producer:
             producer.upsert(
                 pa.table(
@@ -114,7 +114,7 @@ import pyarrow as pa
 import headrace as hr
 address, rows = sys.argv[1], int(sys.argv[2])
 with hr.open_log(address) as log:
-    log.create_table("accounts", "id BIGINT, name STRING", primary_key="id")
+    log.create_table("accounts", "id BIGINT, name STRING", key="id")
     with log.producer("accounts") as producer:
         for start in range(0, rows, 50_000):
             ids = list(range(start, start + 50_000))

@@ -8,9 +8,7 @@ import headrace as hr
 from tests.sinks.sink_contract import SinkContract, account, assert_equal_to_log, caught_up
 
 deltalake = pytest.importorskip("deltalake")
-from headrace.sinks.delta_target import (  # noqa: E402
-    DeltaTarget,
-)
+from headrace.sinks.delta_target import DeltaTarget  # noqa: E402
 
 
 class TestDelta(SinkContract):

@@ -46,7 +46,7 @@ def test_no_partition_waits_for_ever(log: hr.Log) -> None:
 
 
 def test_a_change_of_key_is_not_cut(log: hr.Log) -> None:
-    log.create_table("documents", CAPTURED, primary_key="id")
+    log.create_table("documents", CAPTURED, key="id")
     with log.transaction("writer") as tx:
         for number in range(5):
             changes = [
@@ -96,7 +96,7 @@ def test_tombstones_that_compaction_has_removed_are_missed_with_a_word(log: hr.L
     log.create_table(
         "accounts",
         "id BIGINT, text STRING",
-        primary_key="id",
+        key="id",
         history="1 second",
         tombstones="1 second",
         segment_bytes=1 << 16,

@@ -12,7 +12,7 @@ import headrace as hr
 from headrace.engine.ledger import MAIN_QUERY, Ledger, LedgerEntry
 from headrace.errors import RetryError
 from headrace.log.file.transaction import FileTransaction
-from headrace.log.values import Position
+from headrace.log.values import AppendResult
 from headrace.testing.pipelines import PipelineTest
 
 
@@ -28,7 +28,7 @@ class Unsure:
         monkeypatch.setattr(FileTransaction, "commit", lambda tx: self.commit(tx))  # noqa: PLW0108  # a method of the transaction
         monkeypatch.setattr(FileTransaction, "next", lambda tx: self.next(tx))  # noqa: PLW0108
 
-    def commit(self, tx: FileTransaction) -> Position:
+    def commit(self, tx: FileTransaction) -> AppendResult:
         if self.is_next:
             self.is_next, self.prepared = False, tx
             raise RetryError("The outcome is unknown.")

@@ -44,7 +44,7 @@ def log(kafka_broker: KafkaBroker) -> Iterator[hr.Log]:
 @pytest.fixture
 def accounts(log: hr.Log) -> str:
     return log.create_table(
-        f"accounts-{uuid.uuid4().hex[:8]}", ACCOUNTS, primary_key="id", partitions=2
+        f"accounts-{uuid.uuid4().hex[:8]}", ACCOUNTS, key="id", partitions=2
     ).name
 
 

@@ -143,7 +143,7 @@ class TestPostgres(SinkContract):
         self, sink: hr.sinks.Sink, log: hr.Log
     ) -> None:
         log.create_table(
-            "documents", "id BIGINT, title STRING, body STRING, _marks STRING", primary_key="id"
+            "documents", "id BIGINT, title STRING, body STRING, _marks STRING", key="id"
         )
         unchanged = '{"body": {"unchanged": true}}'
         with log.producer("documents") as producer:
@@ -187,7 +187,7 @@ def test_a_server_that_goes_away_and_comes_back(
 ) -> None:
     sink = hr.sinks.postgres(own_server.url, batch_rows=50)
     with hr.open_log(f"file:{tmp_path_factory.mktemp('log')}") as log:
-        log.create_table("accounts", "id BIGINT, amount BIGINT", primary_key="id")
+        log.create_table("accounts", "id BIGINT, amount BIGINT", key="id")
         stop = threading.Event()
         syncing = Syncing(sink, log, "accounts")
         thread = threading.Thread(target=syncing.run, kwargs={"stop": stop})

@@ -62,9 +62,7 @@ class TestJson(SinkContract):
         return hr.sinks.redis(redis_server.url, encoding="json")
 
     def test_how_a_row_stands_there(self, sink: hr.sinks.Sink, log: hr.Log, client: Any) -> None:
-        log.create_table(
-            "stock", "shop STRING, item BIGINT, left INT", primary_key=["shop", "item"]
-        )
+        log.create_table("stock", "shop STRING, item BIGINT, left INT", key=["shop", "item"])
         with log.producer("stock") as producer:
             producer.upsert([{"shop": "a b", "item": 1, "left": 3}])
         caught_up(sink, log, "stock")
@@ -76,7 +74,7 @@ def test_what_json_cannot_carry_is_put_aside(
 ) -> None:
     sink = hr.sinks.redis(redis_server.url, encoding="json")
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:
-        log.create_table("days", "id BIGINT, day DATE", primary_key="id")
+        log.create_table("days", "id BIGINT, day DATE", key="id")
         with log.producer("days") as producer:
             producer.upsert(
                 pa.table(
@@ -102,7 +100,7 @@ def test_a_server_that_has_forgotten_is_filled_again(
     """Rows and place are lost together."""
     sink, stop = hr.sinks.redis(redis_server.url), threading.Event()
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:
-        log.create_table("accounts", "id BIGINT", primary_key="id")
+        log.create_table("accounts", "id BIGINT", key="id")
         thread = threading.Thread(target=Syncing(sink, log, "accounts").run, kwargs={"stop": stop})
         thread.start()
         deadline = time.monotonic() + 30

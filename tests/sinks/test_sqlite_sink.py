@@ -81,7 +81,7 @@ class TestSqlite(SinkContract):
     def test_when_nearly_all_is_refused_it_stops(
         self, sink: hr.sinks.Sink, log: hr.Log, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(target_module, "MOST_REFUSED", 5)
+        monkeypatch.setattr(target_module, "MAX_REFUSED", 5)
         with sqlite3.connect(path) as db:
             db.execute(
                 "CREATE TABLE accounts (id INTEGER PRIMARY KEY, name TEXT CHECK (name = 'x'),"

@@ -237,9 +237,9 @@ def test_a_query_that_takes_too_long_is_stopped(reader: ViewReader) -> None:
 
 
 def test_a_result_is_bounded(reader: ViewReader) -> None:
-    assert reader.sql("SELECT k FROM counts", most_rows=100).num_rows == 100
+    assert reader.sql("SELECT k FROM counts", max_rows=100).num_rows == 100
     with pytest.raises(BadQuery, match="more than 99 rows"):
-        reader.sql("SELECT k FROM counts", most_rows=99)
+        reader.sql("SELECT k FROM counts", max_rows=99)
 
 
 def test_an_unknown_view_names_the_nearest(reader: ViewReader) -> None:

@@ -345,7 +345,7 @@ def test_a_commit_without_room_stores_nothing(open_store: OpenStore) -> None:
 
 
 def test_changes_that_are_let_go_take_no_room(open_store: OpenStore) -> None:
-    store = open_store(most_changes=16)
+    store = open_store(max_changes=16)
     store.declare("counts", COUNTS, ("k",))
     assert store._db is not None
     for tick in range(1, 60):

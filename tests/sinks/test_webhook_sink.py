@@ -239,7 +239,7 @@ def test_values_that_did_not_change_are_marked(tmp_path: Path, receiver: Webhook
     """Nobody can be asked what they were."""
     with hr.open_log(f"file:{tmp_path / 'log'}") as log:
         log.create_table(
-            "documents", "id BIGINT, title STRING, body STRING, _marks STRING", primary_key="id"
+            "documents", "id BIGINT, title STRING, body STRING, _marks STRING", key="id"
         )
         with log.producer("documents") as producer:
             producer.upsert(

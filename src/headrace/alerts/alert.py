@@ -101,7 +101,7 @@ SCHEMA = (
     " BIGINT, active BIGINT, is_silenced BOOLEAN, content STRING"
 )
 FIRING, RESOLVED = "firing", "resolved"
-MOST_ROWS = 100
+MAX_ROWS = 100
 """So many rows of each kind are in a message; of more only the number."""
 
 
@@ -206,8 +206,8 @@ def content_of(
         else f'"group": {json.dumps(group)}, '
     )
     return (
-        f'{{{named}"fired": [{", ".join(fired[:MOST_ROWS])}], "resolved":'
-        f" [{', '.join(resolved[:MOST_ROWS])}]}}"
+        f'{{{named}"fired": [{", ".join(fired[:MAX_ROWS])}], "resolved":'
+        f" [{', '.join(resolved[:MAX_ROWS])}]}}"
     )
 
 

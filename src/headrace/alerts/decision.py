@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.alerts.alert import MOST_ROWS, SCHEMA, TOPIC, Alert, AlertMessage, message_of
+from headrace.alerts.alert import MAX_ROWS, SCHEMA, TOPIC, Alert, AlertMessage, message_of
 from headrace.columnar.columns import CHANGE_TYPE, DELETE, INSERT, SYSTEM_FIELDS, UPDATE_BEFORE
 from headrace.errors import ConfigurationError
 from headrace.log.api import Log, Transaction
@@ -33,7 +33,7 @@ from headrace.log.dead_letters import letter_texts
 VERSION = 2
 WHOLE = ""
 """The group of an alert that has none."""
-MOST_GROUPS = 1_000
+MAX_GROUPS = 1_000
 """Groups of which it is remembered when they were told last; of more, those that were told longest
 ago are forgotten, and may be told sooner.
 """
@@ -62,9 +62,9 @@ class Rows:
     more: int = 0
     size: int = 0
 
-    def add(self, text: str, most_bytes: int = ROWS_BYTES) -> None:
-        size = self.size + stored_bytes(text) if len(self.shown) < MOST_ROWS else most_bytes + 1
-        if size <= most_bytes:
+    def add(self, text: str, max_bytes: int = ROWS_BYTES) -> None:
+        size = self.size + stored_bytes(text) if len(self.shown) < MAX_ROWS else max_bytes + 1
+        if size <= max_bytes:
             self.shown.append(text)
             self.size = size
         else:
@@ -75,13 +75,13 @@ class Rows:
             self.add(text)
         self.more += more
 
-    def within(self, most_bytes: int) -> Rows:
+    def within(self, max_bytes: int) -> Rows:
         """As many of them as fit."""
-        if self.size <= most_bytes:
+        if self.size <= max_bytes:
             return self
         fitting = Rows(more=self.more)
         for text in self.shown:
-            fitting.add(text, most_bytes)
+            fitting.add(text, max_bytes)
         return fitting
 
     @classmethod
@@ -121,10 +121,10 @@ class Group:
         told_us, is_muted, fired, more_fired, resolved, more_resolved = stored
         return cls(told_us, is_muted, Rows.of(fired, more_fired), Rows.of(resolved, more_resolved))
 
-    def within(self, most_bytes: int) -> Group:
-        fired = self.fired.within(most_bytes)
+    def within(self, max_bytes: int) -> Group:
+        fired = self.fired.within(max_bytes)
         return Group(
-            self.told_us, self.is_muted, fired, self.resolved.within(most_bytes - fired.size)
+            self.told_us, self.is_muted, fired, self.resolved.within(max_bytes - fired.size)
         )
 
 
@@ -199,7 +199,7 @@ class AlertState:
         )
         kept = owed | set(
             _fitting(
-                quiet, MOST_GROUPS - len(owed), STORED_NAMES_BYTES - sum(map(stored_bytes, owed))
+                quiet, MAX_GROUPS - len(owed), STORED_NAMES_BYTES - sum(map(stored_bytes, owed))
             )
         )
         return AlertState(
@@ -209,11 +209,11 @@ class AlertState:
         )
 
 
-def _fitting(names: list[str], most: int, most_bytes: int) -> list[str]:
+def _fitting(names: list[str], most: int, max_bytes: int) -> list[str]:
     """The first ones."""
     sizes = accumulate(map(stored_bytes, names))
     return [
-        name for name, size in zip(names[: max(0, most)], sizes, strict=False) if size <= most_bytes
+        name for name, size in zip(names[: max(0, most)], sizes, strict=False) if size <= max_bytes
     ]
 
 
@@ -244,15 +244,15 @@ def silenced_until_us(log: Log, pipeline: str, alert: str) -> int:
     return int(log.note(_note(pipeline, alert)) or 0)
 
 
-MOST_ACTIVE = 1_000
+MAX_ACTIVE = 1_000
 """Keys that fire and are remembered. Of more it is told that they fire, and that they are resolved,
 but they are not counted as active.
 """
 ACTIVE_BYTES = 256 << 10
 """So large are their keys and rows together, as they are stored; more are treated likewise."""
-MOST_WAITING = 10_000
+MAX_WAITING = 10_000
 """Rows of a group that wait for its next message; then it is told early."""
-MOST_MESSAGES = 100
+MAX_MESSAGES = 100
 """At one time. When more groups have something to tell, the last message is of all the others
 together.
 """
@@ -316,7 +316,7 @@ class Deciding:
         return found
 
     def _is_time(self, group: Group, now_us: int) -> bool:
-        return now_us - group.told_us >= self.alert.every_us or group.waiting >= MOST_WAITING
+        return now_us - group.told_us >= self.alert.every_us or group.waiting >= MAX_WAITING
 
     @staticmethod
     def _reminds(group: Group, is_active: bool, is_silenced: bool) -> bool:
@@ -392,7 +392,7 @@ class Deciding:
     def _has_room(self, key: str, text: str) -> bool:
         others = len(self._state.active) - (key in self._state.active)
         return (
-            others < MOST_ACTIVE
+            others < MAX_ACTIVE
             and self._active_bytes - self._remembered_bytes(key) + _size(key, text) <= ACTIVE_BYTES
         )
 
@@ -418,7 +418,7 @@ class Deciding:
         """1. a message a group, if they are not too many, what waits for others, and the place
         behind the rows that were read, in one transaction; 2. whoever listens in this process.
         """
-        alone = len(names) if len(names) <= MOST_MESSAGES else MOST_MESSAGES - 1
+        alone = len(names) if len(names) <= MAX_MESSAGES else MAX_MESSAGES - 1
         together = [
             *([name] for name in names[:alone]),
             *([names[alone:]] if names[alone:] else []),

@@ -137,7 +137,7 @@ def read(file: Path) -> list[Rule]:
 
 
 MINUTE_S = 60.0
-MOST_LOOKS = 10_000
+MAX_LOOKS = 10_000
 Values = Mapping[str, Mapping[str, float]]
 """What -> of what -> how much."""
 
@@ -179,7 +179,7 @@ class Facts:
         """
         if (looks := self._before.get((what, of))) is None:
             looks = self._before[what, of] = deque(
-                [(now_s, 0.0)] if self._has_looked else [], maxlen=MOST_LOOKS
+                [(now_s, 0.0)] if self._has_looked else [], maxlen=MAX_LOOKS
             )
         if looks and total < looks[-1][1]:
             looks.clear()

@@ -24,7 +24,7 @@ from headrace.errors import ConfigurationError, RetryError, nearest
 from headrace.log.api import Log
 
 logger = logging.getLogger("headrace.cdc")
-MOST_ROWS_A_COMMIT = 200_000
+MAX_ROWS_A_COMMIT = 200_000
 LONGEST_GATHERING_S = 0.5
 POLL_S = 0.2
 LOOK_AROUND_S = 2.0
@@ -162,7 +162,7 @@ class Capturing:
             return False
         since_s = self._gathering_since_s
         waited_long = since_s is not None and time.monotonic() - since_s > LONGEST_GATHERING_S
-        return part.is_idle or waited_long or self._writer.waiting_rows >= MOST_ROWS_A_COMMIT
+        return part.is_idle or waited_long or self._writer.waiting_rows >= MAX_ROWS_A_COMMIT
 
     def _commit(self, source: Source) -> None:
         """1. durable in the log, with the position; 2. only then confirmed upstream."""

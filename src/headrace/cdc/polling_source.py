@@ -20,7 +20,7 @@ from headrace.log.rows import to_batch
 from headrace.types.schema import parse_schema, to_ddl
 
 ROWS_A_LOOK = 20_000
-MOST_EQUAL = 100_000
+MAX_EQUAL = 100_000
 
 
 class PollingSource:
@@ -138,9 +138,9 @@ class PollingSource:
         equal = [self._key_of(row) for row in fresh if row[self.column] == newest]
         self._seen = self._seen + equal if newest == self._value else equal
         self._value = newest
-        if len(self._seen) > MOST_EQUAL:
+        if len(self._seen) > MAX_EQUAL:
             raise ConfigurationError(
-                f"More than {MOST_EQUAL:,} rows of {self.table} have the same value in"
+                f"More than {MAX_EQUAL:,} rows of {self.table} have the same value in"
                 f" {self.column!r}.",
                 fix="poll by a column that differs more, such as a serial number.",
             )

@@ -394,7 +394,7 @@ def _fitting(value: Any, kind: str, row: int, name: str, marks: dict[int, dict[s
 
 BUSY_S = 10.0
 LOOK_EVERY_S = 0.02
-MOST_CHANGES_A_PART = 50_000
+MAX_CHANGES_A_PART = 50_000
 PRUNE_EVERY_S = 10.0
 
 
@@ -536,7 +536,7 @@ class SqliteSource:
             items += self._follow_columns()
             self._connection.execute("BEGIN")
             self._reading_to = max(self._newest(), self._read_to)
-        stop = min(self._read_to + MOST_CHANGES_A_PART, self._reading_to)
+        stop = min(self._read_to + MAX_CHANGES_A_PART, self._reading_to)
         items += self._changes(self._read_to, stop)
         self._read_to = stop
         if stop < self._reading_to:  # the read transaction stays open: it shows the same moment

@@ -67,7 +67,7 @@ def prepare(log: Log, shape: TableShape, topic: str, *, partitions: int) -> Fitt
         log.create_table(
             topic,
             f"{shape.ddl}, {HIDDEN_DDL}",
-            primary_key=shape.key,
+            key=shape.key,
             partitions=partitions,
             exist_ok=True,
         )

@@ -14,7 +14,7 @@ from headrace.errors import ConfigurationError
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-_MOST_BYTES_A_COLUMN = 2**31 - 1
+_MAX_BYTES_A_COLUMN = 2**31 - 1
 
 
 def fixed_width(array: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -57,7 +57,7 @@ def same_width(array: pa.Array) -> npt.NDArray[np.void] | None:
 
 def as_binary(values: npt.NDArray[np.void]) -> pa.Array:
     """Values of one length as a binary column, without a copy."""
-    if values.nbytes > _MOST_BYTES_A_COLUMN:
+    if values.nbytes > _MAX_BYTES_A_COLUMN:
         raise ConfigurationError(
             f"A batch touches {values.nbytes >> 20} MiB of one step's state at once; 2048 are the"
             " most.",
@@ -141,14 +141,14 @@ def entries(array: pa.MapArray) -> tuple[pa.Array, pa.Array]:
 PIECE_BYTES = 64 << 20
 
 
-def pieces(rows: pa.Table, most_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
+def pieces(rows: pa.Table, max_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
     """All rows in their order, as few batches as the bound allows; a single row may be larger. An
     empty table has none.
     """
-    if rows.num_rows > 1 and rows.nbytes > (PIECE_BYTES if most_bytes is None else most_bytes):
+    if rows.num_rows > 1 and rows.nbytes > (PIECE_BYTES if max_bytes is None else max_bytes):
         middle = rows.num_rows // 2
-        yield from pieces(rows.slice(0, middle), most_bytes)
-        yield from pieces(rows.slice(middle), most_bytes)
+        yield from pieces(rows.slice(0, middle), max_bytes)
+        yield from pieces(rows.slice(middle), max_bytes)
     elif rows.num_rows:
         in_chunks = any(column.num_chunks > 1 for column in rows.columns)
         yield from (rows.combine_chunks() if in_chunks else rows).to_batches()

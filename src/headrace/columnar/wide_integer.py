@@ -57,8 +57,8 @@ def _shifted(values: Ints, bits: int, words: int) -> Wide:
 def segment_sums(values: Ints, signs: Ints | None, starts: Ints, words: int) -> Wide:
     """The sum of each segment, of values that come less those that go."""
     lowest, highest = int(values.min(initial=0)), int(values.max(initial=0))
-    most_rows = int(np.diff(starts, append=len(values)).max(initial=1))
-    if max(-lowest, highest) * most_rows < 1 << 63:
+    max_rows = int(np.diff(starts, append=len(values)).max(initial=1))
+    if max(-lowest, highest) * max_rows < 1 << 63:
         signed = values if signs is None else values * signs
         return of_integers(
             signed if len(starts) == len(values) else np.add.reduceat(signed, starts), words

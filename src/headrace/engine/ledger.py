@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 from headrace.errors import FencedError, NewerFormat, RetryError
 from headrace.log.api import Log, Transaction
-from headrace.log.values import Position
+from headrace.log.values import AppendResult
 
 VERSION = 1
 MAIN_QUERY = "main"
@@ -164,7 +164,7 @@ class Ledger:
         if not self._is_settled:
             self.transaction().abort()
 
-    def commit(self, tx: Transaction) -> Position:
+    def commit(self, tx: Transaction) -> AppendResult:
         """Commit, and say clearly if someone else has taken over."""
         known, self._known = self._known, {}  # a commit whose outcome is not known is looked up
         self._is_settled = False

@@ -19,8 +19,8 @@ from headrace.engine.ticks import Tick
 from headrace.log.spark.options import Address, shared_log
 
 DERIVED = -1  # the rank of rows that a stage made: below zero, also behind a union
-_MOST_ROWS_A_BATCH = 100_000
-_LEAST_ROWS, _LEAST_ROWS_ON_KAFKA = 10_000, 100_000
+_MAX_ROWS_A_BATCH = 100_000
+_MIN_ROWS, _MIN_ROWS_ON_KAFKA = 10_000, 100_000
 ORDER_FIELDS = (
     pa.field(TICK, pa.int64(), nullable=False),
     pa.field(RANK, pa.int32(), nullable=False),
@@ -55,8 +55,8 @@ class TopicRange:
         log = shared_log(Address(log_address))
         names = [*self.columns, PARTITION_COLUMN, OFFSET_COLUMN]
         for batch in log.read(self.topic, self.partition, self.start, self.stop, columns=names):
-            for first in range(0, batch.num_rows, _MOST_ROWS_A_BATCH):
-                yield self._placed(batch.slice(first, _MOST_ROWS_A_BATCH))
+            for first in range(0, batch.num_rows, _MAX_ROWS_A_BATCH):
+                yield self._placed(batch.slice(first, _MAX_ROWS_A_BATCH))
 
     def _placed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         offsets = batch.column(OFFSET_COLUMN)
@@ -76,11 +76,11 @@ class TopicRange:
         )
 
 
-def least_rows(log_address: str) -> int:
+def min_rows(log_address: str) -> int:
     """A range is not cut into smaller pieces than this. Kafka's client reads on behind the end of a
     piece, for nothing.
     """
-    return _LEAST_ROWS_ON_KAFKA if log_address.startswith("kafka:") else _LEAST_ROWS
+    return _MIN_ROWS_ON_KAFKA if log_address.startswith("kafka:") else _MIN_ROWS
 
 
 def ranges(
@@ -101,11 +101,11 @@ def ranges(
     found = []
     last = ticks[-1]
     partitions = sorted(last.ends.get(topic, {}))
-    most_pieces = max(1, -(-parts // max(1, len(partitions))))
+    max_pieces = max(1, -(-parts // max(1, len(partitions))))
     times_us = tuple(tick.time_us for tick in ticks)
     for partition in partitions:
         start, stop = before.end(topic, partition), last.end(topic, partition)
-        pieces = max(1, min(most_pieces, (stop - start) // least))
+        pieces = max(1, min(max_pieces, (stop - start) // least))
         cuts = [start + (stop - start) * piece // pieces for piece in range(pieces + 1)]
         numbers, ends = (
             tuple(tick.number for tick in ticks),

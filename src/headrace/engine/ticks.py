@@ -19,7 +19,7 @@ import numpy as np
 from headrace.durations import from_us
 from headrace.errors import NewerFormat, RetryError
 from headrace.log.api import Log, Transaction
-from headrace.log.values import Position
+from headrace.log.values import AppendResult
 from headrace.operators.kernel import UNSTARTED, Clocks
 
 Ends = Mapping[str, Mapping[int, int]]
@@ -29,7 +29,7 @@ _SHED = (  # among the ends, in ticks in which rows are left out; no topic of us
 )
 _WHOLE_EVERY = 64
 _NEAR = 256  # offsets; among so many there is a whole tick
-MOST_AT_HAND = 10_000
+MAX_AT_HAND = 10_000
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class TickJournal:
             self._offset = at + 1
         self._unsure = False
 
-    def took(self, ticks: Sequence[Tick], position: Position) -> None:
+    def took(self, ticks: Sequence[Tick], position: AppendResult) -> None:
         """Ticks that were recorded here, and committed at a position: there is no need to read
         them.
         """
@@ -108,8 +108,8 @@ class TickJournal:
         if self._first is None and ticks:
             self._first = ticks[0]
         self._ticks += ticks
-        if len(self._ticks) > 2 * MOST_AT_HAND:
-            del self._ticks[:-MOST_AT_HAND]
+        if len(self._ticks) > 2 * MAX_AT_HAND:
+            del self._ticks[:-MAX_AT_HAND]
 
     def _read(self, start: int, stop: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
         for batch in self.log.read(self.topic, 0, start, stop):
@@ -233,8 +233,8 @@ def _changed(before: Ends, after: Ends) -> Ends:
 # messages, so a backlog is cut with about two questions a tick.
 
 
-MOST_ROWS_A_TICK = 1_000_000
-MOST_TICKS_AT_ONCE = 1_000  # the rest of a backlog is cut next time
+MAX_ROWS_A_TICK = 1_000_000
+MAX_TICKS_AT_ONCE = 1_000  # the rest of a backlog is cut next time
 _FIRST_STEP_US = 1_000_000
 _STEPS_GROW = 4
 
@@ -253,7 +253,7 @@ def next_ticks(
     last: Tick,
     now_us: int,
     *,
-    most_rows: int = MOST_ROWS_A_TICK,
+    max_rows: int = MAX_ROWS_A_TICK,
     forced: bool = False,
 ) -> list[Tick]:
     """The ticks that are due: none if nothing is new (unless `forced`), several if there is a
@@ -267,8 +267,8 @@ def next_ticks(
         return [Tick(last.number + 1, max(last.time_us, now_us), newest.ends)] if forced else []
     cuts = (
         [newest]
-        if rows <= most_rows
-        else islice(_cuts(log, last, newest, most_rows), MOST_TICKS_AT_ONCE)
+        if rows <= max_rows
+        else islice(_cuts(log, last, newest, max_rows), MAX_TICKS_AT_ONCE)
     )
     ticks: list[Tick] = []
     for cut in cuts:
@@ -315,13 +315,13 @@ def rows_between(before: Ends, after: Ends) -> int:
 # A backlog
 
 
-def _cuts(log: Log, last: Tick, newest: _Moment, most_rows: int) -> Iterator[_Moment]:
-    """Moments at most `most_rows` apart; neighbours that fit into one tick are one."""
+def _cuts(log: Log, last: Tick, newest: _Moment, max_rows: int) -> Iterator[_Moment]:
+    """Moments at most `max_rows` apart; neighbours that fit into one tick are one."""
     begun, reached = last.ends, last.ends
     waiting: _Moment | None = None
     for low, high in pairwise(_moments(log, last.ends, newest)):
-        for moment in _split(log, low, high, most_rows):
-            if waiting is not None and rows_between(begun, moment.ends) > most_rows:
+        for moment in _split(log, low, high, max_rows):
+            if waiting is not None and rows_between(begun, moment.ends) > max_rows:
                 yield waiting
                 begun = reached
             waiting, reached = moment, moment.ends
@@ -338,15 +338,15 @@ def _moments(log: Log, begun: Ends, newest: _Moment) -> list[_Moment]:
     return [*([_Moment(-1, begun)] if found[-1].time_us == 0 else []), *reversed(found)]
 
 
-def _split(log: Log, low: _Moment, high: _Moment, most_rows: int) -> Iterator[_Moment]:
+def _split(log: Log, low: _Moment, high: _Moment, max_rows: int) -> Iterator[_Moment]:
     """Moments after `low`, up to `high`. Where even one microsecond has more rows than the bound,
     they are taken whole.
     """
     rows = rows_between(low.ends, high.ends)
-    if rows > most_rows and high.time_us - low.time_us > 1:
+    if rows > max_rows and high.time_us - low.time_us > 1:
         middle = _moment(log, (low.time_us + high.time_us) // 2, low.ends, high.ends)
-        yield from _split(log, low, middle, most_rows)
-        yield from _split(log, middle, high, most_rows)
+        yield from _split(log, low, middle, max_rows)
+        yield from _split(log, middle, high, max_rows)
     elif rows:
         yield high
 

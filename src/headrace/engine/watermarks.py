@@ -29,7 +29,7 @@ from headrace.errors import TooManyProducers
 from headrace.operators.kernel import UNSTARTED, Clocks, Times
 from headrace.operators.watermark import NO_PRODUCER, ClockPath, ClockSpec
 
-MOST_PRODUCERS = 100_000
+MAX_PRODUCERS = 100_000
 _FEW_ROWS = 1000
 PARTS = pa.schema([("tick", pa.int64()), ("producer", pa.string()), ("newest_us", pa.int64())])
 """What read tasks tell: the newest event time of a producer in a tick."""
@@ -143,10 +143,10 @@ class _Moving:
             return
         live = self._live(time_us)
         count = int(np.count_nonzero(live))
-        if count > MOST_PRODUCERS:
+        if count > MAX_PRODUCERS:
             raise TooManyProducers(
                 f"The input {self.spec.name!r} has {count:,} producers at once; at most"
-                f" {MOST_PRODUCERS:,} can be told apart.",
+                f" {MAX_PRODUCERS:,} can be told apart.",
                 fix=(
                     "name a column with fewer values as producer=, such as the site instead of the"
                     " device, or a shorter idle=."
@@ -428,7 +428,7 @@ class EventTimes:
         self.spec, self.ticks, self.number, self.directory = spec, ticks, number, directory
         self._diverter = Diverter(directory, spec.name)
         self._found: list[pa.Table] = []
-        self._ahead = f"its event time is more than {format_us(spec.most_ahead_us)} ahead"
+        self._ahead = f"its event time is more than {format_us(spec.max_ahead_us)} ahead"
 
     def taken(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if self.spec.column is None or not rows.num_rows:
@@ -469,7 +469,7 @@ class EventTimes:
         return rows, times
 
     def _limits(self, rows: pa.RecordBatch) -> pa.Array:
-        return pa.array(_tick_times(rows, self.ticks) + self.spec.most_ahead_us)
+        return pa.array(_tick_times(rows, self.ticks) + self.spec.max_ahead_us)
 
     def _newest(self, rows: pa.RecordBatch, times: pa.Array) -> pa.Table:
         table = pa.table([rows.column(TICK), self._producers(rows), times], schema=PARTS)

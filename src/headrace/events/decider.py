@@ -29,16 +29,16 @@ from headrace.errors import (
 from headrace.events.codec import Codec, Upcaster, from_json, to_json
 from headrace.events.event import Event, Recorded, check_entity, recorded
 from headrace.events.store import EventStore
-from headrace.log.values import Position
+from headrace.log.values import AppendResult
 
 if TYPE_CHECKING:
     from headrace.events.privacy.vault import Vault
 
 
 S = TypeVar("S")
-_MOST_STATES = 10_000
+_MAX_STATES = 10_000
 _LOCKS = 64
-_MOST_ATTEMPTS = 100
+_MAX_ATTEMPTS = 100
 _LONGEST_WAIT_S = 0.05
 
 
@@ -77,7 +77,7 @@ class Handled(Generic[S]):
     state: S
     version: int
     events: tuple[Any, ...]
-    position: Position
+    position: AppendResult
     duplicate: bool = False
 
 
@@ -102,11 +102,11 @@ class Handler(Generic[S]):
         """
         check_entity(entity)
         with self._turns[hash(entity) % _LOCKS]:
-            for attempt in range(_MOST_ATTEMPTS):
+            for attempt in range(_MAX_ATTEMPTS):
                 try:
                     return self._once(entity, command, id)
                 except VersionConflict:
-                    if attempt + 1 == _MOST_ATTEMPTS:
+                    if attempt + 1 == _MAX_ATTEMPTS:
                         raise
                     time.sleep(
                         random.uniform(0, min(_LONGEST_WAIT_S, 0.001 * 2 ** min(attempt, 10)))  # noqa: S311
@@ -280,7 +280,7 @@ class Handler(Generic[S]):
             if known is None or known[0] <= version:
                 self._states[entity] = version, state
                 self._states.move_to_end(entity)
-            if len(self._states) > _MOST_STATES:
+            if len(self._states) > _MAX_STATES:
                 self._states.popitem(last=False)
         every = self.decider.snapshot_every
         if every is not None and version // every > since // every:
@@ -304,7 +304,7 @@ class Handler(Generic[S]):
 # restored backup, a state folded by another process.
 
 
-MOST_RANGES = 4096
+MAX_RANGES = 4096
 
 
 @dataclass(frozen=True)
@@ -323,8 +323,8 @@ def digest(
     """A hash for each range of entities, of what happened to them (and, with a handler, of the
     states folded from it). Offsets and times do not count: a copy has its own.
     """
-    if not 1 <= ranges <= MOST_RANGES:
-        raise InputError(f"{ranges} ranges were asked for.", fix=f"give 1 to {MOST_RANGES}.")
+    if not 1 <= ranges <= MAX_RANGES:
+        raise InputError(f"{ranges} ranges were asked for.", fix=f"give 1 to {MAX_RANGES}.")
     hashes = [sha256() for _ in range(ranges)]
     entities, events = [0] * ranges, [0] * ranges
     for entity, _ in store.entities():

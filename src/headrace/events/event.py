@@ -15,15 +15,15 @@ import pyarrow as pa
 
 from headrace.durations import from_us
 from headrace.errors import BadEvent
-from headrace.log.values import Position
+from headrace.log.values import AppendResult
 from headrace.types.schema import parse_schema
 
 NEW = 0
 """Expect that the entity has no events yet."""
 ANY = -1
 """Expect nothing: append behind whatever there is."""
-MOST_NAME_BYTES = 400
-MOST_EVENTS_AN_APPEND = 100_000
+MAX_NAME_BYTES = 400
+MAX_EVENTS_AN_APPEND = 100_000
 _written = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode
 
 
@@ -79,7 +79,7 @@ class Appended:
     shows them.
     """
 
-    position: Position
+    position: AppendResult
     versions: Mapping[str, int]
     offsets: range
     duplicate: bool = False
@@ -101,12 +101,12 @@ def check_entity(entity: Any) -> str:
         not isinstance(entity, str)
         or not entity
         or not entity.isprintable()
-        or len(entity.encode("utf-8", "replace")) > MOST_NAME_BYTES
+        or len(entity.encode("utf-8", "replace")) > MAX_NAME_BYTES
     ):
         raise BadEvent(
             f"{entity!r} cannot name an entity.",
             fix=(
-                f"use a text of 1 to {MOST_NAME_BYTES} bytes, such as 'account-17', without control"
+                f"use a text of 1 to {MAX_NAME_BYTES} bytes, such as 'account-17', without control"
                 " characters."
             ),
         )
@@ -135,11 +135,11 @@ def draft(event: Any, entity: str) -> Draft:
             not isinstance(value, str)
             or not value
             or not value.isprintable()
-            or len(value.encode("utf-8", "replace")) > MOST_NAME_BYTES
+            or len(value.encode("utf-8", "replace")) > MAX_NAME_BYTES
         ):
             raise BadEvent(
                 f"The {what} of an event of {entity!r} is {value!r}.",
-                fix=f"use a text of 1 to {MOST_NAME_BYTES} bytes without control characters.",
+                fix=f"use a text of 1 to {MAX_NAME_BYTES} bytes without control characters.",
             )
     number: object = event.type_version
     if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number < 1 << 31:

@@ -86,6 +86,7 @@ _DATABASES = 4
 _NUMBER = 8
 _opened: dict[tuple[int, Path], tuple[Index, int]] = {}
 _guard = threading.Lock()
+_stores_guard = threading.Lock()
 
 
 class Index:
@@ -371,7 +372,7 @@ def generation_note(topic: str) -> str:
 
 def indexed(log: FileLog, topic: str) -> Indexed:
     """The one for a log's topic; each who asks closes it once."""
-    with _guard:
+    with _stores_guard:
         known = _all.setdefault(log, {})
         if topic not in known:
             known[topic] = Indexed(log, topic)
@@ -597,7 +598,7 @@ class Indexed:
 
     def close(self) -> None:
         """The last one leaves a good index behind for the next process."""
-        with _guard:
+        with _stores_guard:
             self.users -= 1
             if self.users:
                 return

@@ -36,7 +36,7 @@ from headrace.events.index import Indexed, Look, indexed
 from headrace.log.api import Closing, Log
 from headrace.log.file.commit_draft import PreparedRows, StaleTopic
 from headrace.log.file.segment import encode_rows
-from headrace.log.values import Duration, OffsetRange, Position
+from headrace.log.values import AppendResult, Duration, OffsetRange
 
 if TYPE_CHECKING:
     from headrace.log.file.commit_draft import Draft as LogDraft
@@ -202,10 +202,10 @@ class EventStore(Closing):
         """The offset that the next event will have."""
         return self.log.end_offsets(self.topic)[0]
 
-    def position(self, end: int | None = None) -> Position:
+    def position(self, end: int | None = None) -> AppendResult:
         """Everything up to now (or an offset), as a position to wait for."""
         stop = self.end() if end is None else end
-        return Position({self.topic: {0: OffsetRange(stop, stop)}})
+        return AppendResult({self.topic: {0: OffsetRange(stop, stop)}})
 
     def look_again(self) -> None:
         """The topic changed, or events were excised."""
@@ -330,7 +330,7 @@ class _Writing:
         offsets = [offset for _, _, offset in known]
         span = range(min(offsets), max(offsets) + 1)
         return Appended(
-            Position({self.topic: {0: OffsetRange(span.start, span.stop)}}, duplicate=True),
+            AppendResult({self.topic: {0: OffsetRange(span.start, span.stop)}}, duplicate=True),
             versions,
             span,
             duplicate=True,
@@ -344,9 +344,9 @@ def _check(drafted: Drafted) -> None:
     ids = [event.id for _, _, events in drafted for event in events if event.id is not None]
     if len(set(ids)) < len(ids):
         raise BadEvent("One append has an event id twice.", fix="give each event an id of its own.")
-    if sum(len(events) for _, _, events in drafted) > event_module.MOST_EVENTS_AN_APPEND:
+    if sum(len(events) for _, _, events in drafted) > event_module.MAX_EVENTS_AN_APPEND:
         raise BadEvent(
-            f"One append has more than {event_module.MOST_EVENTS_AN_APPEND:,} events.",
+            f"One append has more than {event_module.MAX_EVENTS_AN_APPEND:,} events.",
             fix="append them in parts.",
         )
 

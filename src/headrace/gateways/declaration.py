@@ -63,7 +63,7 @@ _RAW_AMQP = (
     " headers MAP<STRING, STRING>, received_at TIMESTAMP"
 )
 DEFAULT_BODY_BYTES = 8 << 20
-_SETTINGS = ("log", "policy", "most_rows", "most_bytes", "patience", "received")
+_SETTINGS = ("log", "policy", "max_rows", "max_bytes", "patience", "received")
 
 
 def http(
@@ -84,7 +84,7 @@ def http(
     environment's HEADRACE_TOKEN; hooks are known by their signatures.
 
     Settings, as for all gateways: `log`, `policy` ("block", "buffer", "drop newest" or "drop
-    oldest"), `most_rows` and `most_bytes` (that may wait for the log), `patience` (of a sender that
+    oldest"), `max_rows` and `max_bytes` (that may wait for the log), `patience` (of a sender that
     waits), and `received` (the column that gets the time of receipt, where a topic has it;
     `received_at` by default).
     """
@@ -278,8 +278,8 @@ def _gateway(
             )
     policy = policy_of(
         settings.pop("policy", BLOCK),
-        most_rows=settings.pop("most_rows", DEFAULT_ROWS),
-        most_bytes=settings.pop("most_bytes", DEFAULT_BYTES),
+        max_rows=settings.pop("max_rows", DEFAULT_ROWS),
+        max_bytes=settings.pop("max_bytes", DEFAULT_BYTES),
         patience=settings.pop("patience", "30 seconds"),
     )
     return Gateway(

@@ -86,24 +86,24 @@ def kind_of(headers: Headers) -> str:
     )
 
 
-def length_of(headers: Headers, most_bytes: int) -> int:
+def length_of(headers: Headers, max_bytes: int) -> int:
     """The bytes to make room for: as many as the sender says, or, if it does not say, as there may
     be.
     """
     text = headers.get("content-length")
     if text is None:
-        return most_bytes
-    length = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else most_bytes + 1
-    if length > most_bytes:
-        raise too_large(most_bytes)
+        return max_bytes
+    length = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else max_bytes + 1
+    if length > max_bytes:
+        raise too_large(max_bytes)
     return length
 
 
-def too_large(most_bytes: int) -> Refused:
-    return Refused(413, f"The body has more than {most_bytes:,} bytes.", fix="send it in parts.")
+def too_large(max_bytes: int) -> Refused:
+    return Refused(413, f"The body has more than {max_bytes:,} bytes.", fix="send it in parts.")
 
 
-async def read(receive: Receive, most_bytes: int) -> bytes:
+async def read(receive: Receive, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -112,14 +112,14 @@ async def read(receive: Receive, most_bytes: int) -> bytes:
             raise BrokenOff
         part: bytes = message.get("body", b"")
         size += len(part)
-        if size > most_bytes:
-            raise too_large(most_bytes)
+        if size > max_bytes:
+            raise too_large(max_bytes)
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
 
 
-async def count(receive: Receive, kind: str, most_bytes: int) -> int:
+async def count(receive: Receive, kind: str, max_bytes: int) -> int:
     """The rows of a body for which there is no room: lines are counted as they pass, anything else
     is one.
     """
@@ -132,7 +132,7 @@ async def count(receive: Receive, kind: str, most_bytes: int) -> int:
         last = part[-1:] or last
         if (
             message["type"] == "http.disconnect"
-            or size > most_bytes
+            or size > max_bytes
             or not message.get("more_body", False)
         ):
             break
@@ -319,7 +319,7 @@ class Posts:
         gateway = receiving.gateway
         self._receiving, self._counts, self._checks = receiving, receiving.counts, checks
         self._hooks: dict[str, Hook] = gateway.options["hooks"]
-        self._most_bytes: int = gateway.options["body_bytes"]
+        self._max_bytes: int = gateway.options["body_bytes"]
         self._patience_s = gateway.policy.patience_s
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -354,12 +354,12 @@ class Posts:
         try:
             topic = self._topic(unquote(scope["path"][len(_PREFIX) :]))
             kind = RAW if topic in self._hooks and self._hooks[topic].raw else kind_of(headers)  # 1
-            size, identity = length_of(headers, self._most_bytes), id_of(headers)
+            size, identity = length_of(headers, self._max_bytes), id_of(headers)
         except HeadraceError as error:
             self._counts.turned_away(1, _reason(error))
             raise
         if (answer := await self._room(0, size)) is not Admission.taken:  # 2
-            rows = await count(receive, kind, self._most_bytes)
+            rows = await count(receive, kind, self._max_bytes)
             self._counts.turned_away(
                 rows, FULL, Fate.dropped if answer is Admission.dropped else Fate.refused
             )
@@ -394,7 +394,7 @@ class Posts:
         id: str | None,
     ) -> Delivery:
         try:
-            body = await read(receive, self._most_bytes)
+            body = await read(receive, self._max_bytes)
             received_us = now_us()
             vouched = self._checks[topic].check(headers, body) if topic in self._checks else None
             content = content_of(

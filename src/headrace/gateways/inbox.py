@@ -63,8 +63,8 @@ class Policy:
 def policy_of(
     name: str,
     *,
-    most_rows: int = DEFAULT_ROWS,
-    most_bytes: int = DEFAULT_BYTES,
+    max_rows: int = DEFAULT_ROWS,
+    max_bytes: int = DEFAULT_BYTES,
     patience: Duration = "30 seconds",
 ) -> Policy:
     chosen = _SHORT.get(name, name)
@@ -73,7 +73,7 @@ def policy_of(
             f"There is no policy {name!r}: {nearest(name, NAMES)}",
             fix=f"choose one of {', '.join(NAMES)}.",
         )
-    return Policy(chosen, most_rows, most_bytes, to_us(patience, what="patience") / 1e6)
+    return Policy(chosen, max_rows, max_bytes, to_us(patience, what="patience") / 1e6)
 
 
 # What a gateway hands to the log: deliveries, each of which is stored, refused or dropped as a
@@ -255,8 +255,8 @@ class Counts:
 
 
 logger = logging.getLogger("headrace.gateways")
-MOST_ROWS_AN_APPEND, MOST_BYTES_AN_APPEND = 100_000, 4 << 20
-MOST_FAILURES = 12
+MAX_ROWS_AN_APPEND, MAX_BYTES_AN_APPEND = 100_000, 4 << 20
+MAX_FAILURES = 12
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 STOP_S = 30.0
 FULL = "no room"
@@ -426,8 +426,8 @@ class Inbox:
             while self._queue and (
                 not taken
                 or (
-                    rows + self._queue[0].rows <= MOST_ROWS_AN_APPEND
-                    and size + self._queue[0].size <= MOST_BYTES_AN_APPEND
+                    rows + self._queue[0].rows <= MAX_ROWS_AN_APPEND
+                    and size + self._queue[0].size <= MAX_BYTES_AN_APPEND
                 )
             ):
                 taken.append(self._queue.popleft())
@@ -461,7 +461,7 @@ class Inbox:
             except RetryError as error:
                 self.counts.failed(error.message)
                 logger.warning("The gateway %s cannot append: %s", self.counts.gateway, error)
-                if self.counts.failures >= MOST_FAILURES:
+                if self.counts.failures >= MAX_FAILURES:
                     raise
                 if not self._patient:
                     return [_failed(error)] * len(taken)

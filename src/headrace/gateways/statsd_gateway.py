@@ -344,8 +344,8 @@ def _in_order(tags: pa.Array) -> pa.Array:
 # never values.
 
 
-MOST_METRICS = 100_000
-MOST_VALUES = 5_000_000
+MAX_METRICS = 100_000
+MAX_VALUES = 5_000_000
 """Values of timers and members of sets that wait for the end of their interval."""
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 SCHEMA = (
@@ -395,7 +395,7 @@ class Aggregator:
         self._add_counters(metrics, values, weights, taken & (kinds == COUNTER))
         self._add_gauges(metrics, values, taken & (kinds == GAUGE))
         many = taken & ((kinds == TIMER) | (kinds == HISTOGRAM) | (kinds == SET))
-        if self._waiting.size + int(many.sum()) > MOST_VALUES:
+        if self._waiting.size + int(many.sum()) > MAX_VALUES:
             taken &= ~many
         else:
             self._add_timed(metrics, values, weights, many & (kinds != SET))
@@ -418,7 +418,7 @@ class Aggregator:
         name = (metric, kind, tags)
         number = self._numbers.get(name)
         if number is None:
-            if len(self._names) >= MOST_METRICS:
+            if len(self._names) >= MAX_METRICS:
                 return -1
             number = self._numbers[name] = len(self._names)
             self._names.append(name)
@@ -497,7 +497,7 @@ class Aggregator:
         batch = self._batch(rows, started_us, ended_us)
         if self._forget_gauges:
             self._gauges.clear()
-        if len(self._names) >= MOST_METRICS // 2:
+        if len(self._names) >= MAX_METRICS // 2:
             self._forget_idle()
         return batch, waiting.values
 
@@ -581,7 +581,7 @@ def _distinct(members: list[pa.RecordBatch]) -> list[tuple[int, dict[str, float]
 WAIT_S = 0.02
 GATHER_S = 0.05
 GATHER_BYTES = 1 << 20
-MOST_GATHERED = 16
+MAX_GATHERED = 16
 """Pieces of up to about `GATHER_BYTES` that wait to be read; then the system's own buffer fills."""
 RAW_SCHEMA = (
     "metric STRING, kind STRING, tags STRING, value DOUBLE, member STRING, is_delta BOOLEAN,"
@@ -594,7 +594,7 @@ class StatsdReceiving(ThreadReceiving):
         super().__init__(gateway, log)
         self._flush_us: int | None = gateway.options["flush_us"]
         self._aggregator = Aggregator(forget_gauges=gateway.options["forget_gauges"])
-        self._gathered: queue.Queue[tuple[bytes, int] | None] = queue.Queue(MOST_GATHERED)
+        self._gathered: queue.Queue[tuple[bytes, int] | None] = queue.Queue(MAX_GATHERED)
         self._packets = 0
         self._given_up = Event()
         """Set when the log takes nothing any more: who waits for room is let go."""

@@ -23,7 +23,7 @@ from headrace.gateways.inbox import Columns, Delivery, Fate, Lines, Outcome, Par
 from headrace.log import dead_letters
 from headrace.log.api import Log
 from headrace.log.rows import to_batch
-from headrace.log.values import Position, TopicInfo
+from headrace.log.values import AppendResult, TopicInfo
 from headrace.types.json_codec import Decoded, decode, decode_exactly
 
 # Deliveries as rows of their topic, all at once where they fit; those that do not are found, and
@@ -145,12 +145,12 @@ def _aligned(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 ID_HEADER = "message-id"
-MOST_IDS = 100_000
+MAX_IDS = 100_000
 """A repeat that comes after so many other messages is not recognised any more."""
 
 
 class Repeats:
-    def __init__(self, log: Log, topic: str, most: int = MOST_IDS) -> None:
+    def __init__(self, log: Log, topic: str, most: int = MAX_IDS) -> None:
         self._log, self._topic, self._most = log, topic, most
         self._known: OrderedDict[str, None] = OrderedDict()
         self._reached: dict[int, int] | None = None
@@ -188,7 +188,7 @@ class Repeats:
         while len(self._known) > self._most:
             self._known.popitem(last=False)
 
-    def appended(self, position: Position) -> None:
+    def appended(self, position: AppendResult) -> None:
         """Our own append: not to be read again, if nobody else's came between."""
         assert self._reached is not None
         for partition, span in position.partitions(self._topic).items():
@@ -287,7 +287,7 @@ class TopicWriter:
             rows = decoded(deliveries, self._given, ignored=self._stamped, topic=self._topic)
         return rows
 
-    def _append(self, rows: DecodedDeliveries) -> Position:
+    def _append(self, rows: DecodedDeliveries) -> AppendResult:
         """One append. Its number is the next one as long as it has not succeeded, so the log knows
         it when it is tried again.
         """

@@ -17,7 +17,7 @@ from headrace.log.api import Log
 
 HIGH_WATER_MESSAGES = 1_000
 """Messages that ZeroMQ itself holds for us, for each sender."""
-MOST_AT_ONCE = 1_000
+MAX_AT_ONCE = 1_000
 POLL_MS = 100
 
 
@@ -70,7 +70,7 @@ class ZeromqReceiving(ThreadReceiving):
         while not self.stopped.is_set():
             if not self._socket.poll(POLL_MS):
                 continue
-            for _ in range(MOST_AT_ONCE):
+            for _ in range(MAX_AT_ONCE):
                 try:
                     parts = self._socket.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:

@@ -21,15 +21,15 @@ import pyarrow as pa
 from headrace.durations import to_us
 from headrace.errors import InputError
 from headrace.log.values import (
+    AppendResult,
     Control,
     Duration,
     Finding,
     GroupInfo,
     Headers,
+    Offsets,
     Partitioner,
     PartitionLag,
-    Position,
-    Positions,
     Rows,
     Staged,
     TopicInfo,
@@ -198,17 +198,17 @@ class Producer(Closing):
         sequence: int | None = None,
         headers: Headers | None = None,
         partition: int | None = None,
-    ) -> Position:
+    ) -> AppendResult:
         """Store rows, atomically over partitions. Returns when they are durable."""
 
     @abstractmethod
     def upsert(
         self, rows: Rows, *, sequence: int | None = None, headers: Headers | None = None
-    ) -> Position:
+    ) -> AppendResult:
         """On a table's topic: rows that are now the newest for their keys."""
 
     @abstractmethod
-    def delete(self, keys: Any, *, sequence: int | None = None) -> Position:
+    def delete(self, keys: Any, *, sequence: int | None = None) -> AppendResult:
         """On a table's topic: tombstones. Keys are values (one key column), tuples, or rows with
         the key's columns.
         """
@@ -254,7 +254,7 @@ class Transaction(Closing):
         """
 
     @abstractmethod
-    def commit(self) -> Position: ...
+    def commit(self) -> AppendResult: ...
 
     @abstractmethod
     def abort(self) -> None: ...
@@ -300,7 +300,7 @@ class Consumer(Closing):
         """
 
     @abstractmethod
-    def positions(self) -> Positions:
+    def positions(self) -> Offsets:
         """The next offset of each partition this member owns."""
 
     @abstractmethod
@@ -395,7 +395,7 @@ class Log(Closing):
         name: str,
         schema: str,
         *,
-        primary_key: str | Sequence[str],
+        key: str | Sequence[str],
         history: Duration | None = None,
         partitions: int = 1,
         tombstones: Duration = "1 day",
@@ -439,7 +439,7 @@ class Log(Closing):
     def transaction(self, id: str, *, timeout: Duration = "1 minute") -> Transaction: ...
 
     @abstractmethod
-    def append_control(self, topic: str, partition: int, payload: bytes) -> Position: ...
+    def append_control(self, topic: str, partition: int, payload: bytes) -> AppendResult: ...
 
     @abstractmethod
     def stage(
@@ -505,7 +505,7 @@ class Log(Closing):
     def end_offsets(self, topic: str) -> dict[int, int]: ...
 
     @abstractmethod
-    def snapshot(self, topics: Iterable[str]) -> Positions:
+    def snapshot(self, topics: Iterable[str]) -> Offsets:
         """The ends of several topics at one moment; on the embedded log it never cuts a transaction
         in two.
         """
@@ -541,7 +541,7 @@ class Log(Closing):
     def group(self, name: str) -> GroupInfo: ...
 
     @abstractmethod
-    def committed(self, group: str) -> Positions: ...
+    def committed(self, group: str) -> Offsets: ...
 
     @abstractmethod
     def reset_group(
@@ -551,7 +551,7 @@ class Log(Closing):
         to: str | int | datetime,
         *,
         partitions: Sequence[int] | None = None,
-    ) -> Positions:
+    ) -> Offsets:
         """Move a group that nobody reads with: to "earliest", "latest", an offset, or a time.
         Returns the new positions.
         """

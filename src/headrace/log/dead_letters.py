@@ -37,7 +37,7 @@ ASIDE = pa.schema(
 )
 """Letters that wait in a file for their commit: what is known of each when it is put aside."""
 
-_MOST_ROWS_A_READ = 100_000
+_MAX_ROWS_A_READ = 100_000
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,9 @@ def letters(
         rows += batch.to_pylist()
         if limit is not None and len(rows) >= limit:
             return rows[:limit]
-        if len(rows) > _MOST_ROWS_A_READ:
+        if len(rows) > _MAX_ROWS_A_READ:
             raise InputError(
-                f"{name} has more than {_MOST_ROWS_A_READ} letters.", fix="name a limit."
+                f"{name} has more than {_MAX_ROWS_A_READ} letters.", fix="name a limit."
             )
     return rows
 

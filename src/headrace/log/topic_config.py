@@ -49,7 +49,7 @@ def place_word(to: T) -> T | str:
 
 
 COMPRESSIONS = ("none", "lz4", "zstd")
-MOST_PARTITIONS = 10_000
+MAX_PARTITIONS = 10_000
 # The option of create_topic and alter_topic, and the field of TopicInfo that holds it.
 _DURATIONS = {
     "retention": "retention_us",
@@ -73,14 +73,14 @@ def declared(
     check_name(name, what="topic name")
     columns = parse_schema(schema)
     names = check_key(columns, key, where=f"The topic {name!r}")
-    if not 1 <= partitions <= MOST_PARTITIONS:
+    if not 1 <= partitions <= MAX_PARTITIONS:
         raise InputError(
             f"The topic {name!r} cannot have {partitions} partitions.",
-            fix=f"give it 1 to {MOST_PARTITIONS}.",
+            fix=f"give it 1 to {MAX_PARTITIONS}.",
         )
     if is_table and not names:
         raise InputError(
-            f"The table {name!r} needs a primary key.", fix="name its column with primary_key=…."
+            f"The table {name!r} needs a primary key.", fix="name its column with key=…."
         )
     info = TopicInfo(
         name=name,
@@ -162,10 +162,10 @@ def _check_partitions(info: TopicInfo, partitions: int, *, allow_moving_keys: bo
             f" {partitions}, as rows would be lost.",
             fix="create another topic and copy the rows.",
         )
-    if partitions > MOST_PARTITIONS:
+    if partitions > MAX_PARTITIONS:
         raise InputError(
             f"The topic {info.name!r} cannot have {partitions} partitions.",
-            fix=f"give it 1 to {MOST_PARTITIONS}.",
+            fix=f"give it 1 to {MAX_PARTITIONS}.",
         )
     if partitions > info.partitions and info.key and not allow_moving_keys:
         raise IncompatibleChange(

@@ -82,7 +82,7 @@ class OffsetRange:
 
 
 @dataclass(frozen=True)
-class Position:
+class AppendResult:
     """Where an append went: for each topic and partition the offsets it got. `commit` is its number
     in the log's global order.
     """
@@ -107,7 +107,7 @@ class Position:
         )
 
 
-class Positions(dict[str, dict[int, int]]):
+class Offsets(dict[str, dict[int, int]]):
     """Topic -> partition -> next offset. Taken from a consumer it also carries who it was, so that
     a commit can be fenced.
     """

@@ -24,7 +24,7 @@ class ClockSpec:
     producer: str | None = None
     delay_us: int = 0
     idle_us: int = 60_000_000
-    most_ahead_us: int = 86_400_000_000
+    max_ahead_us: int = 86_400_000_000
 
     @property
     def follows_ticks(self) -> bool:

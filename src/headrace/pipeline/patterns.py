@@ -20,13 +20,14 @@ from headrace.operators.patterns.compiled_pattern import CompiledPattern, Patter
 from headrace.operators.patterns.parser import (
     ALL_ROWS,
     DROP,
-    MOST_MATCHES,
-    MOST_ROWS,
+    MAX_MATCHES,
+    MAX_ROWS,
     ONE_ROW,
     PAST_LAST,
     STOP,
 )
-from headrace.operators.windows.specs import Divert, Drop, LatePolicy, drop, positive_us
+from headrace.operators.windows.late import Divert, Drop, LatePolicy, drop
+from headrace.operators.windows.specs import positive_us
 from headrace.pipeline.relation import Relation
 from headrace.pipeline.windows import RESERVED, checked_time
 from headrace.plan import columns as cols
@@ -82,8 +83,8 @@ class Asked:
     rows: str = ONE_ROW
     late: LatePolicy | None = None
     timed_out: str | None = None
-    most_rows: int = MOST_ROWS
-    most_matches: int = MOST_MATCHES
+    max_rows: int = MAX_ROWS
+    max_matches: int = MAX_MATCHES
     when_full: str = DROP
 
 
@@ -150,7 +151,7 @@ def checked_late(asked: Asked, where: str) -> LatePolicy:
     if not isinstance(late, Drop | Divert):
         raise PlanError(
             f"The step {where} has late={late!r}: what was told of a match cannot be corrected.",
-            fix='use hr.drop() or hr.divert("late_rows"), and a longer delay= of the event time.',
+            fix='use hr.late.drop() or hr.late.divert("late_rows"), and a longer delay= of the event time.',
         )
     for topic in [
         *([late.topic] if isinstance(late, Divert) else []),
@@ -171,7 +172,7 @@ def checked_late(asked: Asked, where: str) -> LatePolicy:
                 f"The step {where} has {what}={value!r}: {nearest(str(value), known)}",
                 fix=f"use {known[0]!r} or {known[1]!r}.",
             )
-    for number, what in ((asked.most_rows, "most_rows"), (asked.most_matches, "most_matches")):
+    for number, what in ((asked.max_rows, "max_rows"), (asked.max_matches, "max_matches")):
         if not 1 <= number <= 1_000_000:
             raise PlanError(
                 f"The step {where} has {what}={number!r}.", fix="give from 1 to 1,000,000."
@@ -195,8 +196,8 @@ def _spec(name: str, text: PatternText, asked: Asked, where: str) -> PatternSpec
         within_us,
         text.after_match,
         text.subsets,
-        asked.most_rows,
-        asked.most_matches,
+        asked.max_rows,
+        asked.max_matches,
     )
 
 
@@ -281,7 +282,7 @@ def ruled(
     measures: Mapping[str, str] | None,
     within: Duration | None,
     after_match: str,
-    most_rules: int,
+    max_rules: int,
 ) -> MatchStep:
     """`stream.match(rules, …)`, checked."""
     where = stream.step_label("match", name)
@@ -294,9 +295,9 @@ def ruled(
             " key had of rules that went would have to be kept for ever.",
             fix="take one row for each match, with measures.",
         )
-    if not 1 <= most_rules <= 10_000:
+    if not 1 <= max_rules <= 10_000:
         raise PlanError(
-            f"The step {where} has most_rules={most_rules!r}.", fix="give from 1 to 10,000."
+            f"The step {where} has max_rules={max_rules!r}.", fix="give from 1 to 10,000."
         )
     step = RuledMatchStep(
         name=where,
@@ -313,10 +314,10 @@ def ruled(
         when_full=asked.when_full,
         measures=tuple((measures or {}).items()),
         after_match=after_match,
-        most_rules=most_rules,
+        max_rules=max_rules,
         within_us=None if within is None else positive_us(within, f"within of the step {where}"),
-        most_rows=asked.most_rows,
-        most_matches=asked.most_matches,
+        max_rows=asked.max_rows,
+        max_matches=asked.max_matches,
     )
     if step.settings.counts_matches:
         raise PlanError(

@@ -97,7 +97,7 @@ def check_shed(wanted: Any, schema: pa.Schema, *, where: str) -> None:
         ) from None
 
 
-MOST_KEPT_CHANGES = 100_000_000
+MAX_KEPT_CHANGES = 100_000_000
 
 _OF_ALL = {"tombstones", "segment_bytes", "segment_age", "compression"}
 _OF_TOPICS = {"retention", "retention_bytes", "compact"}
@@ -296,10 +296,10 @@ class Pipeline:
         far back can others resume to follow it, or ask for an earlier tick.
         """
         step = self._checked_output(name, rows, "view")
-        if keep_changes is not None and not 1 <= keep_changes <= MOST_KEPT_CHANGES:
+        if keep_changes is not None and not 1 <= keep_changes <= MAX_KEPT_CHANGES:
             raise PlanError(
                 f"The view {name!r} is to keep {keep_changes!r} changes.",
-                fix=f"keep from 1 to {MOST_KEPT_CHANGES:,}.",
+                fix=f"keep from 1 to {MAX_KEPT_CHANGES:,}.",
             )
         if not step.is_table:
             raise StreamOnly(

@@ -32,7 +32,7 @@ class Asked:
     query: str
     text: Names
     filters: Names = ()
-    one_row_a: str = MATCH
+    per: str = MATCH
     highlights: bool = False
     explain: bool = False
     language: str | None = None
@@ -48,11 +48,11 @@ def searched(documents: Relation, queries: Any, asked: Asked, name: str | None) 
     language = search_language(documents.schema, asked, where=where)
     _check_query(queries.schema, asked.query, where=where)
     columns = _query_columns(documents.schema, queries.schema, asked, where=where)
-    gathered = asked.one_row_a == DOCUMENT
-    if asked.one_row_a not in {MATCH, DOCUMENT}:
+    gathered = asked.per == DOCUMENT
+    if asked.per not in {MATCH, DOCUMENT}:
         raise PlanError(
-            f"The step {where} has one_row_a={asked.one_row_a!r}.",
-            fix='choose one_row_a="match" or one_row_a="document".',
+            f"The step {where} has per={asked.per!r}.",
+            fix='choose per="match" or per="document".',
         )
     step = SearchStep(
         name=name or "",

@@ -18,14 +18,9 @@ from headrace.durations import to_us
 from headrace.errors import PlanError, StreamOnly
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.patterns.parser import DROP as FULL_DROP
-from headrace.operators.patterns.parser import (
-    MOST_MATCHES,
-    MOST_ROWS,
-    MOST_RULES,
-    ONE_ROW,
-    PAST_LAST,
-)
-from headrace.operators.windows.specs import LatePolicy, WindowSpec, drop
+from headrace.operators.patterns.parser import MAX_MATCHES, MAX_ROWS, MAX_RULES, ONE_ROW, PAST_LAST
+from headrace.operators.windows.late import LatePolicy, drop
+from headrace.operators.windows.specs import WindowSpec
 from headrace.pipeline.aggregates import aggregated, distinct, first_of_each, top
 from headrace.pipeline.joins import AsOf, Bounds, as_of, history, joined
 from headrace.pipeline.relation import Relation
@@ -194,8 +189,8 @@ class Rows(Relation):
         `hr.hopping`, `hr.sliding`, `hr.session`.
 
         A window is told when the clock says that it is complete, or at every change
-        (`emit="changes"`). `late` says what becomes of rows that come after that: `hr.drop()`,
-        `hr.correct("1 hour")`, `hr.divert("late_rows")`.
+        (`emit="changes"`). `late` says what becomes of rows that come after that: `hr.late.drop()`,
+        `hr.late.correct("1 hour")`, `hr.late.divert("late_rows")`.
         """
         late = late or drop()
         check_window(self, window, late=late, emit=emit)
@@ -357,9 +352,9 @@ class Stream(Rows):
         rows: str = ONE_ROW,
         late: LatePolicy | None = None,
         timed_out: str | None = None,
-        most_rows: int = MOST_ROWS,
-        most_matches: int = MOST_MATCHES,
-        most_rules: int = MOST_RULES,
+        max_rows: int = MAX_ROWS,
+        max_matches: int = MAX_MATCHES,
+        max_rules: int = MAX_RULES,
         when_full: str = FULL_DROP,
         name: str | None = None,
     ) -> Stream:
@@ -379,7 +374,7 @@ class Stream(Rows):
         from headrace.pipeline.patterns import Asked, matched
         from headrace.pipeline.patterns import pattern as one
 
-        asked = Asked(rows, late, timed_out, most_rows, most_matches, when_full)
+        asked = Asked(rows, late, timed_out, max_rows, max_matches, when_full)
         if isinstance(pattern, Table):
             return Stream(
                 self.pipeline,
@@ -391,7 +386,7 @@ class Stream(Rows):
                     measures=measures,
                     within=within,
                     after_match=after_match,
-                    most_rules=most_rules,
+                    max_rules=max_rules,
                 ),
             )
         if not isinstance(pattern, str | Mapping):
@@ -444,7 +439,7 @@ class Stream(Rows):
         query: str,
         text: Names,
         filters: Names = (),
-        one_row_a: str = "match",
+        per: str = "match",
         highlights: bool = False,
         explain: bool = False,
         language: str | None = None,
@@ -458,7 +453,7 @@ class Stream(Rows):
 
         `queries` is a table, whose column `query` has the texts; each document meets the queries in
         force at its tick. `text`: the columns whose words are searched; `filters`: columns for
-        exact values and ranges. `one_row_a="document"` gives one row a document, with a list
+        exact values and ranges. `per="document"` gives one row a document, with a list
         `matches`. `highlights=True` says where in the texts, `explain=True` why. `language` (of a
         stemmer, such as "english") and `stop_words` are for both sides. Words side by side: one
         must fit, or all (`default="and"`).
@@ -469,7 +464,7 @@ class Stream(Rows):
             query,
             text,
             filters,
-            one_row_a,
+            per,
             highlights,
             explain,
             language,

@@ -98,7 +98,7 @@ class View:
 # and IPython only to follow a view.
 
 
-MOST_ROWS = 20
+MAX_ROWS = 20
 _LOOK_S = 0.2
 
 
@@ -115,7 +115,7 @@ def view_bundle(view: View) -> dict[str, str]:
     try:
         with view.snapshot() as snapshot:
             rows, count, tick = (
-                snapshot.scan(view.name, limit=MOST_ROWS),
+                snapshot.scan(view.name, limit=MAX_ROWS),
                 snapshot.count(view.name),
                 snapshot.tick(view.name),
             )

@@ -13,10 +13,8 @@ from headrace.columnar.columns import CHANGE_TYPE
 from headrace.durations import format_us
 from headrace.errors import PlanError
 from headrace.log.topic_config import check_name
+from headrace.operators.windows.late import Correct, Divert, Drop
 from headrace.operators.windows.specs import (
-    Correct,
-    Divert,
-    Drop,
     Hopping,
     Session,
     Sliding,
@@ -54,7 +52,7 @@ def check_window(rows: Relation, window: Any, *, late: Any, emit: str) -> None:
     if not isinstance(late, Drop | Correct | Divert):
         raise PlanError(
             f"The step {where} has late={late!r}.",
-            fix='use hr.drop(), hr.correct("1 hour") or hr.divert("late_rows").',
+            fix='use hr.late.drop(), hr.late.correct("1 hour") or hr.late.divert("late_rows").',
         )
     if isinstance(late, Divert):
         check_name(late.topic, what="topic for late rows", error=PlanError)

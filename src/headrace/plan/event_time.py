@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from headrace.durations import format_us, to_us
 from headrace.errors import PlanError, UnknownColumn
-from headrace.operators.windows.specs import LONGEST_US
+from headrace.operators.windows.late import LONGEST_US
 from headrace.types.schema import type_name
 
 
@@ -21,7 +21,7 @@ class EventTime:
     """Event time of a topic. Within a producer, rows come at most `delay` out of order.
 
     A producer silent for longer than `idle` of tick time no longer holds time back. A row whose
-    time is more than `most_ahead` ahead of its tick's time does not move the clock: it is diverted
+    time is more than `max_ahead` ahead of its tick's time does not move the clock: it is diverted
     and counted.
     """
 
@@ -29,7 +29,7 @@ class EventTime:
     delay_us: int = 0
     producer: str | None = None
     idle_us: int = 60_000_000
-    most_ahead_us: int = 86_400_000_000
+    max_ahead_us: int = 86_400_000_000
     delay_given: bool = False
     """Whether a delay was named: a table's clock follows the ticks unless its event time names a
     delay or a producer.
@@ -42,7 +42,7 @@ class EventTime:
         delay: str | timedelta | None = None,
         producer: str | None = None,
         idle: str | timedelta = "1 minute",
-        most_ahead: str | timedelta = "1 day",
+        max_ahead: str | timedelta = "1 day",
     ) -> None:
         values = {
             "column": column,
@@ -51,7 +51,7 @@ class EventTime:
             ),
             "producer": producer,
             "idle_us": _bounded_us(idle, f"idle time of the event time {column!r}"),
-            "most_ahead_us": _bounded_us(most_ahead, f"most_ahead of the event time {column!r}"),
+            "max_ahead_us": _bounded_us(max_ahead, f"max_ahead of the event time {column!r}"),
             "delay_given": delay is not None,
         }
         for name, value in values.items():
@@ -99,12 +99,12 @@ class DeviceTime(EventTime):
         device: str,
         delay: str | timedelta | None,
         idle: str | timedelta,
-        most_ahead: str | timedelta,
+        max_ahead: str | timedelta,
         tolerance: str | timedelta,
         column: str,
         flag: str,
     ) -> None:
-        super().__init__(column, delay=delay, producer=device, idle=idle, most_ahead=most_ahead)
+        super().__init__(column, delay=delay, producer=device, idle=idle, max_ahead=max_ahead)
         tolerance_us = _bounded_us(tolerance, f"tolerance of the event time {column!r}")
         if not tolerance_us:
             raise PlanError(
@@ -162,7 +162,7 @@ def device_time(
     device: str,
     delay: str | timedelta | None = None,
     idle: str | timedelta = "1 minute",
-    most_ahead: str | timedelta = "1 day",
+    max_ahead: str | timedelta = "1 day",
     tolerance: str | timedelta = "1 minute",
     column: str = "event_time",
     flag: str = "time_flag",
@@ -182,7 +182,7 @@ def device_time(
         device=device,
         delay=delay,
         idle=idle,
-        most_ahead=most_ahead,
+        max_ahead=max_ahead,
         tolerance=tolerance,
         column=column,
         flag=flag,

@@ -17,7 +17,7 @@ import pyarrow as pa
 from headrace.durations import format_us
 from headrace.operators.patterns.compiled_pattern import CompiledPattern, PatternSpec, compiled
 from headrace.operators.patterns.parser import DROP, ONE_ROW
-from headrace.operators.windows.specs import Divert, Drop, LatePolicy
+from headrace.operators.windows.late import Divert, Drop, LatePolicy
 from headrace.plan.plan import Aside, Step, TimeColumn, Times, clock_paths
 from headrace.types.schema import to_ddl
 
@@ -193,7 +193,7 @@ def _said(spec: PatternSpec) -> dict[str, Any]:
         **within,
         "after_match": spec.after_match,
         **subsets,
-        "most_rows": spec.most_rows,
+        "most_rows": spec.max_rows,
     }
 
 
@@ -210,9 +210,9 @@ class RuledMatchStep(MatchStep):
     measures: tuple[tuple[str, str], ...]
     within_us: int | None
     after_match: str
-    most_rules: int
-    most_rows: int
-    most_matches: int
+    max_rules: int
+    max_rows: int
+    max_matches: int
 
     @property
     def timed_by(self) -> tuple[Step, ...]:
@@ -237,9 +237,9 @@ class RuledMatchStep(MatchStep):
             self.measures,
             self.within_us,
             self.after_match,
-            self.most_rules,
-            self.most_rows,
-            self.most_matches,
+            self.max_rules,
+            self.max_rows,
+            self.max_matches,
         )
 
     def kernel(self) -> RuledKernel:  # type: ignore[override]  # another kernel, with the same duties
@@ -252,8 +252,8 @@ class RuledMatchStep(MatchStep):
         aside = {"timed_out": self.timed_out} if self.timed_out else {}
         more = {
             "after_match": self.after_match,
-            "most_rules": self.most_rules,
-            "most_rows": self.most_rows,
+            "most_rules": self.max_rules,
+            "most_rows": self.max_rows,
         }
         return {
             "by": list(self.by),

@@ -34,7 +34,7 @@ letters.
 """
 
 Settings = tuple[tuple[str, Any], ...]
-_MOST_SHOWN = 4
+_MAX_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Step:
             if step.operation not in {"settle", "newest"}:  # which nobody declares
                 way.append(step.operation)
             step = step.input
-        shown = way if len(way) <= _MOST_SHOWN + 1 else [*way[:_MOST_SHOWN], "…"]
+        shown = way if len(way) <= _MAX_SHOWN + 1 else [*way[:_MAX_SHOWN], "…"]
         return ".".join([step.name, *reversed(shown)])
 
     def details(self) -> dict[str, Any]:
@@ -744,7 +744,7 @@ def clock_spec(step: TopicStep) -> ClockSpec:
     ):
         return ClockSpec(step.name)
     return ClockSpec(
-        step.name, times.column, times.producer, times.delay_us, times.idle_us, times.most_ahead_us
+        step.name, times.column, times.producer, times.delay_us, times.idle_us, times.max_ahead_us
     )
 
 

@@ -35,7 +35,7 @@ _SHAPES = {
     STATE: ('[["', '"]]'),
     OUTPUT: ('(["', '"])'),
 }
-_MOST_SUMMARY = 80
+_MAX_SUMMARY = 80
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _output_said(output: Output) -> str:
     return f"{output.kind} of a {'table' if output.input.is_table else 'stream'}"
 
 
-def shortened(text: str, most: int = _MOST_SUMMARY) -> str:
+def shortened(text: str, most: int = _MAX_SUMMARY) -> str:
     flat = " ".join(text.split())
     return flat if len(flat) <= most else flat[: most - 1] + "…"
 

@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from headrace.durations import format_us
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.kernel import TimedKernel
-from headrace.operators.windows.specs import (
-    Divert,
-    Drop,
-    Hopping,
-    LatePolicy,
-    Sliding,
-    Tumbling,
-    WindowSpec,
-    identity,
-)
+from headrace.operators.windows.late import Divert, Drop, LatePolicy
+from headrace.operators.windows.specs import Hopping, Sliding, Tumbling, WindowSpec, identity
 from headrace.plan.plan import DIVERT, NULL, Aside, Step, TimeColumn, Times
 
 if TYPE_CHECKING:

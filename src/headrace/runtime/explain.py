@@ -34,7 +34,7 @@ from headrace.plan.plan import PipelinePlan, Step, TopicStep, clock_paths, clock
 from headrace.plan.window_steps import WindowStep
 from headrace.runtime.state_inspector import last_entry
 
-MOST_PRODUCERS = 5
+MAX_PRODUCERS = 5
 _SECOND_US = 1_000_000
 
 
@@ -202,7 +202,7 @@ def _producers(
 ) -> list[Held]:
     spec = clock_spec(topic)
     behind = np.flatnonzero(clock.newest_us - times.delay_us < needed_us)
-    slowest = behind[np.argsort(clock.newest_us[behind], kind="stable")][:MOST_PRODUCERS]
+    slowest = behind[np.argsort(clock.newest_us[behind], kind="stable")][:MAX_PRODUCERS]
     return [
         Held(
             topic.name,

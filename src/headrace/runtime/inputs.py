@@ -90,7 +90,7 @@ def _make_aside(log: Log, step: Step, aside: Aside, known: set[str]) -> None:
         raise TopicExists(
             f"The step {step.name!r} {aside.what} to the topic {aside.topic!r}, which is there with"
             f" another schema or key: {info.schema}.",
-            fix="name another topic: hr.divert(…).",
+            fix="name another topic: hr.late.divert(…).",
         )
 
 
@@ -142,9 +142,7 @@ def _create(
 ) -> None:
     ddl = to_ddl(schema)
     if step.is_table:
-        log.create_table(
-            name, ddl, primary_key=step.key, partitions=partitions, exist_ok=True, **settings
-        )
+        log.create_table(name, ddl, key=step.key, partitions=partitions, exist_ok=True, **settings)
     else:
         log.create_topic(
             name, ddl, key=step.key or None, partitions=partitions, exist_ok=True, **settings

@@ -28,13 +28,13 @@ from headrace.engine.context import (
 from headrace.engine.dead_letters import KEEP, DivertFailed, keep_changes
 from headrace.engine.job import Chained, Combining, Greet, PackRows, ReadAndPack, Reading, ReadRows
 from headrace.engine.outputs import PackForTopic, WriteTopic, WriteView
-from headrace.engine.reader import ORDER_FIELDS, least_rows, ranges
+from headrace.engine.reader import ORDER_FIELDS, min_rows, ranges
 from headrace.engine.shard import ShardFunction
 from headrace.engine.shuffle import PACKED
 from headrace.engine.ticks import Tick
 from headrace.operators.kernel import Preparing
 from headrace.operators.load_shedding import Shedding
-from headrace.operators.windows.specs import Divert
+from headrace.operators.windows.late import Divert
 from headrace.plan.expressions import Expression
 from headrace.plan.expressions.arrow_evaluator import in_arrow
 from headrace.plan.join_steps import DistinctStep, JoinStep, SettleStep, TopStep
@@ -309,7 +309,7 @@ class JobBuilder:
 
     def _reading(self, step: TopicStep, steps: tuple[RowStep, ...] = ()) -> Reading:
         columns = [*step.stored_schema.names, *([CHANGE_TYPE] if step.is_table else [])]
-        least = least_rows(self.context.log)
+        least = min_rows(self.context.log)
         found = ranges(
             step.topic,
             self._ranks[step.name],

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 # batch has at least one tick, which has at most a million rows.
 
 
-MOST_ROWS, LEAST_ROWS = 4_000_000, 1_000
+MAX_ROWS, MIN_ROWS = 4_000_000, 1_000
 _TOO_LONG, _QUICK = 1.25, 0.5
 
 
@@ -118,16 +118,16 @@ class BatchSize:
     """
 
     def __init__(self, target_s: float = DEFAULT_TARGET_S) -> None:
-        self.target_s, self.rows = target_s, MOST_ROWS
+        self.target_s, self.rows = target_s, MAX_ROWS
 
     def took(self, rows: int, seconds: float) -> None:
         if seconds > _TOO_LONG * self.target_s:
-            self.rows = max(LEAST_ROWS, min(self.rows, int(rows * self.target_s / seconds)))
+            self.rows = max(MIN_ROWS, min(self.rows, int(rows * self.target_s / seconds)))
         elif seconds < _QUICK * self.target_s:
-            self.rows = min(MOST_ROWS, 2 * self.rows)
+            self.rows = min(MAX_ROWS, 2 * self.rows)
 
 
-MOST_TICKS_A_BATCH = 2_000
+MAX_TICKS_A_BATCH = 2_000
 ROWS_A_KEY_TO_COMBINE = 4
 
 
@@ -223,7 +223,7 @@ class Query:
         read = {clock_spec(step).name for step in self.plan.inputs if step.name in self.steps}
         return {name: clock for name, clock in self.clock_state.inputs.items() if name in read}
 
-    def step(self, up_to: int, most_ticks: int = MOST_TICKS_A_BATCH) -> bool:
+    def step(self, up_to: int, max_ticks: int = MAX_TICKS_A_BATCH) -> bool:
         """One batch of ticks up to `up_to`, if there are any that the ledger does not have. Returns
         whether there were.
         """
@@ -237,7 +237,7 @@ class Query:
         up_to = min(
             [
                 up_to,
-                entry.tick + most_ticks,
+                entry.tick + max_ticks,
                 *(told for told in (*self.told.values(), self.again) if told > entry.tick),
             ]
         )
@@ -422,7 +422,7 @@ def _added(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]
     return {name: before.get(name, 0) + summed.get(name, 0) for name in {**before, **summed}}
 
 
-def _bounded(before: Tick, ticks: Sequence[Tick], most_rows: int) -> Sequence[Tick]:
+def _bounded(before: Tick, ticks: Sequence[Tick], max_rows: int) -> Sequence[Tick]:
     """As many ticks as make a batch of bounded size; at least one."""
     for count, tick in enumerate(ticks):
         rows = sum(
@@ -430,7 +430,7 @@ def _bounded(before: Tick, ticks: Sequence[Tick], most_rows: int) -> Sequence[Ti
             for topic, parts in tick.ends.items()
             for p, end in parts.items()
         )
-        if rows > most_rows and count:
+        if rows > max_rows and count:
             return ticks[:count]
     return ticks
 
@@ -465,7 +465,7 @@ LASTING = (
 _TRACE = "Traceback (most recent call last):"
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(: |$)")
 _END = re.compile(r"^\s*$|^\s+at [\w$.]+[(/]|^\s*SQLSTATE:")
-_MOST_CHARACTERS = 2_000
+_MAX_CHARACTERS = 2_000
 
 
 def reason(error: BaseException) -> str:
@@ -474,7 +474,7 @@ def reason(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     text = str(error)
     found = _raised_in_worker(text) if _TRACE in text else f"{type(error).__name__}: {text.strip()}"
-    return found if len(found) <= _MOST_CHARACTERS else f"{found[:_MOST_CHARACTERS]} …"
+    return found if len(found) <= _MAX_CHARACTERS else f"{found[:_MAX_CHARACTERS]} …"
 
 
 def is_lasting(error: BaseException) -> bool:

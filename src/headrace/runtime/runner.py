@@ -22,7 +22,7 @@ from headrace.engine.ledger import MAIN_QUERY, Ledger, LedgerEntry, RunnerFenced
 from headrace.engine.state.files import StateIds
 from headrace.engine.state.sweeper import Sweeper
 from headrace.engine.ticks import (
-    MOST_ROWS_A_TICK,
+    MAX_ROWS_A_TICK,
     Tick,
     TickJournal,
     beginning,
@@ -48,7 +48,7 @@ from headrace.runtime.arrangement import (
 from headrace.runtime.inputs import Sources, make_topics
 from headrace.runtime.query import (
     DEFAULT_TARGET_S,
-    MOST_TICKS_A_BATCH,
+    MAX_TICKS_A_BATCH,
     Query,
     Workshop,
     is_lasting,
@@ -132,7 +132,7 @@ def decided(ticks: Sequence[Tick], done: Tick, sheds: Mapping[str, Shed]) -> lis
 logger = logging.getLogger("headrace.pipeline")
 TICK_EVERY_S = 0.2
 LONGEST_PAUSE_S = 60.0
-MOST_FAILURES = 20
+MAX_FAILURES = 20
 TELL_EVERY_S = 5.0
 
 
@@ -199,7 +199,7 @@ class Runner:
         store = ViewStore(self.state / VIEWS_FILE)
         for output in outputs:
             store.declare(
-                output.name, output.input.schema, view_key(output), most_changes=output.keep_changes
+                output.name, output.input.schema, view_key(output), max_changes=output.keep_changes
             )
         store.fence(self.ledger.epoch)
         return store
@@ -275,7 +275,7 @@ class Runner:
     def clock_state(self) -> ClockState:
         return self.leading.clock_state
 
-    def cut(self, *, forced: bool = False, most_rows: int = MOST_ROWS_A_TICK) -> int:
+    def cut(self, *, forced: bool = False, max_rows: int = MAX_ROWS_A_TICK) -> int:
         """Record the ticks that are due: for new rows, or because time itself has something to
         tell. Returns how many.
         """
@@ -287,7 +287,7 @@ class Runner:
             self.topics,
             last,
             now_us,
-            most_rows=most_rows,
+            max_rows=max_rows,
             forced=forced or self._time_must_move(last, now_us),
         )
         if ticks:
@@ -304,7 +304,7 @@ class Runner:
     def _time_must_move(self, last: Tick, now_us: int) -> bool:
         return any(query.tick == last.number and query.waits_for(now_us) for query in self.queries)
 
-    def step(self, most_ticks: int = MOST_TICKS_A_BATCH) -> bool:
+    def step(self, max_ticks: int = MAX_TICKS_A_BATCH) -> bool:
         """One batch of each query that has ticks to do. Returns whether one had."""
         self.ledger.settle()
         begun_s = time.time()
@@ -313,9 +313,9 @@ class Runner:
             query.told_elsewhere = frozenset(
                 step for further in self.queries[:number] for step in further.steps
             )
-        worked = self.leading.step(self._newest(), most_ticks)
+        worked = self.leading.step(self._newest(), max_ticks)
         for query in self.queries[1:]:
-            worked |= query.step(self.leading.tick, most_ticks)
+            worked |= query.step(self.leading.tick, max_ticks)
         if len(self.queries) > 1:
             self._join_up()
         if worked:
@@ -439,7 +439,7 @@ class Runner:
         self.last_error = reason(error)
         pause = min(LONGEST_PAUSE_S, 2.0 ** min(self.failures, 10))
         logger.debug("A batch of %s failed.", self.plan.name, exc_info=error)
-        if self.failures > MOST_FAILURES or is_lasting(error):
+        if self.failures > MAX_FAILURES or is_lasting(error):
             raise error
         logger.warning(
             "A batch of %s failed (%d in a row): %s\nTrying again in %.0f s.",

@@ -281,7 +281,7 @@ def _follow_sink(sink: Sink, topic: str, log: str, ended: Event) -> None:
 ingest_logger = logging.getLogger("headrace.pipeline")
 EVERY = "200 milliseconds"
 LONGEST_PAUSE_S = 60.0
-MOST_FAILURES = 20
+MAX_FAILURES = 20
 
 
 @dataclass
@@ -330,7 +330,7 @@ class IngestQuery:
     def has_failed(self, error: BaseException) -> None:
         self.failures += 1
         self.error, self.query = reason(error), None
-        if self.failures > MOST_FAILURES:
+        if self.failures > MAX_FAILURES:
             raise error
         pause_s = min(LONGEST_PAUSE_S, 2.0 ** min(self.failures, 10))
         self.start_after_s = time.monotonic() + pause_s

@@ -32,7 +32,7 @@ from headrace.serve.requests import Asked, Limits, Reads, Refused, error_respons
 from headrace.serve.stores import Stores
 from headrace.serve.subscriptions import Snapshots, Subscription, resume_from, selection
 
-MOST_TAIL_ROWS = 10_000
+MAX_TAIL_ROWS = 10_000
 LOOK_UNASKED_S = 5.0
 
 
@@ -90,10 +90,10 @@ class Service:
                 place.store,
                 place.stored,
                 position,
-                asked.seconds("wait", self.limits.wait_s, self.limits.most_wait_s),
+                asked.seconds("wait", self.limits.wait_s, self.limits.max_wait_s),
             )
         wanted = views.Range.of(asked, self.limits)
-        tick = asked.number("at_tick", most=views.MOST_TICK)
+        tick = asked.number("at_tick", most=views.MAX_TICK)
         if tick is not None:
             return await self.reads.run(views.rows_at, place, tick, wanted, self.limits.undone_rows)
         if wanted.key:
@@ -132,7 +132,7 @@ class Service:
             )
         resume, last = (
             subscriptions.offsets_from(request.headers.get("last-event-id")),
-            asked.number("last", most=MOST_TAIL_ROWS) or 0,
+            asked.number("last", most=MAX_TAIL_ROWS) or 0,
         )
         topic = await self.reads.run(self.log.topic, request.path_params["name"])
         select = selection(
@@ -165,7 +165,7 @@ class Service:
             raise ConfigurationError(
                 "This server was started without a log.", fix="start it with --log ADDRESS."
             )
-        offset = asked.number("offset", most=views.MOST_TICK)
+        offset = asked.number("offset", most=views.MAX_TICK)
         result = await self.reads.run(
             dead_letters.replay,
             self.log,

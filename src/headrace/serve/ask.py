@@ -27,7 +27,7 @@ from headrace.serve.requests import (
     rows_json,
 )
 
-MOST_WAITING = 1_000
+MAX_WAITING = 1_000
 LOOK_EVERY_S = 0.02
 _IDLE_S = 60.0
 
@@ -47,7 +47,7 @@ class Asks:
         time.
         """
         asked = Asked(request, ("wait",))
-        wait_s = asked.seconds("wait", self._limits.wait_s, self._limits.most_wait_s)
+        wait_s = asked.seconds("wait", self._limits.wait_s, self._limits.max_wait_s)
         name, log = request.path_params["name"], self._opened()
         await self._reads.run(_check_name, log, name)
         question = await _question(request, self._limits)
@@ -78,10 +78,10 @@ class Asks:
 
     @contextlib.contextmanager
     def _expected(self, name: str, mine: str) -> Iterator[asyncio.Future[bytes]]:
-        if sum(map(len, self._waiting.values())) >= MOST_WAITING:
+        if sum(map(len, self._waiting.values())) >= MAX_WAITING:
             raise Refused(
                 503,
-                f"{MOST_WAITING:,} questions wait for their answers, which is the most.",
+                f"{MAX_WAITING:,} questions wait for their answers, which is the most.",
                 fix="come back in a moment.",
             )
         waiting = self._waiting.setdefault(name, {})

@@ -27,7 +27,7 @@ from headrace.errors import HeadraceError, RetryError
 from headrace.serve.requests import Limits, Refused
 
 _BYTES_A_SEND = 64 << 10
-Position = Any
+AppendResult = Any
 """How far a channel is: a view's tick, or the offsets of a topic's partitions."""
 Select = Callable[[pa.Table], pa.Table]
 """What a subscriber wants of an event's rows; equal for those who want the same."""
@@ -49,18 +49,18 @@ class Event:
 class Source(Protocol):
     """What a channel reads. Its methods may take time, and run in a thread."""
 
-    def start(self) -> Position:
+    def start(self) -> AppendResult:
         """Where it is now."""
 
-    def read(self, after: Position) -> tuple[Position, list[Event]]:
+    def read(self, after: AppendResult) -> tuple[AppendResult, list[Event]]:
         """What came since. Moved, if it cannot be followed any further."""
 
-    def missed(self, after: Position, up_to: Position) -> Iterator[Event]:
+    def missed(self, after: AppendResult, up_to: AppendResult) -> Iterator[Event]:
         """What one who resumes missed: behind one position and not behind the other."""
 
-    def is_behind(self, position: Position, wanted: Position) -> bool: ...
+    def is_behind(self, position: AppendResult, wanted: AppendResult) -> bool: ...
 
-    def id(self, position: Position) -> str: ...
+    def id(self, position: AppendResult) -> str: ...
 
     def encode(self, id: str, rows: pa.Table) -> bytes: ...
 
@@ -78,7 +78,7 @@ class Dropped(Exception):
 class Channel:
     """The newest events of one source."""
 
-    def __init__(self, source: Source, position: Position, limits: Limits) -> None:
+    def __init__(self, source: Source, position: AppendResult, limits: Limits) -> None:
         self.source, self.position, self._limits = source, position, limits
         self._events: deque[Event] = deque()
         self._newest: list[Event] = []
@@ -95,7 +95,7 @@ class Channel:
         """The number that the next event will have."""
         return self._first + len(self._events)
 
-    def publish(self, position: Position, events: list[Event]) -> None:
+    def publish(self, position: AppendResult, events: list[Event]) -> None:
         self.position = position
         if events:
             for event in self._newest:
@@ -228,7 +228,7 @@ class Hub:
             return found
 
     async def follow(
-        self, channel: Channel, after: Position, select: Select | None
+        self, channel: Channel, after: AppendResult, select: Select | None
     ) -> AsyncGenerator[bytes, None]:
         """Everything behind a position, without a gap and without a repeat: first what was missed,
         then what comes.
@@ -246,7 +246,7 @@ class Hub:
             yield data
 
     async def _missed(
-        self, channel: Channel, after: Position, up_to: Position, select: Select | None
+        self, channel: Channel, after: AppendResult, up_to: AppendResult, select: Select | None
     ) -> AsyncGenerator[bytes, None]:
         """What lies between two positions. Few are told so at once, as it is read for each of them;
         one that takes too long makes room, and resumes where it is.
@@ -260,7 +260,7 @@ class Hub:
                 if data := channel.data(event, select):
                     yield data
 
-    async def _reach(self, channel: Channel, position: Position) -> None:
+    async def _reach(self, channel: Channel, position: AppendResult) -> None:
         """A snapshot, or a subscriber of another server, can be ahead of what was last read
         here.
         """

@@ -225,13 +225,13 @@ def is_running(run: dict[str, Any]) -> bool:
 PLAN = "plan.json"
 LOOK_EVERY_S = 1.0
 SIZES_EVERY_S = 10.0
-MOST_LOOKS = 600
+MAX_LOOKS = 600
 RATE_OVER_S = 5.0
 RATE_OVER_TICKS = (
     3  # counts are told once a batch: over less than some of them, a rate would be 0 or too much
 )
 RATE_OVER_AT_MOST_S = 20.0
-MOST_TOPICS = 200
+MAX_TOPICS = 200
 _RESERVED = "__"
 _OWN_GROUPS = ("headrace", "__")
 
@@ -294,7 +294,7 @@ class Board:
 
     def __init__(self, state: Path, log: Log | None, *, count_views: bool = False) -> None:
         self.state, self.log, self.count_views = state, log, count_views
-        self._looks: deque[Look] = deque(maxlen=MOST_LOOKS)
+        self._looks: deque[Look] = deque(maxlen=MAX_LOOKS)
         self._sizes = Sizes()
         self._lock = threading.Lock()
 
@@ -345,7 +345,7 @@ class Board:
     def _ends(self) -> dict[str, int]:
         if self.log is None:
             return {}
-        names = [name for name in self.log.topics() if not name.startswith(_RESERVED)][:MOST_TOPICS]
+        names = [name for name in self.log.topics() if not name.startswith(_RESERVED)][:MAX_TOPICS]
         return {topic: sum(ends.values()) for topic, ends in self.log.snapshot(names).items()}
 
     def _lag(self) -> dict[str, int]:

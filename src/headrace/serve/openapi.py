@@ -161,7 +161,7 @@ def _view_parameters(limits: Limits) -> list[dict[str, Any]]:
         _parameter(
             "limit",
             "How many rows",
-            {"type": "integer", "minimum": 1, "maximum": limits.most_rows, "default": limits.rows},
+            {"type": "integer", "minimum": 1, "maximum": limits.max_rows, "default": limits.rows},
         ),
         _parameter(
             "at_least",
@@ -169,7 +169,7 @@ def _view_parameters(limits: Limits) -> list[dict[str, Any]]:
         ),
         _parameter(
             "wait",
-            f"How long to wait for it; at most {limits.most_wait_s:g} seconds",
+            f"How long to wait for it; at most {limits.max_wait_s:g} seconds",
             {"type": "string", "default": f"{limits.wait_s:g} seconds"},
         ),
         _parameter(
@@ -243,7 +243,7 @@ def _sql(limits: Limits) -> dict[str, Any]:
         "limit": {
             "type": "integer",
             "minimum": 1,
-            "maximum": limits.most_rows,
+            "maximum": limits.max_rows,
             "description": "More rows than this are an error",
         },
         "version": {

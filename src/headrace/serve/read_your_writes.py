@@ -23,7 +23,7 @@ from headrace.serve.stores import Store
 
 _PART = re.compile(r"([A-Za-z0-9._-]{1,200}):([0-9]{1,9}):([0-9]{1,18})")
 _POLL_S = 0.03
-MOST_PARTS = 1_000
+MAX_PARTS = 1_000
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Wanted:
 def wanted(text: str) -> Wanted:
     parts = text.split(",")
     found = [_PART.fullmatch(part) for part in parts]
-    if len(parts) > MOST_PARTS or not all(found):
+    if len(parts) > MAX_PARTS or not all(found):
         raise InputError(
             f"at_least={text[:80]!r} is no position.",
             fix="give what an append returned, as text: TOPIC:PARTITION:END, joined by commas.",

@@ -58,9 +58,9 @@ class Limits:
     """One that needs longer for it makes room for others, and resumes where it is."""
     rows: int = 1_000
     """A page of rows, unless another size is asked for."""
-    most_rows: int = 100_000
+    max_rows: int = 100_000
     sql_s: float = 10.0
-    most_sql_s: float = 60.0
+    max_sql_s: float = 60.0
     body_bytes: int = 1 << 20
     reads: int = 4
     """Threads that scan and query."""
@@ -68,7 +68,7 @@ class Limits:
     """Reads that wait for one of them; more are told to come back."""
     wait_s: float = 10.0
     """How long `at_least` waits, unless told."""
-    most_wait_s: float = 60.0
+    max_wait_s: float = 60.0
     undone_rows: int = 1_000_000
     """A view with more rows is not brought back to an earlier tick as a whole, only key by key."""
 
@@ -245,17 +245,17 @@ class Asked:
             )
         return text
 
-    def seconds(self, name: str, default_s: float, most_s: float) -> float:
+    def seconds(self, name: str, default_s: float, max_s: float) -> float:
         """A length of time such as "5 seconds", bounded."""
         text = self.one(name)
-        return default_s if text is None else bounded_seconds(name, text, most_s)
+        return default_s if text is None else bounded_seconds(name, text, max_s)
 
 
-def bounded_seconds(name: str, text: str, most_s: float) -> float:
+def bounded_seconds(name: str, text: str, max_s: float) -> float:
     seconds = to_us(text, what=name) / 1_000_000
-    if not 0 <= seconds <= most_s:
+    if not 0 <= seconds <= max_s:
         raise InputError(
-            f"{name}={text!r} is longer than {most_s:g} seconds, which is the most.",
+            f"{name}={text!r} is longer than {max_s:g} seconds, which is the most.",
             fix="give a shorter time.",
         )
     return seconds

@@ -280,7 +280,7 @@ _FUNCTIONS = {
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
-MOST_TEXT = 1_000
+MAX_TEXT = 1_000
 
 
 def selection(
@@ -344,8 +344,8 @@ def _key_conditions(
 
 def _condition_parts(where: str) -> list[str]:
     """Cut at `and`, but not inside quotes."""
-    if len(where) > MOST_TEXT:
-        raise InputError(f"The condition has {len(where):,} characters; the most is {MOST_TEXT:,}.")
+    if len(where) > MAX_TEXT:
+        raise InputError(f"The condition has {len(where):,} characters; the most is {MAX_TEXT:,}.")
     return re.split(r"\s+and\s+(?=(?:[^']*'[^']*')*[^']*$)", where, flags=re.IGNORECASE)
 
 

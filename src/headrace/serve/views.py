@@ -72,14 +72,14 @@ def view_at(
     start: Key,
     stop: Key,
     descending: bool,
-    most_rows: int,
+    max_rows: int,
 ) -> pa.Table:
     """Rows of a key, or from one key up to another, as of a tick."""
     if not info.kept_after <= tick <= info.tick:
         raise TickNotKept(info.name, tick, info.kept_after, info.tick)
     if info.is_stream:
         return _stream_at(snap, info, tick, start, stop, descending=descending)
-    now = _now(snap, info, key, most_rows)
+    now = _now(snap, info, key, max_rows)
     since = [rows for _, rows in snap.changes_since(info.name, tick)]
     found = _undone(info, now, pa.concat_tables(since) if since else None)
     if key is not None:
@@ -99,14 +99,14 @@ def _stream_at(
     return snap.scan(info.name, start=start[0] if start else None, stop=end, reverse=descending)
 
 
-def _now(snap: Snapshot, info: ViewInfo, key: Key | None, most_rows: int) -> pa.Table:
+def _now(snap: Snapshot, info: ViewInfo, key: Key | None, max_rows: int) -> pa.Table:
     if key is not None:
         found = snap.get(info.name, key)
         return pa.Table.from_pylist([found] if found is not None else [], schema=info.schema)
-    if snap.count(info.name) > most_rows:
+    if snap.count(info.name) > max_rows:
         raise Refused(
             400,
-            f"The view {info.name!r} has more than {most_rows:,} rows, too many to bring back to an"
+            f"The view {info.name!r} has more than {max_rows:,} rows, too many to bring back to an"
             " earlier tick.",
             fix="ask for a key.",
         )
@@ -236,7 +236,7 @@ def _topics(start: str, nodes: dict[str, dict[str, Any]]) -> set[str]:
 
 
 PARAMETERS = ("key", "from", "to", "order", "limit", "at_least", "wait", "at_tick")
-MOST_TICK = (1 << 63) - 1
+MAX_TICK = (1 << 63) - 1
 
 
 def list_views(stores: Stores) -> Response:
@@ -283,7 +283,7 @@ class Range:
 
     @classmethod
     def of(cls, asked: Asked, limits: Limits) -> Range:
-        limit = asked.number("limit", least=1, most=limits.most_rows) or limits.rows
+        limit = asked.number("limit", least=1, most=limits.max_rows) or limits.rows
         found = cls(
             asked.all("from"),
             asked.all("to"),
@@ -321,7 +321,7 @@ def _bound(info: ViewInfo, texts: list[str]) -> Any:
     return values or None
 
 
-def rows_at(place: Place, tick: int, asked: Range, most_rows: int) -> Response:
+def rows_at(place: Place, tick: int, asked: Range, max_rows: int) -> Response:
     """The same as of an earlier tick that is still kept."""
     with place.store.reader.snapshot() as snap:
         info = snap.view(place.stored)
@@ -338,7 +338,7 @@ def rows_at(place: Place, tick: int, asked: Range, most_rows: int) -> Response:
             start=start,
             stop=stop,
             descending=asked.descending,
-            most_rows=most_rows,
+            max_rows=max_rows,
         )
     if key is None:
         return _page(place, info, tick, found, asked)
@@ -407,9 +407,9 @@ def _query(asked: Any, limits: Limits) -> Query:
     for name in asked:
         if name not in MEMBERS:
             raise InputError(f"There is no member {name!r} in a query: {nearest(name, MEMBERS)}")
-    limit, parameters = asked.get("limit", limits.most_rows), asked.get("parameters", [])
-    if type(limit) is not int or not 1 <= limit <= limits.most_rows:
-        raise InputError(f"limit is not a number from 1 to {limits.most_rows:,}.")
+    limit, parameters = asked.get("limit", limits.max_rows), asked.get("parameters", [])
+    if type(limit) is not int or not 1 <= limit <= limits.max_rows:
+        raise InputError(f"limit is not a number from 1 to {limits.max_rows:,}.")
     if not isinstance(parameters, list) or not all(
         each is None or type(each) in {str, int, float, bool} for each in parameters
     ):
@@ -420,8 +420,8 @@ def _query(asked: Any, limits: Limits) -> Query:
     timeout_s, wait_s = (
         default if asked.get(name) is None else bounded_seconds(name, str(asked[name]), most)
         for name, default, most in (
-            ("timeout", limits.sql_s, limits.most_sql_s),
-            ("wait", limits.wait_s, limits.most_wait_s),
+            ("timeout", limits.sql_s, limits.max_sql_s),
+            ("wait", limits.wait_s, limits.max_wait_s),
         )
     )
     return Query(
@@ -452,7 +452,7 @@ def answer(stores: Stores, query: Query) -> Response:
                 query.text,
                 query.parameters,
                 timeout=timedelta(seconds=query.timeout_s),
-                most_rows=query.limit,
+                max_rows=query.limit,
             )
         except UnknownView:
             _name_version(stores, query)

@@ -31,7 +31,7 @@ from headrace.sinks.base import Applied, Refusal, Shape, SinkSpec
 
 CONFIRM_S = 60.0
 """How long the confirmations of one call are waited for."""
-MOST_BYTES_IN_FLIGHT = 8 << 20
+MAX_BYTES_IN_FLIGHT = 8 << 20
 """Bodies that are published before their confirmations are waited for."""
 PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 """Before each further attempt with what the broker turned back: a queue that is full says no until
@@ -211,7 +211,7 @@ class Publisher:
         """Returns what was turned back."""
         self._turned_back, in_flight = set(), 0
         for message in messages:
-            if in_flight + len(message.body) > MOST_BYTES_IN_FLIGHT:
+            if in_flight + len(message.body) > MAX_BYTES_IN_FLIGHT:
                 self._until(lambda: not self._waiting, CONFIRM_S)
                 in_flight = 0
             self._publish(routing_key, message)
@@ -258,7 +258,7 @@ class Publisher:
             self._connection.ioloop.stop()
 
 
-MOST_IN_FLIGHT = 500
+MAX_IN_FLIGHT = 500
 """Messages that are published before their confirmations are waited for; the publisher bounds their
 bytes too.
 """
@@ -273,7 +273,7 @@ class AmqpTarget(NotedTarget):
             sink.name
             or f"{sink.table or shape.topic}.amqp.{hashlib.sha256(place.encode()).hexdigest()[:12]}"
         )
-        super().__init__(sink, shape, identity, request_rows=MOST_IN_FLIGHT)
+        super().__init__(sink, shape, identity, request_rows=MAX_IN_FLIGHT)
         self._routing_key = options["routing_key"] or self.table
         self._publisher = Publisher(url, exchange)
         self._turned_back: list[Refusal] = []

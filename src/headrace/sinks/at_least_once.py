@@ -37,7 +37,7 @@ from headrace.sinks.base import (
 )
 
 UPSERT = "upsert"
-MOST_REFUSED_IN_A_ROW = 100
+MAX_REFUSED_IN_A_ROW = 100
 PLACES = [PARTITION_COLUMN, OFFSET_COLUMN]
 _PLACE_TYPES = pa.schema([(PARTITION_COLUMN, pa.int32()), (OFFSET_COLUMN, pa.int64())])
 
@@ -176,9 +176,9 @@ class NotedTarget(Target):
 
     def _count_refused(self, said: str) -> None:
         self._refused_in_a_row += 1
-        if self._refused_in_a_row >= MOST_REFUSED_IN_A_ROW:
+        if self._refused_in_a_row >= MAX_REFUSED_IN_A_ROW:
             raise TargetRefuses(
-                f"The other side refuses {MOST_REFUSED_IN_A_ROW} rows in a row: {said}.",
+                f"The other side refuses {MAX_REFUSED_IN_A_ROW} rows in a row: {said}.",
                 fix=(
                     "see what it expects; rows that were put aside are in `headrace dead list`, and"
                     " the others of this batch are sent again."

@@ -395,7 +395,7 @@ def is_due(known: Applied, batch: Batch) -> bool:
     )
 
 
-MOST_REFUSED = 1000
+MAX_REFUSED = 1000
 PIECE_ROWS = 10_000
 """How many rows of a target are held at a time, when it is read back."""
 
@@ -570,9 +570,9 @@ def json_of(rows: pa.RecordBatch) -> list[bytes]:
 
 
 def _check_few(refused: Sequence[Refusal]) -> None:
-    if len(refused) > MOST_REFUSED:
+    if len(refused) > MAX_REFUSED:
         raise TargetRefuses(
-            f"The target refuses more than {MOST_REFUSED:,} rows of one batch, such as offset"
+            f"The target refuses more than {MAX_REFUSED:,} rows of one batch, such as offset"
             f" {refused[0].offset} of partition {refused[0].partition}: {refused[0].reason}",
             fix=(
                 "change the target's table or constraints so that it takes them; nothing of this"

@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 
 from headrace.durations import to_us
 from headrace.errors import InputError, nearest
+from headrace.sinks.base import SinkSpec
 
 if TYPE_CHECKING:
     from headrace.log.values import Duration
-    from headrace.sinks.base import Shape, SinkSpec, Target
+    from headrace.sinks.base import Shape, Target
     from headrace.sinks.check import Comparison
     from headrace.sinks.sync import SyncStatus
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # A topic, read on from the places that a target has reached, in pieces of a bounded size.
 
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Following:
         self._known = set(applied.positions)
         self._turn = 0
 
-    def next(self, most_rows: int) -> Piece | None:
+    def next(self, max_rows: int) -> Piece | None:
         """At most about so many rows; nothing, if there is nothing new."""
         ends = self.log.snapshot([self.topic])[self.topic]
         for partition in ends.keys() - self.positions.keys():  # the topic was given more partitions
@@ -89,7 +89,7 @@ class Following:
         self._turn += 1  # each partition is the first one at times, so that none waits for ever
         turned = sorted(start, key=lambda partition: (partition - self._turn) % len(ends))
         rows, stop = self._read(
-            {partition: start[partition] for partition in turned}, ends, most_rows
+            {partition: start[partition] for partition in turned}, ends, max_rows
         )
         behind = sum(
             end - stop.get(partition, start.get(partition, end)) for partition, end in ends.items()
@@ -103,11 +103,11 @@ class Following:
         )
 
     def _read(
-        self, start: Mapping[int, int], ends: Mapping[int, int], most_rows: int
+        self, start: Mapping[int, int], ends: Mapping[int, int], max_rows: int
     ) -> tuple[list[pa.RecordBatch], dict[int, int]]:
         rows: list[pa.RecordBatch] = []
         stop: dict[int, int] = {}
-        left_rows, left_bytes = most_rows, MOST_BYTES
+        left_rows, left_bytes = max_rows, MAX_BYTES
         for partition, first in start.items():
             if left_rows <= 0 or left_bytes <= 0:
                 break

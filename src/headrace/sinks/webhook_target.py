@@ -124,7 +124,7 @@ def _meant(address: Address) -> Address:
 
 
 SECRET_VARIABLE = "HEADRACE_WEBHOOK_SECRET"  # noqa: S105 - where it is, not what it is
-MOST_ANSWER_BYTES = 64 << 10
+MAX_ANSWER_BYTES = 64 << 10
 LONGEST_WAIT_S = 3600.0
 _PASSING = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 _ABOUT_ALL = {
@@ -259,7 +259,7 @@ class Sender(Closing):
         try:
             connection.request("POST", self._path, body, self._signed(body, key))
             answer = connection.getresponse()
-            text = answer.read(MOST_ANSWER_BYTES)
+            text = answer.read(MAX_ANSWER_BYTES)
             if not answer.isclosed():
                 self.close()
         except (OSError, http.client.HTTPException):

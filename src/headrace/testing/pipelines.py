@@ -218,7 +218,7 @@ class PipelineTest:
 
     # What happens
 
-    def step(self, most_ticks: int = 1_000_000, *, dies: str | None = None) -> bool:
+    def step(self, max_ticks: int = 1_000_000, *, dies: str | None = None) -> bool:
         """One batch of at most so many ticks.
 
         `dies`: the runner is gone at that point, one of `points.ALL`; Died is raised, and `restart`
@@ -226,7 +226,7 @@ class PipelineTest:
         processes of their own. Undead if the batch does not come by there.
         """
         if dies is None:
-            return self.runner.step(most_ticks)
+            return self.runner.step(max_ticks)
         if dies not in ALL:
             raise ValueError(f"There is no point {dies!r}: {nearest(dies, ALL)}")
         if dies in (*IN_TASKS, *KAFKA_IN_TASKS) and not isinstance(self.spark, PlainSpark):
@@ -240,13 +240,13 @@ class PipelineTest:
                 _die,
                 lambda owner, name, struck: stack.enter_context(patch.object(owner, name, struck)),
             )
-            self.runner.step(most_ticks)
+            self.runner.step(max_ticks)
         raise Undead(f"The batch did not come by {dies!r}.")
 
-    def settle(self, most_ticks: int = 1_000_000) -> None:
+    def settle(self, max_ticks: int = 1_000_000) -> None:
         """Cut a tick, and run until the ledger has all of them."""
         self.cut()
-        while self.step(most_ticks):
+        while self.step(max_ticks):
             continue
 
     def restart(self, *, shards: int | None = None, lose_local_store: bool = False) -> None:

@@ -29,7 +29,7 @@ from headrace.plan.expressions.arrow_evaluator import in_arrow
 Batches = Iterable[pa.RecordBatch]
 Part = Callable[[], Iterator[pa.RecordBatch]]
 SQL = dict[str, Callable[[pa.RecordBatch], pa.Array]]
-MOST_ATTEMPTS = 4
+MAX_ATTEMPTS = 4
 
 
 class Fault(Exception):
@@ -79,11 +79,11 @@ class PlainSpark:
 
     @staticmethod
     def _tried(task: Callable[[], list[pa.RecordBatch]]) -> list[pa.RecordBatch]:
-        for attempt in range(MOST_ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             try:
                 return task()
             except Fault:
-                if attempt == MOST_ATTEMPTS - 1:
+                if attempt == MAX_ATTEMPTS - 1:
                     raise
         raise AssertionError
 

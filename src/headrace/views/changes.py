@@ -16,8 +16,8 @@ from headrace.columnar.columns import CHANGE_TYPE, CHANGE_TYPES, INSERT, TICK
 from headrace.errors import ChangesGone
 from headrace.views.file import ViewInfo
 
-MOST_CHANGES = 100_000
-MOST_BYTES = 64 << 20
+MAX_CHANGES = 100_000
+MAX_BYTES = 64 << 20
 _ROWS_A_BATCH = 8_192
 _KINDS = pa.array(CHANGE_TYPES)
 
@@ -35,16 +35,14 @@ def _stored_schema(view: ViewInfo) -> pa.Schema:
     return view.schema.append(pa.field(TICK, pa.int64())).append(pa.field(CHANGE_TYPE, pa.int8()))
 
 
-def keep(db: sqlite3.Connection, view: ViewInfo, changes: pa.Table, most_rows: int) -> Kept:
+def keep(db: sqlite3.Connection, view: ViewInfo, changes: pa.Table, max_rows: int) -> Kept:
     """Add the changes of new ticks, and let go of old ones beyond the bounds. A tick is kept whole
     or not at all.
     """
     kept = Kept(view.kept_after, view.kept_rows, view.kept_bytes)
     added: list[tuple[int, int, bytes]] = []
-    room_rows, room_bytes = most_rows, max(MOST_BYTES, MOST_BYTES * most_rows // MOST_CHANGES)
-    for batch in reversed(
-        list(_batches(view, changes, max(1, min(_ROWS_A_BATCH, most_rows // 8))))
-    ):
+    room_rows, room_bytes = max_rows, max(MAX_BYTES, MAX_BYTES * max_rows // MAX_CHANGES)
+    for batch in reversed(list(_batches(view, changes, max(1, min(_ROWS_A_BATCH, max_rows // 8))))):
         last_tick = batch.column(TICK)[-1].as_py()
         data = batch.serialize().to_pybytes() if batch.num_rows <= room_rows else b""
         room_rows, room_bytes = room_rows - batch.num_rows, room_bytes - len(data)

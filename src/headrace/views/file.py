@@ -71,14 +71,14 @@ _VIEW_COLUMNS = (
 @dataclass(frozen=True)
 class ViewInfo:
     """A view as it is stored: what it is, and the tick it shows. Without a key it is a stream: the
-    newest `most_rows` rows in the order they came.
+    newest `max_rows` rows in the order they came.
     """
 
     number: int
     name: str
     schema: pa.Schema = field(compare=False)
     key: tuple[str, ...]
-    most_rows: int | None
+    max_rows: int | None
     tick: int
     null_keys: bool
     """Whether a null has ever stood in a key column; SQLite stores something else in its place."""
@@ -109,13 +109,13 @@ def read_view(db: sqlite3.Connection, name: str) -> ViewInfo:
 
 
 def _info(row: tuple[int, str, bytes, str, int | None, int, int, int, int, int]) -> ViewInfo:
-    number, name, schema, key, most_rows, tick, null_keys, *kept = row
+    number, name, schema, key, max_rows, tick, null_keys, *kept = row
     return ViewInfo(
         number,
         name,
         _schema(schema),
         tuple(json.loads(key)),
-        most_rows,
+        max_rows,
         tick,
         bool(null_keys),
         *kept,

@@ -40,7 +40,7 @@ from headrace.views.file import (
     read_views,
     translated,
 )
-from headrace.views.sql import MOST_SQL_ROWS, run_query
+from headrace.views.sql import MAX_SQL_ROWS, run_query
 
 _ROWS_A_BATCH = 1 << 16
 _IDLE_CONNECTIONS = 4
@@ -145,7 +145,7 @@ class Snapshot:
         parameters: Sequence[Any] = (),
         *,
         timeout: Duration = "10 seconds",
-        most_rows: int = MOST_SQL_ROWS,
+        max_rows: int = MAX_SQL_ROWS,
     ) -> pa.Table:
         """The result of a SELECT over the views, in SQLite's SQL and with SQLite's types: see
         `view_types.py`. BadQuery if it may not or cannot run.
@@ -156,7 +156,7 @@ class Snapshot:
                 query,
                 parameters,
                 timeout_us=to_us(timeout, what="timeout"),
-                most_rows=most_rows,
+                max_rows=max_rows,
             )
 
     def _batches(
@@ -253,10 +253,10 @@ class ViewReader:
         parameters: Sequence[Any] = (),
         *,
         timeout: Duration = "10 seconds",
-        most_rows: int = MOST_SQL_ROWS,
+        max_rows: int = MAX_SQL_ROWS,
     ) -> pa.Table:
         with self.snapshot() as snap:
-            return snap.sql(query, parameters, timeout=timeout, most_rows=most_rows)
+            return snap.sql(query, parameters, timeout=timeout, max_rows=max_rows)
 
     def _connection(self) -> sqlite3.Connection:
         with self._lock:

@@ -16,8 +16,8 @@ import pyarrow as pa
 from headrace.errors import BadQuery, InputError, UnknownView, nearest
 from headrace.views.file import is_about_storage
 
-MOST_SQL_ROWS = 1_000_000
-_MOST_VALUE_BYTES = 64 << 20
+MAX_SQL_ROWS = 1_000_000
+_MAX_VALUE_BYTES = 64 << 20
 _STEPS_BETWEEN_LOOKS = 10_000
 _ROWS_A_FETCH = 4_096
 _TABLE_FUNCTIONS = frozenset({"json_each", "json_tree"})
@@ -41,7 +41,7 @@ def run_query(
     parameters: Sequence[Any],
     *,
     timeout_us: int,
-    most_rows: int,
+    max_rows: int,
 ) -> pa.Table:
     """The result of one SELECT, in the snapshot that the connection is in."""
     views = {
@@ -55,7 +55,7 @@ def run_query(
             cursor = db.execute(query, parameters)
             if cursor.description is None:
                 raise BadQuery("There is no query.", fix="write a SELECT over the views.")
-            rows = list(_at_most(cursor, most_rows))
+            rows = list(_at_most(cursor, max_rows))
     except (sqlite3.Error, sqlite3.Warning) as error:
         if is_about_storage(error):
             raise
@@ -63,13 +63,13 @@ def run_query(
     return _as_table([column for column, *_ in cursor.description], rows)
 
 
-def _at_most(cursor: sqlite3.Cursor, most_rows: int) -> Iterator[tuple[Any, ...]]:
+def _at_most(cursor: sqlite3.Cursor, max_rows: int) -> Iterator[tuple[Any, ...]]:
     count = 0
     while rows := cursor.fetchmany(_ROWS_A_FETCH):
         count += len(rows)
-        if count > most_rows:
+        if count > max_rows:
             raise BadQuery(
-                f"The query's result has more than {most_rows:,} rows.",
+                f"The query's result has more than {max_rows:,} rows.",
                 fix="add a LIMIT, or aggregate.",
             )
         yield from rows
@@ -101,7 +101,7 @@ def check_names(columns: Sequence[str]) -> None:
 def _guarded(db: sqlite3.Connection, authorizer: Authorizer, timeout_us: int) -> Iterator[None]:
     """Only what is allowed, and only for so long."""
     deadline = time.monotonic() + timeout_us / 1_000_000
-    length = db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
+    length = db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
     db.set_authorizer(authorizer)
     db.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS_BETWEEN_LOOKS)
     try:

@@ -35,7 +35,7 @@ from headrace.errors import (
 from headrace.log.topic_config import check_name
 from headrace.types.ddl import refuse_duplicates
 from headrace.types.schema import check_key, quoted, schema_to_bytes, to_ddl
-from headrace.views.changes import MOST_CHANGES, keep
+from headrace.views.changes import MAX_CHANGES, keep
 from headrace.views.file import (
     ViewInfo,
     ViewTable,
@@ -82,7 +82,7 @@ def append_rows(db: sqlite3.Connection, view: ViewTable, rows: pa.Table) -> None
     """Add a stream's rows behind those that are there, and let go of the oldest beyond the
     bound.
     """
-    most = view.info.most_rows or 0
+    most = view.info.max_rows or 0
     kept = rows.slice(max(0, rows.num_rows - most))
     for batch in kept.select([TICK, *view.info.schema.names]).to_batches(
         max_chunksize=_ROWS_A_SLICE
@@ -153,16 +153,16 @@ def has_null_keys(changes: pa.Table, key: Iterable[str]) -> bool:
     return any(changes[name].null_count for name in key)
 
 
-MOST_STREAM_ROWS = 100_000
+MAX_STREAM_ROWS = 100_000
 
 
 class ViewStore:
-    """Views in one file. With `write=False` it only reads. Of each view the newest `most_changes`
+    """Views in one file. With `write=False` it only reads. Of each view the newest `max_changes`
     changes are kept for those who follow it.
     """
 
-    def __init__(self, path: Path, *, write: bool = True, most_changes: int = MOST_CHANGES) -> None:
-        self.path, self.most_changes = Path(path), most_changes
+    def __init__(self, path: Path, *, write: bool = True, max_changes: int = MAX_CHANGES) -> None:
+        self.path, self.max_changes = Path(path), max_changes
         self._db = open_for_writing(self.path) if write else None
         self._declared: dict[str, ViewTable] = {}
         self._keeps: dict[str, int] = {}
@@ -193,33 +193,33 @@ class ViewStore:
         schema: pa.Schema,
         key: tuple[str, ...] = (),
         *,
-        most_rows: int = MOST_STREAM_ROWS,
-        most_changes: int | None = None,
+        max_rows: int = MAX_STREAM_ROWS,
+        max_changes: int | None = None,
     ) -> ViewInfo:
         """Make a view, or check that the one that is there fits. Without a key it is a stream, of
-        which the newest `most_rows` rows are kept.
+        which the newest `max_rows` rows are kept.
 
-        `most_changes`: so many of its changes are kept, and not as many as of the others.
+        `max_changes`: so many of its changes are kept, and not as many as of the others.
         IncompatibleChange if it was made with other columns or another key.
         """
         _check_declaration(view, schema, key)
         with self._transaction() as db:
             stored = {info.name.lower(): info for info in read_views(db)}.get(view.lower())
             if stored is None:
-                _create(db, view, schema, key, most_rows)
+                _create(db, view, schema, key, max_rows)
             else:
                 _check_same(stored, view, schema, key)
                 db.execute(
                     "UPDATE _views SET schema = ?, most_rows = ? WHERE number = ?",
                     (
                         schema_to_bytes(_merged(stored.schema, schema)),
-                        None if key else most_rows,
+                        None if key else max_rows,
                         stored.number,
                     ),
                 )
             info = read_view(db, view)
         self._declared[view] = ViewTable(info)
-        self._keeps[view.lower()] = most_changes or self.most_changes
+        self._keeps[view.lower()] = max_changes or self.max_changes
         return info
 
     def empty(self, views: Collection[str], epoch: int) -> None:
@@ -376,10 +376,10 @@ def _check_declaration(view: str, schema: pa.Schema, key: tuple[str, ...]) -> No
 
 
 def _create(
-    db: sqlite3.Connection, view: str, schema: pa.Schema, key: tuple[str, ...], most_rows: int
+    db: sqlite3.Connection, view: str, schema: pa.Schema, key: tuple[str, ...], max_rows: int
 ) -> None:
     columns = "name, schema, key, most_rows, tick, null_keys, kept_after, kept_rows, kept_bytes"
-    stored = (view, schema_to_bytes(schema), json.dumps(key), None if key else most_rows)
+    stored = (view, schema_to_bytes(schema), json.dumps(key), None if key else max_rows)
     db.execute(f"INSERT INTO _views ({columns}) VALUES (?, ?, ?, ?, 0, 0, 0, 0, 0)", stored)  # noqa: S608
     table = ViewTable(read_view(db, view))
     db.execute(table.create())

@@ -26,7 +26,7 @@ def log(tmp_path: Path) -> Iterator[FileLog]:
 
 
 def table(log: FileLog, **options: Any) -> None:
-    log.create_table("t", "k BIGINT, v STRING", primary_key="k", segment_bytes=1500, **options)
+    log.create_table("t", "k BIGINT, v STRING", key="k", segment_bytes=1500, **options)
 
 
 def fold(rows: list[dict[str, Any]]) -> dict[int, str]:

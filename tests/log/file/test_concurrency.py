@@ -208,8 +208,8 @@ def test_nothing_is_seen_before_it_is_durable(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.log.file.committer.INLINE_BYTES", 1_000)
-    monkeypatch.setattr("headrace.log.file.producer.MOST_BYTES_A_COMMIT", 10_000)
-    monkeypatch.setattr("headrace.log.file.staging.MOST_COPIED_BYTES", 1_000)
+    monkeypatch.setattr("headrace.log.file.producer.MAX_BYTES_A_COMMIT", 10_000)
+    monkeypatch.setattr("headrace.log.file.staging.MAX_COPIED_BYTES", 1_000)
     disk = HeldDisk()
     with FileLog(tmp_path / "log", disk=disk) as writer, FileLog(tmp_path / "log") as reader:
         writer.create_topic("a", SCHEMA)

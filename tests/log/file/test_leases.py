@@ -41,8 +41,8 @@ def test_what_was_given_back_comes_again_after_its_delay() -> None:
 
 def test_what_is_handed_out_is_bounded(monkeypatch: object) -> None:
     queue = PartitionQueue()
-    assert len(queue.available(10**9, 0, 10**9)) == leases.MOST_GIVEN
-    queue.next = leases.MOST_AHEAD - 5
+    assert len(queue.available(10**9, 0, 10**9)) == leases.MAX_GIVEN
+    queue.next = leases.MAX_AHEAD - 5
     assert len(queue.available(10**9, 0, 100)) == 5
 
 

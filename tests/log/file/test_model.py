@@ -27,9 +27,9 @@ HANDLES = st.integers(0, 1)
 NAMES = st.sampled_from(TOPICS)
 LIMITS = {  # so small that a few rows are inlined, synced on their own, spilled, copied or moved
     "committer.INLINE_BYTES": 1_000,
-    "producer.MOST_BYTES_A_COMMIT": 2_000,
-    "transaction.MOST_BYTES_IN_MEMORY": 1_500,
-    "staging.MOST_COPIED_BYTES": 2_500,
+    "producer.MAX_BYTES_A_COMMIT": 2_000,
+    "transaction.MAX_BYTES_IN_MEMORY": 1_500,
+    "staging.MAX_COPIED_BYTES": 2_500,
 }
 CONTROL = None  # what stands in a model's partition for a control batch
 Row = dict[str, Any]

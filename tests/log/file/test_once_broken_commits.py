@@ -45,8 +45,8 @@ def test_rows_of_a_failed_commit_were_read_when_a_staged_file_took_their_place(
         fail_next_commit(log, monkeypatch)
         with pytest.raises(DiskFull):
             fill(log, "a", 66, 3)
-        monkeypatch.setattr("headrace.log.file.producer.MOST_BYTES_A_COMMIT", 100)
-        monkeypatch.setattr("headrace.log.file.staging.MOST_COPIED_BYTES", 0)
+        monkeypatch.setattr("headrace.log.file.producer.MAX_BYTES_A_COMMIT", 100)
+        monkeypatch.setattr("headrace.log.file.staging.MAX_COPIED_BYTES", 0)
         fill(log, "a", 0, 3)
         assert numbers(log, "a") == [0, 1, 2]
     with FileLog(tmp_path / "log") as log:
@@ -80,7 +80,7 @@ def test_large_rows_for_many_partitions_in_one_commit_were_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.log.file.committer.INLINE_BYTES", 0)
-    monkeypatch.setattr("headrace.log.file.store._MOST_OPEN_SEGMENTS", 2)
+    monkeypatch.setattr("headrace.log.file.store._MAX_OPEN_SEGMENTS", 2)
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA, partitions=5)
         fill(log, "a", 0, 10)
@@ -90,7 +90,7 @@ def test_large_rows_for_many_partitions_in_one_commit_were_refused(
 def test_a_repeat_of_a_staged_append_could_not_be_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.log.file.producer.MOST_BYTES_A_COMMIT", 100)
+    monkeypatch.setattr("headrace.log.file.producer.MAX_BYTES_A_COMMIT", 100)
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
         till = log.producer("a", id="till")
@@ -103,8 +103,8 @@ def test_a_repeat_of_a_staged_append_could_not_be_found_again(
 def test_staged_rows_were_removed_when_it_was_not_known_whether_they_were_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.log.file.producer.MOST_BYTES_A_COMMIT", 100)
-    monkeypatch.setattr("headrace.log.file.staging.MOST_COPIED_BYTES", 0)
+    monkeypatch.setattr("headrace.log.file.producer.MAX_BYTES_A_COMMIT", 100)
+    monkeypatch.setattr("headrace.log.file.staging.MAX_COPIED_BYTES", 0)
     log = FileLog(tmp_path / "log")
     log.create_topic("a", SCHEMA)
 
@@ -129,8 +129,8 @@ def test_staged_rows_were_removed_when_it_was_not_known_whether_they_were_commit
 def test_a_staged_file_that_could_not_be_moved_was_missing_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.log.file.producer.MOST_BYTES_A_COMMIT", 100)
-    monkeypatch.setattr("headrace.log.file.staging.MOST_COPIED_BYTES", 0)
+    monkeypatch.setattr("headrace.log.file.producer.MAX_BYTES_A_COMMIT", 100)
+    monkeypatch.setattr("headrace.log.file.staging.MAX_COPIED_BYTES", 0)
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
 
@@ -148,7 +148,7 @@ def test_a_staged_file_that_could_not_be_moved_was_missing_for_ever(
 def test_a_transaction_whose_commit_failed_could_not_be_given_up_or_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.log.file.transaction.MOST_BYTES_IN_MEMORY", 100)
+    monkeypatch.setattr("headrace.log.file.transaction.MAX_BYTES_IN_MEMORY", 100)
     with FileLog(tmp_path / "log") as log:
         log.create_topic("a", SCHEMA)
         for ending in ("abort", "commit"):
@@ -165,7 +165,7 @@ def test_a_transaction_whose_commit_failed_could_not_be_given_up_or_tried_again(
 def test_rows_of_a_transaction_were_doubled_when_there_was_no_room_for_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.log.file.transaction.MOST_BYTES_IN_MEMORY", 500)
+    monkeypatch.setattr("headrace.log.file.transaction.MAX_BYTES_IN_MEMORY", 500)
     disk = FullDisk(1 << 20)
     with FileLog(tmp_path / "log", disk=disk) as log:
         log.create_topic("a", SCHEMA)

@@ -40,11 +40,11 @@ def test_more_letters_than_one_answer_holds_can_be_replayed(tmp_path: Path) -> N
         log.create_topic("mails", schema="text STRING")
         letters = [
             dead.DeadLetter(place="test", reason="", row=f'{{"text": "{number}"}}')
-            for number in range(dead._MOST_ROWS_A_READ + 1)
+            for number in range(dead._MAX_ROWS_A_READ + 1)
         ]
         dead.divert(log, "mails", letters)
-        assert dead.replay(log, "mails", offsets=[0, dead._MOST_ROWS_A_READ]).replayed == 2
+        assert dead.replay(log, "mails", offsets=[0, dead._MAX_ROWS_A_READ]).replayed == 2
         assert sorted(row["text"] for row in log.read("mails").to_pylist()) == [
             "0",
-            str(dead._MOST_ROWS_A_READ),
+            str(dead._MAX_ROWS_A_READ),
         ]

@@ -146,7 +146,7 @@ def test_an_append_without_an_id_says_that_its_outcome_is_unknown(
 def test_a_large_transaction_is_still_all_or_nothing(
     log: Log, other: Log, events: str, name: MakeName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transaction_module, "MOST_BYTES_HELD", 1000)
+    monkeypatch.setattr(transaction_module, "MAX_BYTES_HELD", 1000)
     with log.transaction(name("big")) as transaction:
         for n in range(100):
             transaction.append(events, rows(n))

@@ -53,7 +53,7 @@ def test_records_keep_their_order_within_a_partition() -> None:
 
 
 def test_columns_say_what_records_say(log: hr.Log, name: Names) -> None:
-    info = log.create_table(name("t"), "id BIGINT, v STRING", primary_key="id")
+    info = log.create_table(name("t"), "id BIGINT, v STRING", key="id")
     changes = ["insert", "update_preimage", "update_postimage", "delete"]
     batch = pa.RecordBatch.from_pydict(
         {"id": [1, 1, 1, 2], "v": ["a", "a", "b", "c"], "_change_type": changes},

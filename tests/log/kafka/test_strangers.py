@@ -38,7 +38,7 @@ def test_a_stranger_sees_plain_json(log: Log, stranger: Stranger, name: MakeName
 def test_a_stranger_sees_a_tables_deletion_as_a_null(
     log: Log, stranger: Stranger, name: MakeName
 ) -> None:
-    table = log.create_table(name("customers"), "id BIGINT, name STRING", primary_key="id").name
+    table = log.create_table(name("customers"), "id BIGINT, name STRING", key="id").name
     with log.producer(table) as producer:
         producer.upsert({"id": 1, "name": "Ada"})
         producer.delete(1)
@@ -52,7 +52,7 @@ def test_a_stranger_sees_a_tables_deletion_as_a_null(
 
 
 def test_a_strangers_rows_are_read(log: Log, stranger: Stranger, name: MakeName) -> None:
-    table = log.create_table(name("customers"), "id BIGINT, name STRING", primary_key="id").name
+    table = log.create_table(name("customers"), "id BIGINT, name STRING", key="id").name
     stranger.write(table, b'{"id":1,"name":"Ada"}', None, key=b"1")
     rows = log.read(table, columns=["id", "name", "_change_type"]).to_pylist()
     assert rows == [

@@ -312,7 +312,7 @@ def test_a_table_takes_rows_as_upserts_unless_they_say_what_they_are(any_place: 
     table = any_place.log.create_table(
         f"customers-{any_place.suffix}",
         "customer_id BIGINT, name STRING",
-        primary_key="customer_id",
+        key="customer_id",
     ).name
     any_place.write(any_place.spark.sql("SELECT 1 AS customer_id, 'Ada' AS name"), table)
     any_place.write(

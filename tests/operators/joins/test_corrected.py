@@ -143,7 +143,7 @@ def test_rows_are_answered_at_once_and_corrected(how: str, data: st.DataObject) 
 @settings(max_examples=40)
 def test_many_rows_and_versions_of_a_key_in_leaves(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pile_writing, "MOST_IN_A_LEAF", 2)
+        patch.setattr(pile_writing, "MAX_IN_A_LEAF", 2)
         patch.setattr(pile_writing, "_CUT_TO", 1)
         ticks = data.draw(st.integers(4, 9))
         clocks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
@@ -216,7 +216,7 @@ class HistoryOracle:
 def test_each_version_with_when_it_was_valid(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if data.draw(st.booleans()):
-            patch.setattr(pile_writing, "MOST_IN_A_LEAF", 2)
+            patch.setattr(pile_writing, "MAX_IN_A_LEAF", 2)
             patch.setattr(pile_writing, "_CUT_TO", 1)
         ticks = data.draw(st.integers(1, 9))
         clock, history = data.draw(tracks(ticks)), data.draw(st.integers(0, 8))

@@ -74,7 +74,7 @@ def batches(table: str) -> list[tuple[list[pa.Table], list[Clocks]]]:
 def test_the_same_rows_as_over_a_dictionary(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pile_writing, "MOST_IN_A_LEAF", 8)
+    monkeypatch.setattr(pile_writing, "MAX_IN_A_LEAF", 8)
     monkeypatch.setattr(pile_writing, "_CUT_TO", 4)
     store, memory = LocalStore(tmp_path / "store", range(GROUPS)), MemoryState()
     told: list[tuple[list[Any], list[Any]]] = []

@@ -23,7 +23,7 @@ Model = dict[tuple[int, int], list[tuple[int, int, bytes]]]
 @pytest.fixture(autouse=True)
 def small_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few rows make trees."""
-    monkeypatch.setattr(pile_writing, "MOST_IN_A_LEAF", 4)
+    monkeypatch.setattr(pile_writing, "MAX_IN_A_LEAF", 4)
     monkeypatch.setattr(pile_writing, "_CUT_TO", 2)
 
 

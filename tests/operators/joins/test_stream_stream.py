@@ -256,7 +256,7 @@ def test_rows_meet_within_their_bounds_and_are_told_alone_once(
 def test_large_piles(how: str, data: st.DataObject) -> None:
     """One key with many rows, in small leaves."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pile_writing, "MOST_IN_A_LEAF", 3)
+        patch.setattr(pile_writing, "MAX_IN_A_LEAF", 3)
         patch.setattr(pile_writing, "_CUT_TO", 2)
         ticks = data.draw(st.integers(3, 6))
         clocks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))

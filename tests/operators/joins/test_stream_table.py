@@ -101,7 +101,7 @@ def test_each_row_meets_the_table_as_of_its_tick(on: str, data: st.DataObject) -
 
 
 def test_many_rows_of_a_key_in_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pile_writing, "MOST_IN_A_LEAF", 8)
+    monkeypatch.setattr(pile_writing, "MAX_IN_A_LEAF", 8)
     monkeypatch.setattr(pile_writing, "_CUT_TO", 4)
     table = History(
         pa.schema([("id", pa.int64()), ("k", pa.int64()), ("v", pa.int64())]),

@@ -212,7 +212,7 @@ def test_the_result_is_the_query_s_answer_at_every_tick(
 @settings(max_examples=15)
 def test_many_rows_of_a_key_in_leaves(how: str, data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pile_writing, "MOST_IN_A_LEAF", 3)
+        patch.setattr(pile_writing, "MAX_IN_A_LEAF", 3)
         patch.setattr(pile_writing, "_CUT_TO", 2)
         ticks = data.draw(st.integers(2, 6))
         keys = st.integers(0, 1)

@@ -92,9 +92,9 @@ def test_the_first_rows_of_each_group_at_every_tick(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if small:
-            patch.setattr(pile_writing, "MOST_IN_A_LEAF", 3)
+            patch.setattr(pile_writing, "MAX_IN_A_LEAF", 3)
             patch.setattr(pile_writing, "_CUT_TO", 2)
-            patch.setattr(top, "MOST_IN_A_LEAF", 3)
+            patch.setattr(top, "MAX_IN_A_LEAF", 3)
         ticks = data.draw(st.integers(1, 7))
         history = data.draw(
             table_history(

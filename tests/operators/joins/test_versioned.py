@@ -153,7 +153,7 @@ def test_each_row_meets_what_was_valid_at_its_time(how: str, data: st.DataObject
 @settings(max_examples=40)
 def test_many_versions_of_a_key_in_leaves(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pile_writing, "MOST_IN_A_LEAF", 2)
+        patch.setattr(pile_writing, "MAX_IN_A_LEAF", 2)
         patch.setattr(pile_writing, "_CUT_TO", 1)
         ticks = data.draw(st.integers(4, 10))
         clocks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))

@@ -293,7 +293,7 @@ def test_rows_of_long_matches_are_told_piece_by_piece(monkeypatch: pytest.Monkey
     given_settings = settings(
         PatternSpec("a+ c", (), (("n", "count(*)"), ("total", "sum(v)")), 100), rows="all"
     )
-    monkeypatch.setattr("headrace.operators.patterns.settings.MOST_AT_ONCE", 50)
+    monkeypatch.setattr("headrace.operators.patterns.settings.MAX_AT_ONCE", 50)
     told = feed_to(given_settings, feed).told
     assert [(each["n"], each["total"]) for each in told] == [
         (at + 1, at * (at + 1) // 2 if at < 40 else 780) for at in range(41)

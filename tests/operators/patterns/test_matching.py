@@ -96,7 +96,7 @@ def matches(
         )
 
     strategy = after_match(after, tuple("abcx"), where="test")
-    rules = Rules(automaton, doubtful, within, strategy, most_matches=100_000)
+    rules = Rules(automaton, doubtful, within, strategy, max_matches=100_000)
     sorted_rows = SortedRows(np.zeros(len(rows), np.int64), times, fits)
     may_begin = np.ones(len(rows), np.bool_)
     if pattern.from_first:

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from headrace.errors import BadSearch
 from headrace.operators.search import index as index_module
 from headrace.operators.search.analyzer import Analysis
-from headrace.operators.search.documents import MOST_DOCUMENTS, chunks, with_words
-from headrace.operators.search.evaluator import MOST_HIGHLIGHTS
+from headrace.operators.search.documents import MAX_DOCUMENTS, chunks, with_words
+from headrace.operators.search.evaluator import MAX_HIGHLIGHTS
 from headrace.operators.search.index import QueryIndex, Stored, together
 from headrace.operators.search.parser import Language
 from headrace.operators.search.syntax import Fields, Node
@@ -196,7 +196,7 @@ def test_chunks_are_bounded_in_documents_and_in_bytes() -> None:
         :-1
     ].tolist()
     assert sum(chunk.count for _, chunk in found) == 608
-    assert max(chunk.count for _, chunk in found) <= MOST_DOCUMENTS
+    assert max(chunk.count for _, chunk in found) <= MAX_DOCUMENTS
     assert found[0][1].count <= 3
 
 
@@ -243,7 +243,7 @@ def test_highlights_of_a_long_document_are_its_first() -> None:
     language = Language(Fields(("body",)))
     index = QueryIndex.empty(language).changed({b"a": Stored.of(language, '"hay hay" AND ha*')})
     (places,) = index.match(pa.table({"body": ["hay " * 300_000]}), reasons=True).highlights
-    assert places == [("body", 4 * at, 4 * at + 3) for at in range(MOST_HIGHLIGHTS)]
+    assert places == [("body", 4 * at, 4 * at + 3) for at in range(MAX_HIGHLIGHTS)]
 
 
 # Cases as data

@@ -143,11 +143,11 @@ histories = st.lists(
 )
 
 
-@pytest.fixture(params=[0, keeping.LEAST_NOTED], ids=["written down", "in memory"])
+@pytest.fixture(params=[0, keeping.MIN_NOTED], ids=["written down", "in memory"])
 def _noted(request: pytest.FixtureRequest) -> Iterator[None]:
     """Indexes are written down after every change, or not at all."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keeping, "LEAST_NOTED", request.param)
+        patch.setattr(keeping, "MIN_NOTED", request.param)
         yield
 
 
@@ -224,7 +224,7 @@ def test_a_query_that_can_no_longer_be_read_is_no_longer_in_force() -> None:
 def test_another_process_reads_only_what_changed_since_the_index_was_written_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    count = keeping.LEAST_NOTED
+    count = keeping.MIN_NOTED
     history: list[Tick] = [
         ([], {number: f"word{number}" for number in range(count)}),
         ([], {3: "other", 4: None}),
@@ -296,7 +296,7 @@ def test_many_matches_of_large_documents_come_in_pieces_that_arrow_can_count(
     ]
     settings = replace(SETTINGS, highlights=True, explain=True)
     whole = SearchKernel(settings).step_timed(MemoryState(), list(tables(history, 1, 2)), NO_CLOCKS)
-    monkeypatch.setattr("headrace.operators.search.kernel.MOST_BYTES", 1_000)
+    monkeypatch.setattr("headrace.operators.search.kernel.MAX_BYTES", 1_000)
     pieces = SearchKernel(settings).step_timed(
         MemoryState(), list(tables(history, 1, 2)), NO_CLOCKS
     )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import BadSearch
 from headrace.operators.search.analyzer import Analysis
-from headrace.operators.search.parser import MOST_CLAUSES, Language
+from headrace.operators.search.parser import MAX_CLAUSES, Language
 from headrace.operators.search.syntax import All, Any, Everything, Fields, Leaf, Not, Phrase, Word
 
 FIELDS = Fields(
@@ -105,7 +105,7 @@ def test_everything() -> None:
         ("title:" * 900 + "a", 186, "levels deep"),
         ('x "' + "a " * 101 + '"', 2, "has 101 words; 100 are the most"),
         ("a." * 101, 0, "has 101 words; 100 are the most"),
-        ("a " * (MOST_CLAUSES + 1), 2 * MOST_CLAUSES, "more than 1,024 clauses"),
+        ("a " * (MAX_CLAUSES + 1), 2 * MAX_CLAUSES, "more than 1,024 clauses"),
         ("a" * 30_000, None, "30,000 characters"),
     ],
 )

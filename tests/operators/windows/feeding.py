@@ -232,17 +232,17 @@ def clocks(draw: st.DrawFn, count: int) -> tuple[list[int], list[int]]:
 
 
 @st.composite
-def streams(draw: st.DrawFn, most_ticks: int = 6) -> Feed:
-    ticks = draw(st.lists(st.lists(rows(), max_size=6), min_size=1, max_size=most_ticks))
+def streams(draw: st.DrawFn, max_ticks: int = 6) -> Feed:
+    ticks = draw(st.lists(st.lists(rows(), max_size=6), min_size=1, max_size=max_ticks))
     return Feed(ticks, *draw(clocks(len(ticks))))
 
 
 @st.composite
-def tables(draw: st.DrawFn, most_ticks: int = 6) -> Feed:
+def tables(draw: st.DrawFn, max_ticks: int = 6) -> Feed:
     """Changes of a table with the key `id`: each row put or deleted some times in a tick."""
     there: dict[int, Row | None] = {}
     ticks: list[list[Row]] = []
-    for _ in range(draw(st.integers(1, most_ticks))):
+    for _ in range(draw(st.integers(1, max_ticks))):
         ticks.append(changes := [])
         for _ in range(draw(st.integers(0, 6))):
             number = draw(st.integers(0, 4))

@@ -17,14 +17,8 @@ from headrace.operators.changelog import check_ticks, fold
 from headrace.operators.kernel import UNSTARTED, Clocks
 from headrace.operators.windows.factory import window_kernel
 from headrace.operators.windows.kernel import WindowStep
-from headrace.operators.windows.specs import (
-    Correct,
-    Hopping,
-    Session,
-    Sliding,
-    Tumbling,
-    WindowSpec,
-)
+from headrace.operators.windows.late import Correct
+from headrace.operators.windows.specs import Hopping, Session, Sliding, Tumbling, WindowSpec
 from headrace.testing.kernels import MemoryState
 from tests.operators.windows.feeding import STREAM, Feed
 from tests.operators.windows.oracle import Row, moment, us

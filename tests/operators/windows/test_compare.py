@@ -19,7 +19,8 @@ from headrace.operators.changelog import check_ticks
 from headrace.operators.kernel import UNSTARTED, Clocks, TimedKernel
 from headrace.operators.windows.assignment import assign
 from headrace.operators.windows.comparison import CompareKernel
-from headrace.operators.windows.specs import DAY_US, tumbling
+from headrace.operators.windows.late import DAY_US
+from headrace.operators.windows.specs import tumbling
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import changed, text
 from tests.operators.windows.feeding import TIME, cuts

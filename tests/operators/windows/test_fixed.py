@@ -20,15 +20,8 @@ from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.kernel import UNSTARTED, TimedKernel
 from headrace.operators.windows.fixed_window import FixedWindows
 from headrace.operators.windows.kernel import WindowStep
-from headrace.operators.windows.specs import (
-    Correct,
-    Divert,
-    Drop,
-    Hopping,
-    LatePolicy,
-    Tumbling,
-    tumbling,
-)
+from headrace.operators.windows.late import Correct, Divert, Drop, LatePolicy
+from headrace.operators.windows.specs import Hopping, Tumbling, tumbling
 from headrace.testing.kernels import MemoryState
 from tests.operators.windows.feeding import (
     STREAM,

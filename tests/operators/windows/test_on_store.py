@@ -15,7 +15,8 @@ from headrace.engine.state.step_state import StepState
 from headrace.operators.aggregates import functions as agg
 from headrace.operators.windows.factory import window_kernel
 from headrace.operators.windows.kernel import WindowStep
-from headrace.operators.windows.specs import Correct, Hopping, Session, Sliding, Tumbling
+from headrace.operators.windows.late import Correct
+from headrace.operators.windows.specs import Hopping, Session, Sliding, Tumbling
 from headrace.testing.kernels import MemoryState
 from tests.operators.windows.feeding import STREAM
 from tests.operators.windows.test_chained import drawn

@@ -81,6 +81,6 @@ def test_a_newer_form_and_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPa
     state.put([b"n0"], [b"\x03whatever"], np.zeros(1, np.uint8))
     with pytest.raises(NewerFormat):
         store.read(state, names([0]), np.zeros(1, np.uint8))
-    monkeypatch.setattr(kept_rows, "MOST_ROWS", 1)
+    monkeypatch.setattr(kept_rows, "MAX_ROWS", 1)
     with pytest.raises(InputError, match="up to 1 rows a group"):
         write(store, state, {0: [(1, 2, b"abcde"), (3, 4, b"fghij")]})

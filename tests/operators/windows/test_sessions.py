@@ -17,8 +17,9 @@ from headrace.operators.aggregates import functions as agg
 from headrace.operators.windows import state as kept_rows
 from headrace.operators.windows.buffered_window import SessionRows
 from headrace.operators.windows.kernel import WindowStep
+from headrace.operators.windows.late import Correct, Divert, Drop, LatePolicy
 from headrace.operators.windows.session_window import Sessions
-from headrace.operators.windows.specs import Correct, Divert, Drop, LatePolicy, Session
+from headrace.operators.windows.specs import Session
 from headrace.testing.kernels import MemoryState
 from tests.operators.windows.feeding import (
     STREAM,
@@ -317,7 +318,7 @@ def test_a_row_that_is_left_out_of_an_aggregate_goes_to_dead_letters_once() -> N
 
 
 def test_more_rows_than_can_be_kept_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_rows, "MOST_ROWS", 2)
+    monkeypatch.setattr(kept_rows, "MAX_ROWS", 2)
     feed = Feed([[row(0), row(1), row(2)]], [0], [0])
     with pytest.raises(InputError, match="keeps up to 2 rows a group"):
         feed_to(SessionRows, step_of(feed), feed)

@@ -16,18 +16,10 @@ from headrace.operators.windows.buffered_window import SessionRows, SlidingRows
 from headrace.operators.windows.factory import keeps_rows, window_kernel
 from headrace.operators.windows.fixed_window import FixedWindows
 from headrace.operators.windows.kernel import WindowStep
+from headrace.operators.windows.late import Correct, Divert, Drop, LatePolicy
 from headrace.operators.windows.session_window import Sessions
 from headrace.operators.windows.sliding_window import SlidingStates
-from headrace.operators.windows.specs import (
-    Correct,
-    Divert,
-    Drop,
-    Hopping,
-    LatePolicy,
-    Session,
-    Sliding,
-    Tumbling,
-)
+from headrace.operators.windows.specs import Hopping, Session, Sliding, Tumbling
 from tests.operators.windows.feeding import (
     Feed,
     check_same,

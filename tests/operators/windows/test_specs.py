@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from headrace.errors import BadDuration, PlanError
-from headrace.operators.windows import specs
+from headrace.operators.windows import late, specs
 
 MINUTE = 60_000_000
 
@@ -28,10 +28,10 @@ MINUTE = 60_000_000
         (specs.hopping("1 hour", every="25 minutes"), "hopping(1 hour, every=25 minutes)"),
         (specs.sliding("90 seconds"), "sliding(90 seconds)"),
         (specs.session("30 minutes"), "session(30 minutes)"),
-        (specs.drop(), "drop()"),
-        (specs.correct("0 seconds"), "correct(0 seconds)"),
-        (specs.correct("1 hour"), "correct(1 hour)"),
-        (specs.divert("late"), "divert(late)"),
+        (late.drop(), "drop()"),
+        (late.correct("0 seconds"), "correct(0 seconds)"),
+        (late.correct("1 hour"), "correct(1 hour)"),
+        (late.divert("late"), "divert(late)"),
     ],
 )
 def test_specs_print_and_have_an_identity(spec: Any, text: str) -> None:
@@ -50,7 +50,7 @@ def test_identities_differ() -> None:
         specs.hopping("1 hour", every="1 hour"),
         specs.sliding("1 hour"),
         specs.session("1 hour"),
-        specs.drop(),
+        late.drop(),
     ]
     assert len({json.dumps(specs.identity(each)) for each in some}) == len(some)
 
@@ -83,8 +83,8 @@ def test_identities_differ() -> None:
         (lambda: specs.sliding("0 ms"), PlanError, "size of a sliding window is zero"),
         (lambda: specs.session("0 ms"), PlanError, "gap of a session window is zero"),
         (lambda: specs.session("-5 minutes"), BadDuration, "negative"),
-        (lambda: specs.correct("200000 days"), PlanError, "keep every window for ever"),
-        (lambda: specs.divert(""), PlanError, "cannot be diverted"),
+        (lambda: late.correct("200000 days"), PlanError, "keep every window for ever"),
+        (lambda: late.divert(""), PlanError, "cannot be diverted"),
         (lambda: specs.check_emit("finall"), PlanError, "did you mean 'final'"),
     ],
 )
@@ -97,7 +97,7 @@ def test_what_cannot_be_is_refused(
 
 def test_lateness_of_each_policy() -> None:
     assert [
-        specs.drop().lateness_us,
-        specs.divert("late").lateness_us,
-        specs.correct("2 minutes").lateness_us,
+        late.drop().lateness_us,
+        late.divert("late").lateness_us,
+        late.correct("2 minutes").lateness_us,
     ] == [0, 0, 2 * MINUTE]

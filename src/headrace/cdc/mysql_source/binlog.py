@@ -15,7 +15,7 @@ from typing import Any
 from headrace.cdc.mysql_source.catalogue import drivers, ours, settings_of
 from headrace.errors import ConfigurationError, HeadraceError, RetryError
 
-MOST_EVENTS_WAITING = 5_000
+MAX_EVENTS_WAITING = 5_000
 HEARTBEAT_S = 5.0
 _WITH_ROWS = {39, 40, 42, *range(165, 172)}
 """PARTIAL_UPDATE_ROWS, TRANSACTION_PAYLOAD and GTID_TAGGED of MySQL, and MariaDB's compressed
@@ -66,7 +66,7 @@ class BinlogReader:
     ) -> None:
         _, replication = drivers()
         self._stopped, self._has_opened = Event(), False
-        self._events: queue.Queue[Placed | HeadraceError] = queue.Queue(MOST_EVENTS_WAITING)
+        self._events: queue.Queue[Placed | HeadraceError] = queue.Queue(MAX_EVENTS_WAITING)
         place = (
             {"auto_position": gtid, "is_mariadb": is_mariadb}
             if gtid is not None

@@ -202,7 +202,7 @@ def _from_json(value: Any) -> Any:
     return value
 
 
-MOST_ROWS_A_PART = 20_000
+MAX_ROWS_A_PART = 20_000
 HEARTBEAT_S = 10.0
 LONGEST_POLL_S = 0.5
 REST_S = 0.05
@@ -306,8 +306,8 @@ class MysqlSource:
         while True:
             self._place_chunk()
             taken_s = time.monotonic() - begun_s
-            is_full = self._waiting >= MOST_ROWS_A_PART or taken_s >= max(LONGEST_POLL_S, timeout_s)
-            if is_full and (not self._is_open or self._waiting >= 2 * MOST_ROWS_A_PART):
+            is_full = self._waiting >= MAX_ROWS_A_PART or taken_s >= max(LONGEST_POLL_S, timeout_s)
+            if is_full and (not self._is_open or self._waiting >= 2 * MAX_ROWS_A_PART):
                 break
             is_busy = bool(self._waiting or self._items or transactions)
             assert self._binlog is not None

@@ -137,7 +137,7 @@ _Place = tuple[int, int, tuple[str | None, ...]]
 class ToastCache:
     """The last value of each large field, least recently used first."""
 
-    most_bytes: int = 64 << 20
+    max_bytes: int = 64 << 20
     _values: OrderedDict[_Place, str] = field(default_factory=OrderedDict)
     _bytes: int = 0
     _holding: set[tuple[int, int]] = field(default_factory=set)
@@ -223,7 +223,7 @@ class ToastCache:
         self._holding.add(key[:2])
         self._values[key] = value
         self._bytes += len(value)
-        while self._bytes > self.most_bytes:
+        while self._bytes > self.max_bytes:
             _, dropped = self._values.popitem(last=False)
             self._bytes -= len(dropped)
 

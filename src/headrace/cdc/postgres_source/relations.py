@@ -113,7 +113,7 @@ def _text(payload: bytes, at: int) -> tuple[str, int]:
 # addresses, enums, and types of extensions.
 
 
-MOST_DIGITS = 38
+MAX_DIGITS = 38
 _PLAIN = {
     "bool": "BOOLEAN",
     "int2": "SMALLINT",
@@ -137,7 +137,7 @@ def ddl_type(name: str, typmod: int) -> str:
     if name == "numeric" and typmod >= 4:
         precision, scale = (typmod - 4) >> 16 & 0xFFFF, (typmod - 4) & 0x7FF
         scale = scale - 2048 if scale >= 1024 else scale
-        if precision <= MOST_DIGITS and 0 <= scale <= precision:
+        if precision <= MAX_DIGITS and 0 <= scale <= precision:
             return f"DECIMAL({precision},{scale})"
     return _PLAIN.get(name, "STRING")
 

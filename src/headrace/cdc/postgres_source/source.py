@@ -198,7 +198,7 @@ def chunk_batch(relation: Relation, texts: list[pa.Array], position: int) -> pa.
     return pa.RecordBatch.from_arrays(arrays, schema=relation.shape.batch_schema)
 
 
-MOST_MESSAGES, MOST_BYTES = 60_000, 16 << 20
+MAX_MESSAGES, MAX_BYTES = 60_000, 16 << 20
 GULP = 512
 # to take apart, while the server goes on: waiting for more would only wake us, and the server, for
 # each of them
@@ -319,7 +319,7 @@ class PostgresSource:
         payloads, self._tail = self._tail, []
         size, read, add = 0, self._cursor.read_message, payloads.append
         deadline_s, gathered_s = time.monotonic() + timeout_s, 0.0
-        while len(payloads) < MOST_MESSAGES and size < MOST_BYTES:
+        while len(payloads) < MAX_MESSAGES and size < MAX_BYTES:
             before = len(payloads)
             for _ in range(GULP):
                 message = read()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headrace.plan.plan import PipelinePlan
 
 
-MOST_SHOWN = 20
+MAX_SHOWN = 20
 
 
 def explain(
@@ -101,9 +101,9 @@ def explain(
             )
             for each in found.windows
         ]
-        table(["from", "to", "window", "groups"], rows[:MOST_SHOWN])
-    if len(found.windows) > MOST_SHOWN:
-        say(f"… and {len(found.windows) - MOST_SHOWN:,} more (--json shows all)")
+        table(["from", "to", "window", "groups"], rows[:MAX_SHOWN])
+    if len(found.windows) > MAX_SHOWN:
+        say(f"… and {len(found.windows) - MAX_SHOWN:,} more (--json shows all)")
 
 
 def _show_key(

@@ -105,8 +105,8 @@ def http(
         ),
     ] = None,
     policy: PolicyOption = "block",
-    most_rows: RowsOption = None,
-    most_bytes: BytesOption = None,
+    max_rows: RowsOption = None,
+    max_bytes: BytesOption = None,
     name: NameOption = None,
     log: LogOption = None,
     json: JsonOption = False,
@@ -126,7 +126,7 @@ def http(
         hooks=hooks,
         token_file=token_file,
         name=name,
-        **_given(policy, most_rows, most_bytes),
+        **_given(policy, max_rows, max_bytes),
     )
     _run(context, gateway, log, as_json=json)
 
@@ -144,8 +144,8 @@ def statsd(
     ] = "10 seconds",
     raw: Annotated[bool, typer.Option("--raw", help="Store every value as it came.")] = False,
     policy: PolicyOption = "block",
-    most_rows: RowsOption = None,
-    most_bytes: BytesOption = None,
+    max_rows: RowsOption = None,
+    max_bytes: BytesOption = None,
     name: NameOption = None,
     log: LogOption = None,
     json: JsonOption = False,
@@ -162,7 +162,7 @@ def statsd(
         host=host,
         flush=None if raw else flush,
         name=name,
-        **_given(policy, most_rows, most_bytes),
+        **_given(policy, max_rows, max_bytes),
     )
     _run(context, gateway, log, as_json=json)
 
@@ -191,8 +191,8 @@ def zeromq(
     ] = None,
     raw: RawOption = False,
     policy: PolicyOption = "block",
-    most_rows: RowsOption = None,
-    most_bytes: BytesOption = None,
+    max_rows: RowsOption = None,
+    max_bytes: BytesOption = None,
     name: NameOption = None,
     log: LogOption = None,
     json: JsonOption = False,
@@ -211,7 +211,7 @@ def zeromq(
         format="raw" if raw else "json",
         name=name,
         **socket,
-        **_given(policy, most_rows, most_bytes),
+        **_given(policy, max_rows, max_bytes),
     )
     _run(context, gateway, log, as_json=json)
 
@@ -235,8 +235,8 @@ def amqp(
     ] = False,
     raw: RawOption = False,
     policy: PolicyOption = "block",
-    most_rows: RowsOption = None,
-    most_bytes: BytesOption = None,
+    max_rows: RowsOption = None,
+    max_bytes: BytesOption = None,
     name: NameOption = None,
     log: LogOption = None,
     json: JsonOption = False,
@@ -255,7 +255,7 @@ def amqp(
         declare=declare_queue,
         format="raw" if raw else "json",
         name=name,
-        **_given(policy, most_rows, most_bytes),
+        **_given(policy, max_rows, max_bytes),
     )
     _run(context, gateway, log, as_json=json)
 
@@ -292,10 +292,10 @@ def list_gateways(context: typer.Context, log: LogOption = None, json: JsonOptio
     )
 
 
-def _given(policy: str, most_rows: int | None, most_bytes: int | None) -> dict[str, Any]:
+def _given(policy: str, max_rows: int | None, max_bytes: int | None) -> dict[str, Any]:
     return {"policy": policy} | {
         name: value
-        for name, value in (("most_rows", most_rows), ("most_bytes", most_bytes))
+        for name, value in (("max_rows", max_rows), ("max_bytes", max_bytes))
         if value is not None
     }
 

@@ -37,7 +37,7 @@ from headrace.cli.row_files import (
 from headrace.columnar.columns import CHANGE_TYPE
 from headrace.errors import BadRows, InputError
 from headrace.log.api import Producer
-from headrace.log.values import Position, TopicInfo
+from headrace.log.values import AppendResult, TopicInfo
 from headrace.types.text import RowTyper
 
 STDIN = Path("-")
@@ -54,7 +54,7 @@ class Tally:
     duplicates: int = 0
     partitions: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def add(self, rows: int, position: Position, topic: str) -> None:
+    def add(self, rows: int, position: AppendResult, topic: str) -> None:
         self.appends += 1
         if position.duplicate:
             self.duplicates += 1
@@ -149,7 +149,7 @@ class _Reading:
 
 def _appender(
     producer: Producer, info: TopicInfo, sequence: int | None, partition: int | None
-) -> Callable[[pa.RecordBatch], Position]:
+) -> Callable[[pa.RecordBatch], AppendResult]:
     """How a batch is stored: numbered if the producer has an id, as an upsert on a table."""
     if partition is not None and info.is_table:
         raise typer.BadParameter(
@@ -163,7 +163,7 @@ def _appender(
         else sequence
     )
 
-    def append(batch: pa.RecordBatch) -> Position:
+    def append(batch: pa.RecordBatch) -> AppendResult:
         nonlocal number
         if info.is_table and CHANGE_TYPE not in batch.schema.names:
             position = producer.upsert(batch, sequence=number)
@@ -179,7 +179,7 @@ def _produce_file(
     path: Path,
     format: Format | None,
     info: TopicInfo,
-    append: Callable[[pa.RecordBatch], Position],
+    append: Callable[[pa.RecordBatch], AppendResult],
     tally: Tally,
     reading: _Reading,
 ) -> None:

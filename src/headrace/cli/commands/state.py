@@ -44,7 +44,7 @@ VersionOption = Annotated[
     str | None,
     typer.Option("--as", metavar="VERSION", help="Of this version, made by `headrace replay`."),
 ]
-MOST_ROWS = 100
+MAX_ROWS = 100
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,7 @@ def show(
             ),
         ),
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", min=1, help="How many keys to show.")
-    ] = MOST_ROWS,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many keys to show.")] = MAX_ROWS,
     log: LogOption = None,
     state: StateOption = None,
     version: VersionOption = None,

@@ -181,7 +181,7 @@ def time_text(time_us: int) -> str:
 # `headrace top`: a pipeline at a glance, in the terminal: how it goes, its topics and steps, time,
 # views, dead letters. What the dashboard shows, in text.
 
-LEAST_COLUMNS, LEAST_LINES = 60, 12
+MIN_COLUMNS, MIN_LINES = 60, 12
 _LOOKS_ONCE = 5
 
 
@@ -251,9 +251,9 @@ def drawn(facts: dict[str, Any], columns: int, lines: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    if columns < LEAST_COLUMNS or lines < LEAST_LINES:
+    if columns < MIN_COLUMNS or lines < MIN_LINES:
         return Text(
-            f"The terminal is too small: {columns} by {lines}, and {LEAST_COLUMNS} by {LEAST_LINES}"
+            f"The terminal is too small: {columns} by {lines}, and {MIN_COLUMNS} by {MIN_LINES}"
             " are needed."
         )
     head = _head(facts, columns)

@@ -133,7 +133,7 @@ def create(
             info = opened_log.create_table(
                 name,
                 schema,
-                primary_key=_columns(primary_key) or [],
+                key=_columns(primary_key) or [],
                 partitions=partitions,
                 exist_ok=if_missing,
                 **settings,

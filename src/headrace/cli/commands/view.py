@@ -178,7 +178,7 @@ def _read(stores: Stores, name: str, at_tick: int | None) -> tuple[ViewInfo, pa.
         if at_tick is None:
             return info, comparable(info, snap.table(name))
         rows = view_at(
-            snap, info, at_tick, key=None, start=(), stop=(), descending=False, most_rows=10_000_000
+            snap, info, at_tick, key=None, start=(), stop=(), descending=False, max_rows=10_000_000
         )
         return replace(info, tick=at_tick), comparable(info, rows)
 

@@ -43,7 +43,7 @@ from headrace.log.file.disk import Disk
 
 DATA = "data.mdb"
 _MAP_BYTES = 1 << 36
-_MOST_IDLE = 16
+_MAX_IDLE = 16
 _MAGIC = (0xBEEFC0DE).to_bytes(4, "little")
 _MAGIC_AT, _PAGES = 16, 2  # each of the first two pages says what it is, behind its header
 _idle: OrderedDict[Path, tuple[Any, int, int]] = (
@@ -76,7 +76,7 @@ def give_back(directory: Path, env: Any) -> None:
         _idle[directory] = env, (directory / DATA).stat().st_ino, env.stat()["psize"]
     except OSError:  # it was thrown away meanwhile
         env.close()
-    while len(_idle) > _MOST_IDLE:
+    while len(_idle) > _MAX_IDLE:
         _, (oldest, *_) = _idle.popitem(last=False)
         oldest.close()
 
@@ -123,7 +123,7 @@ _LATE_TIMES = 6.0  # and so many times are too many
 _PAID_A_BYTE = 0.25
 _PAID_A_BYTE_LATE = 2.0  # enough also where all keys are new
 _MERGE_FILES = 256
-_MOST_MERGED_BYTES = 16 << 20
+_MAX_MERGED_BYTES = 16 << 20
 
 
 @dataclass
@@ -224,10 +224,7 @@ class ChainSizes:
         group has many and all are small.
         """
         many = any(chain.fresh >= _MERGE_FILES for chain in self.chains.values())
-        if (
-            not many
-            or sum(chain.fresh_bytes for chain in self.chains.values()) > _MOST_MERGED_BYTES
-        ):
+        if not many or sum(chain.fresh_bytes for chain in self.chains.values()) > _MAX_MERGED_BYTES:
             return {}
         return {
             group: chain.fresh for group, chain in sorted(self.chains.items()) if chain.fresh > 1

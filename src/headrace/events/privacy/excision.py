@@ -172,7 +172,7 @@ def found(log: FileLog, topic: str, marked: Marked) -> Condemned | None:
 
 
 Step = Callable[[str], None]
-_MOST_ROUNDS = 10
+_MAX_ROUNDS = 10
 _CHECKPOINTS = 2
 """The log keeps its two newest checkpoints, and the journal since the older one: after so many
 more, no record is left from before.
@@ -397,7 +397,7 @@ def _is_of_events(store: EventStore, topic: str) -> bool:
 def _without(store: EventStore, topic: str, marked: Marked, step: Step) -> int:
     """Until no row is left that should go: somebody may be appending."""
     total = 0
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         goes = found(store.log, topic, marked)
         if goes is None:
             return total

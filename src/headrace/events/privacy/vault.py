@@ -131,7 +131,7 @@ FORMAT = 1
 ENVIRONMENT, ENVIRONMENT_FILE = "HEADRACE_MASTER_KEY", "HEADRACE_MASTER_KEY_FILE"
 _KEY_BYTES, _NONCE_BYTES = 32, 12
 SEALED = "sealed:1:"
-_MOST_KEYS = 10_000
+_MAX_KEYS = 10_000
 PROOF = b"headrace vault"
 _MAKE = "make one with `openssl rand -base64 32`, and keep it where this log's backups are not."
 
@@ -278,7 +278,7 @@ class Vault(Closing):
                 known = self._stored(subject) or (self._made(subject) if make else None)
                 if known is not None:
                     self._keys[subject] = known
-                    if len(self._keys) > _MOST_KEYS:
+                    if len(self._keys) > _MAX_KEYS:
                         self._keys.popitem(last=False)
             return known
 

@@ -173,7 +173,7 @@ def first_base(directory: Path) -> int:
 
 # A replica: one process's copy of the state, kept up by reading the journal from a checkpoint on.
 
-_MOST_ATTEMPTS = 20
+_MAX_ATTEMPTS = 20
 
 
 class Replica:
@@ -192,7 +192,7 @@ class Replica:
 
     def load(self) -> None:
         """Start from the newest checkpoint that is sound and that the journal goes on from."""
-        for _ in range(_MOST_ATTEMPTS):
+        for _ in range(_MAX_ATTEMPTS):
             if self._load_checkpoint():
                 return
             bases = self.journal.bases()

@@ -12,7 +12,7 @@ from headrace.errors import HeadraceError
 from headrace.log.file.disk import Buffer
 from headrace.log.file.segment import Frame, new_header, segment_name
 from headrace.log.file.state import Operation, PartitionState, State, TopicState
-from headrace.log.values import OffsetRange, Position
+from headrace.log.values import AppendResult, OffsetRange
 
 
 class StaleTopic(HeadraceError):
@@ -87,8 +87,8 @@ class Draft:
         self.operations.append(list(operation))
         self.state.apply(self.commit, self.time_us, [list(operation)])
 
-    def position(self) -> Position:
-        return Position(self.offsets, self.commit)
+    def position(self) -> AppendResult:
+        return AppendResult(self.offsets, self.commit)
 
     def check_fresh(self, rows: PreparedRows) -> None:
         """Before anything else: rows must fit the topic as it is now."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 INLINE_BYTES = 1 << 20
 """Up to this many bytes a commit's rows also go into the journal, and need no sync of their own."""
-MOST_REQUESTS_A_GROUP = 1024
+MAX_REQUESTS_A_GROUP = 1024
 _LONGEST_WAIT_S = 0.005
 
 
@@ -107,7 +107,7 @@ class Committer:
         group: list[Request[object]] = []
         try:
             self._await_companions()
-            self._take(group, MOST_REQUESTS_A_GROUP)
+            self._take(group, MAX_REQUESTS_A_GROUP)
             self._commit(group)
         except BaseException as error:  # every waiting thread must hear of it
             self._take(group, 1 - len(group))  # ours, if Ctrl-C came while we waited

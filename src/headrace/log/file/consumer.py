@@ -28,7 +28,7 @@ from headrace.log.file.commit_draft import Draft
 from headrace.log.file.reader import FileBatches
 from headrace.log.file.state import GroupState, State
 from headrace.log.topic_config import check_name
-from headrace.log.values import TOPIC_METADATA, Duration, Positions
+from headrace.log.values import TOPIC_METADATA, Duration, Offsets
 
 if TYPE_CHECKING:
     from headrace.log.file.handle import LogHandle
@@ -128,7 +128,7 @@ def leave(draft: Draft, group: str, member: str) -> None:
         coordinate(draft, group, None, {}, [member])
 
 
-def plain_positions(positions: Mapping[str, Mapping[int, int]]) -> Positions:
+def plain_positions(positions: Mapping[str, Mapping[int, int]]) -> Offsets:
     """As the journal can store them: what a user computed may be numpy's numbers."""
     try:
         plain = {
@@ -143,7 +143,7 @@ def plain_positions(positions: Mapping[str, Mapping[int, int]]) -> Positions:
             f"{positions!r} are not positions.",
             fix="use {topic: {partition: next offset}}, or consumer.positions().",
         ) from None
-    return Positions(plain, member=positions.member if isinstance(positions, Positions) else None)
+    return Offsets(plain, member=positions.member if isinstance(positions, Offsets) else None)
 
 
 def check_places(state: State, positions: Mapping[str, Mapping[int, int]]) -> None:
@@ -195,7 +195,7 @@ def check_owner(
 
 _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.001, 0.01
 _LONGEST_WITHOUT_POLL_S = 300.0
-_MOST_BYTES_A_POLL = 64 << 20  # of a partition; one batch may go beyond it
+_MAX_BYTES_A_POLL = 64 << 20  # of a partition; one batch may go beyond it
 
 
 class Heartbeat:
@@ -450,7 +450,7 @@ class FileConsumer(Consumer):
         for batch in rows:
             batches.append(batch.replace_schema_metadata({TOPIC_METADATA: topic.name.encode()}))
             size += batch.nbytes
-            if size >= _MOST_BYTES_A_POLL:
+            if size >= _MAX_BYTES_A_POLL:
                 return batches, batch[OFFSET_COLUMN][-1].as_py() + 1
         return batches, stop
 
@@ -473,12 +473,12 @@ class FileConsumer(Consumer):
 
     # Positions
 
-    def positions(self) -> Positions:
+    def positions(self) -> Offsets:
         offsets: dict[str, dict[int, int]] = {}
         for key, offset in sorted(self._positions.items()):
             topic, number = parse_partition_key(key)
             offsets.setdefault(topic, {})[number] = offset
-        return Positions(offsets, member=self.member)
+        return Offsets(offsets, member=self.member)
 
     def commit(self, positions: Mapping[str, Mapping[int, int]] | None = None) -> None:
         self._check_open()

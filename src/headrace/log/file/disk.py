@@ -16,7 +16,7 @@ from pathlib import Path
 from headrace.errors import DiskFull
 
 Buffer = bytes | bytearray | memoryview
-_MOST_BUFFERS_A_WRITE = 512  # below every system's IOV_MAX
+_MAX_BUFFERS_A_WRITE = 512  # below every system's IOV_MAX
 
 
 class DiskFile:
@@ -37,8 +37,8 @@ class DiskFile:
 
     def write(self, buffers: Sequence[Buffer], position: int) -> int:
         """Write all buffers one behind the other; returns the position behind them."""
-        for first in range(0, len(buffers), _MOST_BUFFERS_A_WRITE):
-            position = self._write_some(buffers[first : first + _MOST_BUFFERS_A_WRITE], position)
+        for first in range(0, len(buffers), _MAX_BUFFERS_A_WRITE):
+            position = self._write_some(buffers[first : first + _MAX_BUFFERS_A_WRITE], position)
         return position
 
     def _write_some(self, buffers: Sequence[Buffer], position: int) -> int:

@@ -16,7 +16,7 @@ from headrace.log.file.reader import PartitionReader, SegmentCache
 from headrace.log.file.segment import Frame
 from headrace.log.file.state import TopicState
 from headrace.log.file.store import Store, now_us
-from headrace.log.values import OffsetRange, Position, Staged
+from headrace.log.values import AppendResult, OffsetRange, Staged
 
 _STAGED_FOR_US = 24 * 3600 * 1_000_000
 
@@ -80,7 +80,7 @@ class LogHandle:
     def discard_staged(self, staged: Staged) -> None:
         staging.discard(self.store, [file for file, _ in staged.partitions.values()])
 
-    def find_repeated(self, topic: str, producer: int, sequence: int) -> Position:
+    def find_repeated(self, topic: str, producer: int, sequence: int) -> AppendResult:
         """Where a number that was stored long ago went: its frames say so."""
         known = self.topic_state(topic)
         found: dict[int, OffsetRange] = {}
@@ -91,4 +91,4 @@ class LogHandle:
                 if (piece.header.producer, piece.header.sequence) == (producer, sequence):
                     first = found[number].start if number in found else piece.first
                     found[number] = OffsetRange(first, piece.stop)
-        return Position({topic: found}, None, duplicate=True)
+        return AppendResult({topic: found}, None, duplicate=True)

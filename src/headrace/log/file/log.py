@@ -38,15 +38,15 @@ from headrace.log.file.transaction import FileTransaction
 from headrace.log.partitioning import Chooser, check_partition
 from headrace.log.topic_config import altered, check_name, check_same, declared, place_word
 from headrace.log.values import (
+    AppendResult,
     Control,
     Duration,
     Finding,
     GroupInfo,
     MemberInfo,
+    Offsets,
     Partitioner,
     PartitionLag,
-    Position,
-    Positions,
     Staged,
     TopicInfo,
     TopicStats,
@@ -107,15 +107,13 @@ class FileLog(LogHandle, Log):
         name: str,
         schema: str,
         *,
-        primary_key: str | Sequence[str],
+        key: str | Sequence[str],
         partitions: int = 1,
         exist_ok: bool = False,
         **options: Any,
     ) -> TopicInfo:
         return self._create(
-            declared(
-                name, schema, primary_key, partitions=partitions, is_table=True, options=options
-            ),
+            declared(name, schema, key, partitions=partitions, is_table=True, options=options),
             exist_ok=exist_ok,
         )
 
@@ -178,7 +176,7 @@ class FileLog(LogHandle, Log):
     def transaction(self, id: str, *, timeout: Duration = "1 minute") -> Transaction:
         return FileTransaction(self, id, timeout)
 
-    def append_control(self, topic: str, partition: int, payload: bytes) -> Position:
+    def append_control(self, topic: str, partition: int, payload: bytes) -> AppendResult:
         while True:
             known = self.topic_state(topic)
             check_partition(known.info, partition)
@@ -280,9 +278,9 @@ class FileLog(LogHandle, Log):
             for number, partition in enumerate(self.topic_state(topic).partitions)
         }
 
-    def snapshot(self, topics: Iterable[str]) -> Positions:
+    def snapshot(self, topics: Iterable[str]) -> Offsets:
         with self.store.still_view() as state:
-            return Positions(
+            return Offsets(
                 {
                     name: {n: p.end for n, p in enumerate(state.topic(name).partitions)}
                     for name in topics
@@ -378,8 +376,8 @@ class FileLog(LogHandle, Log):
                 }
         return floors
 
-    def committed(self, group: str) -> Positions:
-        return Positions(self.group(group).committed)
+    def committed(self, group: str) -> Offsets:
+        return Offsets(self.group(group).committed)
 
     def reset_group(
         self,
@@ -388,7 +386,7 @@ class FileLog(LogHandle, Log):
         to: str | int | datetime,
         *,
         partitions: Sequence[int] | None = None,
-    ) -> Positions:
+    ) -> Offsets:
         check_name(group, what="group")
         known = self.topic_state(topic)
         targets = self._targets(known, place_word(to))
@@ -418,7 +416,7 @@ class FileLog(LogHandle, Log):
                 )
 
         self.committer.submit(decide)
-        return Positions({topic: wanted})
+        return Offsets({topic: wanted})
 
     def _targets(self, topic: TopicState, to: str | int | datetime) -> dict[int, int]:
         """Where a reset leads, partition by partition; never outside of what there is."""
@@ -564,7 +562,7 @@ def _group_names(state: State) -> list[str]:
     return sorted({*state.groups, *(key.split("\0")[0] for key in state.queues)})
 
 
-def _append(draft: Draft, rows: PreparedRows) -> Position:
+def _append(draft: Draft, rows: PreparedRows) -> AppendResult:
     draft.check_fresh(rows)
     draft.append(rows)
     return draft.position()

@@ -27,10 +27,10 @@ from headrace.log.partitioning import Chooser, Numbers
 from headrace.log.rows import check_changes, to_batch, tombstones, upserts, with_headers
 from headrace.log.topic_config import check_name
 from headrace.log.values import (
+    AppendResult,
     Headers,
     OffsetRange,
     Partitioner,
-    Position,
     Rows,
     Staged,
     check_sequence,
@@ -162,7 +162,7 @@ def widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(wanted))
 
 
-MOST_BYTES_A_COMMIT = 8 << 20
+MAX_BYTES_A_COMMIT = 8 << 20
 """A larger append is staged first, so that it does not hold the log's lock while it is written."""
 
 
@@ -204,7 +204,7 @@ class FileProducer(Producer):
         sequence: int | None = None,
         headers: Headers | None = None,
         partition: int | None = None,
-    ) -> Position:
+    ) -> AppendResult:
         return self._store(self._checked(rows, headers), sequence, partition)
 
     def _checked(self, rows: Rows, headers: Headers | None) -> pa.RecordBatch:
@@ -221,13 +221,13 @@ class FileProducer(Producer):
 
     def upsert(
         self, rows: Rows, *, sequence: int | None = None, headers: Headers | None = None
-    ) -> Position:
+    ) -> AppendResult:
         self._check_table("upsert")
         self._topic = self.log.topic_state(self.topic)
         batch = upserts(rows, self._topic.info.arrow_schema, topic=self.topic)
         return self._store(with_headers(batch, headers), sequence, None)
 
-    def delete(self, keys: Any, *, sequence: int | None = None) -> Position:
+    def delete(self, keys: Any, *, sequence: int | None = None) -> AppendResult:
         self._check_table("delete")
         info = self._topic.info
         return self._store(
@@ -243,7 +243,7 @@ class FileProducer(Producer):
 
     def _store(
         self, batch: pa.RecordBatch, sequence: int | None, partition: int | None
-    ) -> Position:
+    ) -> AppendResult:
         if self.id is None:
             return self._store_next(batch, sequence, partition)
         with self._turn:
@@ -251,7 +251,7 @@ class FileProducer(Producer):
 
     def _store_next(
         self, batch: pa.RecordBatch, sequence: int | None, partition: int | None
-    ) -> Position:
+    ) -> AppendResult:
         self._check_usable(sequence)
         prepared = prepare(
             self._topic, batch, self._chooser.partitions(self._topic.info, batch, partition)
@@ -278,10 +278,10 @@ class FileProducer(Producer):
             )
         check_sequence(sequence, topic=self.topic, id=self.id)
 
-    def _commit(self, rows: PreparedRows, sequence: int | None) -> Position:
-        staged = self.log.stage_prepared(rows) if rows.size > MOST_BYTES_A_COMMIT else None
+    def _commit(self, rows: PreparedRows, sequence: int | None) -> AppendResult:
+        staged = self.log.stage_prepared(rows) if rows.size > MAX_BYTES_A_COMMIT else None
 
-        def decide(draft: Draft) -> Position:
+        def decide(draft: Draft) -> AppendResult:
             draft.check_fresh(rows)
             if sequence is not None:
                 repeated = self._repeated(draft, sequence)
@@ -317,7 +317,7 @@ class FileProducer(Producer):
         if staged is not None:
             self.log.discard_staged(staged)
 
-    def _repeated(self, draft: Draft, sequence: int) -> Position | None:
+    def _repeated(self, draft: Draft, sequence: int) -> AppendResult | None:
         """Whether a number was stored already. Refuses an older producer of the same id."""
         known = draft.state.producers.get(self._name) or ProducerState()
         if known.epoch != self.epoch:
@@ -331,8 +331,8 @@ class FileProducer(Producer):
         for number, commit, places in known.recent:
             if number == sequence:
                 offsets = {int(p): OffsetRange(*place) for p, place in places.items()}
-                return Position({self.topic: offsets}, commit, duplicate=True)
-        return Position({}, None, duplicate=True)
+                return AppendResult({self.topic: offsets}, commit, duplicate=True)
+        return AppendResult({}, None, duplicate=True)
 
     def close(self) -> None:
         self._closed = True

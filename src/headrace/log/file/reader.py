@@ -42,7 +42,7 @@ from headrace.log.file.store import Store
 from headrace.log.values import Control, TopicInfo, readable_schema
 
 logger = logging.getLogger("headrace.log")
-_MOST_OPEN_SEGMENTS = 64
+_MAX_OPEN_SEGMENTS = 64
 _COALESCED_BYTES = 1 << 20
 """Small frames are joined into batches of about this size."""
 
@@ -100,7 +100,7 @@ class SegmentCache:
                     self.store.disk, self.store.partition_directory(directory, partition) / name
                 )
             self._open.move_to_end(key)
-            if len(self._open) > _MOST_OPEN_SEGMENTS:
+            if len(self._open) > _MAX_OPEN_SEGMENTS:
                 self._open.popitem(last=False)
         return known
 

@@ -49,7 +49,7 @@ _HEADER = struct.Struct("<4sBBHIIIIIQqqQQIq")
 HEADER_BYTES = _HEADER.size
 _CRC_AT = 8
 FRAME_BYTES_GOAL = 4 << 20
-MOST_BODY_BYTES = 1 << 30
+MAX_BODY_BYTES = 1 << 30
 _SPARSE_FIELDS = (
     pa.field(OFFSET_COLUMN, pa.int64(), nullable=False),
     pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE, nullable=False),
@@ -215,9 +215,9 @@ def encode_batch(batch: pa.RecordBatch, *, compression: str = "none") -> Frame:
         body = pa.py_buffer(
             body.size.to_bytes(8, "little") + pa.compress(body, codec=compression, asbytes=True)
         )
-    if body.size > MOST_BODY_BYTES:
+    if body.size > MAX_BODY_BYTES:
         raise BadRows(
-            f"A row of {body.size} bytes is larger than the limit of {MOST_BODY_BYTES}.",
+            f"A row of {body.size} bytes is larger than the limit of {MAX_BODY_BYTES}.",
             fix="store the large value elsewhere and append its address.",
         )
     view = memoryview(body)
@@ -247,7 +247,7 @@ _HEADER_CRC_AT = 12
 _INDEX_FIXED = struct.Struct("<4sHHI16sQQ")
 _HEADER_WINDOW = 64 << 10
 _READ_CHUNK = 4 << 20
-_USUAL_HEADER_BYTES, _MOST_HEADER_BYTES = 4 << 10, 16 << 20
+_USUAL_HEADER_BYTES, _MAX_HEADER_BYTES = 4 << 10, 16 << 20
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def _read_copy(file: DiskFile, data: bytes, at: int) -> SegmentHeader | None:
     copy = bytearray(
         data[at : at + size]
         if at + size <= len(data)
-        else file.read(min(size, _MOST_HEADER_BYTES), at)
+        else file.read(min(size, _MAX_HEADER_BYTES), at)
     )
     copy[_HEADER_CRC_AT : _HEADER_CRC_AT + 4] = b"\0\0\0\0"
     if len(copy) != size or zlib.crc32(copy) != crc or at not in {0, size}:

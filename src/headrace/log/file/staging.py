@@ -25,7 +25,7 @@ from headrace.log.file.store import Store
 from headrace.log.topic_config import check_name
 from headrace.log.values import Staged
 
-MOST_COPIED_BYTES = 1 << 20
+MAX_COPIED_BYTES = 1 << 20
 """A staged file up to this size is copied into the partition's segment; a larger one becomes a
 segment of its own.
 """
@@ -116,7 +116,7 @@ def load_if_small(store: Store, file: str, topic: TopicState) -> list[Frame] | N
     try:
         header = read_segment_header(opened)
         size = opened.size()
-        if size > MOST_COPIED_BYTES or not header.schema.equals(
+        if size > MAX_COPIED_BYTES or not header.schema.equals(
             topic.info.arrow_schema, check_metadata=True
         ):
             return None

@@ -25,9 +25,9 @@ from headrace.types.schema import parse_schema, table_schema
 # `given` what was handed out at least once, and from `next` on nothing was ever handed out.
 
 
-MOST_GIVEN = 10_000
+MAX_GIVEN = 10_000
 """Messages of one partition that may be handed out and not yet done."""
-MOST_AHEAD = 100_000
+MAX_AHEAD = 100_000
 """How far a partition may be handed out ahead of its oldest message that is not done. Both bound a
 queue's memory.
 """
@@ -64,8 +64,8 @@ class PartitionQueue:
         )[:most]
         room = min(
             most - len(again),
-            MOST_GIVEN - len(self.given),
-            self.floor + MOST_AHEAD - self.next,
+            MAX_GIVEN - len(self.given),
+            self.floor + MAX_AHEAD - self.next,
             end - self.next,
         )
         return again + list(range(self.next, self.next + max(0, room)))

@@ -30,7 +30,7 @@ from headrace.log.file.segment import segment_name, stray_names
 from headrace.log.file.state import State
 
 FORMAT = 1
-_MOST_OPEN_SEGMENTS = 256
+_MAX_OPEN_SEGMENTS = 256
 
 
 class Recovery(Protocol):
@@ -240,7 +240,7 @@ class Store:
             segment,
             file,
         )  # the old one is closed when nobody syncs it any more
-        if len(self._segments) > _MOST_OPEN_SEGMENTS:
+        if len(self._segments) > _MAX_OPEN_SEGMENTS:
             self._segments.popitem(last=False)
         return file
 

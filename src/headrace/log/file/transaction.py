@@ -29,13 +29,13 @@ from headrace.log.file.store import now_us
 from headrace.log.partitioning import Chooser, check_partition
 from headrace.log.rows import tombstones, upserts
 from headrace.log.topic_config import check_name
-from headrace.log.values import Duration, Headers, Position, Positions, Rows, Staged
+from headrace.log.values import AppendResult, Duration, Headers, Offsets, Rows, Staged
 
 if TYPE_CHECKING:
     from headrace.log.file.handle import LogHandle
 
 
-MOST_BYTES_IN_MEMORY = 8 << 20
+MAX_BYTES_IN_MEMORY = 8 << 20
 _ANY = object()
 
 
@@ -54,7 +54,7 @@ class FileTransaction(Transaction):
         self._bytes = 0
         self._spilled: dict[str, StagingWriter] = {}
         self._adopted: list[Staged] = []
-        self._offsets: list[tuple[str, Positions]] = []
+        self._offsets: list[tuple[str, Offsets]] = []
         self._notes: list[tuple[str, str | None, Any]] = []
         self._open = True
 
@@ -150,7 +150,7 @@ class FileTransaction(Transaction):
     def _add(self, rows: PreparedRows) -> None:
         self._rows.append(rows)
         self._bytes += rows.size
-        if self._bytes > MOST_BYTES_IN_MEMORY or self._spilled:
+        if self._bytes > MAX_BYTES_IN_MEMORY or self._spilled:
             try:
                 self._spill()
             except (
@@ -172,7 +172,7 @@ class FileTransaction(Transaction):
 
     # The end
 
-    def commit(self) -> Position:
+    def commit(self) -> AppendResult:
         """All or nothing. The older of two owners of this id is refused."""
         self._check_open()
         staged = [*(writer.finish() for writer in self._spilled.values()), *self._adopted]
@@ -198,7 +198,7 @@ class FileTransaction(Transaction):
         discard(self.log.store, [file for part in staged for file, _ in part.partitions.values()])
         return position
 
-    def _decide(self, draft: Draft, staged: list[Staged]) -> Position:
+    def _decide(self, draft: Draft, staged: list[Staged]) -> AppendResult:
         self._check_current(draft)
         for rows in self._rows:
             draft.check_fresh(rows)

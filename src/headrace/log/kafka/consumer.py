@@ -24,7 +24,7 @@ from headrace.log.kafka.errors import LOST_MEMBERSHIP, code, doing, translated
 from headrace.log.kafka.fetcher import OffsetLost, raise_for
 from headrace.log.kafka.reader import DeadLetters, RowReader, explained
 from headrace.log.topic_config import check_name
-from headrace.log.values import TOPIC_METADATA, Duration, Positions
+from headrace.log.values import TOPIC_METADATA, Duration, Offsets
 
 SETTLE_SECONDS = 10.0
 
@@ -230,11 +230,11 @@ class KafkaConsumer(Consumer):
 
     # Positions
 
-    def positions(self) -> Positions:
+    def positions(self) -> Offsets:
         offsets: dict[str, dict[int, int]] = {}
         for (topic, partition), offset in sorted(self._positions.items()):
             offsets.setdefault(topic, {})[partition] = offset
-        return Positions(
+        return Offsets(
             offsets, member=None if self._closed else self._client.memberid(), handle=self
         )
 

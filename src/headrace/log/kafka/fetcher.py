@@ -22,8 +22,8 @@ from headrace.log.kafka.config import Cluster, Settings
 from headrace.log.kafka.errors import doing
 
 BATCH_RECORDS = 10_000
-MOST_IDLE = 4
-MOST_KNOWN = 10_000
+MAX_IDLE = 4
+MAX_KNOWN = 10_000
 SILENCE_SECONDS = 30.0
 
 
@@ -81,7 +81,7 @@ class Fetcher:
         if self._known and topic not in self._known:
             with doing(f"look up the topic {topic!r}"):
                 self._consumer.list_topics(topic, timeout=SILENCE_SECONDS)
-        if len(self._known) >= MOST_KNOWN:
+        if len(self._known) >= MAX_KNOWN:
             self._known.clear()
         self._known.add(topic)
 
@@ -141,7 +141,7 @@ class Fetchers:
 
     def _give_back(self, fetcher: Fetcher) -> None:
         with self._guard:
-            if not self._closed and len(self._idle) < MOST_IDLE:
+            if not self._closed and len(self._idle) < MAX_IDLE:
                 self._idle.append(fetcher)
                 return
         fetcher.close()

@@ -28,9 +28,9 @@ from headrace.log.kafka.connection import (
 from headrace.log.kafka.errors import doing
 from headrace.log.partitioning import check_partition
 from headrace.log.topic_config import place_word
-from headrace.log.values import GroupInfo, MemberInfo, PartitionLag, Positions
+from headrace.log.values import GroupInfo, MemberInfo, Offsets, PartitionLag
 
-MOST_TIMES_KEPT = 100_000
+MAX_TIMES_KEPT = 100_000
 LOOK_SECONDS = 5.0
 
 Next = tuple[int, float] | None
@@ -75,17 +75,17 @@ class Groups:
             for member in (described.members if described else [])
         )
 
-    def committed(self, name: str) -> Positions:
+    def committed(self, name: str) -> Offsets:
         offsets = committed_offsets(self._broker, [name])[name]
         if not offsets and name not in self.names():
             raise UnknownGroup(name, self.names())
-        return Positions(offsets)
+        return Offsets(offsets)
 
     # Moving
 
     def reset(
         self, group: str, topic: str, to: str | int | datetime, partitions: Sequence[int] | None
-    ) -> Positions:
+    ) -> Offsets:
         info = self._connection.topics.info(topic)
         chosen = range(info.partitions) if partitions is None else partitions
         for partition in chosen:
@@ -96,7 +96,7 @@ class Groups:
             for (_, partition), offset in self._targets(places, place_word(to)).items()
         }
         alter_offsets(self._broker, group, topic, offsets)
-        return Positions({topic: offsets})
+        return Offsets({topic: offsets})
 
     def _targets(self, places: Sequence[Place], to: str | int | datetime) -> dict[Place, int]:
         """Where a reset leads; never outside of what there is."""
@@ -209,7 +209,7 @@ class RecordTimes:
                 found[spot] = record
                 if record is not None:
                     self._known[spot] = record
-            while len(self._known) > MOST_TIMES_KEPT:
+            while len(self._known) > MAX_TIMES_KEPT:
                 self._known.popitem(last=False)
         return found
 

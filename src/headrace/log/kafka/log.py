@@ -30,14 +30,14 @@ from headrace.log.kafka.transaction import KafkaTransaction
 from headrace.log.partitioning import check_partition
 from headrace.log.topic_config import check_name, declared
 from headrace.log.values import (
+    AppendResult,
     Control,
     Duration,
     Finding,
     GroupInfo,
+    Offsets,
     Partitioner,
     PartitionLag,
-    Position,
-    Positions,
     Staged,
     TopicInfo,
     TopicStats,
@@ -155,15 +155,13 @@ class KafkaLog(Log):
         name: str,
         schema: str,
         *,
-        primary_key: str | Sequence[str],
+        key: str | Sequence[str],
         partitions: int = 1,
         exist_ok: bool = False,
         **options: Any,
     ) -> TopicInfo:
         return self._topics.create(
-            declared(
-                name, schema, primary_key, partitions=partitions, is_table=True, options=options
-            ),
+            declared(name, schema, key, partitions=partitions, is_table=True, options=options),
             exist_ok=exist_ok,
         )
 
@@ -203,12 +201,12 @@ class KafkaLog(Log):
     def transaction(self, id: str, *, timeout: Duration = "1 minute") -> Transaction:
         return KafkaTransaction(self._connection, id, timeout)
 
-    def append_control(self, topic: str, partition: int, payload: bytes) -> Position:
+    def append_control(self, topic: str, partition: int, payload: bytes) -> AppendResult:
         check_partition(self.topic(topic), partition)
         delivery = Delivery()
         with doing(f"append to {topic!r}"):
             send(self._connection.plain, [control_record(topic, partition, payload)], delivery)
-        return Position(delivery.ranges())
+        return AppendResult(delivery.ranges())
 
     def stage(
         self,
@@ -286,7 +284,7 @@ class KafkaLog(Log):
     def end_offsets(self, topic: str) -> dict[int, int]:
         return _by_partition(self._connection.broker.ends(self._places(topic)))
 
-    def snapshot(self, topics: Iterable[str]) -> Positions:
+    def snapshot(self, topics: Iterable[str]) -> Offsets:
         """One question to the cluster, but not one moment: a transaction that is just being
         committed may be cut in two.
         """
@@ -294,7 +292,7 @@ class KafkaLog(Log):
         ends = self._connection.broker.ends(
             [place for name in names for place in self._recent_places(name)]
         )
-        return Positions(
+        return Offsets(
             {
                 name: _by_partition({place: end for place, end in ends.items() if place[0] == name})
                 for name in names
@@ -351,7 +349,7 @@ class KafkaLog(Log):
     def group(self, name: str) -> GroupInfo:
         return self._groups.info(name)
 
-    def committed(self, group: str) -> Positions:
+    def committed(self, group: str) -> Offsets:
         return self._groups.committed(group)
 
     def reset_group(
@@ -361,7 +359,7 @@ class KafkaLog(Log):
         to: str | int | datetime,
         *,
         partitions: Sequence[int] | None = None,
-    ) -> Positions:
+    ) -> Offsets:
         check_name(group, what="group")
         return self._groups.reset(group, topic, to, partitions)
 

@@ -40,10 +40,10 @@ from headrace.log.partitioning import Chooser
 from headrace.log.rows import check_changes, to_batch, tombstones, upserts, with_headers
 from headrace.log.topic_config import check_name
 from headrace.log.values import (
+    AppendResult,
     Headers,
     OffsetRange,
     Partitioner,
-    Position,
     Rows,
     TopicInfo,
     check_sequence,
@@ -125,17 +125,17 @@ class KafkaProducer(Producer):
         sequence: int | None = None,
         headers: Headers | None = None,
         partition: int | None = None,
-    ) -> Position:
+    ) -> AppendResult:
         kept = repeatable(rows)
         return self._store(lambda info: appended(kept, info, headers), sequence, partition)
 
     def upsert(
         self, rows: Rows, *, sequence: int | None = None, headers: Headers | None = None
-    ) -> Position:
+    ) -> AppendResult:
         kept = repeatable(rows)
         return self._store(lambda info: upserted(kept, info, headers), sequence, None)
 
-    def delete(self, keys: Any, *, sequence: int | None = None) -> Position:
+    def delete(self, keys: Any, *, sequence: int | None = None) -> AppendResult:
         return self._store(lambda info: deleted(keys, info), sequence, None)
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class KafkaProducer(Producer):
         make: Callable[[TopicInfo], pa.RecordBatch],
         sequence: int | None,
         partition: int | None,
-    ) -> Position:
+    ) -> AppendResult:
         with self._guard:
             self._check_usable(sequence)
             records = self._records(make, partition)
@@ -157,8 +157,8 @@ class KafkaProducer(Producer):
                     records, self._ledger.last + 1 if sequence is None else sequence
                 )
             if len({record.partition for record in records}) > 1:
-                return Position(self._in_transaction(records, None))
-            return Position(self._send_plainly(records))
+                return AppendResult(self._in_transaction(records, None))
+            return AppendResult(self._send_plainly(records))
 
     def _check_usable(self, sequence: int | None) -> None:
         if self._closed:
@@ -211,12 +211,12 @@ class KafkaProducer(Producer):
         self._client = client
         self._in_transaction([], self._ledger)
 
-    def _store_numbered(self, records: list[Record], sequence: int) -> Position:
+    def _store_numbered(self, records: list[Record], sequence: int) -> AppendResult:
         if sequence <= self._ledger.last:
             self._check_not_fenced()
-            return Position({self.topic: self._ledger.place_of(sequence)}, duplicate=True)
+            return AppendResult({self.topic: self._ledger.place_of(sequence)}, duplicate=True)
         offsets = self._in_transaction(records, self._ledger, sequence)
-        return Position({self.topic: offsets.get(self.topic, {})})
+        return AppendResult({self.topic: offsets.get(self.topic, {})})
 
     def _check_not_fenced(self) -> None:
         """A repeat stores nothing that Kafka could refuse, so the ledger is asked who is the

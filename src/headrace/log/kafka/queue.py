@@ -58,7 +58,7 @@ from headrace.log.values import Duration
 VISIBILITY = "share.record.lock.duration.ms"
 LIMIT = "share.delivery.count.limit"
 PROMISES = {"share.auto.offset.reset": "earliest", "share.isolation.level": "read_committed"}
-USUAL_MOST_DELIVERIES = 10  # what brokers allow unless told otherwise
+USUAL_MAX_DELIVERIES = 10  # what brokers allow unless told otherwise
 APPLY_SECONDS = 10.0
 
 
@@ -84,7 +84,7 @@ class ShareGroup:
         """
         try:
             self._broker.configure_group(
-                self._group, PROMISES | {LIMIT: str(max(self._limit + 1, USUAL_MOST_DELIVERIES))}
+                self._group, PROMISES | {LIMIT: str(max(self._limit + 1, USUAL_MAX_DELIVERIES))}
             )
         except ConfigurationError as error:
             raise NotSupported(
@@ -256,8 +256,8 @@ def _raise_for(error: KafkaException, topic: str, spots: Sequence[Spot]) -> None
         raise error
 
 
-MOST_HANDS = 16
-LEAST_WAIT_SECONDS = 0.1
+MAX_HANDS = 16
+MIN_WAIT_SECONDS = 0.1
 LONGEST_POLL_SECONDS = 0.25
 JOIN_SECONDS = 1.0
 
@@ -365,7 +365,7 @@ class KafkaQueue(Queue):
             for when in (hand.next_give_back() for hand in self._hands)
             if when is not None
         ]
-        return max(min([deadline - now, LONGEST_POLL_SECONDS, *due]), LEAST_WAIT_SECONDS)
+        return max(min([deadline - now, LONGEST_POLL_SECONDS, *due]), MIN_WAIT_SECONDS)
 
     def _take_waiting(self, most: int) -> list[KafkaMessage]:
         """What was fetched before, as long as it is still ours."""
@@ -389,9 +389,9 @@ class KafkaQueue(Queue):
                 return hand
             self._hands.remove(hand)
             hand.close()
-        if len(self._hands) >= MOST_HANDS:
+        if len(self._hands) >= MAX_HANDS:
             raise RetryError(
-                f"{MOST_HANDS} receives from {self.topic!r} have unsettled messages.",
+                f"{MAX_HANDS} receives from {self.topic!r} have unsettled messages.",
                 fix="acknowledge or give back what was received before receiving more.",
             )
         self._hands.append(Hand(self._connection.cluster, self.topic, self.group, size))

@@ -32,7 +32,7 @@ from headrace.log.values import Control, TopicInfo, readable_schema
 # dead letters, each once, and never stop the stream.
 
 
-MOST_ATTEMPTS = 20
+MAX_ATTEMPTS = 20
 Seen = set[tuple[int | None, int | None]]
 
 
@@ -74,7 +74,7 @@ class DeadLetters:
         fenced meanwhile, look again.
         """
         name = dead_letters.ensure_topic(self._log, topic)
-        for _ in range(MOST_ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             transaction = self._log.transaction(f"dead.{topic}")
             seen = self._read(topic, name)
             fresh = [misfit for misfit in misfits if (misfit.partition, misfit.offset) not in seen]

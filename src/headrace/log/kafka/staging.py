@@ -29,7 +29,7 @@ from headrace.log.topic_config import check_name
 from headrace.log.values import Staged, TopicInfo
 
 FORMAT_KEY, FORMAT = b"headrace.staged", b"2"
-MOST_ROWS_A_PART = 50_000
+MAX_ROWS_A_PART = 50_000
 
 
 class StagingWriter:
@@ -118,8 +118,8 @@ def stage(
     writer = StagingWriter(info, directory, group, partition, max_bytes)
     try:
         for batch in batches:
-            for first in range(0, batch.num_rows, MOST_ROWS_A_PART):
-                writer.write(_checked(batch.slice(first, MOST_ROWS_A_PART), info))
+            for first in range(0, batch.num_rows, MAX_ROWS_A_PART):
+                writer.write(_checked(batch.slice(first, MAX_ROWS_A_PART), info))
         return writer.finish()
     except BaseException:
         writer.abandon()

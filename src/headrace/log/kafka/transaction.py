@@ -47,9 +47,9 @@ from headrace.log.kafka.sender import (
 from headrace.log.kafka.staging import check_staged, discard, staged_blocks
 from headrace.log.partitioning import Chooser, check_partition
 from headrace.log.topic_config import check_name
-from headrace.log.values import Duration, Headers, Position, Positions, Rows, Staged, TopicInfo
+from headrace.log.values import AppendResult, Duration, Headers, Offsets, Rows, Staged, TopicInfo
 
-MOST_BYTES_HELD = 64 << 20
+MAX_BYTES_HELD = 64 << 20
 SHORTEST_TIMEOUT_MS = 1_000  # librdkafka's
 _ANY = object()
 
@@ -187,7 +187,7 @@ class KafkaTransaction(Transaction):
         else:
             self._plan.rows.append(records)
         self._plan.held_bytes += sum(len(record.value or b"") for record in records)
-        if self._plan.held_bytes > MOST_BYTES_HELD:
+        if self._plan.held_bytes > MAX_BYTES_HELD:
             self._guarded(self._send_held)
 
     def _check_open(self) -> None:
@@ -209,7 +209,7 @@ class KafkaTransaction(Transaction):
 
     # The end
 
-    def commit(self) -> Position:
+    def commit(self) -> AppendResult:
         """All or nothing: 1. rows; 2. group offsets; 3. a token that tells later whether it
         happened; 4. notes, in turn; 5. commit; 6. wait until it shows.
         """
@@ -227,7 +227,9 @@ class KafkaTransaction(Transaction):
             await_committed(self._connection.broker, group, positions)
         for staged in self._plan.adopted:
             discard(staged)
-        return Position({topic: spans for topic, spans in offsets.items() if topic != NOTES_TOPIC})
+        return AppendResult(
+            {topic: spans for topic, spans in offsets.items() if topic != NOTES_TOPIC}
+        )
 
     def abort(self) -> None:
         self._abort(None)
@@ -300,7 +302,7 @@ class KafkaTransaction(Transaction):
             self._send_notes()
 
     def _send_offsets(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> None:
-        handle: GroupHandle | None = positions.handle if isinstance(positions, Positions) else None
+        handle: GroupHandle | None = positions.handle if isinstance(positions, Offsets) else None
         metadata = (
             handle.metadata(positions)
             if handle is not None

@@ -182,7 +182,7 @@ def _names(text: str) -> tuple[str, ...]:
 # failed in a commit (`forget`).
 
 
-MOST_OPEN_LOGS = 8
+MAX_OPEN_LOGS = 8
 Identity = tuple[int, int] | None
 _open: OrderedDict[Address, tuple[int, Identity, Log]] = OrderedDict()
 
@@ -200,7 +200,7 @@ def shared_log(address: Address) -> Log:
         else open_log(address.log, **dict(address.client))
     )
     _open[address] = (os.getpid(), _identity(address), log)
-    while len(_open) > MOST_OPEN_LOGS:
+    while len(_open) > MAX_OPEN_LOGS:
         forget(next(iter(_open)))
     return log
 

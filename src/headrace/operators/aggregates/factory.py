@@ -25,7 +25,7 @@ from headrace.operators.aggregates.sums import (
     IntervalAverage,
 )
 
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Order:
 
     @property
     def most(self) -> int:
-        return int(self.spec.option("most", MOST_VALUES))
+        return int(self.spec.option("most", MAX_VALUES))
 
     @property
     def stop(self) -> bool:

@@ -419,7 +419,7 @@ class DoubleAverage(DoubleSum):
 SUM_PARTS = 3
 SQUARE_PARTS = 5
 _SMALLEST, _LARGEST = 2.0**-450, 2.0**450  # between these a square and its rest are exact
-_MOST_CANCELLED = 2.0**-40
+_MAX_CANCELLED = 2.0**-40
 
 
 class StandardDeviation(Monoid):
@@ -530,7 +530,7 @@ def _excess(number: Doubles, sums: Expansion, squares: Expansion) -> tuple[Doubl
         & (square < _LARGEST)
         & ((square > _SMALLEST) | (square == 0))
     )
-    return excess, safe & (excess > scaled * _MOST_CANCELLED)
+    return excess, safe & (excess > scaled * _MAX_CANCELLED)
 
 
 def _exactly(count: int, total: ExactSum, squares: ExactSum, fewer: int) -> float:

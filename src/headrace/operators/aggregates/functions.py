@@ -44,8 +44,8 @@ __all__ = [
     "sum",
 ]
 
-MOST_VALUES = 100_000
-MOST_COLLECTED = 10_000
+MAX_VALUES = 100_000
+MAX_COLLECTED = 10_000
 _WHEN_FULL = ("divert", "stop")
 
 
@@ -94,18 +94,18 @@ def decayed_sum(
     )
 
 
-def min(column: str, *, most: int = MOST_VALUES, when_full: str = "divert") -> AggregateSpec:  # noqa: A001
+def min(column: str, *, most: int = MAX_VALUES, when_full: str = "divert") -> AggregateSpec:  # noqa: A001
     """The least value. Over a table it keeps up to `most` distinct values a key."""
     return AggregateSpec("min", column, _bound("min", most, when_full))
 
 
-def max(column: str, *, most: int = MOST_VALUES, when_full: str = "divert") -> AggregateSpec:  # noqa: A001
+def max(column: str, *, most: int = MAX_VALUES, when_full: str = "divert") -> AggregateSpec:  # noqa: A001
     """The greatest value. Over a table it keeps up to `most` distinct values a key."""
     return AggregateSpec("max", column, _bound("max", most, when_full))
 
 
 def first(
-    column: str, *, ignore_nulls: bool = False, most: int = MOST_VALUES, when_full: str = "divert"
+    column: str, *, ignore_nulls: bool = False, most: int = MAX_VALUES, when_full: str = "divert"
 ) -> AggregateSpec:
     """The value of the first row, in the pipeline's order. Over a table it keeps up to `most`
     values a key.
@@ -116,7 +116,7 @@ def first(
 
 
 def last(
-    column: str, *, ignore_nulls: bool = False, most: int = MOST_VALUES, when_full: str = "divert"
+    column: str, *, ignore_nulls: bool = False, most: int = MAX_VALUES, when_full: str = "divert"
 ) -> AggregateSpec:
     """The value of the last row, in the pipeline's order. Over a table it keeps up to `most` values
     a key.
@@ -126,7 +126,7 @@ def last(
     )
 
 
-def collect(column: str, *, most: int = MOST_COLLECTED, when_full: str = "divert") -> AggregateSpec:
+def collect(column: str, *, most: int = MAX_COLLECTED, when_full: str = "divert") -> AggregateSpec:
     """All values that are not null, in the pipeline's order, as an ARRAY. It keeps up to `most`
     values a key.
     """
@@ -134,7 +134,7 @@ def collect(column: str, *, most: int = MOST_COLLECTED, when_full: str = "divert
 
 
 def count_distinct(
-    column: str, *, most: int = MOST_VALUES, when_full: str = "divert"
+    column: str, *, most: int = MAX_VALUES, when_full: str = "divert"
 ) -> AggregateSpec:
     """How many different values that are not null, exactly. BIGINT. It keeps up to `most` distinct
     values a key.

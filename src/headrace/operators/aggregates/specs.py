@@ -23,7 +23,7 @@ KEEPS_VALUES = frozenset({"min", "max", "first", "last", "collect", "count_disti
 `most`.
 """
 
-MOST_DECIMAL_DIGITS = 38
+MAX_DECIMAL_DIGITS = 38
 
 
 class UnfitType(Exception):
@@ -107,7 +107,7 @@ def _sum(_: AggregateSpec, kind: pa.DataType) -> pa.DataType:
     if pa.types.is_integer(kind):
         return pa.int64()
     if pa.types.is_decimal(kind):
-        return pa.decimal128(min(kind.precision + 10, MOST_DECIMAL_DIGITS), kind.scale)
+        return pa.decimal128(min(kind.precision + 10, MAX_DECIMAL_DIGITS), kind.scale)
     if pa.types.is_floating(kind):
         return pa.float64()
     if pa.types.is_duration(kind):
@@ -118,7 +118,7 @@ def _sum(_: AggregateSpec, kind: pa.DataType) -> pa.DataType:
 def _avg(_: AggregateSpec, kind: pa.DataType) -> pa.DataType:
     if pa.types.is_decimal(kind):
         return pa.decimal128(
-            min(kind.precision + 4, MOST_DECIMAL_DIGITS), min(kind.scale + 4, MOST_DECIMAL_DIGITS)
+            min(kind.precision + 4, MAX_DECIMAL_DIGITS), min(kind.scale + 4, MAX_DECIMAL_DIGITS)
         )
     if is_number(kind):
         return pa.float64()

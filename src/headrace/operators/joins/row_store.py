@@ -504,7 +504,7 @@ def _prefix(kind: int) -> bytes:
 # deleted where nothing is left.
 
 
-MOST_IN_A_LEAF = 64
+MAX_IN_A_LEAF = 64
 _CUT_TO = 32
 _NOTHING = pa.scalar(b"", pa.large_binary())
 
@@ -757,10 +757,10 @@ def _chunks(part: Section, records: Records, leaves: Ints, record: np.dtype[np.v
     first = begins(leaves)
     starts = first.copy()
     sizes = np.bincount(leaves, minlength=len(part.lows))
-    if sizes.max(initial=0) > MOST_IN_A_LEAF:
+    if sizes.max(initial=0) > MAX_IN_A_LEAF:
         fresh_number = np.append(True, records.at[1:] != records.at[:-1])
         starts |= (
-            (place_in_slot(leaves) % _CUT_TO == 0) & (sizes[leaves] > MOST_IN_A_LEAF) & fresh_number
+            (place_in_slot(leaves) % _CUT_TO == 0) & (sizes[leaves] > MAX_IN_A_LEAF) & fresh_number
         )
     at = np.flatnonzero(starts)
     known = part.lows[leaves[at]]

@@ -24,7 +24,7 @@ from headrace.columnar.row_codec import cut_out
 from headrace.errors import InputError, UnknownColumn
 from headrace.operators.aggregates.kernel import AggregateKernel
 from headrace.operators.joins.row_store import (
-    MOST_IN_A_LEAF,
+    MAX_IN_A_LEAF,
     WIDE,
     Numbers,
     Piles,
@@ -263,7 +263,7 @@ def _load(piles: Piles, touched: Ints, needed: Ints) -> Records:
         short = np.flatnonzero(part.tree & (lacks > 0) & (depth < leaves))
         if not len(short):
             return Records.together(found)
-        more = np.minimum(-(-lacks // MOST_IN_A_LEAF), leaves - depth)[short]
+        more = np.minimum(-(-lacks // MAX_IN_A_LEAF), leaves - depth)[short]
         wanted = runs(first[short] + depth[short], more)
         depth[short] += more
 

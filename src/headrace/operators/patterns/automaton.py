@@ -26,7 +26,7 @@ from headrace.operators.patterns.parser import (
     pointed,
 )
 
-MOST_PLACES = 500
+MAX_PLACES = 500
 ACCEPT = -1
 
 
@@ -206,9 +206,9 @@ class _Maker:
         return begin
 
     def _symbol(self, node: Symbol, end: int) -> int:
-        if len(self.places) >= MOST_PLACES:
+        if len(self.places) >= MAX_PLACES:
             raise BadPattern(
-                f"The step {self.where} has a pattern of more than {MOST_PLACES} symbols, counting"
+                f"The step {self.where} has a pattern of more than {MAX_PLACES} symbols, counting"
                 f" repeated ones.\n{pointed(self.pattern.text, node.at)}",
                 fix="repeat fewer times, or without an upper bound: a{3,}.",
             )

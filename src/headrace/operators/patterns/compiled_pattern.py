@@ -16,8 +16,8 @@ from headrace.operators.patterns.condition_parser import Definition, Names, defi
 from headrace.operators.patterns.conditions import MATCH_NUMBER, Expression
 from headrace.operators.patterns.matcher import Rules
 from headrace.operators.patterns.parser import (
-    MOST_MATCHES,
-    MOST_ROWS,
+    MAX_MATCHES,
+    MAX_ROWS,
     NO_SKIP,
     PAST_LAST,
     TO_FIRST,
@@ -41,8 +41,8 @@ class PatternSpec:
     within_us: int | None = None
     after_match: str = PAST_LAST
     subsets: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    most_rows: int = MOST_ROWS
-    most_matches: int = MOST_MATCHES
+    max_rows: int = MAX_ROWS
+    max_matches: int = MAX_MATCHES
 
     def __str__(self) -> str:
         within = "" if self.within_us is None else f" within {format_us(self.within_us)}"
@@ -136,7 +136,7 @@ def compiled(
     _check_target(automaton, after, spec, where)
     doubtful = frozenset(each.symbol for each in definitions if each.so_far is not None)
     rules = Rules(
-        automaton, doubtful, spec.within_us, after, spec.subsets, spec.most_rows, spec.most_matches
+        automaton, doubtful, spec.within_us, after, spec.subsets, spec.max_rows, spec.max_matches
     )
     symbols = (
         names

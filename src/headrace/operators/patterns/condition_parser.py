@@ -100,8 +100,8 @@ def _end(tokens: list[Token], at: int) -> int:
     return len(tokens) - 1
 
 
-MOST_BACK = 1000
-MOST_DEPTH = 100
+MAX_BACK = 1000
+MAX_DEPTH = 100
 PATTERN_FUNCTIONS = (*NAVIGATION, *AGGREGATES, CLASSIFIER, MATCH_NUMBER)
 _ARITHMETIC: dict[type[exp.Expr], str] = {
     exp.Add: "+",
@@ -379,10 +379,10 @@ class Reader:
                 " computed over a match"
             )
         self._depth += 1
-        if self._depth > MOST_DEPTH:
+        if self._depth > MAX_DEPTH:
             raise BadExpression(
                 f"The step {self.where} cannot use {self.text[:80]!r} …: it is nested more than"
-                f" {MOST_DEPTH} deep.",
+                f" {MAX_DEPTH} deep.",
                 fix="write it with fewer parts.",
             )
         made = maker(self, tree)
@@ -517,9 +517,9 @@ class Reader:
             not isinstance(tree, exp.Literal)
             or tree.is_string
             or not str(tree.this).isdigit()
-            or int(tree.this) > MOST_BACK
+            or int(tree.this) > MAX_BACK
         ):
-            self._refuse(f"how many rows {name}() goes must be a whole number up to {MOST_BACK}")
+            self._refuse(f"how many rows {name}() goes must be a whole number up to {MAX_BACK}")
         return int(tree.this)
 
     def _aggregate(self, name: str, arguments: Sequence[exp.Expr]) -> Term:

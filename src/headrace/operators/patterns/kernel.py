@@ -42,8 +42,8 @@ from headrace.operators.patterns.row_buffer import (
 )
 from headrace.operators.patterns.settings import MatchSettings, match_schema
 from headrace.operators.patterns.walker import Walker
+from headrace.operators.windows.late import Divert
 from headrace.operators.windows.late_rows import LateRows
-from headrace.operators.windows.specs import Divert
 from headrace.operators.windows.state import TIME, WAITING, RowStore, first_end, scan_until
 
 

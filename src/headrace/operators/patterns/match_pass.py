@@ -84,7 +84,7 @@ class Candidates:
             or pattern.automaton.pattern.from_first
             or len(settings.patterns) < MANY
         )
-        return not unfit and self._longest <= spec.most_rows
+        return not unfit and self._longest <= spec.max_rows
 
     @cached_property
     def _longest(self) -> int:
@@ -364,7 +364,7 @@ class Work:
                 f"The step {self.settings.name!r} has a match in the making that goes on for more"
                 " rows, or in more ways, than it may.",
                 fix=(
-                    "allow more with most_rows= or most_matches=, say within=, or let such"
+                    "allow more with max_rows= or max_matches=, say within=, or let such"
                     ' beginnings be given up and counted with when_full="drop".'
                 ),
             )

@@ -18,8 +18,8 @@ from headrace.columnar.lookup import search
 from headrace.operators.kernel import Times
 from headrace.operators.patterns.automaton import ACCEPT, Automaton
 from headrace.operators.patterns.parser import (
-    MOST_MATCHES,
-    MOST_ROWS,
+    MAX_MATCHES,
+    MAX_ROWS,
     NEXT,
     NO_SKIP,
     PAST_LAST,
@@ -160,7 +160,7 @@ def _chain(rows: SortedRows, begin: Ints, targets: Ints) -> Mask:
 # bounded; a start that takes more is given up.
 
 
-MOST_TRIES = 20_000
+MAX_TRIES = 20_000
 Path = list[tuple[int, int]]
 """Rows and their places."""
 
@@ -290,7 +290,7 @@ class _Search:
 
     def _holds(self, path: Path, row: int, place: int) -> bool:
         self.tries += 1
-        if self.tries > MOST_TRIES:
+        if self.tries > MAX_TRIES:
             raise TooManyTries
         symbol = self.by.automaton.symbols[place]
         if not self.rows.mask(symbol)[row]:
@@ -324,8 +324,8 @@ class Rules:
     within_us: int | None = None
     after: AfterMatch = SKIP_PAST_LAST
     subsets: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    most_rows: int = MOST_ROWS
-    most_matches: int = MOST_MATCHES
+    max_rows: int = MAX_ROWS
+    max_matches: int = MAX_MATCHES
 
     def members(self, name: str) -> tuple[str, ...]:
         """The symbols that a name stands for."""
@@ -378,7 +378,7 @@ class Matcher:
             if within is None
             else np.where(rows.times > FOREVER - within, FOREVER, rows.times + within)
         )
-        self.cut = rows.at + rules.most_rows
+        self.cut = rows.at + rules.max_rows
         self._gave_up: list[int] = []
 
     def run(self) -> Outcome:
@@ -528,7 +528,7 @@ class Matcher:
         )
 
     def _tried(self, begin: int, limit: int, *, everything: bool) -> Found:
-        backtracker = Backtracker(self.look, self.holds, most=self.rules.most_matches)
+        backtracker = Backtracker(self.look, self.holds, most=self.rules.max_matches)
         try:
             return backtracker.all(begin, limit) if everything else backtracker.first(begin, limit)
         except TooManyTries:

@@ -148,8 +148,8 @@ def _collect(node: Node, found: dict[str, None], *, absent: bool = True) -> None
             _collect(each, found, absent=absent)
 
 
-MOST_CHARACTERS = 10_000
-MOST_DEPTH = 50
+MAX_CHARACTERS = 10_000
+MAX_DEPTH = 50
 _TOKENS = re.compile(r"\s*(?:(?P<name>[^\W\d]\w*)|(?P<number>\d+)|(?P<sign>->>|->|[(){}|?*+,!^$]))")
 _FIX = 'write it as in "a b+ (c | d)?", "a -> b" or "placed !shipped".'
 
@@ -165,10 +165,10 @@ def parse_pattern(text: Any, *, where: str = "a pattern") -> Pattern:
     """The tree of a pattern. BadPattern, with the place, if it cannot be read."""
     if not isinstance(text, str) or not text.strip():
         raise BadPattern(f"The step {where} has an empty pattern.", fix=_FIX)
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise BadPattern(
             f"The step {where} has a pattern of {len(text):,} characters.",
-            fix=f"use at most {MOST_CHARACTERS:,}.",
+            fix=f"use at most {MAX_CHARACTERS:,}.",
         )
     return _Parser(text, where).pattern()
 
@@ -355,8 +355,8 @@ class _Parser:
 
     def _deeper(self, token: _Token) -> None:
         self._depth += 1
-        if self._depth > MOST_DEPTH:
-            self._fail(f"parentheses are nested more than {MOST_DEPTH} deep", token.at)
+        if self._depth > MAX_DEPTH:
+            self._fail(f"parentheses are nested more than {MAX_DEPTH} deep", token.at)
 
     def _permutation(self, token: _Token) -> Node:
         self._deeper(token)
@@ -365,8 +365,8 @@ class _Parser:
             nodes.append(self._either()[0])
         self._depth -= 1
         self._expect(")")
-        if not 2 <= len(nodes) <= MOST_PERMUTED:
-            self._fail(f"PERMUTE takes from 2 to {MOST_PERMUTED} elements", token.at)
+        if not 2 <= len(nodes) <= MAX_PERMUTED:
+            self._fail(f"PERMUTE takes from 2 to {MAX_PERMUTED} elements", token.at)
         return Permute(tuple(nodes))
 
     def _bounds(self, sign: _Token) -> tuple[int, int | None]:
@@ -393,7 +393,7 @@ class _Parser:
         return int(token.text)
 
 
-MOST_PERMUTED = 5
+MAX_PERMUTED = 5
 
 
 def pointed(text: str, at: int) -> str:
@@ -418,9 +418,9 @@ PAST_LAST, NEXT_ROW, TO_FIRST, TO_LAST, NO_SKIP = (
 )
 ONE_ROW, ALL_ROWS = "one", "all"
 DROP, STOP = "drop", "stop"
-MOST_ROWS = 10_000
-MOST_MATCHES = 1_000
-MOST_RULES = 500
+MAX_ROWS = 10_000
+MAX_MATCHES = 1_000
+MAX_RULES = 500
 _SKIP_TO = re.compile(r"skip\s+to\s+(first|last)\s+(\w+)")
 
 

@@ -54,7 +54,7 @@ PATTERN, DEFINE, WITHIN, AFTER_MATCH, SUBSETS = (
     "subsets",
 )
 COLUMNS = (PATTERN, DEFINE, WITHIN, AFTER_MATCH, SUBSETS)
-MOST_KEPT = 8
+MAX_KEPT = 8
 """Sets of rules that a process keeps compiled: those of its shards now, and of a tick or two
 before.
 """
@@ -72,9 +72,9 @@ class RuleSettings:
     measures: Texts
     within_us: int | None
     after_match: str
-    most_rules: int
-    most_rows: int
-    most_matches: int
+    max_rules: int
+    max_rows: int
+    max_matches: int
 
     def spec(self, row: dict[str, Any]) -> PatternSpec:
         """A row of the table as a pattern. InputError if it is none."""
@@ -99,8 +99,8 @@ class RuleSettings:
             within_us,
             after,
             subsets,
-            self.most_rows,
-            self.most_matches,
+            self.max_rows,
+            self.max_matches,
         )
 
     def compiled(self, spec: PatternSpec) -> CompiledPattern:
@@ -168,7 +168,7 @@ def with_rule(
     if place is None:
         raise InputError(
             f"{most:,} rules are in force already.",
-            fix="remove some, or allow more with most_rules=.",
+            fix="remove some, or allow more with max_rules=.",
         )
     return tuple(sorted([*others, Rule(name, place, since_us, spec)], key=lambda rule: rule.name))
 
@@ -232,8 +232,8 @@ def _rule(
             within_us,
             after,
             members,
-            settings.most_rows,
-            settings.most_matches,
+            settings.max_rows,
+            settings.max_matches,
         ),
     )
 
@@ -250,7 +250,7 @@ def in_force(settings: RuleSettings, fingerprint: bytes, rules: InForceRules) ->
     name = fingerprint, to_bytes(rules)
     if name not in _kept:
         _kept[name] = _compiled(settings, rules)
-        while len(_kept) > MOST_KEPT:
+        while len(_kept) > MAX_KEPT:
             _kept.popitem(last=False)
     _kept.move_to_end(name)
     return _kept[name]
@@ -266,7 +266,7 @@ def _compiled(settings: RuleSettings, rules: InForceRules) -> MatchSettings:
         tuple(every.values()),
         tuple(rule.place for rule in rules),
         tuple(rule.since_us for rule in rules),
-        settings.most_rules,
+        settings.max_rules,
     )
     patterns = tuple((rule.name, each) for rule, each in zip(rules, found, strict=True))
     return replace(settings.matching, patterns=patterns, fits=fits, in_force=force)
@@ -391,7 +391,7 @@ class RuledKernel:
             try:
                 spec = self.settings.spec(row)
                 self.settings.compiled(spec)
-                rules = with_rule(rules, name, spec, since_us, self.settings.most_rules)
+                rules = with_rule(rules, name, spec, since_us, self.settings.max_rules)
             except InputError as bad:
                 rules = without_rule(rules, name)
                 if mine[at]:

@@ -25,14 +25,14 @@ from headrace.operators.patterns.conditions import (
 from headrace.operators.patterns.parser import ALL_ROWS, DROP, ONE_ROW
 from headrace.operators.patterns.row_buffer import WORD, words_of
 from headrace.operators.patterns.walker import Entries
-from headrace.operators.windows.specs import Divert, Drop, drop
+from headrace.operators.windows.late import Divert, Drop, drop
 
 # A pattern's matches as rows: one for each match, or one for each row of it; with the measures,
 # which are computed over all matches at once.
 
 
 PATTERN, MATCHED_AT = "pattern", "matched_at"
-MOST_AT_ONCE = 1_000_000
+MAX_AT_ONCE = 1_000_000
 """Entries of prefixes that are looked at together, at about 24 bytes each."""
 
 
@@ -89,7 +89,7 @@ def _prefixes(entries: Entries) -> Iterator[tuple[int, int, Entries]]:
     """
     begins = np.searchsorted(entries.owner, entries.owner)
     lengths = np.arange(len(entries.owner)) - begins + 1
-    pieces = np.cumsum(lengths) // MOST_AT_ONCE
+    pieces = np.cumsum(lengths) // MAX_AT_ONCE
     cuts = np.flatnonzero(np.diff(pieces)) + 1
     for first, stop in pairwise([0, *cuts.tolist(), len(lengths)]):
         some = lengths[first:stop]

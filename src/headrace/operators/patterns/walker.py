@@ -32,7 +32,7 @@ from headrace.operators.patterns.row_buffer import NEVER, SortedRows, suffix_max
 # (`walking`) needs no more than this to go the right way at once.
 
 
-MOST_PASSES = 32
+MAX_PASSES = 32
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Lookahead:
             fits = self.rows.mask(self.automaton.symbols[place])
             self.complete[place] = np.where(fits, self.rows.at, NEVER)
             self.over[place] = np.where(fits, NEVER, self.rows.at)
-        for _ in range(MOST_PASSES):
+        for _ in range(MAX_PASSES):
             before = [(self.complete[place], self.over[place]) for place in group]
             for place in reversed(group):
                 self._place(place, self.automaton.edges[place])

@@ -143,7 +143,7 @@ def ascii_letters() -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint8]]:
     )
 
 
-MOST_STEMS_KEPT = 200_000
+MAX_STEMS_KEPT = 200_000
 NO_WORD = -1
 _ASCII_WORDS = re.compile("[a-z0-9_]+")
 
@@ -260,7 +260,7 @@ class Analysis:
             return word
         stem = self._stems.get(word)
         if stem is None:
-            if len(self._stems) >= MOST_STEMS_KEPT:
+            if len(self._stems) >= MAX_STEMS_KEPT:
                 self._stems.clear()
             stem = self._stems[word] = self._stemmer(word)
         return stem

@@ -85,8 +85,8 @@ def _places(rows: pa.Table | pa.RecordBatch, name: str, count: int) -> Ints:
 
 
 Words64 = npt.NDArray[np.uint64]
-MOST_DOCUMENTS = 256
-MOST_ANALYSED, MOST_TEXT_BYTES = 16_384, 16 << 20
+MAX_DOCUMENTS = 256
+MAX_ANALYSED, MAX_TEXT_BYTES = 16_384, 16 << 20
 """Documents that are asked at once, a bit each; and those that are analysed at once: what is found
 out about a word is found out for all of them.
 """
@@ -144,16 +144,16 @@ def chunks(
     """Analysed documents in bounded numbers and bytes, each chunk with the place of its first."""
     start = 0
     while start < rows.num_rows:
-        length = min(MOST_ANALYSED, rows.num_rows - start)
+        length = min(MAX_ANALYSED, rows.num_rows - start)
         while (
             length > 1
             and sum(rows.column(name).slice(start, length).nbytes for name in fields.text)
-            > MOST_TEXT_BYTES
+            > MAX_TEXT_BYTES
         ):
             length //= 2
         documents = analysed(rows.slice(start, length), fields, analysis)
-        for first in range(0, length, MOST_DOCUMENTS):
-            yield start + first, documents.slice(first, min(MOST_DOCUMENTS, length - first))
+        for first in range(0, length, MAX_DOCUMENTS):
+            yield start + first, documents.slice(first, min(MAX_DOCUMENTS, length - first))
         start += length
 
 

@@ -295,7 +295,7 @@ def at_least(least: int, masks: list[int]) -> int:
 
 Highlight = tuple[str, int, int]
 """A column, and where in its text something that fits begins and ends, in characters."""
-MOST_HIGHLIGHTS = 1_000
+MAX_HIGHLIGHTS = 1_000
 _NO_PLACES = np.zeros(0, np.int64)
 
 
@@ -314,7 +314,7 @@ class Reasons:
         fitting = [test for test in tests if self._fits(test, document)]
         found = sorted({place for test in fitting for place in self._where(test, document)})
         return (
-            found[:MOST_HIGHLIGHTS],
+            found[:MAX_HIGHLIGHTS],
             ", ".join(map(as_text, fitting)) or "nothing that it must not have",
         )
 
@@ -356,7 +356,7 @@ class Reasons:
             at = np.flatnonzero(np.isin(tokens.codes[first:last], tokens.terms.fitting(test)))
         return [
             (name, int(tokens.starts[place]), int(tokens.ends[place]))
-            for place in (first + at[:MOST_HIGHLIGHTS]).tolist()
+            for place in (first + at[:MAX_HIGHLIGHTS]).tolist()
         ]
 
     def _phrase(self, test: Phrase, name: str, document: int) -> Ints:
@@ -364,7 +364,7 @@ class Reasons:
         places = {word: self._of(name).of_word(word, document) for word in set(words)}
         return distinct(
             moved_places(places, words, [place for _, place in test.words], test.slop)[
-                :MOST_HIGHLIGHTS
+                :MAX_HIGHLIGHTS
             ].ravel()
         )
 

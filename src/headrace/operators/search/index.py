@@ -383,12 +383,12 @@ def together(found: Sequence[Matches]) -> Matches:
 
 QUERY, STAMP = b"q", b"s"
 VERSION = b"\x01"
-LEAST_KEPT, MOST_QUERIES_KEPT = 2, 2_000_000
+MIN_KEPT, MAX_QUERIES_KEPT = 2, 2_000_000
 """Indexes that a process keeps: of its shards, and for an attempt that is repeated the one it
 started from. Their queries in sum, where there are more than a few.
 """
 
-LEAST_NOTED, _NOTED_TIMES = 1_000, 8
+MIN_NOTED, _NOTED_TIMES = 1_000, 8
 """An index is written down when so many queries have changed since, and so much of it."""
 _WRITTEN_BY = f"search index 1, {__version__}, ".encode()
 
@@ -486,7 +486,7 @@ class Keeper:
         again.
         """
         if (
-            kept.since < LEAST_NOTED
+            kept.since < MIN_NOTED
             or kept.since * _NOTED_TIMES < len(kept.index)
             or not isinstance(state, Remembering)
         ):
@@ -532,8 +532,8 @@ class Keeper:
         _kept[name] = kept
         _kept.move_to_end(name)
         while (
-            len(_kept) > LEAST_KEPT
-            and sum(len(each.index) for each in _kept.values()) > MOST_QUERIES_KEPT
+            len(_kept) > MIN_KEPT
+            and sum(len(each.index) for each in _kept.values()) > MAX_QUERIES_KEPT
         ):
             _kept.popitem(last=False)
 

@@ -49,7 +49,7 @@ HIGHLIGHT_TYPE = pa.list_(
     )
 )
 _SNIPPET = 40
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 _ORDER = ("_rank", "_partition", "_offset")
 
 
@@ -255,7 +255,7 @@ def _bounds(documents: pa.Table, which: Ints) -> list[int]:
         if pa.types.is_string(documents[name].type) or pa.types.is_binary(documents[name].type):
             sizes += pc.binary_length(documents[name]).fill_null(0).to_numpy()
     total = np.cumsum(sizes[which])
-    cuts = np.searchsorted(total, np.arange(MOST_BYTES, total[-1], MOST_BYTES)).tolist()
+    cuts = np.searchsorted(total, np.arange(MAX_BYTES, total[-1], MAX_BYTES)).tolist()
     return sorted({0, *cuts, len(which)})
 
 

@@ -176,13 +176,13 @@ class Scanner:
         )
 
 
-MOST_CHARACTERS = 20_000
-MOST_CLAUSES = 1_024
-MOST_DEPTH = 32
-MOST_SLOP = 1_000
-MOST_PHRASE = 100
-MOST_EDITS = 2
-LEAST_PLAIN, LEAST_PLAIN_WHEN_LEADING = 1, 3
+MAX_CHARACTERS = 20_000
+MAX_CLAUSES = 1_024
+MAX_DEPTH = 32
+MAX_SLOP = 1_000
+MAX_PHRASE = 100
+MAX_EDITS = 2
+MIN_PLAIN, MIN_PLAIN_WHEN_LEADING = 1, 3
 OR, AND = "or", "and"
 _COMPARED = (">=", "<=", ">", "<")
 
@@ -203,9 +203,9 @@ class Language:
             raise BadSearch(
                 "The query is empty.", fix="write words to look for, or *:* for every document."
             )
-        if len(text) > MOST_CHARACTERS:
+        if len(text) > MAX_CHARACTERS:
             raise BadSearch(
-                f"The query has {len(text):,} characters; {MOST_CHARACTERS:,} are the most.",
+                f"The query has {len(text):,} characters; {MAX_CHARACTERS:,} are the most.",
                 fix="make several queries of it.",
             )
         return _Parser(text, self).query()
@@ -328,9 +328,9 @@ class _Parser:
 
     def _deeper(self, at: int) -> None:
         self._depth += 1
-        if self._depth > MOST_DEPTH:
+        if self._depth > MAX_DEPTH:
             self._scan.fail(
-                f"The query is more than {MOST_DEPTH} levels deep",
+                f"The query is more than {MAX_DEPTH} levels deep",
                 at,
                 fix="write it with fewer parentheses.",
             )
@@ -349,9 +349,9 @@ class _Parser:
         scan = self._scan
         at = scan.at
         self._clauses += 1
-        if self._clauses > MOST_CLAUSES:
+        if self._clauses > MAX_CLAUSES:
             scan.fail(
-                f"The query has more than {MOST_CLAUSES:,} clauses",
+                f"The query has more than {MAX_CLAUSES:,} clauses",
                 at,
                 fix="make several queries of it.",
             )
@@ -441,9 +441,9 @@ class _Parser:
         slop = 0
         if self._scan.take("~"):
             slop = int(self._scan.number() or 0)
-            if slop > MOST_SLOP:
+            if slop > MAX_SLOP:
                 self._scan.fail(
-                    f"A phrase is moved by at most {MOST_SLOP:,} places",
+                    f"A phrase is moved by at most {MAX_SLOP:,} places",
                     at,
                     fix="use AND, where the places do not matter.",
                 )
@@ -459,9 +459,9 @@ class _Parser:
             return None
         if len(words) == 1:
             return Leaf(Word(field, words[0][0]))
-        if len(words) > MOST_PHRASE:
+        if len(words) > MAX_PHRASE:
             self._scan.fail(
-                f"A phrase has {len(words):,} words; {MOST_PHRASE} are the most",
+                f"A phrase has {len(words):,} words; {MAX_PHRASE} are the most",
                 at,
                 fix="look for a part of it.",
             )
@@ -496,7 +496,7 @@ class _Parser:
         plain = sum(
             len(part) for part, wild in zip(written.parts, written.wild, strict=True) if not wild
         )
-        least = LEAST_PLAIN_WHEN_LEADING if written.wild[0] else LEAST_PLAIN
+        least = MIN_PLAIN_WHEN_LEADING if written.wild[0] else MIN_PLAIN
         if plain < least:
             self._scan.fail(
                 f"{written.raw} would fit nearly every word",
@@ -538,9 +538,9 @@ class _Parser:
     def _fuzzy(self, field: str | None, written: Written) -> Node | None:
         scan = self._scan
         edits = scan.number()
-        if edits is not None and (edits > MOST_EDITS or edits != int(edits)):
+        if edits is not None and (edits > MAX_EDITS or edits != int(edits)):
             scan.fail(
-                f"A word may be at most {MOST_EDITS} edits away",
+                f"A word may be at most {MAX_EDITS} edits away",
                 written.at,
                 fix="write word~1 or word~2.",
             )

@@ -39,7 +39,7 @@ from headrace.operators.search.vocabulary import FALSE, TRUE, Vocabulary
 # `either`, and passes `rest`. The first part is cheap and decides most.
 
 
-MOST_NEEDS, MOST_WITHOUT, MOST_LATE = 4, 2, 2
+MAX_NEEDS, MAX_WITHOUT, MAX_LATE = 4, 2, 2
 
 
 @dataclass
@@ -97,7 +97,7 @@ def _file(part: Node, into: Compiled, vocabulary: Vocabulary) -> None:
         and not isinstance(part.child.test, Everything)
     ):
         feature = vocabulary.feature(part.child.test)
-        if isinstance(part.child.test, Word) and len(into.without) < MOST_WITHOUT:
+        if isinstance(part.child.test, Word) and len(into.without) < MAX_WITHOUT:
             into.without.append(feature)
         else:
             _file_late(feature * 2 + 1, part, into)
@@ -125,7 +125,7 @@ def _file_test(test: Test, into: Compiled, vocabulary: Vocabulary) -> None:
 
 
 def _file_late(literal: int, part: Node, into: Compiled) -> None:
-    if len(into.late) < MOST_LATE:
+    if len(into.late) < MAX_LATE:
         into.late.append(literal)
     else:
         into.rest.append(part)
@@ -349,9 +349,9 @@ class Segment:
         self.count = len(queries.scores)
         weights = _weights(queries, vocabulary)
         needs = _rarest_first(queries.needs, weights)
-        self.needs = needs.padded(MOST_NEEDS, TRUE)
-        self.without = queries.without.padded(MOST_WITHOUT, FALSE)
-        self.late = queries.late.padded(MOST_LATE, TRUE * 2)
+        self.needs = needs.padded(MAX_NEEDS, TRUE)
+        self.without = queries.without.padded(MAX_WITHOUT, FALSE)
+        self.late = queries.late.padded(MAX_LATE, TRUE * 2)
         self.has_late = queries.late.lengths > 0
         self.trees = _trees(queries.rest, needs, vocabulary)
         self.has_tree = np.zeros(self.count, np.bool_)
@@ -409,10 +409,10 @@ class Segment:
         bits = features.bits
         masks = bits[self.needs[slots, 0]] & bits[self.needs[slots, 1]]
         slots, masks = _left(slots, masks)
-        for column in range(2, MOST_NEEDS):
+        for column in range(2, MAX_NEEDS):
             masks &= bits[self.needs[slots, column]]
             slots, masks = _left(slots, masks)
-        for column in range(MOST_WITHOUT):
+        for column in range(MAX_WITHOUT):
             masks &= ~bits[self.without[slots, column]]
         slots, masks = _left(slots, masks)
         masks = self._with_either(features, slots, masks)
@@ -450,7 +450,7 @@ class Segment:
             return
         literals = self.late[slots[which]]
         evaluator.ensure((literals >> 1).ravel().astype(np.int64))
-        for column in range(MOST_LATE):
+        for column in range(MAX_LATE):
             has = features.bits[literals[:, column] >> 1]
             masks[which] &= np.where((literals[:, column] & 1)[:, None] != 0, ~has, has)
 
@@ -481,8 +481,8 @@ def _trees(
 ) -> dict[int, Node]:
     """What is left of queries, and what is beyond the columns."""
     trees = {slot: list(nodes) for slot, nodes in rest.items()}
-    for slot in np.flatnonzero(needs.lengths > MOST_NEEDS).tolist():
-        more = needs.values[needs.starts[slot] + MOST_NEEDS : needs.starts[slot + 1]].tolist()
+    for slot in np.flatnonzero(needs.lengths > MAX_NEEDS).tolist():
+        more = needs.values[needs.starts[slot] + MAX_NEEDS : needs.starts[slot + 1]].tolist()
         trees.setdefault(slot, []).extend(
             Leaf(test) for feature in more if (test := vocabulary.tests[feature]) is not None
         )

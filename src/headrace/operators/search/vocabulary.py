@@ -175,7 +175,7 @@ def _distances(
 
 
 _BEYOND = "\U0010ffff"
-_MOST_KEPT = 10_000
+_MAX_KEPT = 10_000
 
 
 class Terms:
@@ -212,7 +212,7 @@ class Terms:
         """The codes of the words that fit."""
         found = self._fitting.get(test)
         if found is None:
-            if len(self._fitting) >= _MOST_KEPT:
+            if len(self._fitting) >= _MAX_KEPT:
                 self._fitting.clear()
             found = self._fitting[test] = self._find(test)
         return found

@@ -14,7 +14,8 @@ import numpy as np
 
 from headrace.columnar.buffers import Ints, Mask
 from headrace.operators.kernel import Times
-from headrace.operators.windows.specs import DAY_US, Hopping, Tumbling
+from headrace.operators.windows.late import DAY_US
+from headrace.operators.windows.specs import Hopping, Tumbling
 
 # A time zone's clock, for windows that go by it: from instants to what the clock shows, and back to
 # when it first shows something.

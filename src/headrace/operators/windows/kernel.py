@@ -23,8 +23,9 @@ from headrace.operators.aggregates.aggregation import Aggregation
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.changelog import Changes
 from headrace.operators.kernel import UNSTARTED, Clocks, KeyedState, Times, microseconds
+from headrace.operators.windows.late import Divert, Drop, LatePolicy
 from headrace.operators.windows.late_rows import LateRows, bound
-from headrace.operators.windows.specs import Divert, Drop, LatePolicy, WindowSpec, check_emit
+from headrace.operators.windows.specs import WindowSpec, check_emit
 from headrace.operators.windows.state import (
     NO_WINDOWS,
     TOLD,

@@ -1,5 +1,5 @@
 """What a window is, as a plan holds it: its kind and its sizes; what becomes of late rows; when
-results are told. `hr.tumbling(…)`, `hr.drop()` and the like build these.
+results are told. `hr.tumbling(…)`, `hr.late.drop()` and the like build these.
 
 Windows are half open: a row at a window's end is in the next one. Sizes in a time zone go by its
 clock: with `tumbling("1 day", timezone="Europe/Berlin")` a window begins at each midnight there,
@@ -9,19 +9,16 @@ and has 23 or 25 hours where the clock is put forward or back.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import Any, ClassVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from headrace.durations import format_us, to_us
 from headrace.errors import PlanError, nearest
+from headrace.operators.windows.late import DAY_US, LONGEST_US, Duration, LatePolicy
 
-DAY_US = 86_400_000_000
-LONGEST_US = 3_660 * DAY_US
-MOST_WINDOWS_OF_A_ROW = 2_000
+MAX_WINDOWS_OF_A_ROW = 2_000
 _MONDAY_US = 4 * DAY_US  # 1970 began on a Thursday
 EMITS = ("final", "changes")
-Duration = str | timedelta
 
 
 @dataclass(frozen=True)
@@ -98,51 +95,6 @@ class Session:
 WindowSpec = Tumbling | Hopping | Sliding | Session
 
 
-@dataclass(frozen=True)
-class Drop:
-    """Late rows are left out, and counted."""
-
-    kind: ClassVar[str] = "drop"
-
-    @property
-    def lateness_us(self) -> int:
-        return 0
-
-    def __str__(self) -> str:
-        return "drop()"
-
-
-@dataclass(frozen=True)
-class Correct:
-    """Rows late by up to `lateness` correct what was published; later ones are left out, and
-    counted.
-    """
-
-    kind: ClassVar[str] = "correct"
-    lateness_us: int
-
-    def __str__(self) -> str:
-        return f"correct({format_us(self.lateness_us)})"
-
-
-@dataclass(frozen=True)
-class Divert:
-    """Late rows go to a topic, and are counted."""
-
-    kind: ClassVar[str] = "divert"
-    topic: str
-
-    @property
-    def lateness_us(self) -> int:
-        return 0
-
-    def __str__(self) -> str:
-        return f"divert({self.topic})"
-
-
-LatePolicy = Drop | Correct | Divert
-
-
 def identity(spec: WindowSpec | LatePolicy) -> dict[str, Any]:
     """What tells one from another, as JSON has it."""
     return {"kind": spec.kind, **asdict(spec)}
@@ -177,10 +129,10 @@ def hopping(
             " rows in between.",
             fix="hop by the size or less.",
         )
-    if size_us > MOST_WINDOWS_OF_A_ROW * every_us:
+    if size_us > MAX_WINDOWS_OF_A_ROW * every_us:
         raise PlanError(
             f"With windows of {format_us(size_us)} every {format_us(every_us)} a row is in more"
-            f" than {MOST_WINDOWS_OF_A_ROW:,} of them.",
+            f" than {MAX_WINDOWS_OF_A_ROW:,} of them.",
             fix="hop farther, or take hr.sliding(size), which has a result for each row.",
         )
     return Hopping(
@@ -199,32 +151,6 @@ def sliding(size: Duration) -> Sliding:
 def session(gap: Duration) -> Session:
     """Rows of a key that follow each other in less than `gap`."""
     return Session(positive_us(gap, "gap of a session window"))
-
-
-def drop() -> Drop:
-    """Leave late rows out, and count them."""
-    return Drop()
-
-
-def correct(lateness: Duration) -> Correct:
-    """Let rows that are late by up to `lateness` correct what was published."""
-    lateness_us = to_us(lateness, what="allowed lateness")
-    if lateness_us > LONGEST_US:
-        raise PlanError(
-            f"An allowed lateness of {format_us(lateness_us)} would keep every window for ever.",
-            fix="allow at most 10 years.",
-        )
-    return Correct(lateness_us)
-
-
-def divert(topic: str) -> Divert:
-    """Send late rows to a topic, and count them."""
-    if not topic:
-        raise PlanError(
-            f"Late rows cannot be diverted to {topic!r}.",
-            fix='name a topic, as in hr.divert("late_orders").',
-        )
-    return Divert(topic)
 
 
 def check_emit(emit: str) -> str:

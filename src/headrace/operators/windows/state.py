@@ -194,7 +194,7 @@ def joined(first: pa.Array, second: pa.Array) -> pa.Array:
 # aggregates read |
 
 
-MOST_ROWS = 1_000_000
+MAX_ROWS = 1_000_000
 _VERSION = 1
 _NAME = pa.scalar(b"r", pa.binary())
 _FIRST_BYTE = pa.scalar(bytes([_VERSION]), pa.large_binary())
@@ -281,9 +281,9 @@ class RowStore:
     @staticmethod
     def check(step: str, counts: Ints) -> None:
         """That no entry is too large."""
-        if len(counts) and int(counts.max()) > MOST_ROWS:
+        if len(counts) and int(counts.max()) > MAX_ROWS:
             raise InputError(
-                f"The step {step!r} keeps up to {MOST_ROWS:,} rows a group for its windows, and a"
+                f"The step {step!r} keeps up to {MAX_ROWS:,} rows a group for its windows, and a"
                 " group has more.",
                 fix=(
                     "use aggregates that need no rows (count, sum, avg, stddev; min and max of"

@@ -18,7 +18,7 @@ from headrace.plan.expressions.literals import quoted_name
 from headrace.plan.expressions.parser import parse
 from headrace.plan.expressions.type_checker import Reader
 from headrace.plan.expressions.type_rules import MONTHS, VOID
-from headrace.plan.expressions.typed_expression import MOST_TEXT, Piece, Refused
+from headrace.plan.expressions.typed_expression import MAX_TEXT, Piece, Refused
 
 __all__ = ["Expression", "failed", "read", "read_named", "safe"]
 
@@ -104,7 +104,7 @@ def _read(tree: exp.Expr, text: str, schema: pa.Schema, *, where: str) -> Expres
             f"The step {where} has an expression that is nested too deeply.",
             fix="split it with with_columns.",
         ) from None
-    if len(piece.safe) + len(piece.failed or "") > MOST_TEXT:
+    if len(piece.safe) + len(piece.failed or "") > MAX_TEXT:
         raise BadExpression(
             f"The step {where} has an expression that is nested too deeply: {text[:80]!r}….",
             fix="split it with with_columns.",

@@ -144,13 +144,13 @@ def whole_division(left: Piece, right: Piece) -> Piece:
         )
     if _not_zero(right) and right.value != -1:
         return total(BIGINT, "({0} DIV {1})", left, right)
-    least_by_minus_one = (
+    min_by_minus_one = (
         "(CASE WHEN {1} = -1 THEN try_subtract(0, {0}) ELSE {0} DIV nullif({1}, 0) END)"
     )
     return partial(
         BIGINT,
         "({0} DIV {1})",
-        least_by_minus_one if left.type == BIGINT else "({0} DIV nullif({1}, 0))",
+        min_by_minus_one if left.type == BIGINT else "({0} DIV nullif({1}, 0))",
         left,
         right,
     )
@@ -231,7 +231,7 @@ def _rounded_type(kind: pa.DataType, scale: int) -> pa.DataType:
         return kind
     kept = max(0, min(kind.scale, scale))
     precision = max(kind.precision - kind.scale + 1 + kept, 1 - scale)
-    if precision > type_rules.MOST_DECIMAL_DIGITS:
+    if precision > type_rules.MAX_DECIMAL_DIGITS:
         raise Refused(
             f"A rounded {type_name(kind)} could need more than 38 digits.",
             "cast it to a DECIMAL with fewer digits first.",
@@ -244,7 +244,7 @@ def whole(name: str, piece: Piece) -> Piece:
     if pa.types.is_decimal(piece.type):
         digits = piece.type.precision - piece.type.scale + 1
         return total(
-            pa.decimal128(min(digits, type_rules.MOST_DECIMAL_DIGITS)), f"{name}({{0}})", piece
+            pa.decimal128(min(digits, type_rules.MAX_DECIMAL_DIGITS)), f"{name}({{0}})", piece
         )
     if is_integer(piece.type):
         return total(BIGINT, f"{name}({{0}})", piece)

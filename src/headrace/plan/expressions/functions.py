@@ -42,7 +42,7 @@ _LINE = re.compile(
     r"(?P<name>\w+)\((?P<parameters>.*?)\) -> (?P<result>[^=]+?)(?: = (?P<safe>.+))?"
 )
 _WITHIN = re.compile(r"\{(\d):within\}")
-MOST_MICROS = 9_223 * 10**15  # twelve years short of the last microsecond there is
+MAX_MICROS = 9_223 * 10**15  # twelve years short of the last microsecond there is
 _CLASSES = {
     "NUMBER": type_rules.is_number,
     "INTEGER": type_rules.is_integer,
@@ -190,7 +190,7 @@ def _made(line: Signature, kind: pa.DataType, pieces: Sequence[Piece]) -> Piece:
     if line.safe is None:
         return total(kind, template, *pieces)
     safe = _WITHIN.sub(
-        rf"unix_micros({{\1}}) BETWEEN -{MOST_MICROS} AND {MOST_MICROS}",
+        rf"unix_micros({{\1}}) BETWEEN -{MAX_MICROS} AND {MAX_MICROS}",
         line.safe.replace("{*}", places),
     )
     return partial(kind, template, safe, *pieces)

@@ -13,7 +13,7 @@ from sqlglot.parsers.spark import SparkParser
 
 from headrace.errors import BadExpression
 
-MOST_CHARACTERS = 20_000
+MAX_CHARACTERS = 20_000
 
 
 _WITH_A_SYNTAX_OF_THEIR_OWN = (
@@ -53,7 +53,7 @@ def parse(text: str, *, where: str) -> exp.Expr:
         raise BadExpression(
             f"The step {where} has an empty expression.", fix="write Spark SQL, as in 'amount * 2'."
         )
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise BadExpression(
             f"The step {where} has an expression of {len(text):,} characters.",
             fix="split it with with_columns.",

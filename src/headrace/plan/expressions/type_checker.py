@@ -461,7 +461,7 @@ def _number(text: str) -> Piece:
     value = Decimal(text)
     if "." in text or not -(2**63) <= value < 2**63:
         kind = type_rules.literal_decimal(value)
-        if kind.precision > type_rules.MOST_DECIMAL_DIGITS:
+        if kind.precision > type_rules.MAX_DECIMAL_DIGITS:
             raise Refused(f"The number {text} has more than 38 digits.")
         return leaf(kind, f"({text})", value=value)
     return leaf(

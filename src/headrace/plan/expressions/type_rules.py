@@ -14,10 +14,10 @@ from functools import reduce
 import pyarrow as pa
 
 from headrace.columnar.columns import TIMESTAMP_TYPE
-from headrace.operators.aggregates.specs import MOST_DECIMAL_DIGITS, is_number
+from headrace.operators.aggregates.specs import MAX_DECIMAL_DIGITS, is_number
 from headrace.types.ddl import TIMESTAMP_NTZ_TYPE
 
-__all__ = ["MOST_DECIMAL_DIGITS", "is_number"]
+__all__ = ["MAX_DECIMAL_DIGITS", "is_number"]
 
 VOID = pa.null()
 MONTHS = pa.month_day_nano_interval()
@@ -67,7 +67,7 @@ def wider(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     left, right = decimal_of(left), decimal_of(right)
     scale = max(left.scale, right.scale)
     precision = max(left.precision - left.scale, right.precision - right.scale) + scale
-    return pa.decimal128(precision, scale) if precision <= MOST_DECIMAL_DIGITS else None
+    return pa.decimal128(precision, scale) if precision <= MAX_DECIMAL_DIGITS else None
 
 
 def common(kinds: Iterable[pa.DataType]) -> pa.DataType | None:
@@ -108,11 +108,11 @@ def remainder_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
 
 def adjusted(precision: int, scale: int) -> pa.DataType:
     """Digits before the point are kept; those behind it give way, down to six."""
-    if precision <= MOST_DECIMAL_DIGITS:
+    if precision <= MAX_DECIMAL_DIGITS:
         return pa.decimal128(precision, scale)
     whole_digits = precision - scale
     return pa.decimal128(
-        MOST_DECIMAL_DIGITS, max(MOST_DECIMAL_DIGITS - whole_digits, min(scale, MINIMUM_KEPT_SCALE))
+        MAX_DECIMAL_DIGITS, max(MAX_DECIMAL_DIGITS - whole_digits, min(scale, MINIMUM_KEPT_SCALE))
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 NOT_A_LITERAL: Any = object()
-MOST_TEXT = 200_000
+MAX_TEXT = 200_000
 """The most characters of a spelled-out form: what repeats its operands grows fast when it is
 nested.
 """
@@ -141,7 +141,7 @@ def _filled(template: str, texts: Iterable[str]) -> str:
     if (
         len(template)
         + sum(len(text) * template.count(f"{{{position}}}") for position, text in enumerate(given))
-        > MOST_TEXT
+        > MAX_TEXT
     ):
         raise Refused("It is nested too deeply.", "split it with with_columns.")
     return template.format(*given)
