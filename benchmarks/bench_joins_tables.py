@@ -25,14 +25,14 @@ from headrace.engine.state.local_store import LocalStore
 from headrace.engine.state.step_state import StepState, write_states
 from headrace.operators.joins.sides import Side
 from headrace.operators.joins.table_table import TableTableJoin
-from headrace.operators.kernel import Clocks
+from headrace.operators.kernel import Watermarks
 
 MANY, FEW, CHANGES, BATCHES, WARM_UP = 1_000_000, 10_000, 1_000, 60, 15
 FOLLOWERS, POSTS = 100_000, 8
 STEP = "timeline"
 ROWS_A_FILLING = 100_000
 Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
-_STILL = Clocks(*(np.zeros(0, np.int64),) * 4)
+_STILL = Watermarks(*(np.zeros(0, np.int64),) * 4)
 
 
 class Shard:

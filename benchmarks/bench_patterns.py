@@ -24,7 +24,7 @@ import headrace as hr
 from benchmarks.pattern_peers import Match, run, write_events
 from benchmarks.report import Result, judged, limited, note
 from benchmarks.state_runs import Run, directory, session
-from headrace.operators.kernel import UNSTARTED, Clocks
+from headrace.operators.kernel import UNSTARTED, Watermarks
 from headrace.plan.match_steps import MatchStep
 from headrace.testing.kernels import MemoryState
 
@@ -154,7 +154,9 @@ def kernel_seconds(step: MatchStep, rows: pa.Table) -> tuple[float, pa.Table]:
         for name, condition in conditions:
             given = given.append_column(name, condition(given))
         told.append(
-            kernel.step_timed(state, [given], [Clocks(mine, mine, closed, closed, before, before)])
+            kernel.step_timed(
+                state, [given], [Watermarks(mine, mine, closed, closed, before, before)]
+            )
         )
         spent += time.perf_counter() - started
         before = int(closed[-1])

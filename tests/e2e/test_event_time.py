@@ -56,10 +56,10 @@ def test_repeats_are_left_out_whatever_the_batches(tmp_path: Path, spark: SparkS
             while test.step(max_ticks):
                 continue
             answers.append(sorted(test.rows("once")))
-            assert test.runner.clock_state.inputs["clicks"].complete_us == int(
+            assert test.runner.watermark_state.inputs["clicks"].watermark_us == int(
                 at(65).timestamp() * 1e6
             ), "held back by b"
-            assert test.runner.clock_state.inputs["clicks"].holding(1)[0][0] == "b"
+            assert test.runner.watermark_state.inputs["clicks"].holding(1)[0][0] == "b"
     assert answers[0] == answers[1]
     assert sorted((found[1], found[3]) for found in answers[0]) == [
         (1, at(0)),
@@ -84,6 +84,8 @@ def test_times_that_cannot_be_are_dead_letters_and_do_not_move_the_clock(
             "its event time is null",
             "its event time is more than 1 day ahead",
         }
-        assert test.runner.clock_state.inputs["clicks"].complete_us == int(at(-5).timestamp() * 1e6)
+        assert test.runner.watermark_state.inputs["clicks"].watermark_us == int(
+            at(-5).timestamp() * 1e6
+        )
         assert test.runner.last_result is not None
         assert test.runner.last_result.counts["clicks.diverted"] == 2

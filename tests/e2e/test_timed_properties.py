@@ -65,14 +65,14 @@ def timed() -> hr.Pipeline:
     )
     pipeline.view("devices", devices)
     pipeline.write("with_city", orders.join(people, on="who", how="left"), partitions=2)
-    clocks = hr.device_time(
+    watermarks = hr.device_time(
         event="happened", sent="sent", received="received", device="device", idle="1 hour"
     )
     readings = pipeline.topic(
         "readings",
         schema="device STRING, happened TIMESTAMP, sent TIMESTAMP, received TIMESTAMP",
         key="device",
-        event_time=clocks,
+        event_time=watermarks,
         partitions=2,
     )
     pipeline.write("corrected", readings)

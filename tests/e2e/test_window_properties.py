@@ -211,12 +211,12 @@ def lived(life: Life) -> None:
         cut = journal.between(journal.first.number, test.runner.tick)
         assert len(cut) == len(life.ticks)
         numbers = {tick.number: place for place, tick in enumerate(cut)}
-        clocks = obvious_clock(
+        watermarks = obvious_clock(
             [[(row["device"], us(row["t"])) for row in tick.rows] for tick in life.ticks],
             [tick.time_us for tick in cut],
         )
         for name, asked in life.asked.items():
-            check(test, name, asked, life, clocks, numbers)
+            check(test, name, asked, life, watermarks, numbers)
 
 
 def check(
@@ -224,14 +224,16 @@ def check(
     name: str,
     asked: Asked,
     life: Life,
-    clocks: list[int],
+    watermarks: list[int],
     numbers: dict[int, int],
 ) -> None:
     oracle = oracle_of(name, asked)
     wanted: list[Row] = []
     for place, tick in enumerate(life.ticks):
-        before = clocks[place - 1] if place else UNSTARTED
-        wanted += oracle.tick(place, tick.rows, Clock(before, before, clocks[place], clocks[place]))
+        before = watermarks[place - 1] if place else UNSTARTED
+        wanted += oracle.tick(
+            place, tick.rows, Clock(before, before, watermarks[place], watermarks[place])
+        )
     told = [
         {**row, "_tick": numbers[tick]} for tick, changes in test.changes(name) for row in changes
     ]

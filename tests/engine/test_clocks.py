@@ -14,12 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.engine import watermarks as clocks_module
-from headrace.engine.watermarks import PARTS, ClockState, batch_clocks, read_clocks, write_clocks
+from headrace.engine.watermarks import (
+    PARTS,
+    WatermarkState,
+    batch_watermarks,
+    read_watermarks,
+    write_watermarks,
+)
 from headrace.errors import CorruptionError, TooManyProducers
 from headrace.operators.kernel import UNSTARTED
-from headrace.operators.watermark import NO_PRODUCER, ClockPath, ClockSpec
+from headrace.operators.watermark import NO_PRODUCER, WatermarkPath, WatermarkSpec
 
-SPEC = ClockSpec("orders", "at", "device", delay_us=3, idle_us=20)
+SPEC = WatermarkSpec("orders", "at", "device", delay_us=3, idle_us=20)
 Row = tuple[str, int]
 
 
@@ -70,23 +76,27 @@ def test_any_split_into_batches_gives_the_obvious_clocks(
 ) -> None:
     ticks, times = history
     cuts = sorted({0, len(ticks), *data.draw(st.lists(st.integers(0, len(ticks)), max_size=3))})
-    state, found = ClockState(), []
+    state, found = WatermarkState(), []
     for first, last in pairwise(cuts):
         numbers = list(range(first + 1, last + 1))
-        clocks, state = batch_clocks(
+        watermarks, state = batch_watermarks(
             [SPEC], state, {"orders": parts_of(ticks, first, last)}, numbers, times[first:last]
         )
-        found += clocks.inputs["orders"].tolist()
-        assert clocks.before["orders"] == (found[first - 1] if first else UNSTARTED)
+        found += watermarks.inputs["orders"].tolist()
+        assert watermarks.before["orders"] == (found[first - 1] if first else UNSTARTED)
     assert found == obvious(ticks, times)
 
 
 def test_the_clock_waits_for_the_slowest_producer_until_it_is_idle() -> None:
     ticks: list[list[Row]] = [[("a", 50), ("b", 10)], [("a", 60)], [("a", 70)], []]
-    clocks, state = batch_clocks(
-        [SPEC], ClockState(), {"orders": parts_of(ticks, 0, 3)}, [1, 2, 3, 4], [100, 110, 121, 142]
+    watermarks, state = batch_watermarks(
+        [SPEC],
+        WatermarkState(),
+        {"orders": parts_of(ticks, 0, 3)},
+        [1, 2, 3, 4],
+        [100, 110, 121, 142],
     )
-    assert clocks.inputs["orders"].tolist() == [
+    assert watermarks.inputs["orders"].tolist() == [
         7,
         7,
         67,
@@ -96,9 +106,9 @@ def test_the_clock_waits_for_the_slowest_producer_until_it_is_idle() -> None:
 
 
 def test_who_holds_the_clock_back_is_known() -> None:
-    _, state = batch_clocks(
+    _, state = batch_watermarks(
         [SPEC],
-        ClockState(),
+        WatermarkState(),
         {"orders": parts_of([[("a", 50), ("b", 10), ("c", 30)]], 0, 1)},
         [1],
         [100],
@@ -108,55 +118,57 @@ def test_who_holds_the_clock_back_is_known() -> None:
 
 def test_producers_have_names_that_can_be_shown() -> None:
     assert [SPEC.label(each) for each in ("b", NO_PRODUCER)] == ["b", "(null)"]
-    assert ClockSpec("orders", "at").label("0") == "partition 0"
+    assert WatermarkSpec("orders", "at").label("0") == "partition 0"
 
 
 def test_an_input_without_event_time_follows_the_ticks() -> None:
-    clocks, _ = batch_clocks([ClockSpec("plain")], ClockState(time_us=90), {}, [5, 6], [100, 110])
-    assert clocks.inputs["plain"].tolist() == [100, 110]
-    assert clocks.before["plain"] == 90
+    watermarks, _ = batch_watermarks(
+        [WatermarkSpec("plain")], WatermarkState(time_us=90), {}, [5, 6], [100, 110]
+    )
+    assert watermarks.inputs["plain"].tolist() == [100, 110]
+    assert watermarks.before["plain"] == 90
 
 
 def test_steps_are_as_far_as_their_slowest_input_less_what_is_held_back() -> None:
     ticks: list[list[Row]] = [[("a", 50)], [("a", 60)]]
-    clocks, _ = batch_clocks(
-        [SPEC, ClockSpec("plain")],
-        ClockState(time_us=20),
+    watermarks, _ = batch_watermarks(
+        [SPEC, WatermarkSpec("plain")],
+        WatermarkState(time_us=20),
         {"orders": parts_of(ticks, 0, 2)},
         [1, 2],
         [40, 70],
     )
-    both = clocks.of([ClockPath("orders"), ClockPath("plain", 10, 15)])
+    both = watermarks.of([WatermarkPath("orders"), WatermarkPath("plain", 10, 15)])
     assert (both.complete.tolist(), both.closed.tolist()) == ([30, 57], [25, 55])
-    assert (both.complete_at_start, both.closed_at_start) == (
+    assert (both.watermark_at_start, both.horizon_at_start) == (
         UNSTARTED,
         UNSTARTED,
     ), "one of them had not begun"
-    assert both.complete_before.tolist() == [UNSTARTED, 30]
+    assert both.watermark_before.tolist() == [UNSTARTED, 30]
 
 
 def test_too_many_producers_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clocks_module, "MAX_PRODUCERS", 3)
     rows = [(f"p{n}", 1) for n in range(4)]
     with pytest.raises(TooManyProducers, match="orders.*4 producers"):
-        batch_clocks([SPEC], ClockState(), {"orders": parts_of([rows], 0, 1)}, [1], [5])
+        batch_watermarks([SPEC], WatermarkState(), {"orders": parts_of([rows], 0, 1)}, [1], [5])
 
 
 def test_clocks_are_the_same_when_read_back(tmp_path: Path) -> None:
-    _, state = batch_clocks(
-        [SPEC], ClockState(), {"orders": parts_of([[("a", 50), ("b", 10)]], 0, 1)}, [1], [100]
+    _, state = batch_watermarks(
+        [SPEC], WatermarkState(), {"orders": parts_of([[("a", 50), ("b", 10)]], 0, 1)}, [1], [100]
     )
-    name = write_clocks(tmp_path, state)
-    back = read_clocks(tmp_path, name).inputs["orders"]
+    name = write_watermarks(tmp_path, state)
+    back = read_watermarks(tmp_path, name).inputs["orders"]
     kept = state.inputs["orders"]
     assert (
-        back.complete_us,
+        back.watermark_us,
         back.producers.to_pylist(),
         back.newest_us.tolist(),
         back.active_us.tolist(),
         back.begun,
     ) == (
-        kept.complete_us,
+        kept.watermark_us,
         kept.producers.to_pylist(),
         kept.newest_us.tolist(),
         kept.active_us.tolist(),
@@ -164,4 +176,4 @@ def test_clocks_are_the_same_when_read_back(tmp_path: Path) -> None:
     )
     (tmp_path / f"{name}.clocks").write_bytes(b"rubbish")
     with pytest.raises(CorruptionError, match="cannot be read"):
-        read_clocks(tmp_path, name)
+        read_watermarks(tmp_path, name)

@@ -13,7 +13,12 @@ import pytest
 
 from headrace.engine.state.files import StateIds
 from headrace.engine.state.sweeper import Sweeper
-from headrace.engine.watermarks import ClockState, InputClock, sweep_clocks, write_clocks
+from headrace.engine.watermarks import (
+    InputWatermark,
+    WatermarkState,
+    sweep_watermarks,
+    write_watermarks,
+)
 from headrace.errors import CorruptionError
 from tests.engine.test_state import Shard, apply, in_files, some_changes
 
@@ -164,10 +169,10 @@ def test_clocks_of_a_newer_runner_stay_however_long_an_older_one_was_held_up(
     tmp_path: Path,
 ) -> None:
     mine, before, newer = (
-        write_clocks(tmp_path, ClockState({"orders": InputClock(n)})) for n in range(3)
+        write_watermarks(tmp_path, WatermarkState({"orders": InputWatermark(n)})) for n in range(3)
     )
     begun_s = time.time()
     for name, age_s in ((mine, 500), (before, 400), (newer, 200)):
         os.utime(tmp_path / f"{name}.clocks", (begun_s - age_s,) * 2)
-    sweep_clocks(tmp_path, {mine}, begun_s=begun_s - 300)
+    sweep_watermarks(tmp_path, {mine}, begun_s=begun_s - 300)
     assert {path.stem for path in tmp_path.iterdir()} == {mine, newer}

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.operators.deduplication import DedupeKernel
-from headrace.operators.kernel import UNSTARTED, Clocks
+from headrace.operators.kernel import UNSTARTED, Watermarks
 from headrace.testing.kernels import MemoryState
 
 SCHEMA = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us")), ("n", pa.int64())])
@@ -40,11 +40,11 @@ class Feed:
         }
         return pa.table(columns)
 
-    def clocks(self, first: int, last: int) -> Clocks:
+    def watermarks(self, first: int, last: int) -> Watermarks:
         closed = np.array(self.closed[first:last], np.int64)
         before = self.closed[first - 1] if first else UNSTARTED
         numbers = np.arange(first + 1, last + 1)
-        return Clocks(numbers, numbers * 7, closed, closed, before, before)
+        return Watermarks(numbers, numbers * 7, closed, closed, before, before)
 
 
 def obvious(feed: Feed) -> list[int]:
@@ -98,7 +98,7 @@ def check_split(feed: Feed, data: st.DataObject) -> None:
         0,
     )
     for first, last in pairwise(cuts):
-        rows = kernel.step_timed(state, [feed.rows(first, last)], [feed.clocks(first, last)])
+        rows = kernel.step_timed(state, [feed.rows(first, last)], [feed.watermarks(first, last)])
         found += rows["n"].to_pylist()
         accounted += rows.num_rows + kernel.counts["repeats"] + kernel.counts["late"]
         state = state.copy()
@@ -109,18 +109,20 @@ def check_split(feed: Feed, data: st.DataObject) -> None:
 def test_what_no_row_can_repeat_is_forgotten() -> None:
     feed = Feed([[(1, 5), (2, 6)], [], []], [5, 16, 17])
     kernel, state = DedupeKernel("d", SCHEMA, ["id"], WITHIN, "at"), MemoryState()
-    kernel.step_timed(state, [feed.rows(0, 2)], [feed.clocks(0, 2)])
+    kernel.step_timed(state, [feed.rows(0, 2)], [feed.watermarks(0, 2)])
     assert len(state.values) == 2, (
         "of the first row nothing is left, of the second one its time and its timer"
     )
-    kernel.step_timed(state, [feed.rows(2, 3)], [feed.clocks(2, 3)])
+    kernel.step_timed(state, [feed.rows(2, 3)], [feed.watermarks(2, 3)])
     assert state.values == {}
 
 
 def test_without_a_time_column_the_ticks_time_counts() -> None:
     kernel, state = DedupeKernel("d", SCHEMA, ["id"], WITHIN), MemoryState()
     feed = Feed([[(1, 0)], [(1, 0)], [(1, 0)]], [UNSTARTED] * 3)
-    assert kernel.step_timed(state, [feed.rows(0, 3)], [feed.clocks(0, 3)])["n"].to_pylist() == [
+    assert kernel.step_timed(state, [feed.rows(0, 3)], [feed.watermarks(0, 3)])[
+        "n"
+    ].to_pylist() == [
         0,
         2,
     ], "ticks are 7 apart"
@@ -142,14 +144,14 @@ def test_a_key_that_keeps_many_rows_costs_no_more_for_each(order: str) -> None:
     kernel, state = DedupeKernel("d", SCHEMA, ["id"], WITHIN, "at"), MemoryState()
     rows = feed.rows(0, 1)
     began = time.process_time()
-    kept = kernel.step_timed(state, [rows], [feed.clocks(0, 1)])
+    kept = kernel.step_timed(state, [rows], [feed.watermarks(0, 1)])
     took_s = time.process_time() - began
     assert sorted(kept["at"].cast(pa.int64()).to_pylist()) == list(
         range(0, count * (WITHIN + 1), WITHIN + 1)
     )
     assert kernel.counts == {"repeats": count, "late": 0}
     began = time.process_time()
-    assert kernel.step_timed(state, [feed.rows(1, 2)], [feed.clocks(1, 2)]).num_rows == 0, (
+    assert kernel.step_timed(state, [feed.rows(1, 2)], [feed.watermarks(1, 2)]).num_rows == 0, (
         "all of them repeat what is known"
     )
     assert took_s + time.process_time() - began < 3, (

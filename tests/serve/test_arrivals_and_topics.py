@@ -211,7 +211,7 @@ def test_metrics(client: Client, state: Path) -> None:
     tell_status(
         state,
         counts={'late "rows"': 3},
-        clocks={"orders": {"complete_us": 2_500_000}, "other": {"complete_us": None}},
+        watermarks={"orders": {"watermark_us": 2_500_000}, "other": {"watermark_us": None}},
     )
     lines = client.get("/metrics").body.decode().splitlines()
     for line in (

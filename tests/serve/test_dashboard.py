@@ -137,7 +137,7 @@ def test_the_figures_are_those_of_the_pipeline(tmp_path: Path) -> None:
             facts["run"]["rows_behind"],
         ) == ("shop", True, 0)
         assert {topic["name"]: topic["end"] for topic in facts["topics"]}["orders"] == 4
-        assert facts["run"]["clocks"]["orders"]["held_back_by"][0]["producer"] == "t1"
+        assert facts["run"]["watermarks"]["orders"]["held_back_by"][0]["producer"] == "t1"
         assert facts["run"]["counts"]["minutes.window.windows_waiting"] == 1
         assert facts["state"]["minutes.window"] > 0
         assert {each["of"]: each["rows"] for each in facts["dead"]} == {
@@ -287,7 +287,7 @@ def test_rates_are_told_over_some_batches() -> None:
             ends={},
             behind=0,
             lag={},
-            complete_us={},
+            watermark_us={},
         )
 
     quick = [look(at, at) for at in range(60)]

@@ -71,7 +71,7 @@ def status(state: Path, **more: object) -> None:
         "updated": NOW_US / 1e6,
         "rows_behind": 7,
         "failures": 1,
-        "clocks": {},
+        "watermarks": {},
         "counts": {},
     }
     (state / "status.json").write_text(json.dumps({**known, **more}))
@@ -94,9 +94,14 @@ def test_everything_is_looked_at(log: hr.Log, tmp_path: Path) -> None:
         tmp_path / "shop.state",
         NOW_US / 1e6,
     )
-    clocks = {"orders": {"complete_us": NOW_US - 90 * SECOND_US}, "empty": {"complete_us": None}}
+    watermarks = {
+        "orders": {"watermark_us": NOW_US - 90 * SECOND_US},
+        "empty": {"watermark_us": None},
+    }
     status(
-        state, clocks=clocks, counts={"window.late": 10, "orders.shed": 100, "orders.rows_in": 5}
+        state,
+        watermarks=watermarks,
+        counts={"window.late": 10, "orders.shed": 100, "orders.rows_in": 5},
     )
     first = facts.look(now_s)
     assert set(first) == set(KNOWN)

@@ -195,9 +195,9 @@ def _of_run(run: dict[str, Any], now_s: float) -> Iterator[tuple[str, str, float
     yield BEHIND, name, float(run.get("rows_behind", 0))
     yield FAILED, name, float(run.get("failures", 0))
     yield STATUS_AGE, name, now_s - float(run["updated"])
-    for what, clock in run.get("clocks", {}).items():
-        if clock.get("complete_us") is not None:
-            yield WATERMARK, f"{name}/{what}", now_s - clock["complete_us"] / 1e6
+    for what, clock in run.get("watermarks", {}).items():
+        if clock.get("watermark_us") is not None:
+            yield WATERMARK, f"{name}/{what}", now_s - clock["watermark_us"] / 1e6
     for counted, count in run.get("counts", {}).items():
         of, _, what = counted.rpartition(".")
         if what in {"late", "shed"}:

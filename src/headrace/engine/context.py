@@ -11,10 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from headrace.engine.state.files import StateIds
-from headrace.engine.watermarks import ClockWork
+from headrace.engine.watermarks import WatermarkInputs
 from headrace.log.values import Staged
 from headrace.operators.kernel import Kernel, Preparing, TimedKernel
-from headrace.operators.watermark import ClockPath, ClockSpec
+from headrace.operators.watermark import WatermarkPath, WatermarkSpec
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class HostedInput:
     """
 
     schema: pa.Schema
-    clocks: tuple[ClockPath, ...]
+    watermarks: tuple[WatermarkPath, ...]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class HostedStep:
     kernel: Kernel | TimedKernel
     inputs: tuple[HostedInput, ...] = ()
     late_topic: str | None = None  # where rows that came too late go, if not nowhere
-    clock: ClockSpec | None = (
+    clock: WatermarkSpec | None = (
         # of a step that finds out when rows happened: how the clock goes that it is to tell of
         None
     )
@@ -95,10 +95,10 @@ class BatchContext:
     after: int
     up_to: int
     ids: Mapping[str, StateIds]
-    time: ClockWork = field(default_factory=ClockWork)
+    time: WatermarkInputs = field(default_factory=WatermarkInputs)
 
     @property
-    def clock_directory(self) -> Path:
+    def watermark_directory(self) -> Path:
         return self.state / "clocks"
 
     @property

@@ -26,7 +26,7 @@ from headrace.errors import BugError
 from headrace.log.values import Staged
 from headrace.operators.kernel import Preparing
 from headrace.operators.load_shedding import Shedding
-from headrace.operators.watermark import ClockSpec
+from headrace.operators.watermark import WatermarkSpec
 
 _INEXACT = "inexact"
 
@@ -48,7 +48,7 @@ class Reading:
     """
 
     ranges: tuple[TopicRange, ...]
-    clock: ClockSpec
+    clock: WatermarkSpec
     log: str
     directory: Path
     time_as: str | None = None  # the name of a column to add, with the time of each row's tick

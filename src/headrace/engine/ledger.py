@@ -44,7 +44,7 @@ class LedgerEntry:
     query: str
     tick: int
     states: Mapping[str, StateIds] = field(default_factory=dict)
-    clocks: str | None = None
+    watermarks: str | None = None
     due_us: Mapping[str, int] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class LedgerEntry:
         return json.dumps(
             {
                 **about,
-                "clocks": self.clocks,
+                "clocks": self.watermarks,
                 "due_us": dict(self.due_us),
                 "counts": dict(self.counts),
             },

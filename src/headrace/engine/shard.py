@@ -27,7 +27,7 @@ from headrace.engine.shuffle import hello, labels, pack, packed_rows, shard_grou
 from headrace.engine.state.files import StateFiles, write_report
 from headrace.engine.state.local_store import LocalStore, StoreTransaction
 from headrace.engine.state.step_state import StepState, write_states
-from headrace.engine.watermarks import BatchClocks, corrected
+from headrace.engine.watermarks import BatchWatermarks, corrected
 from headrace.log.dead_letters import ASIDE, rows_to_texts
 from headrace.log.partitioning import partitions_by_key
 from headrace.operators.aggregates.aggregation import PARTIAL
@@ -177,12 +177,12 @@ class ShardFunction:
         states = {
             step.name: StepState(txn, number) for number, step in enumerate(self.stage.steps, 1)
         }
-        clocks = self._clocks()
+        watermarks = self._watermarks()
         due_us: dict[str, int] = {}
         result: pa.Table | None = None
         for number, step in enumerate(self.stage.steps):
             given = inputs if number == 0 else {} if result is None else {0: result}
-            result = _stepped(step, states[step.name], given, clocks)
+            result = _stepped(step, states[step.name], given, watermarks)
             if step.clock is not None and result is not None:
                 result = corrected(
                     step.clock,
@@ -216,15 +216,18 @@ class ShardFunction:
         }
         return {name: count for name, count in found.items() if count}
 
-    def _clocks(self) -> BatchClocks | None:
+    def _watermarks(self) -> BatchWatermarks | None:
         """The clocks of the inputs upstream, if a step goes by them."""
         if not any(isinstance(step.kernel, TimedKernel) for step in self.stage.steps):
             return None
         names = {
-            path.name for step in self.stage.steps for given in step.inputs for path in given.clocks
+            path.name
+            for step in self.stage.steps
+            for given in step.inputs
+            for path in given.watermarks
         }
-        return self.context.time.clocks(
-            self.context.clock_directory, self.context.job_directory, names
+        return self.context.time.watermarks(
+            self.context.watermark_directory, self.context.job_directory, names
         )[0]
 
     # What goes on
@@ -272,16 +275,19 @@ class ShardFunction:
 
 
 def _stepped(
-    step: HostedStep, state: StepState, inputs: dict[int, pa.Table], clocks: BatchClocks | None
+    step: HostedStep,
+    state: StepState,
+    inputs: dict[int, pa.Table],
+    watermarks: BatchWatermarks | None,
 ) -> pa.Table | None:
     """One kernel's result. A kernel that goes by clocks is called also when no row came."""
     if isinstance(step.kernel, TimedKernel):
-        assert clocks is not None
+        assert watermarks is not None
         rows = [
             inputs.get(port, given.schema.empty_table()) for port, given in enumerate(step.inputs)
         ]
         return step.kernel.step_timed(
-            state, rows, [clocks.of(given.clocks) for given in step.inputs]
+            state, rows, [watermarks.of(given.watermarks) for given in step.inputs]
         )
     found = [rows for rows in inputs.values() if rows.num_rows]
     return (

@@ -20,7 +20,7 @@ from headrace.durations import from_us
 from headrace.errors import NewerFormat, RetryError
 from headrace.log.api import Log, Transaction
 from headrace.log.values import AppendResult
-from headrace.operators.kernel import UNSTARTED, Clocks
+from headrace.operators.kernel import UNSTARTED, Watermarks
 
 Ends = Mapping[str, Mapping[int, int]]
 _SCHEMA = "tick BIGINT, time_us BIGINT, whole BOOLEAN, ends STRING"
@@ -386,21 +386,24 @@ class CarriedTick:
 
     tick: int
     end: int
-    complete_us: int = UNSTARTED
-    closed_us: int = UNSTARTED
+    watermark_us: int = UNSTARTED
+    horizon_us: int = UNSTARTED
 
 
-def to_control(rows: TickRows, clocks: Clocks) -> bytes:
+def to_control(rows: TickRows, watermarks: Watermarks) -> bytes:
     """What one partition gets with a commit. Clocks are told where they change."""
-    before = np.stack([clocks.complete_before, clocks.closed_before])
-    moved = np.flatnonzero((before != np.stack([clocks.complete, clocks.closed])).any(axis=0))
+    before = np.stack([watermarks.watermark_before, watermarks.horizon_before])
+    moved = np.flatnonzero(
+        (before != np.stack([watermarks.complete, watermarks.closed])).any(axis=0)
+    )
     changes = [
-        [int(clocks.ticks[at]), int(clocks.complete[at]), int(clocks.closed[at])] for at in moved
+        [int(watermarks.ticks[at]), int(watermarks.complete[at]), int(watermarks.closed[at])]
+        for at in moved
     ]
-    start = [clocks.complete_at_start, clocks.closed_at_start]
+    start = [watermarks.watermark_at_start, watermarks.horizon_at_start]
     content = {
         "version": VERSION,
-        "tick": int(clocks.ticks[-1]),
+        "tick": int(watermarks.ticks[-1]),
         "rows": sorted(rows.items()),
         "start": start,
         "clocks": changes,
@@ -425,8 +428,10 @@ def carried_ticks(
 
 def _ticks(content: dict[str, Any], end: int) -> Iterator[CarriedTick]:
     rows: dict[int, int] = dict(content["rows"])
-    clocks = {tick: (complete_us, closed_us) for tick, complete_us, closed_us in content["clocks"]}
+    watermarks = {
+        tick: (watermark_us, horizon_us) for tick, watermark_us, horizon_us in content["clocks"]
+    }
     at, now_us = end - sum(rows.values()), tuple(content["start"])
-    for tick in sorted({*rows, *clocks, content["tick"]}):
-        at, now_us = at + rows.get(tick, 0), clocks.get(tick, now_us)
+    for tick in sorted({*rows, *watermarks, content["tick"]}):
+        at, now_us = at + rows.get(tick, 0), watermarks.get(tick, now_us)
         yield CarriedTick(tick, at, *now_us)

@@ -26,8 +26,8 @@ from headrace.engine.dead_letters import Diverter
 from headrace.engine.reader import ORDER_FIELDS, TopicRange
 from headrace.engine.state import files
 from headrace.errors import TooManyProducers
-from headrace.operators.kernel import UNSTARTED, Clocks, Times
-from headrace.operators.watermark import NO_PRODUCER, ClockPath, ClockSpec
+from headrace.operators.kernel import UNSTARTED, Times, Watermarks
+from headrace.operators.watermark import NO_PRODUCER, WatermarkPath, WatermarkSpec
 
 MAX_PRODUCERS = 100_000
 _FEW_ROWS = 1000
@@ -36,12 +36,12 @@ PARTS = pa.schema([("tick", pa.int64()), ("producer", pa.string()), ("newest_us"
 
 
 @dataclass(frozen=True)
-class InputClock:
+class InputWatermark:
     """One input's clock as of a tick: its live producers, the newest time of each, and when (in
     tick time) each was last heard.
     """
 
-    complete_us: int = UNSTARTED
+    watermark_us: int = UNSTARTED
     producers: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
     newest_us: Times = field(default_factory=lambda: np.empty(0, np.int64))
     active_us: Times = field(default_factory=lambda: np.empty(0, np.int64))
@@ -59,44 +59,46 @@ class InputClock:
 
 
 @dataclass(frozen=True)
-class ClockState:
+class WatermarkState:
     """All inputs' clocks as of a tick."""
 
-    inputs: Mapping[str, InputClock] = field(default_factory=dict)
+    inputs: Mapping[str, InputWatermark] = field(default_factory=dict)
     time_us: int = UNSTARTED
     """The time of the tick that these clocks are of."""
 
 
 def advance(
-    specs: Sequence[ClockSpec],
-    state: ClockState,
+    specs: Sequence[WatermarkSpec],
+    state: WatermarkState,
     parts: Mapping[str, pa.Table],
     ticks: Times,
     times_us: Times,
-) -> tuple[dict[str, Times], ClockState]:
+) -> tuple[dict[str, Times], WatermarkState]:
     """Each input's complete clock at the end of each tick, and the state after the last."""
     moving = {
         spec.name: _Moving(
-            spec, state.inputs.get(spec.name, InputClock()), parts.get(spec.name), ticks
+            spec, state.inputs.get(spec.name, InputWatermark()), parts.get(spec.name), ticks
         )
         for spec in specs
         if not spec.follows_ticks
     }
-    clocks = {
+    watermarks = {
         spec.name: times_us if spec.follows_ticks else moving[spec.name].through(times_us)
         for spec in specs
     }
     last_us = int(times_us[-1]) if len(times_us) else state.time_us
-    return clocks, ClockState({name: each.now(last_us) for name, each in moving.items()}, last_us)
+    return watermarks, WatermarkState(
+        {name: each.now(last_us) for name, each in moving.items()}, last_us
+    )
 
 
 class _Moving:
     """One input's clock on its way through some ticks."""
 
     def __init__(
-        self, spec: ClockSpec, clock: InputClock, parts: pa.Table | None, ticks: Times
+        self, spec: WatermarkSpec, clock: InputWatermark, parts: pa.Table | None, ticks: Times
     ) -> None:
-        self.spec, self.complete_us, self.begun = spec, clock.complete_us, clock.begun
+        self.spec, self.watermark_us, self.begun = spec, clock.watermark_us, clock.begun
         table = in_order(parts) if parts is not None else PARTS.empty_table()
         known = len(clock.producers)
         everyone = (
@@ -120,7 +122,7 @@ class _Moving:
         for at, time_us in enumerate(times_us.tolist()):
             self._take_in(at, time_us)
             self._move(time_us)
-            clock[at] = self.complete_us
+            clock[at] = self.watermark_us
         return clock
 
     def _take_in(self, at: int, time_us: int) -> None:
@@ -153,20 +155,20 @@ class _Moving:
                 ),
             )
         slowest_us = int(self.newest_us[live].min()) if count else time_us
-        self.complete_us = max(self.complete_us, slowest_us - self.spec.delay_us)
+        self.watermark_us = max(self.watermark_us, slowest_us - self.spec.delay_us)
         self._quiet_until_us = (
             int(self.active_us[live].min()) + self.spec.idle_us if count else UNSTARTED
         )
 
-    def now(self, time_us: int) -> InputClock:
+    def now(self, time_us: int) -> InputWatermark:
         """As of the last tick, without the producers that were given up."""
         live = self._live(time_us)
         if live.all():
-            return InputClock(
-                self.complete_us, self.producers, self.newest_us, self.active_us, self.begun
+            return InputWatermark(
+                self.watermark_us, self.producers, self.newest_us, self.active_us, self.begun
             )
-        return InputClock(
-            self.complete_us,
+        return InputWatermark(
+            self.watermark_us,
             self.producers.filter(pa.array(live)),
             self.newest_us[live],
             self.active_us[live],
@@ -220,7 +222,7 @@ def _newest_of_one(parts: pa.Table) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class BatchClocks:
+class BatchWatermarks:
     """The clocks of a batch: of its inputs at each of its ticks, and as of the tick before."""
 
     ticks: Times
@@ -228,14 +230,14 @@ class BatchClocks:
     inputs: Mapping[str, Times]
     before: Mapping[str, int]
 
-    def of(self, paths: Sequence[ClockPath]) -> Clocks:
+    def of(self, paths: Sequence[WatermarkPath]) -> Watermarks:
         """A step's clocks: as far as the slowest of its inputs, less what is held back on the
         way.
         """
         complete = [_back(self.inputs[path.name], path.complete_back_us) for path in paths]
         closed = [_back(self.inputs[path.name], path.closed_back_us) for path in paths]
         before = [(self.before[path.name], path) for path in paths]
-        return Clocks(
+        return Watermarks(
             self.ticks,
             self.times_us,
             np.minimum.reduce(complete),
@@ -245,25 +247,25 @@ class BatchClocks:
         )
 
 
-def batch_clocks(
-    specs: Sequence[ClockSpec],
-    state: ClockState,
+def batch_watermarks(
+    specs: Sequence[WatermarkSpec],
+    state: WatermarkState,
     parts: Mapping[str, pa.Table],
     ticks: Sequence[int],
     times_us: Sequence[int],
-) -> tuple[BatchClocks, ClockState]:
+) -> tuple[BatchWatermarks, WatermarkState]:
     """What `advance` gives, with the clocks as they were before."""
     numbers, times = np.array(ticks, np.int64), np.array(times_us, np.int64)
-    clocks, after = advance(specs, state, parts, numbers, times)
+    watermarks, after = advance(specs, state, parts, numbers, times)
     before = {
         spec.name: (
             state.time_us
             if spec.follows_ticks
-            else state.inputs.get(spec.name, InputClock()).complete_us
+            else state.inputs.get(spec.name, InputWatermark()).watermark_us
         )
         for spec in specs
     }
-    return BatchClocks(numbers, times, clocks, before), after
+    return BatchWatermarks(numbers, times, watermarks, before), after
 
 
 def _back(clock: Times, by_us: int) -> Times:
@@ -290,10 +292,10 @@ _SCHEMA = pa.schema(
 )
 
 
-def write_clocks(directory: Path, state: ClockState) -> str:
+def write_watermarks(directory: Path, state: WatermarkState) -> str:
     """Store the clocks; returns their id."""
     inputs = {
-        name: {"complete_us": clock.complete_us, "begun": clock.begun}
+        name: {"complete_us": clock.watermark_us, "begun": clock.begun}
         for name, clock in state.inputs.items()
     }
     table = pa.concat_tables(
@@ -302,7 +304,7 @@ def write_clocks(directory: Path, state: ClockState) -> str:
     return files.store(directory, _SUFFIX, table, {"version": VERSION, "inputs": inputs})
 
 
-def _rows(name: str, clock: InputClock) -> pa.Table:
+def _rows(name: str, clock: InputWatermark) -> pa.Table:
     count = len(clock.producers)
     columns = [
         pa.repeat(pa.scalar(name), count),
@@ -313,22 +315,24 @@ def _rows(name: str, clock: InputClock) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=_SCHEMA)
 
 
-def read_clocks(directory: Path, name: str | None) -> ClockState:
+def read_watermarks(directory: Path, name: str | None) -> WatermarkState:
     """The clocks of an id; without one, those of a pipeline that has not begun."""
     if name is None:
-        return ClockState()
+        return WatermarkState()
     table, about = files.read(directory / f"{name}{_SUFFIX}", newest_version=VERSION)
-    return ClockState({name: _clock(table, name, known) for name, known in about["inputs"].items()})
+    return WatermarkState(
+        {name: _clock(table, name, known) for name, known in about["inputs"].items()}
+    )
 
 
-def _clock(table: pa.Table, name: str, known: dict[str, Any]) -> InputClock:
+def _clock(table: pa.Table, name: str, known: dict[str, Any]) -> InputWatermark:
     rows = table.filter(pc.equal(table["input"], name)).combine_chunks()
     producers = rows["producer"].combine_chunks() if rows.num_rows else pa.array([], pa.string())
     newest, active = (np.array(rows[column].to_numpy()) for column in ("newest_us", "active_us"))
-    return InputClock(known["complete_us"], producers, newest, active, known["begun"])
+    return InputWatermark(known["complete_us"], producers, newest, active, known["begun"])
 
 
-def sweep_clocks(
+def sweep_watermarks(
     directory: Path, kept: set[str], *, begun_s: float, older_than_s: float = 60.0
 ) -> None:
     """Remove the clocks that no ledger entry refers to and that were old when the runner's last
@@ -365,20 +369,20 @@ def read_parts(directory: Path, name: str) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class ClockWork:
+class WatermarkInputs:
     """What the clocks of a batch are computed from: how each input's clock goes, the clocks as of
     the tick before, and the ticks.
     """
 
-    specs: tuple[ClockSpec, ...] = ()
+    specs: tuple[WatermarkSpec, ...] = ()
     id: str | None = None
     before_us: int = UNSTARTED
     ticks: tuple[int, ...] = ()
     times_us: tuple[int, ...] = ()
 
-    def clocks(
+    def watermarks(
         self, directory: Path, job_directory: Path, names: Collection[str]
-    ) -> tuple[BatchClocks, ClockState]:
+    ) -> tuple[BatchWatermarks, WatermarkState]:
         """The clocks of some inputs, which must all have been read: behind a shuffle those upstream
         have.
         """
@@ -388,9 +392,9 @@ class ClockWork:
             for spec in specs
             if not spec.follows_ticks
         }
-        return batch_clocks(
+        return batch_watermarks(
             specs,
-            replace(read_clocks(directory, self.id), time_us=self.before_us),
+            replace(read_watermarks(directory, self.id), time_us=self.before_us),
             parts,
             self.ticks,
             self.times_us,
@@ -424,7 +428,7 @@ class EventTimes:
     have numbers and times.
     """
 
-    def __init__(self, spec: ClockSpec, ticks: Ticks, number: int, directory: Path) -> None:
+    def __init__(self, spec: WatermarkSpec, ticks: Ticks, number: int, directory: Path) -> None:
         self.spec, self.ticks, self.number, self.directory = spec, ticks, number, directory
         self._diverter = Diverter(directory, spec.name)
         self._found: list[pa.Table] = []
@@ -508,7 +512,7 @@ def with_tick_times(rows: pa.RecordBatch, piece: TopicRange, name: str) -> pa.Re
     )
 
 
-def _zoned(rows: pa.RecordBatch, spec: ClockSpec) -> bool:
+def _zoned(rows: pa.RecordBatch, spec: WatermarkSpec) -> bool:
     return rows.schema.field(spec.column).type.tz is not None
 
 
@@ -521,7 +525,7 @@ def _hex(column: pa.Array) -> pa.Array:
 
 
 def corrected(
-    spec: ClockSpec, rows: pa.Table, given: pa.Table, ticks: Ticks, shard: int, directory: Path
+    spec: WatermarkSpec, rows: pa.Table, given: pa.Table, ticks: Ticks, shard: int, directory: Path
 ) -> pa.Table:
     """Rows whose times a shard has found, `given` as they came to it: usable ones, in the places
     that they have in their topic; the rest is done as where rows are read.

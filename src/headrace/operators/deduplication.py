@@ -20,10 +20,10 @@ from headrace.columnar.keys import encode_keys, key_groups, key_list, whole
 from headrace.errors import NewerFormat
 from headrace.operators.kernel import (
     UNSTARTED,
-    Clocks,
     Groups,
     KeyedState,
     Times,
+    Watermarks,
     big_endian,
     microseconds,
 )
@@ -62,12 +62,12 @@ class DedupeKernel:
         return self.schema
 
     def step_timed(
-        self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]
+        self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
         """1. Leave out what is too late. 2. Keep the first of each key. 3. Forget what no row can
         repeat any more.
         """
-        (rows,), (clock,) = inputs, clocks
+        (rows,), (clock,) = inputs, watermarks
         self.counts = {"repeats": 0, "late": 0}
         result = self.schema.append(pa.field(TICK, pa.int64(), nullable=False)).empty_table()
         if rows.num_rows:
@@ -75,11 +75,11 @@ class DedupeKernel:
         self._forget(state, clock)
         return result
 
-    def _first(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> pa.Table:
+    def _first(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> pa.Table:
         places = clock.at(whole(rows[TICK]).to_numpy())
         times = clock.times_us[places] if self.time is None else microseconds(rows[self.time])
         late = (
-            times < clock.closed_before[places]
+            times < clock.horizon_before[places]
             if self.time is not None
             else np.zeros(rows.num_rows, np.bool_)
         )
@@ -185,20 +185,20 @@ class DedupeKernel:
             )
         return np.frombuffer(value[1:], ">i8").astype(np.int64)
 
-    def _forget(self, state: KeyedState, clock: Clocks) -> None:
+    def _forget(self, state: KeyedState, clock: Watermarks) -> None:
         """What lies so far behind the closed clock that a repeat would be too late."""
         times = clock.times_us if self.time is None else clock.closed
-        closed_us = int(times[-1]) if len(clock) else UNSTARTED
-        if closed_us == UNSTARTED:
+        horizon_us = int(times[-1]) if len(clock) else UNSTARTED
+        if horizon_us == UNSTARTED:
             return
-        (end,) = big_endian(np.array([closed_us]))
+        (end,) = big_endian(np.array([horizon_us]))
         timers, names, groups = state.scan(_TIMER, _TIMER + end)
         if not timers:
             return
         state.put(timers, [None] * len(timers), groups)
         distinct, first = np.unique(np.array(names, object), return_index=True)
         stored = [self._times(value) for value in state.get(list(distinct), groups[first])]
-        left = [times[times + self.within_us >= closed_us] for times in stored]
+        left = [times[times + self.within_us >= horizon_us] for times in stored]
         state.put(
             list(distinct),
             [_VERSION + times.astype(">i8").tobytes() if len(times) else None for times in left],

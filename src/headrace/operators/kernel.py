@@ -28,7 +28,7 @@ UNSTARTED = -(2**63)
 
 
 @dataclass(frozen=True)
-class Clocks:
+class Watermarks:
     """An input's clocks at the end of each tick of a call, rows or not; and as they were before the
     first of them. All times are microseconds.
 
@@ -41,26 +41,26 @@ class Clocks:
     times_us: Times
     complete: Times
     closed: Times
-    complete_at_start: int = UNSTARTED
-    closed_at_start: int = UNSTARTED
+    watermark_at_start: int = UNSTARTED
+    horizon_at_start: int = UNSTARTED
 
     def __len__(self) -> int:
         return len(self.ticks)
 
     @property
-    def complete_before(self) -> Times:
+    def watermark_before(self) -> Times:
         """The complete clock as it was before each tick."""
         return (
-            np.concatenate([[np.int64(self.complete_at_start)], self.complete[:-1]])
+            np.concatenate([[np.int64(self.watermark_at_start)], self.complete[:-1]])
             if len(self)
             else self.complete
         )
 
     @property
-    def closed_before(self) -> Times:
+    def horizon_before(self) -> Times:
         """The closed clock as it was before each tick."""
         return (
-            np.concatenate([[np.int64(self.closed_at_start)], self.closed[:-1]])
+            np.concatenate([[np.int64(self.horizon_at_start)], self.closed[:-1]])
             if len(self)
             else self.closed
         )
@@ -148,7 +148,7 @@ class TimedKernel(Protocol):
     def output(self) -> pa.Schema: ...
 
     def step_timed(
-        self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]
+        self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
         """As `step`, with the rows and clocks of each input. An input without rows comes as an
         empty table with its columns.

@@ -16,7 +16,7 @@ NO_PRODUCER = "\x00null"
 
 
 @dataclass(frozen=True)
-class ClockSpec:
+class WatermarkSpec:
     """How the clock of one input goes. Without a column it follows the ticks."""
 
     name: str
@@ -42,7 +42,7 @@ class ClockSpec:
 
 
 @dataclass(frozen=True)
-class ClockPath:
+class WatermarkPath:
     """From an input's clock to a step's: how far the steps between hold time back, and how much
     lateness they allow.
     """

@@ -18,7 +18,7 @@ from headrace.durations import format_us
 from headrace.operators.patterns.compiled_pattern import CompiledPattern, PatternSpec, compiled
 from headrace.operators.patterns.parser import DROP, ONE_ROW
 from headrace.operators.windows.late import Divert, Drop, LatePolicy
-from headrace.plan.plan import Aside, Step, TimeColumn, Times, clock_paths
+from headrace.plan.plan import Aside, Step, TimeColumn, Times, watermark_paths
 from headrace.types.schema import to_ddl
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class MatchStep(Step):
     @property
     def _closed_behind_us(self) -> int:
         return max(
-            (path.closed_back_us - path.complete_back_us for path in clock_paths(self.input)),
+            (path.closed_back_us - path.complete_back_us for path in watermark_paths(self.input)),
             default=0,
         )
 

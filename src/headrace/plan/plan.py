@@ -22,7 +22,7 @@ from headrace.errors import CyclicPlan, NotSupported, PlanError, nearest
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.kernel import Kernel, TimedKernel
 from headrace.operators.load_shedding import Shed
-from headrace.operators.watermark import ClockPath, ClockSpec
+from headrace.operators.watermark import WatermarkPath, WatermarkSpec
 from headrace.plan.event_time import DeviceTime, EventTime, ProcessingTime
 from headrace.plan.expressions import Expression, read
 from headrace.types.schema import to_ddl
@@ -734,7 +734,7 @@ def digest(value: Any) -> str:
 # which column of a step is its event time.
 
 
-def clock_spec(step: TopicStep) -> ClockSpec:
+def watermark_spec(step: TopicStep) -> WatermarkSpec:
     """A table's clock follows the ticks unless its event time names a delay or a producer; so does
     that of a topic without event time.
     """
@@ -742,36 +742,36 @@ def clock_spec(step: TopicStep) -> ClockSpec:
     if not isinstance(times, EventTime) or (
         step.is_table and not times.delay_given and times.producer is None
     ):
-        return ClockSpec(step.name)
-    return ClockSpec(
+        return WatermarkSpec(step.name)
+    return WatermarkSpec(
         step.name, times.column, times.producer, times.delay_us, times.idle_us, times.max_ahead_us
     )
 
 
-def read_clock(step: TopicStep) -> ClockSpec:
+def read_watermark_spec(step: TopicStep) -> WatermarkSpec:
     """What tasks that read a topic tell of its clock: nothing, if times are known only behind
     them.
     """
-    return clock_spec(step) if step.device_time is None else ClockSpec(step.name)
+    return watermark_spec(step) if step.device_time is None else WatermarkSpec(step.name)
 
 
-def clock_paths(step: Step) -> tuple[ClockPath, ...]:
+def watermark_paths(step: Step) -> tuple[WatermarkPath, ...]:
     """From the inputs' clocks to this step's: what all steps on the way hold back and allow for
     adds up; of several ways to one input the longest counts.
     """
-    found: dict[int, dict[str, ClockPath]] = {}
+    found: dict[int, dict[str, WatermarkPath]] = {}
     for each in ordered([step]):
         if isinstance(each, TopicStep):
-            found[id(each)] = {each.name: ClockPath(each.name)}
+            found[id(each)] = {each.name: WatermarkPath(each.name)}
             continue
-        paths: dict[str, ClockPath] = {}
+        paths: dict[str, WatermarkPath] = {}
         for path in (path for given in each.timed_by for path in found[id(given)].values()):
-            known = paths.get(path.name, ClockPath(path.name))
+            known = paths.get(path.name, WatermarkPath(path.name))
             complete, closed = (
                 path.complete_back_us + each.holds_back_us,
                 path.closed_back_us + each.holds_back_us + each.allows_late_us,
             )
-            paths[path.name] = ClockPath(
+            paths[path.name] = WatermarkPath(
                 path.name, max(known.complete_back_us, complete), max(known.closed_back_us, closed)
             )
         found[id(each)] = paths

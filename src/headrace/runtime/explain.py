@@ -19,7 +19,12 @@ from headrace.durations import format_us, from_us, to_time_us
 from headrace.engine.ledger import LedgerEntry
 from headrace.engine.state.files import GROUPS, StateFiles
 from headrace.engine.ticks import TickJournal
-from headrace.engine.watermarks import ClockState, InputClock, batch_clocks, read_clocks
+from headrace.engine.watermarks import (
+    InputWatermark,
+    WatermarkState,
+    batch_watermarks,
+    read_watermarks,
+)
 from headrace.errors import InputError, PlanError, nearest
 from headrace.log.api import Log
 from headrace.operators.kernel import UNSTARTED
@@ -30,7 +35,7 @@ from headrace.operators.windows.specs import Sliding, WindowSpec
 from headrace.operators.windows.state import TOLD, WAITING, bounds_of
 from headrace.plan.event_time import EventTime
 from headrace.plan.match_steps import MatchStep, RuledMatchStep
-from headrace.plan.plan import PipelinePlan, Step, TopicStep, clock_paths, clock_spec
+from headrace.plan.plan import PipelinePlan, Step, TopicStep, watermark_paths, watermark_spec
 from headrace.plan.window_steps import WindowStep
 from headrace.runtime.state_inspector import last_entry
 
@@ -74,8 +79,8 @@ class Explanation:
     step: str
     tick: int
     tick_us: int
-    complete_us: int
-    closed_us: int
+    watermark_us: int
+    horizon_us: int
     windows: list[OpenWindow] = field(default_factory=list)
     held_by: list[Held] = field(default_factory=list)
     not_begun: list[str] = field(default_factory=list)
@@ -100,9 +105,9 @@ def explain(
             fix=f"name a step that goes by time; the plan has {timed}.",
         )
     entry = last_entry(log, plan.name)
-    clocks = clocks_at(plan, log, state, entry)
-    tick_us = clocks.time_us
-    complete_us, closed_us = clocks_of(plan, step, clocks, entry.tick)
+    watermarks = watermarks_at(plan, log, state, entry)
+    tick_us = watermarks.time_us
+    watermark_us, horizon_us = watermarks_of(plan, step, watermarks, entry.tick)
     sliding = isinstance(step, WindowStep) and isinstance(step.window, Sliding)
     windows = [
         each
@@ -113,13 +118,13 @@ def explain(
         each.end_us + sliding for each in windows if each.waiting
     ]  # another row may come at the very end of a sliding one
     next_us = min(waiting, default=entry.due_us.get(step.name))
-    held, not_begun = _held(plan, step, clocks, next_us, tick_us)
+    held, not_begun = _held(plan, step, watermarks, next_us, tick_us)
     return Explanation(
         step.name,
         entry.tick,
         tick_us,
-        complete_us,
-        closed_us,
+        watermark_us,
+        horizon_us,
         windows,
         held,
         not_begun,
@@ -128,22 +133,24 @@ def explain(
     )
 
 
-def clocks_at(plan: PipelinePlan, log: Log, state: Path, entry: LedgerEntry) -> ClockState:
+def watermarks_at(plan: PipelinePlan, log: Log, state: Path, entry: LedgerEntry) -> WatermarkState:
     """The inputs' clocks as an entry of the ledger left them."""
     tick = TickJournal(log, plan.name).at(entry.tick)
-    return ClockState(
-        read_clocks(state / "clocks", entry.clocks).inputs, tick.time_us if tick else 0
+    return WatermarkState(
+        read_watermarks(state / "clocks", entry.watermarks).inputs, tick.time_us if tick else 0
     )
 
 
-def clocks_of(plan: PipelinePlan, step: Step, clocks: ClockState, tick: int) -> tuple[int, int]:
+def watermarks_of(
+    plan: PipelinePlan, step: Step, watermarks: WatermarkState, tick: int
+) -> tuple[int, int]:
     """The step's input clocks as of the last tick."""
-    found, _ = batch_clocks(
-        [clock_spec(each) for each in plan.inputs], clocks, {}, [tick], [clocks.time_us]
+    found, _ = batch_watermarks(
+        [watermark_spec(each) for each in plan.inputs], watermarks, {}, [tick], [watermarks.time_us]
     )
-    paths = [path for given in step.inputs for path in clock_paths(given)]
+    paths = [path for given in step.inputs for path in watermark_paths(given)]
     of_step = found.of(paths)
-    return of_step.complete_at_start, of_step.closed_at_start
+    return of_step.watermark_at_start, of_step.horizon_at_start
 
 
 def _windows(step: Step, state: Path, entry: LedgerEntry) -> list[OpenWindow]:
@@ -178,7 +185,7 @@ def _holds(window: OpenWindow, at: datetime | str, *, sliding: bool) -> bool:
 
 
 def _held(
-    plan: PipelinePlan, step: Step, clocks: ClockState, next_us: int | None, tick_us: int
+    plan: PipelinePlan, step: Step, watermarks: WatermarkState, next_us: int | None, tick_us: int
 ) -> tuple[list[Held], list[str]]:
     """Who keeps the clocks from reaching the next time that is waited for."""
     if next_us is None:
@@ -186,9 +193,9 @@ def _held(
     inputs = {each.name: each for each in plan.inputs}
     held: list[Held] = []
     not_begun: list[str] = []
-    for path in (path for given in step.inputs for path in clock_paths(given)):
-        topic, clock = inputs[path.name], clocks.inputs.get(path.name, InputClock())
-        if not isinstance(topic.event_time, EventTime) or clock_spec(topic).follows_ticks:
+    for path in (path for given in step.inputs for path in watermark_paths(given)):
+        topic, clock = inputs[path.name], watermarks.inputs.get(path.name, InputWatermark())
+        if not isinstance(topic.event_time, EventTime) or watermark_spec(topic).follows_ticks:
             continue
         if not clock.begun:
             not_begun.append(path.name)
@@ -198,9 +205,9 @@ def _held(
 
 
 def _producers(
-    topic: TopicStep, times: EventTime, clock: InputClock, needed_us: int, tick_us: int
+    topic: TopicStep, times: EventTime, clock: InputWatermark, needed_us: int, tick_us: int
 ) -> list[Held]:
-    spec = clock_spec(topic)
+    spec = watermark_spec(topic)
     behind = np.flatnonzero(clock.newest_us - times.delay_us < needed_us)
     slowest = behind[np.argsort(clock.newest_us[behind], kind="stable")][:MAX_PRODUCERS]
     return [
@@ -219,13 +226,13 @@ def _producers(
 
 def explanation_text(explanation: Explanation) -> list[str]:
     """In sentences, for people."""
-    clocks = (
-        f"complete up to {time_text(explanation.complete_us)}, closed up to"
-        f" {time_text(explanation.closed_us)}"
+    watermarks = (
+        f"complete up to {time_text(explanation.watermark_us)}, closed up to"
+        f" {time_text(explanation.horizon_us)}"
     )
     lines = [
         f"{explanation.step} at tick {explanation.tick} ({time_text(explanation.tick_us)}):"  # noqa: ISC004
-        f" {clocks}."
+        f" {watermarks}."
     ]
     waiting, kept = (
         [each for each in explanation.windows if each.waiting is which] for which in (True, False)
@@ -292,7 +299,7 @@ def explanation_plain(explanation: Explanation) -> dict[str, Any]:
     }
     about |= {
         name: None if about[name] == UNSTARTED else about[name]
-        for name in ("complete_us", "closed_us")
+        for name in ("watermark_us", "horizon_us")
     }
     return {
         **about,
@@ -356,10 +363,10 @@ def partial_matches(
     content = StateFiles(state / "steps" / step.name).load(
         range(GROUPS), dict(entry.states.get(step.name, {}))
     )
-    _, closed_us = clocks_of(plan, step, clocks_at(plan, log, state, entry), entry.tick)
+    _, horizon_us = watermarks_of(plan, step, watermarks_at(plan, log, state, entry), entry.tick)
     stored = content.get(group, {}).get(b"r" + encoded.cast(pa.binary())[0].as_py())
     found, waiting = partial(
-        _settings(step, content.get(group, {}), group), step.schema, stored, closed_us
+        _settings(step, content.get(group, {}), group), step.schema, stored, horizon_us
     )
     return KeyMatches(
         step.name, entry.tick, values, [PartialMatch(*each) for each in found], waiting

@@ -52,9 +52,9 @@ from headrace.plan.plan import (
     UnionStep,
     ViewOutput,
     WhereStep,
-    clock_paths,
-    clock_spec,
-    read_clock,
+    read_watermark_spec,
+    watermark_paths,
+    watermark_spec,
 )
 from headrace.plan.search_steps import GatherStep, SearchStep
 from headrace.plan.window_steps import CompareStep, WindowStep
@@ -321,7 +321,7 @@ class JobBuilder:
         )
         return Reading(
             tuple(found),
-            read_clock(step),
+            read_watermark_spec(step),
             self.context.log,
             self.context.job_directory,
             step.processed_at,
@@ -458,9 +458,9 @@ def _columns(step: Step) -> list[str]:
 
 def _hosted(step: Step) -> HostedStep:
     inputs = tuple(
-        HostedInput(shard_schema(given), clock_paths(given)) for given in step.inputs or (step,)
+        HostedInput(shard_schema(given), watermark_paths(given)) for given in step.inputs or (step,)
     )
-    clock = clock_spec(step) if _tells_times(step) else None
+    clock = watermark_spec(step) if _tells_times(step) else None
     return HostedStep(
         step.name,
         step.kernel(),

@@ -22,13 +22,13 @@ from headrace.engine.ledger import Ledger, LedgerEntry
 from headrace.engine.state.files import new_id
 from headrace.engine.ticks import Tick, TickJournal, rows_between, to_control
 from headrace.engine.watermarks import (
-    BatchClocks,
-    ClockState,
-    ClockWork,
-    InputClock,
-    batch_clocks,
-    read_clocks,
-    write_clocks,
+    BatchWatermarks,
+    InputWatermark,
+    WatermarkInputs,
+    WatermarkState,
+    batch_watermarks,
+    read_watermarks,
+    write_watermarks,
 )
 from headrace.errors import ConfigurationError
 from headrace.log.api import Log
@@ -37,9 +37,9 @@ from headrace.plan.plan import (
     Step,
     TopicOutput,
     ViewOutput,
-    clock_paths,
-    clock_spec,
     ordered,
+    watermark_paths,
+    watermark_spec,
 )
 from headrace.runtime.job_builder import JobBuilder
 from headrace.views.store import ViewStore
@@ -71,7 +71,7 @@ _TOO_LONG, _QUICK = 1.25, 0.5
 # every few seconds. `headrace status` shows it.
 
 
-def told_query(query: Query, ends: Ends) -> dict[str, Any]:
+def query_status(query: Query, ends: Ends) -> dict[str, Any]:
     entry = query.entry
     at = query.workshop.journal.at(entry.tick)
     return {
@@ -86,18 +86,18 @@ def told_query(query: Query, ends: Ends) -> dict[str, Any]:
     }
 
 
-def told_clocks(query: Query) -> dict[str, dict[str, Any]]:
+def watermark_status(query: Query) -> dict[str, dict[str, Any]]:
     """The clocks of a query's inputs, as people want to know them."""
     found = {}
-    specs = {spec.name: spec for spec in map(clock_spec, query.plan.inputs)}
-    for name, clock in query.clock_state.inputs.items():
+    specs = {spec.name: spec for spec in map(watermark_spec, query.plan.inputs)}
+    for name, clock in query.watermark_state.inputs.items():
         holding = [
             {"producer": specs[name].label(who), "newest_us": newest_us, "heard_us": heard_us}
             for who, newest_us, heard_us in clock.holding()
         ]
-        complete_us = clock.complete_us if clock.begun else None
+        watermark_us = clock.watermark_us if clock.begun else None
         found[name] = {
-            "complete_us": complete_us,
+            "watermark_us": watermark_us,
             "producers": len(clock.producers),
             "held_back_by": holding,
         }
@@ -148,7 +148,7 @@ class Workshop:
     """How long a batch should take."""
 
     @property
-    def clock_directory(self) -> Path:
+    def watermark_directory(self) -> Path:
         return self.state / "clocks"
 
 
@@ -168,7 +168,9 @@ class Query:
         """Up to which tick a step's rows that could not be used have been told, by a query that had
         the step before. A batch ends there at the latest.
         """
-        self.clock_state: ClockState = read_clocks(workshop.clock_directory, self.entry.clocks)
+        self.watermark_state: WatermarkState = read_watermarks(
+            workshop.watermark_directory, self.entry.watermarks
+        )
         self.last_result: BatchResult | None = None
         self.batches, self.batch_rows, self.batch_seconds = 0, 0, 0.0
         self._size = BatchSize(workshop.batch_target_s)
@@ -218,10 +220,10 @@ class Query:
         )
 
     @property
-    def own_clocks(self) -> dict[str, InputClock]:
+    def own_watermarks(self) -> dict[str, InputWatermark]:
         """The clocks of the inputs that this query reads; those of others stand still here."""
-        read = {clock_spec(step).name for step in self.plan.inputs if step.name in self.steps}
-        return {name: clock for name, clock in self.clock_state.inputs.items() if name in read}
+        read = {watermark_spec(step).name for step in self.plan.inputs if step.name in self.steps}
+        return {name: clock for name, clock in self.watermark_state.inputs.items() if name in read}
 
     def step(self, up_to: int, max_ticks: int = MAX_TICKS_A_BATCH) -> bool:
         """One batch of ticks up to `up_to`, if there are any that the ledger does not have. Returns
@@ -283,13 +285,13 @@ class Query:
                 return False
             result = read_reports(context, builder.stages)
             result.counts |= builder.failure_counts()
-            clocks, state = context.time.clocks(
-                context.clock_directory,
+            watermarks, state = context.time.watermarks(
+                context.watermark_directory,
                 context.job_directory,
                 [spec.name for spec in context.time.specs],
             )
-            self._commit(context, result, clocks, state)
-            self.clock_state, self.last_result = state, result
+            self._commit(context, result, watermarks, state)
+            self.watermark_state, self.last_result = state, result
             self.batches += 1
             return True
         finally:
@@ -299,10 +301,10 @@ class Query:
 
     def _context(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> BatchContext:
         shop = self.workshop
-        specs = tuple(clock_spec(step) for step in self.plan.inputs)
-        time = ClockWork(
+        specs = tuple(watermark_spec(step) for step in self.plan.inputs)
+        time = WatermarkInputs(
             specs,
-            entry.clocks,
+            entry.watermarks,
             before.time_us,
             tuple(tick.number for tick in ticks),
             tuple(tick.time_us for tick in ticks),
@@ -322,10 +324,14 @@ class Query:
         )
 
     def _commit(
-        self, context: BatchContext, result: BatchResult, clocks: BatchClocks, state: ClockState
+        self,
+        context: BatchContext,
+        result: BatchResult,
+        watermarks: BatchWatermarks,
+        state: WatermarkState,
     ) -> None:
         shop = self.workshop
-        stored = write_clocks(context.clock_directory, state) if state.inputs else None
+        stored = write_watermarks(context.watermark_directory, state) if state.inputs else None
         counts = _added(self.own(self.entry).counts, result.counts)
         entry = LedgerEntry(
             shop.ledger.epoch, self.name, context.up_to, result.ids, stored, result.due_us, counts
@@ -335,7 +341,7 @@ class Query:
         made = Made(
             result.views,
             result.topics,
-            self._controls(result, clocks),
+            self._controls(result, watermarks),
             result.diverted,
             result.late,
             result.late_rows,
@@ -360,12 +366,14 @@ class Query:
             topic: files for topic, files in result.late_rows.items() if topic not in topics
         }
 
-    def _controls(self, result: BatchResult, clocks: BatchClocks) -> dict[tuple[str, int], bytes]:
+    def _controls(
+        self, result: BatchResult, watermarks: BatchWatermarks
+    ) -> dict[tuple[str, int], bytes]:
         """Each derived topic carries the ticks of its rows and its step's clocks."""
         found = {}
         for output in self.plan.outputs:
             if isinstance(output, TopicOutput):
-                of_step = clocks.of(clock_paths(output.input))
+                of_step = watermarks.of(watermark_paths(output.input))
                 for partition in range(output.partitions):
                     found[output.name, partition] = to_control(
                         result.topic_ticks.get((output.name, partition), {}), of_step
@@ -392,11 +400,11 @@ class Query:
         if not entry.due_us:
             return None
         last = self.workshop.journal.at(entry.tick)
-        specs = [clock_spec(step) for step in self.plan.inputs]
+        specs = [watermark_spec(step) for step in self.plan.inputs]
         before_us = last.time_us if last else 0
-        clocks, _ = batch_clocks(
+        watermarks, _ = batch_watermarks(
             specs,
-            ClockState(self.clock_state.inputs, before_us),
+            WatermarkState(self.watermark_state.inputs, before_us),
             {},
             [entry.tick + 1],
             [max(now_us, before_us)],
@@ -405,15 +413,15 @@ class Query:
             (
                 name
                 for name, due_us in entry.due_us.items()
-                if name in self.steps and self._reaches(clocks, self.steps[name], due_us)
+                if name in self.steps and self._reaches(watermarks, self.steps[name], due_us)
             ),
             None,
         )
 
     @staticmethod
-    def _reaches(clocks: BatchClocks, step: Step, due_us: int) -> bool:
-        each = [clocks.of(clock_paths(given)) for given in step.inputs]
-        return any(clock.complete_at_start < due_us <= int(clock.complete[-1]) for clock in each)
+    def _reaches(watermarks: BatchWatermarks, step: Step, due_us: int) -> bool:
+        each = [watermarks.of(watermark_paths(given)) for given in step.inputs]
+        return any(clock.watermark_at_start < due_us <= int(clock.complete[-1]) for clock in each)
 
 
 def _added(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:

@@ -29,7 +29,7 @@ from headrace.engine.ticks import (
     next_ticks,
     rows_between,
 )
-from headrace.engine.watermarks import ClockState, sweep_clocks, write_clocks
+from headrace.engine.watermarks import WatermarkState, sweep_watermarks, write_watermarks
 from headrace.errors import HeadraceError
 from headrace.log.api import Log
 from headrace.operators.load_shedding import Shed
@@ -52,10 +52,10 @@ from headrace.runtime.query import (
     Query,
     Workshop,
     is_lasting,
+    query_status,
     reason,
     sub_plan,
-    told_clocks,
-    told_query,
+    watermark_status,
 )
 from headrace.runtime.state_directory import StateDirectory
 from headrace.runtime.status import Status, process_start_ticks, write_status
@@ -95,8 +95,8 @@ def status_of(runner: Runner) -> Status:
         last_error=runner.last_error,
         counts=dict(leading.entry.counts),
         ingests=runner.ingests(),
-        queries={query.name: told_query(query, ends) for query in runner.queries},
-        clocks=told_clocks(leading),
+        queries={query.name: query_status(query, ends) for query in runner.queries},
+        watermarks=watermark_status(leading),
         host=socket.gethostname(),
         process_began=process_start_ticks(os.getpid()),
         local=str(runner.local),
@@ -272,8 +272,8 @@ class Runner:
         return self.leading.last_result
 
     @property
-    def clock_state(self) -> ClockState:
-        return self.leading.clock_state
+    def watermark_state(self) -> WatermarkState:
+        return self.leading.watermark_state
 
     def cut(self, *, forced: bool = False, max_rows: int = MAX_ROWS_A_TICK) -> int:
         """Record the ticks that are due: for new rows, or because time itself has something to
@@ -319,9 +319,9 @@ class Runner:
         if len(self.queries) > 1:
             self._join_up()
         if worked:
-            sweep_clocks(
-                self._workshop.clock_directory,
-                {query.entry.clocks or "" for query in self.queries},
+            sweep_watermarks(
+                self._workshop.watermark_directory,
+                {query.entry.watermarks or "" for query in self.queries},
                 begun_s=begun_s,
             )
         return worked
@@ -357,12 +357,14 @@ class Runner:
         included.
         """
         mine, theirs = leading.own(leading.entry), query.own(query.entry)
-        clocks = ClockState({**query.own_clocks, **leading.own_clocks})
+        watermarks = WatermarkState({**query.own_watermarks, **leading.own_watermarks})
         return replace(
             mine,
             epoch=self.ledger.epoch,
             states={**theirs.states, **mine.states},
-            clocks=write_clocks(self._workshop.clock_directory, clocks) if clocks.inputs else None,
+            watermarks=write_watermarks(self._workshop.watermark_directory, watermarks)
+            if watermarks.inputs
+            else None,
             due_us={**theirs.due_us, **mine.due_us},
             counts={**theirs.counts, **mine.counts},
         )

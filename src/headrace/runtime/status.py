@@ -48,7 +48,7 @@ class Status:
     """Each query: its tick, its outputs, its last batch and what was counted in it, how far it is
     behind, and the times its steps wait for.
     """
-    clocks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    watermarks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Each input with event time: how far it is complete, and the producers that hold it back."""
     host: str = ""
     process_began: str | None = None

@@ -107,7 +107,7 @@ def metrics(stores: Stores, subscribers: int) -> str:
         "headrace_complete_timestamp_seconds",
         "gauge",
         "Event time up to which an input is complete.",
-        list(_clocks(runs)),
+        list(_watermarks(runs)),
     )
     lines += family(
         "headrace_producers",
@@ -182,14 +182,14 @@ def _due(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
 
 def _producers(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
     for run in runs:
-        for name, clock in run.get("clocks", {}).items():
+        for name, clock in run.get("watermarks", {}).items():
             yield {**_of(run), "input": name}, clock.get("producers", 0)
 
 
 def _held(runs: list[dict[str, Any]], what: str) -> Iterator[tuple[dict[str, str], float]]:
     """A few of each input: as many series as there are producers would be too many."""
     for run in runs:
-        for name, clock in run.get("clocks", {}).items():
+        for name, clock in run.get("watermarks", {}).items():
             for held in clock.get("held_back_by", ()):
                 yield (
                     {**_of(run), "input": name, "producer": str(held["producer"])},
@@ -197,11 +197,11 @@ def _held(runs: list[dict[str, Any]], what: str) -> Iterator[tuple[dict[str, str
                 )
 
 
-def _clocks(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
+def _watermarks(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, str], float]]:
     for run in runs:
-        for name, clock in run.get("clocks", {}).items():
-            if clock.get("complete_us") is not None:
-                yield {**_of(run), "input": name}, clock["complete_us"] / 1_000_000
+        for name, clock in run.get("watermarks", {}).items():
+            if clock.get("watermark_us") is not None:
+                yield {**_of(run), "input": name}, clock["watermark_us"] / 1_000_000
 
 
 def _views(stores: Stores) -> list[Any]:
@@ -273,7 +273,7 @@ class Look:
     ends: dict[str, int]
     behind: int
     lag: dict[str, int]
-    complete_us: dict[str, int | None]
+    watermark_us: dict[str, int | None]
 
 
 @dataclass
@@ -304,8 +304,8 @@ class Board:
             if self._looks and time.time() - self._looks[-1].at < LOOK_EVERY_S * 0.9:
                 return
             run = read_run(self.state) or {}
-            clocks = {
-                name: clock.get("complete_us") for name, clock in run.get("clocks", {}).items()
+            watermarks = {
+                name: clock.get("watermark_us") for name, clock in run.get("watermarks", {}).items()
             }
             self._looks.append(
                 Look(
@@ -315,7 +315,7 @@ class Board:
                     self._ends(),
                     int(run.get("rows_behind", 0)),
                     self._lag(),
-                    clocks,
+                    watermarks,
                 )
             )
             if time.time() - self._sizes.at > SIZES_EVERY_S:
@@ -407,8 +407,8 @@ class Board:
             "behind": [look.behind for look in looks],
             "lag": {group: [look.lag.get(group) for look in looks] for group in looks[-1].lag},
             "event_time": {
-                name: [_seconds(look.complete_us.get(name)) for look in looks]
-                for name in looks[-1].complete_us
+                name: [_seconds(look.watermark_us.get(name)) for look in looks]
+                for name in looks[-1].watermark_us
             },
         }
 

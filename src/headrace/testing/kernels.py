@@ -23,7 +23,7 @@ from headrace.columnar.columns import CHANGE_TYPE, TICK
 from headrace.columnar.keys import GROUPS, key_groups
 from headrace.durations import to_time_us
 from headrace.errors import InputError
-from headrace.operators.kernel import UNSTARTED, Clocks, Groups, TimedKernel
+from headrace.operators.kernel import UNSTARTED, Groups, TimedKernel, Watermarks
 from headrace.plan.plan import Step, TopicStep
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class KernelTest:
         self.kernel = self.step.kernel()
         self.state = MemoryState()
         self._tick = 0
-        self._complete_us = self._closed_us = UNSTARTED
+        self._watermark_us = self._horizon_us = UNSTARTED
 
     def tick(
         self, *inputs: Sequence[Row], complete: Moment | None = None, closed: Moment | None = None
@@ -126,13 +126,15 @@ class KernelTest:
         `complete`: no earlier row is expected any more; without it, time stands still. `closed`: an
         earlier row is too late for anyone; the same unless it is given.
         """
-        before = (self._complete_us, self._closed_us)
-        self._complete_us = self._complete_us if complete is None else to_time_us(complete)
-        self._closed_us = self._complete_us if closed is None else to_time_us(closed)
+        before = (self._watermark_us, self._horizon_us)
+        self._watermark_us = self._watermark_us if complete is None else to_time_us(complete)
+        self._horizon_us = self._watermark_us if closed is None else to_time_us(closed)
         self._tick += 1
         tables = self._tables(inputs)
         if isinstance(self.kernel, TimedKernel):
-            told = self.kernel.step_timed(self.state, tables, [self._clocks(before)] * len(tables))
+            told = self.kernel.step_timed(
+                self.state, tables, [self._watermarks(before)] * len(tables)
+            )
         else:
             told = self.kernel.step(self.state, pa.concat_tables(tables))
         rows: list[dict[str, Any]] = told.drop_columns([TICK]).to_pylist()
@@ -173,14 +175,14 @@ class KernelTest:
             pa.schema([*schema, *changes, pa.field(TICK, pa.int64())]),
         )
 
-    def _clocks(self, before: tuple[int, int]) -> Clocks:
+    def _watermarks(self, before: tuple[int, int]) -> Watermarks:
         def one(value: int) -> Any:
             return np.array([value], np.int64)
 
-        return Clocks(
+        return Watermarks(
             one(self._tick),
-            one(max(self._complete_us, 0)),
-            one(self._complete_us),
-            one(self._closed_us),
+            one(max(self._watermark_us, 0)),
+            one(self._watermark_us),
+            one(self._horizon_us),
             *before,
         )

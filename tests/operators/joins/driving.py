@@ -15,7 +15,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from headrace.columnar.keys import encode_keys, key_groups
-from headrace.operators.kernel import UNSTARTED, Clocks, TimedKernel
+from headrace.operators.kernel import UNSTARTED, TimedKernel, Watermarks
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row, changed
 
@@ -36,7 +36,7 @@ class Track:
     complete: list[int]
     closed: list[int]
 
-    def clocks(self, first: int, stop: int) -> Clocks:
+    def watermarks(self, first: int, stop: int) -> Watermarks:
         complete, closed = (
             np.array(each[first:stop], np.int64) for each in (self.complete, self.closed)
         )
@@ -44,16 +44,16 @@ class Track:
         before = (
             (self.complete[first - 1], self.closed[first - 1]) if first else (UNSTARTED, UNSTARTED)
         )
-        return Clocks(ticks, self.time_of(ticks), complete, closed, *before)
+        return Watermarks(ticks, self.time_of(ticks), complete, closed, *before)
 
     @staticmethod
     def time_of(tick: Any) -> Any:
         return 2 * tick
 
-    def closed_before(self, tick: int) -> int:
+    def horizon_before(self, tick: int) -> int:
         return self.closed[tick - 1] if tick else UNSTARTED
 
-    def complete_before(self, tick: int) -> int:
+    def watermark_before(self, tick: int) -> int:
         return self.complete[tick - 1] if tick else UNSTARTED
 
 
@@ -94,7 +94,7 @@ class Drive:
             ]
             kernel = make()
             result = kernel.step_timed(
-                state, tables, [track.clocks(first, stop) for track in self.tracks]
+                state, tables, [track.watermarks(first, stop) for track in self.tracks]
             )
             assert result.schema == kernel.output.append(
                 pa.field("_tick", pa.int64(), nullable=False)

@@ -54,13 +54,13 @@ class Oracle:
     anew.
     """
 
-    def __init__(self, how: str, history: int, clocks: tuple[Track, Track]) -> None:
-        self.how, self.history, self.clocks = how, history, clocks
+    def __init__(self, how: str, history: int, watermarks: tuple[Track, Track]) -> None:
+        self.how, self.history, self.watermarks = how, history, watermarks
         self.known, self.rows, self.told = Known(history), list[Row](), dict[int, Row | None]()
         self.counts = {"late_versions": 0, "too_old": 0}
 
     def tick(self, number: int, rows: list[Row], changes: list[Row]) -> list[Row]:
-        before, after = (horizon(self.clocks, at, self.history) for at in (number - 1, number))
+        before, after = (horizon(self.watermarks, at, self.history) for at in (number - 1, number))
         self.counts["late_versions"] += sum(
             version.at < before for version in self.known.take_in(number, changes, before)
         )
@@ -91,18 +91,18 @@ class Oracle:
 def check(
     stream: History,
     table: History,
-    clocks: tuple[Track, Track],
+    watermarks: tuple[Track, Track],
     how: str,
     history: int,
     cut: list[int],
 ) -> None:
-    oracle = Oracle(how, history, clocks)
+    oracle = Oracle(how, history, watermarks)
     expected = [
         row
         for number, each in enumerate(zip(stream.ticks, table.ticks, strict=True))
         for row in oracle.tick(number, *each)
     ]
-    drive = Drive([stream, table], clocks)
+    drive = Drive([stream, table], watermarks)
     state = check_all_ways(
         drive, lambda: join(how, history), expected, ("k", pa.int64()), [["k"], ["k"]], cut
     )
@@ -114,7 +114,7 @@ def check(
     result = kernel.step_timed(
         MemoryState(),
         [each.table(0, drive.ticks) for each in drive.inputs],
-        [each.clocks(0, drive.ticks) for each in clocks],
+        [each.watermarks(0, drive.ticks) for each in watermarks],
     )
     assert kernel.counts == oracle.counts
     check_ticks(result, kernel.key)
@@ -128,11 +128,11 @@ def check(
 @settings(max_examples=70)
 def test_rows_are_answered_at_once_and_corrected(how: str, data: st.DataObject) -> None:
     ticks = data.draw(st.integers(1, 6))
-    clocks = data.draw(tracks(ticks)), data.draw(tracks(ticks))
+    watermarks = data.draw(tracks(ticks)), data.draw(tracks(ticks))
     check(
         data.draw(row_history(ticks)),
         data.draw(version_history(ticks)),
-        clocks,
+        watermarks,
         how,
         data.draw(st.integers(0, 8)),
         data.draw(cuts(ticks)),
@@ -146,12 +146,14 @@ def test_many_rows_and_versions_of_a_key_in_leaves(data: st.DataObject) -> None:
         patch.setattr(pile_writing, "MAX_IN_A_LEAF", 2)
         patch.setattr(pile_writing, "_CUT_TO", 1)
         ticks = data.draw(st.integers(4, 9))
-        clocks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
+        watermarks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
         stream, table = (
             data.draw(row_history(ticks, keys=0)),
             data.draw(version_history(ticks, keys=0)),
         )
-        check(stream, table, clocks, "inner", data.draw(st.integers(0, 8)), list(range(1, ticks)))
+        check(
+            stream, table, watermarks, "inner", data.draw(st.integers(0, 8)), list(range(1, ticks))
+        )
 
 
 def test_what_is_refused() -> None:
@@ -240,7 +242,9 @@ def test_each_version_with_when_it_was_valid(data: st.DataObject) -> None:
             data.draw(cuts(ticks)),
         )
         kernel = make()
-        result = kernel.step_timed(MemoryState(), [table.table(0, ticks)], [clock.clocks(0, ticks)])
+        result = kernel.step_timed(
+            MemoryState(), [table.table(0, ticks)], [clock.watermarks(0, ticks)]
+        )
         assert kernel.counts == {"late_versions": oracle.late}
         check_ticks(result, kernel.key)
         assert sorted(map(repr, fold(result, kernel.key).values())) == sorted(
@@ -259,7 +263,7 @@ def test_a_version_between_two_ends_the_one_before_it() -> None:
             "_tick": [0, 0, 1],
         }
     )
-    ticks = Track([5, 6], [5, 6]).clocks(0, 2)
+    ticks = Track([5, 6], [5, 6]).watermarks(0, 2)
     told = kernel.step_timed(MemoryState(), [changes], [ticks]).to_pylist()
     assert [
         (row["v"], number(row["since"]), number(row["valid_to"]), row["_change_type"])

@@ -21,7 +21,7 @@ from headrace.operators.joins.sides import Side
 from headrace.operators.joins.stream_stream import StreamStreamJoin
 from headrace.operators.joins.table_table import TableTableJoin
 from headrace.operators.joins.versioned import CorrectedJoin, VersionedJoin
-from headrace.operators.kernel import UNSTARTED, Clocks, KeyedState, TimedKernel
+from headrace.operators.kernel import UNSTARTED, KeyedState, TimedKernel, Watermarks
 from headrace.testing.kernels import MemoryState
 
 TIME = pa.timestamp("us", "UTC")
@@ -47,7 +47,7 @@ def long_key(number: int) -> str:
     return f"{number}".ljust(100 + 400 * (number % 2), "x")
 
 
-def batches(table: str) -> list[tuple[list[pa.Table], list[Clocks]]]:
+def batches(table: str) -> list[tuple[list[pa.Table], list[Watermarks]]]:
     """Ten ticks of rows that only come, so that they do for streams and tables alike."""
     chance, made = random.Random(5), []
     for tick in range(10):
@@ -66,7 +66,7 @@ def batches(table: str) -> list[tuple[list[pa.Table], list[Clocks]]]:
             }
             inputs.append(pa.table(columns))
         now, before = np.array([tick * 5]), tick * 5 - 5 if tick else UNSTARTED
-        made.append((inputs, [Clocks(np.array([tick]), now, now, now, before, before)] * 2))
+        made.append((inputs, [Watermarks(np.array([tick]), now, now, now, before, before)] * 2))
     return made
 
 
@@ -78,12 +78,14 @@ def test_the_same_rows_as_over_a_dictionary(
     monkeypatch.setattr(pile_writing, "_CUT_TO", 4)
     store, memory = LocalStore(tmp_path / "store", range(GROUPS)), MemoryState()
     told: list[tuple[list[Any], list[Any]]] = []
-    for inputs, clocks in batches(name):
+    for inputs, watermarks in batches(name):
 
         def step(
-            state: KeyedState, inputs: list[pa.Table] = inputs, clocks: list[Clocks] = clocks
+            state: KeyedState,
+            inputs: list[pa.Table] = inputs,
+            watermarks: list[Watermarks] = watermarks,
         ) -> list[Any]:
-            rows: list[Any] = KERNELS[name].step_timed(state, inputs, clocks).to_pylist()
+            rows: list[Any] = KERNELS[name].step_timed(state, inputs, watermarks).to_pylist()
             return rows
 
         told.append((in_store(store, step), step(memory)))

@@ -57,7 +57,7 @@ class Oracle:
         self.late = [0, 0]
 
     def tick(
-        self, number: int, inputs: tuple[list[Row], list[Row]], clocks: tuple[Track, Track]
+        self, number: int, inputs: tuple[list[Row], list[Row]], watermarks: tuple[Track, Track]
     ) -> list[Row]:
         keeps, reach = (
             (self.how in {"left", "full"}, self.how in {"right", "full"}),
@@ -70,7 +70,7 @@ class Oracle:
             fresh = [
                 {**row, "matched": False, "tick": number}
                 for row in inputs[side]
-                if row["time"] >= clocks[side].closed_before(number)
+                if row["time"] >= watermarks[side].horizon_before(number)
             ]
             self.late[side] += len(inputs[side]) - len(fresh)
             self.pools[side].extend(fresh)
@@ -84,7 +84,10 @@ class Oracle:
         for left, right in told:
             left["matched"] = right["matched"] = True
         for side, pool in enumerate(self.pools):
-            complete, closed = clocks[1 - side].complete[number], clocks[1 - side].closed[number]
+            complete, closed = (
+                watermarks[1 - side].complete[number],
+                watermarks[1 - side].closed[number],
+            )
             alone = [
                 row
                 for row in pool
@@ -195,7 +198,7 @@ def rows_in_ticks(draw: st.DrawFn, ticks: int, *, keys: int = 2) -> Ticks:
 
 def check(
     ticks: tuple[Ticks, Ticks],
-    clocks: tuple[Track, Track],
+    watermarks: tuple[Track, Track],
     how: str,
     bounds: tuple[int, int],
     cut: list[int],
@@ -205,8 +208,8 @@ def check(
     oracle = Oracle(how, *bounds)
     expected = []
     for number, inputs in enumerate(zip(*ticks, strict=True)):
-        expected += [shown(number, pair) for pair in oracle.tick(number, inputs, clocks)]  # type: ignore[arg-type]
-    drive = Drive(histories(ticks), clocks)
+        expected += [shown(number, pair) for pair in oracle.tick(number, inputs, watermarks)]  # type: ignore[arg-type]
+    drive = Drive(histories(ticks), watermarks)
     state = check_all_ways(
         drive, lambda: join(how, *bounds), expected, ("k", pa.int64()), [["k"], ["key"]], cut
     )
@@ -216,7 +219,7 @@ def check(
     if due:
         assert join(how, *bounds).due(state) == oracle.due
     for kind, passed in enumerate(
-        (clocks[1].complete, clocks[1].closed, clocks[0].complete, clocks[0].closed)
+        (watermarks[1].complete, watermarks[1].closed, watermarks[0].complete, watermarks[0].closed)
     ):
         waits = timers.earliest(state, kind)
         assert waits is None or waits > passed[-1], "what a clock has passed waits for it no more"
@@ -224,7 +227,7 @@ def check(
     kernel.step_timed(
         MemoryState(),
         [each.table(0, len(ticks[0])) for each in drive.inputs],
-        [each.clocks(0, len(ticks[0])) for each in clocks],
+        [each.watermarks(0, len(ticks[0])) for each in watermarks],
     )
     assert kernel.counts == {"late_left": oracle.late[0], "late_right": oracle.late[1]}
 
@@ -240,10 +243,10 @@ def test_rows_meet_within_their_bounds_and_are_told_alone_once(
     how: str, data: st.DataObject
 ) -> None:
     ticks = data.draw(st.integers(1, 6))
-    clocks = data.draw(tracks(ticks)), data.draw(tracks(ticks))
+    watermarks = data.draw(tracks(ticks)), data.draw(tracks(ticks))
     check(
         (data.draw(rows_in_ticks(ticks)), data.draw(rows_in_ticks(ticks))),
-        clocks,
+        watermarks,
         how,
         data.draw(bounds),
         data.draw(cuts(ticks)),
@@ -259,7 +262,7 @@ def test_large_piles(how: str, data: st.DataObject) -> None:
         patch.setattr(pile_writing, "MAX_IN_A_LEAF", 3)
         patch.setattr(pile_writing, "_CUT_TO", 2)
         ticks = data.draw(st.integers(3, 6))
-        clocks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
+        watermarks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
         rows = (
             [*data.draw(rows_in_ticks(ticks, keys=0)), []],
             [
@@ -267,9 +270,9 @@ def test_large_piles(how: str, data: st.DataObject) -> None:
                 [],
             ],
         )
-        clocks = tuple(Track([*each.complete, 100], [*each.closed, 100]) for each in clocks)  # type: ignore[assignment]
+        watermarks = tuple(Track([*each.complete, 100], [*each.closed, 100]) for each in watermarks)  # type: ignore[assignment]
         # Of what was not looked at it is only known from when on it may be due.
-        check(rows, clocks, how, data.draw(bounds), list(range(1, ticks + 1)), due=False)
+        check(rows, watermarks, how, data.draw(bounds), list(range(1, ticks + 1)), due=False)
 
 
 @hows
@@ -280,10 +283,10 @@ def test_many_that_are_forgotten_together(how: str, data: st.DataObject) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(waiting, "_FORGETTING_TIMES", 1)
         ticks = data.draw(st.integers(2, 6))
-        clocks = data.draw(tracks(ticks, most=3)), data.draw(tracks(ticks, most=3))
-        clocks = tuple(Track([*each.complete, 100], [*each.closed, 100]) for each in clocks)  # type: ignore[assignment]
+        watermarks = data.draw(tracks(ticks, most=3)), data.draw(tracks(ticks, most=3))
+        watermarks = tuple(Track([*each.complete, 100], [*each.closed, 100]) for each in watermarks)  # type: ignore[assignment]
         rows = [*data.draw(rows_in_ticks(ticks)), []], [*data.draw(rows_in_ticks(ticks)), []]
-        check(rows, clocks, how, data.draw(bounds), data.draw(cuts(ticks + 1)))
+        check(rows, watermarks, how, data.draw(bounds), data.draw(cuts(ticks + 1)))
 
 
 @hows
@@ -297,9 +300,9 @@ def test_nothing_is_left_once_the_clocks_have_passed(how: str) -> None:
 
 def test_told_exactly_when_the_other_side_s_clock_has_passed_all_it_could_meet() -> None:
     rows: Ticks = [[{"k": 1, "time": 5, "number": 0}], [], [], []]
-    clocks = Track([9, 9, 9, 9], [9, 9, 9, 9])
+    watermarks = Track([9, 9, 9, 9], [9, 9, 9, 9])
     others = Track([6, 7, 8, 9], [6, 7, 8, 9])
-    drive = Drive(histories((rows, [[], [], [], []])), (clocks, others))
+    drive = Drive(histories((rows, [[], [], [], []])), (watermarks, others))
     told, _ = drive.run(lambda: join("left", 2, 2), [1, 2, 3])
     assert [(row["n"], row["_tick"]) for row in told] == [(0, 2)], (
         "a right row at 7 may come as long as the clock is not past 7"

@@ -16,7 +16,7 @@ from headrace.operators.joins import row_store as pile_writing
 from headrace.operators.joins import row_store as timers
 from headrace.operators.joins.sides import ResultColumn, Side
 from headrace.operators.joins.versioned import VersionedJoin
-from headrace.operators.kernel import UNSTARTED, Clocks
+from headrace.operators.kernel import UNSTARTED, Watermarks
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import History, Row
 from tests.operators.joins.driving import (
@@ -55,18 +55,22 @@ def join(how: str, history: int) -> VersionedJoin:
 class Oracle:
     """Rows wait in a list; versions are looked up in a list."""
 
-    def __init__(self, how: str, history: int, clocks: tuple[Track, Track]) -> None:
-        self.how, self.history, self.clocks = how, history, clocks
+    def __init__(self, how: str, history: int, watermarks: tuple[Track, Track]) -> None:
+        self.how, self.history, self.watermarks = how, history, watermarks
         self.known, self.waiting = Known(history), list[Row]()
         self.counts = {"late_versions": 0, "too_old": 0}
 
     def tick(self, number: int, rows: list[Row], changes: list[Row]) -> list[Row]:
-        table = self.clocks[1]
-        came = self.known.take_in(number, changes, horizon(self.clocks, number - 1, self.history))
-        self.counts["late_versions"] += sum(
-            version.at < table.complete_before(number) for version in came
+        table = self.watermarks[1]
+        came = self.known.take_in(
+            number, changes, horizon(self.watermarks, number - 1, self.history)
         )
-        fresh = [row for row in rows if row["t"] >= horizon(self.clocks, number - 1, self.history)]
+        self.counts["late_versions"] += sum(
+            version.at < table.watermark_before(number) for version in came
+        )
+        fresh = [
+            row for row in rows if row["t"] >= horizon(self.watermarks, number - 1, self.history)
+        ]
         self.counts["too_old"] += len(rows) - len(fresh)
         self.waiting += fresh
         ready = [
@@ -78,7 +82,7 @@ class Oracle:
             for row in sorted(ready, key=lambda row: row["t"])
             if (answer := self._answer(row, number)) is not None
         ]
-        self.known.forget(horizon(self.clocks, number, self.history))
+        self.known.forget(horizon(self.watermarks, number, self.history))
         return in_key_order(told, [row["k"] for row in told], pa.int64())
 
     def _answer(self, row: Row, tick: int) -> Row | None:
@@ -97,20 +101,20 @@ class Oracle:
 def check(
     stream: History,
     table: History,
-    clocks: tuple[Track, Track],
+    watermarks: tuple[Track, Track],
     how: str,
     history: int,
     cut: list[int],
     *,
     exact: bool = True,
 ) -> None:
-    oracle = Oracle(how, history, clocks)
+    oracle = Oracle(how, history, watermarks)
     expected = [
         row
         for number, each in enumerate(zip(stream.ticks, table.ticks, strict=True))
         for row in oracle.tick(number, *each)
     ]
-    drive = Drive([stream, table], clocks)
+    drive = Drive([stream, table], watermarks)
     state = check_all_ways(
         drive, lambda: join(how, history), expected, ("k", pa.int64()), [["k"], ["k"]], cut
     )
@@ -123,12 +127,12 @@ def check(
         assert due == min(
             (row["t"] + 1 for row in oracle.waiting if row["k"] is not None), default=None
         )
-    assert due is None or due > clocks[1].complete[-1]
+    assert due is None or due > watermarks[1].complete[-1]
     kernel = join(how, history)
     kernel.step_timed(
         MemoryState(),
         [each.table(0, drive.ticks) for each in drive.inputs],
-        [each.clocks(0, drive.ticks) for each in clocks],
+        [each.watermarks(0, drive.ticks) for each in watermarks],
     )
     assert kernel.counts == oracle.counts
 
@@ -138,11 +142,11 @@ def check(
 @settings(max_examples=80)
 def test_each_row_meets_what_was_valid_at_its_time(how: str, data: st.DataObject) -> None:
     ticks = data.draw(st.integers(1, 6))
-    clocks = data.draw(tracks(ticks)), data.draw(tracks(ticks))
+    watermarks = data.draw(tracks(ticks)), data.draw(tracks(ticks))
     check(
         data.draw(row_history(ticks)),
         data.draw(version_history(ticks)),
-        clocks,
+        watermarks,
         how,
         data.draw(st.integers(0, 6)),
         data.draw(cuts(ticks)),
@@ -156,7 +160,7 @@ def test_many_versions_of_a_key_in_leaves(data: st.DataObject) -> None:
         patch.setattr(pile_writing, "MAX_IN_A_LEAF", 2)
         patch.setattr(pile_writing, "_CUT_TO", 1)
         ticks = data.draw(st.integers(4, 10))
-        clocks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
+        watermarks = data.draw(tracks(ticks, most=2)), data.draw(tracks(ticks, most=2))
         stream, table = (
             data.draw(row_history(ticks, keys=0)),
             data.draw(version_history(ticks, keys=0)),
@@ -164,7 +168,7 @@ def test_many_versions_of_a_key_in_leaves(data: st.DataObject) -> None:
         check(
             stream,
             table,
-            clocks,
+            watermarks,
             "left",
             data.draw(st.integers(0, 6)),
             list(range(1, ticks)),
@@ -216,9 +220,9 @@ def test_against_pandas() -> None:
         }
     )
     numbers = np.arange(ticks)
-    still = Clocks(numbers, numbers, np.full(ticks, UNSTARTED), np.full(ticks, UNSTARTED))
+    still = Watermarks(numbers, numbers, np.full(ticks, UNSTARTED), np.full(ticks, UNSTARTED))
     result = join("left", 100).step_timed(
-        MemoryState(), [stream, changes], [still, Clocks(numbers, numbers, complete, complete)]
+        MemoryState(), [stream, changes], [still, Watermarks(numbers, numbers, complete, complete)]
     )
     mine = result.select(["n", "v"]).to_pandas().sort_values("n").reset_index(drop=True)
     theirs = pd.merge_asof(

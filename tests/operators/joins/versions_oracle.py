@@ -94,9 +94,9 @@ class Known:
         return len({(version.key, version.at) for version in self.versions})
 
 
-def horizon(clocks: tuple[Track, ...], tick: int, history: int) -> int:
+def horizon(watermarks: tuple[Track, ...], tick: int, history: int) -> int:
     """How far back the past is known at a tick's end."""
-    clock = min(track.complete[tick] for track in clocks) if tick >= 0 else UNSTARTED
+    clock = min(track.complete[tick] for track in watermarks) if tick >= 0 else UNSTARTED
     return UNSTARTED if clock == UNSTARTED else clock - history
 
 

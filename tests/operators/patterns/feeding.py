@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.columnar.keys import GROUPS, encode_keys, key_groups
-from headrace.operators.kernel import UNSTARTED, Clocks
+from headrace.operators.kernel import UNSTARTED, Watermarks
 from headrace.operators.patterns.compiled_pattern import PatternSpec, compiled
 from headrace.operators.patterns.kernel import PatternKernel
 from headrace.operators.patterns.parser import ONE_ROW
@@ -64,10 +64,10 @@ class Feed:
             INPUT,
         )
 
-    def clocks(self, first: int, stop: int) -> Clocks:
+    def watermarks(self, first: int, stop: int) -> Watermarks:
         numbers, before = np.arange(first, stop), self.closed[first - 1] if first else UNSTARTED
         closed = np.array(self.closed[first:stop], np.int64)
-        return Clocks(numbers, numbers * 20_000_000, closed, closed, before, before)
+        return Watermarks(numbers, numbers * 20_000_000, closed, closed, before, before)
 
     @property
     def in_time(self) -> list[Row]:
@@ -120,12 +120,12 @@ def feed_to(
     states, fed = [MemoryState()], Fed([], [], {}, [], {})
     for call, (first, stop) in enumerate(pairwise(bounds)):
         states = spread(states, shards[call % len(shards)])
-        rows, clocks = feed.table(first, stop), feed.clocks(first, stop)
+        rows, watermarks = feed.table(first, stop), feed.watermarks(first, stop)
         of_row = key_groups(encode_keys(rows, ["k"])).astype(np.int64) * len(states) // GROUPS
         for number, state in enumerate(states):
             kernel = PatternKernel(pickle.loads(pickle.dumps(given)))
             fed.told += kernel.step_timed(
-                state, [rows.filter(pa.array(of_row == number))], [clocks]
+                state, [rows.filter(pa.array(of_row == number))], [watermarks]
             ).to_pylist()
             fed.aside += kernel.take_aside().to_pylist()
             for name, count in kernel.counts.items():

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.operators.kernel import UNSTARTED, Clocks
+from headrace.operators.kernel import UNSTARTED, Watermarks
 from headrace.operators.patterns.compiled_pattern import PatternSpec, compiled
 from headrace.operators.patterns.condition_parser import Names, read
 from headrace.operators.patterns.kernel import PatternKernel
@@ -120,7 +120,7 @@ def test_a_case(case: Case, one_by_one: bool) -> None:
         told += (
             PatternKernel(settings)
             .step_timed(
-                state, [rows], [Clocks(np.array([tick]), times, times, times, closed, closed)]
+                state, [rows], [Watermarks(np.array([tick]), times, times, times, closed, closed)]
             )
             .to_pylist()
         )

@@ -109,14 +109,14 @@ def ruled(
     states, told, aside = [MemoryState()], list[Row](), list[Row]()
     for call, (first, stop) in enumerate(pairwise(bounds)):
         states = spread(states, shards[call % len(shards)])
-        rows, clocks = feed.table(first, stop), feed.clocks(first, stop)
+        rows, watermarks = feed.table(first, stop), feed.watermarks(first, stop)
         of_row = key_groups(encode_keys(rows, ["k"])).astype(np.int64) * len(states) // GROUPS
         for number, state in enumerate(states):
             kernel = pickle.loads(pickle.dumps(RuledKernel(rule_settings())))
             told += kernel.step_timed(
                 state,
                 [rows.filter(pa.array(of_row == number)), changes_of(changes, first, stop)],
-                [clocks, clocks],
+                [watermarks, watermarks],
             ).to_pylist()
             aside += kernel.take_aside().to_pylist()
     return told, aside, states

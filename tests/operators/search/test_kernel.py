@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from headrace.columnar.columns import CHANGE_TYPE, TICK
 from headrace.columnar.keys import encode_keys, key_groups
 from headrace.errors import BadSearch, NewerFormat
-from headrace.operators.kernel import Clocks
+from headrace.operators.kernel import Watermarks
 from headrace.operators.search import index as keeping
 from headrace.operators.search.index import forget_indexes
 from headrace.operators.search.kernel import SearchKernel, SearchSettings, snippet
@@ -41,7 +41,7 @@ SETTINGS = SearchSettings(
 )
 Tick = tuple[list[dict[str, Any]], dict[int, str | None]]
 _NEVER = np.zeros(0, np.int64)
-NO_CLOCKS = [Clocks(_NEVER, _NEVER, _NEVER, _NEVER)] * 2
+NO_CLOCKS = [Watermarks(_NEVER, _NEVER, _NEVER, _NEVER)] * 2
 
 
 def changes_of(history: list[Tick]) -> list[dict[str, Any]]:

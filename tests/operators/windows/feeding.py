@@ -16,7 +16,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from headrace.columnar.keys import GROUPS, encode_keys, key_groups
-from headrace.operators.kernel import UNSTARTED, Clocks
+from headrace.operators.kernel import UNSTARTED, Watermarks
 from headrace.operators.windows.kernel import Windowed, WindowStep
 from headrace.testing.kernels import MemoryState
 from tests.operators.histories import changed, text
@@ -52,12 +52,12 @@ class Feed:
         ]
         return pa.Table.from_pylist(rows, pa.schema([*self.schema, *extra]))
 
-    def clocks(self, first: int, stop: int) -> Clocks:
+    def watermarks(self, first: int, stop: int) -> Watermarks:
         numbers = np.arange(first, stop)
         before = (
             (self.complete[first - 1], self.closed[first - 1]) if first else (UNSTARTED, UNSTARTED)
         )
-        return Clocks(
+        return Watermarks(
             numbers,
             numbers * 20_000_000,
             np.array(self.complete[first:stop]),
@@ -120,7 +120,7 @@ def feed_to(
     fed = Fed([], [], [], {}, [])
     for call, (first, stop) in enumerate(pairwise(bounds)):
         states = spread(states, shards[call % len(shards)])
-        rows, clocks = feed.table(first, stop), feed.clocks(first, stop)
+        rows, watermarks = feed.table(first, stop), feed.watermarks(first, stop)
         of_row = (
             key_groups(encode_keys(rows, list(step.by))).astype(np.int64) * len(states) // GROUPS
         )
@@ -129,7 +129,7 @@ def feed_to(
             kernel = pickle.loads(pickle.dumps(build(step)))
             mine = rows.filter(pa.array(of_row == number))
             told += kernel.step_timed(
-                state, [mine if combine is None else combined(kernel, mine, combine)], [clocks]
+                state, [mine if combine is None else combined(kernel, mine, combine)], [watermarks]
             ).to_pylist()
             fed.late += kernel.late.take_rows().to_pylist()
             fed.late_counts += kernel.late.take_counts().to_pylist()
@@ -215,7 +215,7 @@ def rows() -> st.SearchStrategy[Row]:
 
 
 @st.composite
-def clocks(draw: st.DrawFn, count: int) -> tuple[list[int], list[int]]:
+def watermarks(draw: st.DrawFn, count: int) -> tuple[list[int], list[int]]:
     """Clocks that may not begin at once, never go back, and of which closed is never ahead."""
     unstarted = draw(st.integers(0, count))
     complete = sorted(
@@ -234,7 +234,7 @@ def clocks(draw: st.DrawFn, count: int) -> tuple[list[int], list[int]]:
 @st.composite
 def streams(draw: st.DrawFn, max_ticks: int = 6) -> Feed:
     ticks = draw(st.lists(st.lists(rows(), max_size=6), min_size=1, max_size=max_ticks))
-    return Feed(ticks, *draw(clocks(len(ticks))))
+    return Feed(ticks, *draw(watermarks(len(ticks))))
 
 
 @st.composite
@@ -249,7 +249,7 @@ def tables(draw: st.DrawFn, max_ticks: int = 6) -> Feed:
             fresh = None if draw(st.integers(0, 3)) == 0 else {"id": number, **draw(rows())}
             changes += changed(there.get(number), fresh)
             there[number] = fresh
-    return Feed(ticks, *draw(clocks(len(ticks))), is_table=True)
+    return Feed(ticks, *draw(watermarks(len(ticks))), is_table=True)
 
 
 def cuts() -> st.SearchStrategy[list[int]]:

@@ -31,8 +31,8 @@ def moment(us: int) -> datetime:
 class Clock:
     """The clocks before and after a tick."""
 
-    complete_before: int
-    closed_before: int
+    watermark_before: int
+    horizon_before: int
     complete: int
     closed: int
 
@@ -90,7 +90,7 @@ class FixedOracle(WindowOracle):
         ]
 
     def tick(self, number: int, rows: Sequence[Row], clock: Clock) -> list[Row]:
-        limit = clock.closed_before - self.step.late.lateness_us
+        limit = clock.horizon_before - self.step.late.lateness_us
         touched: dict[Window, list[Row]] = {}
         for row in rows:
             group = tuple(plain(row[name]) for name in self.step.by)
@@ -101,7 +101,7 @@ class FixedOracle(WindowOracle):
                 touched.setdefault((*group, start, end), []).append(row)
             if not open_windows:
                 self.is_late(number, row, limit)
-            self.corrected += any(end <= clock.complete_before for _, end in open_windows)
+            self.corrected += any(end <= clock.watermark_before for _, end in open_windows)
         for window, changes in touched.items():
             self.groups._apply(window, changes)
         told = self.tell(
@@ -161,7 +161,7 @@ class RowOracle(WindowOracle):
         raise NotImplementedError
 
     def tick(self, number: int, rows: Sequence[Row], clock: Clock) -> list[Row]:
-        self.limit = limit = clock.closed_before - self.step.late.lateness_us
+        self.limit = limit = clock.horizon_before - self.step.late.lateness_us
         touched: dict[tuple[Any, ...], list[Row]] = {}
         for row in rows:
             touched.setdefault(tuple(plain(row[name]) for name in self.step.by), []).append(row)

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.operators.aggregates import functions as agg
 from headrace.operators.changelog import check_ticks, fold
-from headrace.operators.kernel import UNSTARTED, Clocks
+from headrace.operators.kernel import UNSTARTED, Watermarks
 from headrace.operators.windows.factory import window_kernel
 from headrace.operators.windows.kernel import WindowStep
 from headrace.operators.windows.late import Correct
@@ -82,25 +82,25 @@ def run(steps: Sequence[WindowStep], feed: Feed, sizes: Sequence[int]) -> pa.Tab
     states, told, at, turn = [MemoryState() for _ in steps], [], 0, 0
     while at < len(feed.ticks):
         stop = min(at + sizes[turn % len(sizes)], len(feed.ticks))
-        rows, clocks = feed.table(at, stop), feed.clocks(at, stop)
+        rows, watermarks = feed.table(at, stop), feed.watermarks(at, stop)
         for step, state in zip(steps, states, strict=True):
             kernel = window_kernel(step)
-            rows = kernel.step_timed(state, [rows], [clocks])
+            rows = kernel.step_timed(state, [rows], [watermarks])
             assert kernel.counts["late"] == 0
-            clocks = behind(clocks, kernel.lateness_us)
+            watermarks = behind(watermarks, kernel.lateness_us)
         told.append(rows)
         at, turn = stop, turn + 1
     return pa.concat_tables(told)
 
 
-def behind(clocks: Clocks, lateness_us: int) -> Clocks:
-    start = clocks.closed_at_start
-    return Clocks(
-        clocks.ticks,
-        clocks.times_us,
-        clocks.complete,
-        np.where(clocks.closed == UNSTARTED, UNSTARTED, clocks.closed - lateness_us),
-        clocks.complete_at_start,
+def behind(watermarks: Watermarks, lateness_us: int) -> Watermarks:
+    start = watermarks.horizon_at_start
+    return Watermarks(
+        watermarks.ticks,
+        watermarks.times_us,
+        watermarks.complete,
+        np.where(watermarks.closed == UNSTARTED, UNSTARTED, watermarks.closed - lateness_us),
+        watermarks.watermark_at_start,
         start if start == UNSTARTED else start - lateness_us,
     )
 

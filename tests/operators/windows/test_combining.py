@@ -144,7 +144,7 @@ def test_rows_in_many_windows_are_combined_on_their_way() -> None:
     for spec in (AGGREGATES, (*AGGREGATES, ("all", agg.collect("v")))):
         kernel = FixedWindows(step_of(feed, window=Hopping(12, 2), aggregates=spec))
         told.append(
-            kernel.step_timed(MemoryState(), [table], [feed.clocks(0, 1)]).select(
+            kernel.step_timed(MemoryState(), [table], [feed.watermarks(0, 1)]).select(
                 ["window_start", "n", "total", "mean", "spread"]
             )
         )

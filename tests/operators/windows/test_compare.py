@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import InputError
 from headrace.operators.changelog import check_ticks
-from headrace.operators.kernel import UNSTARTED, Clocks, TimedKernel
+from headrace.operators.kernel import UNSTARTED, TimedKernel, Watermarks
 from headrace.operators.windows.assignment import assign
 from headrace.operators.windows.comparison import CompareKernel
 from headrace.operators.windows.late import DAY_US
@@ -106,11 +106,11 @@ def table_of(ticks: Ticks, first: int, stop: int) -> pa.Table:
     )
 
 
-def clocks(first: int, stop: int, closed: list[int] | None = None) -> Clocks:
+def watermarks(first: int, stop: int, closed: list[int] | None = None) -> Watermarks:
     times = np.arange(first, stop)
     at_end = np.full(stop - first, UNSTARTED) if closed is None else np.array(closed[first:stop])
     start = UNSTARTED if closed is None or not first else closed[first - 1]
-    return Clocks(times, times, at_end, at_end, start, start)
+    return Watermarks(times, times, at_end, at_end, start, start)
 
 
 @given(ticks=histories(), where=cuts(), by=st.just(("k",)))
@@ -119,7 +119,7 @@ def test_it_gives_the_obvious_rows(ticks: Ticks, where: list[int], by: tuple[str
     kernel, state, told = CompareKernel("c", SCHEMA, by, PERIOD), MemoryState(), []
     bounds = [0, *sorted({cut for cut in where if cut < len(ticks)}), len(ticks)]
     for first, stop in pairwise(bounds):
-        table = kernel.step_timed(state, [table_of(ticks, first, stop)], [clocks(first, stop)])
+        table = kernel.step_timed(state, [table_of(ticks, first, stop)], [watermarks(first, stop)])
         check_ticks(table, ("k", "window_start"))
         told += table.to_pylist()
     assert text(told) == text(obvious(ticks))
@@ -136,7 +136,7 @@ def test_a_row_is_kept_until_the_window_a_period_later_is_closed() -> None:
         kernel, state, told = CompareKernel("c", SCHEMA, ["k"], PERIOD), MemoryState(), []
         for tick in range(4):
             told += kernel.step_timed(
-                state, [table_of(ticks, tick, tick + 1)], [clocks(tick, tick + 1, closed)]
+                state, [table_of(ticks, tick, tick + 1)], [watermarks(tick, tick + 1, closed)]
             ).to_pylist()
         assert [(each["n"], each["previous_n"]) for each in told] == [(5, None), (6, previous)]
         assert len(state.values) == (1 if previous is None else 2)
@@ -157,7 +157,7 @@ def test_seven_days_back_from_a_midnight_is_a_midnight() -> None:
     told = kernel.step_timed(
         MemoryState(),
         [table_of([[{**row, "_change_type": "insert"} for row in rows]], 0, 1)],
-        [clocks(0, 1)],
+        [watermarks(0, 1)],
     ).to_pylist()
     assert [(each["n"], each["previous_n"]) for each in told] == [(1, None), (2, 1)]
 
@@ -175,7 +175,7 @@ def compared(zone: str, size: str, period_us: int, moments: list[str]) -> dict[i
     ]
     told = (
         CompareKernel("c", SCHEMA, ["k"], period_us, spec)
-        .step_timed(MemoryState(), [table_of([rows], 0, 1)], [clocks(0, 1)])
+        .step_timed(MemoryState(), [table_of([rows], 0, 1)], [watermarks(0, 1)])
         .to_pylist()
     )
     return {each["n"]: each["previous_n"] for each in told}

@@ -266,7 +266,7 @@ def test_long_keys_are_found_again() -> None:
             [{**each, "_tick": tick} for each in feed.ticks[tick]],
             pa.schema([*schema, ("_tick", pa.int64())]),
         )
-        told += kernel.step_timed(state, [rows], [feed.clocks(tick, tick + 1)]).to_pylist()
+        told += kernel.step_timed(state, [rows], [feed.watermarks(tick, tick + 1)]).to_pylist()
     assert [(each["k"], each["n"]) for each in told if each["_tick"] == 1] == [
         (key, 1) for key in sorted(keys, key=str.encode)
     ]

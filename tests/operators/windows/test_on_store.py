@@ -43,9 +43,9 @@ def test_the_store_is_a_state_as_any(
         table = pa.Table.from_pylist(rows, pa.schema([*SCHEMA, ("_tick", pa.int64())]))
         with store.transaction() as txn:
             state = StepState(txn, 1)
-            told = kernel.step_timed(state, [table], [feed.clocks(tick, tick + 1)])
+            told = kernel.step_timed(state, [table], [feed.watermarks(tick, tick + 1)])
             due = kernel.due(state)
-        assert told.equals(kernel.step_timed(memory, [table], [feed.clocks(tick, tick + 1)]))
+        assert told.equals(kernel.step_timed(memory, [table], [feed.watermarks(tick, tick + 1)]))
         assert due == kernel.due(memory)
     with store.transaction() as txn:
         assert StepState(txn, 1).scan(b"", b"\xff" * 400)[0] == []

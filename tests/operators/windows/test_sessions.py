@@ -271,7 +271,7 @@ def test_long_keys_are_found_again(build: Any) -> None:
             [{**each, "_tick": tick} for each in feed.ticks[tick]],
             pa.schema([*schema, ("_tick", pa.int64())]),
         )
-        found += kernel.step_timed(state, [rows], [feed.clocks(tick, tick + 1)]).to_pylist()
+        found += kernel.step_timed(state, [rows], [feed.watermarks(tick, tick + 1)]).to_pylist()
     assert [each["k"] for each in found if each["_tick"] == 1] == sorted(keys, key=str.encode)
     assert [(each["k"][:1], each["_change_type"]) for each in found if each["_tick"] == 2] == [
         ("ä", "delete")
@@ -309,7 +309,7 @@ def test_a_row_that_is_left_out_of_an_aggregate_goes_to_dead_letters_once() -> N
     step = step_of(feed, aggregates=(("some", agg.collect("v", most=1)),))
     kernel, state, found = SessionRows(step), MemoryState(), []
     for tick in range(3):
-        kernel.step_timed(state, [feed.table(tick, tick + 1)], [feed.clocks(tick, tick + 1)])
+        kernel.step_timed(state, [feed.table(tick, tick + 1)], [feed.watermarks(tick, tick + 1)])
         found += kernel.diverted.take().to_pylist()
     assert [(each["v"], each["device"], each["_tick"]) for each in found] == [
         (2.0, "a", 1),

@@ -64,11 +64,11 @@ def status(state: StateArgument, json: JsonOption = False) -> None:
             ),
         ],
     )
-    if known.clocks:
+    if known.watermarks:
         say("")
         table(
             ["input", "complete up to", "producers", "held back by"],
-            [_clock(name, clock) for name, clock in sorted(known.clocks.items())],
+            [_clock(name, clock) for name, clock in sorted(known.watermarks.items())],
         )
     if windows := _windows(known):
         say("")
@@ -112,7 +112,7 @@ def _query(name: str, each: dict[str, Any]) -> tuple[str, ...]:
 
 def _clock(name: str, clock: dict[str, Any]) -> tuple[str, str, str, str]:
     """How far an input is complete, and the producer that it waits for most."""
-    if clock["complete_us"] is None:
+    if clock["watermark_us"] is None:
         return name, "no row yet", "0", ""
     held = ""
     if clock["held_back_by"]:
@@ -123,7 +123,7 @@ def _clock(name: str, clock: dict[str, Any]) -> tuple[str, str, str, str]:
         )
     return (
         name,
-        time_text(clock["complete_us"]),
+        time_text(clock["watermark_us"]),
         f"{clock['producers']:,}",
         held or "nobody: all are idle, time follows the ticks",
     )
@@ -353,20 +353,20 @@ def _times(facts: dict[str, Any]) -> Part:
     return Part(
         ("input", "complete up to", "behind", "producers", "held back by"),
         0,
-        [_time(facts["at"], *each) for each in (facts["run"] or {}).get("clocks", {}).items()],
+        [_time(facts["at"], *each) for each in (facts["run"] or {}).get("watermarks", {}).items()],
     )
 
 
 def _time(now_s: float, name: str, clock: dict[str, Any]) -> tuple[str, ...]:
-    complete_us = clock["complete_us"]
+    watermark_us = clock["watermark_us"]
     held = ", ".join(str(each["producer"]) for each in clock.get("held_back_by", ())[:3])
-    if complete_us is None:
+    if watermark_us is None:
         return name, "not begun", "", str(clock["producers"]), held
-    at = datetime.fromtimestamp(complete_us / 1_000_000, UTC)
+    at = datetime.fromtimestamp(watermark_us / 1_000_000, UTC)
     return (
         name,
         f"{at:%Y-%m-%d %H:%M:%S}",
-        span_text(max(0.0, now_s - complete_us / 1_000_000)),
+        span_text(max(0.0, now_s - watermark_us / 1_000_000)),
         str(clock["producers"]),
         held,
     )

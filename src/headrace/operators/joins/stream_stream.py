@@ -34,7 +34,7 @@ from headrace.operators.joins.sides import (
     join_keys,
     ticks_of,
 )
-from headrace.operators.kernel import Clocks, KeyedState, microseconds
+from headrace.operators.kernel import KeyedState, Watermarks, microseconds
 
 # One side of a join of streams in a call: its rows that wait for rows of the other side, stored and
 # new, in order of key and time.
@@ -62,13 +62,20 @@ class Arrivals:
     """What takes away the lists of those who were woken to forget."""
 
     def __init__(
-        self, number: int, side: Side, rows: pa.Table, own: Clocks, other: Clocks, *, keeps: bool
+        self,
+        number: int,
+        side: Side,
+        rows: pa.Table,
+        own: Watermarks,
+        other: Watermarks,
+        *,
+        keeps: bool,
     ) -> None:
         """`keeps`: whether the result has rows of this side that met nothing."""
         self.number, self.other, self.keeps = number, other, keeps
         assert side.time is not None
         places, times = own.at(ticks_of(rows)), microseconds(rows.column(side.time))
-        late = times < own.closed_before[places]
+        late = times < own.horizon_before[places]
         self.late = int(np.count_nonzero(late))
         keys, missing = join_keys(rows, side.on)
         used = ~late if keeps else ~late & ~missing
@@ -267,15 +274,17 @@ class StreamStreamJoin:
     # The step
 
     def step_timed(
-        self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]
+        self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
         """1. Leave out what is too late. 2. Load what rows can meet, and what waited long enough.
         3. Find pairs. 4. Find who is alone. 5. Store.
         """
-        if not len(clocks[0]):
+        if not len(watermarks[0]):
             return self.output.append(_TICK_FIELD).empty_table()
         keeps = self._columns.keeps_left, self._columns.keeps_right
-        sides = zip((self.left, self.right), inputs, clocks, clocks[::-1], keeps, strict=True)
+        sides = zip(
+            (self.left, self.right), inputs, watermarks, watermarks[::-1], keeps, strict=True
+        )
         arrivals = [Arrivals(number, *each[:4], keeps=each[4]) for number, each in enumerate(sides)]
         self.counts = {"late_left": arrivals[0].late, "late_right": arrivals[1].late}
         piles, left, right = self._loaded(state, arrivals)
@@ -287,8 +296,8 @@ class StreamStreamJoin:
         for side, met, alone in ((left, lefts, alone_at[0]), (right, rights, alone_at[1])):
             matched = side.was_matched.copy()
             matched[met] = True
-            side.store(writer, matched, alone < len(clocks[0]))
-        tick = int(clocks[0].ticks[-1])
+            side.store(writer, matched, alone < len(watermarks[0]))
+        tick = int(watermarks[0].ticks[-1])
         writer.save(
             (0, 2),
             [
@@ -297,7 +306,7 @@ class StreamStreamJoin:
                 *(row_store.listed(piles, kind, tick) for kind in (1, 3)),
             ],
         )
-        return self._told(clocks[0], left, right, (lefts, rights, met_at), alone_at)
+        return self._told(watermarks[0], left, right, (lefts, rights, met_at), alone_at)
 
     def _loaded(
         self, state: KeyedState, arrivals: list[Arrivals]
@@ -356,7 +365,7 @@ class StreamStreamJoin:
 
     def _told(
         self,
-        clock: Clocks,
+        clock: Watermarks,
         left: WaitingSide,
         right: WaitingSide,
         met: tuple[Ints, Ints, Ints],

@@ -32,7 +32,7 @@ from headrace.operators.joins.sides import (
     join_keys,
     ticks_of,
 )
-from headrace.operators.kernel import Clocks, KeyedState
+from headrace.operators.kernel import KeyedState, Watermarks
 
 # A table as one side of a join: its rows by join key, and their versions in the ticks of a call.
 #
@@ -247,7 +247,7 @@ class StreamTableJoin:
         self,
         state: KeyedState,
         inputs: Sequence[pa.Table],
-        clocks: Sequence[Clocks],  # noqa: ARG002
+        watermarks: Sequence[Watermarks],  # noqa: ARG002
     ) -> pa.Table:
         """1. Find the keys. 2. Load what the table has of them. 3. Take in its changes. 4. Let rows
         and versions of the same ticks meet.

@@ -36,7 +36,7 @@ from headrace.operators.joins.sides import (
     ticks_of,
 )
 from headrace.operators.joins.stream_table import ALWAYS, FOREVER, TableSide, Versions
-from headrace.operators.kernel import Clocks, KeyedState
+from headrace.operators.kernel import KeyedState, Watermarks
 
 # Versions that are there at the same time, and times at which a key has no rows: what a join of
 # tables is made of.
@@ -232,7 +232,7 @@ class TableTableJoin:
         self,
         state: KeyedState,
         inputs: Sequence[pa.Table],
-        clocks: Sequence[Clocks],  # noqa: ARG002
+        watermarks: Sequence[Watermarks],  # noqa: ARG002
     ) -> pa.Table:
         """1. Load what changes, and all of its key on the other side. 2. Take in the changes. 3.
         Pair versions. 4. Tell what came and what went.

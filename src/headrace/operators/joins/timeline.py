@@ -35,7 +35,7 @@ from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE
 from headrace.operators.joins import row_store
 from headrace.operators.joins.row_store import LOWEST, NONE, Piles, PileWriter, Records
 from headrace.operators.joins.sides import Rows, Side, join_keys, merged, ticks_of
-from headrace.operators.kernel import UNSTARTED, Clocks, KeyedState, Times
+from headrace.operators.kernel import UNSTARTED, KeyedState, Times, Watermarks
 
 GONE = np.uint8(1)
 
@@ -55,9 +55,9 @@ def check_versioned(step: str, table: Side) -> None:
         )
 
 
-def horizon(clocks: list[Times], history_us: int) -> Times:
+def horizon(watermarks: list[Times], history_us: int) -> Times:
     """How far back the past is known, by the clock that is behind."""
-    earliest = np.minimum.reduce(clocks)
+    earliest = np.minimum.reduce(watermarks)
     known: Times = np.where(earliest < UNSTARTED + history_us, UNSTARTED, earliest - history_us)
     return known
 
@@ -75,7 +75,7 @@ class Timeline:
         needs: pa.Schema,
         changes: pa.Table,
         keys: Ints,
-        clock: Clocks,
+        clock: Watermarks,
         *,
         forgets_gone: bool = True,
     ) -> None:
@@ -328,12 +328,12 @@ class HistoryKernel:
         return None
 
     def step_timed(
-        self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]
+        self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
         """1. Load the versions beside those that come. 2. Leave out what is too late. 3. Tell whose
         content or end has changed. 4. Forget.
         """
-        (changes,), (clock,) = inputs, clocks
+        (changes,), (clock,) = inputs, watermarks
         if not len(clock):
             return self.output.append(_TICK_FIELD).empty_table()
         keys, _ = join_keys(changes, self.table.on)
@@ -347,7 +347,7 @@ class HistoryKernel:
         nothing = np.zeros(0, np.int64)
         woken = marked(len(piles), found.ranks[1])
         known = (
-            horizon([clock.complete_before], self.history_us),
+            horizon([clock.watermark_before], self.history_us),
             horizon([clock.complete], self.history_us),
         )
         timeline.load(piles, hull(len(piles), nothing, nothing, nothing), woken, known)
@@ -357,19 +357,19 @@ class HistoryKernel:
         writer.save((_FORGETS,))
         return self._told(timeline, clock)
 
-    def _leave_out(self, timeline: Timeline, clock: Clocks) -> int:
+    def _leave_out(self, timeline: Timeline, clock: Watermarks) -> int:
         """Versions that come when a newer one was old enough already that what is before it may be
         forgotten.
         """
         fresh = np.flatnonzero(timeline.place >= 0)
         places = timeline.place[fresh]
-        known_before = horizon([clock.complete_before], self.history_us)[places]
+        known_before = horizon([clock.watermark_before], self.history_us)[places]
         newest = timeline.known(timeline.keys[fresh], known_before, places - 1)
         late = (newest >= 0) & (np.append(timeline.at, 0)[newest] > timeline.at[fresh])
         timeline.leave_out(fresh[late])
         return int(np.count_nonzero(late))
 
-    def _told(self, timeline: Timeline, clock: Clocks) -> pa.Table:
+    def _told(self, timeline: Timeline, clock: Watermarks) -> pa.Table:
         """In order of tick, key and time."""
         moment, place, version, until = self._states(timeline)
         first = begins(moment)

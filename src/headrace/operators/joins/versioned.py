@@ -32,7 +32,7 @@ from headrace.operators.joins.sides import (
     ticks_of,
 )
 from headrace.operators.joins.timeline import Timeline, check_versioned, horizon
-from headrace.operators.kernel import Clocks, KeyedState, Times, microseconds
+from headrace.operators.kernel import KeyedState, Times, Watermarks, microseconds
 
 _TICK_FIELD = pa.field(TICK, pa.int64(), nullable=False)
 _WAITS, _FORGETS = 0, 1
@@ -88,13 +88,13 @@ class VersionedJoin:
         return row_store.earliest(state, _WAITS)
 
     def step_timed(
-        self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]
+        self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
         """1. Find the keys: of rows, versions, and what waited long enough. 2. Load. 3. Answer. 4.
         Keep what waits, and what rows may ask for.
         """
         rows, changes = inputs
-        own, table = clocks
+        own, table = watermarks
         if not len(own):
             return self.output.append(_TICK_FIELD).empty_table()
         keys, missing = join_keys(rows, self.stream.on)
@@ -109,17 +109,17 @@ class VersionedJoin:
         known = tuple(
             horizon(list(each), self.history_us)
             for each in (
-                (own.complete_before, table.complete_before),
+                (own.watermark_before, table.watermark_before),
                 (own.complete, table.complete),
             )
         )
-        waiting = _Waiting(self, rows, missing, found.ranks[0], found.orders[0], clocks)
+        waiting = _Waiting(self, rows, missing, found.ranks[0], found.orders[0], watermarks)
         waiting.load(piles, marked(len(piles), found.ranks[2]), self._columns.left_needs)
         timeline = Timeline(self.table, self._columns.right_needs, changes, found.ranks[1], table)
         timeline.load(
             piles, waiting.asked(), marked(len(piles), found.ranks[3]), (known[0], known[1])
         )
-        late = timeline.fresh_at < table.complete_before[timeline.fresh_place]
+        late = timeline.fresh_at < table.watermark_before[timeline.fresh_place]
         self.counts = {"late_versions": int(np.count_nonzero(late)), "too_old": waiting.too_old}
         writer = PileWriter(piles)
         waiting.store(writer)
@@ -127,7 +127,7 @@ class VersionedJoin:
         writer.save((_WAITS, _FORGETS))
         return self._told(waiting, timeline, own)
 
-    def _told(self, waiting: _Waiting, timeline: Timeline, clock: Clocks) -> pa.Table:
+    def _told(self, waiting: _Waiting, timeline: Timeline, clock: Watermarks) -> pa.Table:
         """In order of tick, key, time and arrival."""
         which = np.flatnonzero(waiting.told_at < len(clock))
         version = timeline.known(waiting.keys[which], waiting.times[which], waiting.told_at[which])
@@ -157,12 +157,12 @@ class _Waiting:
         missing: Mask,
         keys: Ints,
         order: Ints,
-        clocks: Sequence[Clocks],
+        watermarks: Sequence[Watermarks],
     ) -> None:
-        own, self._table = clocks
+        own, self._table = watermarks
         assert join.stream.time is not None
         times, places = microseconds(rows.column(join.stream.time)), own.at(ticks_of(rows))
-        known = horizon([own.complete_before, self._table.complete_before], join.history_us)
+        known = horizon([own.watermark_before, self._table.watermark_before], join.history_us)
         old = times < known[places]
         self.too_old = int(np.count_nonzero(old))
         used = (
@@ -312,13 +312,13 @@ class CorrectedJoin:
         return None
 
     def step_timed(
-        self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]
+        self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
         """1. Find the keys. 2. Load versions, and the rows that new versions are valid for. 3. Tell
         and correct. 4. Keep what may be corrected.
         """
         rows, changes = inputs
-        own, table = clocks
+        own, table = watermarks
         if not len(own):
             return self.output.append(_TICK_FIELD).empty_table()
         keys, missing = join_keys(rows, self.stream.on)
@@ -327,7 +327,7 @@ class CorrectedJoin:
         found = ranked([keys, join_keys(changes, self.table.on)[0], *woken])
         piles = Piles(self.step_name, state, found.keys, sections=2, marks=2)
         known_from = horizon([own.complete, table.complete], self.history_us)
-        known_before = horizon([own.complete_before, table.complete_before], self.history_us)
+        known_before = horizon([own.watermark_before, table.watermark_before], self.history_us)
         answered = _Answered(
             self.stream,
             rows,
@@ -361,7 +361,7 @@ class CorrectedJoin:
         return self._told(answered, timeline, known_before, own)
 
     def _told(
-        self, answered: _Answered, timeline: Timeline, known_before: Times, clock: Clocks
+        self, answered: _Answered, timeline: Timeline, known_before: Times, clock: Watermarks
     ) -> pa.Table:
         """Each row's answers one after the other: each takes the place of the one before. In order
         of tick, key, time and arrival.
@@ -403,7 +403,7 @@ class _Answered:
         missing: Mask,
         keys: Ints,
         order: Ints,
-        own: Clocks,
+        own: Watermarks,
         known_before: Times,
         *,
         keep_missing: bool,

@@ -19,7 +19,7 @@ from headrace.columnar.buffers import Ints, Mask
 from headrace.columnar.columns import TICK
 from headrace.columnar.keys import encode_keys, key_groups, whole
 from headrace.columnar.lookup import ranked, sorting
-from headrace.operators.kernel import UNSTARTED, Clocks, KeyedState, Times, microseconds
+from headrace.operators.kernel import UNSTARTED, KeyedState, Times, Watermarks, microseconds
 from headrace.operators.patterns.automaton import ACCEPT
 from headrace.operators.patterns.compiled_pattern import CompiledPattern
 from headrace.operators.patterns.match_pass import TICK_FIELD, Work
@@ -102,12 +102,12 @@ class PatternKernel:
     # The step
 
     def step_timed(
-        self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]
+        self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
         """1. Leave out what is late. 2. Put rows of all keys that come up into order. 3. Match. 4.
         Store what is still needed. 5. Tell.
         """
-        (rows,), (clock,) = inputs, clocks
+        (rows,), (clock,) = inputs, watermarks
         self.counts = {}
         if not len(clock):
             return self.output.append(TICK_FIELD).empty_table()
@@ -133,12 +133,12 @@ class PatternKernel:
             np.concatenate([key for _, key in found]),
         )
 
-    def _in_time(self, rows: pa.Table, clock: Clocks) -> pa.Table:
+    def _in_time(self, rows: pa.Table, clock: Watermarks) -> pa.Table:
         if not rows.num_rows:
             return rows
         places = clock.at(whole(rows.column(TICK)).to_numpy())
-        behind = clock.closed_before[places] - self._times(rows)
-        late = (behind > 0) & (clock.closed_before[places] != UNSTARTED)
+        behind = clock.horizon_before[places] - self._times(rows)
+        late = (behind > 0) & (clock.horizon_before[places] != UNSTARTED)
         if not late.any():
             return rows
         self.counts["late"] = self.late.add(rows, late, clock.times_us[places], behind)
@@ -147,7 +147,7 @@ class PatternKernel:
     def _times(self, rows: pa.Table) -> Times:
         return microseconds(rows.column(self.settings.time)) + self.settings.time_shift_us
 
-    def _gather(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> Batch:
+    def _gather(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> Batch:
         now_us = int(clock.closed[-1])
         woken = (
             pa.nulls(0, pa.binary())
@@ -217,7 +217,7 @@ class PatternKernel:
 
     # What is kept
 
-    def _keep(self, state: KeyedState, batch: Batch, work: Work, clock: Clocks) -> None:
+    def _keep(self, state: KeyedState, batch: Batch, work: Work, clock: Watermarks) -> None:
         """From the first row on that some pattern still needs; and rows before it, as many as
         conditions look back.
         """
@@ -322,7 +322,7 @@ def certain_work(kernel: PatternKernel, stored: pa.Array, now_us: int) -> Work:
         kernel.settings,
         kernel.output,
         batch,
-        Clocks(now, now, now, now, now_us, now_us),
+        Watermarks(now, now, now, now, now_us, now_us),
         known,
         np.zeros((len(counts), len(kernel.settings.patterns)), np.int64),
     )

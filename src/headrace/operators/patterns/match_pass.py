@@ -14,7 +14,7 @@ from headrace.columnar.buffers import Ints, Mask, runs
 from headrace.columnar.columns import TICK
 from headrace.columnar.lookup import sorting
 from headrace.errors import InputError
-from headrace.operators.kernel import Clocks, Times
+from headrace.operators.kernel import Times, Watermarks
 from headrace.operators.patterns.automaton import Automaton
 from headrace.operators.patterns.compiled_pattern import CompiledPattern
 from headrace.operators.patterns.conditions import Source
@@ -175,7 +175,7 @@ class Work:
         settings: MatchSettings,
         output: pa.Schema,
         batch: Batch,
-        clock: Clocks,
+        clock: Watermarks,
         known: Mask,
         numbers: Numbers,
     ) -> None:
@@ -245,7 +245,7 @@ class Work:
             pattern.automaton.symbols,
             pattern.spec.within_us,
         )
-        fresh = rows.times >= self.clock.closed_at_start
+        fresh = rows.times >= self.clock.horizon_at_start
         return View(
             which, replace(rows, fits=self._fits(pattern, source, rows, fresh, fits)), source, fresh
         )
@@ -290,7 +290,7 @@ class Work:
 
     def _now(self, certain_us: Times) -> Mask:
         """What is certain since this call."""
-        since: Mask = (certain_us >= self.clock.closed_at_start) & (
+        since: Mask = (certain_us >= self.clock.horizon_at_start) & (
             certain_us < int(self.clock.closed[-1])
         )
         return since

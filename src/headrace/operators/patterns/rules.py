@@ -30,7 +30,7 @@ from headrace.durations import to_us
 from headrace.errors import BadPattern, InputError, NewerFormat
 from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE
 from headrace.operators.joins.sides import ticks_of
-from headrace.operators.kernel import Clocks, Diverted, KeyedState
+from headrace.operators.kernel import Diverted, KeyedState, Watermarks
 from headrace.operators.patterns.compiled_pattern import (
     CompiledPattern,
     PatternSpec,
@@ -332,7 +332,7 @@ class RuledKernel:
         return pa.concat_tables(tables) if tables else self.output.append(TICK_FIELD).empty_table()
 
     def step_timed(
-        self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]
+        self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
         """Piece by piece: what of the rules changes, then the rows of the ticks until they change
         again.
@@ -342,10 +342,10 @@ class RuledKernel:
         if not state.at_hand:
             return told[0]
         before = rules = from_bytes(self._stored(state), self.settings)
-        for clock, some_rows, some_changes in _pieces(rows, changes, clocks[0]):
+        for clock, some_rows, some_changes in _pieces(rows, changes, watermarks[0]):
             if some_changes.num_rows:
                 rules = self._changed(
-                    rules, some_changes, int(clock.closed_at_start), state.at_hand
+                    rules, some_changes, int(clock.horizon_at_start), state.at_hand
                 )
             told.append(self._matched(state, rules, some_rows, clock))
         if rules != before:
@@ -359,7 +359,7 @@ class RuledKernel:
         return state.get([RULES + bytes([first])], np.array([first], np.uint8))[0]
 
     def _matched(
-        self, state: KeyedState, rules: InForceRules, rows: pa.Table, clock: Clocks
+        self, state: KeyedState, rules: InForceRules, rows: pa.Table, clock: Watermarks
     ) -> pa.Table:
         kernel = PatternKernel(in_force(self.settings, self._fingerprint, rules), self.output)
         kernel.late = self.late
@@ -400,24 +400,24 @@ class RuledKernel:
 
 
 def _pieces(
-    rows: pa.Table, changes: pa.Table, clock: Clocks
-) -> Iterator[tuple[Clocks, pa.Table, pa.Table]]:
+    rows: pa.Table, changes: pa.Table, clock: Watermarks
+) -> Iterator[tuple[Watermarks, pa.Table, pa.Table]]:
     """Clocks, rows and changes of the ticks up to the next with changes, which come at the
     beginning of a piece.
     """
     of_rows, of_changes = ticks_of(rows), ticks_of(changes)
     cuts = np.unique(np.concatenate([[0], clock.at(np.unique(of_changes)), [len(clock)]]))
-    closed_before, complete_before = clock.closed_before, clock.complete_before
+    horizon_before, watermark_before = clock.horizon_before, clock.watermark_before
     for first, stop in pairwise(cuts.tolist()):
         some = slice(first, stop)
         ticks = clock.ticks[some]
-        piece = Clocks(
+        piece = Watermarks(
             ticks,
             clock.times_us[some],
             clock.complete[some],
             clock.closed[some],
-            int(complete_before[first]),
-            int(closed_before[first]),
+            int(watermark_before[first]),
+            int(horizon_before[first]),
         )
         bounds = np.searchsorted(of_rows, [ticks[0], ticks[-1] + 1])
         change_bounds = np.searchsorted(of_changes, [ticks[0], ticks[-1] + 1])

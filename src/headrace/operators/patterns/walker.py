@@ -117,8 +117,8 @@ class Lookahead:
         complete, over = np.full(len(self.rows), NEVER), self.rows.at
         ways = tuple(self.way(edge) for edge in edges)
         for way in ways:
-            its_complete, its_over = self._everywhere(way)
-            complete, over = np.minimum(complete, its_complete), np.maximum(over, its_over)
+            its_watermark, its_over = self._everywhere(way)
+            complete, over = np.minimum(complete, its_watermark), np.maximum(over, its_over)
         self.complete[place], self.over[place] = (
             np.where(fits, complete, NEVER),
             np.where(fits, over, self.rows.at),

@@ -23,7 +23,7 @@ from headrace.columnar.keys import encode_keys, key_groups, key_list, whole
 from headrace.errors import BadSearch
 from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE
 from headrace.operators.joins.sides import ticks_of
-from headrace.operators.kernel import Clocks, Diverted, KeyedState
+from headrace.operators.kernel import Diverted, KeyedState, Watermarks
 from headrace.operators.search.documents import with_words
 from headrace.operators.search.index import (
     QUERY,
@@ -121,7 +121,7 @@ class SearchKernel:
         self,
         state: KeyedState,
         inputs: Sequence[pa.Table],
-        clocks: Sequence[Clocks],  # noqa: ARG002
+        watermarks: Sequence[Watermarks],  # noqa: ARG002
     ) -> pa.Table:
         """1. The index as of the state. 2. Tick by tick where queries change: documents before it,
         then the changes. 3. The documents behind. 4. Put what changed.

@@ -25,7 +25,7 @@ from headrace.columnar.keys import encode_keys, key_groups, whole
 from headrace.columnar.lookup import begins, bounds, numbered, search, sorting
 from headrace.columnar.segments import Segments
 from headrace.operators.aggregates.aggregation import Aggregation, Outcome
-from headrace.operators.kernel import UNSTARTED, Clocks, Groups, KeyedState, Times
+from headrace.operators.kernel import UNSTARTED, Groups, KeyedState, Times, Watermarks
 from headrace.operators.windows.kernel import Windowed, WindowStep, over_lifetimes
 from headrace.operators.windows.late_rows import places_of
 from headrace.operators.windows.specs import Session, Sliding
@@ -126,14 +126,16 @@ class Buffered(Windowed):
         """From which time up to which a row changes such windows."""
 
     @abstractmethod
-    def timers(self, keys: Ints, times: Times, complete_us: int) -> tuple[Ints, Times, Times, Mask]:
+    def timers(
+        self, keys: Ints, times: Times, watermark_us: int
+    ) -> tuple[Ints, Times, Times, Mask]:
         """When groups with these rows, in order, must be looked at: group, start, end and whether
         it waits for the complete clock (else for the closed one).
         """
 
     # The step
 
-    def advance(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> pa.Table:
+    def advance(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> pa.Table:
         """1. Read the rows of all groups that something happens to. 2. Go through the ticks. 3.
         Compute every version of a window. 4. Store rows and timers. 5. Tell.
         """
@@ -145,7 +147,7 @@ class Buffered(Windowed):
         self._put(state, grouped, kept, (before, after), clock)
         return self._result(rows, grouped, kept, history, clock)
 
-    def _gather(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> tuple[Grouped, Kept]:
+    def _gather(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> tuple[Grouped, Kept]:
         of_rows = encode_keys(rows, self.by)
         keys, ranks = numbered(
             [of_rows, self.completed(state, clock).by, closing(self, state, clock)]
@@ -155,7 +157,7 @@ class Buffered(Windowed):
         return grouped, self._kept(rows, ranks[0], counts, stored, clock)
 
     def _kept(
-        self, rows: pa.Table, keys: Ints, counts: Ints, stored: pa.Table, clock: Clocks
+        self, rows: pa.Table, keys: Ints, counts: Ints, stored: pa.Table, clock: Watermarks
     ) -> Kept:
         fresh = rows.select(
             [field.name for field in self._store.fields if field.name in rows.schema.names]
@@ -198,15 +200,15 @@ class Buffered(Windowed):
     # Tick by tick
 
     def _through(
-        self, kept: Kept, before: Ints, rows: pa.Table, clock: Clocks
+        self, kept: Kept, before: Ints, rows: pa.Table, clock: Watermarks
     ) -> tuple[History, Ints]:
         """What windows were at every tick; and the rows that are kept at the end, in order of group
         and time.
         """
-        limits = self.bounds(clock.closed_before)
+        limits = self.bounds(clock.horizon_before)
         history, late = History(), np.zeros(len(kept.keys), np.bool_)
         known = self.spans(kept.keys[before], kept.times[before])
-        closed = int(self.bounds(np.array([clock.closed_at_start]))[0])
+        closed = int(self.bounds(np.array([clock.horizon_at_start]))[0])
         history.add(
             self._sets(kept, before, known.only(self.counts_as_window(known.ends, closed))), -1
         )
@@ -226,7 +228,7 @@ class Buffered(Windowed):
         (limit,) = self.bounds(clock.closed[-1:]).tolist()
         return history, after[self.open(kept.keys[after], kept.times[after], limit)]
 
-    def _lateness(self, kept: Kept, limits: Times, clock: Clocks) -> tuple[Times, Times]:
+    def _lateness(self, kept: Kept, limits: Times, clock: Watermarks) -> tuple[Times, Times]:
         places = kept.places[kept.stored :]
         return clock.times_us[places], limits[places] - kept.times[kept.stored :]
 
@@ -325,7 +327,7 @@ class Buffered(Windowed):
         grouped: Grouped,
         kept: Kept,
         rows: tuple[Ints, Ints],
-        clock: Clocks,
+        clock: Watermarks,
     ) -> None:
         before, after = rows
         in_rank = kept.ranked(kept.keys[after], after)
@@ -335,19 +337,19 @@ class Buffered(Windowed):
         )
         old, new = (
             self._timers(grouped, kept, *each)
-            for each in ((before, clock.complete_at_start), (after, int(clock.complete[-1])))
+            for each in ((before, clock.watermark_at_start), (after, int(clock.complete[-1])))
         )
         put_timers(state, old, new)
 
     def _timers(
-        self, grouped: Grouped, kept: Kept, rows: Ints, complete_us: int
+        self, grouped: Grouped, kept: Kept, rows: Ints, watermark_us: int
     ) -> tuple[pa.Array, Groups]:
-        of, starts, ends, waits = self.timers(kept.keys[rows], kept.times[rows], complete_us)
+        of, starts, ends, waits = self.timers(kept.keys[rows], kept.times[rows], watermark_us)
         windows = Windows(grouped.by.take(pa.array(of)), starts, ends, grouped.groups[of])
         return windows.names(waits).cast(pa.binary()), windows.groups
 
     def _result(
-        self, rows: pa.Table, grouped: Grouped, kept: Kept, history: History, clock: Clocks
+        self, rows: pa.Table, grouped: Grouped, kept: Kept, history: History, clock: Watermarks
     ) -> pa.Table:
         sets, born = history.all(), history.born
         if not len(sets):
@@ -429,10 +431,10 @@ def distinct_windows(
     )
 
 
-def closing(kernel: Windowed, state: KeyedState, clock: Clocks) -> pa.Array:
+def closing(kernel: Windowed, state: KeyedState, clock: Watermarks) -> pa.Array:
     """The groups of entries that the closed clock has passed."""
     (until,) = kernel.bounds(clock.closed[-1:]).tolist()
-    if until == kernel.bounds(np.array([clock.closed_at_start]))[0]:
+    if until == kernel.bounds(np.array([clock.horizon_at_start]))[0]:
         return _NO_KEYS
     return scan_until(state, TOLD, UNSTARTED, until)[1].by
 
@@ -493,10 +495,12 @@ class SessionRows(Buffered):
     def reach(self, starts: Times, ends: Times) -> tuple[Times, Times]:
         return starts - self.gap_us + 1, ends
 
-    def timers(self, keys: Ints, times: Times, complete_us: int) -> tuple[Ints, Times, Times, Mask]:
+    def timers(
+        self, keys: Ints, times: Times, watermark_us: int
+    ) -> tuple[Ints, Times, Times, Mask]:
         """One for each session."""
         spans = self.spans(keys, times)
-        waits = spans.ends > complete_us if self.final else np.zeros(len(spans.keys), np.bool_)
+        waits = spans.ends > watermark_us if self.final else np.zeros(len(spans.keys), np.bool_)
         return spans.keys, spans.starts, spans.ends, waits
 
 
@@ -541,22 +545,24 @@ class SlidingRows(Buffered):
     def reach(self, starts: Times, ends: Times) -> tuple[Times, Times]:
         return starts + 1, ends
 
-    def timers(self, keys: Ints, times: Times, complete_us: int) -> tuple[Ints, Times, Times, Mask]:
+    def timers(
+        self, keys: Ints, times: Times, watermark_us: int
+    ) -> tuple[Ints, Times, Times, Mask]:
         """One for the first window of a group that waits, and one for when its last row is not
         needed any more.
         """
-        return group_timers(keys, times, self.size_us, complete_us if self.final else None)
+        return group_timers(keys, times, self.size_us, watermark_us if self.final else None)
 
 
 def group_timers(
-    keys: Ints, times: Times, size_us: int, complete_us: int | None
+    keys: Ints, times: Times, size_us: int, watermark_us: int | None
 ) -> tuple[Ints, Times, Times, Mask]:
     """When groups with rows at these times, in order, must be looked at: group, start, end, and
     whether it waits for the complete clock.
     """
     last = np.flatnonzero(np.append(keys[1:] != keys[:-1], True)) if len(keys) else keys
     closing = keys[last], times[last] + size_us
-    waiting = np.flatnonzero(times >= complete_us) if complete_us is not None else keys[:0]
+    waiting = np.flatnonzero(times >= watermark_us) if watermark_us is not None else keys[:0]
     first = waiting[begins(keys[waiting])] if len(waiting) else waiting
     of, ends = (
         np.concatenate([closing[0], keys[first]]),

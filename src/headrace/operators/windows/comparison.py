@@ -28,7 +28,7 @@ from headrace.columnar.keys import decode_keys, encode_keys, key_groups, whole
 from headrace.columnar.lookup import begins, ranked, sorting
 from headrace.errors import NewerFormat, PlanError
 from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE, differs
-from headrace.operators.kernel import UNSTARTED, Clocks, KeyedState, Times, microseconds
+from headrace.operators.kernel import UNSTARTED, KeyedState, Times, Watermarks, microseconds
 from headrace.operators.windows.assignment import counterparts
 from headrace.operators.windows.buffered_window import Grouped, distinct_windows
 from headrace.operators.windows.kernel import NOTHING, WINDOW_END, WINDOW_START, Shown, tell
@@ -141,18 +141,18 @@ class CompareKernel:
         )
 
     def step_timed(
-        self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]
+        self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
         """1. Name the windows that rows are of, those a period earlier and later. 2. Get their
         rows. 3. Tell what became of the pairs. 4. Put. 5. Forget.
         """
-        (rows,), (clock,) = inputs, clocks
+        (rows,), (clock,) = inputs, watermarks
         table = (
             self._compared(state, rows, clock)
             if rows.num_rows
             else self.output.append(_TICK_FIELD).empty_table()
         )
-        if len(clock) and clock.closed[-1] > clock.closed_at_start:
+        if len(clock) and clock.closed[-1] > clock.horizon_at_start:
             names, windows = scan_until(state, TOLD, UNSTARTED, int(clock.closed[-1]))
             if names:
                 state.put(names, [None] * len(names), windows.groups)
@@ -162,7 +162,7 @@ class CompareKernel:
         """Nothing is told when time passes."""
         return None
 
-    def _compared(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> pa.Table:
+    def _compared(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> pa.Table:
         found = ranked([encode_keys(rows, self.by)])
         grouped = Grouped(found.keys, key_groups(found.keys), found.keys)
         starts, ends = (microseconds(rows.column(name)) for name in (WINDOW_START, WINDOW_END))
@@ -195,7 +195,7 @@ class CompareKernel:
     # What rows windows have
 
     def _timeline(
-        self, state: KeyedState, rows: pa.Table, windows: Windows, mine: Ints, clock: Clocks
+        self, state: KeyedState, rows: pa.Table, windows: Windows, mine: Ints, clock: Watermarks
     ) -> tuple[Timeline, pa.Table, pa.Array]:
         """The versions of all windows; the rows that they show, stored ones first; the names of
         windows in the state.
@@ -283,7 +283,7 @@ class CompareKernel:
         places: Ints,
         timeline: Timeline,
         table: pa.Table,
-        clock: Clocks,
+        clock: Watermarks,
     ) -> pa.Table:
         """Of windows that something may have become of, in some ticks: once a window and tick."""
         order = sorting(places, window)

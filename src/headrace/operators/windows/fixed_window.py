@@ -20,7 +20,7 @@ from headrace.columnar.keys import encode_keys
 from headrace.columnar.segments import Segments, cut_codes, with_keys
 from headrace.columnar.sort import Codes, codes_of, ranked, spread_out
 from headrace.operators.aggregates.aggregation import PARTIAL, Outcome, all_combined, pays
-from headrace.operators.kernel import UNSTARTED, Clocks, KeyedState, Times
+from headrace.operators.kernel import UNSTARTED, KeyedState, Times, Watermarks
 from headrace.operators.windows.assignment import Assigned, assign
 from headrace.operators.windows.kernel import NOTHING, Shown, Windowed, WindowStep
 from headrace.operators.windows.late_rows import PRODUCERS, combine, places_of, rows_behind
@@ -51,7 +51,7 @@ class FixedWindows(Windowed):
         assert isinstance(step.window, Tumbling | Hopping)
         self.spec = step.window
 
-    def advance(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> pa.Table:
+    def advance(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> pa.Table:
         """1. Put rows into windows. 2. Get the states, those of completed windows too. 3. Go
         through all segments. 4. Put the states. 5. Tell. 6. Forget.
         """
@@ -102,9 +102,9 @@ class FixedWindows(Windowed):
     # The step
 
     def _windows(
-        self, state: KeyedState, windows: Windows, segments: Segments, clock: Clocks
+        self, state: KeyedState, windows: Windows, segments: Segments, clock: Watermarks
     ) -> pa.Table:
-        names = windows.names(self._waits(windows, clock.complete_at_start))
+        names = windows.names(self._waits(windows, clock.watermark_at_start))
         stored, parts = self.aggregation.layout.unpacked_array(
             state.get_array(names, windows.groups)
         )
@@ -116,18 +116,18 @@ class FixedWindows(Windowed):
         self.aggregation.keep_account(segments, outcome, changes.versions[changes.comes])
         return table
 
-    def _waits(self, windows: Windows, complete_us: int) -> Mask:
-        return windows.ends > complete_us if self.final else np.zeros(len(windows), np.bool_)
+    def _waits(self, windows: Windows, watermark_us: int) -> Mask:
+        return windows.ends > watermark_us if self.final else np.zeros(len(windows), np.bool_)
 
     # Rows into windows
 
-    def _held(self, rows: pa.Table, clock: Clocks) -> Held:
+    def _held(self, rows: pa.Table, clock: Watermarks) -> Held:
         """Each row in its windows that are not closed; those of which none is are late. Rows that
         come when a window of theirs is complete already are counted.
         """
         times, places = self.times(rows), places_of(rows, clock)
-        limits = self.bounds(clock.closed_before)
-        since = np.concatenate([limits, clock.complete_before])
+        limits = self.bounds(clock.horizon_before)
+        since = np.concatenate([limits, clock.watermark_before])
         begun = since != UNSTARTED
         assigned = assign(self.spec, np.concatenate([times, since[begun]]))
         # The oldest window that holds the limit is the oldest that is not closed; by the complete
@@ -149,7 +149,12 @@ class FixedWindows(Windowed):
     # What is stored and told
 
     def _put(
-        self, state: KeyedState, windows: Windows, names: pa.Array, outcome: Outcome, clock: Clocks
+        self,
+        state: KeyedState,
+        windows: Windows,
+        names: pa.Array,
+        outcome: Outcome,
+        clock: Watermarks,
     ) -> None:
         """States under the names they had; those that have been told since move."""
         values = with_long_keys(
@@ -157,7 +162,7 @@ class FixedWindows(Windowed):
         )
         waited, waits = (
             self._waits(windows, int(complete))
-            for complete in (clock.complete_at_start, clock.complete[-1])
+            for complete in (clock.watermark_at_start, clock.complete[-1])
         )
         stays = (windows.ends > self.bounds(clock.closed[-1:])[0]) & (outcome.rows > 0)
         state.put_array(names, _where(stays & (waited == waits), values), windows.groups)
@@ -167,7 +172,7 @@ class FixedWindows(Windowed):
             state.put_array(there.names(waits[moved]), values.take(pa.array(moved)), there.groups)
 
     def _shown(
-        self, windows: Windows, segments: Segments, outcome: Outcome, clock: Clocks
+        self, windows: Windows, segments: Segments, outcome: Outcome, clock: Watermarks
     ) -> Shown:
         """What each segment changes, and what is shown for the first time when nothing changes
         it.

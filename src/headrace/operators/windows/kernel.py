@@ -22,7 +22,7 @@ from headrace.errors import BugError, InputError, UnknownColumn
 from headrace.operators.aggregates.aggregation import Aggregation
 from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.changelog import Changes
-from headrace.operators.kernel import UNSTARTED, Clocks, KeyedState, Times, microseconds
+from headrace.operators.kernel import UNSTARTED, KeyedState, Times, Watermarks, microseconds
 from headrace.operators.windows.late import Divert, Drop, LatePolicy
 from headrace.operators.windows.late_rows import LateRows, bound
 from headrace.operators.windows.specs import WindowSpec, check_emit
@@ -224,19 +224,19 @@ class Windowed(ABC):
         )
 
     def step_timed(
-        self, state: KeyedState, inputs: Sequence[pa.Table], clocks: Sequence[Clocks]
+        self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
     ) -> pa.Table:
         """Take in the rows of some ticks, tell what they change and what the clocks complete, and
         let go of what the clocks close.
         """
-        (rows,), (clock,) = inputs, clocks
+        (rows,), (clock,) = inputs, watermarks
         self.counts = {"late": 0}
         if not len(clock):
             return self.nothing()
         return self.advance(state, rows, clock)
 
     @abstractmethod
-    def advance(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> pa.Table:
+    def advance(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> pa.Table:
         """The step, for at least one tick."""
 
     def due(self, state: KeyedState) -> int | None:
@@ -270,25 +270,25 @@ class Windowed(ABC):
         """What ends at or before this is closed."""
         return bound(closed, self.lateness_us)
 
-    def told_from(self, ends: Times, clock: Clocks) -> Ints:
+    def told_from(self, ends: Times, clock: Watermarks) -> Ints:
         """From which tick on windows with these ends are shown: its place in the call's ticks, -1
         if they were before, the number of ticks if they are not yet.
         """
         if not self.final:
             return np.full(len(ends), -1)
-        return np.where(ends <= clock.complete_at_start, -1, np.searchsorted(clock.complete, ends))
+        return np.where(ends <= clock.watermark_at_start, -1, np.searchsorted(clock.complete, ends))
 
-    def completed(self, state: KeyedState, clock: Clocks) -> Windows:
+    def completed(self, state: KeyedState, clock: Watermarks) -> Windows:
         """The stored windows that these ticks complete."""
         complete = int(clock.complete[-1])
-        if not self.final or complete == clock.complete_at_start:
+        if not self.final or complete == clock.watermark_at_start:
             return NO_WINDOWS
-        return scan_until(state, WAITING, clock.complete_at_start, complete)[1]
+        return scan_until(state, WAITING, clock.watermark_at_start, complete)[1]
 
-    def forget(self, state: KeyedState, clock: Clocks) -> None:
+    def forget(self, state: KeyedState, clock: Watermarks) -> None:
         """Let go of the windows that no row can reach any more."""
         (until,) = self.bounds(clock.closed[-1:]).tolist()
-        if until > self.bounds(np.array([clock.closed_at_start]))[0]:
+        if until > self.bounds(np.array([clock.horizon_at_start]))[0]:
             names, windows = scan_until(state, TOLD, UNSTARTED, until)
             if names:
                 state.put(names, [None] * len(names), windows.groups)
@@ -299,7 +299,7 @@ class Windowed(ABC):
         return self.output.append(_TICK_FIELD).empty_table()
 
     def told(
-        self, windows: Windows, shown: Shown, outcome: Results, clock: Clocks
+        self, windows: Windows, shown: Shown, outcome: Results, clock: Watermarks
     ) -> tuple[pa.Table, Changes]:
         """The rows to tell, and which versions they show. Windows are in order of group, start and
         end.

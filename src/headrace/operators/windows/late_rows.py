@@ -17,7 +17,7 @@ from headrace.columnar.segments import Segments
 from headrace.columnar.sort import Codes, codes_of, joint, stable_sort
 from headrace.durations import format_us
 from headrace.operators.aggregates.aggregation import ORDER, PARTIAL, Aggregation, by_tick
-from headrace.operators.kernel import REASON, UNSTARTED, Clocks, Times
+from headrace.operators.kernel import REASON, UNSTARTED, Times, Watermarks
 
 # Rows combined before the shuffle: one row stands for those of one group, pane and tick. A pane is
 # what lies between two bounds of windows, so its rows are in the same windows, and are late
@@ -98,7 +98,7 @@ def bound(closed: Times, lateness_us: int) -> Times:
     return np.where(closed < UNSTARTED + lateness_us, UNSTARTED, closed - lateness_us)
 
 
-def places_of(rows: pa.Table, clock: Clocks) -> Ints:
+def places_of(rows: pa.Table, clock: Watermarks) -> Ints:
     """For each row the place of its tick in the clock's arrays; rows are in order of tick."""
     ticks = whole(rows.column(TICK)).to_numpy()
     return np.repeat(

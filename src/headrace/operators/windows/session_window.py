@@ -23,7 +23,7 @@ from headrace.columnar.segments import Segments
 from headrace.errors import NewerFormat
 from headrace.operators.aggregates.aggregation import PARTIAL, all_combined, pays
 from headrace.operators.aggregates.state_pool import Merging, Pool, States
-from headrace.operators.kernel import Clocks, Groups, KeyedState, Times, microseconds
+from headrace.operators.kernel import Groups, KeyedState, Times, Watermarks, microseconds
 from headrace.operators.windows.buffered_window import Grouped, closing, distinct_windows
 from headrace.operators.windows.kernel import Windowed, WindowStep, over_lifetimes
 from headrace.operators.windows.late_rows import PRODUCERS, combine, places_of
@@ -187,7 +187,7 @@ class Sessions(Windowed):
         self.gap_us = step.window.gap_us
         self._merging = Merging(self.aggregation)
 
-    def advance(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> pa.Table:
+    def advance(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> pa.Table:
         """1. Make islands. 2. Read the sessions that they touch, and those that the clocks
         complete. 3. Go through the ticks. 4. Store. 5. Tell.
         """
@@ -210,7 +210,7 @@ class Sessions(Windowed):
         islands = self._islands(rows, ranks[0], clock)
         read = self._read(index.sessions, islands.ranges, clock)
         before = index.sessions.only(read)
-        names = self._windows(grouped, before).names(self._waits(before, clock.complete_at_start))
+        names = self._windows(grouped, before).names(self._waits(before, clock.watermark_at_start))
         pool = Pool(self._merging.opened(state.get_array(names, grouped.groups[before.keys])))
         history, states = self._through(rows, islands, before, pool, clock)
         table = self._result(grouped, history, pool.pick(states), clock)
@@ -226,26 +226,26 @@ class Sessions(Windowed):
         index.write(self._open(index.sessions.only(~read).and_also(_current(history)), clock))
         return table
 
-    def _read(self, sessions: Ranges, islands: Ranges, clock: Clocks) -> Mask:
+    def _read(self, sessions: Ranges, islands: Ranges, clock: Watermarks) -> Mask:
         """Which stored sessions something happens to: islands touch them, or the clocks complete
         them.
         """
         read = overlaps(sessions, islands)
         if self.final:
-            read |= (sessions.ends > clock.complete_at_start) & (
+            read |= (sessions.ends > clock.watermark_at_start) & (
                 sessions.ends <= clock.complete[-1]
             )
         return read
 
-    def _waits(self, sessions: Ranges, complete_us: int) -> Mask:
-        return sessions.ends > complete_us if self.final else np.zeros(len(sessions), np.bool_)
+    def _waits(self, sessions: Ranges, watermark_us: int) -> Mask:
+        return sessions.ends > watermark_us if self.final else np.zeros(len(sessions), np.bool_)
 
-    def _open(self, sessions: Ranges, clock: Clocks) -> Ranges:
+    def _open(self, sessions: Ranges, clock: Watermarks) -> Ranges:
         return sessions.only(sessions.ends > self.bounds(clock.closed[-1:])[0])
 
     # Rows into islands
 
-    def _islands(self, rows: pa.Table, keys: Ints, clock: Clocks) -> Islands:
+    def _islands(self, rows: pa.Table, keys: Ints, clock: Watermarks) -> Islands:
         starts, places = self.times(rows), places_of(rows, clock)
         ends = self._lasts(rows, starts) + self.gap_us
         order = sorting(places, keys, starts)
@@ -286,12 +286,12 @@ class Sessions(Windowed):
     # Tick by tick
 
     def _through(
-        self, rows: pa.Table, islands: Islands, before: Ranges, pool: Pool, clock: Clocks
+        self, rows: pa.Table, islands: Islands, before: Ranges, pool: Pool, clock: Watermarks
     ) -> tuple[History, Ints]:
         """What sessions were at every tick, and for each of these versions the number of its
         state.
         """
-        limits = self.bounds(clock.closed_before)
+        limits = self.bounds(clock.horizon_before)
         of_islands = pool.add(islands.states)
         history, states = History(), [np.arange(len(before))]
         history.add(_versions(before), -1)
@@ -369,7 +369,7 @@ class Sessions(Windowed):
         )
 
     def _result(
-        self, grouped: Grouped, history: History, states: States, clock: Clocks
+        self, grouped: Grouped, history: History, states: States, clock: Watermarks
     ) -> pa.Table:
         sets = history.all()
         if not len(sets):
@@ -391,7 +391,7 @@ class Sessions(Windowed):
         others: Ranges,
         history: History,
         states: States,
-        clock: Clocks,
+        clock: Watermarks,
     ) -> None:
         """The sessions that were read, as they are now, under their new names; what is closed goes,
         also of the sessions that were not read.

@@ -25,7 +25,7 @@ from headrace.columnar.packed_array import FORM_BYTES, Alike, Form, by_widths, r
 from headrace.columnar.row_codec import cut_out
 from headrace.columnar.segments import Segments
 from headrace.operators.aggregates.state_pool import Merging, Pool, States, pick, place, together
-from headrace.operators.kernel import UNSTARTED, Clocks, Groups, KeyedState, Times
+from headrace.operators.kernel import UNSTARTED, Groups, KeyedState, Times, Watermarks
 from headrace.operators.windows.buffered_window import (
     Grouped,
     closing,
@@ -500,7 +500,7 @@ class Work:
 
     heads: Heads
     pool: Pool
-    clock: Clocks
+    clock: Watermarks
     history: History = field(default_factory=History)
     windows: list[States] = field(default_factory=list)
 
@@ -517,7 +517,7 @@ class SlidingStates(Windowed):
         self.pane_us = max(self.size_us // PANES, 1)
         self._merging = Merging(self.aggregation)
 
-    def advance(self, state: KeyedState, rows: pa.Table, clock: Clocks) -> pa.Table:
+    def advance(self, state: KeyedState, rows: pa.Table, clock: Watermarks) -> pa.Table:
         """1. Make points. 2. Read the heads of all groups that something happens to, and the panes
         that are needed. 3. Compute windows. 4. Tell. 5. Store.
         """
@@ -555,10 +555,10 @@ class SlidingStates(Windowed):
 
     # Rows into points
 
-    def _in_time(self, rows: pa.Table, clock: Clocks) -> tuple[pa.Table, Times]:
+    def _in_time(self, rows: pa.Table, clock: Watermarks) -> tuple[pa.Table, Times]:
         """The rows that are not late, and their times."""
         times, places = self.times(rows), places_of(rows, clock)
-        limits = self.bounds(clock.closed_before)[places]
+        limits = self.bounds(clock.horizon_before)[places]
         late = times < limits
         if not late.any():
             return rows, times
@@ -566,7 +566,7 @@ class SlidingStates(Windowed):
         return rows.filter(pa.array(~late)), times[~late]
 
     def _points(
-        self, rows: pa.Table, keys: Ints, times: Times, pool: Pool, clock: Clocks
+        self, rows: pa.Table, keys: Ints, times: Times, pool: Pool, clock: Watermarks
     ) -> Points:
         places = places_of(rows, clock)
         order = sorting(keys, times, places)
@@ -603,7 +603,7 @@ class SlidingStates(Windowed):
         in_order[by_tick.keys[by_tick.times <= before]] = False
         return in_order
 
-    def _needed(self, heads: Heads, fresh: Points, groups: int, clock: Clocks) -> Mask:
+    def _needed(self, heads: Heads, fresh: Points, groups: int, clock: Watermarks) -> Mask:
         """The panes that groups in order need: to which points come, that have points to be told,
         and in which the windows that are computed begin.
         """
@@ -648,7 +648,7 @@ class SlidingStates(Windowed):
         heads = others.and_also(mine)
         wanted = points.places >= 0
         if self.final:
-            wanted = (wanted | (points.times >= work.clock.complete_at_start)) & (
+            wanted = (wanted | (points.times >= work.clock.watermark_at_start)) & (
                 points.times < work.clock.complete[-1]
             )
         self._add(points, np.flatnonzero(wanted), points.places, heads, others, work)
@@ -658,9 +658,9 @@ class SlidingStates(Windowed):
 
     def _tick_by_tick(self, known: Points, fresh: Points, work: Work) -> tuple[Points, Heads]:
         """Groups out of order: all their points, and all their panes."""
-        limits = self.bounds(work.clock.closed_before)
+        limits = self.bounds(work.clock.horizon_before)
         alive, history = known.in_order(), work.history
-        closed = int(self.bounds(np.array([work.clock.closed_at_start]))[0])
+        closed = int(self.bounds(np.array([work.clock.horizon_at_start]))[0])
         self._add(
             alive,
             np.flatnonzero(alive.times >= closed),
@@ -713,7 +713,7 @@ class SlidingStates(Windowed):
             work.pool,
         )
 
-    def _told_until(self, clock: Clocks) -> int | None:
+    def _told_until(self, clock: Watermarks) -> int | None:
         return int(clock.complete[-1]) if self.final else None
 
     def _add(

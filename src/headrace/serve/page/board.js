@@ -276,17 +276,17 @@ function drawTopics() {
 // Time
 
 function drawTime() {
-  const clocks = Object.entries(facts.run?.clocks ?? {});
+  const clocks = Object.entries(facts.run?.watermarks ?? {});
   if (!clocks.length) return [el("section", { class: "card" }, "No input has event time, or none has begun.")];
   const held = clocks.flatMap(([input, clock]) => (clock.held_back_by ?? []).map((each) => ({ input, producer: plain(each.producer), newest_event: when(each.newest_us / 1e6), last_heard: when(each.heard_us / 1e6) })));
-  const rows = clocks.map(([input, clock]) => ({ input, complete_up_to: when(clock.complete_us === null ? null : clock.complete_us / 1e6), behind_the_wall_clock: clock.complete_us === null ? null : right(clockSpan(Math.max(0, facts.at - clock.complete_us / 1e6))), producers: clock.producers }));
+  const rows = clocks.map(([input, clock]) => ({ input, watermark: when(clock.watermark_us === null ? null : clock.watermark_us / 1e6), behind_the_wall_clock: clock.watermark_us === null ? null : right(clockSpan(Math.max(0, facts.at - clock.watermark_us / 1e6))), producers: clock.producers }));
   const behind = Object.fromEntries(Object.entries(facts.series.event_time).map(([name, list]) => [name, list.map((seconds, at) => (seconds === null ? null : Math.max(0, facts.series.at[at] - seconds)))]));
   const counts = facts.run?.counts ?? {}, due = Object.assign({}, ...Object.values(facts.run?.queries ?? {}).map((query) => query.due_us ?? {}));
   const steps = [...new Set([...Object.keys(due), ...Object.keys(counts).filter((name) => name.endsWith(".windows_waiting")).map((name) => name.slice(0, -16))])].sort();
   const countsCorrections = (step) => /^(tumbling|hopping)/.test((facts.plan?.nodes ?? []).find((node) => node.id === step)?.window);
   const open = steps.map((step) => ({ step, windows_open: counts[`${step}.windows_waiting`] ?? null, kept_for_corrections: counts[`${step}.windows_kept`] ?? null, waits_for: due[step] === undefined ? "nothing" : `event time ${when(due[step] / 1e6)}`, late_rows_used: counts[`${step}.corrected`] ?? (countsCorrections(step) ? 0 : null), rows_too_late: counts[`${step}.late`] ?? 0 }));
   return [
-    el("section", { class: "card" }, el("h2", {}, "Event time and the clock on the wall"), ownTable(["input", "complete_up_to", "behind_the_wall_clock", "producers"], rowsOf(rows)), lineChart("Event time behind the wall clock", facts.series.at, behind, clockSpan)),
+    el("section", { class: "card" }, el("h2", {}, "Event time and the clock on the wall"), ownTable(["input", "watermark", "behind_the_wall_clock", "producers"], rowsOf(rows)), lineChart("Event time behind the wall clock", facts.series.at, behind, clockSpan)),
     el("section", { class: "card" }, el("h2", {}, "Who holds time back"), held.length ? ownTable(["input", "producer", "newest_event", "last_heard"], rowsOf(held)) : el("p", { class: "soft" }, "Nobody.")),
     el("section", { class: "card" }, el("h2", {}, "What waits for time"), ownTable(["step", "windows_open", "kept_for_corrections", "waits_for", "late_rows_used", "rows_too_late"], rowsOf(open))),
   ];
