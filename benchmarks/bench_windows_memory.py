@@ -22,7 +22,7 @@ import headrace as hr
 from benchmarks.bench_state_memory import memory_mib
 from benchmarks.report import Result, judged, note
 from benchmarks.state_runs import Run, directory
-from headrace.runtime.runner import Upkeep
+from headrace.runtime.runner import Maintenance
 
 BATCHES, ROWS, KEYS = 500, 2_000, 500
 SLACK = 1.1
@@ -92,7 +92,7 @@ def main() -> None:
         config={**remember, "spark.sql.shuffle.partitions": 2},
     )
     with directory() as root, Run(windows().plan(), root, spark) as run:
-        sweeper = Upkeep(run.runner, fixed_shards=True).sweeper
+        sweeper = Maintenance(run.runner, fixed_shards=True).sweeper
         sweeper.older_than_s = 1.0
         for batch in range(BATCHES):
             run.batch(rows_of(batch))

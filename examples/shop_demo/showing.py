@@ -20,7 +20,7 @@ from headrace.log import open_log
 from headrace.log.api import Log
 from headrace.pipeline.loader import run_file
 from headrace.runtime.run import run
-from headrace.runtime.services import beside
+from headrace.runtime.services import background
 from headrace.views.file import VIEWS_FILE
 from headrace.views.reader import ViewReader
 from shop_demo.checks import FRAUD, PIPELINE, Check, Summary
@@ -89,7 +89,7 @@ class Showing:
         with open_log(self.address) as log:
             self._refuse_a_shop_in_earnest(log)
             shop = self._made()
-            with beside(
+            with background(
                 {"the demo's world": lambda done: self._direct(log, shop, done)}, self.stop
             ):
                 run(
@@ -157,7 +157,7 @@ class Showing:
             " come out",
         )
         failed = Event()
-        with beside(self.world.works(), failed):
+        with background(self.world.works(), failed):
             self._stay_open(done, failed)
         if done.is_set() or failed.is_set():
             return

@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 import headrace as hr
 from headrace.engine.commit import commit_batch
 from headrace.engine.ledger import RunnerFenced
-from headrace.engine.ticks import beginning, carried_ticks, next_ticks, rows_between
+from headrace.engine.ticks import beginning, read_control_ticks, next_ticks, rows_between
 from headrace.log.dead_letters import letters as letters_of
 from headrace.testing.pipelines import PipelineTest
 from tests.servers.kafka_broker import KafkaBroker
@@ -128,7 +128,7 @@ def test_a_replay_gives_the_same_rows_under_the_same_ticks(
                 for topic in (shop.totals, f"{shop.totals}.v2")
             ]
             carried = [
-                {tick.tick: tick.end for tick in carried_ticks(log, topic, partition)}
+                {tick.tick: tick.end for tick in read_control_ticks(log, topic, partition)}
                 for topic in (shop.totals, f"{shop.totals}.v2")
             ]
             ends = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import headrace as hr
-from headrace.engine.ticks import carried_ticks
+from headrace.engine.ticks import read_control_ticks
 from headrace.testing.pipelines import PipelineTest
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def test_a_derived_topic_says_where_each_tick_ends_whatever_the_batches(
             for partition in range(2):
                 values = test.log.read("totals", partition).to_table()
                 ticks = {
-                    each.tick: each.end for each in carried_ticks(test.log, "totals", partition)
+                    each.tick: each.end for each in read_control_ticks(test.log, "totals", partition)
                 }
                 counts = [
                     sum(1 for at in values["_offset"].to_pylist() if at < end)

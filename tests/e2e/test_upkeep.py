@@ -13,7 +13,7 @@ import pytest
 
 import headrace as hr
 from headrace.runtime.arrangement import remember_shards
-from headrace.runtime.runner import ENTRIES_KEPT, Upkeep
+from headrace.runtime.runner import ENTRIES_KEPT, Maintenance
 from headrace.testing.pipelines import PipelineTest
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def test_what_failed_batches_left_is_swept_and_the_state_stays_whole(
         files = test.state / "steps" / "by_key.aggregate"
         (test.state / "jobs" / "dead").mkdir(parents=True)
         before = len(list(files.iterdir()))
-        upkeep = Upkeep(test.runner)
+        upkeep = Maintenance(test.runner)
         assert upkeep.sweeper.finish() == 0
         age(test.state)
         assert (
@@ -72,13 +72,13 @@ def test_a_runner_that_was_replaced_sweeps_nothing(tmp_path: Path, spark: SparkS
     with PipelineTest(counts(), tmp_path, spark) as test:
         test.feed("orders", [{"k": 1}])
         test.settle()
-        older = Upkeep(test.runner)
+        older = Maintenance(test.runner)
         test.restart()
         (test.state / "jobs" / "of-the-newer").mkdir(parents=True)
         age(test.state)
         older.attend()
         assert (test.state / "jobs" / "of-the-newer").exists()
-        Upkeep(test.runner).attend()
+        Maintenance(test.runner).attend()
         assert not (test.state / "jobs" / "of-the-newer").exists()
 
 
@@ -89,16 +89,16 @@ def test_another_number_of_shards_is_taken_on_between_batches(
         test.feed("orders", [{"k": k} for k in range(20)])
         test.settle()
         remember_shards(test.log, "counts", 3)
-        Upkeep(test.runner, fixed_shards=True).attend()
+        Maintenance(test.runner, fixed_shards=True).attend()
         assert test.runner.shards == 2
-        Upkeep(test.runner).attend()
+        Maintenance(test.runner).attend()
         assert test.runner.shards == 3
         test.feed("orders", [{"k": k} for k in range(20)])
         test.settle()
         assert {row["n"] for row in test.view("by_key")} == {2}
         assert len(list((test.state / "local").glob("**/*-of-3"))) == 3
         remember_shards(test.log, "counts", None)
-        Upkeep(test.runner).attend()
+        Maintenance(test.runner).attend()
         assert test.runner.shards == 3
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from headrace.engine.state.files import GROUPS, StateFile, StateIds
-from headrace.engine.state.local_store import ChainSizes, LocalStore
+from headrace.engine.state.local_store import FoldingSchedule, LocalStore
 from tests.engine.test_state import STEP, Shard, apply, in_files, some_changes
 
 
-def sizes_of(shard: Shard, ids: StateIds) -> ChainSizes:
+def sizes_of(shard: Shard, ids: StateIds) -> FoldingSchedule:
     store = LocalStore(shard.local, list(shard.groups))
     with store.transaction() as txn:
         txn.bring_to({STEP: ids}, [STEP], {STEP: shard.files})
@@ -24,7 +24,7 @@ def sizes_of(shard: Shard, ids: StateIds) -> ChainSizes:
     return found
 
 
-def sizes(chain_sizes: ChainSizes) -> dict[int, tuple[int, int, int, int]]:
+def sizes(chain_sizes: FoldingSchedule) -> dict[int, tuple[int, int, int, int]]:
     return {
         group: (chain.first_bytes, chain.delta_bytes, chain.deltas, chain.live_bytes)
         for group, chain in chain_sizes.chains.items()
@@ -108,7 +108,7 @@ def test_no_more_is_folded_than_deltas_pay_for() -> None:
     """A state that is only updated, a thousand times as large as a change: about a quarter as many
     bytes again, never many at once, and deltas at most six times the state.
     """
-    known = ChainSizes()
+    known = FoldingSchedule()
     for group in range(GROUPS):
         known.begin(group, 1_000_000)
     folded: list[int] = []
@@ -126,7 +126,7 @@ def test_no_more_is_folded_than_deltas_pay_for() -> None:
 
 
 def test_chains_stay_short_where_all_keys_are_new() -> None:
-    known = ChainSizes()
+    known = FoldingSchedule()
     for _ in range(1000):
         for group in range(GROUPS):
             _grow(known, group, 20_000)
@@ -139,7 +139,7 @@ def test_chains_stay_short_where_all_keys_are_new() -> None:
         )
 
 
-def _grow(known: ChainSizes, group: int, size: int) -> None:
+def _grow(known: FoldingSchedule, group: int, size: int) -> None:
     if group in known.chains:
         known.add(group, size, more=size)
     else:
@@ -148,7 +148,7 @@ def _grow(known: ChainSizes, group: int, size: int) -> None:
 
 def test_nothing_is_folded_while_all_of_it_is_there_still() -> None:
     """Few large deltas of keys that are all new: a snapshot would hold the same bytes once more."""
-    known = ChainSizes()
+    known = FoldingSchedule()
     for _ in range(60):
         _grow(known, 0, 1_000_000)
         known.earn(1_000_000)
@@ -157,7 +157,7 @@ def test_nothing_is_folded_while_all_of_it_is_there_still() -> None:
 
 def test_what_was_deleted_is_worth_folding() -> None:
     """Deltas that only delete are small, and what they leave behind in the files is not."""
-    known = ChainSizes()
+    known = FoldingSchedule()
     known.begin(0, 1_000_000)
     for _ in range(9):
         known.add(0, 10_000, more=-100_000)

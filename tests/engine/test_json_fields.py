@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.columnar.json_fields import Inexact, field, floating_numbers, whole_numbers
+from headrace.columnar.json_fields import NeedsSpark, field, floating_numbers, whole_numbers
 
 PLAIN = (
     st.none()
@@ -50,7 +50,7 @@ def test_a_field_is_what_the_parser_says(
         pa.string(),
     )
     if any(isinstance(each.get("amount"), list | dict) for each in objects):
-        with pytest.raises(Inexact):
+        with pytest.raises(NeedsSpark):
             field(texts, "amount", floating=False)
     else:
         assert field(texts, "amount", floating=False).to_pylist() == [
@@ -77,7 +77,7 @@ def test_a_field_is_what_the_parser_says(
     ],
 )
 def test_what_spark_may_see_otherwise_is_left_to_it(text: str) -> None:
-    with pytest.raises(Inexact):
+    with pytest.raises(NeedsSpark):
         field(pa.array(['{"amount":1}', text]), "amount", floating=False)
 
 
@@ -99,7 +99,7 @@ def test_numbers() -> None:
     assert floating_numbers(texts).to_pylist() == [1.5, -2.0, None, None, None, 2000.0]
     assert whole_numbers(pa.array(["5", "-17", None]), pa.int64()).to_pylist() == [5, -17, None]
     for wrong in ("x", "1.5", "true", ""):
-        with pytest.raises(Inexact):
+        with pytest.raises(NeedsSpark):
             whole_numbers(pa.array([wrong]), pa.int64())
-    with pytest.raises(Inexact):
+    with pytest.raises(NeedsSpark):
         whole_numbers(pa.array(["3000000000"]), pa.int32())

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from headrace.columnar.columns import ORDER_FIELDS
 from headrace.columnar.expressions import Compute, Constant, Keep
-from headrace.columnar.json_fields import Inexact
-from headrace.engine.reader import ORDER_FIELDS
+from headrace.columnar.json_fields import NeedsSpark
 from headrace.plan.expressions import Expression, read
-from headrace.plan.expressions.arrow_evaluator import in_arrow
+from headrace.plan.expressions.arrow_evaluator import compile_to_arrow
 from headrace.types.schema import to_spark_ddl
 from tests.pipeline.nasty_rows import SCHEMA, comparable, nasty_rows
 
@@ -103,7 +103,7 @@ def usable(text: str) -> Expression | None:
 
 def computed(expression: Expression) -> pa.Array:
     rows = ROWS.combine_chunks().to_batches()[0]
-    node = pickle.loads(pickle.dumps(in_arrow(expression, SCHEMA)))
+    node = pickle.loads(pickle.dumps(compile_to_arrow(expression, SCHEMA)))
     values = node.over(rows)
     return pa.repeat(values, rows.num_rows) if isinstance(values, pa.Scalar) else values
 
@@ -113,7 +113,7 @@ def test_python_gives_what_spark_gives(spark: SparkSession) -> None:
     found = [
         each
         for each in map(usable, [*OURS, *CORPUS])
-        if each is not None and in_arrow(each, SCHEMA) is not None
+        if each is not None and compile_to_arrow(each, SCHEMA) is not None
     ]
     assert len(found) > 300
     frame = spark.createDataFrame(ROWS, schema=f"{to_spark_ddl(SCHEMA)}, id BIGINT").persist()
@@ -198,8 +198,8 @@ JSON_TEXTS = [
 def test_a_field_of_json_is_spark_s_or_left_to_it(spark: SparkSession, text: str) -> None:
     schema = pa.schema([("s", pa.string())])
     expression = read(text, schema, where="test")
-    assert in_arrow(expression, schema) is None
-    node = in_arrow(expression, schema, hopeful=True)
+    assert compile_to_arrow(expression, schema) is None
+    node = compile_to_arrow(expression, schema, optimistic=True)
     assert node is not None
     rows = (
         spark.createDataFrame([(each,) for each in JSON_TEXTS], "s STRING")
@@ -212,7 +212,7 @@ def test_a_field_of_json_is_spark_s_or_left_to_it(spark: SparkSession, text: str
             (ours,) = node.over(
                 pa.record_batch([pa.array([given, None], pa.string())], schema=schema)
             ).to_pylist()[:1]
-        except Inexact:
+        except NeedsSpark:
             continue
         sure += 1
         assert (repr(ours), False) == (repr(theirs), failed), given
@@ -221,7 +221,7 @@ def test_a_field_of_json_is_spark_s_or_left_to_it(spark: SparkSession, text: str
 
 @pytest.mark.parametrize("text", SPARKS)
 def test_what_may_differ_is_left_to_spark(text: str) -> None:
-    assert in_arrow(told(text), SCHEMA) is None
+    assert compile_to_arrow(told(text), SCHEMA) is None
 
 
 def placed(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -234,7 +234,7 @@ def placed(rows: pa.RecordBatch) -> pa.RecordBatch:
 def test_steps_keep_the_order_of_rows() -> None:
     rows = placed(pa.RecordBatch.from_pydict({"x": [1.0, None, 3.0], "name": ["a", "b", "c"]}))
     schema = pa.schema([("twice", pa.float64()), ("one", pa.int32())])
-    double = in_arrow(read("x * 2.0", rows.schema, where="test"), rows.schema)
+    double = compile_to_arrow(read("x * 2.0", rows.schema, where="test"), rows.schema)
     assert double is not None
     made = Compute((("twice", double), ("one", Constant(1, pa.int32()))), schema)(rows)
     assert made.select(["twice", "one", "_offset"]).to_pylist() == [
@@ -242,7 +242,7 @@ def test_steps_keep_the_order_of_rows() -> None:
         {"twice": None, "one": 1, "_offset": 1},
         {"twice": 6.0, "one": 1, "_offset": 2},
     ]
-    condition = in_arrow(read("x > 1", rows.schema, where="test"), rows.schema)
+    condition = compile_to_arrow(read("x > 1", rows.schema, where="test"), rows.schema)
     assert condition is not None
     assert Keep(condition)(rows).column("name").to_pylist() == ["c"]
     assert Keep(Constant(False, pa.bool_()))(rows).num_rows == 0

@@ -19,7 +19,7 @@ from headrace.plan.plan import PipelinePlan
 from headrace.runtime.arrangement import (
     Arrangement,
     arranged,
-    arranged_query,
+    plan_query,
     known_names,
     note_name,
 )
@@ -46,7 +46,7 @@ def run_once(log: Log, plan: PipelinePlan) -> None:
     ledger = Ledger(log, plan.name)
     ledger.take_over()
     tx = ledger.transaction()
-    tx.set_note(note_name(plan.name), Arrangement({MAIN_QUERY: arranged_query(plan)}).to_json())
+    tx.set_note(note_name(plan.name), Arrangement({MAIN_QUERY: plan_query(plan)}).to_json())
     ledger.add(tx, LedgerEntry(ledger.epoch, MAIN_QUERY, 1))
     ledger.commit(tx)
 

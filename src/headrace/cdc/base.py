@@ -16,14 +16,14 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from headrace.columnar.columns import CHANGE_FIELD, HIDDEN
+from headrace.columnar.columns import CHANGE_FIELD, HIDDEN_FIELDS
 from headrace.errors import ConfigurationError, InputError
 from headrace.log.dead_letters import DeadLetter
 from headrace.log.topic_config import check_name
 from headrace.types.schema import RESERVED_COLUMNS, parse_schema
 
 logger = logging.getLogger("headrace.cdc")
-_TAKEN = {*RESERVED_COLUMNS, *(each.name for each in HIDDEN)}
+_TAKEN = {*RESERVED_COLUMNS, *(each.name for each in HIDDEN_FIELDS)}
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class TableShape:
 
     @cached_property
     def batch_schema(self) -> pa.Schema:
-        return pa.schema([*self.schema, *HIDDEN, CHANGE_FIELD])
+        return pa.schema([*self.schema, *HIDDEN_FIELDS, CHANGE_FIELD])
 
 
 def usable_names(names: Sequence[str]) -> list[str]:

@@ -33,7 +33,7 @@ from headrace.cdc.base import (
 from headrace.columnar.columns import (
     COMMITTED_AT,
     DELETE,
-    HIDDEN,
+    HIDDEN_FIELDS,
     INSERT,
     MARKS,
     OFFSET_COLUMN,
@@ -344,7 +344,8 @@ class DebeziumSource:
             for place, field in enumerate(self._schema)
         ]
         arrays += [
-            pa.array([hidden.get(each.name) for _, _, hidden in told], each.type) for each in HIDDEN
+            pa.array([hidden.get(each.name) for _, _, hidden in told], each.type)
+            for each in HIDDEN_FIELDS
         ]
         arrays.append(pa.array([change for change, _, _ in told], pa.string()))
         return Changes(

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.cdc.base import Changes, ChunkRequest, Part, TableShape
-from headrace.columnar.columns import HIDDEN, MARKS, ORDER, UPDATE
+from headrace.columnar.columns import HIDDEN_FIELDS, MARKS, ORDER, UPDATE
 from headrace.errors import ConfigurationError, HeadraceError, RetryError, UnknownColumn
 from headrace.log.rows import to_batch
 from headrace.types.schema import parse_schema, to_ddl
@@ -154,7 +154,7 @@ class PollingSource:
         hidden = {ORDER: pa.array(range(count), pa.int32()), MARKS: pa.nulls(count, pa.string())}
         arrays = [
             *batch.columns,
-            *(hidden.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN),
+            *(hidden.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN_FIELDS),
             pa.array([UPDATE] * count),
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.shape.batch_schema)

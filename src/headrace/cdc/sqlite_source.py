@@ -31,7 +31,7 @@ from headrace.cdc.base import (
 from headrace.columnar.columns import (
     COMMITTED_AT,
     DELETE,
-    HIDDEN,
+    HIDDEN_FIELDS,
     INSERT,
     MARKS,
     ORDER,
@@ -335,7 +335,7 @@ def chunk_rows(table: SqliteTable, rows: list[tuple[Any, ...]], position: int) -
     hidden = {POSITION: pa.array([position] * count, pa.int64()), MARKS: marks}
     arrays = [
         *columns,
-        *(hidden.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN),
+        *(hidden.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN_FIELDS),
         pa.array([INSERT] * count, pa.string()),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=table.shape.batch_schema)
@@ -356,7 +356,7 @@ def _batch(
     }
     arrays = [
         *columns,
-        *(hidden[each.name] for each in HIDDEN),
+        *(hidden[each.name] for each in HIDDEN_FIELDS),
         pa.array([change for change, _, _, _ in kept], pa.string()),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=table.shape.batch_schema)

@@ -19,8 +19,8 @@ from headrace.cdc.base import TableShape
 from headrace.columnar.columns import (
     CHANGE_TYPE,
     DELETE,
-    HIDDEN,
     HIDDEN_DDL,
+    HIDDEN_FIELDS,
     MARKS,
     OFFSET_COLUMN,
     PARTITION_COLUMN,
@@ -33,7 +33,7 @@ from headrace.operators.changelog import with_unchanged
 from headrace.types.schema import to_ddl
 
 _UNUSABLE = re.compile(r"[^A-Za-z0-9._-]")
-_HIDDEN_NAMES = {each.name for each in HIDDEN}
+_HIDDEN_NAMES = {each.name for each in HIDDEN_FIELDS}
 
 
 def topic_name(table: str, prefix: str) -> str:

@@ -33,7 +33,7 @@ from headrace.columnar.columns import (
     CHANGE_TYPE,
     COMMITTED_AT,
     DELETE,
-    HIDDEN,
+    HIDDEN_FIELDS,
     INSERT,
     POSITION,
     UPDATE_BEFORE,
@@ -387,7 +387,8 @@ class Writer:
             count = batch.num_rows
             columns = {name: batch.column(name) for name in batch.schema.names}
             columns |= {
-                each.name: pa.array([hidden.get(each.name)] * count, each.type) for each in HIDDEN
+                each.name: pa.array([hidden.get(each.name)] * count, each.type)
+                for each in HIDDEN_FIELDS
             }
             columns[CHANGE_TYPE] = pa.array([DELETE] * count)
             schema = shape.batch_schema
@@ -398,7 +399,7 @@ class Writer:
             self._append(
                 table,
                 pa.RecordBatch.from_arrays(
-                    arrays, schema=pa.schema([*shape.schema, *HIDDEN, CHANGE_FIELD])
+                    arrays, schema=pa.schema([*shape.schema, *HIDDEN_FIELDS, CHANGE_FIELD])
                 ),
             )
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar import json_fields
-from headrace.engine.reader import ORDER_FIELDS
+from headrace.columnar.columns import ORDER_FIELDS
 
 ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "+": pc.add,

@@ -26,7 +26,7 @@ _FLAT = rf"^\{{(?:{_TEXT}: ?{_VALUE}(?:, ?{_TEXT}: ?{_VALUE})*)?\}}$"
 _LONGEST_BYTES = 1 << 20
 
 
-class Inexact(Exception):
+class NeedsSpark(Exception):
     """Rows of which only Spark can say what it would give."""
 
 
@@ -47,7 +47,7 @@ def field(texts: pa.Array, name: str, *, floating: bool) -> pa.Array:
     point or an exponent, and stand there as they were written.
     """
     if (pc.max(pc.binary_length(texts)).as_py() or 0) > _LONGEST_BYTES:
-        raise Inexact
+        raise NeedsSpark
     sure = pc.and_(
         pc.match_substring_regex(texts, _FLAT), pc.less(pc.count_substring(texts, f'"{name}":'), 2)
     )
@@ -57,7 +57,7 @@ def field(texts: pa.Array, name: str, *, floating: bool) -> pa.Array:
             sure, pc.match_substring_regex(tokens, "^-0$" if floating else r"^-?[0-9]+[.eE]|^-0$")
         )
     ).as_py():
-        raise Inexact
+        raise NeedsSpark
     found = _plain(tokens)
     odd = pc.fill_null(pc.invert(sure), fill_value=False)
     return _with_odd(found, texts, odd, name, floating=floating) if pc.any(odd).as_py() else found
@@ -92,7 +92,7 @@ def _parsed(text: str, name: str, *, floating: bool) -> str | None:
             text, object_pairs_hook=_Pairs, parse_float=_Floating, parse_constant=_refuse
         )
     except (ValueError, RecursionError) as error:
-        raise Inexact from error
+        raise NeedsSpark from error
     values = (
         [value for key, value in pairs if key == name]
         if isinstance(pairs, _Pairs)
@@ -124,7 +124,7 @@ def _text(value: Any, *, floating: bool) -> str | None:
 
 
 def _refuse(_text: str) -> NoReturn:
-    raise Inexact
+    raise NeedsSpark
 
 
 def whole_numbers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -135,7 +135,7 @@ def whole_numbers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return texts.cast(kind)
     except pa.ArrowInvalid as error:  # too large for it
-        raise Inexact from error
+        raise NeedsSpark from error
 
 
 def floating_numbers(texts: pa.Array) -> pa.Array:
@@ -145,4 +145,4 @@ def floating_numbers(texts: pa.Array) -> pa.Array:
 
 def _check(texts: pa.Array, pattern: str) -> None:
     if not pc.all(pc.match_substring_regex(texts, pattern), min_count=0).as_py():
-        raise Inexact
+        raise NeedsSpark

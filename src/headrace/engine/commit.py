@@ -22,7 +22,7 @@ _LATE = "step STRING, minute TIMESTAMP, producer STRING, rows BIGINT, tick BIGIN
 
 
 @dataclass(frozen=True)
-class Made:
+class BatchOutput:
     """What a batch made, ready to be committed: a view's changes in files, rows staged for topics,
     what each partition carries beside them, files with dead letters by step, the count of rows that
     came too late, and such rows by the topic that is to have them.
@@ -40,7 +40,7 @@ def commit_batch(
     ledger: Ledger,
     views: ViewStore | None,
     entry: LedgerEntry,
-    made: Made,
+    made: BatchOutput,
     of_views: Collection[str],
 ) -> None:
     """The steps:

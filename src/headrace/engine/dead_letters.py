@@ -15,8 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from headrace.columnar.columns import CHANGE_TYPE, DELETE, INSERT, RANK, TICK, UPDATE_BEFORE
-from headrace.engine.reader import ORDER_FIELDS
+from headrace.columnar.columns import (
+    CHANGE_TYPE,
+    DELETE,
+    INSERT,
+    ORDER_FIELDS,
+    RANK,
+    TICK,
+    UPDATE_BEFORE,
+)
 from headrace.engine.state.files import write_report
 from headrace.log.dead_letters import ASIDE, letter_texts
 
@@ -92,7 +99,7 @@ NULL_KEY = "its key is null"
 
 
 @dataclass
-class LetterFile:
+class DeadLetterFile:
     """Letters on their way to the commit, written as they come, so that a task holds few of them
     however many there are.
     """
@@ -126,10 +133,10 @@ class Diverter:
     step: str
     first: str = ""
     """The place of the first row that was put aside: no other row of the step has it."""
-    _letters: LetterFile = field(init=False)
+    _letters: DeadLetterFile = field(init=False)
 
     def __post_init__(self) -> None:
-        self._letters = LetterFile(self.directory, f"diverted-{self.step}")
+        self._letters = DeadLetterFile(self.directory, f"diverted-{self.step}")
 
     def divert(self, rows: pa.RecordBatch, reason: str) -> None:
         """Put rows aside. One of a topic says where it stood there; one that a stage made has no

@@ -15,11 +15,11 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from headrace.columnar.expressions import RowStep
-from headrace.columnar.json_fields import Inexact
+from headrace.columnar.json_fields import NeedsSpark
 from headrace.engine.context import BatchContext, BatchResult
 from headrace.engine.dead_letters import Diverter, this_task
 from headrace.engine.reader import TopicRange
-from headrace.engine.shuffle import hello, pack
+from headrace.engine.shuffle import heartbeat, pack
 from headrace.engine.state.files import write_report
 from headrace.engine.watermarks import EventTimes, with_tick_times
 from headrace.errors import BugError
@@ -28,7 +28,7 @@ from headrace.operators.kernel import Preparing
 from headrace.operators.load_shedding import Shedding
 from headrace.operators.watermark import WatermarkSpec
 
-_INEXACT = "inexact"
+_NEEDS_SPARK = "inexact"
 
 
 @runtime_checkable
@@ -71,9 +71,9 @@ class Reading:
                 shed += before - rows.num_rows
             try:
                 yield reduce(lambda given, step: step(given), self.steps, rows)
-            except Inexact:
+            except NeedsSpark:
                 self.directory.mkdir(parents=True, exist_ok=True)
-                (self.directory / _INEXACT).touch()
+                (self.directory / _NEEDS_SPARK).touch()
                 break
         times.finish()
         if shed:  # whoever reads these rows leaves out the same, and says so in the same report
@@ -175,7 +175,7 @@ class PackRows:
 
 
 @dataclass(frozen=True)
-class Greet:
+class Heartbeat:
     """A row for every shard, so that each runs also when no row is for it."""
 
     shards: int
@@ -183,7 +183,7 @@ class Greet:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
-                yield hello(self.shards)
+                yield heartbeat(self.shards)
 
 
 def read_reports(context: BatchContext, stages: Collection[str] = ()) -> BatchResult:
@@ -230,9 +230,9 @@ def read_reports(context: BatchContext, stages: Collection[str] = ()) -> BatchRe
     return result
 
 
-def was_inexact(context: BatchContext) -> bool:
+def needs_spark(context: BatchContext) -> bool:
     """Whether a task met rows that are Spark's: what the job made is of no use."""
-    return (context.job_directory / _INEXACT).exists()
+    return (context.job_directory / _NEEDS_SPARK).exists()
 
 
 def clean_up(context: BatchContext) -> None:

@@ -12,11 +12,10 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from headrace.columnar.buffers import pieces
-from headrace.columnar.columns import TICK
+from headrace.columnar.columns import ORDER_FIELDS, TICK
 from headrace.columnar.keys import encode_keys
 from headrace.columnar.sort import codes_of, order_of
 from headrace.engine.context import BatchContext, TopicTarget
-from headrace.engine.reader import ORDER_FIELDS
 from headrace.engine.shard import by_partition, chosen_partitions, write_rows
 from headrace.engine.shuffle import gathered, labels, unpack
 from headrace.engine.state.files import write_report

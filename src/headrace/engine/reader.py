@@ -14,19 +14,18 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from headrace.columnar.columns import CHANGE_TYPE, OFFSET_COLUMN, PARTITION_COLUMN, RANK, TICK
+from headrace.columnar.columns import (
+    CHANGE_TYPE,
+    OFFSET_COLUMN,
+    ORDER_FIELDS,
+    PARTITION_COLUMN,
+)
 from headrace.engine.ticks import Tick
 from headrace.log.spark.options import Address, shared_log
 
 DERIVED = -1  # the rank of rows that a stage made: below zero, also behind a union
 _MAX_ROWS_A_BATCH = 100_000
 _MIN_ROWS, _MIN_ROWS_ON_KAFKA = 10_000, 100_000
-ORDER_FIELDS = (
-    pa.field(TICK, pa.int64(), nullable=False),
-    pa.field(RANK, pa.int32(), nullable=False),
-    pa.field(PARTITION_COLUMN, pa.int32(), nullable=False),
-    pa.field(OFFSET_COLUMN, pa.int64(), nullable=False),
-)
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar.buffers import pieces
-from headrace.columnar.columns import TICK
+from headrace.columnar.columns import ORDER_FIELDS, TICK
 from headrace.columnar.keys import encode_keys, key_groups
 from headrace.columnar.sort import order_of
 from headrace.engine.context import BatchContext, HostedStep, StageSpec, StageTarget, TopicTarget
 from headrace.engine.dead_letters import Diverter
-from headrace.engine.reader import DERIVED, ORDER_FIELDS
-from headrace.engine.shuffle import hello, labels, pack, packed_rows, shard_groups, to_blob, unpack
+from headrace.engine.reader import DERIVED
+from headrace.engine.shuffle import heartbeat, labels, pack, packed_rows, shard_groups, to_blob, unpack
 from headrace.engine.state.files import StateFiles, write_report
 from headrace.engine.state.local_store import LocalStore, StoreTransaction
 from headrace.engine.state.step_state import StepState, write_states
@@ -237,7 +237,7 @@ class ShardFunction:
     ) -> Iterator[pa.RecordBatch]:
         following = self.stage.next
         if isinstance(following, StageTarget | TopicTarget) and shard == 0:
-            yield hello(self.context.shards)
+            yield heartbeat(self.context.shards)
         if result is None or not result.num_rows or (following is None and not self.stage.views):
             return
         placed = result if self.stage.key is None else with_order(result, self.stage.key)

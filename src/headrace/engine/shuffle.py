@@ -133,7 +133,7 @@ def packed_rows(to: Sequence[int], port: int, blobs: Sequence[bytes | None]) -> 
     )
 
 
-def hello(shards: int) -> pa.RecordBatch:
+def heartbeat(shards: int) -> pa.RecordBatch:
     """A row for each shard, so that it runs also when no row is for it."""
     return packed_rows(labels(shards), -1, [None] * shards)
 

@@ -379,7 +379,7 @@ TickRows = Mapping[int, int]
 
 
 @dataclass(frozen=True)
-class CarriedTick:
+class ControlTick:
     """Rows of a partition below `end` are of this tick or an earlier one; the clocks are as of the
     end of the tick.
     """
@@ -390,7 +390,7 @@ class CarriedTick:
     horizon_us: int = UNSTARTED
 
 
-def to_control(rows: TickRows, watermarks: Watermarks) -> bytes:
+def control_record(rows: TickRows, watermarks: Watermarks) -> bytes:
     """What one partition gets with a commit. Clocks are told where they change."""
     before = np.stack([watermarks.watermark_before, watermarks.horizon_before])
     moved = np.flatnonzero(
@@ -411,9 +411,9 @@ def to_control(rows: TickRows, watermarks: Watermarks) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def carried_ticks(
+def read_control_ticks(
     log: Log, topic: str, partition: int, start: int | None = None
-) -> Iterator[CarriedTick]:
+) -> Iterator[ControlTick]:
     """The ticks that a partition's rows belong to, oldest first: those that brought rows, those
     that moved a clock, and the last of each commit.
     """
@@ -426,7 +426,7 @@ def carried_ticks(
         yield from _ticks(content, control.offset)
 
 
-def _ticks(content: dict[str, Any], end: int) -> Iterator[CarriedTick]:
+def _ticks(content: dict[str, Any], end: int) -> Iterator[ControlTick]:
     rows: dict[int, int] = dict(content["rows"])
     watermarks = {
         tick: (watermark_us, horizon_us) for tick, watermark_us, horizon_us in content["clocks"]
@@ -434,4 +434,4 @@ def _ticks(content: dict[str, Any], end: int) -> Iterator[CarriedTick]:
     at, now_us = end - sum(rows.values()), tuple(content["start"])
     for tick in sorted({*rows, *watermarks, content["tick"]}):
         at, now_us = at + rows.get(tick, 0), watermarks.get(tick, now_us)
-        yield CarriedTick(tick, at, *now_us)
+        yield ControlTick(tick, at, *now_us)

@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.columnar.columns import CHANGE_TYPE, DELETE, PARTITION_COLUMN, TICK
+from headrace.columnar.columns import CHANGE_TYPE, DELETE, ORDER_FIELDS, PARTITION_COLUMN, TICK
 from headrace.durations import format_us
 from headrace.engine.dead_letters import Diverter
-from headrace.engine.reader import ORDER_FIELDS, TopicRange
+from headrace.engine.reader import TopicRange
 from headrace.engine.state import files
 from headrace.errors import TooManyProducers
 from headrace.operators.kernel import UNSTARTED, Times, Watermarks

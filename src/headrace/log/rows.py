@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar.columns import (
+    CHANGE_FIELD,
     CHANGE_TYPE,
     CHANGE_TYPES,
     DELETE,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 
 _PLANS_KEPT = 512
-_CHANGE_FIELD = pa.field(CHANGE_TYPE, pa.string(), nullable=False)
 _HEADERS_FIELD = pa.field(HEADERS_COLUMN, HEADERS_TYPE)
 _ERRORS = (Misfit, pa.ArrowException, OverflowError, ValueError, TypeError)
 
@@ -329,9 +329,9 @@ def with_change_type(batch: pa.RecordBatch, change: str) -> pa.RecordBatch:
     changes = pa.repeat(pa.scalar(change, pa.string()), batch.num_rows)
     position = batch.schema.get_field_index(CHANGE_TYPE)
     return (
-        batch.append_column(_CHANGE_FIELD, changes)
+        batch.append_column(CHANGE_FIELD, changes)
         if position < 0
-        else batch.set_column(position, _CHANGE_FIELD, changes)
+        else batch.set_column(position, CHANGE_FIELD, changes)
     )
 
 

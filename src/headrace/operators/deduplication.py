@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.columnar.columns import TICK
+from headrace.columnar.columns import TICK, TICK_FIELD
 from headrace.columnar.keys import encode_keys, key_groups, key_list, whole
 from headrace.errors import NewerFormat
 from headrace.operators.kernel import (
@@ -69,7 +69,7 @@ class DedupeKernel:
         """
         (rows,), (clock,) = inputs, watermarks
         self.counts = {"repeats": 0, "late": 0}
-        result = self.schema.append(pa.field(TICK, pa.int64(), nullable=False)).empty_table()
+        result = self.schema.append(TICK_FIELD).empty_table()
         if rows.num_rows:
             result = self._first(state, rows, clock)
         self._forget(state, clock)

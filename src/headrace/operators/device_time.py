@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.columnar.buffers import Ints, Mask, as_binary
-from headrace.columnar.columns import TICK
+from headrace.columnar.columns import TICK, TICK_FIELD
 from headrace.columnar.keys import encode_keys, whole
 from headrace.columnar.segments import Segments, cut
 from headrace.durations import format_us
@@ -91,7 +91,7 @@ class DeviceTimeKernel:
         """1. Cut rows into segments. 2. Get the devices' offsets. 3. Go through the ticks. 4. Put
         the offsets. 5. Correct the times.
         """
-        schema = self.output.append(pa.field(TICK, pa.int64(), nullable=False))
+        schema = self.output.append(TICK_FIELD)
         self.counts = {"flagged": 0}
         if not rows.num_rows:
             return schema.empty_table()

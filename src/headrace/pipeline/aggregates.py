@@ -79,7 +79,7 @@ def _check(name: str, spec: Any, step: Step, *, in_windows: bool, where: str) ->
         )
     if step.is_table and not spec.takes_tables:
         raise StreamOnly(
-            f"{name!r} of the step {where} is {spec}, which cannot take rows back, and {step.place}"
+            f"{name!r} of the step {where} is {spec}, which cannot take rows back, and {step.path}"
             " is a table, whose rows change.",
             fix=(
                 "use an exact aggregate such as count_distinct, or aggregate the stream that the"
@@ -102,7 +102,7 @@ def _check_diverting(
     """
     if step.is_table and spec.kind == "custom" and errors == DIVERT:
         raise StreamOnly(
-            f"{name!r} of the step {where} is {spec}, and {step.place} is a table: a row that was"
+            f"{name!r} of the step {where} is {spec}, and {step.path} is a table: a row that was"
             " diverted when it came would be taken back when it goes.",
             fix=(
                 'leave out errors="divert", and leave out with where(…) the rows that the aggregate'
@@ -120,7 +120,7 @@ def _timed(name: str, spec: AggregateSpec, step: Step, *, where: str) -> Aggrega
     named, own = spec.option("time"), time_column(step)
     if named is None and own is None:
         raise PlanError(
-            f"{name!r} of the step {where} is {spec}, which goes by event time, and {step.place}"
+            f"{name!r} of the step {where} is {spec}, which goes by event time, and {step.path}"
             " has none.",
             fix=(
                 'say which column has the time, as in time="placed_at", or declare it:'

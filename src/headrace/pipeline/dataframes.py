@@ -87,8 +87,8 @@ class _Frames:
         return topic
 
     def _refused(self, step: Step) -> NotSupported:
-        what = self.asked.step.place
-        why = f"{step.place} ({step.operation}) has to remember rows" + (
+        what = self.asked.step.path
+        why = f"{step.path} ({step.operation}) has to remember rows" + (
             ", as every condition on a table's changes has" if isinstance(step, WhereStep) else ""
         )
         name = self.asked.pipeline.name

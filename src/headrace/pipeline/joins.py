@@ -96,7 +96,7 @@ def check_kinds(left: Step, right: Step, how: str, bounds: Bounds, *, where: str
         )
     if left.is_table and not right.is_table:
         raise StreamOnly(
-            f"The step {where} joins the table {left.place} with the stream {right.place}.",
+            f"The step {where} joins the table {left.path} with the stream {right.path}.",
             fix=(
                 "turn it round: stream.join(table). Or make a table of the stream with"
                 " to_table(key)."
@@ -240,14 +240,14 @@ def _valid_from(table: Step, *, where: str) -> str:
     time = time_column(table)
     if time is None or time.shift_us:
         raise PlanError(
-            f"The step {where} needs the versions of {table.place}, which has no event time.",
+            f"The step {where} needs the versions of {table.path}, which has no event time.",
             fix='declare the table with event_time=hr.EventTime("valid_from").',
         )
     while isinstance(table, KeyByStep):
         table = table.input
     if not isinstance(table, TopicStep):
         raise PlanError(
-            f"The step {where} needs every version, and {table.place} has only what each tick left"
+            f"The step {where} needs every version, and {table.path} has only what each tick left"
             " of its rows.",
             fix=(
                 "use the table as it is declared, and select or filter behind this step; where a"
@@ -263,7 +263,7 @@ def _history_us(table: Step, given: Duration | None, *, where: str) -> int:
     chosen = given if given is not None else declared
     if chosen is None:
         raise PlanError(
-            f"The step {where} would keep every version of {table.place} for ever.",
+            f"The step {where} would keep every version of {table.path} for ever.",
             fix=(
                 'say how far back rows may look: as_of(column, history="30 days"), or table(…,'
                 ' history="30 days").'
@@ -431,12 +431,12 @@ def _side(step: Step, on: tuple[str, ...], *, needs_time: bool, where: str) -> S
     time = time_column(step)
     if time is None and needs_time:
         raise PlanError(
-            f"The step {where} joins two streams, and {step.place} has no event time.",
+            f"The step {where} joins two streams, and {step.path} has no event time.",
             fix='declare its topic with event_time=hr.EventTime("placed_at").',
         )
     if time is not None and time.shift_us and not step.is_table:
         raise PlanError(
-            f"The step {where} joins {step.place}, whose event time is computed.",
+            f"The step {where} joins {step.path}, whose event time is computed.",
             fix="write it to a topic and read that with an event time.",
         )
     return Side(
@@ -461,7 +461,7 @@ def _versioned(
     """
     if left.is_table:
         raise StreamOnly(
-            f"The step {where} joins the table {left.place} as of a time.",
+            f"The step {where} joins the table {left.path} as of a time.",
             fix="join a stream, or its changes(), as of a time.",
         )
     if late_versions not in {WAIT, CORRECT}:
@@ -472,18 +472,18 @@ def _versioned(
     if sides[0].time != versions.column:
         raise PlanError(
             f"The step {where} looks up as of {versions.column!r}, and the event time of"
-            f" {left.place} is {sides[0].time!r}.",
+            f" {left.path} is {sides[0].time!r}.",
             fix="look up at the stream's event time, or declare that column as its event time.",
         )
     if set(sides[1].on) != set(right.key):
         raise PlanError(
-            f"The step {where} joins versions of {right.place} on {', '.join(sides[1].on)}, and its"
+            f"The step {where} joins versions of {right.path} on {', '.join(sides[1].on)}, and its"
             f" key is {', '.join(right.key)}.",
             fix="join on the table's whole key.",
         )
     if late_versions == CORRECT and not left.key:
         raise PlanError(
-            f"The step {where} corrects what it told, so it must know rows again, and {left.place}"
+            f"The step {where} corrects what it told, so it must know rows again, and {left.path}"
             " has no key.",
             fix='say what identifies a row: key_by("order_id").join(…).',
         )

@@ -13,7 +13,7 @@ from headrace.errors import BadPipelineFile, HeadraceError, nearest
 from headrace.pipeline.pipeline import Pipeline
 
 
-def load(file: str | Path, name: str | None = None) -> Pipeline:
+def load_pipeline(file: str | Path, name: str | None = None) -> Pipeline:
     """The one pipeline in a file, or the one with a name. BadPipelineFile if there is none, or more
     than one to choose from.
     """

@@ -26,7 +26,7 @@ from headrace.log.values import ASK_ID, FOUND, Duration, answers_topic, question
 from headrace.operators.load_shedding import Shed
 from headrace.pipeline.stream import Rows, Stream, Table
 from headrace.pipeline.view import View
-from headrace.pipeline.windows import RESERVED, check_topics_aside
+from headrace.pipeline.windows import RESERVED, check_side_outputs
 from headrace.plan.columns import check_columns
 from headrace.plan.event_time import DeviceTime, EventTime, ProcessingTime
 from headrace.plan.names import with_names
@@ -39,7 +39,7 @@ from headrace.plan.plan import (
     TopicOutput,
     TopicStep,
     ViewOutput,
-    ordered,
+    topological_order,
 )
 from headrace.sinks.declaration import Sink
 from headrace.types.schema import parse_schema, to_ddl, type_name
@@ -303,7 +303,7 @@ class Pipeline:
             )
         if not step.is_table:
             raise StreamOnly(
-                f"The view {name!r} was given the stream {step.place}: without a key it would only"
+                f"The view {name!r} was given the stream {step.path}: without a key it would only"
                 " ever grow.",
                 fix=(
                     "give it a table: to_table(key) keeps the newest row of each key,"
@@ -420,7 +420,7 @@ class Pipeline:
             with_names(inputs, tuple(self._outputs.values())),
             tuple(self._ingests),
         )
-        check_topics_aside(plan)
+        check_side_outputs(plan)
         return plan
 
     def run(self, **options: Any) -> Any:
@@ -535,7 +535,7 @@ class Pipeline:
                 f"The view {name!r} has the name of an input topic.",
                 fix=f"choose another name, such as {f'all_{name}'!r}.",
             )
-        if self._inputs[name] in ordered([step]):
+        if self._inputs[name] in topological_order([step]):
             raise CyclicPlan(
                 f"The output {name!r} is computed from the input topic {name!r}: the plan would be"
                 " a cycle.",
@@ -607,7 +607,7 @@ def _checked(pipeline: Pipeline, name: str, using: Any) -> Table:
 
     if isinstance(using, Stream):
         raise StreamOnly(
-            f"The question {name!r} is to use the stream {using.step.place}: it has no rows that a"
+            f"The question {name!r} is to use the stream {using.step.path}: it has no rows that a"
             " question could meet.",
             fix="use a table: to_table(key), or group_by(…).aggregate(…).",
         )

@@ -34,4 +34,4 @@ class Relation:
         """What errors call the step that is being declared: its name, or the path that leads to
         it.
         """
-        return check_step_name(name) or f"{self.step.place}.{operation}"
+        return check_step_name(name) or f"{self.step.path}.{operation}"

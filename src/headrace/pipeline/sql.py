@@ -299,7 +299,7 @@ class _Query:
             )
         if source.key:
             self._fail(
-                f"PARTITION BY is missing, and {source.step.place} has the key"
+                f"PARTITION BY is missing, and {source.step.path} has the key"
                 f" {', '.join(source.key)}",
                 self.tokens[self.first].start,
                 f"write PARTITION BY {', '.join(source.key)}.",
@@ -335,7 +335,7 @@ class _Query:
         ):
             said = "no event time" if time is None else f"the event time {time.name!r}"
             self._fail(
-                f"rows are matched in the order of their event time, and {stream.step.place} has"
+                f"rows are matched in the order of their event time, and {stream.step.path} has"
                 f" {said}",
                 self._at(clause),
                 f"write ORDER BY {time.name if time else '…'}.",

@@ -67,7 +67,7 @@ class Windowed:
         """Windows of each group, by columns or by named expressions. Without it there is one group
         of all rows.
         """
-        where = f"{self.rows.step.place}.window.group_by"
+        where = f"{self.rows.step.path}.window.group_by"
         if not columns and not named:
             raise PlanError(
                 f"The step {where} names no columns.",
@@ -166,7 +166,7 @@ class Rows(Relation):
 
     def group_by(self, *columns: str, **named: str) -> Grouped:
         """Groups for `aggregate`, by columns or by named expressions (`day="date(placed_at)"`)."""
-        where = f"{self.step.place}.group_by"
+        where = f"{self.step.path}.group_by"
         if not columns and not named:
             raise PlanError(
                 f"The step {where} names no columns.",
@@ -291,7 +291,7 @@ class Rows(Relation):
 
     def __repr__(self) -> str:
         return (
-            f"<{type(self).__name__} {self.step.place} of the pipeline {self.pipeline.name!r}:"
+            f"<{type(self).__name__} {self.step.path} of the pipeline {self.pipeline.name!r}:"
             f" {', '.join(self.schema.names)}>"
         )
 
@@ -476,7 +476,7 @@ class Stream(Rows):
 
     def changes(self, **_: Any) -> Stream:
         raise StreamOnly(
-            f"{self.step.place} is a stream: it only inserts, so it is its own changes.",
+            f"{self.step.path} is a stream: it only inserts, so it is its own changes.",
             fix="leave out changes().",
         )
 
@@ -548,7 +548,7 @@ class Table(Rows):
         """For `stream.join`: the row that was valid at the time in the stream's `column`. Old
         versions are kept for `history`, or as the table was declared.
         """
-        return as_of(self, column, history, where=f"{self.step.place}.as_of")
+        return as_of(self, column, history, where=f"{self.step.path}.as_of")
 
     def history(
         self,
@@ -579,7 +579,7 @@ class Table(Rows):
 
     def dedupe(self, **_: Any) -> Stream:
         raise StreamOnly(
-            f"{self.step.place} is a table, and dedupe is for streams: a table has one row for each"
+            f"{self.step.path} is a table, and dedupe is for streams: a table has one row for each"
             " key already.",
             fix=(
                 "leave it out, or use group_by(…).aggregate(…) for one row for each value of other"
@@ -589,21 +589,21 @@ class Table(Rows):
 
     def match(self, *_: Any, **__: Any) -> Stream:
         raise StreamOnly(
-            f"{self.step.place} is a table, and patterns are sequences of events: a row that"
+            f"{self.step.path} is a table, and patterns are sequences of events: a row that"
             " changes is not one.",
             fix="use changes(), whose rows are events.",
         )
 
     def search(self, *_: Any, **__: Any) -> Stream:
         raise StreamOnly(
-            f"{self.step.place} is a table, and documents are a stream: what was told of a row that"
+            f"{self.step.path} is a table, and documents are a stream: what was told of a row that"
             " changes cannot be taken back.",
             fix="use changes(), whose rows are events.",
         )
 
     def to_table(self, *_: Any, **__: Any) -> Table:
         raise StreamOnly(
-            f"{self.step.place} is a table already, keyed by {', '.join(self.key)}.",
+            f"{self.step.path} is a table already, keyed by {', '.join(self.key)}.",
             fix="leave out to_table, or use key_by.",
         )
 
@@ -656,7 +656,7 @@ def _check_like(one: Rows, other: Any, *, where: str) -> None:
             fix="write one of them to a topic, and read that topic here.",
         )
     if other.step.is_table != one.step.is_table:
-        table = (one if one.step.is_table else other).step.place
+        table = (one if one.step.is_table else other).step.path
         raise StreamOnly(
             f"The step {where} unites a stream with the table {table}: a table changes rows, a"
             " stream only inserts.",

@@ -74,16 +74,16 @@ class View:
         from headrace.views.file import VIEWS_FILE
         from headrace.views.reader import ViewReader
 
-        place = state_of(self.pipeline, self.state) / VIEWS_FILE
-        if not place.exists():
+        path = state_of(self.pipeline, self.state) / VIEWS_FILE
+        if not path.exists():
             raise ConfigurationError(
-                f"The view {self.name!r} has no rows yet: there is no {place}.",
+                f"The view {self.name!r} has no rows yet: there is no {path}.",
                 fix=(
                     "run the pipeline first (run(until_caught_up=True), or headrace run FILE); if"
                     " its state is elsewhere, say so with at(DIRECTORY)."
                 ),
             )
-        with ViewReader(place) as reader, reader.snapshot() as snapshot:
+        with ViewReader(path) as reader, reader.snapshot() as snapshot:
             yield snapshot
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
@@ -141,13 +141,13 @@ def follow(view: View, duration: Duration, changes: int | None) -> None:
     until = time.monotonic() + to_us(duration, what="duration") / 1e6
     shown = view_bundle(view)
     show: Any = display.display  # IPython does not say what it takes
-    place, seen = show(shown, raw=True, display_id=True), 0
+    handle, seen = show(shown, raw=True, display_id=True), 0
     try:
         while time.monotonic() < until and seen != changes:
             time.sleep(_LOOK_S)
             if (newer := view_bundle(view)) != shown:
                 shown, seen = newer, seen + 1
-                place.update(shown, raw=True)
+                handle.update(shown, raw=True)
     except KeyboardInterrupt:
         return  # how a person ends it
 

@@ -25,14 +25,14 @@ from headrace.operators.windows.specs import (
 from headrace.pipeline.relation import Relation
 from headrace.plan.columns import check_columns
 from headrace.plan.plan import (
-    Aside,
+    SideOutput,
     KeyByStep,
     PipelinePlan,
     SelectStep,
     Step,
     TimeColumn,
     WhereStep,
-    ordered,
+    topological_order,
     time_column,
 )
 from headrace.plan.window_steps import WINDOW_END, WINDOW_START, CompareStep, WindowStep
@@ -43,7 +43,7 @@ RESERVED = "__"
 
 def check_window(rows: Relation, window: Any, *, late: Any, emit: str) -> None:
     """Raise PlanError if the arguments of `rows.window(…)` do not fit its rows."""
-    where = f"{rows.step.place}.window"
+    where = f"{rows.step.path}.window"
     if not isinstance(window, Tumbling | Hopping | Sliding | Session):
         raise PlanError(
             f"The step {where} was given {window!r}, which is not a window.",
@@ -73,24 +73,24 @@ def check_window(rows: Relation, window: Any, *, late: Any, emit: str) -> None:
     check_emit(emit)
 
 
-def check_topics_aside(plan: PipelinePlan) -> None:
+def check_side_outputs(plan: PipelinePlan) -> None:
     """That late rows, and others that steps put aside, go to topics that are for them alone, and
     that steps which share one have the same rows.
     """
     read, written = {step.topic for step in plan.inputs}, {output.name for output in plan.outputs}
-    known: dict[str, tuple[Step, Aside]] = {}
-    for step, aside in [(found, each) for found in plan.steps() for each in found.aside]:
-        if aside.topic in read | written:
-            what = "reads, so that they would come again" if aside.topic in read else "writes"
+    known: dict[str, tuple[Step, SideOutput]] = {}
+    for step, side_outputs in [(found, each) for found in plan.steps() for each in found.side_outputs]:
+        if side_outputs.topic in read | written:
+            what = "reads, so that they would come again" if side_outputs.topic in read else "writes"
             raise PlanError(
-                f"The step {step.name!r} {aside.what} to {aside.topic!r}, which the pipeline"
+                f"The step {step.name!r} {side_outputs.what} to {side_outputs.topic!r}, which the pipeline"
                 f" {what}.",
                 fix="name a topic of its own.",
             )
-        first, same = known.setdefault(aside.topic, (step, aside))
-        if (same.schema, same.key, same.what) != (aside.schema, aside.key, aside.what):
+        first, same = known.setdefault(side_outputs.topic, (step, side_outputs))
+        if (same.schema, same.key, same.what) != (side_outputs.schema, side_outputs.key, side_outputs.what):
             raise PlanError(
-                f"The steps {first.name!r} and {step.name!r} divert late rows to {aside.topic!r},"
+                f"The steps {first.name!r} and {step.name!r} divert late rows to {side_outputs.topic!r},"
                 " and their rows have different columns or keys.",
                 fix="name a topic for each.",
             )
@@ -101,7 +101,7 @@ def checked_time(step: Step, *, where: str) -> TimeColumn:
     found = time_column(step)
     if found is None:
         raise PlanError(
-            f"The step {where} needs an event time, and {step.place} has none: {_why(step)}",
+            f"The step {where} needs an event time, and {step.path} has none: {_why(step)}",
             fix=(
                 'declare the topic with event_time=hr.EventTime("…"), or hr.processing_time() for'
                 " windows over the time of processing, and keep that column."
@@ -112,12 +112,12 @@ def checked_time(step: Step, *, where: str) -> TimeColumn:
 
 def _why(step: Step) -> str:
     """Where the event time was lost, or that there never was one."""
-    before = [(each, time_column(each)) for each in ordered([step])]
+    before = [(each, time_column(each)) for each in topological_order([step])]
     known = [(each, time) for each, time in before if time is not None]
     if not known:
         return "no input declares one."
     each, time = known[-1]
-    return f"{each.place} has {time.name!r}, which is not kept."
+    return f"{each.path} has {time.name!r}, which is not kept."
 
 
 def window_schema(
@@ -193,7 +193,7 @@ def _window(step: Step, *, where: str) -> Tumbling | Hopping:
         or time.name != WINDOW_END
     ):
         raise PlanError(
-            f"The step {where} compares windows, and {step.place} is no table of windows.",
+            f"The step {where} compares windows, and {step.path} is no table of windows.",
             fix=(
                 "use it on what window(…).aggregate(…) gives, and keep the columns window_start and"
                 " window_end."

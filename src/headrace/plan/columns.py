@@ -199,14 +199,14 @@ def check_same_columns(one: Step, other: Step, *, where: str) -> None:
                 raise UnknownColumn(
                     name,
                     against.schema.names,
-                    where=f"The step {where} unites different schemas: {against.place}",
+                    where=f"The step {where} unites different schemas: {against.path}",
                 )
     for name in one.schema.names:
         kinds = [each.schema.field(name).type for each in (one, other)]
         if kinds[0] != kinds[1]:
             raise UnfitColumn(
                 f"The step {where} unites different schemas: {name!r} is {type_name(kinds[0])} in"
-                f" {one.place} and {type_name(kinds[1])} in {other.place}.",
+                f" {one.path} and {type_name(kinds[1])} in {other.path}.",
                 fix=(
                     f"cast it in one of them: with_columns({name}='CAST({name} AS"
                     f" {type_name(kinds[0])})')."

@@ -165,16 +165,16 @@ class JoinStep(Step):
         return self.kernel().hold_us
 
     @property
-    def holds_back_us(self) -> int:
+    def watermark_delay_us(self) -> int:
         return self._hold_us
 
     @property
-    def allows_late_us(self) -> int:
+    def allowed_lateness_us(self) -> int:
         """A join that corrects what it told does so as far back as versions are kept."""
         return self.history_us or 0 if self.late_versions == CORRECT else 0
 
     @property
-    def timed_by(self) -> tuple[Step, ...]:
+    def watermark_inputs(self) -> tuple[Step, ...]:
         """A stream that looks things up in a table goes by its own time."""
         return (
             self.inputs[:1]

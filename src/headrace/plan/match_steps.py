@@ -18,7 +18,7 @@ from headrace.durations import format_us
 from headrace.operators.patterns.compiled_pattern import CompiledPattern, PatternSpec, compiled
 from headrace.operators.patterns.parser import DROP, ONE_ROW
 from headrace.operators.windows.late import Divert, Drop, LatePolicy
-from headrace.plan.plan import Aside, Step, TimeColumn, Times, watermark_paths
+from headrace.plan.plan import SideOutput, Step, TimeColumn, Times, watermark_paths
 from headrace.types.schema import to_ddl
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class MatchStep(Step):
     @cached_property
     def compiled(self) -> tuple[tuple[str, CompiledPattern], ...]:
         return tuple(
-            (name, compiled(spec, self.plain_schema, where=self.place, lenient=self.several))
+            (name, compiled(spec, self.plain_schema, where=self.path, lenient=self.several))
             for name, spec in self.patterns
         )
 
@@ -95,7 +95,7 @@ class MatchStep(Step):
         )
 
     @property
-    def holds_back_us(self) -> int:
+    def watermark_delay_us(self) -> int:
         """Rows are taken in when the closed clock has passed them."""
         return self._closed_behind_us
 
@@ -109,15 +109,15 @@ class MatchStep(Step):
         return TimeColumn("matched_at")
 
     @property
-    def aside(self) -> tuple[Aside, ...]:
+    def side_outputs(self) -> tuple[SideOutput, ...]:
         late = (
-            [Aside(self.late.topic, self.plain_schema, self.input.key, "diverts late rows")]
+            [SideOutput(self.late.topic, self.plain_schema, self.input.key, "diverts late rows")]
             if isinstance(self.late, Divert)
             else []
         )
         out = (
             [
-                Aside(
+                SideOutput(
                     self.timed_out,
                     self.schema,
                     self.key,
@@ -215,7 +215,7 @@ class RuledMatchStep(MatchStep):
     max_matches: int
 
     @property
-    def timed_by(self) -> tuple[Step, ...]:
+    def watermark_inputs(self) -> tuple[Step, ...]:
         """Rules have no time of their own."""
         return self.inputs[:1]
 
@@ -249,7 +249,7 @@ class RuledMatchStep(MatchStep):
 
     def details(self) -> dict[str, Any]:
         within = {} if self.within_us is None else {"within": format_us(self.within_us)}
-        aside = {"timed_out": self.timed_out} if self.timed_out else {}
+        side_outputs = {"timed_out": self.timed_out} if self.timed_out else {}
         more = {
             "after_match": self.after_match,
             "most_rules": self.max_rules,
@@ -262,7 +262,7 @@ class RuledMatchStep(MatchStep):
             **within,
             **more,
             "late": str(self.late),
-            **aside,
+            **side_outputs,
         }
 
     def identity(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.errors import DuplicateStep
-from headrace.plan.plan import Output, PipelinePlan, Step, TopicStep, digest, ordered
+from headrace.plan.plan import Output, PipelinePlan, Step, TopicStep, digest, topological_order
 
 
 def with_names(inputs: Sequence[TopicStep], outputs: Sequence[Output]) -> tuple[Output, ...]:
@@ -25,7 +25,7 @@ def with_names(inputs: Sequence[TopicStep], outputs: Sequence[Output]) -> tuple[
     names = {id(each): each.name for each in inputs}
     for output in outputs:
         _name_upstream(output.input, output.name, names)
-    steps = ordered([*inputs, *(output.input for output in outputs)])
+    steps = topological_order([*inputs, *(output.input for output in outputs)])
     _refuse_duplicates(steps, names)
     named: dict[int, Step] = {}
     for step in steps:
@@ -107,7 +107,7 @@ def _described(step: Step) -> str:
 
 
 @dataclass(frozen=True)
-class Meaning:
+class StepFingerprint:
     """Digests: of what a step does itself, of how the tables that it is given come about, and of
     everything upstream of it.
     """
@@ -117,22 +117,22 @@ class Meaning:
     lineage: str
 
 
-def meanings(last: Iterable[Step]) -> dict[str, Meaning]:
+def step_fingerprints(last: Iterable[Step]) -> dict[str, StepFingerprint]:
     """Of the steps that keep state, of these and all upstream of them."""
     return {
-        step.name: Meaning(step.signature, tables_of(step.inputs), step.lineage)
-        for step in ordered(last)
+        step.name: StepFingerprint(step.signature, tables_fingerprint(step.inputs), step.lineage)
+        for step in topological_order(last)
         if step.keeps_state
     }
 
 
-def tables_of(inputs: Iterable[Step]) -> str:
+def tables_fingerprint(inputs: Iterable[Step]) -> str:
     """A digest of how tables come about, by way of tables alone; empty if there is none among the
     inputs.
     """
     tables = [each for each in inputs if each.is_table]
     digests: dict[int, str] = {}
-    for step in ordered(tables):
+    for step in topological_order(tables):
         does = step.identity() if step.keeps_state else {**step.identity(), **step.details()}
         digests[id(step)] = digest(
             [does, [digests[id(each)] for each in step.inputs if each.is_table]]
@@ -140,11 +140,11 @@ def tables_of(inputs: Iterable[Step]) -> str:
     return digest([digests[id(each)] for each in tables]) if tables else ""
 
 
-def with_known_names(plan: PipelinePlan, known: Mapping[str, Meaning]) -> PipelinePlan:
+def with_known_names(plan: PipelinePlan, known: Mapping[str, StepFingerprint]) -> PipelinePlan:
     """Steps whose name was derived have the one under which their state is known, whatever outputs
     were declared before theirs since.
     """
-    steps = ordered([*plan.inputs, *(output.input for output in plan.outputs)])
+    steps = topological_order([*plan.inputs, *(output.input for output in plan.outputs)])
     names = _names(steps, known)
     if all(names[id(step)] == step.name for step in steps):
         return plan
@@ -162,7 +162,7 @@ def with_known_names(plan: PipelinePlan, known: Mapping[str, Meaning]) -> Pipeli
     )
 
 
-def _names(steps: Iterable[Step], known: Mapping[str, Meaning]) -> dict[int, str]:
+def _names(steps: Iterable[Step], known: Mapping[str, StepFingerprint]) -> dict[int, str]:
     """First come those whose name is given, or that are what was known under theirs; then those
     that are what was known under another; then the rest.
     """

@@ -52,7 +52,7 @@ Times = Sequence[TimeColumn | None]
 
 
 @dataclass(frozen=True)
-class Aside:
+class SideOutput:
     """A topic of its own that a step writes beside its rows, with their columns and key; and how
     people call that.
     """
@@ -84,7 +84,7 @@ class Step:
         return self.inputs[0]
 
     @property
-    def holds_back_us(self) -> int:
+    def watermark_delay_us(self) -> int:
         """How far behind its inputs' time this step's rows can be."""
         return 0
 
@@ -106,7 +106,7 @@ class Step:
         return []
 
     @property
-    def timed_by(self) -> tuple[Step, ...]:
+    def watermark_inputs(self) -> tuple[Step, ...]:
         """The inputs by whose clocks this step's rows go."""
         return self.inputs
 
@@ -118,12 +118,12 @@ class Step:
         return ()
 
     @property
-    def allows_late_us(self) -> int:
+    def allowed_lateness_us(self) -> int:
         """For how long after its time has passed this step still corrects what it told."""
         return 0
 
     @property
-    def aside(self) -> tuple[Aside, ...]:
+    def side_outputs(self) -> tuple[SideOutput, ...]:
         """What this step writes beside its rows: late ones, for example."""
         return ()
 
@@ -144,7 +144,7 @@ class Step:
         )
 
     @property
-    def place(self) -> str:
+    def path(self) -> str:
         """How errors call this step before it has a name: the way that leads to it, such as
         `orders.where.select`.
         """
@@ -198,7 +198,7 @@ class Step:
     def lineage(self) -> str:
         """A digest of this step and everything upstream of it, whatever the steps are called."""
         digests: dict[int, str] = {}
-        for each in ordered([self]):
+        for each in topological_order([self]):
             digests[id(each)] = digest(
                 [each.signature, [digests[id(given)] for given in each.inputs]]
             )
@@ -334,7 +334,7 @@ class SelectStep(Step):
         """The columns' expressions, read over the input's schema: their types, what they read, and
         the forms that cannot fail.
         """
-        return tuple(read(text, self.input.schema, where=self.place) for _, text in self.columns)
+        return tuple(read(text, self.input.schema, where=self.path) for _, text in self.columns)
 
     def time(self, inputs: Times) -> TimeColumn | None:
         """It lives on in a column that is taken over as it is."""
@@ -374,7 +374,7 @@ class WhereStep(Step):
 
     @cached_property
     def expression(self) -> Expression:
-        return read(self.condition, self.input.schema, where=self.place)
+        return read(self.condition, self.input.schema, where=self.path)
 
     def details(self) -> dict[str, Any]:
         return {"condition": self.condition, "errors": self.errors}
@@ -597,7 +597,7 @@ class PipelinePlan:
     def __post_init__(self) -> None:
         self._steps.update(
             (each.name, each)
-            for each in ordered([*self.inputs, *(output.input for output in self.outputs)])
+            for each in topological_order([*self.inputs, *(output.input for output in self.outputs)])
         )
 
     def steps(self) -> tuple[Step, ...]:
@@ -690,7 +690,7 @@ def _indent(last: bool) -> str:
     return "   " if last else "│  "
 
 
-def ordered(last: Iterable[Step]) -> list[Step]:
+def topological_order(last: Iterable[Step]) -> list[Step]:
     """These steps and all upstream of them, each once and after its inputs. CyclicPlan if a step
     needs itself.
     """
@@ -722,7 +722,7 @@ def _visit(last: Step, done: dict[int, Step]) -> None:
 
 
 def _flat(steps: Iterable[Step]) -> list[dict[str, Any]]:
-    return [each.describe() for each in ordered(steps)]
+    return [each.describe() for each in topological_order(steps)]
 
 
 def digest(value: Any) -> str:
@@ -760,16 +760,16 @@ def watermark_paths(step: Step) -> tuple[WatermarkPath, ...]:
     adds up; of several ways to one input the longest counts.
     """
     found: dict[int, dict[str, WatermarkPath]] = {}
-    for each in ordered([step]):
+    for each in topological_order([step]):
         if isinstance(each, TopicStep):
             found[id(each)] = {each.name: WatermarkPath(each.name)}
             continue
         paths: dict[str, WatermarkPath] = {}
-        for path in (path for given in each.timed_by for path in found[id(given)].values()):
+        for path in (path for given in each.watermark_inputs for path in found[id(given)].values()):
             known = paths.get(path.name, WatermarkPath(path.name))
             complete, closed = (
-                path.complete_back_us + each.holds_back_us,
-                path.closed_back_us + each.holds_back_us + each.allows_late_us,
+                path.complete_back_us + each.watermark_delay_us,
+                path.closed_back_us + each.watermark_delay_us + each.allowed_lateness_us,
             )
             paths[path.name] = WatermarkPath(
                 path.name, max(known.complete_back_us, complete), max(known.closed_back_us, closed)
@@ -781,6 +781,6 @@ def watermark_paths(step: Step) -> tuple[WatermarkPath, ...]:
 def time_column(step: Step) -> TimeColumn | None:
     """The event time of a step's rows, if it has one."""
     found: dict[int, TimeColumn | None] = {}
-    for each in ordered([step]):
+    for each in topological_order([step]):
         found[id(each)] = each.time([found[id(given)] for given in each.inputs])
     return found[id(step)]

@@ -64,7 +64,7 @@ class SearchStep(Step):
         return SearchKernel(self.settings)
 
     @property
-    def timed_by(self) -> tuple[Step, ...]:
+    def watermark_inputs(self) -> tuple[Step, ...]:
         """Matches go by the documents' time."""
         return self.inputs[:1]
 

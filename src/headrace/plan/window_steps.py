@@ -12,7 +12,7 @@ from headrace.operators.aggregates.specs import AggregateSpec
 from headrace.operators.kernel import TimedKernel
 from headrace.operators.windows.late import Divert, Drop, LatePolicy
 from headrace.operators.windows.specs import Hopping, Sliding, Tumbling, WindowSpec, identity
-from headrace.plan.plan import DIVERT, NULL, Aside, Step, TimeColumn, Times
+from headrace.plan.plan import DIVERT, NULL, SideOutput, Step, TimeColumn, Times
 
 if TYPE_CHECKING:
     from headrace.operators.windows.comparison import CompareKernel
@@ -37,13 +37,13 @@ class WindowStep(Step):
     errors: str = NULL
 
     @property
-    def allows_late_us(self) -> int:
+    def allowed_lateness_us(self) -> int:
         return self.late.lateness_us
 
     @property
-    def aside(self) -> tuple[Aside, ...]:
+    def side_outputs(self) -> tuple[SideOutput, ...]:
         return (
-            (Aside(self.late.topic, self.input.schema, self.input.key, "diverts late rows"),)
+            (SideOutput(self.late.topic, self.input.schema, self.input.key, "diverts late rows"),)
             if isinstance(self.late, Divert)
             else ()
         )

@@ -18,8 +18,8 @@ from headrace.engine.state.files import GROUPS
 from headrace.engine.ticks import TickJournal
 from headrace.errors import ConfigurationError, NewerFormat, PlanChanged
 from headrace.log.api import Log
-from headrace.plan.names import Meaning, meanings, tables_of, with_known_names
-from headrace.plan.plan import PipelinePlan, Step, TopicOutput, ViewOutput, ordered
+from headrace.plan.names import StepFingerprint, step_fingerprints, tables_fingerprint, with_known_names
+from headrace.plan.plan import PipelinePlan, Step, TopicOutput, ViewOutput, topological_order
 from headrace.runtime.query import Query, sub_plan
 from headrace.views.file import VIEWS_FILE
 from headrace.views.store import declared_tick
@@ -37,7 +37,7 @@ class Arranged:
     """
 
     outputs: tuple[str, ...]
-    steps: dict[str, Meaning]
+    steps: dict[str, StepFingerprint]
     tables: dict[str, str]
     told: dict[str, int] = field(default_factory=dict)
     again: int = 0
@@ -67,7 +67,7 @@ class Arrangement:
 
 
 def _arranged(stored: Mapping[str, Any]) -> Arranged:
-    steps = {name: Meaning(**each) for name, each in stored["steps"].items()}
+    steps = {name: StepFingerprint(**each) for name, each in stored["steps"].items()}
     return Arranged(
         tuple(stored["outputs"]), steps, stored["tables"], stored["told"], stored.get("again", 0)
     )
@@ -79,18 +79,18 @@ def note_name(pipeline: str) -> str:
 
 def arrangement_of(queries: Iterable[Query]) -> Arrangement:
     return Arrangement(
-        {each.name: arranged_query(each.plan, each.told, each.again) for each in queries}
+        {each.name: plan_query(each.plan, each.told, each.again) for each in queries}
     )
 
 
-def arranged_query(
+def plan_query(
     plan: PipelinePlan, told: Mapping[str, int] | None = None, again: int = 0
 ) -> Arranged:
     inputs = [output.input for output in plan.outputs]  # a declared input that nothing uses is none
-    tables = {output.name: tables_of([output.input]) for output in plan.outputs}
+    tables = {output.name: tables_fingerprint([output.input]) for output in plan.outputs}
     return Arranged(
         tuple(output.name for output in plan.outputs),
-        meanings(inputs),
+        step_fingerprints(inputs),
         tables,
         dict(told or {}),
         again,
@@ -137,7 +137,7 @@ def arranged(
             and each.again
             and (outputs := tuple(output for output in each.outputs if output in topics | views))
         ):
-            queries[name] = arranged_query(sub_plan(plan, outputs), each.told, each.again)
+            queries[name] = plan_query(sub_plan(plan, outputs), each.told, each.again)
     known = {output for each in queries.values() for output in each.outputs}
     if added := tuple(output.name for output in plan.outputs if output.name not in known):
         is_new = not begun and MAIN_QUERY not in queries and ledger.last(MAIN_QUERY) is None
@@ -145,7 +145,7 @@ def arranged(
             _check_new_topics(plan, log, added)
             _check_history(sub_plan(plan, added), log, journal)
         name = MAIN_QUERY if is_new else f"added-{ledger.epoch}"
-        queries[name] = arranged_query(sub_plan(plan, added), _told(plan, begun, added))
+        queries[name] = plan_query(sub_plan(plan, added), _told(plan, begun, added))
     return Arrangement(queries)
 
 
@@ -181,7 +181,7 @@ def _told(
             for output in plan.outputs
             if output.name in added and output.name in each.outputs
         ]
-        told.update({step.name: max(entry.tick, told.get(step.name, 0)) for step in ordered(lost)})
+        told.update({step.name: max(entry.tick, told.get(step.name, 0)) for step in topological_order(lost)})
     return told
 
 
@@ -192,7 +192,7 @@ def _check_history(plan: PipelinePlan, log: Log, journal: TickJournal) -> None:
         {
             step.topic
             for step in plan.inputs
-            if step in ordered([output.input for output in plan.outputs])
+            if step in topological_order([output.input for output in plan.outputs])
         }
     )
     for topic in [topic for topic in needed if first is not None and topic in first.ends]:
@@ -219,7 +219,7 @@ def _checked(plan: PipelinePlan, known: Arranged) -> Arranged:
     """That the steps of a query are what they were, and none is new; and that the tables that they
     and the outputs are given come about as they did.
     """
-    now = arranged_query(sub_plan(plan, known.outputs), known.told, known.again)
+    now = plan_query(sub_plan(plan, known.outputs), known.told, known.again)
     for name, meaning in now.steps.items():
         if name not in known.steps:
             gone = sorted(known.steps.keys() - now.steps.keys())
@@ -250,7 +250,7 @@ def _other_tables(who: str, inputs: Iterable[Step]) -> str:
     """A table that is computed otherwise would take back rows that it never told of, and keep some
     that nobody takes back.
     """
-    way = [step for step in ordered(inputs) if step.is_table and not step.keeps_state]
+    way = [step for step in topological_order(inputs) if step.is_table and not step.keeps_state]
     now = "; ".join(f"{step.name}: {step.summary()}" for step in way)
     return (
         f"{who} is given a table that comes about otherwise than before: the rows that it has would"

@@ -14,7 +14,7 @@ from headrace.engine.ledger import Ledger
 from headrace.errors import InputReplaced, NewerFormat, TopicExists
 from headrace.log.api import Log
 from headrace.log.values import TopicInfo
-from headrace.plan.plan import Aside, PipelinePlan, Step, TopicOutput, TopicStep
+from headrace.plan.plan import SideOutput, PipelinePlan, Step, TopicOutput, TopicStep
 from headrace.types.schema import parse_schema, to_ddl
 
 
@@ -80,7 +80,7 @@ def _keyed(key: tuple[str, ...], *, is_table: bool) -> str:
     return f"{'table' if is_table else 'stream'}, key: {', '.join(key) or 'none'}"
 
 
-def _make_aside(log: Log, step: Step, aside: Aside, known: set[str]) -> None:
+def _make_aside(log: Log, step: Step, aside: SideOutput, known: set[str]) -> None:
     schema = to_ddl(aside.schema)
     if aside.topic not in known:
         log.create_topic(aside.topic, schema, key=aside.key or None, exist_ok=True)

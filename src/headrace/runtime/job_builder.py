@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import pyarrow as pa
 
-from headrace.columnar.columns import CHANGE_TYPE, RANK
+from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, ORDER_FIELDS, RANK
 from headrace.columnar.expressions import Compute, Keep, RowStep
 from headrace.engine.context import (
     BatchContext,
@@ -26,9 +26,9 @@ from headrace.engine.context import (
     TopicTarget,
 )
 from headrace.engine.dead_letters import KEEP, DivertFailed, keep_changes
-from headrace.engine.job import Chained, Combining, Greet, PackRows, ReadAndPack, Reading, ReadRows
+from headrace.engine.job import Chained, Combining, Heartbeat, PackRows, ReadAndPack, Reading, ReadRows
 from headrace.engine.outputs import PackForTopic, WriteTopic, WriteView
-from headrace.engine.reader import ORDER_FIELDS, min_rows, ranges
+from headrace.engine.reader import min_rows, ranges
 from headrace.engine.shard import ShardFunction
 from headrace.engine.shuffle import PACKED
 from headrace.engine.ticks import Tick
@@ -36,7 +36,7 @@ from headrace.operators.kernel import Preparing
 from headrace.operators.load_shedding import Shedding
 from headrace.operators.windows.late import Divert
 from headrace.plan.expressions import Expression
-from headrace.plan.expressions.arrow_evaluator import in_arrow
+from headrace.plan.expressions.arrow_evaluator import compile_to_arrow
 from headrace.plan.join_steps import DistinctStep, JoinStep, SettleStep, TopStep
 from headrace.plan.match_steps import MatchStep, RuledMatchStep
 from headrace.plan.plan import (
@@ -72,7 +72,7 @@ Behind = tuple[TopicStep, tuple[RowStep, ...]]
 """A stream's topic, and what is done to its rows where they are read."""
 
 
-def local_steps(step: Step, *, hopeful: bool) -> Behind | None:
+def local_steps(step: Step, *, optimistic: bool) -> Behind | None:
     """How a step's rows come from a topic without Spark; None if they do not. Where several steps
     use them, each reads for itself: that costs less than keeping them.
 
@@ -82,7 +82,7 @@ def local_steps(step: Step, *, hopeful: bool) -> Behind | None:
     done: list[RowStep] = []
     while not isinstance(step, TopicStep):
         if not isinstance(step, KeyByStep):
-            made = _row_step(step, hopeful)
+            made = _row_step(step, optimistic)
             if made is None:
                 return None
             done.insert(0, made)
@@ -91,15 +91,15 @@ def local_steps(step: Step, *, hopeful: bool) -> Behind | None:
 
 
 @lru_cache(maxsize=1000)
-def _row_step(step: Step, hopeful: bool) -> RowStep | None:
+def _row_step(step: Step, optimistic: bool) -> RowStep | None:
     """Steps are compared by identity, so each is looked at once."""
     if step.is_table:
         return None
     if isinstance(step, WhereStep):
-        condition = in_arrow(step.expression, step.input.schema, hopeful=hopeful)
+        condition = compile_to_arrow(step.expression, step.input.schema, optimistic=optimistic)
         return None if condition is None else Keep(condition)
     if isinstance(step, SelectStep):
-        nodes = [in_arrow(each, step.input.schema, hopeful=hopeful) for each in step.expressions]
+        nodes = [compile_to_arrow(each, step.input.schema, optimistic=optimistic) for each in step.expressions]
         columns = tuple(
             (name, node)
             for (name, _), node in zip(step.columns, nodes, strict=True)
@@ -110,7 +110,6 @@ def _row_step(step: Step, hopeful: bool) -> RowStep | None:
 
 
 ROWS_WORTH_A_TASK = 10_000
-_CHANGE_FIELD = pa.field(CHANGE_TYPE, pa.string(), nullable=False)
 _ORDER = [f"`{field.name}`" for field in ORDER_FIELDS]
 
 
@@ -127,7 +126,7 @@ class JobBuilder:
         cores: int,
         combined: Collection[str] = (),
         *,
-        hopeful: bool = False,
+        optimistic: bool = False,
     ) -> None:
         self.spark, self.plan, self.context, self.before, self.ticks, self.cores = (
             spark,
@@ -138,7 +137,7 @@ class JobBuilder:
             cores,
         )
         self._combined = combined  # steps whose rows are worth combining before the shuffle
-        self._hopeful = hopeful
+        self._optimistic = optimistic
         self._rows: dict[str, DataFrame] = {}
         self._kept: list[DataFrame] = []
         self.failures: dict[str, Observation] = {}
@@ -228,7 +227,7 @@ class JobBuilder:
         return self._rows[step.name]
 
     def _local(self, step: Step) -> Behind | None:
-        return local_steps(step, hopeful=self._hopeful)
+        return local_steps(step, optimistic=self._optimistic)
 
     def _make_rows(self, step: Step) -> DataFrame:
         if (behind := self._local(step)) is not None:
@@ -439,14 +438,14 @@ class JobBuilder:
         return self.rows(step).mapInArrow(packed, PACKED).unionAll(self._greeting())
 
     def _greeting(self) -> DataFrame:
-        return self._tasks(1).mapInArrow(Greet(self.context.shards), PACKED)
+        return self._tasks(1).mapInArrow(Heartbeat(self.context.shards), PACKED)
 
 
 def shard_schema(step: Step) -> pa.Schema:
     """The columns of a step's rows inside a job: the user's, a table's `_change_type`, and the
     pipeline's order.
     """
-    return pa.schema([*step.schema, *([_CHANGE_FIELD] if step.is_table else []), *ORDER_FIELDS])
+    return pa.schema([*step.schema, *([CHANGE_FIELD] if step.is_table else []), *ORDER_FIELDS])
 
 
 def _columns(step: Step) -> list[str]:

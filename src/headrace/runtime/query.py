@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace import errors
-from headrace.engine.commit import Made, commit_batch
+from headrace.engine.commit import BatchOutput, commit_batch
 from headrace.engine.context import BatchContext, BatchResult
-from headrace.engine.job import clean_up, read_reports, was_inexact
+from headrace.engine.job import clean_up, read_reports, needs_spark
 from headrace.engine.ledger import Ledger, LedgerEntry
 from headrace.engine.state.files import new_id
-from headrace.engine.ticks import Tick, TickJournal, rows_between, to_control
+from headrace.engine.ticks import Tick, TickJournal, rows_between, control_record
 from headrace.engine.watermarks import (
     BatchWatermarks,
     InputWatermark,
@@ -37,7 +37,7 @@ from headrace.plan.plan import (
     Step,
     TopicOutput,
     ViewOutput,
-    ordered,
+    topological_order,
     watermark_paths,
     watermark_spec,
 )
@@ -132,7 +132,7 @@ ROWS_A_KEY_TO_COMBINE = 4
 
 
 @dataclass
-class Workshop:
+class RunContext:
     """What all queries of a run share."""
 
     log: Log
@@ -159,7 +159,7 @@ class Query:
         self,
         name: str,
         plan: PipelinePlan,
-        workshop: Workshop,
+        workshop: RunContext,
         told: Mapping[str, int] | None = None,
         again: int = 0,
     ) -> None:
@@ -174,7 +174,7 @@ class Query:
         self.last_result: BatchResult | None = None
         self.batches, self.batch_rows, self.batch_seconds = 0, 0, 0.0
         self._size = BatchSize(workshop.batch_target_s)
-        self._hopeful = True
+        self._optimistic = True
         self.told_elsewhere: frozenset[str] = frozenset()
         """Steps that another query, further than this one, has too: it has told of their rows that
         could not be used.
@@ -202,7 +202,7 @@ class Query:
         """What this query's outputs are computed by. A declared input that none of them reads is
         not among them.
         """
-        return {step.name: step for step in ordered([output.input for output in self.plan.outputs])}
+        return {step.name: step for step in topological_order([output.input for output in self.plan.outputs])}
 
     def own(self, entry: LedgerEntry) -> LedgerEntry:
         """Of an entry only what this query computes: the rest is of outputs that it had once, and
@@ -263,7 +263,7 @@ class Query:
         from the beginning.
         """
         if not self._try_batch(entry, before, ticks):
-            self._hopeful = False
+            self._optimistic = False
             self._try_batch(entry, before, ticks)
 
     def _try_batch(self, entry: LedgerEntry, before: Tick, ticks: Sequence[Tick]) -> bool:
@@ -277,11 +277,11 @@ class Query:
             ticks,
             self.workshop.cores,
             self._worth_combining(),
-            hopeful=self._hopeful,
+            optimistic=self._optimistic,
         )
         try:
             builder.job().collect()
-            if was_inexact(context):
+            if needs_spark(context):
                 return False
             result = read_reports(context, builder.stages)
             result.counts |= builder.failure_counts()
@@ -338,7 +338,7 @@ class Query:
         )
         views = [each.name for each in self.plan.outputs if isinstance(each, ViewOutput)]
         self._leave_out_told(result, context.up_to)
-        made = Made(
+        made = BatchOutput(
             result.views,
             result.topics,
             self._controls(result, watermarks),
@@ -347,7 +347,7 @@ class Query:
             result.late_rows,
         )
         if context.up_to <= self.again:
-            made = Made(result.views)
+            made = BatchOutput(result.views)
         commit_batch(shop.ledger, shop.views, entry, made, views)
 
     def _leave_out_told(self, result: BatchResult, up_to: int) -> None:
@@ -375,7 +375,7 @@ class Query:
             if isinstance(output, TopicOutput):
                 of_step = watermarks.of(watermark_paths(output.input))
                 for partition in range(output.partitions):
-                    found[output.name, partition] = to_control(
+                    found[output.name, partition] = control_record(
                         result.topic_ticks.get((output.name, partition), {}), of_step
                     )
         return found

@@ -22,7 +22,7 @@ from headrace.plan.plan import PipelinePlan
 from headrace.plan.rendering import write_plan
 from headrace.runtime.arrangement import check_fits, known_names
 from headrace.runtime.inputs import Sources, make_topics
-from headrace.runtime.runner import Runner, Upkeep
+from headrace.runtime.runner import Runner, Maintenance
 from headrace.runtime.services import (
     Ingests,
     OnAlert,
@@ -209,7 +209,7 @@ def _run(
     """
     stopped, ended = stop or Event(), Event()
     runner.on_status = on_status or runner.on_status
-    upkeep = Upkeep(runner, fixed_shards=fixed_shards)
+    upkeep = Maintenance(runner, fixed_shards=fixed_shards)
     if ingests is not None:
         runner.ingests = ingests.status
 

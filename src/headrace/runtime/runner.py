@@ -37,7 +37,7 @@ from headrace.plan.plan import PipelinePlan, ViewOutput
 from headrace.runtime.arrangement import (
     Arrangement,
     arranged,
-    arranged_query,
+    plan_query,
     arrangement_of,
     check_fits,
     known_names,
@@ -50,7 +50,7 @@ from headrace.runtime.query import (
     DEFAULT_TARGET_S,
     MAX_TICKS_A_BATCH,
     Query,
-    Workshop,
+    RunContext,
     is_lasting,
     query_status,
     reason,
@@ -168,7 +168,7 @@ class Runner:
         self.journal = TickJournal(log, plan.name)  # now nobody else can add to it
         self._begin()
         self.views = self._open_views()
-        self._workshop = Workshop(
+        self._workshop = RunContext(
             log,
             spark,
             self.state,
@@ -342,7 +342,7 @@ class Runner:
             tx = self.ledger.transaction()
             self.ledger.add(tx, entry)
             arrangement = arrangement_of([leading, *rest])
-            arrangement.queries[leading.name] = arranged_query(sub_plan(self.plan, outputs))
+            arrangement.queries[leading.name] = plan_query(sub_plan(self.plan, outputs))
             tx.set_note(note_name(self.plan.name), arrangement.to_json())
             self.ledger.commit(tx)
             joined = Query(leading.name, sub_plan(self.plan, outputs), self._workshop)
@@ -487,7 +487,7 @@ ENTRIES_KEPT = 10
 LOOK_EVERY_S = 2.0
 
 
-class Upkeep:
+class Maintenance:
     """Of one runner. `fixed_shards`: the run was told how many shards to have, and stays with
     that.
     """

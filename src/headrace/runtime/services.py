@@ -37,7 +37,7 @@ Work = Callable[[Event], None]
 
 
 @contextmanager
-def beside(
+def background(
     works: Mapping[str, Work], stop: Event, *, patience_s: float | None = None
 ) -> Iterator[list[BaseException]]:
     """Around a run. `stop` ends it when one fails; the failures so far are what it gives.
@@ -110,7 +110,7 @@ def alerting(
     works |= {
         f"alert {each.alert.name} tells {number}": each.run for number, each in enumerate(sendings)
     }
-    with beside(works, stop):
+    with background(works, stop):
         yield
 
 
@@ -174,7 +174,7 @@ def capturing(
     works = {
         f"capture {each.name}": partial(_follow_capture, each, log.address) for each in captures
     }
-    with beside(works, stop, patience_s=PATIENCE_S) as failures:
+    with background(works, stop, patience_s=PATIENCE_S) as failures:
         _await_topics(pipeline, log, stop, failures)
         yield
 
@@ -222,7 +222,7 @@ def receiving(
     if until_caught_up or not pipeline.gateways:
         yield
         return
-    with beside(
+    with background(
         {
             f"gateway {each.name}": partial(_receive, each, log, on_ready)
             for each in pipeline.gateways.values()
@@ -259,7 +259,7 @@ def sinking(
         for topic, sink in sinks.items():
             sink.run(topic, log=log, stop=stop, until_caught_up=True)
         return
-    with beside(
+    with background(
         {f"sink {topic}": partial(_follow_sink, sink, topic, log) for topic, sink in sinks.items()},
         stop,
     ):

@@ -22,7 +22,7 @@ from headrace.engine.ticks import Ends, Tick, TickJournal
 from headrace.errors import ConfigurationError, NewerFormat, PlanError, nearest
 from headrace.log.api import Log
 from headrace.log.topic_config import check_name
-from headrace.plan.plan import PipelinePlan, Step, TopicStep, ordered
+from headrace.plan.plan import PipelinePlan, Step, TopicStep, topological_order
 from headrace.runtime.inputs import Sources
 
 VERSION = 1
@@ -54,7 +54,7 @@ def as_version(plan: PipelinePlan, version: str) -> PipelinePlan:
     """
     check_name(version, what="version", error=PlanError)
     named: dict[int, Step] = {}
-    for step in ordered([*plan.inputs, *(output.input for output in plan.outputs)]):
+    for step in topological_order([*plan.inputs, *(output.input for output in plan.outputs)]):
         inputs = tuple(named[id(each)] for each in step.inputs)
         named[id(step)] = replace(
             step, name=f"{step.name}.{version}", inputs=inputs, **step.renamed(version)

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from headrace.columnar.columns import (
     CHANGE_TYPE,
     DELETE,
-    HIDDEN,
+    HIDDEN_FIELDS,
     MARKS,
     OFFSET_COLUMN,
     PARTITION_COLUMN,
@@ -52,7 +52,7 @@ from headrace.types.json_codec import encoded
 # followed.
 
 
-_HIDDEN = {each.name for each in HIDDEN}
+_HIDDEN = {each.name for each in HIDDEN_FIELDS}
 
 
 MERGE, APPEND = "merge", "append"

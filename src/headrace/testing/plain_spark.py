@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from headrace.engine.shuffle import spark_hash
 from headrace.errors import HeadraceError, NotSupported
 from headrace.plan.expressions import read
-from headrace.plan.expressions.arrow_evaluator import in_arrow
+from headrace.plan.expressions.arrow_evaluator import compile_to_arrow
 
 Batches = Iterable[pa.RecordBatch]
 Part = Callable[[], Iterator[pa.RecordBatch]]
@@ -215,7 +215,7 @@ def _column(batch: pa.RecordBatch, expression: str, sql: SQL) -> tuple[str, pa.A
 def _computable(text: str, schema: pa.Schema) -> Any:
     """What Python computes as Spark does, where rows are read; None for the rest."""
     try:
-        return in_arrow(read(text, schema, where="a test"), schema)
+        return compile_to_arrow(read(text, schema, where="a test"), schema)
     except HeadraceError:
         return None
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from headrace.columnar.columns import (
+    CHANGE_FIELD,
     CHANGE_TYPE,
     HEADERS_COLUMN,
     OFFSET_COLUMN,
@@ -238,7 +239,7 @@ def table_schema(schema: pa.Schema, key: tuple[str, ...]) -> pa.Schema:
     stored = [
         _key_field(field) if field.name in key else _optional_field(field) for field in schema
     ]
-    return pa.schema([*stored, pa.field(CHANGE_TYPE, pa.string(), nullable=False)], schema.metadata)
+    return pa.schema([*stored, CHANGE_FIELD], schema.metadata)
 
 
 def _key_field(field: pa.Field) -> pa.Field:

@@ -21,7 +21,7 @@ from headrace.cdc.base import Changes, Marks, Skipped, TableShape, marks_column,
 from headrace.columnar.columns import (
     COMMITTED_AT,
     DELETE,
-    HIDDEN,
+    HIDDEN_FIELDS,
     INSERT,
     MARKS,
     ORDER,
@@ -608,7 +608,7 @@ def batch(
     arrays = arrays_of(columns, table.shape.schema, marks, table.forms)
     count = len(kinds)
     known = {**hidden, MARKS: marks_column(marks, count)}
-    arrays += [known.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN]
+    arrays += [known.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN_FIELDS]
     return pa.RecordBatch.from_arrays(
         [*arrays, pa.array(kinds, pa.string())], schema=table.shape.batch_schema
     )

@@ -40,7 +40,7 @@ from headrace.columnar.buffers import offsets_of
 from headrace.columnar.columns import (
     CHANGE_TYPES,
     COMMITTED_AT,
-    HIDDEN,
+    HIDDEN_FIELDS,
     MARKS,
     ORDER,
     POSITION,
@@ -376,7 +376,7 @@ def _joined_flags(groups: list[_Group]) -> dict[int, Flags]:
 
 def _hidden_arrays(hidden: dict[str, Ints], messages: Ints, marks: Marks) -> list[pa.Array]:
     arrays = []
-    for each in HIDDEN:
+    for each in HIDDEN_FIELDS:
         if each.name == MARKS:
             arrays.append(marks_column(marks, len(messages)))
             continue

@@ -47,7 +47,7 @@ from headrace.cdc.postgres_source.pgoutput import (
     finished_columns,
 )
 from headrace.cdc.postgres_source.relations import Relation, RelationMessage
-from headrace.columnar.columns import HIDDEN, INSERT, MARKS, POSITION
+from headrace.columnar.columns import HIDDEN_FIELDS, INSERT, MARKS, POSITION
 from headrace.errors import ConfigurationError
 from headrace.types.schema import quoted
 
@@ -192,7 +192,7 @@ def chunk_batch(relation: Relation, texts: list[pa.Array], position: int) -> pa.
     hidden = {POSITION: pa.array(np.full(count, position)), MARKS: marks_column(marks, count)}
     arrays = [
         *columns,
-        *(hidden.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN),
+        *(hidden.get(each.name, pa.nulls(count, each.type)) for each in HIDDEN_FIELDS),
         pa.repeat(pa.scalar(INSERT), count),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=relation.shape.batch_schema)

@@ -155,7 +155,7 @@ class Chain:
 
 
 @dataclass
-class ChainSizes:
+class FoldingSchedule:
     """The chains of one step in one shard. `credit_bytes` is what deltas have paid for folding,
     kept while groups wait for it.
     """
@@ -243,7 +243,7 @@ class ChainSizes:
         return {"credit_bytes": self.credit_bytes, "chains": chains}
 
     @classmethod
-    def from_json(cls, known: Mapping[str, Any] | None) -> ChainSizes:
+    def from_json(cls, known: Mapping[str, Any] | None) -> FoldingSchedule:
         if known is None:
             return cls()
         return cls(
@@ -330,7 +330,7 @@ class StoreTransaction:
     def __init__(self, txn: Any, store: LocalStore) -> None:
         self.txn, self.store = txn, store
         self._kept_undo: str | None = None
-        self.sizes: dict[str, ChainSizes] = {}  # of the files that lead to each step's state
+        self.sizes: dict[str, FoldingSchedule] = {}  # of the files that lead to each step's state
         self._sizes_before: dict[str, Any] = {}
 
     def bring_to(
@@ -365,7 +365,7 @@ class StoreTransaction:
         target = _as_json(wanted)
         undone = stamp["before"] == target != stamp["ids"] and self._undo(stamp["undo"])
         sizes = stamp["sizes_before" if undone else "sizes"]
-        self.sizes = {step: ChainSizes.from_json(sizes.get(step)) for step in steps}
+        self.sizes = {step: FoldingSchedule.from_json(sizes.get(step)) for step in steps}
         if undone:
             return "undone"
         if stamp["ids"] == target:
@@ -392,7 +392,7 @@ class StoreTransaction:
         """Each group by the files behind the one it has; where that is not among them, from the
         beginning. Returns whether there was no such group.
         """
-        sizes = self.sizes.setdefault(step, ChainSizes())
+        sizes = self.sizes.setdefault(step, FoldingSchedule())
         cache: dict[str, StateFile] = {}
         stayed = True
         for group in self.store.groups:

@@ -30,7 +30,7 @@ from headrace.engine.state.files import (
     growth,
     weights,
 )
-from headrace.engine.state.local_store import ChainSizes, StoreTransaction
+from headrace.engine.state.local_store import FoldingSchedule, StoreTransaction
 from headrace.operators.kernel import Groups
 
 # What a kernel made of its state and would like to find again: a file beside the local store of its
@@ -49,7 +49,7 @@ _MAGIC = b"HRm\x01"
 _DIGEST = 16
 
 
-def write_memo(path: Path, content: bytes) -> None:
+def write_kernel_cache(path: Path, content: bytes) -> None:
     """A disk that is full is no reason to fail."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(OSError):
@@ -59,7 +59,7 @@ def write_memo(path: Path, content: bytes) -> None:
     fresh.unlink(missing_ok=True)
 
 
-def read_memo(path: Path) -> bytes | None:
+def read_kernel_cache(path: Path) -> bytes | None:
     """None if there is none, or if it is not what was written."""
     with suppress(OSError):
         found = path.read_bytes()
@@ -127,10 +127,10 @@ class StepState:
         return self.store.store.groups
 
     def recall(self) -> bytes | None:
-        return read_memo(self._memo)
+        return read_kernel_cache(self._memo)
 
     def remember(self, content: bytes) -> None:
-        write_memo(self._memo, content)
+        write_kernel_cache(self._memo, content)
 
     @property
     def _memo(self) -> Path:
@@ -293,7 +293,7 @@ def write_states(
     for step, state in states.items():
         if (changed := state.changed()) is None:
             continue
-        sizes = txn.sizes.setdefault(step, ChainSizes())
+        sizes = txn.sizes.setdefault(step, FoldingSchedule())
         _write_delta(files[step], changed, fresh[step], sizes)  # 1
         _fold(txn, state.number, files[step], fresh[step], sizes)  # 2
         _merge(files[step], fresh[step], sizes)
@@ -307,7 +307,7 @@ def write_states(
     return fresh, sum(len(keys) for keys, _ in undo)
 
 
-def _write_delta(files: StateFiles, changed: Changed, ids: StateIds, sizes: ChainSizes) -> None:
+def _write_delta(files: StateFiles, changed: Changed, ids: StateIds, sizes: FoldingSchedule) -> None:
     touched = np.unique(changed.groups).tolist()
     name = files.write(
         changed.keys, changed.after, changed.groups, {group: ids.get(group) for group in touched}
@@ -330,7 +330,7 @@ def _write_delta(files: StateFiles, changed: Changed, ids: StateIds, sizes: Chai
 
 
 def _fold(
-    txn: StoreTransaction, number: int, files: StateFiles, ids: StateIds, sizes: ChainSizes
+    txn: StoreTransaction, number: int, files: StateFiles, ids: StateIds, sizes: FoldingSchedule
 ) -> None:
     """All groups whose turn it is, as they are now, in one file."""
     chosen = sorted(sizes.to_fold())
@@ -343,7 +343,7 @@ def _fold(
         sizes.folded(group, size)
 
 
-def _merge(files: StateFiles, ids: StateIds, sizes: ChainSizes) -> None:
+def _merge(files: StateFiles, ids: StateIds, sizes: FoldingSchedule) -> None:
     """The newest deltas of all groups, in one file that stands in their place."""
     chosen = sizes.to_merge()
     if not chosen:

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from headrace.columnar.columns import CHANGE_TYPE, TICK
+from headrace.columnar.columns import CHANGE_FIELD, TICK_FIELD
 from headrace.columnar.keys import canonical, decode_keys, encode_keys, whole
 from headrace.columnar.segments import Segments, cut
 from headrace.errors import PlanError
@@ -32,8 +32,6 @@ from headrace.operators.changelog import Changes, changes
 from headrace.operators.kernel import KeyedState, no_rows
 
 __all__ = ["PARTIAL", "AggregateKernel"]
-
-_TICK_FIELD = pa.field(TICK, pa.int64(), nullable=False)
 
 
 class AggregateKernel:
@@ -78,9 +76,7 @@ class AggregateKernel:
     @cached_property
     def output(self) -> pa.Schema:
         keys = [self.schema.field(name) for name in self.by]
-        return pa.schema(
-            [*keys, *self._aggregation.fields, pa.field(CHANGE_TYPE, pa.string(), nullable=False)]
-        )
+        return pa.schema([*keys, *self._aggregation.fields, CHANGE_FIELD])
 
     # The step
 
@@ -89,7 +85,7 @@ class AggregateKernel:
         states. 5. Tell what changed.
         """
         if not rows.num_rows:
-            return self.output.append(_TICK_FIELD).empty_table()
+            return self.output.append(TICK_FIELD).empty_table()
         if PARTIAL in rows.schema.names:
             rows = all_combined(rows, self.combine)
         segments = cut(rows, encode_keys(rows, self.by))
@@ -110,7 +106,7 @@ class AggregateKernel:
         columns = [canonical(whole(segments.rows.column(name)).take(row)) for name in self.by]
         columns += outcome.results(told.versions)
         columns += [told.names(), pa.array(segments.ticks[told.segments])]
-        return pa.Table.from_arrays(columns, schema=self.output.append(_TICK_FIELD))
+        return pa.Table.from_arrays(columns, schema=self.output.append(TICK_FIELD))
 
     # Looking at what is stored
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from headrace.columnar import row_codec
 from headrace.columnar.buffers import Ints, Mask, take_bytes
-from headrace.columnar.columns import CHANGE_TYPE, TICK
+from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, TICK_FIELD
 from headrace.columnar.keys import encode_keys, whole
 from headrace.columnar.lookup import begins, ranked, sorting
 from headrace.columnar.segments import Segments, cut
@@ -40,7 +40,6 @@ from headrace.operators.kernel import KeyedState, microseconds
 
 _VERSION, _HEADER = 1, 2
 _LONGEST = 2**31  # longer than any row
-_TICK_FIELD = pa.field(TICK, pa.int64(), nullable=False)
 
 
 class NewestKernel:
@@ -60,7 +59,7 @@ class NewestKernel:
 
     @cached_property
     def output(self) -> pa.Schema:
-        return self.schema.append(pa.field(CHANGE_TYPE, pa.string(), nullable=False))
+        return self.schema.append(CHANGE_FIELD)
 
     def step(self, state: KeyedState, rows: pa.Table) -> pa.Table:
         """1. Leave out what is not of the latest row of its key. 2. Of that, see what each tick
@@ -70,7 +69,7 @@ class NewestKernel:
             state, rows.filter(pc.not_equal(rows[CHANGE_TYPE], UPDATE_PREIMAGE))
         )
         if not rows.num_rows:
-            return self.output.append(_TICK_FIELD).empty_table()
+            return self.output.append(TICK_FIELD).empty_table()
         segments = cut(rows, encode_keys(rows, self.key))
         versions = self._versions(segments, state.get_array(segments.keys))
         after, there = segments.after, _there(versions)
@@ -84,7 +83,7 @@ class NewestKernel:
         columns = self._decoded(take_bytes(versions, told.versions))
         return pa.Table.from_arrays(
             [*columns, told.names(), pa.array(segments.ticks[told.segments], pa.int64())],
-            schema=self.output.append(_TICK_FIELD),
+            schema=self.output.append(TICK_FIELD),
         )
 
     def _of_the_latest(self, state: KeyedState, rows: pa.Table) -> pa.Table:
@@ -229,13 +228,13 @@ class LatestKernel:
 
     @cached_property
     def output(self) -> pa.Schema:
-        return self.schema.append(pa.field(CHANGE_TYPE, pa.string(), nullable=False))
+        return self.schema.append(CHANGE_FIELD)
 
     def step(self, state: KeyedState, rows: pa.Table) -> pa.Table:
         if CHANGE_TYPE in rows.column_names:
             rows = rows.filter(pc.not_equal(rows[CHANGE_TYPE], UPDATE_PREIMAGE))
         if not rows.num_rows:
-            return self.output.append(_TICK_FIELD).empty_table()
+            return self.output.append(TICK_FIELD).empty_table()
         rows = self._whole(state, rows)
         segments = cut(rows, encode_keys(rows, self.key))
         versions = self._versions(segments, state.get_array(segments.keys))
@@ -287,7 +286,7 @@ class LatestKernel:
     def _told(self, values: pa.Array, kinds: pa.Array, ticks: Ints) -> pa.Table:
         columns = self._decoded(values)
         return pa.Table.from_arrays(
-            [*columns, kinds, pa.array(ticks, pa.int64())], schema=self.output.append(_TICK_FIELD)
+            [*columns, kinds, pa.array(ticks, pa.int64())], schema=self.output.append(TICK_FIELD)
         )
 
     def _decoded(self, values: pa.Array) -> list[pa.Array]:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from headrace.columnar import row_codec
 from headrace.columnar.buffers import Ints, Mask
-from headrace.columnar.columns import CHANGE_TYPE, TICK
+from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, TICK, TICK_FIELD
 from headrace.columnar.keys import encode_keys, whole
 from headrace.columnar.lookup import begins, marked, sorting
 from headrace.columnar.segments import by_key
@@ -234,7 +234,7 @@ class SettleKernel:
 
     @cached_property
     def output(self) -> pa.Schema:
-        return self.schema.append(pa.field(CHANGE_TYPE, pa.string(), nullable=False))
+        return self.schema.append(CHANGE_FIELD)
 
     def step(self, state: KeyedState, rows: pa.Table) -> pa.Table:  # noqa: ARG002
         ticks, comes = ticks_of(rows), (~goes(rows)).astype(np.int64)
@@ -251,7 +251,7 @@ class SettleKernel:
         kinds, stays = merged(columns, ~begins(ticks, ranks), comes == 1)
         result = pa.Table.from_arrays(
             [*columns, kinds, pa.array(ticks)],
-            schema=self.output.append(pa.field(TICK, pa.int64(), nullable=False)),
+            schema=self.output.append(TICK_FIELD),
         )
         return result if stays.all() else result.filter(pa.array(stays))
 

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.columnar.buffers import Ints, Mask
-from headrace.columnar.columns import TICK
+from headrace.columnar.columns import TICK_FIELD
 from headrace.columnar.lookup import bounds, hull, marked, pairs, ranked, search, sorting
 from headrace.errors import InputError
 from headrace.operators.joins import row_store
@@ -214,9 +214,6 @@ def looked_at(arrivals: Arrivals, keys: Ints, reach: Reach, count: int) -> tuple
     return hull(count, keys, arrivals.times - reach.back_us, arrivals.times + reach.forth_us)
 
 
-_TICK_FIELD = pa.field(TICK, pa.int64(), nullable=False)
-
-
 class StreamStreamJoin:
     """`before_us`, `after_us`: how far a right row may lie before and after its left row; negative
     for a bound on the other side of it.
@@ -280,7 +277,7 @@ class StreamStreamJoin:
         3. Find pairs. 4. Find who is alone. 5. Store.
         """
         if not len(watermarks[0]):
-            return self.output.append(_TICK_FIELD).empty_table()
+            return self.output.append(TICK_FIELD).empty_table()
         keeps = self._columns.keeps_left, self._columns.keeps_right
         sides = zip(
             (self.left, self.right), inputs, watermarks, watermarks[::-1], keeps, strict=True
@@ -387,7 +384,7 @@ class StreamStreamJoin:
         )
         return pa.Table.from_arrays(
             [*columns, pa.array(clock.ticks[places[order]], pa.int64())],
-            schema=self.output.append(_TICK_FIELD),
+            schema=self.output.append(TICK_FIELD),
         )
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from headrace.columnar import row_codec
 from headrace.columnar.buffers import Ints, Mask
-from headrace.columnar.columns import TICK
+from headrace.columnar.columns import TICK_FIELD
 from headrace.columnar.keys import encode_keys, whole
 from headrace.columnar.lookup import Ranked, begins, bounds, marked, pairs, ranked, search, sorting
 from headrace.columnar.murmur2 import murmur2_array
@@ -293,5 +293,5 @@ class StreamTableJoin:
         )
         return pa.Table.from_arrays(
             [*columns, pa.array(ticks[row])],
-            schema=self.output.append(pa.field(TICK, pa.int64(), nullable=False)),
+            schema=self.output.append(TICK_FIELD),
         )

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.columnar.buffers import Ints, Mask
-from headrace.columnar.columns import CHANGE_TYPE, TICK
+from headrace.columnar.columns import CHANGE_FIELD, TICK_FIELD
 from headrace.columnar.keys import encode_keys
 from headrace.columnar.lookup import begins, bounds, marked, pairs, ranked, search, sorting
 from headrace.errors import InputError
@@ -128,8 +128,8 @@ def absences(versions: Versions, rows_before: Ints) -> Versions:
 
 
 _SYSTEM = [
-    pa.field(CHANGE_TYPE, pa.string(), nullable=False),
-    pa.field(TICK, pa.int64(), nullable=False),
+    CHANGE_FIELD,
+    TICK_FIELD,
 ]
 
 

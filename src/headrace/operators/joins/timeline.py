@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar.buffers import Ints, Mask
-from headrace.columnar.columns import CHANGE_TYPE, TICK
+from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, TICK_FIELD
 from headrace.columnar.keys import whole
 from headrace.columnar.lookup import (
     begins,
@@ -289,7 +289,6 @@ class Timeline:
 # that too, is left out and counted. What was told of forgotten versions stands.
 
 
-_TICK_FIELD = pa.field(TICK, pa.int64(), nullable=False)
 _FORGETS = 1
 
 
@@ -319,9 +318,7 @@ class HistoryKernel:
     @cached_property
     def output(self) -> pa.Schema:
         ends = pa.field(self.valid_to, self.table.schema.field(self.table.time).type)
-        return pa.schema(
-            [*self.table.schema, ends, pa.field(CHANGE_TYPE, pa.string(), nullable=False)]
-        )
+        return pa.schema([*self.table.schema, ends, CHANGE_FIELD])
 
     def due(self, state: KeyedState) -> int | None:  # noqa: ARG002
         """Nothing waits for time."""
@@ -335,7 +332,7 @@ class HistoryKernel:
         """
         (changes,), (clock,) = inputs, watermarks
         if not len(clock):
-            return self.output.append(_TICK_FIELD).empty_table()
+            return self.output.append(TICK_FIELD).empty_table()
         keys, _ = join_keys(changes, self.table.on)
         found = ranked(
             [keys, row_store.fired(state, _FORGETS, int(clock.complete[-1])).cast(keys.type)]
@@ -391,7 +388,7 @@ class HistoryKernel:
         kinds, stays = merged(columns, ~begins(place[which], moment[which]), is_new)
         ticks = pa.array(clock.ticks[place[which]], pa.int64())
         result = pa.Table.from_arrays(
-            [*columns, kinds, ticks], schema=self.output.append(_TICK_FIELD)
+            [*columns, kinds, ticks], schema=self.output.append(TICK_FIELD)
         )
         return result if stays.all() else result.filter(pa.array(stays))
 

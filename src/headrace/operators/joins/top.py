@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from headrace.columnar import row_codec
 from headrace.columnar.buffers import Ints, Mask, runs
-from headrace.columnar.columns import CHANGE_TYPE, TICK
+from headrace.columnar.columns import CHANGE_FIELD, TICK_FIELD
 from headrace.columnar.keys import encode_keys, ordered_bytes, whole
 from headrace.columnar.lookup import begins, bounds, ranked, sorting
 from headrace.columnar.row_codec import cut_out
@@ -106,7 +106,6 @@ def _flipped(encoded: pa.Array) -> pa.Array:
 
 MOST = 10_000
 _ORDER = "_order"
-_TICK_FIELD = pa.field(TICK, pa.int64(), nullable=False)
 
 
 class TopKernel:
@@ -144,14 +143,14 @@ class TopKernel:
 
     @cached_property
     def output(self) -> pa.Schema:
-        return self.schema.append(pa.field(CHANGE_TYPE, pa.string(), nullable=False))
+        return self.schema.append(CHANGE_FIELD)
 
     def step(self, state: KeyedState, rows: pa.Table) -> pa.Table:
         """1. Load the first rows of each group, and what changes. 2. Take in the changes. 3. Tick
         by tick, see who is among the first. 4. Store.
         """
         if not rows.num_rows:
-            return self.output.append(_TICK_FIELD).empty_table()
+            return self.output.append(TICK_FIELD).empty_table()
         found = ranked([encode_keys(rows, self.per)])
         groups, going = found.ranks[0], goes(rows)
         piles = Piles(self.step_name, state, found.keys, sections=1, marks=0, wide=True)
@@ -214,7 +213,7 @@ class TopKernel:
         kinds, stays = merged(taken, again, comes[order] == 1)
         result = pa.Table.from_arrays(
             [*taken, kinds, pa.array(when[order], pa.int64())],
-            schema=self.output.append(_TICK_FIELD),
+            schema=self.output.append(TICK_FIELD),
         )
         return result if stays.all() else result.filter(pa.array(stays))
 

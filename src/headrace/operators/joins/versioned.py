@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.columnar.buffers import Ints, Mask
-from headrace.columnar.columns import CHANGE_TYPE, TICK
+from headrace.columnar.columns import CHANGE_FIELD, TICK_FIELD
 from headrace.columnar.lookup import begins, bounds, hull, marked, pairs, ranked, search, sorting
 from headrace.errors import InputError
 from headrace.operators.joins import row_store
@@ -34,7 +34,6 @@ from headrace.operators.joins.sides import (
 from headrace.operators.joins.timeline import Timeline, check_versioned, horizon
 from headrace.operators.kernel import KeyedState, Times, Watermarks, microseconds
 
-_TICK_FIELD = pa.field(TICK, pa.int64(), nullable=False)
 _WAITS, _FORGETS = 0, 1
 
 
@@ -96,7 +95,7 @@ class VersionedJoin:
         rows, changes = inputs
         own, table = watermarks
         if not len(own):
-            return self.output.append(_TICK_FIELD).empty_table()
+            return self.output.append(TICK_FIELD).empty_table()
         keys, missing = join_keys(rows, self.stream.on)
         changed_keys, _ = join_keys(changes, self.table.on)
         clock = int(min(own.complete[-1], table.complete[-1]))
@@ -141,7 +140,7 @@ class VersionedJoin:
         )
         ticks = clock.ticks[waiting.told_at[which]]
         return pa.Table.from_arrays(
-            [*columns, pa.array(ticks, pa.int64())], schema=self.output.append(_TICK_FIELD)
+            [*columns, pa.array(ticks, pa.int64())], schema=self.output.append(TICK_FIELD)
         )
 
 
@@ -305,7 +304,7 @@ class CorrectedJoin:
 
     @cached_property
     def output(self) -> pa.Schema:
-        return self._columns.schema.append(pa.field(CHANGE_TYPE, pa.string(), nullable=False))
+        return self._columns.schema.append(CHANGE_FIELD)
 
     def due(self, state: KeyedState) -> int | None:  # noqa: ARG002
         """Nothing waits for time."""
@@ -320,7 +319,7 @@ class CorrectedJoin:
         rows, changes = inputs
         own, table = watermarks
         if not len(own):
-            return self.output.append(_TICK_FIELD).empty_table()
+            return self.output.append(TICK_FIELD).empty_table()
         keys, missing = join_keys(rows, self.stream.on)
         clock = int(min(own.complete[-1], table.complete[-1]))
         woken = [row_store.fired(state, kind, clock).cast(keys.type) for kind in (_ROWS, _VERSIONS)]
@@ -386,7 +385,7 @@ class CorrectedJoin:
         kinds, stays = merged(columns, ~begins(place[which], row[which]), is_new)
         ticks = pa.array(clock.ticks[place[which]], pa.int64())
         result = pa.Table.from_arrays(
-            [*columns, kinds, ticks], schema=self.output.append(_TICK_FIELD)
+            [*columns, kinds, ticks], schema=self.output.append(TICK_FIELD)
         )
         return result if stays.all() else result.filter(pa.array(stays))
 

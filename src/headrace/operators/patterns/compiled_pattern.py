@@ -72,7 +72,7 @@ class CompiledPattern:
         expressions = [
             each
             for found in self.definitions
-            for each in (found.beside, found.so_far)
+            for each in (found.background, found.so_far)
             if each is not None
         ]
         expressions += [expression for _, expression in self.measures]
@@ -94,7 +94,7 @@ class CompiledPattern:
         expressions = [
             each
             for found in self.definitions
-            for each in (found.beside, found.so_far)
+            for each in (found.background, found.so_far)
             if each is not None
         ]
         expressions += [expression for _, expression in self.measures]

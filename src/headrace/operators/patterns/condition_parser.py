@@ -166,7 +166,7 @@ class Definition:
 
     symbol: str
     alone: tuple[str, ...] = ()
-    beside: Expression | None = None
+    background: Expression | None = None
     so_far: Expression | None = None
 
     @property
@@ -250,7 +250,7 @@ def definition(
     before it.
     """
     alone: list[str] = []
-    beside: list[exp.Expr] = []
+    background: list[exp.Expr] = []
     so_far: list[exp.Expr] = []
     whole = parse(text, where=where)
     parts = list(whole.flatten()) if isinstance(whole, exp.And) else [whole]
@@ -261,13 +261,13 @@ def definition(
             continue
         expression = _compiled(part, text, names, where=where)
         _check_order(symbol, expression, before, where=where)
-        (beside if all(_is_beside(term, symbol) for term in expression.terms) else so_far).append(
+        (background if all(_is_beside(term, symbol) for term in expression.terms) else so_far).append(
             part
         )
     return Definition(
         symbol,
         tuple(alone),
-        _all_of(beside, text, names, symbol, where),
+        _all_of(background, text, names, symbol, where),
         _all_of(so_far, text, names, symbol, where),
     )
 

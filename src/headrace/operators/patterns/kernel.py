@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.columnar.buffers import Ints, Mask
-from headrace.columnar.columns import TICK
+from headrace.columnar.columns import TICK, TICK_FIELD
 from headrace.columnar.keys import encode_keys, key_groups, whole
 from headrace.columnar.lookup import ranked, sorting
 from headrace.operators.kernel import UNSTARTED, KeyedState, Times, Watermarks, microseconds
 from headrace.operators.patterns.automaton import ACCEPT
 from headrace.operators.patterns.compiled_pattern import CompiledPattern
-from headrace.operators.patterns.match_pass import TICK_FIELD, Work
+from headrace.operators.patterns.match_pass import Work
 from headrace.operators.patterns.matcher import FOREVER
 from headrace.operators.patterns.parser import ALL_ROWS
 from headrace.operators.patterns.row_buffer import (

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.columnar.buffers import Ints, Mask, runs
-from headrace.columnar.columns import TICK
+from headrace.columnar.columns import TICK_FIELD
 from headrace.columnar.lookup import sorting
 from headrace.errors import InputError
 from headrace.operators.kernel import Times, Watermarks
@@ -148,9 +148,6 @@ class Candidates:
             fits = inside if bit is None else inside[self.bits.get(bit, rows[inside] - 1)]
             found[fits] |= self._comes_to(automaton, other, rows[fits] - 1, bits, depth - 1)
         return found
-
-
-TICK_FIELD = pa.field(TICK, pa.int64(), nullable=False)
 
 
 @dataclass(frozen=True)
@@ -305,11 +302,11 @@ class Work:
     ) -> dict[str, Mask | None]:
         fits: dict[str, Mask | None] = {**dict.fromkeys(pattern.automaton.pattern.symbols), **alone}
         for definition in pattern.definitions:
-            if definition.beside is not None:
+            if definition.background is not None:
                 count = len(rows)
                 each = Entries(rows.at, rows.at, np.zeros(count, np.int64))
-                holds, failed = definition.beside.holds(
-                    source.values(definition.beside.terms, each, count), count
+                holds, failed = definition.background.holds(
+                    source.values(definition.background.terms, each, count), count
                 )
                 self.failed(failed & fresh)
                 before = fits[definition.symbol]

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from headrace.columnar.columns import CHANGE_TYPE
+from headrace.columnar.columns import CHANGE_TYPE, TICK_FIELD
 from headrace.columnar.keys import encode_keys, key_groups
 from headrace.durations import to_us
 from headrace.errors import BadPattern, InputError, NewerFormat
@@ -39,7 +39,6 @@ from headrace.operators.patterns.compiled_pattern import (
 )
 from headrace.operators.patterns.condition_parser import Names, condition
 from headrace.operators.patterns.kernel import PatternKernel
-from headrace.operators.patterns.match_pass import TICK_FIELD
 from headrace.operators.patterns.settings import InForce, MatchSettings, match_schema
 from headrace.operators.windows.specs import positive_us
 from headrace.operators.windows.state import WAITING

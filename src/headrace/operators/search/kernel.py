@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from headrace.columnar import row_codec
 from headrace.columnar.buffers import Ints
-from headrace.columnar.columns import CHANGE_TYPE, TICK
+from headrace.columnar.columns import CHANGE_TYPE, TICK_FIELD
 from headrace.columnar.keys import encode_keys, key_groups, key_list, whole
 from headrace.errors import BadSearch
 from headrace.operators.changelog import DELETE, UPDATE_PREIMAGE
@@ -232,7 +232,7 @@ class SearchKernel:
         ticks = ticks_of(documents)[found.documents]
         return pa.Table.from_arrays(
             [*columns, pa.array(ticks)],
-            schema=self.output.append(pa.field(TICK, pa.int64(), nullable=False)),
+            schema=self.output.append(TICK_FIELD),
         )
 
     def _of_queries(self, index: QueryIndex, queries: Ints) -> list[pa.Array]:
@@ -344,7 +344,7 @@ class GatherKernel:
         )
         offsets = pa.array(np.append(begins, len(order)).astype(np.int32))
         lists = pa.ListArray.from_arrays(offsets, struct, type=self.output.field(self.column).type)
-        schema = self.output.append(pa.field(TICK, pa.int64(), nullable=False))
+        schema = self.output.append(TICK_FIELD)
         return pa.Table.from_arrays(
             [*columns, lists, pa.array(ticks[order[begins]])], schema=schema
         )

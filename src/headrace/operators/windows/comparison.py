@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from headrace.columnar import row_codec
 from headrace.columnar.buffers import Ints, Mask, offsets_of
-from headrace.columnar.columns import CHANGE_TYPE, TICK
+from headrace.columnar.columns import CHANGE_FIELD, CHANGE_TYPE, TICK_FIELD
 from headrace.columnar.keys import decode_keys, encode_keys, key_groups, whole
 from headrace.columnar.lookup import begins, ranked, sorting
 from headrace.errors import NewerFormat, PlanError
@@ -38,7 +38,6 @@ from headrace.operators.windows.state import TOLD, Windows, scan_until
 
 PREVIOUS = "previous_"
 _VERSION = b"\x01"
-_TICK_FIELD = pa.field(TICK, pa.int64(), nullable=False)
 
 
 @dataclass(frozen=True)
@@ -136,9 +135,7 @@ class CompareKernel:
     def output(self) -> pa.Schema:
         keys = [self.schema.field(name) for name in (*self.by, WINDOW_START, WINDOW_END)]
         earlier = [pa.field(f"{self.prefix}{field.name}", field.type) for field in self._results]
-        return pa.schema(
-            [*keys, *self._results, *earlier, pa.field(CHANGE_TYPE, pa.string(), nullable=False)]
-        )
+        return pa.schema([*keys, *self._results, *earlier, CHANGE_FIELD])
 
     def step_timed(
         self, state: KeyedState, inputs: Sequence[pa.Table], watermarks: Sequence[Watermarks]
@@ -150,7 +147,7 @@ class CompareKernel:
         table = (
             self._compared(state, rows, clock)
             if rows.num_rows
-            else self.output.append(_TICK_FIELD).empty_table()
+            else self.output.append(TICK_FIELD).empty_table()
         )
         if len(clock) and clock.closed[-1] > clock.horizon_at_start:
             names, windows = scan_until(state, TOLD, UNSTARTED, int(clock.closed[-1]))
@@ -316,7 +313,7 @@ class CompareKernel:
             changes.names(),
             pa.array(clock.ticks[places[changes.segments]]),
         ]
-        return pa.Table.from_arrays(columns, schema=self.output.append(_TICK_FIELD))
+        return pa.Table.from_arrays(columns, schema=self.output.append(TICK_FIELD))
 
 
 def _taken(column: pa.ChunkedArray, rows: Ints) -> pa.Array:

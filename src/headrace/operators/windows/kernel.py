@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.columnar.buffers import Ints, Mask
-from headrace.columnar.columns import CHANGE_TYPE, TICK
+from headrace.columnar.columns import CHANGE_FIELD, TICK_FIELD
 from headrace.columnar.keys import decode_keys
 from headrace.columnar.lookup import sorting
 from headrace.errors import BugError, InputError, UnknownColumn
@@ -111,7 +111,6 @@ def tell(shown: Shown, differs: Callable[[Ints, Ints], Mask]) -> Changes:
 
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
-_TICK_FIELD = pa.field(TICK, pa.int64(), nullable=False)
 
 
 @dataclass(frozen=True)
@@ -219,7 +218,7 @@ class Windowed(ABC):
                 *keys,
                 *bounds,
                 *self.aggregation.fields,
-                pa.field(CHANGE_TYPE, pa.string(), nullable=False),
+                CHANGE_FIELD,
             ]
         )
 
@@ -296,7 +295,7 @@ class Windowed(ABC):
     # The result
 
     def nothing(self) -> pa.Table:
-        return self.output.append(_TICK_FIELD).empty_table()
+        return self.output.append(TICK_FIELD).empty_table()
 
     def told(
         self, windows: Windows, shown: Shown, outcome: Results, clock: Watermarks
@@ -311,7 +310,7 @@ class Windowed(ABC):
         columns += [pa.array(times).cast(self.output.field(WINDOW_START).type) for times in bounds]
         columns += self._by_length(outcome.results(changes.versions), bounds[1] - bounds[0])
         columns += [changes.names(), pa.array(clock.ticks[shown.places[changes.segments]])]
-        return pa.Table.from_arrays(columns, schema=self.output.append(_TICK_FIELD)), changes
+        return pa.Table.from_arrays(columns, schema=self.output.append(TICK_FIELD)), changes
 
     def _by_length(self, results: list[pa.Array], lengths_us: Times) -> list[pa.Array]:
         """Rates are sums until the window is known."""

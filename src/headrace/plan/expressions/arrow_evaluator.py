@@ -49,7 +49,7 @@ class _NotHere(Exception):
     """An expression for Spark."""
 
 
-def in_arrow(expression: Expression, schema: pa.Schema, *, hopeful: bool = False) -> Node | None:
+def compile_to_arrow(expression: Expression, schema: pa.Schema, *, optimistic: bool = False) -> Node | None:
     """How to compute an expression that was read over a schema; None if that is Spark's. `hopeful`:
     also what may turn out to be Spark's at some row.
     """
@@ -58,7 +58,7 @@ def in_arrow(expression: Expression, schema: pa.Schema, *, hopeful: bool = False
     if expression.type is None or pa.types.is_decimal(expression.type):
         return None
     try:
-        compiler = _Compiler(schema, hopeful=hopeful)
+        compiler = _Compiler(schema, optimistic=optimistic)
         tree = parse(expression.text, where="expression")
         if (
             expression.failed is not None
@@ -72,9 +72,9 @@ def in_arrow(expression: Expression, schema: pa.Schema, *, hopeful: bool = False
 class _Compiler:
     """From sqlglot's tree, with the types that the reader tells."""
 
-    def __init__(self, schema: pa.Schema, *, hopeful: bool) -> None:
+    def __init__(self, schema: pa.Schema, *, optimistic: bool) -> None:
         self._reader = Reader(schema, where="expression")
-        self._hopeful = hopeful
+        self._optimistic = optimistic
 
     def node(self, tree: exp.Expr) -> Node:
         maker = self._makers.get(type(tree))
@@ -168,7 +168,7 @@ class _Compiler:
 
     def _json_field(self, tree: exp.Expr, *, floating: bool = False) -> JsonField:
         if (
-            not self._hopeful
+            not self._optimistic
             or not isinstance(tree, exp.Anonymous)
             or tree.name.lower() != "get_json_object"
         ):
