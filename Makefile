@@ -1,6 +1,7 @@
 # Every target sets up what it needs on a fresh Debian machine: see scripts/setup.sh.
 #   make demo        a web shop with its dashboard, until Ctrl-C   DEMO_SECONDS=30 make demo: for so long, and every number checked
 #   make test        linters, types and tests, in their short forms
+#   make test-fast   only the tests that need no Spark and no server
 #   make test-all    the same with every test at full length
 #   make bench       the benchmarks, one JSON line a result        make bench ONLY=log
 #   make lint        linters and types only
@@ -11,10 +12,10 @@ VENV := .venv
 PYTHON_IN_VENV := $(VENV)/bin/python
 STAMP := $(VENV)/.headrace-ready
 DEMO_STAMP := $(VENV)/.headrace-demo-ready
-# Two at a time: much of a test is waiting, for a disk, a broker or a JVM. Tests that share a Spark session or a broker stay together (tests/conftest.py).
-PYTEST_ARGS ?= -n 2 --dist loadscope
+# Two at a time, file by file: each of the two processes starts the Spark session and the servers that its files need, once.
+PYTEST_ARGS ?= -n 2 --dist loadfile
 
-.PHONY: demo test test-all bench lint docs setup clean
+.PHONY: demo test test-fast test-all bench lint docs setup clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml scripts/setup.sh
@@ -30,11 +31,15 @@ demo: $(DEMO_STAMP)
 	@$(PYTHON_IN_VENV) -m headrace.cli demo
 
 lint: $(STAMP)
-	@$(PYTHON_IN_VENV) -m ruff check src tests benchmarks examples
+	@$(PYTHON_IN_VENV) -m ruff check src tests benchmarks examples scripts
+	@$(PYTHON_IN_VENV) -m ruff format --check --quiet src tests benchmarks examples scripts
 	@$(PYTHON_IN_VENV) -m mypy --strict
 
 test: lint
 	@$(PYTHON_IN_VENV) -m pytest -m "not slow" --durations=15 $(PYTEST_ARGS)
+
+test-fast: $(STAMP)
+	@$(PYTHON_IN_VENV) -m pytest -m "not slow and not spark and not kafka and not server and not browser and not process" $(PYTEST_ARGS)
 
 test-all: lint
 	@$(PYTHON_IN_VENV) -m pytest --durations=15 $(PYTEST_ARGS)

@@ -6,9 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,26 +29,22 @@ settings.register_profile("headrace", deadline=None, suppress_health_check=[Heal
 settings.load_profile("headrace")
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where tests run in several processes, files that share a Spark session, or a broker, run in
-    the same one; the others go wherever there is room.
-    """
-    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
-
-    class ByWhatIsShared(LoadScopeScheduling):  # type: ignore[misc]  # xdist is not typed
-        def _split_scope(self, nodeid: str) -> str:
-            return _shared_by(config.rootpath / nodeid.partition("::")[0])
-
-    return ByWhatIsShared(config, log)
+# What a test needs, told by the fixtures it uses: `make test-fast` leaves these out.
+NEEDS = {
+    "spark": ("spark",),
+    "kafka": ("kafka_broker",),
+    "server": ("postgres_server", "mariadb_server", "mysql_server", "redis_server", "rabbitmq"),
+    "browser": ("browser", "page"),
+}
 
 
-@cache
-def _shared_by(file: Path) -> str:
-    text = file.read_text()
-    return next(
-        (fixture for fixture in ("spark", "kafka_broker", "rabbitmq") if f"{fixture}: " in text),
-        file.as_posix(),
-    )
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test by the servers that its fixtures start."""
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        for mark, names in NEEDS.items():
+            if fixtures & set(names):
+                item.add_marker(mark)
 
 
 @pytest.fixture(scope="session")
