@@ -12,7 +12,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import PlanChanged, RetryError
-from headrace.log.dead_letters import letters
+from headrace.log.dead_letters import read_dead_letters
+from headrace.retry import Backoff
 from headrace.runtime.runner import Runner
 from headrace.runtime.status import read_status
 from headrace.testing.pipelines import PipelineTest
@@ -153,14 +154,16 @@ def test_dead_letters_are_written_once_whichever_query_meets_the_row(tmp_path: P
         test.feed("orders", [{"k": None, "v": 1}, {"k": 1, "v": 1}])
         test.feed("clicks", [{"k": 1, "at": None}, {"k": 1, "at": NOON}])
         test.settle()
-        assert len(letters(test.log, "counts")) == 1
+        assert len(read_dead_letters(test.log, "counts")) == 1
         lose_views(test)
         test.settle()
         assert values(test, "counts") == {1: 1}
-        assert len(letters(test.log, "counts")) == 1, "built again, but told before"
+        assert len(read_dead_letters(test.log, "counts")) == 1, "built again, but told before"
         edit(test, shop("counts", "minutes"))
         test.settle()
-        assert len(letters(test.log, "clicks")) == 1, "the leading query did not read them"
+        assert len(read_dead_letters(test.log, "clicks")) == 1, (
+            "the leading query did not read them"
+        )
 
 
 def test_a_plan_that_does_not_fit_leaves_the_runner_at_work_alone(tmp_path: Path) -> None:
@@ -198,7 +201,7 @@ def test_an_output_that_cannot_be_built_from_the_beginning_is_refused_at_the_sta
 def test_a_log_that_is_away_for_a_moment_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.runtime.runner.LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("headrace.runtime.runner.BACKOFF", Backoff(first_s=0.01, longest_s=0.01))
     with started(tmp_path, shop("counts")) as test:
         feed(test)
         test.feed("orders", [{"k": 0, "v": 1}])

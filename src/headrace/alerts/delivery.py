@@ -28,7 +28,7 @@ from headrace.durations import to_time_us
 from headrace.errors import ConfigurationError, TargetUnavailable
 from headrace.log import dead_letters
 from headrace.log.api import Log, Transaction
-from headrace.retry import Breaker
+from headrace.retry import CircuitBreaker
 from headrace.secrets import secret
 from headrace.sinks.webhook_target import Receiver, Refused, Sender
 
@@ -191,12 +191,18 @@ class Sending:
     """One receiver of one alert. A receiver that is new hears of what comes from now on."""
 
     def __init__(
-        self, log: Log, pipeline: str, alert: Alert, way: Way, *, breaker: Breaker | None = None
+        self,
+        log: Log,
+        pipeline: str,
+        alert: Alert,
+        way: Way,
+        *,
+        breaker: CircuitBreaker | None = None,
     ) -> None:
         self.log, self.pipeline, self.alert = log, pipeline, alert
         self.status = SendingStatus()
         self._teller: Teller = teller(way)
-        self._breaker = breaker or Breaker()
+        self._breaker = breaker or CircuitBreaker()
         self._transaction: Transaction | None = None
         log.create_topic(TOPIC, SCHEMA, exist_ok=True)
         self._note = f"alerting.{pipeline}.{alert.name}.{self._teller.identity}"
@@ -246,7 +252,7 @@ class Sending:
             if not self._is_over(message, error):
                 return False
         else:
-            self._breaker.succeeded()
+            self._breaker.record_success()
             self.status.told += 1
             self.status.failures, self.status.is_open, self.status.error = 0, False, None
         self._store(int(str(row[OFFSET_COLUMN])) + 1)
@@ -272,7 +278,7 @@ class Sending:
                     dead_letters.DeadLetter(
                         f"alert {self.alert.name}, {self._teller.name}",
                         reason,
-                        row=dead_letters.row_to_text(row)[0],
+                        row=dead_letters.rows_to_json(row)[0],
                     )
                 ],
             )
@@ -281,7 +287,7 @@ class Sending:
                 self.status.given_up + (is_old and not is_refused),
             )
             return True
-        self._breaker.failed(error.wait_s if isinstance(error, TargetUnavailable) else 0.0)
+        self._breaker.record_failure(error.wait_s if isinstance(error, TargetUnavailable) else 0.0)
         self.status.failures, self.status.is_open, self.status.error = (
             self._breaker.failures,
             self._breaker.is_open,

@@ -9,7 +9,6 @@ time follows the ticks. An input without a first row has no time yet.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -20,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.atomic_file import write_atomically
 from headrace.columnar.columns import CHANGE_TYPE, DELETE, ORDER_FIELDS, PARTITION_COLUMN, TICK
 from headrace.durations import format_us
 from headrace.engine.dead_letters import Diverter
@@ -354,10 +354,11 @@ def write_part(directory: Path, name: str, number: int, rows: pa.Table) -> None:
     same.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    fresh = directory / f".clock-{name}-{number}-{os.urandom(4).hex()}"
-    with pa.ipc.new_file(str(fresh), rows.schema) as writer:
+    content = pa.BufferOutputStream()
+    with pa.ipc.new_file(content, rows.schema) as writer:
         writer.write_table(rows)
-    fresh.rename(directory / f"clock-{name}-{number}.part")
+    path = directory / f"clock-{name}-{number}.part"
+    write_atomically(path, content.getvalue(), durable=False)
 
 
 def read_parts(directory: Path, name: str) -> pa.Table:

@@ -5,7 +5,6 @@ graph.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -13,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+from headrace.atomic_file import write_atomically
 from headrace.plan.join_steps import SettleStep, TopStep
 from headrace.plan.plan import (
     KeyByStep,
@@ -316,9 +316,7 @@ def write_plan(
     """`log`: its address, without which topics cannot be shown."""
     told = {"version": VERSION, "pipeline": plan.name, "log": log, "nodes": nodes(plan, sinks)}
     directory.mkdir(parents=True, exist_ok=True)
-    fresh = directory / f".{FILE}-{os.urandom(4).hex()}"  # another run may be writing its own
-    fresh.write_text(json.dumps(told, default=str))
-    fresh.replace(directory / FILE)
+    write_atomically(directory / FILE, json.dumps(told, default=str).encode(), durable=False)
 
 
 def nodes(plan: PipelinePlan, sinks: Mapping[str, PlannedSink]) -> list[dict[str, Any]]:

@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from headrace.atomic_file import sync_directory
 from headrace.engine.ledger import MAIN_QUERY, Ledger
 from headrace.engine.ticks import TickJournal
 from headrace.log.api import Log
-from headrace.log.file.disk import Disk
 from headrace.runtime.arrangement import Arrangement, note_name
 from headrace.runtime.status import FILE, read_status, running_elsewhere
 from headrace.views.file import VIEWS_FILE, scrub
@@ -181,7 +181,7 @@ def give_up(log: Log, holder: Holder, step: Callable[[str], None] = lambda _name
     for path in [*(holder.state / name for name in _DERIVED), *holder.local_stores]:  # 3
         if path.exists():
             shutil.rmtree(path)
-    Disk().sync_directory(holder.state)
+    sync_directory(holder.state)
     step(f"state {holder.pipeline}")
     scrub(holder.state / VIEWS_FILE)
     step(f"views {holder.pipeline}")

@@ -34,14 +34,15 @@ from headrace.errors import HeadraceError
 from headrace.log.api import Log
 from headrace.operators.load_shedding import Shed
 from headrace.plan.plan import PipelinePlan, ViewOutput
+from headrace.retry import Backoff
 from headrace.runtime.arrangement import (
     Arrangement,
     arranged,
-    plan_query,
     arrangement_of,
     check_fits,
     known_names,
     note_name,
+    plan_query,
     remembered_shards,
     view_key,
 )
@@ -131,7 +132,7 @@ def decided(ticks: Sequence[Tick], done: Tick, sheds: Mapping[str, Shed]) -> lis
 
 logger = logging.getLogger("headrace.pipeline")
 TICK_EVERY_S = 0.2
-LONGEST_PAUSE_S = 60.0
+BACKOFF = Backoff(first_s=2.0, longest_s=60.0, jitter=0.0)
 MAX_FAILURES = 20
 TELL_EVERY_S = 5.0
 
@@ -439,7 +440,7 @@ class Runner:
     def _failed(self, error: Exception, stopped: Event) -> None:
         self.failures += 1
         self.last_error = reason(error)
-        pause = min(LONGEST_PAUSE_S, 2.0 ** min(self.failures, 10))
+        pause_s = BACKOFF.pause_s(self.failures)
         logger.debug("A batch of %s failed.", self.plan.name, exc_info=error)
         if self.failures > MAX_FAILURES or is_lasting(error):
             raise error
@@ -448,10 +449,10 @@ class Runner:
             self.plan.name,
             self.failures,
             self.last_error,
-            pause,
+            pause_s,
         )
         self.tell()
-        stopped.wait(pause)
+        stopped.wait(pause_s)
 
     def tell(self) -> None:
         """Leave word of how it goes, for `headrace status` and whoever watches. If that fails, as

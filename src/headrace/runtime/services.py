@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigurationError, RetryError
 from headrace.log.api import Log
+from headrace.retry import Backoff
 from headrace.runtime.query import reason
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ def _follow_sink(sink: Sink, topic: str, log: str, ended: Event) -> None:
 
 ingest_logger = logging.getLogger("headrace.pipeline")
 EVERY = "200 milliseconds"
-LONGEST_PAUSE_S = 60.0
+INGEST_BACKOFF = Backoff(first_s=2.0, longest_s=60.0, jitter=0.0)
 MAX_FAILURES = 20
 
 
@@ -332,7 +333,7 @@ class IngestQuery:
         self.error, self.query = reason(error), None
         if self.failures > MAX_FAILURES:
             raise error
-        pause_s = min(LONGEST_PAUSE_S, 2.0 ** min(self.failures, 10))
+        pause_s = INGEST_BACKOFF.pause_s(self.failures)
         self.start_after_s = time.monotonic() + pause_s
         ingest_logger.warning(
             "The ingest %s failed (%d in a row): %s\nTrying again in %.0f s.",

@@ -8,16 +8,15 @@ neither would be found, or they would be those of another run.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.atomic_file import write_atomically
 from headrace.engine.ledger import MAIN_QUERY, Ledger
 from headrace.engine.state.files import new_id
 from headrace.errors import NewerFormat, StateElsewhere
 from headrace.log.api import Log
-from headrace.log.file.disk import Disk
 from headrace.views.file import VIEWS_FILE
 
 if TYPE_CHECKING:
@@ -98,13 +97,8 @@ class StateDirectory:
 
     def _write(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        fresh = self.path / f".{_FILE}-{os.urandom(4).hex()}"
-        with fresh.open("w") as file:
-            json.dump({"version": VERSION, "id": self.id, "pipeline": self._pipeline}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(self.path / _FILE)
-        Disk().sync_directory(self.path)
+        content = {"version": VERSION, "id": self.id, "pipeline": self._pipeline}
+        write_atomically(self.path / _FILE, json.dumps(content).encode(), durable=True)
 
 
 def _read(text: str | None) -> dict[str, str] | None:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headrace.atomic_file import write_atomically
 from headrace.errors import ConfigurationError
 
 FILE = "status.json"
@@ -86,9 +87,7 @@ def process_start_ticks(process: int) -> str | None:
 
 
 def write_status(directory: Path, status: Status) -> None:
-    fresh = directory / f".{FILE}"
-    fresh.write_text(json.dumps(asdict(status)))
-    fresh.rename(directory / FILE)
+    write_atomically(directory / FILE, json.dumps(asdict(status)).encode(), durable=False)
 
 
 def running_elsewhere(directory: Path) -> Status | None:

@@ -18,6 +18,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headrace.atomic_file import write_atomically
 from headrace.errors import (
     ConfigurationError,
     CorruptionError,
@@ -26,7 +27,7 @@ from headrace.errors import (
     UnknownView,
 )
 from headrace.log.topic_config import check_name
-from headrace.views.file import VIEWS_FILE, ViewInfo, open_for_reading, translated
+from headrace.views.file import VIEWS_FILE, ViewInfo, open_for_reading, translate_errors
 from headrace.views.lookup import Lookup
 from headrace.views.reader import ViewReader
 
@@ -77,7 +78,7 @@ class Store:
 
     def commits(self) -> int:
         """A number that changes with every commit of others; much cheaper than reading."""
-        with self._lock, translated(self.path):
+        with self._lock, translate_errors(self.path):
             if self._watching is None:
                 self._watching = open_for_reading(self.path)
             return int(self._watching.execute("PRAGMA data_version").fetchone()[0])
@@ -261,12 +262,8 @@ def switch(state: Path, view: str, version: str | None) -> None:
     served.pop(view, None)
     if version is not None:
         served[view] = version
-    fresh = state / f".{SERVED_FILE}"
-    with fresh.open("w") as file:
-        json.dump({"format": FORMAT, "views": served}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.rename(state / SERVED_FILE)
+    content = json.dumps({"format": FORMAT, "views": served}).encode()
+    write_atomically(state / SERVED_FILE, content, durable=True)
 
 
 def _check_own(state: Path, view: str) -> None:

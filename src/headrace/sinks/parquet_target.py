@@ -21,8 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.atomic_file import sync_directory
 from headrace.errors import NewerFormat, TargetMismatch, TargetUnavailable
-from headrace.log.file.disk import Disk
 from headrace.log.partitioning import partitions_by_key
 from headrace.sinks.base import PIECE_ROWS, Applied, Batch, Refusal, Shape, SinkSpec, Target
 
@@ -102,7 +102,7 @@ def publish(directory: Path, manifest: Manifest) -> None:
         ) from None
     finally:
         waiting.unlink()
-    Disk().sync_directory(directory / DIRECTORY)
+    sync_directory(directory / DIRECTORY)
 
 
 def forget_older(directory: Path) -> None:
@@ -190,7 +190,7 @@ class ParquetTarget(Target):
                 self._publish()
 
     def _publish(self) -> None:
-        Disk().sync_directory(self.directory)
+        sync_directory(self.directory)
         publish(self.directory, self._next)
         for name in set(self._before.names) - set(self._next.names):
             (self.directory / name).unlink(missing_ok=True)

@@ -9,7 +9,6 @@ reaches never happened.
 from __future__ import annotations
 
 import json
-import os
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,10 +21,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.atomic_file import write_atomically
 from headrace.columnar.buffers import offsets_of, take_bytes
 from headrace.columnar.keys import whole
 from headrace.errors import CorruptionError, NewerFormat
-from headrace.log.file.disk import Disk
 
 # Immutable Arrow files: each named by a random id that ends with the checksum of its content, and
 # durable before the id is known to anyone.
@@ -43,17 +42,11 @@ def new_id() -> str:
 
 
 def store(directory: Path, suffix: str, table: pa.Table, about: dict[str, Any]) -> str:
-    """Write under a temporary name, sync, rename, sync the directory. Returns the id."""
+    """Write a durable state file whose name ends in its checksum. Returns the name."""
     directory.mkdir(parents=True, exist_ok=True)
     content = _encoded(table.replace_schema_metadata({_METADATA: json.dumps(about).encode()}))
     name = f"{new_id()[:-_CHECKSUM_DIGITS]}{zlib.crc32(content):0{_CHECKSUM_DIGITS}x}"
-    fresh = directory / f".{name}"
-    with fresh.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.rename(directory / f"{name}{suffix}")
-    Disk().sync_directory(directory)
+    write_atomically(directory / f"{name}{suffix}", content, durable=True)
     return name
 
 
@@ -275,6 +268,4 @@ def folded(
 
 def write_report(directory: Path, name: str, report: dict[str, Any]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    fresh = directory / f".{name}-{os.urandom(4).hex()}"
-    fresh.write_text(json.dumps(report))
-    fresh.rename(directory / f"{name}.json")
+    write_atomically(directory / f"{name}.json", json.dumps(report).encode(), durable=False)

@@ -7,7 +7,6 @@ delta file and the undo are written from them as they are.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.atomic_file import write_atomically
 from headrace.columnar.buffers import Ints, as_binary, bytes_list, same_width, take_bytes
 from headrace.columnar.keys import key_groups
 from headrace.engine.state.files import (
@@ -51,12 +51,8 @@ _DIGEST = 16
 
 def write_kernel_cache(path: Path, content: bytes) -> None:
     """A disk that is full is no reason to fail."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(OSError):
-        fresh.write_bytes(_MAGIC + _digest(content) + content)
-        fresh.replace(path)
-        return
-    fresh.unlink(missing_ok=True)
+        write_atomically(path, _MAGIC + _digest(content) + content, durable=False)
 
 
 def read_kernel_cache(path: Path) -> bytes | None:
@@ -123,13 +119,13 @@ class StepState:
     # What kernels call
 
     @property
-    def at_hand(self) -> Sequence[int]:
+    def owned_groups(self) -> Sequence[int]:
         return self.store.store.groups
 
-    def recall(self) -> bytes | None:
+    def read_cache(self) -> bytes | None:
         return read_kernel_cache(self._memo)
 
-    def remember(self, content: bytes) -> None:
+    def write_cache(self, content: bytes) -> None:
         write_kernel_cache(self._memo, content)
 
     @property
@@ -307,7 +303,9 @@ def write_states(
     return fresh, sum(len(keys) for keys, _ in undo)
 
 
-def _write_delta(files: StateFiles, changed: Changed, ids: StateIds, sizes: FoldingSchedule) -> None:
+def _write_delta(
+    files: StateFiles, changed: Changed, ids: StateIds, sizes: FoldingSchedule
+) -> None:
     touched = np.unique(changed.groups).tolist()
     name = files.write(
         changed.keys, changed.after, changed.groups, {group: ids.get(group) for group in touched}

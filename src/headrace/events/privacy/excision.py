@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.atomic_file import sync_directory
 from headrace.errors import ExcisionRefused, InputError, NotForgotten, UnknownSubject
 from headrace.events import index
 from headrace.events.event import ARROW
@@ -27,13 +28,12 @@ from headrace.events.index import generation_note
 from headrace.events.privacy import vault
 from headrace.events.privacy.scan import Found, scan, spellings
 from headrace.log.file.compaction import excise as excise_rows
-from headrace.log.file.disk import Disk
-from headrace.log.file.maintenance import alone, make_checkpoint
+from headrace.log.file.maintenance import create_checkpoint, maintenance_lock
 from headrace.log.partitioning import key_bytes
 
 if TYPE_CHECKING:
     from headrace.events.store import EventStore
-    from headrace.log.file.commit_draft import Draft
+    from headrace.log.file.commit_draft import CommitDraft
     from headrace.log.file.log import FileLog
     from headrace.runtime.erasure import Holder
 
@@ -220,7 +220,7 @@ def excise(
     case.begin()  # 1
     events, derived = case.rewrite()  # 2
     for _ in range(_CHECKPOINTS):  # 3
-        make_checkpoint(store.log)
+        create_checkpoint(store.log)
         step("checkpoint")
     case.begin_indexes()  # 4
     case.give_up()  # 5
@@ -403,7 +403,7 @@ def _without(store: EventStore, topic: str, marked: Marked, step: Step) -> int:
             return total
         _roll(store, topic)
         step(f"rolled {topic}")
-        make_checkpoint(store.log)
+        create_checkpoint(store.log)
         if _is_of_events(store, topic):
             _keep_versions(store, topic, marked)
         step(f"sealed {topic}")
@@ -418,7 +418,9 @@ def _without(store: EventStore, topic: str, marked: Marked, step: Step) -> int:
 def _rewritten(store: EventStore, goes: Condemned) -> int:
     known, total = store.log.topic_state(goes.topic), 0
     for kept in goes.passes():
-        with alone(store.log, wait=True):  # compaction would put back what it had read before
+        with maintenance_lock(
+            store.log, wait=True
+        ):  # compaction would put back what it had read before
             total += sum(
                 excise_rows(store.log, known, number, kept)
                 for number in range(len(known.partitions))
@@ -442,7 +444,7 @@ def _keep_versions(store: EventStore, topic: str, marked: Marked) -> None:
 
 
 def _roll(store: EventStore, topic: str) -> None:
-    def decide(draft: Draft) -> None:
+    def decide(draft: CommitDraft) -> None:
         known = draft.state.topic(topic)
         for number in range(len(known.partitions)):
             draft.roll(known, number)
@@ -451,7 +453,7 @@ def _roll(store: EventStore, topic: str) -> None:
 
 
 def _begin_index(store: EventStore, step: Step) -> None:
-    def decide(draft: Draft) -> str:
+    def decide(draft: CommitDraft) -> str:
         generation = str(int(draft.state.notes.get(generation_note(store.topic), "0")) + 1)
         draft.do("note", generation_note(store.topic), generation)
         return generation
@@ -463,7 +465,7 @@ def _begin_index(store: EventStore, step: Step) -> None:
     for path in home.glob("index-*"):
         if path.name != f"index-{generation}":
             shutil.rmtree(path)
-    Disk().sync_directory(home)
+    sync_directory(home)
     step("index")
 
 
