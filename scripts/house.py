@@ -295,7 +295,7 @@ def capture_journey(directory: Path) -> Iterator[Callable[[], object]]:
 
     database = directory / "shop.db"
     log = f"file:{directory}/log"
-    with closing(sqlite3.connect(database, autocommit=True)) as connection:  # type: ignore[call-arg]
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
         connection.execute("CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT)")
         capture = hr.cdc.sqlite(database, tables=["customers"])
         capture.run(log=log, until_caught_up=True)
